@@ -1,0 +1,61 @@
+# Needs Python 3.10 or later and make; every target installs what it lacks, once, into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable
+# Two test workers with one thread each do not compete for the cores.
+PYTEST := OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/pytest -n 2
+INPUTS := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint docs bench tables format clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
+
+setup: .venv/setup.stamp  ## make .venv and install the package with its development tools
+
+demo: .venv/setup.stamp  ## train two flows on 2-D densities and draw them
+	$(BIN)/iresnet demo
+
+test: lint  ## everything a change must pass: format, lint, types, layers, tests, coverage
+	$(PYTEST) --cov
+
+test-all: lint  ## the same with the slow tests
+	$(PYTEST) --cov -m ""
+
+lint: .venv/setup.stamp  ## format, lint, types and layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+docs: .venv/docs.stamp  ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+bench: .venv/setup.stamp  ## measure what results/core.json claims
+	$(BIN)/python benchmarks/core.py
+
+tables: .venv/setup.stamp  ## rewrite the tables in README.md and docs/ from results/
+	$(BIN)/python tools/tables.py
+
+format: .venv/setup.stamp  ## format the code and sort its imports
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+clean:  ## remove everything that can be made again, .venv included
+	rm -rf .venv .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist htmlcov site
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip is the last thing that venv makes: where it exists, the environment is whole.
+$(BIN)/pip:
+	$(PYTHON) -m venv .venv
+
+.venv/setup.stamp: $(INPUTS) | $(BIN)/pip
+	@echo "Installing into .venv: a few minutes, once."
+	@$(INSTALL) '.[dev]'
+	@touch $@
+
+.venv/docs.stamp: $(INPUTS) | $(BIN)/pip
+	@echo "Installing the documentation's tools into .venv, once."
+	@$(INSTALL) '.[docs]'
+	@touch $@

@@ -1,0 +1,79 @@
+"""Invertible residual networks with a guarantee.
+
+The order of the files is the order of the paper: `spectral`, `fixed_point`, `logdet`, `lipschitz`, `transform`, `residual`,
+`certificate`, `flow`, `classifier`.
+"""
+
+from . import fixed_point, lipschitz, logdet, spectral
+from .architectures import contractive_convnet, contractive_mlp, mlp_flow
+from .certificate import Certificate, certify, tighten_
+from .classifier import Classifier
+from .elementary import ActNorm, InjectivePad, Multiscale, Squeeze
+from .fixed_point import Anderson, Banach, ConvergenceError, Solution
+from .flow import DiagonalNormal, Flow, LogProb
+from .lipschitz import (
+    Conditioned,
+    GramIteration,
+    LipschitzConv2d,
+    LipschitzLinear,
+    LipSwish,
+    MaxMin,
+    PowerIteration,
+    Sine,
+    constrain_,
+)
+from .logdet import CertifiedSeries, Exact, PowerSeries, RussianRoulette, terms_needed, truncation_bound
+from .preprocess import Logit, Standardise, dequantise
+from .residual import ResidualBlock
+from .spectral import NoBoundKnown
+from .transform import Chain, ChainSolution, Transform
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ActNorm",
+    "Anderson",
+    "Banach",
+    "Certificate",
+    "CertifiedSeries",
+    "Chain",
+    "ChainSolution",
+    "Classifier",
+    "Conditioned",
+    "ConvergenceError",
+    "DiagonalNormal",
+    "Exact",
+    "Flow",
+    "GramIteration",
+    "InjectivePad",
+    "LipSwish",
+    "LipschitzConv2d",
+    "LipschitzLinear",
+    "LogProb",
+    "Logit",
+    "MaxMin",
+    "Multiscale",
+    "NoBoundKnown",
+    "PowerIteration",
+    "PowerSeries",
+    "ResidualBlock",
+    "RussianRoulette",
+    "Sine",
+    "Solution",
+    "Squeeze",
+    "Standardise",
+    "Transform",
+    "certify",
+    "constrain_",
+    "contractive_convnet",
+    "contractive_mlp",
+    "dequantise",
+    "fixed_point",
+    "lipschitz",
+    "logdet",
+    "mlp_flow",
+    "spectral",
+    "terms_needed",
+    "tighten_",
+    "truncation_bound",
+]

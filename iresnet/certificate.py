@@ -1,0 +1,202 @@
+"""Certificates: what is proven about a model, layer by layer and block by block, as a table and as JSON.
+
+A certificate is an upper bound for the function with the stored weights in real arithmetic: Lip(g_t) < 1 for every
+block (Theorem 1), hence Lip(F) and Lip(F^-1) (Lemma 2) and the range of ln det (Lemma 7). It does not cover rounding in
+the forward pass, and an asserted constant is shown but never passes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from . import lipschitz as lip
+from .lipschitz import Part
+from .residual import ResidualBlock
+from .spectral import NoBoundKnown
+from .transform import Shape, Stretch, Transform
+
+
+@dataclass(frozen=True)
+class BlockCertificate:
+    """One residual block: Lip(g) <= lipschitz, proven or asserted; `remark` says why a bound is missing."""
+
+    name: str
+    lipschitz: float
+    proven: bool
+    input_shape: Shape | None
+    layers: tuple[Part, ...] = ()
+    remark: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.proven and self.lipschitz < 1
+
+    @property
+    def verdict(self) -> str:
+        if self.remark:
+            return "no bound known"
+        if not self.proven:
+            return "asserted"
+        return "proven" if self.passed else "NOT a contraction"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What `certify` found. `passed`: every block is proven to be a contraction.
+
+    `stretch` composes the blocks into bounds for the whole map; it is None where the order of the blocks is not known
+    (a model that is not a Transform).
+    """
+
+    blocks: tuple[BlockCertificate, ...]
+    stretch: Stretch | None
+    input_shape: Shape | None
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.blocks) and all(b.passed for b in self.blocks)
+
+    @property
+    def lipschitz(self) -> dict[str, float]:
+        """Lip(g) per block, by name."""
+        return {b.name: b.lipschitz for b in self.blocks}
+
+    @property
+    def layers(self) -> tuple[Part, ...]:
+        """Every linear layer of every block."""
+        return tuple(part for b in self.blocks for part in b.layers if part.estimate is not None)
+
+    def __str__(self) -> str:
+        lines = [f"{'block':<18}{'layer':<12}{'kind':<18}{'asked':>8}{'estimated':>11}{'bound':>9}  verdict"]
+        for b in self.blocks:
+            lines.append(f"{b.name:<18}{'':<12}{'':<18}{'':>8}{'':>11}{b.lipschitz:>9.4f}  {b.verdict}")
+            lines += [_layer_line(part) for part in b.layers if part.estimate is not None]
+            if b.remark:
+                lines.append(f"  {b.remark}")
+        return "\n".join([*lines, self.summary()])
+
+    def summary(self) -> str:
+        """The verdict in a sentence."""
+        good = sum(b.passed for b in self.blocks)
+        largest = max((b.lipschitz for b in self.blocks), default=math.nan)
+        text = f"{'PASSED' if self.passed else 'FAILED'}: {good} of {len(self.blocks)} blocks proven contractive, "
+        text += f"largest Lip(g) <= {largest:.4f}"
+        if self.stretch is not None:
+            text += f"; Lip(F) <= {self.stretch.forward:.3g}, Lip(F^-1) <= {self.stretch.inverse:.3g}"
+            if self.stretch.logdet is not None and not math.isnan(self.stretch.logdet[0]):
+                text += f"; ln det in [{self.stretch.logdet[0]:.4g}, {self.stretch.logdet[1]:.4g}]"
+        return text + "."
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The certificate as JSON; written to `path` if one is given. Infinity and NaN become null."""
+        content = {
+            "passed": self.passed,
+            "summary": self.summary(),
+            "input_shape": self.input_shape,
+            "stretch": None if self.stretch is None else asdict(self.stretch),
+            "blocks": [asdict(b) | {"verdict": b.verdict} for b in self.blocks],
+        }
+        text = json.dumps(_finite(content), indent=1, allow_nan=False)
+        if path is not None:
+            temporary = Path(path).with_suffix(".partial")
+            temporary.write_text(text + "\n")
+            temporary.replace(path)
+        return text
+
+
+def _finite(value: object) -> object:
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case dict():
+            return {k: _finite(v) for k, v in value.items()}
+        case list() | tuple():
+            return [_finite(v) for v in value]
+        case _:
+            return value
+
+
+def _layer_line(part: Part) -> str:
+    asked = "" if part.coefficient is None else f"{part.coefficient:.4f}"
+    return f"{'':<18}{part.name:<12}{part.kind:<18}{asked:>8}{part.estimate:>11.4f}{part.bound:>9.4f}"
+
+
+def certify(model: nn.Module, input_shape: Shape | None = None) -> Certificate:
+    """Prove what can be proven of a model made of residual blocks, in any nesting.
+
+    `input_shape` is the shape of one input, without the batch. Without it, layers are judged at the largest size they have
+    met, else for all sizes.
+
+    >>> from iresnet import mlp_flow
+    >>> certify(mlp_flow(2, blocks=2, hidden=(8,))).passed
+    True
+    """
+    shape = None if input_shape is None else tuple(input_shape)
+    if shape is None:
+        shape = getattr(model, "event_shape", None)
+    with torch.no_grad():
+        blocks = tuple(_certify_block(name, block, at) for name, block, at in residual_blocks(model, shape))
+        root = _root(model)
+        stretch = None
+        if root is not None and not any(b.remark for b in blocks):
+            stretch = root.stretch(shape)
+    if not blocks:
+        raise ValueError(f"nothing to certify: {type(model).__name__} holds no ResidualBlock.")
+    return Certificate(blocks, stretch, shape)
+
+
+def _certify_block(name: str, block: ResidualBlock, shape: Shape | None) -> BlockCertificate:
+    if block.asserted is not None:
+        return BlockCertificate(name, block.asserted, False, shape)
+    try:
+        b = lip.bound(block.g, shape, estimate=True)
+    except NoBoundKnown as error:
+        return BlockCertificate(name, math.inf, False, shape, remark=str(error))
+    return BlockCertificate(name, b.value, True, shape, b.parts)
+
+
+def tighten_(model: nn.Module, input_shape: Shape | None = None) -> list[str]:
+    """Rescale every layer whose proven bound exceeds its coefficient, and no other; the names of those that changed.
+
+    After it, a model whose coefficients multiply to less than one passes `certify`.
+    """
+    shape = None if input_shape is None else tuple(input_shape)
+    if shape is None:
+        shape = getattr(model, "event_shape", None)
+    changed = []
+    for name, block, at in residual_blocks(model, shape):
+        if block.asserted is None:
+            changed += [f"{name}.g.{layer}" for layer in lip.tighten_(block.g, at)]
+    return changed
+
+
+def _root(model: nn.Module) -> Transform | None:
+    if isinstance(model, Transform):
+        return model
+    inner = getattr(model, "transform", None)
+    return inner if isinstance(inner, Transform) else None
+
+
+def residual_blocks(model: nn.Module, shape: Shape | None) -> Iterator[tuple[str, ResidualBlock, Shape | None]]:
+    """(name, block, its input shape) for every residual block, in the order of the forward pass where it is known."""
+    root = _root(model)
+    if root is not None:
+        yield from _walk("" if root is model else "transform", root, shape)
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, ResidualBlock):
+            yield name, module, None
+
+
+def _walk(name: str, t: Transform, shape: Shape | None) -> Iterator[tuple[str, ResidualBlock, Shape | None]]:
+    if isinstance(t, ResidualBlock):
+        yield name or "block", t, shape
+    for child, part, at in t.parts(shape):
+        yield from _walk(f"{name}.{child}" if name else child, part, at)

@@ -1,0 +1,431 @@
+"""Elementary transforms in closed form: ActNorm, Squeeze, InjectivePad and the multi-scale split.
+
+They stand between the residual blocks (App. C.2 and C.3 of the paper):
+
+    ActNorm        z = (x + shift) exp(log_scale) per channel       ln det = (height * width) sum(log_scale)
+    Squeeze        space to depth, (C, H, W) -> (4C, H/2, W/2)      ln det = 0, an isometry
+    InjectivePad   z = (x, 0)                                       no determinant: the dimension grows
+    Multiscale     z = (half of F_1(x), half of F_2(rest), ...)     ln det = the sum over the stages
+
+ActNorm is initialised by data: the first training batch leaves it with mean 0 and variance 1 in every channel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .fixed_point import ConvergenceError, Solution, Solver
+from .logdet import Estimator
+from .transform import (
+    ISOMETRY,
+    ChainSolution,
+    Shape,
+    Stretch,
+    Transform,
+    check_batch,
+    check_finite,
+    dimension,
+    solve_backwards,
+)
+
+
+class ActNorm(Transform):
+    """A scale and a shift per channel, z = (x + shift) exp(log_scale), for x of shape (batch, channels, ...).
+
+    The first batch seen in training (train mode, gradients enabled) sets both so that z has mean 0 and variance 1 in
+    each channel; `initialise_` does so explicitly. A saved or copied ActNorm never does it again. Before
+    `torch.compile` with a full graph, a CUDA graph or DistributedDataParallel (where each rank would see a batch of its
+    own), pass one batch through the plain model first.
+
+    >>> ActNorm(2).initialise_(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))(torch.tensor([[3.0, 6.0]])).tolist()
+    [[1.0, 1.0]]
+    """
+
+    initialised: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        if channels < 1:
+            raise ValueError(f"channels must be at least 1; got {channels}. Give the size of dimension 1 of the input.")
+        self.channels = channels
+        self.shift = nn.Parameter(torch.zeros(channels))
+        self.log_scale = nn.Parameter(torch.zeros(channels))
+        # The buffer is saved; its twin, a plain bool, is what the code branches on, so that no step waits for the
+        # device and a compiled graph has no branch on a tensor.
+        self.register_buffer("initialised", torch.tensor(False))
+        self._ready = False
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        self._prepare(x)
+        shift, log_scale = self._affine(x)
+        return (x + shift) * log_scale.exp()
+
+    def forward_and_logdet(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        z = self(x)
+        _, log_scale = self._affine(x)
+        positions = dimension(x) // self.channels
+        return z, (positions * log_scale.sum()).expand(len(x))
+
+    def inverse(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> Tensor:
+        self._check(z, "z")
+        shift, log_scale = self._affine(z)
+        return z * (-log_scale).exp() - shift
+
+    @torch.no_grad()
+    def initialise_(self, x: Tensor) -> ActNorm:
+        """Give this batch mean 0 and variance 1 in each channel; a channel that does not vary is only shifted."""
+        self._check(x, "x")
+        check_finite(x, "x")
+        rows = x.double().transpose(0, 1).flatten(1)
+        std = rows.std(dim=1, correction=0)
+        # Variation no larger than the rounding of the values says nothing: 1 / std would blow up noise, or be infinite.
+        rounding = torch.finfo(x.dtype).eps * rows.abs().amax(dim=1) + torch.finfo(x.dtype).tiny
+        std = torch.where(std > rounding, std, torch.ones_like(std))
+        self.shift.copy_(-rows.mean(dim=1))
+        self.log_scale.copy_(-std.log())
+        self.initialised.fill_(True)
+        self._ready = True
+        return self
+
+    def stretch(self, input_shape: Shape | None = None) -> Stretch:
+        """Exact, but for ln det without a shape: it grows with the number of positions, so it has no bound then."""
+        log_scale = self.log_scale.detach().double()
+        logdet = (-math.inf, math.inf)
+        if input_shape is not None:
+            logdet = (math.prod(input_shape[1:]) * float(log_scale.sum()),) * 2
+        return Stretch(math.exp(float(log_scale.max())), math.exp(-float(log_scale.min())), logdet)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}"
+
+    def _prepare(self, x: Tensor) -> None:
+        self._check(x, "x")
+        if self.training and not self._ready and torch.is_grad_enabled():
+            self._first_batch(x)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _first_batch(self, x: Tensor) -> None:
+        # The buffer may know more than the bool: an averaged copy of a model gets its buffers copied from the original.
+        if bool(self.initialised):
+            self._ready = True
+        else:
+            self.initialise_(x)
+
+    def _check(self, x: Tensor, name: str) -> None:
+        check_batch(x, name)
+        if x.shape[1] != self.channels:
+            raise ValueError(
+                f"{name} must have shape (batch, {self.channels}, ...) for ActNorm({self.channels}); "
+                f"got {tuple(x.shape)}. Give ActNorm the size of dimension 1."
+            )
+
+    def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        # In the wider of both types, so that a float64 input gets a float64 exponential.
+        dtype = torch.promote_types(x.dtype, self.log_scale.dtype)
+        shape = (self.channels,) + (1,) * (x.dim() - 2)
+        return self.shift.to(dtype).view(shape), self.log_scale.to(dtype).view(shape)
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._ready = bool(state_dict.get(f"{prefix}initialised", self._ready))
+
+
+class Squeeze(Transform):
+    """Space to depth: each factor x factor patch of an image becomes factor^2 channels. A permutation of the elements.
+
+    >>> Squeeze()(torch.zeros(1, 3, 32, 32)).shape
+    torch.Size([1, 12, 16, 16])
+    """
+
+    def __init__(self, factor: int = 2) -> None:
+        super().__init__()
+        if factor < 2:
+            raise ValueError(f"factor must be at least 2; got {factor}. Leave Squeeze out to keep the resolution.")
+        self.factor = factor
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        check_batch(x)
+        self.output_shape(tuple(x.shape[1:]))
+        return F.pixel_unshuffle(x, self.factor)
+
+    def forward_and_logdet(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return self(x), torch.zeros(len(x), dtype=x.dtype, device=x.device)
+
+    def inverse(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> Tensor:
+        check_batch(z, "z")
+        if z.dim() != 4 or z.shape[1] % self.factor**2:
+            raise ValueError(
+                f"z must have shape (batch, {self.factor**2} C, height, width) to undo Squeeze({self.factor}); "
+                f"got {tuple(z.shape)}. Pass a code that Squeeze made."
+            )
+        return F.pixel_shuffle(z, self.factor)
+
+    def stretch(self, input_shape: Shape | None = None) -> Stretch:
+        return ISOMETRY
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        if len(input_shape) != 3 or input_shape[1] % self.factor or input_shape[2] % self.factor:
+            raise ValueError(
+                f"Squeeze({self.factor}) takes images (channels, height, width) with height and width multiples of "
+                f"{self.factor}; got {tuple(input_shape)}. Pad or crop the images, or squeeze fewer times."
+            )
+        channels, height, width = input_shape
+        return channels * self.factor**2, height // self.factor, width // self.factor
+
+    def extra_repr(self) -> str:
+        return f"{self.factor}"
+
+
+class InjectivePad(Transform):
+    """Adds channels of zeros, so that a classifier may use more channels than its data have (App. C.2).
+
+    Injective, not bijective: `inverse` drops the added channels, which inverts every code the map can make and projects
+    any other code onto those. There is no log-determinant, so a likelihood is refused.
+
+    >>> InjectivePad(13)(torch.zeros(1, 3, 32, 32)).shape
+    torch.Size([1, 16, 32, 32])
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        if channels < 1:
+            raise ValueError(f"channels must be at least 1; got {channels}. Leave InjectivePad out to add none.")
+        self.channels = channels
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        check_batch(x)
+        zeros = torch.zeros(len(x), self.channels, *x.shape[2:], dtype=x.dtype, device=x.device)
+        return torch.cat([x, zeros], dim=1)
+
+    def forward_and_logdet(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        raise ValueError(
+            "A model with a likelihood must not contain InjectivePad, because a density on channels that are constant "
+            f"is unbounded; got InjectivePad({self.channels}). Leave it out of a flow; a Classifier may keep it."
+        )
+
+    def inverse(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> Tensor:
+        check_batch(z, "z")
+        if z.shape[1] <= self.channels:
+            raise ValueError(
+                f"z must have more than {self.channels} channels to undo InjectivePad({self.channels}); "
+                f"got {tuple(z.shape)}. Pass a code that InjectivePad made."
+            )
+        return z[:, : -self.channels]
+
+    def stretch(self, input_shape: Shape | None = None) -> Stretch:
+        return Stretch(forward=1.0, inverse=1.0, logdet=None)
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        return (input_shape[0] + self.channels, *input_shape[1:])
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}"
+
+
+class Multiscale(Transform):
+    """Stages applied in turn; after each but the last, half of the channels go straight to the code (App. C.3).
+
+    The code is one flat tensor (batch, D): the first half of the channels after stage one, the first half after stage
+    two, and so on, then all that the last stage makes. `unflatten` takes it apart into one tensor per scale and
+    `flatten` puts it together. `stage_shapes` and `code_shapes` hold what enters each stage and what it leaves in the
+    code, without the batch.
+
+    >>> model = Multiscale([Squeeze(), Squeeze()], input_shape=(3, 8, 8))
+    >>> [tuple(part.shape) for part in model.unflatten(model(torch.zeros(5, 3, 8, 8)))]
+    [(5, 6, 4, 4), (5, 24, 2, 2)]
+    """
+
+    def __init__(self, stages: Sequence[Transform], input_shape: Shape) -> None:
+        super().__init__()
+        if not stages:
+            raise ValueError("Multiscale takes at least one stage; got none. Give a list of Transforms, one per scale.")
+        for stage in stages:
+            if not isinstance(stage, Transform):
+                raise ValueError(
+                    f"The stages of Multiscale must be Transforms; got {type(stage).__name__}. "
+                    "Wrap several blocks as Chain(...), a network g as ResidualBlock(g)."
+                )
+        self.stages = nn.ModuleList(stages)
+        self.input_shape: Shape = tuple(input_shape)
+        self.stage_shapes, self.code_shapes = self._plan()
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    def __iter__(self) -> Iterator[Transform]:
+        return iter(cast("list[Transform]", self.stages))
+
+    def __getitem__(self, index: int) -> Transform:
+        return cast(Transform, self.stages[index])
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        return self._through(x, lambda stage, y: stage(y, context))
+
+    def forward_and_logdet(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        logdets = []
+
+        def step(stage: Transform, y: Tensor) -> Tensor:
+            y, logdet = stage.forward_and_logdet(y, context, estimator=estimator, generator=generator)
+            logdets.append(logdet)
+            return y
+
+        z = self._through(x, step)
+        return z, torch.stack(logdets).sum(dim=0)
+
+    def inverse(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> Tensor:
+        parts = self.unflatten(z)
+        for k in reversed(range(len(self))):
+            try:
+                x = self[k].inverse(parts.pop(), context, tolerance=tolerance, solver=solver)
+            except ConvergenceError as error:
+                raise error.at(f"stage {k} of {len(self)}") from None
+            _join(parts, x)
+        return x
+
+    def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        return self._through(x, lambda stage, y: stage.reference(y, context))
+
+    def solve(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> ChainSolution:
+        """The inverse with a report (no gradient), as for a Chain: what went straight to the code carries no error."""
+        parts = self.unflatten(z)
+
+        def step(stage: Transform, _: Tensor) -> Solution | ChainSolution:
+            solution = stage.solve(parts.pop(), context, tolerance=tolerance, solver=solver)
+            _join(parts, solution.x)
+            return solution
+
+        return solve_backwards(list(self), z, step, self, context)
+
+    def stretch(self, input_shape: Shape | None = None) -> Stretch:
+        """Every stage is followed by the identity on one half and the remaining stages on the other."""
+        if input_shape is not None:
+            self.output_shape(input_shape)
+        *earlier, total = [stage.stretch(shape) for stage, shape in zip(self, self.stage_shapes, strict=True)]
+        for own in reversed(earlier):
+            rest = Stretch(max(1.0, total.forward), max(1.0, total.inverse), total.logdet, total.proven)
+            total = own.then(rest)
+        return total
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        if tuple(input_shape) != self.input_shape:
+            raise ValueError(
+                f"This Multiscale takes inputs of shape {self.input_shape}; got {tuple(input_shape)}. "
+                "Build another one with that input_shape."
+            )
+        return (sum(math.prod(shape) for shape in self.code_shapes),)
+
+    def unflatten(self, z: Tensor) -> list[Tensor]:
+        """The code taken apart: one tensor (batch, channels, ...) per scale, the finest first."""
+        check_batch(z, "z", self.output_shape(self.input_shape))
+        pieces = torch.split(z, [math.prod(shape) for shape in self.code_shapes], dim=1)
+        return [piece.reshape(-1, *shape) for piece, shape in zip(pieces, self.code_shapes, strict=True)]
+
+    def flatten(self, parts: Sequence[Tensor]) -> Tensor:
+        """The flat code (batch, D) of one tensor per scale: the inverse of `unflatten`."""
+        got = [tuple(part.shape[1:]) for part in parts]
+        if got != list(self.code_shapes):
+            raise ValueError(
+                f"parts must have the shapes (batch, ...) of {list(self.code_shapes)}; got {got}. "
+                "Pass one tensor per scale, in the order that unflatten gives."
+            )
+        return torch.cat([part.flatten(1) for part in parts], dim=1)
+
+    def _through(self, x: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
+        check_batch(x, shape=self.input_shape)
+        parts: list[Tensor] = []
+        for stage in self:
+            x = step(stage, x)
+            if len(parts) < len(self) - 1:
+                part, x = x.chunk(2, dim=1)
+                parts.append(part)
+        return self.flatten([*parts, x])
+
+    def _plan(self) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
+        shape, stage_shapes, code_shapes = self.input_shape, [], []
+        for k, stage in enumerate(self):
+            stage_shapes.append(shape)
+            shape = stage.output_shape(shape)
+            if k < len(self) - 1:
+                if shape[0] % 2:
+                    raise ValueError(
+                        "Every stage but the last must end with an even number of channels, to be split in half; "
+                        f"stage {k} of {len(self)} ends with shape {shape}. Put a Squeeze into it."
+                    )
+                shape = (shape[0] // 2, *shape[1:])
+            code_shapes.append(shape)
+        return tuple(stage_shapes), tuple(code_shapes)
+
+
+def _join(parts: list[Tensor], x: Tensor) -> None:
+    """Put what a stage was given back beside the half that went straight to the code."""
+    if parts:
+        parts.append(torch.cat([parts.pop(), x], dim=1))

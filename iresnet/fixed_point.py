@@ -1,0 +1,293 @@
+"""Solving x + g(x) = z for a contraction g: the inverse of a residual block (Theorem 1, Algorithm 1).
+
+    Banach      x <- z - g(x)                                     ||x_k - x*|| <= L^k / (1 - L) ||x_1 - x_0||   (Eq. 1)
+    Anderson    the combination of the last steps with the smallest residual, falling back to Banach
+
+What is proven: for ANY x, ||x - x*|| <= ||x + g(x) - z|| / (1 - L), because x -> x + g(x) expands distances by at least 1 - L.
+That holds for every solver and precision, provided that the residual is evaluated exactly enough: it is evaluated once
+more in float64 at the end, and where float32 stalls above the tolerance, the last steps run in float64. (The textbook
+bound by the last step fails in float32 and for accelerated iterates.)
+
+Algorithm 1 as printed runs n + 1 steps; here an iteration is one evaluation of g.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+#: g on a part of the batch: called with x and the indices of its rows in the batch (a context must be cut alike).
+Branch: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+#: Relative allowance for rounding in the float64 evaluation of the residual, per unit of ||x|| + ||g|| + ||z||.
+RESIDUAL_ROUNDING = 2.0**-46
+
+
+class ConvergenceError(RuntimeError):
+    """A solve ended without the proof that was asked for. The message has the numbers and the remedy."""
+
+    def __init__(self, solution: Solution, tolerance: float, lipschitz: float | None, where: str = "") -> None:
+        self.solution, self.tolerance, self.lipschitz = solution, tolerance, lipschitz
+        bad = ~solution.converged
+        worst = float(solution.error_bound[bad].max())
+        sentence = (
+            f"the inverse{where and ' of ' + where} is not proven to {tolerance:.1e} for {int(bad.sum())} of {len(bad)} samples: "
+            f"error bound {worst:.1e} after {int(solution.iterations.max())} iterations."
+        )
+        if lipschitz is None or not lipschitz < 1:
+            remedy = f"No contraction is proven (Lip(g) <= {lipschitz}): see certify(model), and tighten_(model) repairs it."
+        else:
+            remedy = "Allow a larger tolerance or more iterations, or call .double() on model and code."
+        super().__init__(f"{sentence} {remedy}")
+
+    def at(self, where: str) -> ConvergenceError:
+        """The same error, naming the place."""
+        return ConvergenceError(self.solution, self.tolerance, self.lipschitz, where)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a solve achieved, one entry per sample: x, evaluations of g, the proven bound on ||x - x*||_2, success."""
+
+    x: Tensor
+    iterations: Tensor
+    error_bound: Tensor
+    converged: Tensor
+
+    def __str__(self) -> str:
+        return (
+            f"{int(self.converged.sum())} of {len(self.converged)} samples proven, largest error bound "
+            f"{float(self.error_bound.max()):.1e}, at most {int(self.iterations.max())} iterations"
+        )
+
+
+class Solver(ABC):
+    """An iteration for x = z - g(x). It stops sample by sample; whoever calls it judges the result."""
+
+    #: Evaluations of g at the most; None takes what the Lipschitz constant says is enough.
+    max_iterations: int | None
+
+    @abstractmethod
+    def run(
+        self, g: Branch, z: Tensor, x: Tensor, target: Tensor, contraction: float, limit: int
+    ) -> tuple[Tensor, Tensor]:
+        """(x, evaluations): iterate from x until ||x + g(x) - z|| <= target per sample, or `limit` evaluations.
+
+        `contraction` bounds ||g(a) - g(b)|| / ||a - b||; it may be one or more where nothing is known.
+        """
+
+
+def _check_limit(max_iterations: int | None) -> None:
+    if max_iterations is not None and max_iterations < 1:
+        raise ValueError(f"max_iterations must be at least 1; got {max_iterations}.")
+
+
+@dataclass(frozen=True)
+class Banach(Solver):
+    """Algorithm 1: x <- z - g(x)."""
+
+    max_iterations: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_limit(self.max_iterations)
+
+    def run(
+        self, g: Branch, z: Tensor, x: Tensor, target: Tensor, contraction: float, limit: int
+    ) -> tuple[Tensor, Tensor]:
+        result, count = x.clone(), torch.zeros(len(z), dtype=torch.long, device=z.device)
+        rows = torch.arange(len(z), device=z.device)
+        for _ in range(limit):
+            following = z - g(x, rows)
+            count[rows] += 1
+            done = _norm(following - x) <= target
+            # The step from x has the length of the residual AT x, so x itself has arrived; its successor is no worse.
+            result[rows] = following
+            if bool(done.any()):
+                keep = ~done
+                rows, z, following, target = rows[keep], z[keep], following[keep], target[keep]
+            x = following
+            if len(rows) == 0:
+                break
+        return result, count
+
+
+@dataclass(frozen=True)
+class Anderson(Solver):
+    """Anderson acceleration with `memory` steps, per sample, falling back to Banach where it does not pay.
+
+    A combined step that does not reduce the residual at least as well as the contraction promises is taken back, at the
+    price of one evaluation, and 1, 3, 7, ... plain steps follow before the next try: n steps waste at most log2(n).
+    """
+
+    memory: int = 5
+    max_iterations: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_limit(self.max_iterations)
+        if self.memory < 1:
+            raise ValueError(f"memory must be at least 1; got {self.memory}.")
+
+    def run(
+        self, g: Branch, z: Tensor, x: Tensor, target: Tensor, contraction: float, limit: int
+    ) -> tuple[Tensor, Tensor]:
+        shape, rows = z.shape, torch.arange(len(z), device=z.device)
+        result, count = x.clone(), torch.zeros(len(z), dtype=torch.long, device=z.device)
+        state = _Mixing.start(z.flatten(1), x.flatten(1), target)
+        for _ in range(limit):
+            r = state.z - g(state.x.reshape(-1, *shape[1:]), rows).flatten(1) - state.x
+            count[rows] += 1
+            state.judge(r, contraction, min(self.memory, r.shape[1]))
+            # One plain step from the best point costs nothing: its residual is at most L times as large.
+            result[rows] = (state.best + state.f).reshape(-1, *shape[1:])
+            keep = state.size > state.target
+            state.propose()
+            if not bool(keep.all()):
+                rows, state = rows[keep], state.cut(keep)
+            if len(rows) == 0:
+                break
+        return result, count
+
+
+@dataclass
+class _Mixing:
+    """The state of Anderson acceleration, one row per sample still under way."""
+
+    z: Tensor
+    x: Tensor  # where g is evaluated next
+    target: Tensor
+    best: Tensor  # the last accepted point ...
+    f: Tensor  # ... its residual z - g(best) - best ...
+    size: Tensor  # ... and that residual's norm
+    dx: Tensor  # differences of accepted points, (batch, memory, d)
+    df: Tensor  # differences of their residuals
+    strikes: Tensor  # combined steps taken back since the last good one
+    rest: Tensor  # plain steps to take before the next combined one
+    plain: Tensor  # whether x is a plain Banach step
+
+    @classmethod
+    def start(cls, z: Tensor, x: Tensor, target: Tensor) -> _Mixing:
+        size = torch.full_like(target, torch.inf)
+        none = x.new_zeros(len(x), 0, x.shape[1])
+        zero = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        return cls(z, x, target, x, torch.zeros_like(x), size, none, none, zero, zero, zero == 0)
+
+    def cut(self, keep: Tensor) -> _Mixing:
+        return _Mixing(*(getattr(self, field.name)[keep] for field in fields(self)))
+
+    def judge(self, r: Tensor, contraction: float, memory: int) -> None:
+        """Accept x, whose residual is r, if it is a plain step or does at least what a plain step promises."""
+        norm, first = _norm(r), bool(torch.isinf(self.size).all())
+        good = self.plain | (norm <= contraction * self.size) | (norm <= self.target)
+        self.strikes = torch.where(good & ~self.plain, 0, self.strikes + (~good).long())
+        self.rest = torch.where(good, self.rest, 2 ** self.strikes.clamp(max=20) - 1)
+        if not first:  # a rejected step empties the memory of its sample
+            kept = good[:, None, None]
+            self.dx = torch.where(kept, torch.cat([self.dx, (self.x - self.best)[:, None]], 1), 0.0)[:, -memory:]
+            self.df = torch.where(kept, torch.cat([self.df, (r - self.f)[:, None]], 1), 0.0)[:, -memory:]
+        self.best = torch.where(good[:, None], self.x, self.best)
+        self.f = torch.where(good[:, None], r, self.f)
+        self.size = torch.where(good, norm, self.size)
+
+    def propose(self) -> None:
+        """The next x: the combination of the remembered steps with the smallest residual, or a plain step."""
+        following = self.best + self.f
+        if self.df.shape[1] == 0:
+            self.x, self.plain = following, torch.ones_like(self.plain)
+            return
+        gamma = _least_squares(self.df, self.f)
+        combined = following - ((self.dx + self.df) * gamma[..., None]).sum(1)
+        self.plain = (self.rest > 0) | ~torch.isfinite(combined).all(1) | (gamma == 0).all(1)
+        self.rest = (self.rest - 1).clamp_min(0)
+        self.x = torch.where(self.plain[:, None], following, combined)
+
+
+def _least_squares(df: Tensor, f: Tensor) -> Tensor:
+    """The gamma that minimises ||f - sum_i gamma_i df_i||, (batch, memory), by regularised normal equations in float64."""
+    a, b = df.double(), f.double()
+    gram, right = a @ a.mT, (a @ b[..., None])[..., 0]
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    ridge = diagonal.amax(-1, keepdim=True) * 1e-13 + (diagonal == 0) * 1.0
+    solution, info = torch.linalg.solve_ex(gram + torch.diag_embed(ridge), right[..., None])
+    solution = torch.where(info[..., None, None] == 0, solution, torch.zeros_like(solution))
+    return solution[..., 0].to(df.dtype)
+
+
+def _norm(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x.flatten(1), dim=1)
+
+
+def default_tolerance(z: Tensor, lipschitz: float) -> float:
+    """The tolerance when none is given: what the precision of z can hold, for the largest code and this contraction."""
+    relative = 1e-11 if z.dtype == torch.float64 else 1e-6
+    return relative * max(1.0, float(_norm(z.double()).max())) / max(1 - lipschitz, 1e-3)
+
+
+def iteration_limit(contraction: float, start: float, target: float) -> int:
+    """Evaluations after which a contraction must have reached the target, with a few to spare."""
+    if not contraction < 1:
+        return 200
+    if contraction <= 0 or start <= target:
+        return 10
+    return 10 + math.ceil(math.log(target / start) / math.log(contraction))
+
+
+def solve(
+    g: Branch,
+    z: Tensor,
+    *,
+    lipschitz: float | None,
+    tolerance: float,
+    solver: Solver,
+    reference: Branch,
+) -> Solution:
+    """Solve x + g(x) = z and prove it. `reference` is g in float64; `lipschitz` its bound, None where there is none.
+
+    The tolerance is absolute, in the l2 norm of a sample. Works in the precision of z; samples whose float64 residual is
+    still too large go on in float64.
+    """
+    contraction = 1.0 if lipschitz is None else lipschitz
+    gap = 1 - contraction if contraction < 1 else 1.0  # nothing is proven without a contraction: see below
+    working = torch.promote_types(z.dtype, torch.float32)
+    zw = z.to(working)
+    # Aim below the tolerance, as the final x is rounded, and no lower than rounding in this precision allows.
+    aim = torch.full((len(z),), 0.5 * tolerance * gap, dtype=working, device=z.device)
+    floor = 4 * torch.finfo(working).eps * _norm(zw)
+    target = torch.maximum(aim, floor)
+    limit = _limit(solver, contraction, zw, float(target.min()))
+    x, count = solver.run(g, zw, zw, target, contraction, limit)
+    x = x.to(z.dtype)
+    residual = _exact_residual(reference, x, z)
+    behind = (residual > tolerance * gap).nonzero()[:, 0]
+    remaining = limit - int(count[behind].max()) if len(behind) and solver.max_iterations else limit
+    if len(behind) and working != torch.float64 and remaining > 0 and bool(torch.isfinite(x[behind]).all()):
+        part = z[behind].double()
+        better, more = solver.run(
+            lambda t, rows: reference(t, behind[rows]), part, x[behind].double(), aim[behind].double(), contraction, remaining
+        )
+        x[behind] = better.to(z.dtype)
+        count[behind] += more
+        residual = _exact_residual(reference, x, z)
+    proven = lipschitz is not None and lipschitz < 1
+    error = residual / gap if proven else torch.full_like(residual, torch.inf)
+    return Solution(x, count, error, error <= tolerance)
+
+
+def _limit(solver: Solver, contraction: float, z: Tensor, target: float) -> int:
+    if solver.max_iterations is not None:
+        return solver.max_iterations
+    # ||g(z)|| is the first residual; it is not known yet, and rarely above ten times the code.
+    return iteration_limit(contraction, 10 * max(1.0, float(_norm(z).max())), target)
+
+
+def _exact_residual(reference: Branch, x: Tensor, z: Tensor) -> Tensor:
+    """||x + g(x) - z|| per sample in float64, plus what rounding may hide; NaN becomes infinity."""
+    x64, z64 = x.double(), z.double()
+    y = reference(x64, torch.arange(len(x), device=x.device))
+    rounding = RESIDUAL_ROUNDING * (_norm(x64) + _norm(y) + _norm(z64))
+    return torch.nan_to_num(_norm(x64 + y - z64) + rounding, nan=torch.inf)

@@ -1,0 +1,120 @@
+"""Activations for contractive networks, each with its Lipschitz constant on record and, where elementwise, its slope.
+
+A residual branch g stays a contraction only if its activations do not expand (Sec. 2.1). For densities the slope must
+be continuous as well (Sec. 3.2): ELU, softplus, tanh, LipSwish and sine qualify; ReLU and MaxMin do not.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+#: max over x of d/dx (x sigmoid(x)), rounded up: the same for x sigmoid(beta x) and every beta.
+SWISH_SLOPE = 1.09984
+
+
+class LipSwish(nn.Module):
+    """x sigmoid(beta x) / 1.1 with a learned beta > 0: Swish, divided so that its slope stays below one."""
+
+    def __init__(self, beta: float = 1.0) -> None:
+        super().__init__()
+        if not beta > 0:
+            raise ValueError(f"beta must be positive; got {beta}.")
+        self.raw_beta = nn.Parameter(torch.tensor(float(beta)).expm1().log())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(functional.softplus(self.raw_beta) * x) / 1.1
+
+
+class Sine(nn.Module):
+    """sin(frequency x) / frequency: slope cos(frequency x), at most one."""
+
+    def __init__(self, frequency: float = 1.0) -> None:
+        super().__init__()
+        if not frequency > 0:
+            raise ValueError(f"frequency must be positive; got {frequency}.")
+        self.frequency = float(frequency)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(self.frequency * x) / self.frequency
+
+    def extra_repr(self) -> str:
+        return f"frequency={self.frequency:g}"
+
+
+class MaxMin(nn.Module):
+    """Sorts neighbouring channels in pairs: norm-preserving, the sorting activation of Sec. 7's outlook."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] % 2:
+            raise ValueError(f"MaxMin sorts channels in pairs; got {x.shape[1]} channels. Use an even number.")
+        a, b = x[:, 0::2], x[:, 1::2]
+        return torch.stack((torch.maximum(a, b), torch.minimum(a, b)), dim=2).flatten(1, 2)
+
+
+def lipschitz_constant(activation: nn.Module) -> float | None:
+    """The largest slope of a known activation; None for a module that is not one, or a subclass with its own forward."""
+    if type(activation).__module__.partition(".")[0] not in ("torch", "iresnet"):
+        return None
+    match activation:
+        case nn.ELU() | nn.CELU():
+            # CELU has slope exp(x / alpha) <= 1 for x < 0; ELU has alpha exp(x).
+            return max(1.0, abs(float(activation.alpha))) if isinstance(activation, nn.ELU) else 1.0
+        case nn.LeakyReLU():
+            return max(1.0, abs(float(activation.negative_slope)))
+        case nn.Hardtanh():
+            return 1.0
+        case nn.ReLU() | nn.Tanh() | nn.Softplus() | nn.Softsign() | nn.LogSigmoid() | nn.Identity() | Sine() | MaxMin():
+            return 1.0
+        case nn.Sigmoid():
+            return 0.25
+        case LipSwish():
+            return SWISH_SLOPE / 1.1
+        case nn.SiLU():
+            return SWISH_SLOPE
+        case nn.GELU():
+            return 1.13
+        case nn.Flatten() | nn.Unflatten():
+            return 1.0
+        case _:
+            return None
+
+
+def check_contractive(activation: nn.Module) -> nn.Module:
+    """The activation itself if its slope never exceeds one; else a ValueError that says so."""
+    constant = lipschitz_constant(activation)
+    if constant is None:
+        raise ValueError(
+            f"no Lipschitz constant is on record for {type(activation).__name__}; use ELU, Softplus, Tanh, ReLU, LipSwish, "
+            "Sine or MaxMin."
+        )
+    if constant > 1:
+        advice = " LipSwish is its contractive form." if isinstance(activation, nn.SiLU) else " Use ELU or LipSwish."
+        raise ValueError(
+            f"an activation must have a slope of at most 1; {activation} reaches {constant:.4g}.{advice}"
+        )
+    return activation
+
+
+def slope(activation: nn.Module, x: Tensor) -> Tensor | None:
+    """d activation(x) / dx for elementwise activations with a closed form, differentiable in x; None for the others."""
+    match activation:
+        case nn.ELU():
+            return torch.where(x > 0, torch.ones_like(x), activation.alpha * torch.exp(x.clamp(max=0)))
+        case nn.Tanh():
+            return 1 - torch.tanh(x).square()
+        case nn.Softplus():
+            return torch.sigmoid(activation.beta * x)
+        case Sine():
+            return torch.cos(activation.frequency * x)
+        case LipSwish():
+            beta = functional.softplus(activation.raw_beta)
+            s = torch.sigmoid(beta * x)
+            return (s + beta * x * s * (1 - s)) / 1.1
+        case nn.ReLU():
+            return (x > 0).to(x.dtype)
+        case nn.Identity():
+            return torch.ones_like(x)
+        case _:
+            return None

@@ -1,0 +1,184 @@
+"""What is proven about a network g: its Lipschitz constant, from those of its parts.
+
+Bounds multiply along an `nn.Sequential` of linear layers, convolutions and known activations, and through `Conditioned`.
+Anything else (a forward of the user's own, which may reuse a layer, add a skip or call an unknown function) is not
+composed: its constant must be asserted, and is shown as asserted.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from .. import spectral
+from ..spectral import Geometry, NoBoundKnown
+from .activations import lipschitz_constant
+from .constraint import _prepare, cap_of, release_
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One layer of g: the coefficient asked for, the norm from below, the proven bound from above."""
+
+    name: str
+    kind: str
+    bound: float
+    coefficient: float | None = None
+    estimate: float | None = None
+    input_shape: Shape | None = None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Lip(g) <= value. `parts` lists the layers in order; an asserted bound has none and is not proven."""
+
+    value: float
+    proven: bool
+    parts: tuple[Part, ...] = ()
+
+
+class Conditioned(nn.Module):
+    """g(x; c) = rest(first(x) + embed(c)): a network that is Lipschitz in x whatever the context does.
+
+    `embed` is free: its output must fit what `first` returns. Only x counts for invertibility, so only `first` and
+    `rest` are bounded.
+    """
+
+    def __init__(self, first: nn.Module, embed: nn.Module, rest: nn.Module) -> None:
+        super().__init__()
+        self.first, self.embed, self.rest = first, embed, rest
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        return cast(Tensor, self.rest(self.shifted(self.first(x), context)))
+
+    def shifted(self, h: Tensor, context: Tensor | None) -> Tensor:
+        """h + embed(context), an embedding per channel spread over the positions."""
+        if context is None:
+            raise ValueError("this network is conditional; pass context=...")
+        shift = self.embed(context)
+        return h + shift.reshape(*shift.shape, *(1,) * (h.dim() - shift.dim()))
+
+
+def leaves(g: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The layers of g in the order in which they act on x; `NoBoundKnown` where that order cannot be read."""
+    if _has_hooks(g):
+        raise NoBoundKnown(f"{_where(prefix, g)} has forward hooks, which may change its function; remove them.")
+    if isinstance(g, nn.Sequential) and type(g).forward is nn.Sequential.forward:
+        for name, child in g.named_children():
+            yield from leaves(child, f"{prefix}.{name}" if prefix else name)
+    elif type(g) is Conditioned:
+        yield from leaves(g.first, f"{prefix}.first" if prefix else "first")
+        yield from leaves(g.rest, f"{prefix}.rest" if prefix else "rest")
+    else:
+        yield prefix, g
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    foreign = [hook for hook in module._forward_pre_hooks.values() if hook is not _prepare]
+    return bool(foreign or module._forward_hooks)
+
+
+def _where(name: str, module: nn.Module) -> str:
+    return f"{type(module).__name__} ({name})" if name else type(module).__name__
+
+
+def bound(g: nn.Module, input_shape: Shape | None = None, *, estimate: bool = False) -> Bound:
+    """The proven Lipschitz bound of g for inputs of `input_shape` (no batch), from its parts.
+
+    Sizes: the given shape, else the largest each layer has met, else the supremum over all sizes. With `estimate` the
+    norms from below are computed as well. Raises `NoBoundKnown` where a part has no bound.
+    """
+    shape = None if input_shape is None else tuple(input_shape)
+    parts, value = [], 1.0
+    for name, layer in leaves(g):
+        part, shape = _part(name, layer, shape, estimate)
+        parts.append(part)
+        value *= part.bound
+    return Bound(value, True, tuple(parts))
+
+
+def _part(name: str, layer: nn.Module, shape: Shape | None, estimate: bool) -> tuple[Part, Shape | None]:
+    constant = lipschitz_constant(layer)
+    if constant is not None:
+        after = shape
+        if isinstance(layer, nn.Flatten | nn.Unflatten) and shape is not None:
+            after = tuple(layer(torch.empty(1, *shape)).shape[1:])
+        return Part(name, type(layer).__name__, constant, input_shape=shape), after
+    geometry, weight, cap = _geometry(name, layer), cast(Tensor, layer.weight), cap_of(layer)
+    size = spectral.spatial_size(geometry, weight, shape)
+    if shape is None and cap is not None and cap.seen:
+        size = cap.seen
+    at = None if size is None else (weight.shape[1] * geometry.groups, *size)
+    part = Part(
+        name,
+        type(layer).__name__.removeprefix("Parametrized"),
+        float(spectral.norm_bounds(weight[None], geometry, size)),
+        None if cap is None else cap.coefficient,
+        spectral.norm_estimate(layer, at) if estimate else None,
+        at,
+    )
+    if shape is None:
+        return part, None
+    if geometry.axes == 0:
+        return part, (*shape[:-1], weight.shape[0])
+    return part, (weight.shape[0], *geometry.output_size(shape[1:], tuple(weight.shape[2:])))
+
+
+def _geometry(name: str, layer: nn.Module) -> Geometry:
+    try:
+        return Geometry.of(layer)
+    except NoBoundKnown as error:
+        reason = str(error)
+        if isinstance(layer, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd):
+            reason = "it depends on the batch or on chance. Remove it from g; ActNorm before the block does its work."
+        elif next(layer.children(), None) is not None:
+            reason = "its forward is its own and cannot be read. Write g as an nn.Sequential, or assert a constant."
+        raise NoBoundKnown(f"no Lipschitz bound is known for {_where(name, layer)}: {reason}") from None
+
+
+def nominal(g: nn.Module) -> float:
+    """The constant asked for: coefficients where layers are constrained, proven norms where they are not. Cheap."""
+    value = 1.0
+    for name, layer in leaves(g):
+        cap, constant = cap_of(layer), lipschitz_constant(layer)
+        if cap is not None:
+            value *= cap.coefficient
+        elif constant is not None:
+            value *= constant
+        else:
+            geometry = _geometry(name, layer)
+            value *= float(spectral.norm_bounds(cast(Tensor, layer.weight)[None], geometry, None))
+    return value
+
+
+def plain(g: nn.Module) -> nn.Module:
+    """A copy of g without parametrizations: the stored, constrained weights as they are."""
+    return release_(copy.deepcopy(g)).requires_grad_(False).eval()
+
+
+def tighten_(g: nn.Module, input_shape: Shape | None = None) -> list[str]:
+    """Rescale the layers of g whose proven bound exceeds their coefficient; the names of those that changed.
+
+    The stored weight becomes the constrained one times coefficient / bound, so that power iteration finds nothing to do.
+    """
+    changed = []
+    for part in bound(g, input_shape).parts:
+        layer = g.get_submodule(part.name)
+        cap = cap_of(layer)
+        if cap is None or part.bound <= cap.coefficient:
+            continue
+        with torch.no_grad():
+            # A hair below, for the rounding of the product to the weight's own precision.
+            margin = 1 - 4 * torch.finfo(cast(Tensor, layer.weight).dtype).eps
+            weight = cast(Tensor, layer.weight) * (cap.coefficient / part.bound * margin)
+            cast(Any, layer).parametrizations.weight.original.copy_(weight)
+            cap.right_inverse(weight)
+        changed.append(part.name)
+    return changed

@@ -1,0 +1,390 @@
+"""The constraint of Eq. (2): W -> W min(1, c / sigma(W)), as a torch parametrization that looks after itself.
+
+`layer.weight` is always the constrained weight; `deepcopy`, EMA and `state_dict` work as for any module, and removing the
+parametrization leaves a plain layer. With u and v of the power iteration held fixed, sigma = u' T(W) v = <W, G> is linear
+in W, so a refresh stores G, and the forward pass only multiplies.
+
+The refresh (one step of power iteration from the last v) happens once per training forward: a model calls `refresh_`
+for all its layers at once, batched over layers of equal shape, and runs the rest `frozen()`; a lone layer calls it
+itself. In eval, in a solve, in a series nothing moves; on the way from train to eval the estimate is brought to convergence.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from .. import spectral
+from ..spectral import Geometry
+from .activations import check_contractive, lipschitz_constant
+
+#: Iterations from a random start, when a layer is made or meets a larger input.
+COLD_ITERATIONS = 30
+
+
+class NormRule(Protocol):
+    """How a layer's norm is taken at a refresh: returns the next v and G with sigma = <W, G>, for a stack of layers."""
+
+    @property
+    def differentiate(self) -> bool: ...
+
+    def refresh(self, weight: Tensor, geometry: Geometry, size: tuple[int, ...], v: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def settle(self, weight: Tensor, geometry: Geometry, size: tuple[int, ...], v: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class PowerIteration:
+    """The paper's rule: `iterations` steps of power iteration a refresh. An estimate from below: see `certify`.
+
+    With `differentiate=False` sigma counts as a constant in the gradient: the alternative where a saturated layer seems
+    to have stopped learning.
+    """
+
+    iterations: int = 1
+    differentiate: bool = True
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise ValueError(f"iterations must be at least 1; got {self.iterations}.")
+
+    def refresh(self, weight: Tensor, geometry: Geometry, size: tuple[int, ...], v: Tensor) -> tuple[Tensor, Tensor]:
+        return spectral.power_iteration(weight, geometry, v, self.iterations)[1:]
+
+    def settle(self, weight: Tensor, geometry: Geometry, size: tuple[int, ...], v: Tensor) -> tuple[Tensor, Tensor]:
+        return spectral.converged_power_iteration(weight, geometry, v)[1:]
+
+
+@dataclass(frozen=True)
+class GramIteration:
+    """The strict rule: a sound upper bound (Schatten norm of order 2^(iterations + 1)) instead of an estimate.
+
+    The layer's norm is at most the coefficient after every refresh, not only at the end; it is used a little less fully.
+    """
+
+    iterations: int = 6
+    differentiate: bool = True
+
+    #: Covers the rounding of <W, G> and of the scaled weight to float32.
+    MARGIN = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.iterations < 2:
+            raise ValueError(f"iterations must be at least 2; got {self.iterations}.")
+
+    def refresh(self, weight: Tensor, geometry: Geometry, size: tuple[int, ...], v: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            w = weight.detach().double().requires_grad_()
+            bound = spectral.cheap_norm_bounds(w, geometry, size, self.iterations)
+            (gradient,) = torch.autograd.grad(bound.sum(), w)
+        # The bound is homogeneous of degree one, so <W, G> is the bound itself. A zero weight has norm zero.
+        gradient = torch.nan_to_num(gradient) * (1 + self.MARGIN)
+        return v, gradient.to(weight.dtype)
+
+    settle = refresh
+
+
+class SpectralCap(nn.Module):
+    """The parametrization W -> W min(1, coefficient / <W, G>) of one layer, with its state: G, v and the input size."""
+
+    gradient: Tensor
+    direction: Tensor
+    size: Tensor
+
+    def __init__(self, layer: nn.Module, coefficient: float, norm: NormRule) -> None:
+        super().__init__()
+        self.coefficient, self.norm, self.geometry = coefficient, norm, Geometry.of(layer)
+        weight = cast(Tensor, layer.weight).detach()
+        self.seen: tuple[int, ...] = ()  # the buffer `size`, readable without waiting for the device
+        self.register_buffer("gradient", torch.zeros_like(weight))
+        self.register_buffer("direction", weight.new_empty(0))
+        self.register_buffer("size", torch.zeros(self.geometry.axes, dtype=torch.long, device=weight.device))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        # A copy of G: the next refresh writes into the buffer, perhaps before this pass has gone backward.
+        sigma = (weight * self.gradient.clone()).sum()
+        if not self.norm.differentiate:
+            sigma = sigma.detach()
+        return weight * (self.coefficient / sigma.clamp_min(self.coefficient))
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Called by torch when a weight is assigned: store it as it is and measure its norm."""
+        with torch.no_grad():
+            _refresh_group([(self, weight)], settle=True)
+        return weight
+
+    def see(self, size: tuple[int, ...]) -> None:
+        """Remember the largest input met: the norm under zero padding grows with it."""
+        if not self.seen:
+            larger = size
+        else:
+            larger = tuple(max(a, b) for a, b in zip(self.seen, size, strict=True))
+        if larger != self.seen:
+            self.seen = larger
+            self.size.copy_(torch.tensor(larger, dtype=torch.long))
+
+    def working_size(self, weight: Tensor) -> tuple[int, ...]:
+        return self.seen or spectral.default_size(self.geometry, weight)
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        direction, size = state.get(prefix + "direction"), state.get(prefix + "size")
+        if isinstance(direction, Tensor) and direction.shape != self.direction.shape:
+            self.direction = self.direction.new_empty(direction.shape)
+        if isinstance(size, Tensor) and size.numel() == self.geometry.axes:
+            self.seen = tuple(size.tolist()) if bool((size > 0).all()) else ()
+        super()._load_from_state_dict(state, prefix, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        return f"coefficient={self.coefficient:g}, norm={self.norm}"
+
+
+# ---------------------------------------------------------------------------------------------- refresh
+
+
+class _State:
+    frozen = False
+
+
+_state = _State()
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Within this context no constrained layer refreshes: the function stands still."""
+    before, _state.frozen = _state.frozen, True
+    try:
+        yield
+    finally:
+        _state.frozen = before
+
+
+def is_frozen() -> bool:
+    return _state.frozen
+
+
+def cap_of(layer: nn.Module) -> SpectralCap | None:
+    """The constraint of a layer, if it has one."""
+    if not parametrize.is_parametrized(layer, "weight"):
+        return None
+    caps = [p for p in _parametrizations(layer) if isinstance(p, SpectralCap)]
+    return caps[-1] if caps else None
+
+
+def _parametrizations(layer: nn.Module) -> Any:
+    return cast(Any, layer).parametrizations.weight
+
+
+def _constrained(module: nn.Module) -> Iterator[tuple[SpectralCap, Tensor]]:
+    for layer in module.modules():
+        cap = cap_of(layer)
+        if cap is not None:
+            yield cap, _parametrizations(layer).original
+
+
+@torch.no_grad()
+def refresh_(module: nn.Module, *, settle: bool = False) -> None:
+    """Bring the norm of every constrained layer up to date with its weight, batched over layers of equal shape.
+
+    One step of each layer's rule, or to convergence with `settle` (after loading, averaging or editing weights).
+    """
+    groups: dict[Any, list[tuple[SpectralCap, Tensor]]] = {}
+    for cap, weight in _constrained(module):
+        key = (cap.geometry, weight.shape, cap.working_size(weight), weight.dtype, weight.device, cap.norm)
+        groups.setdefault(key, []).append((cap, weight))
+    for group in groups.values():
+        _refresh_group(group, settle=settle)
+
+
+def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> None:
+    cap, first = group[0]
+    size = cap.working_size(first)
+    dtype = torch.promote_types(first.dtype, torch.float32)  # half precision cannot tell .9 from .903
+    weight = torch.stack([w.detach() for _, w in group]).to(dtype)
+    shape = (weight.shape[2] * cap.geometry.groups, *size)
+    cold = any(tuple(c.direction.shape) != shape for c, _ in group)
+    if cold:
+        v = spectral.start_vector(weight, cap.geometry, size)
+        v, gradient = cap.norm.refresh(weight, cap.geometry, size, v)
+        for _ in range(0 if settle else COLD_ITERATIONS):
+            v, gradient = cap.norm.refresh(weight, cap.geometry, size, v)
+    else:
+        v = torch.stack([c.direction for c, _ in group]).to(dtype)
+    if settle:
+        v, gradient = cap.norm.settle(weight, cap.geometry, size, v)
+    elif not cold:
+        v, gradient = cap.norm.refresh(weight, cap.geometry, size, v)
+    for i, (c, w) in enumerate(group):
+        c.gradient.copy_(gradient[i])
+        if c.direction.shape == v[i].shape:
+            c.direction.copy_(v[i])
+        else:
+            c.direction = v[i].to(w.dtype, copy=True)
+
+
+def _prepare(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Forward pre-hook of a constrained layer: see the input's size; refresh if training and on its own."""
+    cap = cap_of(layer)
+    if cap is None:  # the parametrization was removed; a plain layer needs nothing
+        return
+    if cap.geometry.axes and inputs:
+        cap.see(tuple(inputs[0].shape[-cap.geometry.axes :]))
+    if layer.training and torch.is_grad_enabled() and not _state.frozen:
+        with torch.no_grad():
+            _refresh_group([(cap, _parametrizations(layer).original)], settle=False)
+
+
+def _train(layer: nn.Module, mode: bool = True) -> nn.Module:
+    """`train()` of a constrained layer: on the way to eval, bring the norm to convergence."""
+    leaving = layer.training and not mode
+    nn.Module.train(layer, mode)
+    if leaving:
+        refresh_(layer, settle=True)
+    return layer
+
+
+def _deepcopy(layer: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Copy a constrained layer together with its class: torch would let both share one, and removing the
+    parametrization of either would take the weight of the other."""
+    if id(layer) not in memo:
+        own = type(layer)
+        namespace = {k: v for k, v in vars(own).items() if k not in ("__dict__", "__weakref__")}
+        replica = nn.Module.__new__(type(own.__name__, own.__bases__, namespace))
+        memo[id(layer)] = replica
+        replica.__dict__ = copy.deepcopy(layer.__dict__, memo)
+    return cast(nn.Module, memo[id(layer)])
+
+
+# ---------------------------------------------------------------------------------------------- constraining layers
+
+
+def constrain_layer_(layer: nn.Module, coefficient: float, norm: NormRule) -> nn.Module:
+    """Put the constraint on one Linear or convolution layer, replacing one it had."""
+    if not 0 < coefficient < 1:
+        raise ValueError(f"coefficient must lie in (0, 1); got {coefficient}. The paper uses 0.5 to 0.9.")
+    if cap_of(layer) is not None:
+        release_(layer)
+    cap = SpectralCap(layer, coefficient, norm)
+    parametrize.register_parametrization(layer, "weight", cap)
+    layer.register_forward_pre_hook(_prepare)
+    # torch gave this layer a class of its own, which goes when the parametrization goes: methods can be put there.
+    own = cast(Any, type(layer))
+    own.train, own.__deepcopy__ = _train, _deepcopy
+    refresh_(layer, settle=True)
+    return layer
+
+
+def release_(module: nn.Module) -> nn.Module:
+    """Take every constraint off, leaving plain layers with the constrained weights: the same function."""
+    for layer in module.modules():
+        if cap_of(layer) is not None:
+            parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
+            for key, hook in list(layer._forward_pre_hooks.items()):
+                if hook is _prepare:
+                    del layer._forward_pre_hooks[key]
+    return module
+
+
+def constrain_(
+    module: nn.Module,
+    coefficient: float | None = None,
+    *,
+    lipschitz: float | None = None,
+    norm: NormRule | None = None,
+) -> nn.Module:
+    """Constrain every linear and convolution layer of a module, in place: the user's own network becomes contractive.
+
+    Give `coefficient` per layer, or `lipschitz` for a whole `nn.Sequential` (each of n layers gets the n-th root).
+
+    >>> g = constrain_(nn.Sequential(nn.Linear(2, 16), nn.ELU(), nn.Linear(16, 2)), lipschitz=0.9)
+    >>> from iresnet import certify, ResidualBlock
+    >>> certify(ResidualBlock(g)).passed
+    True
+    """
+    layers = [m for m in module.modules() if _is_linear(m)]
+    _refuse_unknown(module)
+    if not layers:
+        raise ValueError(f"nothing to constrain: {type(module).__name__} has no Linear or Conv layer.")
+    if (coefficient is None) == (lipschitz is None):
+        raise ValueError("give either coefficient (per layer) or lipschitz (for the whole module), not both or none.")
+    if lipschitz is not None:
+        if not 0 < lipschitz < 1:
+            raise ValueError(f"lipschitz must lie in (0, 1); got {lipschitz}.")
+        if not all(_is_linear(m) or _is_sequence(m) or lipschitz_constant(m) is not None for m in _uncapped(module)):
+            raise ValueError(
+                "lipschitz= needs an nn.Sequential of layers and activations, whose constants multiply; got "
+                f"{type(module).__name__}. Use coefficient= and state the constant: ResidualBlock(g, lipschitz=...)."
+            )
+        coefficient = lipschitz ** (1 / len(layers))
+    assert coefficient is not None
+    for layer in layers:
+        constrain_layer_(layer, coefficient, PowerIteration() if norm is None else norm)
+    return module
+
+
+def _uncapped(module: nn.Module) -> Iterable[nn.Module]:
+    """The modules below, without what torch's parametrizations add."""
+    yield module
+    for name, child in module.named_children():
+        if name != "parametrizations":
+            yield from _uncapped(child)
+
+
+def _is_sequence(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+
+
+def _refuse_unknown(module: nn.Module) -> None:
+    """A leaf that is neither a linear layer nor a contractive activation would break the promise silently."""
+    for m in _uncapped(module):
+        if isinstance(m, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout):
+            raise ValueError("Dropout inside g makes it a different function at every call; remove it.")
+        if isinstance(m, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):
+            raise ValueError(f"{type(m).__name__} inside g has no Lipschitz bound; remove it, or use ActNorm before the block.")
+        if isinstance(m, nn.modules.conv._ConvTransposeNd | nn.Bilinear | nn.MultiheadAttention | nn.RNNBase):
+            raise ValueError(f"no Lipschitz bound is known for {type(m).__name__}; use Linear or Conv layers.")
+        constant = lipschitz_constant(m)
+        if constant is not None and not _is_linear(m):
+            check_contractive(m)
+
+
+class LipschitzLinear(nn.Linear):
+    """`nn.Linear` with ||W|| <= coefficient.
+
+    >>> layer = LipschitzLinear(4, 4, coefficient=0.5)
+    >>> bool(torch.linalg.matrix_norm(layer.weight, 2) < 0.501)
+    True
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        coefficient: float = 0.9,
+        norm: NormRule | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        constrain_layer_(self, coefficient, PowerIteration() if norm is None else norm)
+
+
+class LipschitzConv2d(nn.Conv2d):
+    """`nn.Conv2d` whose operator, on the inputs it meets, has norm at most `coefficient`."""
+
+    def __init__(self, *args: Any, coefficient: float = 0.9, norm: NormRule | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        constrain_layer_(self, coefficient, PowerIteration() if norm is None else norm)
+

@@ -1,0 +1,212 @@
+"""Results files: published numbers, each beside the circumstances that made it.
+
+`results/NAME.json` holds `{"name": NAME, "rows": [...], "runs": [...]}`. A row is what a reader wants to know: any
+keys, and `"run"`, the index of the run it came from. A run is how it was made: see `circumstances`. Tables in the
+README and the documentation are made from these files by `tools/tables.py`.
+
+>>> rows = [{"model": "c=0.9", "error %": 6.7, "paper": 6.78, "run": 0}]
+>>> print(markdown_table(rows))
+| model | error % | paper |
+| :-- | --: | --: |
+| c=0.9 | 6.7 | 6.78 |
+"""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Results", "circumstances", "markdown_table", "read", "write"]
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one results file holds. Every row names, by its index in `runs`, the run that made it."""
+
+    name: str
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    runs: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be published: a nameless file, or a row without a run."""
+        if not isinstance(self.name, str) or not self.name or Path(self.name).name != self.name:
+            raise ValueError(f"A results file needs a name that can be a file's; got {self.name!r}. Use e.g. 'table2'.")
+        for key, entries in (("rows", self.rows), ("runs", self.runs)):
+            if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+                raise ValueError(f"{self.name}: {key!r} must be a list of objects; got {_short(entries)}.")
+        for i, row in enumerate(self.rows):
+            run = row.get("run")
+            if type(run) is not int or not 0 <= run < len(self.runs):
+                raise ValueError(
+                    f"{self.name}: row {i} must name its run by an index below {len(self.runs)}; got {run!r}. "
+                    "Append circumstances(...) to 'runs' and put its index into the row."
+                )
+
+
+def write(results: Results, folder: str | Path = "results") -> Path:
+    """Write `folder/NAME.json` and return its path. A reader sees the old file or the new one, never a part."""
+    path = Path(folder) / f"{results.name}.json"
+    try:
+        text = json.dumps(asdict(results), indent=2, ensure_ascii=False, allow_nan=False, default=_plain) + "\n"
+    except ValueError as error:
+        raise ValueError(f"{results.name}: JSON has no NaN and no infinity ({error}). Write None instead.") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def read(path: str | Path) -> Results:
+    """Read a results file. Raises `ValueError`, with the path and the reason, where it is not one."""
+    path = Path(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or set(content) != {"name", "rows", "runs"}:
+            raise ValueError(f"expected an object with the keys name, rows, runs; got {_short(content)}")
+        results = Results(**content)
+        if results.name != path.stem:
+            raise ValueError(f"the file must be called after its name, {results.name!r}")
+    except ValueError as error:  # also what JSON and UTF-8 decoding raise
+        raise ValueError(f"{path} is not a results file: {error}") from error
+    return results
+
+
+def circumstances(
+    *,
+    seeds: Sequence[int],
+    seconds: float,
+    precision: str = "float32",
+    command: str | None = None,
+    epochs: int | None = None,
+    parameters: int | None = None,
+) -> dict[str, Any]:
+    """How a number was made: one entry of `runs`.
+
+    The caller knows the seeds, the seconds and the precision; the command line, commit, hardware, versions and
+    date are found here. The commit ends in `-dirty` where tracked files differ from it, and is None outside a checkout.
+    """
+    return {
+        "command": _command() if command is None else command,
+        "commit": _commit(),
+        "seeds": list(seeds),
+        "epochs": epochs,
+        "seconds": round(seconds, 3),
+        "hardware": _hardware(),
+        "versions": _versions(),
+        "precision": precision,
+        "parameters": parameters,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> str:
+    """A Markdown table of `rows`; without `columns`, of every key but `run`, in the order they first appear.
+
+    Columns of numbers are aligned to the right, numbers are shown with four significant digits, and what a row
+    lacks is shown as a dash.
+    """
+    known = list(dict.fromkeys(key for row in rows for key in row))
+    columns = [key for key in known if key != "run"] if columns is None else list(columns)
+    unknown = [column for column in columns if column not in known]
+    if unknown or not columns:
+        raise ValueError(f"Columns must be among {known}; got {unknown or columns}. Check their spelling.")
+    marks = ["--:" if all(_is_number(row.get(column)) for row in rows) else ":--" for column in columns]
+    lines = [[_cell(column) for column in columns], marks]
+    lines += [[_cell(row.get(column)) for column in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    """The text of one table cell.
+
+    >>> [_cell(value) for value in (None, True, 12, 1234567.8, 0.12345, 1e-9, [0.5, 1], "a|b")]
+    ['-', 'yes', '12', '1234568', '0.1235', '1e-09', '0.5, 1', 'a\\\\|b']
+    """
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+        case list() | tuple():
+            return ", ".join(_cell(item) for item in value)
+        case _:
+            return " ".join(str(value).split()).replace("|", "\\|")
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _plain(value: Any) -> Any:
+    """What JSON writes for a value it does not know: numbers and arrays of numpy and torch, and paths."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"Results hold numbers, strings, lists and objects; got {type(value).__name__}. Convert it first.")
+
+
+def _command() -> str:
+    """The command line, as someone in the project's folder would type it."""
+    program = Path(sys.argv[0])
+    if program.name in ("iresnet", "__main__.py"):
+        return shlex.join(["iresnet", *sys.argv[1:]])
+    program = program.absolute()
+    shown = program.relative_to(ROOT).as_posix() if program.is_relative_to(ROOT) else program.name
+    return shlex.join(["python", shown, *sys.argv[1:]])
+
+
+def _commit() -> str | None:
+    """The checkout's commit. Nothing is asked of a repository that merely surrounds an installed copy."""
+    if not (ROOT / ".git").exists():
+        return None
+    describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _hardware() -> dict[str, Any]:
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"cpu": _cpu_model(), "cores": cores, "threads": torch.get_num_threads(), "gpu": gpu}
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    import iresnet
+
+    return {"python": platform.python_version(), "torch": str(torch.__version__), "iresnet": iresnet.__version__}

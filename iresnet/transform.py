@@ -1,0 +1,319 @@
+"""Transforms: maps between data x and codes z that know their log-determinant and their inverse.
+
+The change of variables (Eq. 3 of the paper) needs three things of a map F: its value z = F(x), the natural logarithm of
+|det dF/dx|, and its inverse. `Transform` is that interface and `Chain` composes. `forward` always goes from data to
+code; there is no flag that turns a transform around.
+
+How to write one: derive from `Transform`, implement `forward`, `forward_and_logdet`, `inverse` and `stretch`, and
+`output_shape` where the shape changes. A line in `tests/zoo.py` then earns it every law.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from .fixed_point import ConvergenceError, Solution, Solver
+from .logdet import Estimator
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """How far a transform can stretch: Lip(F) and Lip(F^-1) (Lemma 2) and the range of ln det (Lemma 7).
+
+    `logdet` is None for a map between spaces of different dimension, which has no determinant. `proven` is False where
+    a Lipschitz constant was asserted by the user instead of computed.
+    """
+
+    forward: float
+    inverse: float
+    logdet: tuple[float, float] | None
+    proven: bool = True
+
+    def then(self, other: Stretch) -> Stretch:
+        """The stretch of this map followed by another."""
+        pair = None
+        if self.logdet is not None and other.logdet is not None:
+            pair = (self.logdet[0] + other.logdet[0], self.logdet[1] + other.logdet[1])
+        return Stretch(self.forward * other.forward, self.inverse * other.inverse, pair, self.proven and other.proven)
+
+
+ISOMETRY = Stretch(forward=1.0, inverse=1.0, logdet=(0.0, 0.0))
+
+
+class Transform(nn.Module, ABC):
+    """A map from data to code with log-determinant and inverse. Shapes are (batch, ...); `context` is optional."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """The code z of x."""
+
+    @abstractmethod
+    def forward_and_logdet(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The code z of x and ln |det dz/dx|, natural logarithm, shape (batch,)."""
+
+    @abstractmethod
+    def inverse(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> Tensor:
+        """The x whose code is z, differentiable in z and in the parameters. Raises where no proof is reached."""
+
+    @abstractmethod
+    def stretch(self, input_shape: Shape | None = None) -> Stretch:
+        """Bounds on Lip(F), Lip(F^-1) and ln det for inputs of this shape (without the batch)."""
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """The shape of z, without the batch, for an x of `input_shape`."""
+        return input_shape
+
+    def parts(self, input_shape: Shape | None = None) -> list[tuple[str, Transform, Shape | None]]:
+        """The transforms this one is made of, in order, with the input shape of each; none for an elementary one."""
+        return []
+
+    def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """The code of x in float64 with the stored weights: what an inverse is judged against."""
+        return self(x.double(), None if context is None else context.double())
+
+    def solve(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> Solution | ChainSolution:
+        """The inverse with a report instead of an exception; no gradient. Closed forms report a bound of zero."""
+        with torch.no_grad():
+            x = self.inverse(z, context, tolerance=tolerance, solver=solver)
+        zeros = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+        return Solution(x, iterations=zeros.long(), error_bound=zeros, converged=zeros == 0)
+
+
+@dataclass(frozen=True)
+class ChainSolution:
+    """What inverting a chain achieved, per sample: three numbers that say different things and are never merged.
+
+    `largest_block_bound` proves every block's own solve. `code_residual` is ||F(x) - z|| in float64. The measured error
+    needs the true x: `measured_error`. `composed_bound` carries the block bounds through all later inverses; it grows
+    like the product of Lip(F_t^-1) and says little for deep chains.
+    """
+
+    x: Tensor
+    iterations: Tensor
+    converged: Tensor
+    largest_block_bound: Tensor
+    code_residual: Tensor
+    composed_bound: Tensor
+
+    @property
+    def error_bound(self) -> Tensor:
+        """The only end-to-end proof there is: the composed bound."""
+        return self.composed_bound
+
+    def measured_error(self, truth: Tensor) -> Tensor:
+        """||x - truth|| per sample."""
+        return (self.x.double() - truth.double()).flatten(1).norm(dim=1)
+
+    def __str__(self) -> str:
+        composed = float(self.composed_bound.max())
+        scale = float(self.x.double().flatten(1).norm(dim=1).max())
+        remark = "" if composed < 0.1 * max(scale, 1e-12) else " (not informative)"
+        return (
+            f"{int(self.converged.sum())} of {len(self.converged)} samples proven block by block; largest block bound "
+            f"{float(self.largest_block_bound.max()):.1e}, code residual {float(self.code_residual.max()):.1e}, "
+            f"composed bound {composed:.1e}{remark}"
+        )
+
+
+class Chain(Transform):
+    """Transforms applied one after another: F = F_T o ... o F_1, log-determinants added.
+
+    >>> from iresnet import ActNorm, Chain
+    >>> len(Chain(ActNorm(2), ActNorm(2)))
+    2
+    """
+
+    def __init__(self, *transforms: Transform) -> None:
+        super().__init__()
+        for t in transforms:
+            if not isinstance(t, Transform):
+                raise ValueError(
+                    f"Chain takes Transforms; got {type(t).__name__}. Wrap a network g as ResidualBlock(g)."
+                )
+        self.transforms = nn.ModuleList(transforms)
+
+    def __len__(self) -> int:
+        return len(self.transforms)
+
+    def __iter__(self) -> Iterator[Transform]:
+        return iter(cast("list[Transform]", self.transforms))
+
+    def __getitem__(self, index: int) -> Transform:
+        return cast(Transform, self.transforms[index])
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        for t in self:
+            x = t(x, context)
+        return x
+
+    def forward_and_logdet(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+        for t in self:
+            x, logdet = t.forward_and_logdet(x, context, estimator=estimator, generator=generator)
+            total = total + logdet
+        return x, total
+
+    def inverse(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> Tensor:
+        for position in reversed(range(len(self))):
+            try:
+                z = self[position].inverse(z, context, tolerance=tolerance, solver=solver)
+            except ConvergenceError as error:
+                raise error.at(f"transform {position} of {len(self)}") from None
+        return z
+
+    def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        for t in self:
+            x = t.reference(x, context)
+        return x
+
+    def solve(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> ChainSolution:
+        """The inverse with a report (no gradient): block bounds, code residual and composed bound."""
+        return solve_backwards(
+            list(self), z, lambda t, y: t.solve(y, context, tolerance=tolerance, solver=solver), self, context
+        )
+
+    def trajectory(self, x: Tensor, steps: int = 8, context: Tensor | None = None) -> list[Tensor]:
+        """The states x + tau g(x), tau in (0, 1], of every block in turn (Sec. 4.2), the input first.
+
+        Every residual block gives `steps` states, each itself a bijective image of the input; another transform gives
+        one. States may differ in shape where a transform changes it.
+        """
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1; got {steps}.")
+        states = [x]
+        for t in self:
+            path = getattr(t, "trajectory", None)
+            if path is None:
+                states.append(t(states[-1], context))
+            else:
+                states.extend(path(states[-1], steps=steps, context=context)[1:])
+        return states
+
+    def parts(self, input_shape: Shape | None = None) -> list[tuple[str, Transform, Shape | None]]:
+        listed: list[tuple[str, Transform, Shape | None]] = []
+        for position, t in enumerate(self):
+            listed.append((str(position), t, input_shape))
+            input_shape = None if input_shape is None else t.output_shape(input_shape)
+        return listed
+
+    def stretch(self, input_shape: Shape | None = None) -> Stretch:
+        total = ISOMETRY
+        for _, t, shape in self.parts(input_shape):
+            total = total.then(t.stretch(shape))
+        return total
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        for t in self:
+            input_shape = t.output_shape(input_shape)
+        return input_shape
+
+
+def solve_backwards(
+    parts: list[Transform],
+    z: Tensor,
+    solve: Callable[[Transform, Tensor], Solution | ChainSolution],
+    whole: Transform,
+    context: Tensor | None,
+) -> ChainSolution:
+    """Invert `parts` last to first and gather the reports: the common part of every composed transform."""
+    with torch.no_grad():
+        x = z
+        largest = composed = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+        iterations = torch.zeros(len(z), dtype=torch.long, device=z.device)
+        converged = torch.ones(len(z), dtype=torch.bool, device=z.device)
+        for t in reversed(parts):
+            s = solve(t, x)
+            # An error e in the code becomes at most Lip(F^-1) e in x, on top of this solve's own error. A solve that
+            # returns the same numbers for every input has no error to amplify: 0 * inf is 0 here.
+            expansion = t.stretch(tuple(s.x.shape[1:])).inverse
+            carried = torch.where(composed > 0, composed * expansion, composed)
+            composed = s.error_bound + carried
+            own = s.largest_block_bound if isinstance(s, ChainSolution) else s.error_bound
+            largest, iterations = torch.maximum(largest, own), iterations + s.iterations
+            converged = converged & s.converged
+            x = s.x
+        residual = (whole.reference(x, context) - z.double()).flatten(1).norm(dim=1)
+    return ChainSolution(x, iterations, converged, largest, residual, composed)
+
+
+def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:
+    """Refuse what cannot be a batch of numbers: wrong type, no batch dimension, empty, wrong shape."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"{name} must be a floating-point tensor; got {got}. Convert it with {name}.float() first.")
+    if x.dim() < 2:
+        raise ValueError(
+            f"{name} must have a batch dimension, shape (batch, ...); got {tuple(x.shape)}. Use {name}[None] for one sample."
+        )
+    if x.numel() == 0:
+        raise ValueError(f"{name} must hold at least one sample; got an empty batch of shape {tuple(x.shape)}.")
+    if shape is not None and tuple(x.shape[1:]) != shape:
+        raise ValueError(f"{name} must have shape (batch, {', '.join(map(str, shape))}); got {tuple(x.shape)}.")
+
+
+def check_finite(x: Tensor, name: str) -> None:
+    """Refuse NaN and infinity, naming the first sample that has them."""
+    if torch.compiler.is_compiling():
+        return
+    bad = ~torch.isfinite(x).flatten(1).all(dim=1)
+    if bool(bad.any()):
+        first = int(bad.nonzero()[0])
+        raise ValueError(
+            f"{name} must be finite; sample {first} of {len(x)} holds NaN or infinity. Remove it or repair the data."
+        )
+
+
+def dimension(x: Tensor) -> int:
+    """The number of elements of one sample."""
+    return math.prod(x.shape[1:])

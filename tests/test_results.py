@@ -1,0 +1,187 @@
+"""Results files, what they say about a run, and the tables made from them."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from iresnet import results
+from iresnet.results import Results, circumstances, markdown_table, read, write
+from tools import tables
+
+ROWS = [{"dataset": "moons", "value": 1.25, "paper": None, "run": 0}, {"dataset": "board", "value": 3, "run": 0}]
+TABLE = """\
+| dataset | value | paper |
+| :-- | --: | --: |
+| moons | 1.25 | - |
+| board | 3 | - |"""
+
+
+@pytest.fixture
+def example():
+    return Results("example", rows=ROWS, runs=[circumstances(seeds=[0, 1], seconds=1.5)])
+
+
+# Files
+
+
+def test_a_file_is_read_as_it_was_written(example, tmp_path):
+    path = write(example, tmp_path / "new" / "folder")
+    assert path.name == "example.json"
+    assert read(path) == example
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_numbers_of_numpy_and_torch_and_paths_are_written_plainly(tmp_path):
+    row = {"run": 0, "a": np.float32(0.5), "b": torch.tensor(2), "c": np.arange(2), "d": Path("x")}
+    path = write(Results("plain", rows=[row], runs=[{}]), tmp_path)
+    assert read(path).rows == [{"run": 0, "a": 0.5, "b": 2, "c": [0, 1], "d": "x"}]
+
+
+def test_what_json_lacks_is_refused_and_the_old_file_stays(example, tmp_path):
+    path = write(example, tmp_path)
+    with pytest.raises(ValueError, match="no NaN.*Write None"):
+        write(Results("example", rows=[{"value": float("nan"), "run": 0}], runs=[{}]), tmp_path)
+    with pytest.raises(TypeError, match="got object"):
+        write(Results("example", runs=[{"what": object()}]), tmp_path)
+    assert read(path) == example
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", None])
+def test_a_name_must_be_a_files(name):
+    with pytest.raises(ValueError, match="needs a name"):
+        Results(name)
+
+
+@pytest.mark.parametrize("run", [None, 1, -1, True, "0"])
+def test_a_row_must_name_its_run(run):
+    with pytest.raises(ValueError, match="row 0 must name its run by an index below 1.*Append circumstances"):
+        Results("example", rows=[{"value": 1.0, "run": run}], runs=[{}])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "not a results file: Expecting"),
+        ("[1, 2]", "expected an object with the keys name, rows, runs"),
+        ('{"name": "bad", "rows": []}', "expected an object with the keys name, rows, runs"),
+        ('{"name": "bad", "rows": {}, "runs": []}', "'rows' must be a list of objects"),
+        ('{"name": "bad", "rows": [], "runs": [%s]}' % ("1, " * 99 + "1"), r"'runs' must be a list of objects.*\.\.\."),
+        ('{"name": "good", "rows": [], "runs": []}', "must be called after its name, 'good'"),
+    ],
+)
+def test_a_malformed_file_is_refused_with_its_path_and_the_reason(text, reason, tmp_path):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"bad\.json is not a results file.*{reason}|{reason}"):
+        read(path)
+
+
+# Circumstances
+
+
+def test_circumstances_say_how_a_number_was_made(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/iresnet", "demo", "--seed", "1"])
+    run = circumstances(seeds=range(2), seconds=0.12345, precision="float64", epochs=3, parameters=10)
+    assert run["command"] == "iresnet demo --seed 1"
+    assert (run["seeds"], run["seconds"], run["precision"]) == ([0, 1], 0.123, "float64")
+    assert (run["epochs"], run["parameters"]) == (3, 10)
+    assert set(run["hardware"]) == {"cpu", "cores", "threads", "gpu"}
+    assert run["hardware"]["cpu"]
+    assert run["versions"]["torch"] == torch.__version__
+    assert set(run["versions"]) == {"python", "torch", "iresnet"}
+    assert run["date"].endswith("+00:00")
+    json.dumps(run)
+
+
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [
+        (results.ROOT / "iresnet" / "__main__.py", "iresnet x"),
+        (results.ROOT / "benchmarks" / "core.py", "python benchmarks/core.py x"),
+        ("/elsewhere/script.py", "python script.py x"),
+    ],
+)
+def test_the_command_is_one_that_a_reader_can_type(program, command, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(program), "x"])
+    assert circumstances(seeds=[], seconds=0)["command"] == command
+
+
+def test_a_command_can_be_given():
+    assert circumstances(seeds=[], seconds=0, command="make bench")["command"] == "make bench"
+
+
+def test_no_commit_outside_a_checkout_or_without_git(monkeypatch, tmp_path):
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    assert results._commit() is None
+    (tmp_path / ".git").mkdir()
+    assert results._commit() is None
+    monkeypatch.setenv("PATH", "")
+    assert results._commit() is None
+
+
+def test_the_processor_is_named_where_the_system_does_not(monkeypatch):
+    def missing(*_, **__):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert isinstance(results._cpu_model(), str)
+
+
+# Tables
+
+
+def test_a_table_shows_every_column_but_the_run():
+    assert markdown_table(ROWS) == TABLE
+
+
+def test_a_table_shows_the_columns_asked_for():
+    assert markdown_table(ROWS, ["value"]) == "| value |\n| --: |\n| 1.25 |\n| 3 |"
+
+
+def test_text_is_aligned_left_and_cannot_break_the_table():
+    assert markdown_table([{"a": "x|\ny", "b": False}]) == "| a | b |\n| :-- | :-- |\n| x\\| y | no |"
+
+
+def test_an_unknown_column_is_refused():
+    with pytest.raises(ValueError, match=r"Columns must be among .*'dataset'.*; got \['colour'\]"):
+        markdown_table(ROWS, ["dataset", "colour"])
+
+
+@pytest.fixture
+def project(example, tmp_path):
+    write(example, tmp_path / "results")
+    (tmp_path / "docs").mkdir()
+    return tmp_path
+
+
+def section(inner, head="example"):
+    return f"before\n\n<!-- results:{head} -->\n{inner}<!-- /results -->\n\nafter\n"
+
+
+def test_pages_are_rewritten_once_and_then_are_up_to_date(project, capsys):
+    readme, page = project / "README.md", project / "docs" / "page.md"
+    readme.write_text(section("stale\n"))
+    page.write_text(section("", 'example "dataset" paper') + section("", "absent"))
+    assert tables.main(["--check"], project) == 1
+    assert "README.md: out of date; run `make tables`" in capsys.readouterr().out
+    assert "stale" in readme.read_text()
+    assert tables.main([], project) == 0
+    assert readme.read_text() == section(f"\n{TABLE}\n\n")
+    assert "| moons | - |" in page.read_text()
+    assert "*`results/absent.json`: not measured yet.*" in page.read_text()
+    assert tables.main(["--check"], project) == 0
+
+
+def test_a_section_must_be_closed(project):
+    (project / "README.md").write_text("<!-- results:example -->\n" + section(""))
+    with pytest.raises(ValueError, match="got 1 pairs of 2"):
+        tables.main([], project)
+
+
+def test_the_tables_of_this_project_are_up_to_date():
+    assert tables.main(["--check"]) == 0

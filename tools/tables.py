@@ -1,0 +1,65 @@
+"""Rewrite the tables in README.md and docs/ from results/*.json, so that no number is typed by hand.
+
+What stands between these two lines is made from `results/NAME.json`; without columns, all of them are shown:
+
+    <!-- results:NAME column "column with spaces" ... -->
+    <!-- /results -->
+
+`python tools/tables.py` rewrites the pages; with `--check` it changes nothing and exits 1 where one is out of date.
+"""
+
+import argparse
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from iresnet.results import markdown_table, read
+
+ROOT = Path(__file__).resolve().parent.parent
+OPENING = re.compile(r"^<!-- results:", re.MULTILINE)
+SECTION = re.compile(
+    r"^(?P<opening><!-- results:(?P<name>[\w.-]+)(?P<columns>.*?) -->)\n(?s:.*?)^(?P<closing><!-- /results -->)$",
+    re.MULTILINE,
+)
+
+
+def render(text: str, results: Path) -> str:
+    """The page `text` with every marked table made anew from the folder `results`."""
+    rendered, pairs = SECTION.subn(lambda section: _section(section, results), text)
+    if pairs != (opened := len(OPENING.findall(text))):
+        raise ValueError(f"Every '<!-- results:NAME -->' needs its '<!-- /results -->'; got {pairs} pairs of {opened}.")
+    return rendered
+
+
+def _section(section: re.Match[str], results: Path) -> str:
+    path = results / f"{section['name']}.json"
+    table = f"*`results/{path.name}`: not measured yet.*"
+    if path.exists():
+        table = markdown_table(read(path).rows, shlex.split(section["columns"]) or None)
+    return f"{section['opening']}\n\n{table}\n\n{section['closing']}"
+
+
+def stale(root: Path) -> dict[Path, str]:
+    """The pages under `root` whose tables are out of date, each with the text it should have."""
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    old = {page: page.read_text(encoding="utf-8") for page in pages if page.exists()}
+    new = {page: render(text, root / "results") for page, text in old.items()}
+    return {page: text for page, text in new.items() if text != old[page]}
+
+
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
+    """Rewrite or check every page; the exit status."""
+    parser = argparse.ArgumentParser(description="Rewrite the tables in README.md and docs/ from results/*.json.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 where a table is out of date")
+    check = parser.parse_args(arguments).check
+    pages = stale(root)
+    for page, text in pages.items():
+        print(f"{page.relative_to(root)}: {'out of date; run `make tables`' if check else 'rewritten'}")
+        if not check:
+            page.write_text(text, encoding="utf-8")
+    return 1 if check and pages else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
