@@ -1,14 +1,14 @@
 """Invertible residual networks with a guarantee.
 
-The order of the files is the order of the paper: `spectral`, `fixed_point`, `logdet`, `lipschitz`, `transform`, `residual`,
-`certificate`, `flow`, `classifier`.
+The order of the files is the order of the paper: `spectral`, `fixed_point`, `logdet`, `lipschitz`, `transform`,
+`residual`, `certificate`, `flow`, `classifier`.
 """
 
 from . import fixed_point, lipschitz, logdet, spectral
 from .architectures import contractive_convnet, contractive_mlp, mlp_flow
 from .certificate import Certificate, certify, tighten_
 from .classifier import Classifier
-from .elementary import ActNorm, InjectivePad, Multiscale, Squeeze
+from .elementary import ActNorm, InjectivePad, Squeeze
 from .fixed_point import Anderson, Banach, ConvergenceError, Solution
 from .flow import DiagonalNormal, Flow, LogProb
 from .lipschitz import (
@@ -23,6 +23,7 @@ from .lipschitz import (
     constrain_,
 )
 from .logdet import CertifiedSeries, Exact, PowerSeries, RussianRoulette, terms_needed, truncation_bound
+from .multiscale import Multiscale
 from .preprocess import Logit, Standardise, dequantise
 from .residual import ResidualBlock
 from .spectral import NoBoundKnown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from torch import nn
 
@@ -37,8 +38,8 @@ def contractive_mlp(
 ) -> nn.Module:
     """A contraction of R^dimension: linear layers with activations between them.
 
-    Give `coefficient` per layer or `lipschitz` for the whole (default 0.9). With `context`, a network of that many numbers
-    shifts the first hidden layer, freely: the map stays a contraction in x for every context.
+    Give `coefficient` per layer or `lipschitz` for the whole (default 0.9). With `context`, a network of that many
+    numbers shifts the first hidden layer, freely: the map stays a contraction in x for every context.
 
     >>> contractive_mlp(2, hidden=(8,))(__import__("torch").zeros(5, 2)).shape
     torch.Size([5, 2])
@@ -48,7 +49,7 @@ def contractive_mlp(
     check_contractive(activation())
     widths = [dimension, *hidden, dimension]
     layers: list[nn.Module] = []
-    for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(widths)):
         layers += [nn.Linear(a, b)] if i == 0 else [activation(), nn.Linear(a, b)]
     g = _constrain(nn.Sequential(*layers), coefficient, lipschitz, norm)
     if context is None:

@@ -131,8 +131,8 @@ def _layer_line(part: Part) -> str:
 def certify(model: nn.Module, input_shape: Shape | None = None) -> Certificate:
     """Prove what can be proven of a model made of residual blocks, in any nesting.
 
-    `input_shape` is the shape of one input, without the batch. Without it, layers are judged at the largest size they have
-    met, else for all sizes.
+    `input_shape` is the shape of one input, without the batch. Without it, layers are judged at the largest size they
+    have met, else for all sizes.
 
     >>> from iresnet import mlp_flow
     >>> certify(mlp_flow(2, blocks=2, hidden=(8,))).passed

@@ -1,11 +1,10 @@
-"""Elementary transforms in closed form: ActNorm, Squeeze, InjectivePad and the multi-scale split.
+"""Elementary transforms in closed form: ActNorm, Squeeze and InjectivePad.
 
 They stand between the residual blocks (App. C.2 and C.3 of the paper):
 
     ActNorm        z = (x + shift) exp(log_scale) per channel       ln det = (height * width) sum(log_scale)
     Squeeze        space to depth, (C, H, W) -> (4C, H/2, W/2)      ln det = 0, an isometry
     InjectivePad   z = (x, 0)                                       no determinant: the dimension grows
-    Multiscale     z = (half of F_1(x), half of F_2(rest), ...)     ln det = the sum over the stages
 
 ActNorm is initialised by data: the first training batch leaves it with mean 0 and variance 1 in every channel.
 """
@@ -13,25 +12,23 @@ ActNorm is initialised by data: the first training batch leaves it with mean 0 a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .fixed_point import ConvergenceError, Solution, Solver
+from .fixed_point import Solution, Solver
 from .logdet import Estimator
 from .transform import (
     ISOMETRY,
-    ChainSolution,
     Shape,
     Stretch,
     Transform,
     check_batch,
     check_finite,
     dimension,
-    solve_backwards,
 )
 
 
@@ -263,90 +260,6 @@ class InjectivePad(Transform):
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         return Stretch(forward=1.0, inverse=1.0, logdet=None)
 
-    def output_shape(self, input_shape: Shape) -> Shape:
-        return (input_shape[0] + self.channels, *input_shape[1:])
-
-    def extra_repr(self) -> str:
-        return f"{self.channels}"
-
-
-class Multiscale(Transform):
-    """Stages applied in turn; after each but the last, half of the channels go straight to the code (App. C.3).
-
-    The code is one flat tensor (batch, D): the first half of the channels after stage one, the first half after stage
-    two, and so on, then all that the last stage makes. `unflatten` takes it apart into one tensor per scale and
-    `flatten` puts it together. `stage_shapes` and `code_shapes` hold what enters each stage and what it leaves in the
-    code, without the batch.
-
-    >>> model = Multiscale([Squeeze(), Squeeze()], input_shape=(3, 8, 8))
-    >>> [tuple(part.shape) for part in model.unflatten(model(torch.zeros(5, 3, 8, 8)))]
-    [(5, 6, 4, 4), (5, 24, 2, 2)]
-    """
-
-    def __init__(self, stages: Sequence[Transform], input_shape: Shape) -> None:
-        super().__init__()
-        if not stages:
-            raise ValueError("Multiscale takes at least one stage; got none. Give a list of Transforms, one per scale.")
-        for stage in stages:
-            if not isinstance(stage, Transform):
-                raise ValueError(
-                    f"The stages of Multiscale must be Transforms; got {type(stage).__name__}. "
-                    "Wrap several blocks as Chain(...), a network g as ResidualBlock(g)."
-                )
-        self.stages = nn.ModuleList(stages)
-        self.input_shape: Shape = tuple(input_shape)
-        self.stage_shapes, self.code_shapes = self._plan()
-
-    def __len__(self) -> int:
-        return len(self.stages)
-
-    def __iter__(self) -> Iterator[Transform]:
-        return iter(cast("list[Transform]", self.stages))
-
-    def __getitem__(self, index: int) -> Transform:
-        return cast(Transform, self.stages[index])
-
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        return self._through(x, lambda stage, y: stage(y, context))
-
-    def forward_and_logdet(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        estimator: Estimator | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        logdets = []
-
-        def step(stage: Transform, y: Tensor) -> Tensor:
-            y, logdet = stage.forward_and_logdet(y, context, estimator=estimator, generator=generator)
-            logdets.append(logdet)
-            return y
-
-        z = self._through(x, step)
-        return z, torch.stack(logdets).sum(dim=0)
-
-    def inverse(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Tensor:
-        parts = self.unflatten(z)
-        for k in reversed(range(len(self))):
-            try:
-                x = self[k].inverse(parts.pop(), context, tolerance=tolerance, solver=solver)
-            except ConvergenceError as error:
-                raise error.at(f"stage {k} of {len(self)}") from None
-            _join(parts, x)
-        return x
-
-    def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        return self._through(x, lambda stage, y: stage.reference(y, context))
-
     def solve(
         self,
         z: Tensor,
@@ -354,78 +267,13 @@ class Multiscale(Transform):
         *,
         tolerance: float | None = None,
         solver: Solver | None = None,
-    ) -> ChainSolution:
-        """The inverse with a report (no gradient), as for a Chain: what went straight to the code carries no error."""
-        parts = self.unflatten(z)
-
-        def step(stage: Transform, _: Tensor) -> Solution | ChainSolution:
-            solution = stage.solve(parts.pop(), context, tolerance=tolerance, solver=solver)
-            _join(parts, solution.x)
-            return solution
-
-        return solve_backwards(list(self), z, step, self, context)
-
-    def stretch(self, input_shape: Shape | None = None) -> Stretch:
-        """Every stage is followed by the identity on one half and the remaining stages on the other."""
-        if input_shape is not None:
-            self.output_shape(input_shape)
-        *earlier, total = [stage.stretch(shape) for stage, shape in zip(self, self.stage_shapes, strict=True)]
-        for own in reversed(earlier):
-            rest = Stretch(max(1.0, total.forward), max(1.0, total.inverse), total.logdet, total.proven)
-            total = own.then(rest)
-        return total
+    ) -> Solution:
+        """Dropping channels is exact; a code off the image is projected, which brings no error of its own."""
+        zeros = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+        return Solution(self.inverse(z), iterations=zeros.long(), error_bound=zeros, converged=zeros == 0)
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        if tuple(input_shape) != self.input_shape:
-            raise ValueError(
-                f"This Multiscale takes inputs of shape {self.input_shape}; got {tuple(input_shape)}. "
-                "Build another one with that input_shape."
-            )
-        return (sum(math.prod(shape) for shape in self.code_shapes),)
+        return (input_shape[0] + self.channels, *input_shape[1:])
 
-    def unflatten(self, z: Tensor) -> list[Tensor]:
-        """The code taken apart: one tensor (batch, channels, ...) per scale, the finest first."""
-        check_batch(z, "z", self.output_shape(self.input_shape))
-        pieces = torch.split(z, [math.prod(shape) for shape in self.code_shapes], dim=1)
-        return [piece.reshape(-1, *shape) for piece, shape in zip(pieces, self.code_shapes, strict=True)]
-
-    def flatten(self, parts: Sequence[Tensor]) -> Tensor:
-        """The flat code (batch, D) of one tensor per scale: the inverse of `unflatten`."""
-        got = [tuple(part.shape[1:]) for part in parts]
-        if got != list(self.code_shapes):
-            raise ValueError(
-                f"parts must have the shapes (batch, ...) of {list(self.code_shapes)}; got {got}. "
-                "Pass one tensor per scale, in the order that unflatten gives."
-            )
-        return torch.cat([part.flatten(1) for part in parts], dim=1)
-
-    def _through(self, x: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
-        check_batch(x, shape=self.input_shape)
-        parts: list[Tensor] = []
-        for stage in self:
-            x = step(stage, x)
-            if len(parts) < len(self) - 1:
-                part, x = x.chunk(2, dim=1)
-                parts.append(part)
-        return self.flatten([*parts, x])
-
-    def _plan(self) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
-        shape, stage_shapes, code_shapes = self.input_shape, [], []
-        for k, stage in enumerate(self):
-            stage_shapes.append(shape)
-            shape = stage.output_shape(shape)
-            if k < len(self) - 1:
-                if shape[0] % 2:
-                    raise ValueError(
-                        "Every stage but the last must end with an even number of channels, to be split in half; "
-                        f"stage {k} of {len(self)} ends with shape {shape}. Put a Squeeze into it."
-                    )
-                shape = (shape[0] // 2, *shape[1:])
-            code_shapes.append(shape)
-        return tuple(stage_shapes), tuple(code_shapes)
-
-
-def _join(parts: list[Tensor], x: Tensor) -> None:
-    """Put what a stage was given back beside the half that went straight to the code."""
-    if parts:
-        parts.append(torch.cat([parts.pop(), x], dim=1))
+    def extra_repr(self) -> str:
+        return f"{self.channels}"

@@ -3,10 +3,10 @@
     Banach      x <- z - g(x)                                     ||x_k - x*|| <= L^k / (1 - L) ||x_1 - x_0||   (Eq. 1)
     Anderson    the combination of the last steps with the smallest residual, falling back to Banach
 
-What is proven: for ANY x, ||x - x*|| <= ||x + g(x) - z|| / (1 - L), because x -> x + g(x) expands distances by at least 1 - L.
-That holds for every solver and precision, provided that the residual is evaluated exactly enough: it is evaluated once
-more in float64 at the end, and where float32 stalls above the tolerance, the last steps run in float64. (The textbook
-bound by the last step fails in float32 and for accelerated iterates.)
+What is proven: for ANY x, ||x - x*|| <= ||x + g(x) - z|| / (1 - L), because x -> x + g(x) expands distances by at
+least 1 - L. That holds for every solver and precision, provided that the residual is evaluated exactly enough: it is
+evaluated once more in float64 at the end, and where float32 stalls above the tolerance, the last steps run in float64.
+(The textbook bound by the last step fails in float32 and for accelerated iterates.)
 
 Algorithm 1 as printed runs n + 1 steps; here an iteration is one evaluation of g.
 """
@@ -17,7 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -33,22 +33,27 @@ class ConvergenceError(RuntimeError):
     """A solve ended without the proof that was asked for. The message has the numbers and the remedy."""
 
     def __init__(self, solution: Solution, tolerance: float, lipschitz: float | None, where: str = "") -> None:
-        self.solution, self.tolerance, self.lipschitz = solution, tolerance, lipschitz
+        self.solution, self.tolerance, self.lipschitz, self.where = solution, tolerance, lipschitz, where
         bad = ~solution.converged
         worst = float(solution.error_bound[bad].max())
         sentence = (
-            f"the inverse{where and ' of ' + where} is not proven to {tolerance:.1e} for {int(bad.sum())} of {len(bad)} samples: "
-            f"error bound {worst:.1e} after {int(solution.iterations.max())} iterations."
+            f"the inverse{where and ' of ' + where} is not proven to {tolerance:.1e} for {int(bad.sum())} of "
+            f"{len(bad)} samples: error bound {worst:.1e} after {int(solution.iterations.max())} iterations."
         )
         if lipschitz is None or not lipschitz < 1:
-            remedy = f"No contraction is proven (Lip(g) <= {lipschitz}): see certify(model), and tighten_(model) repairs it."
+            remedy = (
+                f"No contraction is proven (Lip(g) <= {lipschitz}): see certify(model), and tighten_(model) repairs it."
+            )
+        elif solution.x.dtype == torch.float64:
+            remedy = "Allow a larger tolerance or more iterations."
         else:
             remedy = "Allow a larger tolerance or more iterations, or call .double() on model and code."
         super().__init__(f"{sentence} {remedy}")
 
     def at(self, where: str) -> ConvergenceError:
-        """The same error, naming the place."""
-        return ConvergenceError(self.solution, self.tolerance, self.lipschitz, where)
+        """The same error, naming the place, outermost first."""
+        place = f"{where}, {self.where}" if self.where else where
+        return ConvergenceError(self.solution, self.tolerance, self.lipschitz, place)
 
 
 @dataclass(frozen=True)
@@ -208,7 +213,7 @@ class _Mixing:
 
 
 def _least_squares(df: Tensor, f: Tensor) -> Tensor:
-    """The gamma that minimises ||f - sum_i gamma_i df_i||, (batch, memory), by regularised normal equations in float64."""
+    """The gamma minimising ||f - sum_i gamma_i df_i||, (batch, memory): regularised normal equations in float64."""
     a, b = df.double(), f.double()
     gram, right = a @ a.mT, (a @ b[..., None])[..., 0]
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
@@ -219,13 +224,13 @@ def _least_squares(df: Tensor, f: Tensor) -> Tensor:
 
 
 def _norm(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x.flatten(1), dim=1)
+    return cast(Tensor, torch.linalg.vector_norm(x.flatten(1), dim=1))
 
 
-def default_tolerance(z: Tensor, lipschitz: float) -> float:
-    """The tolerance when none is given: what the precision of z can hold, for the largest code and this contraction."""
+def default_tolerance(z: Tensor, lipschitz: float) -> Tensor:
+    """The tolerances when none is given: what the precision of z can hold, for each code and this contraction."""
     relative = 1e-11 if z.dtype == torch.float64 else 1e-6
-    return relative * max(1.0, float(_norm(z.double()).max())) / max(1 - lipschitz, 1e-3)
+    return relative * _norm(z.detach().double()).clamp_min(1.0) / max(1 - lipschitz, 1e-3)
 
 
 def iteration_limit(contraction: float, start: float, target: float) -> int:
@@ -242,21 +247,21 @@ def solve(
     z: Tensor,
     *,
     lipschitz: float | None,
-    tolerance: float,
+    tolerance: float | Tensor,
     solver: Solver,
     reference: Branch,
 ) -> Solution:
     """Solve x + g(x) = z and prove it. `reference` is g in float64; `lipschitz` its bound, None where there is none.
 
-    The tolerance is absolute, in the l2 norm of a sample. Works in the precision of z; samples whose float64 residual is
-    still too large go on in float64.
+    The tolerance is absolute, in the l2 norm of a sample, one for all or one for each. Works in the precision of z;
+    samples whose float64 residual is still too large go on in float64.
     """
     contraction = 1.0 if lipschitz is None else lipschitz
     gap = 1 - contraction if contraction < 1 else 1.0  # nothing is proven without a contraction: see below
     working = torch.promote_types(z.dtype, torch.float32)
     zw = z.to(working)
     # Aim below the tolerance, as the final x is rounded, and no lower than rounding in this precision allows.
-    aim = torch.full((len(z),), 0.5 * tolerance * gap, dtype=working, device=z.device)
+    aim = torch.as_tensor(0.5 * gap * tolerance, dtype=working, device=z.device).expand(len(z))
     floor = 4 * torch.finfo(working).eps * _norm(zw)
     target = torch.maximum(aim, floor)
     limit = _limit(solver, contraction, zw, float(target.min()))
@@ -268,7 +273,12 @@ def solve(
     if len(behind) and working != torch.float64 and remaining > 0 and bool(torch.isfinite(x[behind]).all()):
         part = z[behind].double()
         better, more = solver.run(
-            lambda t, rows: reference(t, behind[rows]), part, x[behind].double(), aim[behind].double(), contraction, remaining
+            lambda t, rows: reference(t, behind[rows]),
+            part,
+            x[behind].double(),
+            aim[behind].double(),
+            contraction,
+            remaining,
         )
         x[behind] = better.to(z.dtype)
         count[behind] += more

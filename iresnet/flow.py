@@ -1,14 +1,14 @@
 """Flow: a density from a transform and a base, log p(x) = log p_base(F(x)) + ln |det dF/dx| (Eq. 3).
 
-`Flow.forward` IS the log-likelihood, so that everything that wraps forward (DDP, compile) wraps the loss. Sampling draws
-a code and inverts it, block by block, each solve proven.
+`Flow.forward` IS the log-likelihood, so that everything that wraps forward (DDP, compile) wraps the loss. Sampling
+draws a code and inverts it, block by block, each solve proven.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -47,9 +47,7 @@ class DiagonalNormal(nn.Module):
         return density.flatten(-len(self.shape)).sum(-1)
 
     def rsample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        noise = torch.randn(
-            count, *self.shape, dtype=self.mean.dtype, device=self.mean.device, generator=generator
-        )
+        noise = torch.randn(count, *self.shape, dtype=self.mean.dtype, device=self.mean.device, generator=generator)
         return self.mean + torch.exp(self.log_scale) * noise
 
 
@@ -98,8 +96,8 @@ class Flow(nn.Module):
         self.transform, self.base, self.estimator, self.event_shape = transform, base, estimator, event_shape
         if any(isinstance(m, InjectivePad) for m in transform.modules()):
             raise ValueError(
-                "a density needs a transform that keeps the dimension; this one has injective padding, on whose constant "
-                "channels log p is unbounded. Leave the padding out, or use Classifier."
+                "a density needs a transform that keeps the dimension; this one has injective padding, on whose "
+                "constant channels log p is unbounded. Leave the padding out, or use Classifier."
             )
 
     def forward(
@@ -119,7 +117,7 @@ class Flow(nn.Module):
         with entering(self, x):
             z, logdet = self.transform.forward_and_logdet(x, context, estimator=estimator, generator=generator)
             self._check_code(z)
-            return cast(Tensor, self.base.log_prob(z) + logdet)
+            return self.base.log_prob(z) + logdet
 
     def _check_code(self, z: Tensor) -> None:
         if tuple(z.shape[1:]) != self.base.shape:
@@ -148,7 +146,7 @@ class Flow(nn.Module):
         tolerance: float = 1e-2,
         generator: torch.Generator | None = None,
     ) -> LogProb:
-        """log p(x) with a proven bound on the truncation error and the estimator's standard error, each <= tolerance / 2.
+        """log p(x) with a proven bound on the truncation error and a standard error, each at most tolerance / 2.
 
         The number of terms follows from the proven Lipschitz bounds. The number of probes is fixed by a pilot run, and
         the estimate is made of fresh ones: stopping when the error looks small would bias it.
@@ -232,7 +230,8 @@ def _spread(shape: tuple[int, ...], context: Tensor | None) -> tuple[int, Tensor
 class ConditionalDistribution(torch.distributions.Distribution):
     """A flow at a fixed batch of contexts."""
 
-    arg_constraints: dict[str, Any] = {}
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+    has_rsample = True
 
     def __init__(self, flow: Flow, context: Tensor) -> None:
         check_batch(context, "context")
@@ -252,4 +251,3 @@ class ConditionalDistribution(torch.distributions.Distribution):
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         return self.flow.rsample_and_log_prob(tuple(sample_shape), self.context)[0]
-

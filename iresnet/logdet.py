@@ -4,9 +4,9 @@
 
 `PowerSeries` stops after n terms, with an error of at most `truncation_bound` (Theorem 3); `RussianRoulette` stops at
 random and reweights, so that the mean is exact. Value and gradient come in one pass: the gradient of ln det is
-tr((I + J)^-1 dJ) = E[s' dJ v] with the Neumann sum s = sum_k (-1)^k (J')^k v, so that only ONE vector-Jacobian product, that
-of s, needs a graph. Memory does not grow with the number of terms. The gradient equals that of the value in
-expectation, not probe by probe, and cannot be differentiated again: that raises.
+tr((I + J)^-1 dJ) = E[s' dJ v] with the Neumann sum s = sum_k (-1)^k (J')^k v, so that only ONE vector-Jacobian
+product, that of s, needs a graph. Memory does not grow with the number of terms. The gradient equals that of the value
+in expectation, not probe by probe, and cannot be differentiated again: that raises.
 
 Weights of the roulette, P_k = P(N >= k): value (-1)^(k+1) / (k P_k), k = 1..N; gradient (-1)^k / P_(k+1), k = 0..N-1.
 With continuation probability q the variance is finite for certain only if q > L^2.
@@ -18,7 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from typing import ClassVar, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -47,12 +47,15 @@ class Jacobian:
             rows = self.pull(basis)
         else:
             chunk = max(1, _CHUNK // (batch * d))
-            rows = cast(Tensor, torch.func.vmap(self.pull, chunk_size=chunk)(basis))
+            rows = torch.func.vmap(self.pull, chunk_size=chunk)(basis)
         return rows.reshape(d, batch, d).transpose(0, 1)
 
 
 class Estimator(ABC):
     """A way to ln det(I + J). Called with the Jacobian of g at x; returns one number per sample, with its gradient."""
+
+    #: Whether the estimator needs a bound on ||J||: computing one is not free.
+    needs_lipschitz: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(
@@ -95,8 +98,8 @@ def _check_positive(det: Tensor) -> None:
         return
     if bool((det <= 0).any()):
         raise ValueError(
-            f"det(I + J) must be positive; got {float(det.min()):.3g}. g is not a contraction here: constrain its layers "
-            "(iresnet.lipschitz.constrain_) and look at certify(model)."
+            f"det(I + J) must be positive; got {float(det.min()):.3g}. g is not a contraction here: constrain its "
+            "layers (iresnet.lipschitz.constrain_) and look at certify(model)."
         )
 
 
@@ -125,11 +128,12 @@ class PowerSeries(Estimator):
 
 @dataclass(frozen=True)
 class CertifiedSeries(Estimator):
-    """A power series with as many terms as Theorem 3 asks for, so that truncation costs at most `tolerance` nats a block."""
+    """A power series with as many terms as Theorem 3 asks for: truncation costs at most `tolerance` nats a block."""
 
     tolerance: float = 1e-3
     probes: int = 1
     probe: Probe = "rademacher"
+    needs_lipschitz: ClassVar[bool] = True
 
     def __call__(
         self,
@@ -141,8 +145,8 @@ class CertifiedSeries(Estimator):
     ) -> Tensor:
         if lipschitz is None or not lipschitz < 1:
             raise ValueError(
-                f"the number of terms follows from a proven contraction; got Lip(g) <= {lipschitz}. See certify(model); "
-                "tighten_(model) repairs it, or name PowerSeries(terms=...)."
+                f"the number of terms follows from a proven contraction; got Lip(g) <= {lipschitz}. See "
+                "certify(model); tighten_(model) repairs it, or name PowerSeries(terms=...)."
             )
         terms = terms_needed(lipschitz, math.prod(x.shape[1:]), self.tolerance)
         return PowerSeries(terms, self.probes, self.probe)(jacobian, x, generator=generator)
@@ -159,6 +163,7 @@ class RussianRoulette(Estimator):
     continuation: float | None = None
     probes: int = 1
     probe: Probe = "rademacher"
+    needs_lipschitz: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_settings(self.terms, self.probes, self.probe)
@@ -169,7 +174,7 @@ class RussianRoulette(Estimator):
         """q for a bound L: refused where the variance could be infinite."""
         if lipschitz is None or not lipschitz < 1:
             raise ValueError(
-                f"RussianRoulette needs a Lipschitz bound below 1 to choose its continuation probability; got {lipschitz}. "
+                f"RussianRoulette needs a Lipschitz bound below 1 for its continuation probability; got {lipschitz}. "
                 "Constrain g, tighten the model, or assert ResidualBlock(g, lipschitz=...)."
             )
         square = lipschitz * lipschitz
@@ -267,7 +272,7 @@ def attach_gradient(value: Tensor, surrogate: Tensor) -> Tensor:
     """The first tensor's value with the second one's gradient; differentiating twice raises."""
     if torch.compiler.is_compiling():
         return value + (surrogate - surrogate.detach())
-    return cast(Tensor, _Attach.apply(value, surrogate))
+    return cast(Tensor, _Attach.apply(value, surrogate))  # type: ignore[no-untyped-call]
 
 
 class _Attach(torch.autograd.Function):
@@ -276,7 +281,7 @@ class _Attach(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: object, grad: Tensor) -> tuple[None, Tensor]:
         return None, grad
 

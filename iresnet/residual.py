@@ -1,10 +1,10 @@
 """The residual block F(x) = x + g(x) with Lip(g) = L < 1: the paper on one page.
 
-    invertible      z = x + g(x) has exactly one solution x for every z                        Theorem 1
-    inverse         the fixed point of x <- z - g(x), error at most ||x + g(x) - z|| / (1 - L)   Algorithm 1, Eq. 1
-    Lipschitz       Lip(F) <= 1 + L,  Lip(F^-1) <= 1 / (1 - L)                                  Lemma 2
-    determinant     ln det(I + J) = tr ln(I + J), between d ln(1 - L) and d ln(1 + L)           Eq. 4, Lemmas 6 and 7
-    dynamics        x + tau g(x) is a bijection for every tau in [0, 1]                         Sec. 4.2
+invertible      z = x + g(x) has exactly one solution x for every z                        Theorem 1
+inverse         the fixed point of x <- z - g(x), error at most ||x + g(x) - z|| / (1 - L)   Algorithm 1, Eq. 1
+Lipschitz       Lip(F) <= 1 + L,  Lip(F^-1) <= 1 / (1 - L)                                  Lemma 2
+determinant     ln det(I + J) = tr ln(I + J), between d ln(1 - L) and d ln(1 + L)           Eq. 4, Lemmas 6 and 7
+dynamics        x + tau g(x) is a bijection for every tau in [0, 1]                         Sec. 4.2
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from . import lipschitz as lip
-from .fixed_point import Anderson, ConvergenceError, Solution, Solver, default_tolerance
+from .fixed_point import Anderson, ConvergenceError, Solution, Solver, default_tolerance, iteration_limit
 from .fixed_point import solve as solve_fixed_point
 from .lipschitz import Bound, linearise, nominal, plain, refresh_
 from .logdet import CertifiedSeries, Estimator, Exact, attach_gradient
@@ -36,7 +36,8 @@ EVAL_TOLERANCE, EVAL_PROBES, EVAL_SEED = 1e-3, 4, 0
 class ResidualBlock(Transform):
     """x + g(x) for a contraction g, whose constant is proven from its parts.
 
-    `lipschitz=` asserts a constant for a g that cannot be read; it is then shown as asserted, and no certificate passes.
+    `lipschitz=` asserts a constant for a g that cannot be read; it is then shown as asserted, and no certificate
+    passes.
 
     >>> from iresnet import contractive_mlp
     >>> block = ResidualBlock(contractive_mlp(2, hidden=(16,), lipschitz=0.8))
@@ -48,11 +49,15 @@ class ResidualBlock(Transform):
     def __init__(self, g: nn.Module, *, lipschitz: float | None = None) -> None:
         super().__init__()
         if lipschitz is not None and not 0 <= lipschitz < 1:
-            raise ValueError(f"lipschitz must lie in [0, 1); got {lipschitz}. A block with a larger constant has no inverse.")
+            raise ValueError(
+                f"lipschitz must lie in [0, 1); got {lipschitz}. A block with a larger constant has no inverse."
+            )
         self.g, self.asserted = g, lipschitz
         self._snapshot: tuple[Any, ...] | None = None
+        self._entry: tuple[int, int, int] | None = None  # (axis, its size, dimensions or 0) that g asks of x, if known
         if lipschitz is None:
             self._check_contraction()
+            self._read_entry()
 
     def _check_contraction(self) -> None:
         try:
@@ -65,6 +70,34 @@ class ResidualBlock(Transform):
                 "Use iresnet.lipschitz.constrain_(g, lipschitz=0.9) first."
             )
 
+    def _read_entry(self) -> None:
+        for _, layer in lip.leaves(self.g):
+            if isinstance(layer, nn.Linear):
+                self._entry = (-1, layer.in_features, 0)
+                return
+            if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+                self._entry = (1, layer.in_channels, layer.weight.dim())
+                return
+            if getattr(layer, "inplace", False):
+                raise ValueError(
+                    f"g must leave x as it is; its first step, {layer}, works in place. Use inplace=False."
+                )
+            if isinstance(layer, nn.Flatten | nn.Unflatten):
+                return
+
+    def _check_input(self, x: Tensor, context: Tensor | None, name: str = "x") -> None:
+        """A sentence for a wrong shape, before torch complains from inside a layer."""
+        if context is not None and len(context) != len(x):
+            raise ValueError(
+                f"context must have one row for every sample; got {len(context)} for {len(x)}. Repeat it with expand."
+            )
+        if self._entry is None:
+            return
+        axis, size, dims = self._entry
+        if x.shape[axis] != size or (dims and x.dim() != dims):
+            shape = f"(batch, {size}{', n' * (dims - 2)})" if dims else f"(batch, ..., {size})"
+            raise ValueError(f"{name} must have shape {shape} for this block; got {tuple(x.shape)}. Reshape it, or g.")
+
     # ------------------------------------------------------------------ forward
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
@@ -72,7 +105,9 @@ class ResidualBlock(Transform):
             return x + self._branch(x, context)
 
     def _branch(self, x: Tensor, context: Tensor | None) -> Tensor:
-        y = self.g(x) if context is None or not self._takes_context() else self.g(x, context)
+        context = context if self._takes_context() else None
+        self._check_input(x, context)
+        y = self.g(x) if context is None else self.g(x, context)
         self._check_shape(x, y)
         return cast(Tensor, y)
 
@@ -95,13 +130,18 @@ class ResidualBlock(Transform):
         estimator: Estimator | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """z and ln det(I + J). Without an estimator: exact up to 64 dimensions; beyond that, in eval, enough terms for an
-        error below 1e-3 nats with probes from a fixed seed, so that the same x gives the same number."""
+        """z and ln det(I + J).
+
+        Without an estimator: exact up to 64 dimensions; beyond that, in eval, enough terms for an error below 1e-3
+        nats and probes from a fixed seed, so that the same x gives the same number.
+        """
         with entering(self, x):
-            constant = self._constant(tuple(x.shape[1:]))
+            context = context if self._takes_context() else None
+            self._check_input(x, context)
             if estimator is None:
                 estimator, generator = self._default_estimator(x, generator)
-            y, jacobian = linearise(self.g, x, context if self._takes_context() else None)
+            constant = self._constant(tuple(x.shape[1:])) if estimator.needs_lipschitz else None
+            y, jacobian = linearise(self.g, x, context)
             self._check_shape(x, y)
             return x + y, estimator(jacobian, x, lipschitz=constant, generator=generator)
 
@@ -128,6 +168,8 @@ class ResidualBlock(Transform):
 
     def trajectory(self, x: Tensor, steps: int = 8, context: Tensor | None = None) -> list[Tensor]:
         """x + tau g(x) for tau = 0, 1/steps, ..., 1: every state a bijective image of x (Sec. 4.2)."""
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1; got {steps}.")
         y = self._branch(x, context)
         return [x + (i / steps) * y for i in range(steps + 1)]
 
@@ -146,12 +188,14 @@ class ResidualBlock(Transform):
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         g = self._frozen_copy(tuple(x.shape[1:]))[0]
         x = x.double()
-        return x + (g(x) if context is None or not self._takes_context() else g(x, context.double()))
+        y = g(x) if context is None or not self._takes_context() else g(x, context.double())
+        return x + cast(Tensor, y)
 
     def _frozen_copy(self, input_shape: Shape | None) -> tuple[nn.Module, Bound]:
         """(g in float64 with its stored weights, its bound), made anew when weights or shape have changed."""
-        tensors = [t for t in (*self.g.parameters(), *self.g.buffers()) if t.is_floating_point()]
-        mark = (input_shape, *((t.dtype, t.device) for t in tensors), *_fingerprint(tensors))
+        tensors = [*self.g.parameters(), *self.g.buffers()]
+        sizes = tuple(m.seen for m in self.g.modules() if isinstance(m, lip.SpectralCap))
+        mark = (input_shape, sizes, *((t.dtype, t.device) for t in tensors), *_fingerprint(tensors))
         if self._snapshot is None or self._snapshot[0] != mark:
             with torch.no_grad():
                 copy = plain(self.g).double()
@@ -174,8 +218,9 @@ class ResidualBlock(Transform):
         check_finite(z, "z")
         if tolerance is not None and not tolerance > 0:
             raise ValueError(f"tolerance must be positive; got {tolerance}.")
-        copy, b = self._frozen_copy(tuple(z.shape[1:]))
         c = context if self._takes_context() else None
+        self._check_input(z, c, "z")
+        copy, b = self._frozen_copy(tuple(z.shape[1:]))
 
         def branch(x: Tensor, rows: Tensor) -> Tensor:
             return self._branch(x, None if c is None else c[rows])
@@ -209,7 +254,7 @@ class ResidualBlock(Transform):
         solution = self.solve(z, context, tolerance=tolerance, solver=solver)
         if not bool(solution.converged.all()):
             constant = self.bound(tuple(z.shape[1:])).value
-            goal = default_tolerance(z, constant) if tolerance is None else tolerance
+            goal = tolerance or float(default_tolerance(z, constant)[~solution.converged].max())
             raise ConvergenceError(solution, goal, constant)
         if not torch.is_grad_enabled():
             return solution.x
@@ -223,7 +268,8 @@ class ResidualBlock(Transform):
         if not step.requires_grad:
             return x
         constant = self.bound(tuple(z.shape[1:])).value
-        return attach_gradient(x, cast(Tensor, _Adjoint.apply(step, jacobian, start, constant, solver)))
+        corrected = _Adjoint.apply(step, jacobian, constant, solver)  # type: ignore[no-untyped-call]
+        return attach_gradient(x, cast(Tensor, corrected))
 
     def extra_repr(self) -> str:
         return "" if self.asserted is None else f"lipschitz={self.asserted:g} (asserted)"
@@ -233,12 +279,12 @@ class _Adjoint(torch.autograd.Function):
     """The identity, whose backward solves w + J' w = v: the adjoint of the implicit function theorem."""
 
     @staticmethod
-    def forward(ctx: Any, step: Tensor, jacobian: Any, start: Tensor, constant: float, solver: Solver) -> Tensor:
+    def forward(ctx: Any, step: Tensor, jacobian: Any, constant: float, solver: Solver) -> Tensor:
         ctx.jacobian, ctx.constant, ctx.solver = jacobian, constant, solver
         return step.clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         def pull(w: Tensor, rows: Tensor) -> Tensor:
             if len(rows) == len(v):
@@ -246,11 +292,12 @@ class _Adjoint(torch.autograd.Function):
             padded = torch.zeros_like(v).index_copy(0, rows, w)
             return cast(Tensor, ctx.jacobian(padded)[rows])
 
-        size = v.flatten(1).norm(dim=1)
-        target = (size * (1 - ctx.constant) * (1e-12 if v.dtype == torch.float64 else 1e-6)).clamp_min(1e-300)
+        relative = (1 - ctx.constant) * (1e-12 if v.dtype == torch.float64 else 1e-6)
+        relative = max(relative, 4 * torch.finfo(v.dtype).eps)
+        limit = iteration_limit(ctx.constant, 1.0, relative)
         with torch.no_grad(), full_precision(v):
-            w, _ = ctx.solver.run(pull, v, v, target.to(v.dtype), ctx.constant, 1000)
-        return w, None, None, None, None
+            w, _ = ctx.solver.run(pull, v, v, relative * v.flatten(1).norm(dim=1), ctx.constant, limit)
+        return w, None, None, None
 
 
 def _fingerprint(tensors: list[Tensor]) -> tuple[float, ...]:
@@ -258,8 +305,9 @@ def _fingerprint(tensors: list[Tensor]) -> tuple[float, ...]:
     if not tensors:
         return ()
     with torch.no_grad():
-        flat = [t.detach().flatten() for t in tensors if t.numel()]
-        sums = [f for t in flat for f in (t.sum(dtype=torch.float64), torch.linalg.vector_norm(t, dtype=torch.float64))]
+        flat = [t.detach().flatten().double() for t in tensors if t.numel()]
+        # A sum with a weight for every place: reordered entries count as a change.
+        sums = [f for t in flat for f in (t @ torch.linspace(1, 2, len(t), dtype=t.dtype, device=t.device), t.norm())]
         return tuple(torch.stack(sums).tolist())
 
 
@@ -282,12 +330,12 @@ def full_precision(like: Tensor) -> Iterator[None]:
 
 @contextmanager
 def entering(module: nn.Module, x: Tensor) -> Iterator[None]:
-    """What the outermost call of a model does once: check the input, refresh every norm in training, then stand still."""
+    """What the outermost call of a model does: check the input, refresh the norms in training, then stand still."""
     if lip.is_frozen():
         yield
         return
     check_batch(x)
-    if not (x.is_cuda and (module.training or torch.cuda.is_current_stream_capturing())):
+    if not (x.is_cuda and module.training):  # there the check would make every step wait; the training loop has its own
         check_finite(x, "x")
     if module.training and torch.is_grad_enabled():
         refresh_(module)

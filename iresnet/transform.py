@@ -19,7 +19,7 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from .fixed_point import ConvergenceError, Solution, Solver
+from .fixed_point import RESIDUAL_ROUNDING, ConvergenceError, Solution, Solver
 from .logdet import Estimator
 
 Shape: TypeAlias = tuple[int, ...]
@@ -92,7 +92,7 @@ class Transform(nn.Module, ABC):
 
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """The code of x in float64 with the stored weights: what an inverse is judged against."""
-        return self(x.double(), None if context is None else context.double())
+        return cast(Tensor, self(x.double(), None if context is None else context.double()))
 
     def solve(
         self,
@@ -102,11 +102,16 @@ class Transform(nn.Module, ABC):
         tolerance: float | None = None,
         solver: Solver | None = None,
     ) -> Solution | ChainSolution:
-        """The inverse with a report instead of an exception; no gradient. Closed forms report a bound of zero."""
+        """The inverse with a report instead of an exception; no gradient.
+
+        A closed form is judged like any other: ||x - x*|| <= Lip(F^-1) ||F(x) - z||, the residual in float64.
+        """
         with torch.no_grad():
             x = self.inverse(z, context, tolerance=tolerance, solver=solver)
-        zeros = torch.zeros(len(z), dtype=torch.float64, device=z.device)
-        return Solution(x, iterations=zeros.long(), error_bound=zeros, converged=zeros == 0)
+            residual = (self.reference(x, context) - z.double()).flatten(1).norm(dim=1)
+            allowance = RESIDUAL_ROUNDING * (1 + z.double().flatten(1).norm(dim=1))
+            bound = self.stretch(tuple(x.shape[1:])).inverse * (residual + allowance)
+        return Solution(x, torch.zeros_like(bound).long(), bound, torch.isfinite(bound))
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ class ChainSolution:
 
     def measured_error(self, truth: Tensor) -> Tensor:
         """||x - truth|| per sample."""
-        return (self.x.double() - truth.double()).flatten(1).norm(dim=1)
+        return cast(Tensor, torch.linalg.vector_norm((self.x.double() - truth.double()).flatten(1), dim=1))
 
     def __str__(self) -> str:
         composed = float(self.composed_bound.max())
@@ -206,6 +211,7 @@ class Chain(Transform):
         return z
 
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        x = x.double()
         for t in self:
             x = t.reference(x, context)
         return x
@@ -294,7 +300,8 @@ def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:
         raise ValueError(f"{name} must be a floating-point tensor; got {got}. Convert it with {name}.float() first.")
     if x.dim() < 2:
         raise ValueError(
-            f"{name} must have a batch dimension, shape (batch, ...); got {tuple(x.shape)}. Use {name}[None] for one sample."
+            f"{name} must have a batch dimension, shape (batch, ...); got {tuple(x.shape)}. "
+            f"Use {name}[None] for one sample."
         )
     if x.numel() == 0:
         raise ValueError(f"{name} must hold at least one sample; got an empty batch of shape {tuple(x.shape)}.")
@@ -304,7 +311,7 @@ def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:
 
 def check_finite(x: Tensor, name: str) -> None:
     """Refuse NaN and infinity, naming the first sample that has them."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
     bad = ~torch.isfinite(x).flatten(1).all(dim=1)
     if bool(bad.any()):

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from iresnet.elementary import ActNorm, InjectivePad, Multiscale, Squeeze
+from iresnet.elementary import ActNorm, InjectivePad, Squeeze
 from iresnet.fixed_point import ConvergenceError, Solution
+from iresnet.multiscale import Multiscale
 from iresnet.transform import Chain, Stretch, Transform
 
 DOUBLE = torch.float64
@@ -461,3 +462,11 @@ class TestMultiscale:
             model.stretch((3, 4, 4))
         with pytest.raises(ValueError, match="parts must have the shapes.*one tensor per scale"):
             model.flatten(model.unflatten(normal(2, 16))[:2])
+
+
+def test_representations_show_the_settings():
+    assert [repr(t) for t in (ActNorm(2), Squeeze(3), InjectivePad(4))] == [
+        "ActNorm(2)",
+        "Squeeze(3)",
+        "InjectivePad(4)",
+    ]

@@ -263,3 +263,8 @@ class TestStandardise:
             Standardise.fit(torch.tensor([[math.nan], [1.0]]))
         with pytest.raises(ValueError, match="floating-point"):
             Standardise.fit(torch.tensor([[1], [2]]))
+
+
+def test_representations_show_the_settings():
+    assert repr(Logit(2, 0.1)) == "Logit(levels=2, alpha=0.1)"
+    assert repr(Standardise([0.0, 0.0], [1.0, 1.0])) == "Standardise(2)"

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -173,6 +172,8 @@ def _blurred(curve: Curve, pieces: int, noise: float, nodes: int) -> Density:
         c, log_weights = (t.to(x.device) for t in _quadrature(curve, pieces, nodes))
         # |x - c|^2 = |x|^2 - 2 x'c + |c|^2, so that all distances are one matrix product.
         exponents = (x @ c.T - c.square().sum(dim=1) / 2) / noise**2 + log_weights
+        # What is e^-50 of the largest does not count, and exp is slow where it underflows.
+        exponents = torch.maximum(exponents, exponents.amax(dim=1, keepdim=True) - 50)
         return exponents.logsumexp(dim=1) - x.square().sum(dim=1) / (2 * noise**2) - math.log(2 * math.pi * noise**2)
 
     return Density(draw, log_p, half_width=REACH + 8 * noise, step=noise / 2)
@@ -181,10 +182,13 @@ def _blurred(curve: Curve, pieces: int, noise: float, nodes: int) -> Density:
 @cache
 def _quadrature(curve: Curve, pieces: int, nodes: int) -> tuple[Tensor, Tensor]:
     """Points on the curve and the logarithms of their weights."""
-    roots, weights = np.polynomial.legendre.leggauss(nodes)
+    # Gauss-Legendre on [-1, 1] by Golub and Welsch: the eigenvalues of the Jacobi matrix of the Legendre polynomials.
+    k = torch.arange(1, nodes, dtype=torch.float64)
+    b = k / (4 * k.square() - 1).sqrt()
+    roots, vectors = torch.linalg.eigh(torch.diag(b, 1) + torch.diag(b, -1))
     # In s with u = s^2, du = 2 s ds, because the spirals are smooth in sqrt(u), not in u.
-    s = torch.from_numpy((roots + 1) / 2)
-    log_weights = torch.log(s * torch.from_numpy(weights) / pieces)
+    s = (roots + 1) / 2
+    log_weights = torch.log(2 * s * vectors[0].square() / pieces)
     piece = torch.arange(pieces, dtype=torch.float64).repeat_interleave(nodes)
     return curve(s.square().repeat(pieces), piece), log_weights.repeat(pieces)
 

@@ -6,6 +6,8 @@ be continuous as well (Sec. 3.2): ELU, softplus, tanh, LipSwish and sine qualify
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -21,7 +23,7 @@ class LipSwish(nn.Module):
         super().__init__()
         if not beta > 0:
             raise ValueError(f"beta must be positive; got {beta}.")
-        self.raw_beta = nn.Parameter(torch.tensor(float(beta)).expm1().log())
+        self.raw_beta = nn.Parameter(torch.tensor(beta + math.log(-math.expm1(-beta))))  # softplus of it is beta
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(functional.softplus(self.raw_beta) * x) / 1.1
@@ -54,7 +56,7 @@ class MaxMin(nn.Module):
 
 
 def lipschitz_constant(activation: nn.Module) -> float | None:
-    """The largest slope of a known activation; None for a module that is not one, or a subclass with its own forward."""
+    """The largest slope of a known activation; None for any other module, a user's subclass of one included."""
     if type(activation).__module__.partition(".")[0] not in ("torch", "iresnet"):
         return None
     match activation:
@@ -63,9 +65,11 @@ def lipschitz_constant(activation: nn.Module) -> float | None:
             return max(1.0, abs(float(activation.alpha))) if isinstance(activation, nn.ELU) else 1.0
         case nn.LeakyReLU():
             return max(1.0, abs(float(activation.negative_slope)))
+        case nn.Softplus():
+            return 1.0 if activation.threshold >= 20 else None  # beyond its threshold torch jumps to the line y = x
         case nn.Hardtanh():
             return 1.0
-        case nn.ReLU() | nn.Tanh() | nn.Softplus() | nn.Softsign() | nn.LogSigmoid() | nn.Identity() | Sine() | MaxMin():
+        case nn.ReLU() | nn.Tanh() | nn.Softsign() | nn.LogSigmoid() | nn.Identity() | Sine() | MaxMin():
             return 1.0
         case nn.Sigmoid():
             return 0.25
@@ -86,24 +90,32 @@ def check_contractive(activation: nn.Module) -> nn.Module:
     constant = lipschitz_constant(activation)
     if constant is None:
         raise ValueError(
-            f"no Lipschitz constant is on record for {type(activation).__name__}; use ELU, Softplus, Tanh, ReLU, LipSwish, "
-            "Sine or MaxMin."
+            f"no Lipschitz constant is on record for {type(activation).__name__}; use ELU, Softplus, Tanh, ReLU, "
+            "LipSwish, Sine or MaxMin."
         )
     if constant > 1:
         advice = " LipSwish is its contractive form." if isinstance(activation, nn.SiLU) else " Use ELU or LipSwish."
-        raise ValueError(
-            f"an activation must have a slope of at most 1; {activation} reaches {constant:.4g}.{advice}"
-        )
+        raise ValueError(f"an activation must have a slope of at most 1; {activation} reaches {constant:.4g}.{advice}")
     return activation
 
 
-def slope(activation: nn.Module, x: Tensor) -> Tensor | None:
-    """d activation(x) / dx for elementwise activations with a closed form, differentiable in x; None for the others."""
+_ELEMENTWISE = (nn.ELU, nn.Tanh, nn.Softplus, Sine, LipSwish, nn.ReLU, nn.Identity)
+
+
+def has_slope(activation: nn.Module) -> bool:
+    """Whether `slope` knows this module."""
+    return type(activation) in _ELEMENTWISE
+
+
+def slope(activation: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """d activation(x) / dx of an elementwise activation, differentiable in x, with the help of y = activation(x)."""
     match activation:
         case nn.ELU():
-            return torch.where(x > 0, torch.ones_like(x), activation.alpha * torch.exp(x.clamp(max=0)))
+            if activation.alpha == 1:
+                return y.clamp(max=0) + 1
+            return torch.where(x > 0, torch.ones_like(x), y + activation.alpha)
         case nn.Tanh():
-            return 1 - torch.tanh(x).square()
+            return 1 - y.square()
         case nn.Softplus():
             return torch.sigmoid(activation.beta * x)
         case Sine():
@@ -117,4 +129,4 @@ def slope(activation: nn.Module, x: Tensor) -> Tensor | None:
         case nn.Identity():
             return torch.ones_like(x)
         case _:
-            return None
+            raise ValueError(f"no closed slope is known for {type(activation).__name__}.")

@@ -1,8 +1,8 @@
 """What is proven about a network g: its Lipschitz constant, from those of its parts.
 
-Bounds multiply along an `nn.Sequential` of linear layers, convolutions and known activations, and through `Conditioned`.
-Anything else (a forward of the user's own, which may reuse a layer, add a skip or call an unknown function) is not
-composed: its constant must be asserted, and is shown as asserted.
+Bounds multiply along an `nn.Sequential` of linear layers, convolutions and known activations, and through
+`Conditioned`. Anything else (a forward of the user's own, which may reuse a layer, add a skip or call an unknown
+function) is not composed: its constant must be asserted, and is shown as asserted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Conditioned(nn.Module):
         """h + embed(context), an embedding per channel spread over the positions."""
         if context is None:
             raise ValueError("this network is conditional; pass context=...")
-        shift = self.embed(context)
+        shift = cast(Tensor, self.embed(context))
         return h + shift.reshape(*shift.shape, *(1,) * (h.dim() - shift.dim()))
 
 
@@ -71,7 +71,7 @@ def leaves(g: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     if _has_hooks(g):
         raise NoBoundKnown(f"{_where(prefix, g)} has forward hooks, which may change its function; remove them.")
     if isinstance(g, nn.Sequential) and type(g).forward is nn.Sequential.forward:
-        for name, child in g.named_children():
+        for name, child in zip(g._modules, g, strict=True):  # named_children would leave out a layer used twice
             yield from leaves(child, f"{prefix}.{name}" if prefix else name)
     elif type(g) is Conditioned:
         yield from leaves(g.first, f"{prefix}.first" if prefix else "first")
@@ -166,14 +166,17 @@ def plain(g: nn.Module) -> nn.Module:
 def tighten_(g: nn.Module, input_shape: Shape | None = None) -> list[str]:
     """Rescale the layers of g whose proven bound exceeds their coefficient; the names of those that changed.
 
-    The stored weight becomes the constrained one times coefficient / bound, so that power iteration finds nothing to do.
+    The stored weight becomes the constrained one times coefficient / bound, so that power iteration finds nothing to
+    do.
     """
-    changed = []
+    changed: list[str] = []
+    done: set[nn.Module] = set()  # a layer may be used twice
     for part in bound(g, input_shape).parts:
         layer = g.get_submodule(part.name)
         cap = cap_of(layer)
-        if cap is None or part.bound <= cap.coefficient:
+        if cap is None or part.bound <= cap.coefficient or layer in done:
             continue
+        done.add(layer)
         with torch.no_grad():
             # A hair below, for the rounding of the product to the weight's own precision.
             margin = 1 - 4 * torch.finfo(cast(Tensor, layer.weight).dtype).eps

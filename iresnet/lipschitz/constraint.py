@@ -1,18 +1,19 @@
 """The constraint of Eq. (2): W -> W min(1, c / sigma(W)), as a torch parametrization that looks after itself.
 
-`layer.weight` is always the constrained weight; `deepcopy`, EMA and `state_dict` work as for any module, and removing the
-parametrization leaves a plain layer. With u and v of the power iteration held fixed, sigma = u' T(W) v = <W, G> is linear
-in W, so a refresh stores G, and the forward pass only multiplies.
+`layer.weight` is always the constrained weight; `deepcopy`, EMA and `state_dict` work as for any module, and removing
+the parametrization leaves a plain layer. With u and v of the power iteration held fixed, sigma = u' T(W) v = <W, G> is
+linear in W, so a refresh stores G, and the forward pass only multiplies.
 
 The refresh (one step of power iteration from the last v) happens once per training forward: a model calls `refresh_`
 for all its layers at once, batched over layers of equal shape, and runs the rest `frozen()`; a lone layer calls it
-itself. In eval, in a solve, in a series nothing moves; on the way from train to eval the estimate is brought to convergence.
+itself. In eval, in a solve, in a series nothing moves; on the way from train to eval the estimate is brought to
+convergence.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -30,14 +31,21 @@ COLD_ITERATIONS = 30
 
 
 class NormRule(Protocol):
-    """How a layer's norm is taken at a refresh: returns the next v and G with sigma = <W, G>, for a stack of layers."""
+    """How a layer's norm is taken at a refresh: returns the next v and G with sigma = <W, G>, for a stack of layers.
+
+    `size` is that of the largest input met, None where a convolution has met none; v has a size in any case.
+    """
 
     @property
     def differentiate(self) -> bool: ...
 
-    def refresh(self, weight: Tensor, geometry: Geometry, size: tuple[int, ...], v: Tensor) -> tuple[Tensor, Tensor]: ...
+    def refresh(
+        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
 
-    def settle(self, weight: Tensor, geometry: Geometry, size: tuple[int, ...], v: Tensor) -> tuple[Tensor, Tensor]: ...
+    def settle(
+        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -55,10 +63,14 @@ class PowerIteration:
         if self.iterations < 1:
             raise ValueError(f"iterations must be at least 1; got {self.iterations}.")
 
-    def refresh(self, weight: Tensor, geometry: Geometry, size: tuple[int, ...], v: Tensor) -> tuple[Tensor, Tensor]:
+    def refresh(
+        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
         return spectral.power_iteration(weight, geometry, v, self.iterations)[1:]
 
-    def settle(self, weight: Tensor, geometry: Geometry, size: tuple[int, ...], v: Tensor) -> tuple[Tensor, Tensor]:
+    def settle(
+        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
         return spectral.converged_power_iteration(weight, geometry, v)[1:]
 
 
@@ -66,7 +78,8 @@ class PowerIteration:
 class GramIteration:
     """The strict rule: a sound upper bound (Schatten norm of order 2^(iterations + 1)) instead of an estimate.
 
-    The layer's norm is at most the coefficient after every refresh, not only at the end; it is used a little less fully.
+    The layer's norm is at most the coefficient after every refresh, not only at the end, for inputs up to the largest
+    size met and for all sizes before one is met; it is used a little less fully.
     """
 
     iterations: int = 6
@@ -79,7 +92,9 @@ class GramIteration:
         if self.iterations < 2:
             raise ValueError(f"iterations must be at least 2; got {self.iterations}.")
 
-    def refresh(self, weight: Tensor, geometry: Geometry, size: tuple[int, ...], v: Tensor) -> tuple[Tensor, Tensor]:
+    def refresh(
+        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             w = weight.detach().double().requires_grad_()
             bound = spectral.cheap_norm_bounds(w, geometry, size, self.iterations)
@@ -102,7 +117,9 @@ class SpectralCap(nn.Module):
         super().__init__()
         self.coefficient, self.norm, self.geometry = coefficient, norm, Geometry.of(layer)
         weight = cast(Tensor, layer.weight).detach()
-        self.seen: tuple[int, ...] = ()  # the buffer `size`, readable without waiting for the device
+        # The largest input met; the buffer `size` is written when it is saved, as torch.func.vjp, inside of which the
+        # first input may come by, allows no writing, and reading it would wait for the device.
+        self.seen: tuple[int, ...] = ()
         self.register_buffer("gradient", torch.zeros_like(weight))
         self.register_buffer("direction", weight.new_empty(0))
         self.register_buffer("size", torch.zeros(self.geometry.axes, dtype=torch.long, device=weight.device))
@@ -122,24 +139,23 @@ class SpectralCap(nn.Module):
 
     def see(self, size: tuple[int, ...]) -> None:
         """Remember the largest input met: the norm under zero padding grows with it."""
-        if not self.seen:
-            larger = size
-        else:
-            larger = tuple(max(a, b) for a, b in zip(self.seen, size, strict=True))
-        if larger != self.seen:
-            self.seen = larger
-            self.size.copy_(torch.tensor(larger, dtype=torch.long))
+        self.seen = tuple(max(a, b) for a, b in zip(self.seen, size, strict=True)) if self.seen else size
 
     def working_size(self, weight: Tensor) -> tuple[int, ...]:
         return self.seen or spectral.default_size(self.geometry, weight)
 
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        direction, size = state.get(prefix + "direction"), state.get(prefix + "size")
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        if self.seen:
+            self.size.copy_(torch.tensor(self.seen))
+        super()._save_to_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        direction, size = state_dict.get(prefix + "direction"), state_dict.get(prefix + "size")
         if isinstance(direction, Tensor) and direction.shape != self.direction.shape:
             self.direction = self.direction.new_empty(direction.shape)
         if isinstance(size, Tensor) and size.numel() == self.geometry.axes:
             self.seen = tuple(size.tolist()) if bool((size > 0).all()) else ()
-        super()._load_from_state_dict(state, prefix, *args, **kwargs)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         return f"coefficient={self.coefficient:g}, norm={self.norm}"
@@ -166,6 +182,7 @@ def frozen() -> Iterator[None]:
 
 
 def is_frozen() -> bool:
+    """Whether the code runs within `frozen()`."""
     return _state.frozen
 
 
@@ -181,22 +198,20 @@ def _parametrizations(layer: nn.Module) -> Any:
     return cast(Any, layer).parametrizations.weight
 
 
-def _constrained(module: nn.Module) -> Iterator[tuple[SpectralCap, Tensor]]:
-    for layer in module.modules():
-        cap = cap_of(layer)
-        if cap is not None:
-            yield cap, _parametrizations(layer).original
-
-
 @torch.no_grad()
 def refresh_(module: nn.Module, *, settle: bool = False) -> None:
-    """Bring the norm of every constrained layer up to date with its weight, batched over layers of equal shape.
+    """Bring the norms of constrained layers up to date with their weights, batched over layers of equal shape.
 
-    One step of each layer's rule, or to convergence with `settle` (after loading, averaging or editing weights).
+    One step of its rule for every layer in training, or with `settle` all layers to convergence (after loading,
+    averaging or editing weights).
     """
     groups: dict[Any, list[tuple[SpectralCap, Tensor]]] = {}
-    for cap, weight in _constrained(module):
-        key = (cap.geometry, weight.shape, cap.working_size(weight), weight.dtype, weight.device, cap.norm)
+    for layer in module.modules():
+        cap = cap_of(layer)
+        if cap is None or not (settle or layer.training):
+            continue
+        weight = _parametrizations(layer).original
+        key = (cap.geometry, weight.shape, cap.seen, weight.dtype, weight.device, cap.norm)
         groups.setdefault(key, []).append((cap, weight))
     for group in groups.values():
         _refresh_group(group, settle=settle)
@@ -208,18 +223,19 @@ def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> 
     dtype = torch.promote_types(first.dtype, torch.float32)  # half precision cannot tell .9 from .903
     weight = torch.stack([w.detach() for _, w in group]).to(dtype)
     shape = (weight.shape[2] * cap.geometry.groups, *size)
+    met = cap.seen or None
     cold = any(tuple(c.direction.shape) != shape for c, _ in group)
     if cold:
         v = spectral.start_vector(weight, cap.geometry, size)
-        v, gradient = cap.norm.refresh(weight, cap.geometry, size, v)
+        v, gradient = cap.norm.refresh(weight, cap.geometry, met, v)
         for _ in range(0 if settle else COLD_ITERATIONS):
-            v, gradient = cap.norm.refresh(weight, cap.geometry, size, v)
+            v, gradient = cap.norm.refresh(weight, cap.geometry, met, v)
     else:
         v = torch.stack([c.direction for c, _ in group]).to(dtype)
     if settle:
-        v, gradient = cap.norm.settle(weight, cap.geometry, size, v)
+        v, gradient = cap.norm.settle(weight, cap.geometry, met, v)
     elif not cold:
-        v, gradient = cap.norm.refresh(weight, cap.geometry, size, v)
+        v, gradient = cap.norm.refresh(weight, cap.geometry, met, v)
     for i, (c, w) in enumerate(group):
         c.gradient.copy_(gradient[i])
         if c.direction.shape == v[i].shape:
@@ -255,7 +271,7 @@ def _deepcopy(layer: nn.Module, memo: dict[int, Any]) -> nn.Module:
     if id(layer) not in memo:
         own = type(layer)
         namespace = {k: v for k, v in vars(own).items() if k not in ("__dict__", "__weakref__")}
-        replica = nn.Module.__new__(type(own.__name__, own.__bases__, namespace))
+        replica: nn.Module = nn.Module.__new__(type(own.__name__, own.__bases__, namespace))
         memo[id(layer)] = replica
         replica.__dict__ = copy.deepcopy(layer.__dict__, memo)
     return cast(nn.Module, memo[id(layer)])
@@ -350,7 +366,9 @@ def _refuse_unknown(module: nn.Module) -> None:
         if isinstance(m, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout):
             raise ValueError("Dropout inside g makes it a different function at every call; remove it.")
         if isinstance(m, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):
-            raise ValueError(f"{type(m).__name__} inside g has no Lipschitz bound; remove it, or use ActNorm before the block.")
+            raise ValueError(
+                f"{type(m).__name__} inside g has no Lipschitz bound; remove it, or use ActNorm before the block."
+            )
         if isinstance(m, nn.modules.conv._ConvTransposeNd | nn.Bilinear | nn.MultiheadAttention | nn.RNNBase):
             raise ValueError(f"no Lipschitz bound is known for {type(m).__name__}; use Linear or Conv layers.")
         constant = lipschitz_constant(m)
@@ -387,4 +405,3 @@ class LipschitzConv2d(nn.Conv2d):
     def __init__(self, *args: Any, coefficient: float = 0.9, norm: NormRule | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         constrain_layer_(self, coefficient, PowerIteration() if norm is None else norm)
-

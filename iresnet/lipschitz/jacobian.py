@@ -1,12 +1,13 @@
 """The Jacobian of g at x as a map v -> J' v: the only thing that series and solvers need of it.
 
 A chain of linear layers, convolutions and elementwise activations is multiplied out, J' = W_1' D_1 W_2' D_2 ...: one
-ordinary graph, which is faster to differentiate than a vector-Jacobian product. Any other g goes through `torch.func.vjp`.
+ordinary graph, which is faster to differentiate than a vector-Jacobian product. Any other g goes through
+`torch.func.vjp`.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.nn import functional
 
 from ..logdet import Jacobian, Pull
 from ..spectral import Geometry, NoBoundKnown
-from .activations import slope
+from .activations import has_slope, slope
 from .bound import Conditioned, leaves
 from .constraint import _prepare, cap_of
 
@@ -31,7 +32,7 @@ def linearise(g: nn.Module, x: Tensor, context: Tensor | None = None) -> tuple[T
             return v
 
         return y, Jacobian(pull, broadcasts=x.dim() == 2)
-    y, vjp = torch.func.vjp(lambda t: g(t) if context is None else g(t, context), x)
+    y, vjp = cast(Any, torch.func.vjp(lambda t: g(t) if context is None else g(t, context), x))
     return y, Jacobian(lambda v: cast(Tensor, vjp(v)[0]))
 
 
@@ -48,7 +49,7 @@ def _knows(layer: nn.Module, x: Tensor) -> bool:
     if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         # Asymmetric and circular padding have a transpose too, but not in one call: they take the general way.
         return layer.padding_mode == "zeros" and not isinstance(layer.padding, str) and x.dim() == layer.weight.dim()
-    return slope(layer, x.new_zeros(1)) is not None
+    return has_slope(layer)
 
 
 def _through(module: nn.Module, x: Tensor, context: Tensor | None, transposes: list[Pull]) -> Tensor:
@@ -68,15 +69,13 @@ def _through(module: nn.Module, x: Tensor, context: Tensor | None, transposes: l
             transposes.append(lambda v: v @ weight)
             return functional.linear(x, weight, module.bias)
         return _convolve(module, weight, x, transposes)
-    d = slope(module, x)
-    assert d is not None
+    y = module(x)
+    d = slope(module, x, y)
     transposes.append(lambda v: v * d)
-    return cast(Tensor, module(x))
+    return cast(Tensor, y)
 
 
-def _convolve(
-    layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, weight: Tensor, x: Tensor, transposes: list[Pull]
-) -> Tensor:
+def _convolve(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, weight: Tensor, x: Tensor, transposes: list[Pull]) -> Tensor:
     geometry = Geometry.of(layer)
     stride, padding, dilation = geometry.stride, geometry.before, geometry.dilation
     none = (0,) * geometry.axes

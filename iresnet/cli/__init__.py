@@ -1,0 +1,54 @@
+"""The command `iresnet`. One file per subcommand; mistakes get one sentence and exit code 2, failed checks 1."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from .demo import demo
+
+app = typer.Typer(
+    name="iresnet",
+    help="Invertible residual networks with a guarantee.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(demo)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"iresnet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Invertible residual networks with a guarantee."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command. A mistake prints its sentence alone; `--debug` anywhere shows the traceback."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [w for w in words if w != "--debug"]
+    try:
+        app(args=words, prog_name="iresnet")
+    except (ValueError, OSError) as error:
+        if debug:
+            raise
+        typer.echo(f"iresnet: {error}", err=True)
+        raise SystemExit(2) from None
+    except RuntimeError as error:
+        if debug:
+            raise
+        typer.echo(f"iresnet: {error}", err=True)
+        raise SystemExit(1) from None

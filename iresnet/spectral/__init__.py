@@ -1,0 +1,55 @@
+"""Spectral norms of linear layers and convolutions: estimates from below, exact values, and proven upper bounds.
+
+A layer is a linear operator T; its Lipschitz constant is its largest singular value sigma(T). Three ways to it:
+
+* `power_iteration` (Eq. 2 of the paper, on the operator itself and its transpose): cheap, from below.
+* `circular_singular_values` (Sec. 2.1): all singular values, where the operator is a circulant.
+* `norm_bound`: an upper bound that holds, for every supported kind of layer.
+
+In reading order: `operator`, `fourier` (why a bound holds), `bounds`.
+"""
+
+from .bounds import (
+    DENSE_LIMIT,
+    ROUNDING_MARGIN,
+    cheap_norm_bounds,
+    circular_singular_values,
+    norm_bound,
+    norm_bounds,
+    norm_estimate,
+)
+from .fourier import fourier_bound, gram_bound
+from .operator import (
+    Geometry,
+    NoBoundKnown,
+    apply,
+    converged_power_iteration,
+    default_size,
+    dense_matrix,
+    power_iteration,
+    pull_back,
+    spatial_size,
+    start_vector,
+)
+
+__all__ = [
+    "DENSE_LIMIT",
+    "ROUNDING_MARGIN",
+    "Geometry",
+    "NoBoundKnown",
+    "apply",
+    "cheap_norm_bounds",
+    "circular_singular_values",
+    "converged_power_iteration",
+    "default_size",
+    "dense_matrix",
+    "fourier_bound",
+    "gram_bound",
+    "norm_bound",
+    "norm_bounds",
+    "norm_estimate",
+    "power_iteration",
+    "pull_back",
+    "spatial_size",
+    "start_vector",
+]

@@ -1,0 +1,102 @@
+"""Proven upper bounds of layer norms, and exact singular values where the operator is a circulant."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .fourier import fourier_bound, gram_bound, largest_singular_values, sample, symbols, taps_of
+from .operator import (
+    Geometry,
+    converged_power_iteration,
+    default_size,
+    dense_matrix,
+    spatial_size,
+    start_vector,
+)
+
+#: Relative allowance for rounding in the float64 computation of a bound. The backward error of the eigenvalue
+#: computation is a small multiple of the matrix side times 1.1e-16, far below this for any layer that fits.
+ROUNDING_MARGIN = 1e-9
+
+#: Up to this side of the (smaller) Gram matrix the operator is written out and its norm computed exactly.
+DENSE_LIMIT = 576
+
+
+def norm_bounds(weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None) -> Tensor:
+    """Proven upper bounds of sigma for a stack of layers of one shape, (layers,), float64.
+
+    `size` is the spatial size of the input; None asks for the supremum over all sizes.
+    """
+    weight = weight.detach().double()
+    if not bool(torch.isfinite(weight).all()):
+        raise ValueError("a weight holds NaN or infinity; no bound exists. Restore the layer from a checkpoint.")
+    if geometry.axes == 0:
+        return largest_singular_values(weight) * (1 + ROUNDING_MARGIN)
+    if size is not None and _is_small(weight, geometry, size):
+        groups = weight.reshape(len(weight) * geometry.groups, -1, *weight.shape[2:])
+        alone = Geometry(geometry.stride, geometry.before, geometry.after, geometry.dilation, 1, geometry.circular)
+        dense = torch.stack([dense_matrix(w, alone, size) for w in groups])
+        exact = largest_singular_values(dense).reshape(len(weight), -1).amax(1)
+        return exact * (1 + ROUNDING_MARGIN)
+    return fourier_bound(weight, geometry, size) * (1 + ROUNDING_MARGIN)
+
+
+def _is_small(weight: Tensor, geometry: Geometry, size: tuple[int, ...]) -> bool:
+    inputs = weight.shape[2] * math.prod(size)
+    outputs = weight.shape[1] // geometry.groups * math.prod(geometry.output_size(size, tuple(weight.shape[3:])))
+    return min(inputs, outputs) <= DENSE_LIMIT and max(inputs, outputs) <= 8 * DENSE_LIMIT
+
+
+def cheap_norm_bounds(weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, iterations: int) -> Tensor:
+    """Sound upper bounds from Gram iteration, differentiable in the weight, for normalising at every training step."""
+    weight = weight.double()
+    if geometry.axes == 0:
+        return gram_bound(weight, iterations)
+    s, factor, _ = sample(weight, geometry, size, largest=12, coarse=12)
+    return gram_bound(s, iterations).amax(1) * factor
+
+
+def norm_bound(layer: nn.Module, input_shape: tuple[int, ...] | None = None) -> float:
+    """A proven upper bound of the norm of a Linear or convolution layer for inputs (channels, *size), as a float.
+
+    Without `input_shape` the bound holds for every input size.
+
+    >>> layer = nn.Linear(2, 2, bias=False)
+    >>> _ = nn.init.eye_(layer.weight)
+    >>> round(norm_bound(layer), 6)
+    1.0
+    """
+    geometry, weight = Geometry.of(layer), layer.weight
+    assert isinstance(weight, Tensor)
+    return float(norm_bounds(weight[None], geometry, spatial_size(geometry, weight, input_shape)))
+
+
+def norm_estimate(layer: nn.Module, input_shape: tuple[int, ...] | None = None, iterations: int = 200) -> float:
+    """The norm from below, by power iteration in float64 from a fixed start. For a convolution a size is needed."""
+    geometry, weight = Geometry.of(layer), layer.weight
+    assert isinstance(weight, Tensor)
+    size = spatial_size(geometry, weight, input_shape)
+    stack = weight.detach().double()[None]
+    v = start_vector(stack, geometry, default_size(geometry, weight) if size is None else size)
+    return float(converged_power_iteration(stack, geometry, v, limit=iterations)[0])
+
+
+def circular_singular_values(layer: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+    """All singular values, descending, of a circular convolution of stride 1 that keeps the size (exact, float64)."""
+    geometry, weight = Geometry.of(layer), layer.weight
+    assert isinstance(weight, Tensor)
+    size = spatial_size(geometry, weight, input_shape)
+    if not geometry.circular or size is None or geometry.output_size(size, tuple(weight.shape[2:])) != size:
+        raise ValueError(
+            "exact Fourier singular values need padding_mode='circular', stride 1 and an output of the input's size; "
+            f"got {layer}. Use norm_bound for an upper bound."
+        )
+    taps = taps_of(weight.detach().double()[None], geometry, (1,) * geometry.axes, geometry.dilation)
+    # All frequencies are wanted here, not one of each conjugate pair: undo the halving of the first axis by weight.
+    matrices = symbols(taps, size)[0]
+    values = torch.linalg.svdvals(matrices.reshape(size[0] // 2 + 1, -1, *matrices.shape[1:]))
+    mirrored = values[1 : (size[0] + 1) // 2]
+    return torch.cat([values.flatten(), mirrored.flatten()]).sort(descending=True).values

@@ -1,0 +1,170 @@
+"""The operator in Fourier space, and the grids of frequencies that bound its norm.
+
+The bound rests on one identity. Splitting positions by their residue modulo the stride turns every convolution into
+one of stride 1, y[o] = sum_a W[a] x[o + a], with more channels. Such a map with zero padding is a corner of the
+circular convolution on any grid so long that nothing read outside the input wraps around into it: N >= n + (what is
+read before the input) and N >= m + (what is read after it). A corner of an operator has no larger norm, and the
+circular convolution is block diagonal in Fourier space, S(theta) = sum_a W[a] exp(i a theta), so sigma <= max over
+that grid. (The n x n grid of the input itself is NOT enough.) Between the points of a grid of M frequencies, a
+trigonometric polynomial of K taps exceeds its samples by at most 1 / cos(pi (K - 1) / (2 M)): that gives the bound
+for any input size.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .operator import Geometry, NoBoundKnown
+
+#: Above this many grid points along an axis, the size-free grid of `COARSE` points is used instead.
+LARGEST_GRID, COARSE = 40, 32
+
+
+@dataclass(frozen=True)
+class Taps:
+    """A convolution with stride 1, y[o] = sum_a weight[a] x[o + a], a = first .. first + K - 1 on every axis."""
+
+    weight: Tensor  # (layers, groups, out / groups, in / groups * phases, *K)
+    first: tuple[int, ...]
+
+
+def taps_of(weight: Tensor, geometry: Geometry, merge: tuple[int, ...], step: tuple[int, ...]) -> Taps:
+    """Merge positions of equal residue modulo `merge` (the stride) into channels; kernel elements are `step` apart."""
+    kernel = weight.shape[3:]
+    offsets = [[d * j - b for j in range(k)] for k, d, b in zip(kernel, step, geometry.before, strict=True)]
+    first = tuple(o[0] // s for o, s in zip(offsets, merge, strict=True))
+    length = tuple(o[-1] // s - f + 1 for o, s, f in zip(offsets, merge, first, strict=True))
+    layers, out, inputs = weight.shape[:3]
+    merged = weight.new_zeros(layers, out, inputs, *merge, *length)
+    for index in itertools.product(*(range(k) for k in kernel)):
+        at = [o[j] for o, j in zip(offsets, index, strict=True)]
+        phase = tuple(t % s for t, s in zip(at, merge, strict=True))
+        place = tuple(t // s - f for t, s, f in zip(at, merge, first, strict=True))
+        element = cast(Any, merged)  # an index of mixed length is beyond the type of a tensor's
+        element[(slice(None),) * 3 + phase + place] = weight[(slice(None),) * 3 + index]
+    return Taps(merged.reshape(layers, geometry.groups, out // geometry.groups, -1, *length), first)
+
+
+def symbols(taps: Taps, grid: tuple[int, ...]) -> Tensor:
+    """S(theta) on a grid of frequencies, (layers, frequencies * groups, out, in), complex128.
+
+    A real kernel has S(-theta) = conj S(theta): half of the first axis is enough for norms.
+    """
+    s = taps.weight.to(torch.complex128)
+    for axis, (points, first) in enumerate(zip(grid, taps.first, strict=True)):
+        count = points // 2 + 1 if axis == 0 else points
+        a = torch.arange(first, first + s.shape[4], device=s.device, dtype=torch.float64)
+        f = torch.arange(count, device=s.device, dtype=torch.float64)
+        angles = 2 * math.pi * torch.outer(a, f) / points
+        s = torch.tensordot(s, torch.polar(torch.ones_like(angles), angles), dims=([4], [0]))
+    return s.flatten(4).permute(0, 4, 1, 2, 3).flatten(1, 2)
+
+
+def largest_singular_values(matrices: Tensor) -> Tensor:
+    """The largest singular value of every matrix of a stack, from the eigenvalues of the smaller Gram matrix."""
+    if matrices.shape[-1] == 1 or matrices.shape[-2] == 1:
+        return cast(Tensor, torch.linalg.vector_norm(matrices, dim=(-2, -1)))
+    gram = matrices @ matrices.mH if matrices.shape[-2] <= matrices.shape[-1] else matrices.mH @ matrices
+    return cast(Tensor, torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0).sqrt())
+
+
+def _largest_of_stack(matrices: Tensor) -> Tensor:
+    """max over axis 1 of the largest singular values, for (layers, many, a, b); hopeless candidates are dropped first.
+
+    Squaring a Gram matrix five times brackets its largest eigenvalue within side^(1/32): what cannot reach the largest
+    lower end needs no eigenvalues.
+    """
+    if min(matrices.shape[-2:]) < 32:
+        return largest_singular_values(matrices).amax(1)
+    upper = gram_bound(matrices, iterations=5)
+    lower = upper / min(matrices.shape[-2:]) ** (1 / 64)
+    best = []
+    for stack, high, low in zip(matrices, upper, lower, strict=True):
+        best.append(largest_singular_values(stack[high >= low.max()]).max())
+    return torch.stack(best)
+
+
+def gram_bound(matrices: Tensor, iterations: int) -> Tensor:
+    """The Schatten norm of order 2^(iterations + 1), an upper bound of the largest singular value (Gram iteration).
+
+    (sum_i sigma_i^p)^(1/p), p = 2^(iterations + 1), by repeated squaring of the Gram matrix; differentiable,
+    homogeneous of degree one, and at most min(a, b)^(1/p) times too large.
+    """
+    gram = matrices @ matrices.mH if matrices.shape[-2] <= matrices.shape[-1] else matrices.mH @ matrices
+    scale = torch.linalg.matrix_norm(gram).clamp_min(torch.finfo(torch.float64).tiny)
+    log, gram = scale.log() / 2, gram / scale[..., None, None]
+    for i in range(1, iterations):
+        gram = gram @ gram
+        norm = torch.linalg.matrix_norm(gram).clamp_min(torch.finfo(torch.float64).tiny)
+        log, gram = log + norm.log() / 2 ** (i + 1), gram / norm[..., None, None]
+    return cast(Tensor, log.exp())
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """How one axis is sampled: sigma <= factor * max over `points` frequencies, with these `merge` and `step`."""
+
+    merge: int
+    step: int
+    points: int
+    size_free: bool
+    factor: float
+
+
+def _axis(geometry: Geometry, axis: int, k: int, n: int | None, largest: int, coarse: int) -> _Axis:
+    """A sound grid for one axis: the one of the input size n, or a size-free one where that is unknown or too long."""
+    s, d = geometry.stride[axis], geometry.dilation[axis]
+    b, a = geometry.before[axis], geometry.after[axis]
+    surplus = b + a - d * (k - 1)  # outputs beyond inputs, before the stride
+    if geometry.circular and (n is None or n % s):
+        s = 1  # the outputs of a stride are some of those of stride 1
+    lowest, highest = -b // s, (d * (k - 1) - b) // s
+    points, factor = None, 1.0
+    if n is not None:
+        m = (n + surplus - 1) // s + 1
+        if geometry.circular:
+            points = n // s
+            factor = math.sqrt(math.ceil(m / points))  # an output that is repeated counts as often
+        else:
+            points = max(-(-n // s) + max(0, -lowest), m + max(0, highest))
+    elif geometry.circular and surplus > 0:
+        raise NoBoundKnown("circular padding wider than the kernel needs an input size for its bound.")
+    if points is not None and points <= max(largest, 4 * (highest - lowest)) and k > 1:
+        return _Axis(s, d, points, False, factor)
+    # Over all frequencies the holes of a dilation change nothing: close them, and fewer points are enough.
+    d = 1 if s == 1 else d
+    span = (d * (k - 1) - b) // s - -b // s
+    points = max(coarse, 4 * span) if span else 1
+    return _Axis(s, d, points, True, factor / math.cos(math.pi * span / (2 * points)))
+
+
+def sample(
+    weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, *, largest: int, coarse: int, extra: int = 0
+) -> tuple[Tensor, float, bool]:
+    """(S, factor, size_free) with sigma <= factor * max |S|. `extra` lengthens the grids that belong to the size."""
+    kernel = weight.shape[3:]
+    axes = [_axis(geometry, i, k, None if size is None else size[i], largest, coarse) for i, k in enumerate(kernel)]
+    taps = taps_of(weight, geometry, tuple(a.merge for a in axes), tuple(a.step for a in axes))
+    points = tuple(a.points if a.size_free else a.points + extra for a in axes)
+    return symbols(taps, points), math.prod(a.factor for a in axes), all(a.size_free for a in axes)
+
+
+def fourier_bound(weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None) -> Tensor:
+    """An upper bound of sigma for a stack of convolutions, before the margin for rounding.
+
+    Under zero padding every longer grid is sound as well, and the maximum is not monotone in its length: the best of
+    three is taken.
+    """
+    best = torch.full((len(weight),), torch.inf, dtype=torch.float64, device=weight.device)
+    for extra in range(1 if geometry.circular else 3):
+        s, factor, size_free = sample(weight, geometry, size, largest=LARGEST_GRID, coarse=COARSE, extra=extra)
+        best = torch.minimum(best, _largest_of_stack(s) * factor)
+        if size_free:
+            break
+    return best

@@ -1,0 +1,201 @@
+"""The linear operator of a layer: applied, transposed, differentiated, and its norm from below by power iteration.
+
+Weights come in stacks (layers, out, in / groups, *kernel), so that one call serves all layers of one shape.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class NoBoundKnown(ValueError):
+    """No rigorous bound is implemented for this layer: nothing can be certified."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What a layer's operator is beside its weight. A linear layer has no axes; a convolution has one to three."""
+
+    stride: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    groups: int = 1
+    circular: bool = False
+
+    @classmethod
+    def of(cls, layer: nn.Module) -> Geometry:
+        """The geometry of a Linear or Conv1d/2d/3d layer; `NoBoundKnown` for anything else."""
+        if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
+            return cls()
+        kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        if not any(isinstance(layer, kind) and type(layer).forward is kind.forward for kind in kinds):
+            raise NoBoundKnown(
+                f"no norm bound is known for {type(layer).__name__}; Linear, Conv1d, Conv2d and Conv3d have one."
+            )
+        assert isinstance(layer, kinds)
+        if layer.padding_mode not in ("zeros", "circular"):
+            raise NoBoundKnown(
+                f"no norm bound is known for padding_mode={layer.padding_mode!r}; use 'zeros' or 'circular'."
+            )
+        pads = list(layer._reversed_padding_repeated_twice)[::-1]  # last axis first, (after, before) once reversed
+        return cls(
+            stride=tuple(layer.stride),
+            before=tuple(pads[1::2]),
+            after=tuple(pads[0::2]),
+            dilation=tuple(layer.dilation),
+            groups=layer.groups,
+            circular=layer.padding_mode == "circular",
+        )
+
+    @property
+    def axes(self) -> int:
+        return len(self.stride)
+
+    def output_size(self, size: tuple[int, ...], kernel: tuple[int, ...]) -> tuple[int, ...]:
+        """The spatial size of the output; ValueError where the kernel does not fit."""
+        out = tuple(
+            (n + b + a - d * (k - 1) - 1) // s + 1
+            for n, b, a, d, k, s in zip(size, self.before, self.after, self.dilation, kernel, self.stride, strict=True)
+        )
+        if any(m < 1 for m in out):
+            raise ValueError(f"the input size {size} is smaller than the kernel {kernel} with its padding.")
+        return out
+
+
+def apply(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
+    """y = T x for a stack of layers, without bias. x: (layers, in, *size), one input per layer."""
+    if geometry.axes == 0:
+        return torch.bmm(weight, x.unsqueeze(-1)).squeeze(-1)
+    padded, flat, groups = _pad(geometry, x), weight.flatten(0, 1), geometry.groups * len(weight)
+    n = geometry.axes
+    y = torch.convolution(
+        padded.flatten(0, 1)[None], flat, None, geometry.stride, (0,) * n, geometry.dilation, False, (0,) * n, groups
+    )
+    return y[0].reshape(*weight.shape[:2], *y.shape[2:])
+
+
+def pull_back(weight: Tensor, geometry: Geometry, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """T' y and d<y, T x>/dW, the adjoint and the derivative of the bilinear form, in one pass."""
+    if geometry.axes == 0:
+        return torch.bmm(weight.mT, y.unsqueeze(-1)).squeeze(-1), y.unsqueeze(-1) * x.unsqueeze(-2)
+    padded, n = _pad(geometry, x), geometry.axes
+    to_x, to_weight, _ = torch.ops.aten.convolution_backward(
+        y.flatten(0, 1)[None],
+        padded.flatten(0, 1)[None],
+        weight.flatten(0, 1),
+        None,
+        geometry.stride,
+        (0,) * n,
+        geometry.dilation,
+        False,
+        (0,) * n,
+        geometry.groups * len(weight),
+        (True, True, False),
+    )
+    folded = _unpad(geometry, to_x[0].reshape(*x.shape[:2], *to_x.shape[2:]), tuple(x.shape[2:]))
+    return folded, to_weight.reshape(weight.shape)
+
+
+def _pad(geometry: Geometry, x: Tensor) -> Tensor:
+    pads = [p for pair in zip(geometry.before[::-1], geometry.after[::-1], strict=True) for p in pair]
+    if not any(pads):
+        return x
+    return functional.pad(x, pads, mode="circular" if geometry.circular else "constant")
+
+
+def _unpad(geometry: Geometry, padded: Tensor, size: tuple[int, ...]) -> Tensor:
+    """The adjoint of `_pad`: cut the zero padding off, or add the circular padding to where it was copied from."""
+    for axis, (n, b, a) in enumerate(zip(size, geometry.before, geometry.after, strict=True), start=2):
+        middle = padded.narrow(axis, b, n)
+        if geometry.circular and (b or a):
+            middle = middle.clone()
+            middle.narrow(axis, n - b, b).add_(padded.narrow(axis, 0, b))
+            middle.narrow(axis, 0, a).add_(padded.narrow(axis, b + n, a))
+        padded = middle
+    return padded
+
+
+def power_iteration(weight: Tensor, geometry: Geometry, v: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(sigma, v, G): the estimate u' T v, the next v, and G = d sigma / d W, after `iterations` steps from v.
+
+    sigma <= sigma(T) up to rounding. A zero operator keeps its v, so that sigma recovers once the weight moves.
+    """
+    axes = tuple(range(1, v.dim()))
+    for _ in range(iterations):
+        u = _normalise(apply(weight, geometry, v), axes)
+        back, gradient = pull_back(weight, geometry, v, u)
+        norm = torch.linalg.vector_norm(back, dim=axes, keepdim=True)
+        v = torch.where(norm > 0, back / norm.clamp_min(torch.finfo(norm.dtype).tiny), v)
+    u = _normalise(apply(weight, geometry, v), axes)
+    gradient = pull_back(weight, geometry, v, u)[1]
+    return (weight * gradient).flatten(1).sum(1), v, gradient
+
+
+def converged_power_iteration(
+    weight: Tensor, geometry: Geometry, v: Tensor, tolerance: float = 1e-6, limit: int = 200, stride: int = 10
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`power_iteration` until sigma changes by less than `tolerance`, relatively, over `stride` iterations."""
+    previous = torch.zeros(len(weight), dtype=weight.dtype, device=weight.device)
+    for _ in range(0, limit, stride):
+        sigma, v, gradient = power_iteration(weight, geometry, v, stride)
+        if bool(((sigma - previous).abs() <= tolerance * sigma).all()):
+            break
+        previous = sigma
+    return sigma, v, gradient
+
+
+def _normalise(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    norm = torch.linalg.vector_norm(x, dim=axes, keepdim=True)
+    return cast(Tensor, x / norm.clamp_min(torch.finfo(norm.dtype).tiny))
+
+
+def dense_matrix(weight: Tensor, geometry: Geometry, size: tuple[int, ...]) -> Tensor:
+    """The operator of one layer as a matrix, (out * outputs, in * inputs). weight: (out, in / groups, *kernel)."""
+    channels = weight.shape[1] * geometry.groups
+    n = channels * math.prod(size)
+    basis = torch.eye(n, dtype=weight.dtype, device=weight.device).reshape(n, channels, *size)
+    if geometry.axes == 0:
+        return weight
+    stack = _pad(geometry, basis)
+    zero = (0,) * geometry.axes
+    y = torch.convolution(stack, weight, None, geometry.stride, zero, geometry.dilation, False, zero, geometry.groups)
+    return y.flatten(1).T
+
+
+def spatial_size(geometry: Geometry, weight: Tensor, input_shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The spatial part of an input shape (channels, *size), checked against the layer."""
+    if input_shape is None:
+        return None
+    channels = weight.shape[1] * geometry.groups
+    shape = tuple(input_shape)
+    if geometry.axes == 0:
+        if shape[-1:] != (channels,):
+            raise ValueError(f"the layer takes {channels} features; got an input of shape {shape}.")
+        return ()
+    if len(shape) != geometry.axes + 1 or shape[0] != channels:
+        raise ValueError(
+            f"the layer takes inputs of shape ({channels}{', n' * geometry.axes}); got input_shape={shape}."
+        )
+    return shape[1:]
+
+
+def default_size(geometry: Geometry, weight: Tensor) -> tuple[int, ...]:
+    """The size a convolution's norm is estimated at before it has seen an input: a few kernels wide."""
+    kernel = weight.shape[-geometry.axes :] if geometry.axes else ()
+    return tuple(max(8, 2 * d * k + 2) for k, d in zip(kernel, geometry.dilation, strict=True))
+
+
+def start_vector(weight: Tensor, geometry: Geometry, size: tuple[int, ...]) -> Tensor:
+    """A reproducible start for power iteration without structure (a chirp), (layers, in, *size), of unit norm."""
+    shape = (weight.shape[2] * geometry.groups, *size)
+    i = torch.arange(1, math.prod(shape) + 1, dtype=torch.float64, device=weight.device)
+    v = torch.cos(math.sqrt(2) * i.square())
+    unit = v / torch.linalg.vector_norm(v)
+    return cast(Tensor, unit.to(weight.dtype).reshape(shape).expand(len(weight), *shape).clone())
