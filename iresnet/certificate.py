@@ -90,7 +90,7 @@ class Certificate:
         text += f"largest Lip(g) <= {largest:.4f}"
         if self.stretch is not None:
             text += f"; Lip(F) <= {self.stretch.forward:.3g}, Lip(F^-1) <= {self.stretch.inverse:.3g}"
-            if self.stretch.logdet is not None and not math.isnan(self.stretch.logdet[0]):
+            if self.stretch.logdet is not None and math.isfinite(self.stretch.logdet[1]):
                 text += f"; ln det in [{self.stretch.logdet[0]:.4g}, {self.stretch.logdet[1]:.4g}]"
         return text + "."
 

@@ -33,14 +33,14 @@ TITLES = {"moons": "Two moons", "checkerboard": "Checkerboard"}
 class DemoSettings:
     """The size of the demonstration's flows and of their training."""
 
-    blocks: int = 12
+    blocks: int = 16
     width: int = 64
     depth: int = 2
-    lipschitz: float = 0.97
-    frequency: float = 2.0
+    lipschitz: float = 0.99
+    frequency: float = 4.0
     batch: int = 256
     held_out: int = 20_000
-    training: Training = field(default_factory=Training)
+    training: Training = field(default_factory=lambda: Training(steps=1400, learning_rate=8e-3))
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,8 @@ class Anderson(Solver):
     """Anderson acceleration with `memory` steps, per sample, falling back to Banach where it does not pay.
 
     A combined step that does not reduce the residual at least as well as the contraction promises is taken back, at the
-    price of one evaluation, and 1, 3, 7, ... plain steps follow before the next try: n steps waste at most log2(n).
+    price of one evaluation. Prices are paid from a credit: two evaluations, and all that good combinations have saved. So
+    there are never more than two evaluations beyond what the contraction promises of plain steps.
     """
 
     memory: int = 5
@@ -171,16 +172,15 @@ class _Mixing:
     size: Tensor  # ... and that residual's norm
     dx: Tensor  # differences of accepted points, (batch, memory, d)
     df: Tensor  # differences of their residuals
-    strikes: Tensor  # combined steps taken back since the last good one
-    rest: Tensor  # plain steps to take before the next combined one
+    credit: Tensor  # evaluations that may still be lost to combined steps that are taken back
     plain: Tensor  # whether x is a plain Banach step
 
     @classmethod
     def start(cls, z: Tensor, x: Tensor, target: Tensor) -> _Mixing:
         size = torch.full_like(target, torch.inf)
         none = x.new_zeros(len(x), 0, x.shape[1])
-        zero = torch.zeros(len(x), dtype=torch.long, device=x.device)
-        return cls(z, x, target, x, torch.zeros_like(x), size, none, none, zero, zero, zero == 0)
+        plain = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        return cls(z, x, target, x, torch.zeros_like(x), size, none, none, torch.full_like(target, 2.0), plain)
 
     def cut(self, keep: Tensor) -> _Mixing:
         return _Mixing(*(getattr(self, field.name)[keep] for field in fields(self)))
@@ -189,12 +189,13 @@ class _Mixing:
         """Accept x, whose residual is r, if it is a plain step or does at least what a plain step promises."""
         norm, first = _norm(r), bool(torch.isinf(self.size).all())
         good = self.plain | (norm <= contraction * self.size) | (norm <= self.target)
-        self.strikes = torch.where(good & ~self.plain, 0, self.strikes + (~good).long())
-        self.rest = torch.where(good, self.rest, 2 ** self.strikes.clamp(max=20) - 1)
-        if not first:  # a rejected step empties the memory of its sample
-            kept = good[:, None, None]
-            self.dx = torch.where(kept, torch.cat([self.dx, (self.x - self.best)[:, None]], 1), 0.0)[:, -memory:]
-            self.df = torch.where(kept, torch.cat([self.df, (r - self.f)[:, None]], 1), 0.0)[:, -memory:]
+        # A combination was worth as many evaluations as plain steps would need for the same, less its own.
+        promised = math.log(min(max(contraction, 1e-3), 0.9999))
+        saved = torch.where(good, (norm / self.size).clamp(1e-30, 1.0).log() / promised, 0.0) - 1
+        self.credit = torch.where(self.plain, self.credit, self.credit + saved)
+        if not first:  # what was tried in vain says something about g as well
+            self.dx = torch.cat([self.dx, (self.x - self.best)[:, None]], 1)[:, -memory:]
+            self.df = torch.cat([self.df, (r - self.f)[:, None]], 1)[:, -memory:]
         self.best = torch.where(good[:, None], self.x, self.best)
         self.f = torch.where(good[:, None], r, self.f)
         self.size = torch.where(good, norm, self.size)
@@ -207,8 +208,7 @@ class _Mixing:
             return
         gamma = _least_squares(self.df, self.f)
         combined = following - ((self.dx + self.df) * gamma[..., None]).sum(1)
-        self.plain = (self.rest > 0) | ~torch.isfinite(combined).all(1) | (gamma == 0).all(1)
-        self.rest = (self.rest - 1).clamp_min(0)
+        self.plain = (self.credit < 1) | ~torch.isfinite(combined).all(1) | (gamma == 0).all(1)
         self.x = torch.where(self.plain[:, None], following, combined)
 
 
@@ -268,9 +268,10 @@ def solve(
     x, count = solver.run(g, zw, zw, target, contraction, limit)
     x = x.to(z.dtype)
     residual = _exact_residual(reference, x, z)
-    behind = (residual > tolerance * gap).nonzero()[:, 0]
+    finite = torch.isfinite(x).flatten(1).all(1)
+    behind = ((residual > tolerance * gap) & finite).nonzero()[:, 0]
     remaining = limit - int(count[behind].max()) if len(behind) and solver.max_iterations else limit
-    if len(behind) and working != torch.float64 and remaining > 0 and bool(torch.isfinite(x[behind]).all()):
+    if len(behind) and working != torch.float64 and remaining > 0:
         part = z[behind].double()
         better, more = solver.run(
             lambda t, rows: reference(t, behind[rows]),
@@ -291,8 +292,8 @@ def solve(
 def _limit(solver: Solver, contraction: float, z: Tensor, target: float) -> int:
     if solver.max_iterations is not None:
         return solver.max_iterations
-    # ||g(z)|| is the first residual; it is not known yet, and rarely above ten times the code.
-    return iteration_limit(contraction, 10 * max(1.0, float(_norm(z).max())), target)
+    # ||g(z)|| is the first residual; it is not known yet. Four orders above the code cost nothing but patience.
+    return iteration_limit(contraction, 1e4 * max(1.0, float(_norm(z).max())), target)
 
 
 def _exact_residual(reference: Branch, x: Tensor, z: Tensor) -> Tensor:

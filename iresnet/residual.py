@@ -9,6 +9,7 @@ dynamics        x + tau g(x) is a bijection for every tau in [0, 1]             
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,7 +113,7 @@ class ResidualBlock(Transform):
         return cast(Tensor, y)
 
     def _takes_context(self) -> bool:
-        return isinstance(self.g, lip.Conditioned) or self.asserted is not None
+        return "context" in inspect.signature(type(self.g).forward).parameters
 
     @staticmethod
     def _check_shape(x: Tensor, y: Tensor) -> None:
@@ -182,7 +183,9 @@ class ResidualBlock(Transform):
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         b = self.bound(input_shape)
         inverse, low = (1 / (1 - b.value), math.log1p(-b.value)) if b.value < 1 else (math.inf, -math.inf)
-        d = math.nan if input_shape is None else math.prod(input_shape)
+        if input_shape is None:
+            return Stretch(1 + b.value, inverse, (-math.inf, math.inf), b.proven)
+        d = math.prod(input_shape)
         return Stretch(1 + b.value, inverse, (d * low, d * math.log1p(b.value)), b.proven)
 
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:

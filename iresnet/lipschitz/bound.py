@@ -62,6 +62,8 @@ class Conditioned(nn.Module):
         """h + embed(context), an embedding per channel spread over the positions."""
         if context is None:
             raise ValueError("this network is conditional; pass context=...")
+        if len(context) != len(h):
+            raise ValueError(f"context must have a row for every sample; got {len(context)} rows for {len(h)} samples.")
         shift = cast(Tensor, self.embed(context))
         return h + shift.reshape(*shift.shape, *(1,) * (h.dim() - shift.dim()))
 

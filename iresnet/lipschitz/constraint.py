@@ -97,7 +97,9 @@ class GramIteration:
     ) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             w = weight.detach().double().requires_grad_()
-            bound = spectral.cheap_norm_bounds(w, geometry, size, self.iterations)
+            # Zero padding: the bound for every size, so that a larger input than any before breaks nothing.
+            at = size if geometry.circular else None
+            bound = spectral.cheap_norm_bounds(w, geometry, at, self.iterations)
             (gradient,) = torch.autograd.grad(bound.sum(), w)
         # The bound is homogeneous of degree one, so <W, G> is the bound itself. A zero weight has norm zero.
         gradient = torch.nan_to_num(gradient) * (1 + self.MARGIN)
@@ -292,7 +294,6 @@ def constrain_layer_(layer: nn.Module, coefficient: float, norm: NormRule) -> nn
     # torch gave this layer a class of its own, which goes when the parametrization goes: methods can be put there.
     own = cast(Any, type(layer))
     own.train, own.__deepcopy__ = _train, _deepcopy
-    refresh_(layer, settle=True)
     return layer
 
 

@@ -54,9 +54,9 @@ def cheap_norm_bounds(weight: Tensor, geometry: Geometry, size: tuple[int, ...] 
     """Sound upper bounds from Gram iteration, differentiable in the weight, for normalising at every training step."""
     weight = weight.double()
     if geometry.axes == 0:
-        return gram_bound(weight, iterations)
+        return gram_bound(weight, iterations) * (1 + ROUNDING_MARGIN)
     s, factor, _ = sample(weight, geometry, size, largest=12, coarse=12)
-    return gram_bound(s, iterations).amax(1) * factor
+    return gram_bound(s, iterations).amax(1) * (factor * (1 + ROUNDING_MARGIN))
 
 
 def norm_bound(layer: nn.Module, input_shape: tuple[int, ...] | None = None) -> float:
