@@ -32,8 +32,9 @@ lint: .venv/setup.stamp  ## format, lint, types and layers
 docs: .venv/docs.stamp  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: .venv/setup.stamp  ## measure what results/core.json claims
+bench: .venv/setup.stamp  ## measure what results/core.json and results/toy.json claim (half an hour)
 	$(BIN)/python benchmarks/core.py
+	$(BIN)/python benchmarks/toy.py
 
 tables: .venv/setup.stamp  ## rewrite the tables in README.md and docs/ from results/
 	$(BIN)/python tools/tables.py

@@ -40,7 +40,7 @@ class DemoSettings:
     frequency: float = 4.0
     batch: int = 256
     held_out: int = 20_000
-    training: Training = field(default_factory=lambda: Training(steps=1400, learning_rate=8e-3))
+    training: Training = field(default_factory=lambda: Training(steps=1200, learning_rate=8e-3))
 
 
 @dataclass(frozen=True)

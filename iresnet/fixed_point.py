@@ -127,8 +127,8 @@ class Anderson(Solver):
     """Anderson acceleration with `memory` steps, per sample, falling back to Banach where it does not pay.
 
     A combined step that does not reduce the residual at least as well as the contraction promises is taken back, at the
-    price of one evaluation. Prices are paid from a credit: two evaluations, and all that good combinations have saved. So
-    there are never more than two evaluations beyond what the contraction promises of plain steps.
+    price of one evaluation. Prices are paid from a credit: two evaluations, and all that good combinations have saved.
+    So there are never more than two evaluations beyond what the contraction promises of plain steps.
     """
 
     memory: int = 5
@@ -228,9 +228,13 @@ def _norm(x: Tensor) -> Tensor:
 
 
 def default_tolerance(z: Tensor, lipschitz: float) -> Tensor:
-    """The tolerances when none is given: what the precision of z can hold, for each code and this contraction."""
-    relative = 1e-11 if z.dtype == torch.float64 else 1e-6
-    return relative * _norm(z.detach().double()).clamp_min(1.0) / max(1 - lipschitz, 1e-3)
+    """The tolerances when none is given: what the precision of z can hold, for each code and this contraction.
+
+    x can be 1 / (1 - L) times as large as z, and its rounding counts 1 / (1 - L) times in the bound.
+    """
+    gap = max(1 - lipschitz, 1e-3)
+    relative, rounding = (1e-11, 5e-14) if z.dtype == torch.float64 else (1e-6, 2e-7)
+    return max(relative / gap, rounding / gap**2) * _norm(z.detach().double()).clamp_min(1.0)
 
 
 def iteration_limit(contraction: float, start: float, target: float) -> int:

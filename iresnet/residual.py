@@ -265,8 +265,7 @@ class ResidualBlock(Transform):
 
     def _with_gradient(self, x: Tensor, z: Tensor, context: Tensor | None, solver: Solver) -> Tensor:
         with lip.frozen():
-            start = x.detach().requires_grad_()
-            y, jacobian = linearise(self.g, start, context if self._takes_context() else None)
+            y, jacobian = linearise(self.g, x, context if self._takes_context() else None)
         step = z - y  # equals x; its gradient is right up to the factor (I + J)^-1, which the adjoint solve supplies
         if not step.requires_grad:
             return x

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -38,6 +39,7 @@ def demo(
     settings = job.DemoSettings()
     if steps is not None:
         settings = replace(settings, training=replace(settings.training, steps=steps))
+    torch.set_num_threads(1)  # the networks are small: more threads would only wait for each other
     console = Console()
     with _bars(console) as bars:
         outcomes = job.run(out, names, settings, seed=seed, reporter=lambda name: _reporter(bars, name))

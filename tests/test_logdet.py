@@ -1,0 +1,498 @@
+"""ln det(I + J): exact values, Theorem 3, unbiased estimates with unbiased gradients, and the memory they take."""
+
+import math
+import weakref
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from iresnet import (
+    CertifiedSeries,
+    Exact,
+    PowerSeries,
+    ResidualBlock,
+    RussianRoulette,
+    contractive_convnet,
+    contractive_mlp,
+    terms_needed,
+    truncation_bound,
+)
+from iresnet.logdet import Jacobian, draw, roulette_weights, series, series_weights
+from tests.zoo import DOUBLE, UserNet, contraction, dense_jacobian, linear_block, normal, rouse_
+
+PROBES = ["rademacher", "gaussian"]
+
+
+def linear(a, x):
+    """The Jacobian of x -> A x at a batch."""
+    return Jacobian(lambda v: v @ a)
+
+
+def block_of(kind, lipschitz=0.6):
+    torch.manual_seed(0)
+    if kind == "mlp":
+        return rouse_(ResidualBlock(contractive_mlp(3, (6,), lipschitz=lipschitz))).double().eval(), (3,)
+    if kind == "user":
+        return ResidualBlock(UserNet(3), lipschitz=0.7).double().eval(), (3,)
+    return rouse_(ResidualBlock(contractive_convnet(1, 3, kernels=(3, 1), lipschitz=lipschitz))).double().eval(), (
+        1,
+        2,
+        2,
+    )
+
+
+def gradient(loss, parameters):
+    """Zero for the last bias, which moves no determinant."""
+    return torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
+
+
+def assert_mean(samples, truth, *, sharp):
+    """The mean of many draws lies within four standard errors of the truth, which are small enough to say something."""
+    error = samples.std(0) / math.sqrt(len(samples))
+    assert ((samples.mean(0) - truth).abs() <= 4 * error + 1e-12).all()
+    assert error.norm() <= sharp * truth.norm()
+
+
+class TestExact:
+    @pytest.mark.parametrize("d", [1, 2, 3, 7])
+    def test_it_is_the_logarithm_of_the_determinant(self, d):
+        a, x = contraction(d, 0.9), normal(4, d)
+        expected = torch.linalg.slogdet(torch.eye(d, dtype=DOUBLE) + a).logabsdet
+        torch.testing.assert_close(Exact()(linear(a, x), x), expected.expand(4))
+
+    @pytest.mark.parametrize("d", [2, 3])
+    def test_a_negative_determinant_is_refused_not_hidden_by_its_absolute_value(self, d):
+        """Lemma 6, and the trap: |det| hides that g is no contraction."""
+        a, x = torch.diag(torch.tensor([-3.0] + [0.0] * (d - 1), dtype=DOUBLE)), normal(4, d)
+        with pytest.raises(
+            ValueError, match=r"det\(I \+ J\) must be positive; got .* g is not a contraction here: constrain"
+        ):
+            Exact()(linear(a, x), x)
+
+    @pytest.mark.parametrize("kind", ["mlp", "conv", "user"])
+    def test_its_gradient_is_that_of_the_dense_determinant(self, kind):
+        block, shape = block_of(kind)
+        x, params = normal(3, *shape, seed=1), list(block.parameters())
+        weight = torch.tensor([1.0, -2.0, 0.5], dtype=DOUBLE)
+        got = gradient((block.forward_and_logdet(x)[1] * weight).sum(), params)
+        dense = torch.stack(
+            [torch.autograd.functional.jacobian(lambda y: block(y[None])[0], s, create_graph=True) for s in x]
+        )
+        d = math.prod(shape)
+        expected = gradient((torch.linalg.slogdet(dense.reshape(3, d, d)).logabsdet * weight).sum(), params)
+        torch.testing.assert_close(got, expected, atol=1e-9, rtol=1e-7)
+
+    def test_it_can_be_differentiated_twice_unlike_the_series(self):
+        block, _ = block_of("mlp")
+        x = normal(2, 3).requires_grad_()
+        assert torch.autograd.gradgradcheck(lambda t: block.forward_and_logdet(t)[1], (x,))
+
+
+class TestTheorem3:
+    @pytest.mark.parametrize("lipschitz", [0.3, 0.7, 0.9, 0.97])
+    @pytest.mark.parametrize("kind", ["random", "worst"])
+    def test_truncation_costs_at_most_the_bound_for_every_number_of_terms(self, kind, lipschitz):
+        d = 5
+        a = contraction(d, lipschitz) if kind == "random" else -lipschitz * torch.eye(d, dtype=DOUBLE)
+        truth = torch.linalg.slogdet(torch.eye(d, dtype=DOUBLE) + a).logabsdet.item()
+        total, power = 0.0, torch.eye(d, dtype=DOUBLE)
+        for n in range(1, 31):
+            power = power @ a
+            total += (-1) ** (n + 1) * power.trace().item() / n
+            bound = truncation_bound(lipschitz, d, n)
+            assert abs(truth - total) <= bound * (1 + 1e-9) + 1e-13
+            if kind == "worst":  # where all eigenvalues are -L the theorem is an equality
+                assert abs(truth - total) >= bound * (1 - 1e-9) - 1e-13
+
+    @pytest.mark.parametrize("kind", ["mlp", "conv"])
+    def test_it_holds_for_networks_with_exact_traces(self, kind):
+        block, shape = block_of(kind, lipschitz=0.9)
+        x, d = normal(4, *shape, seed=1), math.prod(shape)
+        j = dense_jacobian(block.g, x)
+        truth, bound = block.forward_and_logdet(x)[1], block.bound(shape).value
+        total, power = torch.zeros(4, dtype=DOUBLE), torch.eye(d, dtype=DOUBLE).expand_as(j)
+        for n in range(1, 31):
+            power = power @ j
+            total = total + (-1) ** (n + 1) * power.diagonal(dim1=1, dim2=2).sum(1) / n
+            assert ((total - truth).abs() <= truncation_bound(bound, d, n) + 1e-13).all()
+
+    @given(lipschitz=st.floats(0.01, 0.995), dimension=st.integers(1, 10_000), terms=st.integers(0, 400))
+    def test_the_bound_is_the_closed_form_to_all_digits(self, lipschitz, dimension, terms):
+        """-d (ln(1 - L) + sum L^k / k), which in floating point cancels to nothing for a small tail."""
+        with mpmath.workdps(350):
+            c = mpmath.mpf(lipschitz)
+            exact = -dimension * (mpmath.log1p(-c) + mpmath.fsum(c**k / k for k in range(1, terms + 1)))
+            got = truncation_bound(lipschitz, dimension, terms)
+            if exact < 1e-300:  # where floats lose digits whatever one does
+                assert got < 1e-299
+                return
+            assert exact * (1 - mpmath.mpf("1e-9")) <= got <= exact * (1 + mpmath.mpf("1e-9"))
+
+    def test_no_digits_cancel(self):
+        assert truncation_bound(0.5, 1, 200) == pytest.approx(0.5**201 / 201 * 2, rel=0.01)
+        assert truncation_bound(0.0, 5, 3) == 0
+
+    @given(
+        lipschitz=st.floats(0.0, 0.99),
+        dimension=st.integers(1, 5000),
+        tolerance=st.floats(1e-12, 10.0, exclude_min=True),
+    )
+    def test_terms_needed_is_the_smallest_number(self, lipschitz, dimension, tolerance):
+        n = terms_needed(lipschitz, dimension, tolerance)
+        assert truncation_bound(lipschitz, dimension, n) <= tolerance
+        assert n == 1 or truncation_bound(lipschitz, dimension, n - 1) > tolerance
+
+    @pytest.mark.parametrize(("c", "terms"), [(0.5, 5), (0.7, 11), (0.9, 37), (0.98, 192)])
+    def test_worst_case_terms_for_96_blocks(self, c, terms):
+        """Bias below 1e-4 bits/dim over 96 blocks with Lip(g) = c^3."""
+        assert terms_needed(c**3, 1, 1e-4 * math.log(2) / 96) == terms
+
+    @pytest.mark.parametrize(
+        ("call", "sentence"),
+        [
+            (
+                lambda: truncation_bound(1.0, 2, 3),
+                r"lipschitz must lie in \[0, 1\); got 1.0. The series converges only",
+            ),
+            (lambda: truncation_bound(-0.1, 2, 3), r"lipschitz must lie in \[0, 1\); got -0.1"),
+            (lambda: truncation_bound(math.nan, 2, 3), r"lipschitz must lie in \[0, 1\); got nan"),
+            (lambda: truncation_bound(0.5, 0, 3), "dimension must be at least 1 and terms at least 0; got 0 and 3"),
+            (lambda: truncation_bound(0.5, 1, -1), "dimension must be at least 1 and terms at least 0; got 1 and -1"),
+            (lambda: terms_needed(0.5, 1, 0.0), "tolerance must be positive; got 0.0"),
+            (lambda: terms_needed(1.5, 1, 0.1), r"lipschitz must lie in \[0, 1\); got 1.5"),
+        ],
+    )
+    def test_bad_arguments_get_a_sentence(self, call, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            call()
+
+
+class TestSeries:
+    @pytest.mark.parametrize("terms", [1, 2, 5, 8])
+    def test_the_value_is_the_sum_for_its_probe_and_not_a_surrogate(self, terms):
+        """Trap: a logged number that is the loss's surrogate and no likelihood."""
+        a, x, v = contraction(4, 0.8), normal(3, 4), normal(3, 4, seed=2)
+        got = series(linear(a, x), v, *series_weights(terms, x))
+        expected = sum(
+            (-1) ** (k + 1) / k * ((v @ torch.linalg.matrix_power(a, k)) * v).sum(1) for k in range(1, terms + 1)
+        )
+        torch.testing.assert_close(got, expected)
+
+    def test_the_gradient_is_the_neumann_series_for_its_probe(self):
+        a = contraction(4, 0.8).requires_grad_()
+        x, v = normal(3, 4), normal(3, 4, seed=2)
+        (got,) = torch.autograd.grad(series(linear(a, x), v, *series_weights(6, x)).sum(), a)
+        s = sum((-1) ** k * v @ torch.linalg.matrix_power(a.detach(), k) for k in range(6))
+        torch.testing.assert_close(got, torch.einsum("bi,bj->ij", s, v))
+
+    @pytest.mark.parametrize("probe", PROBES)
+    @pytest.mark.parametrize("kind", ["mlp", "conv"])
+    @pytest.mark.parametrize("estimator", ["series", "roulette"])
+    def test_value_and_gradient_are_unbiased(self, kind, estimator, probe):
+        """Theorem 4's series with enough terms, and the roulette; with weights per sample in the loss."""
+        block, shape = block_of(kind, lipschitz=0.6)
+        base, params = normal(2, *shape, seed=1), list(block.parameters())
+        weight = torch.tensor([1.0, -2.0], dtype=DOUBLE)
+        exact = block.forward_and_logdet(base)[1]
+        expected = gradient((exact * weight).sum(), params)
+        chosen = PowerSeries(30, probe=probe) if estimator == "series" else RussianRoulette(terms=2, probe=probe)
+        generator, x = seeded(1), base.repeat(40, *(1,) * len(shape))
+        values, gradients = [], []
+        for _ in range(100):  # the mean of a group of draws is as good as a draw
+            drawn = block.forward_and_logdet(x, estimator=chosen, generator=generator)[1].reshape(40, 2)
+            values.append(drawn.detach())
+            gradients.append(gradient((drawn.mean(0) * weight).sum(), params))
+        assert_mean(torch.cat(values), exact.detach(), sharp=0.2)
+        for got, truth in zip(zip(*gradients, strict=True), expected, strict=True):
+            assert_mean(torch.stack(got), truth, sharp=0.5)
+
+    @pytest.mark.parametrize("probes", [1, 4])
+    def test_more_probes_less_spread(self, probes):
+        a, x = contraction(6, 0.7), normal(1, 6).expand(4000, 6)
+        drawn = PowerSeries(20, probes)(linear(a, x), x, generator=torch.Generator().manual_seed(0))
+        exact = torch.linalg.slogdet(torch.eye(6, dtype=DOUBLE) + a).logabsdet
+        assert_mean(drawn, exact, sharp=0.1)
+        one = PowerSeries(20, 1)(linear(a, x), x, generator=torch.Generator().manual_seed(9))
+        assert drawn.var().item() == pytest.approx(one.var().item() / probes, rel=0.15)
+
+    @pytest.mark.parametrize("probe", PROBES)
+    def test_probes_have_mean_zero_and_unit_covariance(self, probe):
+        v = draw(torch.zeros(20_000, 3, dtype=DOUBLE), probe, torch.Generator().manual_seed(0))
+        assert v.mean(0).abs().max() < 4 / math.sqrt(20_000)
+        covariance = v.T @ v / len(v)
+        assert (covariance - torch.eye(3)).abs().max() < 4 * math.sqrt(2 / 20_000)
+        if probe == "rademacher":
+            assert set(v.unique().tolist()) == {-1.0, 1.0}
+
+    @pytest.mark.parametrize(
+        "estimator", [PowerSeries(5), RussianRoulette(), Exact()], ids=["series", "roulette", "exact"]
+    )
+    @pytest.mark.parametrize("kind", ["mlp", "conv", "user"])
+    def test_the_determinant_pulls_at_the_parameters(self, kind, estimator):
+        """Trap: without a graph through the vector-Jacobian product maximum likelihood ignores the determinant."""
+        block, shape = block_of(kind)
+        x = normal(2, *shape).requires_grad_()
+        _, logdet = block.forward_and_logdet(x, estimator=estimator)
+        gradients = torch.autograd.grad(logdet.sum(), [x, *block.parameters()], allow_unused=True)
+        weights = [g for g, p in zip(gradients[1:], block.parameters(), strict=True) if p.dim() > 1]
+        assert all(g is not None and g.abs().max() > 0 for g in weights)
+        assert gradients[0].abs().max() > 0
+
+    @pytest.mark.parametrize("estimator", [PowerSeries(5), RussianRoulette()], ids=["series", "roulette"])
+    def test_differentiating_twice_raises(self, estimator):
+        block, _ = block_of("mlp")
+        x = normal(2, 3).requires_grad_()
+        (first,) = torch.autograd.grad(
+            block.forward_and_logdet(x, estimator=estimator)[1].square().sum(), x, create_graph=True
+        )
+        with pytest.raises(RuntimeError, match="differentiate twice"):
+            first.sum().backward()
+
+    def test_without_gradients_no_graph_and_the_same_value(self):
+        block, _ = block_of("mlp")
+        x, values = normal(4, 3), []
+        for context in (torch.enable_grad, torch.no_grad):
+            with context():
+                values.append(block.forward_and_logdet(x, estimator=PowerSeries(5), generator=seeded(3))[1])
+        assert values[0].requires_grad
+        assert not values[1].requires_grad
+        assert torch.equal(values[0], values[1])
+
+    def test_a_batch_of_one_keeps_its_dimension(self):
+        x = normal(1, 3)
+        for estimator in (Exact(), PowerSeries(3), RussianRoulette(), CertifiedSeries()):
+            assert estimator(linear(contraction(3, 0.5), x), x, lipschitz=0.5).shape == (1,)
+
+    def test_certified_series_takes_its_terms_from_the_bound(self):
+        a, x = contraction(3, 0.8), normal(2, 3)
+        n = terms_needed(0.8, 3, 1e-4)
+        got = CertifiedSeries(1e-4)(linear(a, x), x, lipschitz=0.8, generator=seeded(0))
+        assert torch.equal(got, PowerSeries(n)(linear(a, x), x, generator=seeded(0)))
+        for bad in (None, 1.0, 1.5):
+            with pytest.raises(
+                ValueError, match=r"the number of terms follows from a proven contraction; got Lip\(g\) <="
+            ):
+                CertifiedSeries()(linear(a, x), x, lipschitz=bad)
+
+    @pytest.mark.parametrize(
+        ("make", "sentence"),
+        [
+            (lambda: PowerSeries(0), "terms must be at least 1; got 0"),
+            (lambda: PowerSeries(3, probes=0), "probes must be at least 1; got 0"),
+            (lambda: PowerSeries(3, probe="uniform"), "probe must be 'rademacher' or 'gaussian'; got 'uniform'"),
+            (lambda: RussianRoulette(terms=0), "terms must be at least 1; got 0"),
+            (lambda: RussianRoulette(continuation=1.0), r"continuation must lie in \(0, 1\); got 1.0"),
+            (lambda: RussianRoulette(continuation=0.0), r"continuation must lie in \(0, 1\); got 0.0"),
+        ],
+    )
+    def test_bad_settings_get_a_sentence(self, make, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            make()
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+class TestRoulette:
+    def test_weights_are_those_of_the_formula(self):
+        """Value (-1)^(k+1) / (k P(N >= k)), gradient (-1)^k / P(N >= k+1); P(N >= k) = q^(k - n) beyond n terms."""
+        terms, q, x = 3, 0.7, torch.zeros(500, 1, dtype=DOUBLE)
+        value, gradient = roulette_weights(terms, q, x, seeded(0))
+        drawn = (value != 0).sum(0)
+        assert drawn.min() == terms
+        assert drawn.max() == len(value)
+        for i in (int(drawn.argmax()), int(drawn.argmin()), 7):
+            for k in range(1, len(value) + 1):
+                survival = q ** max(0, k - terms)
+                expected = (-1) ** (k + 1) / survival if k <= drawn[i] else 0.0
+                assert gradient[k - 1, i].item() == pytest.approx(expected)
+                assert value[k - 1, i].item() == pytest.approx(expected / k)
+
+    def test_the_number_of_terms_has_the_distribution_it_claims(self):
+        value, _ = roulette_weights(2, 0.6, torch.zeros(20_000, 1, dtype=DOUBLE), seeded(0))
+        drawn = (value != 0).sum(0)
+        for k in range(1, 8):
+            p = 0.6 ** max(0, k - 2)
+            assert abs((drawn >= k).double().mean() - p) <= 4 * math.sqrt(p * (1 - p) / 20_000) + 1e-12
+
+    def test_tail_probabilities_keep_their_digits(self, monkeypatch):
+        """Trap: 1 - cdf is zero after 16 digits; a power is not."""
+        monkeypatch.setattr(torch, "rand", lambda *_, dtype, **__: torch.tensor([1e-200], dtype=dtype))
+        _, gradient = roulette_weights(1, 0.5, torch.zeros(1, 1, dtype=DOUBLE), None)
+        k = len(gradient)
+        assert k > 600
+        assert gradient[-1, 0].item() == pytest.approx((-1) ** (k - 1) * 2.0 ** (k - 1))
+
+    def test_every_sample_draws_its_own_number_of_terms(self):
+        """Trap: one draw for the whole batch."""
+        value, _ = roulette_weights(2, 0.8, torch.zeros(50, 1), seeded(0))
+        assert len((value != 0).sum(0).unique()) > 3
+
+    @pytest.mark.parametrize("estimator", [PowerSeries(4), RussianRoulette()], ids=["series", "roulette"])
+    @pytest.mark.parametrize("probe", PROBES)
+    def test_randomness_comes_from_the_generator_and_from_nowhere_else(self, estimator, probe):
+        """Trap: a global generator, so that seeds do not hold and ranks of a distributed run differ."""
+        estimator = type(estimator)(estimator.terms, probe=probe)
+        a, x = contraction(3, 0.7), normal(20, 3)
+
+        def run(seed):
+            return estimator(linear(a, x), x, lipschitz=0.7, generator=seeded(seed))
+
+        state = torch.get_rng_state()
+        first, again, other = run(1), run(1), run(2)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+
+    def test_continuation_is_chosen_from_the_bound(self):
+        assert RussianRoulette().probability(0.8) == pytest.approx(0.64 + 0.36 / 4)
+        assert RussianRoulette(continuation=0.7).probability(0.8) == 0.7
+
+    @pytest.mark.parametrize("q", [0.64, 0.5])
+    def test_a_continuation_with_unbounded_variance_is_refused(self, q):
+        """Trap: with q <= L^2 a standard error means nothing."""
+        with pytest.raises(
+            ValueError, match=r"continuation must exceed L\^2 = 0.6400, or the variance has no bound; got"
+        ):
+            RussianRoulette(continuation=q).probability(0.8)
+
+    @pytest.mark.parametrize("lipschitz", [None, 1.0, 1.2])
+    def test_without_a_contraction_it_is_refused(self, lipschitz):
+        a, x = contraction(3, 0.7), normal(2, 3)
+        with pytest.raises(ValueError, match="RussianRoulette needs a Lipschitz bound below 1 .* got .* Constrain g"):
+            RussianRoulette()(linear(a, x), x, lipschitz=lipschitz)
+
+    @pytest.mark.parametrize("lipschitz", [0.5, 0.9])
+    def test_its_variance_is_finite_in_the_worst_case(self, lipschitz):
+        """All eigenvalues at -L: the spread is that of a bounded series, not of a lottery."""
+        d = 3
+        a, x = -lipschitz * torch.eye(d, dtype=DOUBLE), torch.zeros(20_000, d, dtype=DOUBLE)
+        drawn = RussianRoulette(terms=2)(linear(a, x), x, lipschitz=lipschitz, generator=seeded(0))
+        truth = torch.tensor(d * math.log(1 - lipschitz), dtype=DOUBLE)
+        assert_mean(drawn, truth, sharp=0.05)
+
+
+class TestDefaults:
+    def test_up_to_64_dimensions_the_determinant_is_exact(self):
+        block = linear_block(contraction(64, 0.5))
+        x = normal(2, 64)
+        expected = torch.linalg.slogdet(torch.eye(64, dtype=DOUBLE) + block.g[0].weight).logabsdet
+        for mode in (True, False):
+            torch.testing.assert_close(block.train(mode).forward_and_logdet(x)[1], expected.expand(2))
+
+    def test_beyond_that_training_needs_a_named_estimator(self):
+        block = linear_block(contraction(65, 0.5)).train()
+        with pytest.raises(
+            ValueError, match=r"training in 65 dimensions needs a named estimator; pass estimator=PowerSeries"
+        ):
+            block.forward_and_logdet(normal(2, 65))
+        block.forward_and_logdet(normal(2, 65), estimator=PowerSeries(5))
+
+    def test_beyond_that_eval_gives_the_same_number_twice_close_to_the_truth(self):
+        a = contraction(70, 0.5)
+        block, x = linear_block(a), normal(5, 70)
+        first, again = (block.forward_and_logdet(x)[1] for _ in range(2))
+        assert torch.equal(first, again)
+        truth = torch.linalg.slogdet(torch.eye(70, dtype=DOUBLE) + a).logabsdet
+        spread = math.sqrt(2 * (a.square().sum() - a.diagonal().square().sum()).item() / 4)
+        assert (first - truth).abs().max() < 5 * spread
+
+    def test_a_generator_changes_the_probes(self):
+        block, x = linear_block(contraction(70, 0.5)), normal(5, 70)
+        first, other = (block.forward_and_logdet(x, generator=seeded(s))[1] for s in (1, 2))
+        assert not torch.equal(first, other)
+
+    def test_an_expanding_block_cannot_choose_its_terms(self):
+        block = linear_block(contraction(70, 0.5))
+        with torch.no_grad():
+            block.g[0].weight.mul_(3)
+        with pytest.raises(ValueError, match="tighten_.model. repairs it, or name PowerSeries"):
+            block.forward_and_logdet(normal(2, 70))
+
+
+class Meter(TorchDispatchMode):
+    """Bytes of all tensors alive, and their peak: exact, unlike what an allocator reports."""
+
+    def __init__(self):
+        super().__init__()
+        self.live, self.peak, self.known = 0, 0, set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for leaf in torch.utils._pytree.tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self.meet(leaf.untyped_storage())
+        return out
+
+    def meet(self, storage):
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.known:
+            return
+        self.known.add(key)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self.forget, key, size)
+
+    def forget(self, key, size):
+        self.known.discard(key)
+        self.live -= size
+
+
+class TestMemory:
+    @staticmethod
+    def peak(block, x, estimator):
+        params = list(block.parameters())
+        with Meter() as meter:
+            z, logdet = block.forward_and_logdet(x, estimator=estimator, generator=seeded(0))
+            torch.autograd.grad(z.square().sum() - logdet.sum(), params)
+        return meter.peak
+
+    @pytest.mark.parametrize("kind", ["mlp", "conv", "user"])
+    def test_forty_terms_take_no_more_memory_than_five(self, kind):
+        torch.manual_seed(0)
+        if kind == "mlp":
+            block, x = ResidualBlock(contractive_mlp(32, (64, 64))), normal(64, 32, dtype=torch.float32)
+        elif kind == "conv":
+            block, x = ResidualBlock(contractive_convnet(3, 16)), normal(8, 3, 12, 12, dtype=torch.float32)
+        else:
+            block, x = ResidualBlock(UserNet(32), lipschitz=0.7), normal(64, 32, dtype=torch.float32)
+        block(x)
+        few, many = (self.peak(block, x, PowerSeries(terms)) for terms in (5, 40))
+        assert few > x.nelement() * x.element_size()
+        assert many <= 1.1 * few
+
+    def test_the_meter_notices_a_series_that_keeps_its_graph(self):
+        """The measurement can fail: the naive estimator, with a graph through all of its terms, needs far more."""
+        torch.manual_seed(0)
+        g, x = contractive_mlp(32, (64, 64)).eval(), normal(64, 32, dtype=torch.float32)
+
+        def naive(terms):
+            with Meter() as meter:
+                y, pull = torch.func.vjp(g, x)
+                v = w = torch.ones_like(x)
+                total = torch.zeros(len(x))
+                for k in range(1, terms + 1):
+                    w = pull(w)[0]
+                    total = total + (-1) ** (k + 1) / k * (w * v).sum(1)
+                torch.autograd.grad(total.sum() + y.sum(), list(g.parameters()))
+            return meter.peak
+
+        assert naive(40) > 3 * naive(5)
+
+
+def test_the_trace_of_a_network_without_parameters_to_train():
+    """Frozen parameters: the gradient goes to x alone."""
+    g = nn.Sequential(nn.Linear(3, 3), nn.Tanh()).double().requires_grad_(False)
+    with torch.no_grad():
+        g[0].weight.copy_(contraction(3, 0.8))
+    x = normal(2, 3).requires_grad_()
+    block = ResidualBlock(g)
+    for estimator in (Exact(), PowerSeries(5)):
+        (got,) = torch.autograd.grad(block.forward_and_logdet(x, estimator=estimator)[1].sum(), x)
+        assert got.abs().max() > 0
