@@ -173,7 +173,7 @@ def tighten_(model: nn.Module, input_shape: Shape | None = None) -> list[str]:
     changed = []
     for name, block, at in residual_blocks(model, shape):
         if block.asserted is None:
-            changed += [f"{name}.g.{layer}" for layer in lip.tighten_(block.g, at)]
+            changed += [f"{name}.g.{layer}".removesuffix(".") for layer in lip.tighten_(block.g, at)]
     return changed
 
 

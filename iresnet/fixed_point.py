@@ -227,13 +227,19 @@ def _norm(x: Tensor) -> Tensor:
     return cast(Tensor, torch.linalg.vector_norm(x.flatten(1), dim=1))
 
 
+def _relative(dtype: torch.dtype) -> tuple[float, float]:
+    """(residual to aim at, rounding of x) relative to the code, in this precision."""
+    return (1e-11, 5e-14) if dtype == torch.float64 else (1e-6, 2e-7)
+
+
 def default_tolerance(z: Tensor, lipschitz: float) -> Tensor:
     """The tolerances when none is given: what the precision of z can hold, for each code and this contraction.
 
-    x can be 1 / (1 - L) times as large as z, and its rounding counts 1 / (1 - L) times in the bound.
+    x can be 1 / (1 - L) times as large as z, and its rounding counts 1 / (1 - L) times in the bound. That is the worst
+    case, by which a solve is judged; it aims lower.
     """
     gap = max(1 - lipschitz, 1e-3)
-    relative, rounding = (1e-11, 5e-14) if z.dtype == torch.float64 else (1e-6, 2e-7)
+    relative, rounding = _relative(z.dtype)
     return max(relative / gap, rounding / gap**2) * _norm(z.detach().double()).clamp_min(1.0)
 
 
@@ -251,13 +257,13 @@ def solve(
     z: Tensor,
     *,
     lipschitz: float | None,
-    tolerance: float | Tensor,
+    tolerance: float | None,
     solver: Solver,
     reference: Branch,
 ) -> Solution:
     """Solve x + g(x) = z and prove it. `reference` is g in float64; `lipschitz` its bound, None where there is none.
 
-    The tolerance is absolute, in the l2 norm of a sample, one for all or one for each. Works in the precision of z;
+    The tolerance is absolute, in the l2 norm of a sample; None takes `default_tolerance`. Works in the precision of z;
     samples whose float64 residual is still too large go on in float64.
     """
     contraction = 1.0 if lipschitz is None else lipschitz
@@ -265,7 +271,12 @@ def solve(
     working = torch.promote_types(z.dtype, torch.float32)
     zw = z.to(working)
     # Aim below the tolerance, as the final x is rounded, and no lower than rounding in this precision allows.
-    aim = torch.as_tensor(0.5 * gap * tolerance, dtype=working, device=z.device).expand(len(z))
+    if tolerance is None:
+        goal = default_tolerance(z, contraction)
+        aim = 0.5 * _relative(working)[0] * _norm(zw).clamp_min(1.0)
+    else:
+        goal = torch.full((len(z),), tolerance, dtype=torch.float64, device=z.device)
+        aim = (0.5 * gap * goal).to(working)
     floor = 4 * torch.finfo(working).eps * _norm(zw)
     target = torch.maximum(aim, floor)
     limit = _limit(solver, contraction, zw, float(target.min()))
@@ -273,7 +284,7 @@ def solve(
     x = x.to(z.dtype)
     residual = _exact_residual(reference, x, z)
     finite = torch.isfinite(x).flatten(1).all(1)
-    behind = ((residual > tolerance * gap) & finite).nonzero()[:, 0]
+    behind = ((residual > goal * gap) & finite).nonzero()[:, 0]
     remaining = limit - int(count[behind].max()) if len(behind) and solver.max_iterations else limit
     if len(behind) and working != torch.float64 and remaining > 0:
         part = z[behind].double()
@@ -281,7 +292,7 @@ def solve(
             lambda t, rows: reference(t, behind[rows]),
             part,
             x[behind].double(),
-            aim[behind].double(),
+            (0.5 * gap * goal)[behind],
             contraction,
             remaining,
         )
@@ -290,7 +301,7 @@ def solve(
         residual = _exact_residual(reference, x, z)
     proven = lipschitz is not None and lipschitz < 1
     error = residual / gap if proven else torch.full_like(residual, torch.inf)
-    return Solution(x, count, error, error <= tolerance)
+    return Solution(x, count, error, error <= goal)
 
 
 def _limit(solver: Solver, contraction: float, z: Tensor, target: float) -> int:

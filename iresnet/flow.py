@@ -210,7 +210,7 @@ class Flow(nn.Module):
                 x, flat, estimator=estimator or (self.estimator if self.training else None), generator=generator
             )
             log_prob = self.base.log_prob(z) + logdet
-        return x.reshape(*shape, *batch, *x.shape[1:]), log_prob.reshape(*shape, *batch)
+        return x.reshape(*shape, *batch, *x.shape[1:]), log_prob.reshape((*shape, *batch))
 
     def given(self, context: Tensor) -> ConditionalDistribution:
         """p(. | context) as a `torch.distributions.Distribution` with the context's batch shape."""

@@ -236,7 +236,7 @@ class ResidualBlock(Transform):
                 branch,
                 z,
                 lipschitz=b.value,
-                tolerance=default_tolerance(z, b.value) if tolerance is None else tolerance,
+                tolerance=tolerance,
                 solver=Anderson() if solver is None else solver,
                 reference=reference,
             )

@@ -1,0 +1,175 @@
+"""torch.compile into one graph gives the same numbers. The backends used here need no compiler."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from iresnet import (
+    ActNorm,
+    Chain,
+    Classifier,
+    Exact,
+    GramIteration,
+    LipschitzConv2d,
+    LipschitzLinear,
+    PowerSeries,
+    ResidualBlock,
+    Squeeze,
+    constrain_,
+    contractive_convnet,
+    contractive_mlp,
+    mlp_flow,
+)
+from iresnet.lipschitz import cap_of
+from tests.zoo import UserNet, normal, rouse_
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def whole(function, backend="aot_eager"):
+    return torch.compile(function, backend=backend, fullgraph=True)
+
+
+def x_of(*shape, seed=1):
+    return normal(*shape, seed=seed, dtype=torch.float32)
+
+
+def agree(model, twin, run):
+    """Two training passes with the same numbers: outputs, gradients and the state that is left behind."""
+    compiled = whole(lambda: run(twin))
+    for _ in range(2):
+        outputs = []
+        for module, call in ((model, lambda: run(model)), (twin, compiled)):
+            module.zero_grad()
+            out = call()
+            sum(t.square().sum() for t in out).backward()
+            outputs.append([*out, *(p.grad for p in module.parameters())])
+        torch.testing.assert_close(outputs[0], outputs[1], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(twin.state_dict(), model.state_dict(), atol=1e-5, rtol=1e-5)
+
+
+LAYERS = {
+    "linear": (lambda: LipschitzLinear(5, 4), (3, 5)),
+    "linear-strict": (lambda: LipschitzLinear(5, 4, norm=GramIteration()), (3, 5)),
+    "conv": (lambda: LipschitzConv2d(2, 3, 3, padding=1), (3, 2, 6, 6)),
+    "conv-circular": (lambda: LipschitzConv2d(2, 3, 3, padding=1, padding_mode="circular"), (3, 2, 6, 6)),
+    "conv-strided": (lambda: LipschitzConv2d(2, 4, 3, stride=2, groups=2), (3, 2, 7, 7)),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_constrained_layer_trains_the_same(kind):
+    make, shape = LAYERS[kind]
+    layer, x = rouse_(make()), x_of(*shape)
+    layer(x)
+    agree(layer, copy.deepcopy(layer), lambda module: (module(x),))
+
+
+def test_a_convolution_that_meets_a_larger_input_grows_with_it():
+    layer = rouse_(LipschitzConv2d(1, 1, 3, padding=1, coefficient=0.5))
+    twin = copy.deepcopy(layer)
+    compiled = whole(twin, backend="eager")
+    for n in (4, 4, 9, 6):
+        x = x_of(1, 1, n, n)
+        torch.testing.assert_close(compiled(x), layer(x))
+        assert cap_of(twin).seen == cap_of(layer).seen
+    assert cap_of(twin).seen == (9, 9)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_evaluation_compiles_too(mode):
+    block, x = rouse_(ResidualBlock(contractive_mlp(3, (8,)))).train(mode == "train"), x_of(4, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(whole(block)(x), block(x))
+
+
+NETWORKS = {
+    "mlp": (lambda: contractive_mlp(3, (8,)), (4, 3), None),
+    "conv": (lambda: contractive_convnet(2, 3), (4, 2, 4, 4), None),
+    "circular": (
+        lambda: constrain_(nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), nn.ELU()), 0.9),
+        (4, 2, 4, 4),
+        None,
+    ),
+    "user": (UserNet, (4, 4), 0.7),
+}
+
+networks = pytest.mark.parametrize("kind", NETWORKS)
+
+
+def block_of(kind):
+    make, shape, lipschitz = NETWORKS[kind]
+    torch.manual_seed(0)
+    block = rouse_(ResidualBlock(make(), lipschitz=lipschitz))
+    block(x_of(*shape))
+    return block, x_of(*shape)
+
+
+@networks
+def test_a_block_trains_the_same(kind):
+    block, x = block_of(kind)
+    agree(block, copy.deepcopy(block), lambda module: (module(x),))
+
+
+@networks
+@pytest.mark.parametrize("estimator", [Exact(), PowerSeries(4)], ids=["exact", "series"])
+def test_a_block_with_its_logdet_trains_the_same(kind, estimator, monkeypatch):
+    """Probes are drawn outside of the graph in real use; here both draw the same ones."""
+    block, x = block_of(kind)
+    v = torch.sign(x_of(*x.shape, seed=9))
+    monkeypatch.setattr("iresnet.logdet.draw", lambda *_: v)
+    agree(block, copy.deepcopy(block), lambda module: module.forward_and_logdet(x, estimator=estimator))
+
+
+def test_a_flow_takes_the_same_training_steps():
+    torch.manual_seed(0)
+    flow, x = mlp_flow(2, blocks=2, hidden=(8,)), x_of(16, 2)
+    flow(x)  # ActNorm sees its first batch before the graph is made
+    twin = copy.deepcopy(flow)
+    losses = []
+    for model in (flow, twin):
+        adam = torch.optim.Adam(model.parameters(), lr=1e-2)
+        forward = whole(model) if model is twin else model
+        run = []
+        for i in range(4):
+            adam.zero_grad()
+            loss = -forward(x_of(16, 2, seed=i)).mean()
+            loss.backward()
+            adam.step()
+            run.append(loss.detach())
+        losses.append(torch.stack(run))
+    torch.testing.assert_close(losses[0], losses[1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(twin.state_dict(), flow.state_dict(), atol=1e-4, rtol=1e-4)
+
+
+def test_a_classifier_trains_the_same():
+    torch.manual_seed(0)
+    chain = Chain(ActNorm(2), ResidualBlock(contractive_convnet(2, 3)), Squeeze())
+    model, x = Classifier(chain, nn.Sequential(nn.Flatten(), nn.Linear(32, 3))), x_of(4, 2, 4, 4)
+    model(x)
+    agree(model, copy.deepcopy(model), lambda module: (module(x),))
+
+
+def test_frozen_and_thawed_graphs_are_kept_apart():
+    """A graph made inside a model, where nothing refreshes, must not serve a lone layer, where it does."""
+    from iresnet.lipschitz import frozen
+
+    layer, x = rouse_(LipschitzLinear(6, 6)), x_of(4, 6)
+    compiled = whole(layer)
+    with frozen():
+        compiled(x)
+    with torch.no_grad():
+        layer.parametrizations.weight.original.copy_(normal(6, 6, seed=4))
+    before = cap_of(layer).direction.clone()
+    with frozen():
+        compiled(x)
+    assert torch.equal(cap_of(layer).direction, before)
+    compiled(x)
+    assert not torch.equal(cap_of(layer).direction, before)

@@ -1,0 +1,416 @@
+"""Densities: they integrate to one, their samples follow them, and their errors are what they say."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Distribution, MultivariateNormal, Normal
+
+from iresnet import (
+    ActNorm,
+    Banach,
+    CertifiedSeries,
+    Chain,
+    ConvergenceError,
+    DiagonalNormal,
+    Exact,
+    Flow,
+    InjectivePad,
+    Logit,
+    Multiscale,
+    PowerSeries,
+    ResidualBlock,
+    RussianRoulette,
+    Squeeze,
+    Standardise,
+    contractive_convnet,
+    contractive_mlp,
+    mlp_flow,
+    tighten_,
+)
+from tests.zoo import DOUBLE, contraction, linear_block, normal, rouse_
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def flow_of(d=2, blocks=3, dtype=DOUBLE, **options):
+    torch.manual_seed(0)
+    flow = rouse_(mlp_flow(d, blocks=blocks, **{"hidden": (8,), **options})).to(dtype).eval()
+    tighten_(flow)
+    return flow
+
+
+def affine(d=3):
+    """A flow whose density is a normal distribution that linear algebra knows."""
+    norm = ActNorm(d).double()
+    with torch.no_grad():
+        norm.shift.copy_(normal(d, seed=1))
+        norm.log_scale.copy_(0.3 * normal(d, seed=2))
+    a = contraction(d, 0.7, seed=3)
+    flow = Flow(Chain(norm, linear_block(a)), DiagonalNormal(d).double()).eval()
+    matrix = (torch.eye(d, dtype=DOUBLE) + a) @ torch.diag(norm.log_scale.exp()).detach()
+    inverse = torch.linalg.inv(matrix)
+    return flow, MultivariateNormal(-norm.shift.detach(), inverse @ inverse.T)
+
+
+class TestDensity:
+    @pytest.mark.parametrize("estimator", [None, PowerSeries(40, probes=8)], ids=["exact", "series"])
+    def test_it_integrates_to_one(self, estimator):
+        flow = flow_of()
+        axis = torch.linspace(-12, 12, 121 if estimator else 241, dtype=DOUBLE)
+        grid = torch.cartesian_prod(axis, axis)
+        with torch.no_grad():
+            total = flow.log_prob(grid, estimator=estimator, generator=seeded()).exp().sum() * (axis[1] - axis[0]) ** 2
+        assert total.item() == pytest.approx(1, abs=1e-4 if estimator is None else 0.05)
+
+    def test_data_units_count(self):
+        """Logit and Standardise belong to the model: the density on [0, 1] integrates to one in the data's own unit."""
+        torch.manual_seed(0)
+        block = ResidualBlock(contractive_mlp(1, (8,)))
+        chain = Chain(Logit(levels=1), Standardise([0.1], [1.5]), rouse_(block)).double().eval()
+        flow = Flow(chain, DiagonalNormal(1).double()).eval()
+        edge = 0.05 / 0.9 - 1e-9  # Logit is defined a little beyond the interval
+        x = torch.linspace(-edge, 1 + edge, 400_001, dtype=DOUBLE)[:, None]
+        with torch.no_grad():
+            p = flow(x).exp()
+        assert torch.trapezoid(p, x[:, 0]).item() == pytest.approx(1, abs=1e-3)
+
+    def test_an_affine_flow_is_a_normal_distribution(self):
+        flow, truth = affine()
+        x = 2 * normal(50, 3, seed=5)
+        torch.testing.assert_close(flow(x), truth.log_prob(x))
+
+    def test_samples_of_an_affine_flow_have_its_moments(self):
+        flow, truth = affine()
+        x, n = flow.sample((20_000,), generator=seeded()), 20_000
+        error = (truth.variance / n).sqrt()
+        assert ((x.mean(0) - truth.mean).abs() <= 4 * error).all()
+        covariance, expected = torch.cov(x.T), truth.covariance_matrix
+        # Var of a sample covariance of normals: (s_ii s_jj + s_ij^2) / n
+        spread = ((torch.outer(truth.variance, truth.variance) + expected.square()) / n).sqrt()
+        assert ((covariance - expected).abs() <= 4 * spread).all()
+
+    def test_samples_follow_the_density(self):
+        """E[f(x)] over samples equals the integral of f p, for a nonlinear flow."""
+        flow = flow_of()
+        axis = torch.linspace(-12, 12, 241, dtype=DOUBLE)
+        grid = torch.cartesian_prod(axis, axis)
+        with torch.no_grad():
+            p = flow(grid).exp() * (axis[1] - axis[0]) ** 2
+        x = flow.sample((4000,), generator=seeded())
+        for f in (lambda t: t[:, 0], lambda t: t[:, 1].square(), lambda t: (t[:, 0] > t[:, 1]).double(), torch.sin):
+            values = f(x).reshape(4000, -1)
+            truth = (p[:, None] * f(grid).reshape(len(grid), -1)).sum(0)
+            error = values.std(0) / math.sqrt(4000)
+            assert ((values.mean(0) - truth).abs() <= 4 * error).all()
+
+    def test_forward_is_log_prob_and_everything_that_wraps_forward_wraps_it(self):
+        """Trap: under DDP only `forward` synchronises gradients; a log_prob beside it trains each rank alone."""
+        flow, x, seen = flow_of(), normal(3, 2), []
+        flow.register_forward_hook(lambda *_: seen.append(1))
+        assert torch.equal(flow.log_prob(x), flow(x))
+        assert len(seen) == 2
+
+    def test_the_base_is_a_normal_distribution_of_its_shape(self):
+        base = DiagonalNormal((2, 3), learned=True).double()
+        with torch.no_grad():
+            base.mean.copy_(normal(2, 3))
+            base.log_scale.copy_(0.2 * normal(2, 3, seed=1))
+        z = normal(4, 5, 2, 3, seed=2)
+        truth = Normal(base.mean, base.log_scale.exp())
+        torch.testing.assert_close(base.log_prob(z), truth.log_prob(z).sum((-2, -1)))
+        drawn = base.rsample(20_000, seeded())
+        assert ((drawn.mean(0) - base.mean).abs() <= 4 * base.log_scale.exp() / math.sqrt(20_000)).all()
+        assert {name for name, _ in base.named_parameters()} == {"mean", "log_scale"}
+        assert list(DiagonalNormal(2).parameters()) == []
+
+    def test_a_learned_base_and_a_multiscale_transform(self):
+        stages = [
+            Chain(Squeeze(), ResidualBlock(contractive_convnet(4, 4, kernels=(3, 1)))),
+            ResidualBlock(contractive_convnet(2, 4, kernels=(3, 1))),
+        ]
+        flow = Flow(Multiscale(stages, input_shape=(1, 4, 4)), DiagonalNormal(16, learned=True)).double()
+        rouse_(flow).eval()
+        x = normal(3, 1, 4, 4)
+        z, logdet = flow.transform.forward_and_logdet(x)
+        torch.testing.assert_close(flow(x), flow.base.log_prob(z) + logdet)
+        assert flow.sample((2,)).shape == (2, 1, 4, 4)
+        flow(x).sum().backward()
+        assert flow.base.mean.grad.abs().max() > 0
+
+
+class TestSampling:
+    def test_a_sample_and_its_density_belong_together(self):
+        """Trap: the log-determinant of the inverse must be taken at x, not at the code."""
+        flow = flow_of()
+        x, log_prob = flow.rsample_and_log_prob((50,), generator=seeded())
+        torch.testing.assert_close(log_prob, flow.log_prob(x), atol=1e-8, rtol=1e-8)
+        z = flow.base.rsample(50, seeded())
+        at_z = flow.base.log_prob(z) + flow.transform.forward_and_logdet(z)[1]
+        assert (log_prob - at_z).abs().max() > 0.1
+
+    def test_the_gradient_of_a_sample_is_the_reparametrised_one(self):
+        flow, truth = affine()
+        x, _ = flow.rsample_and_log_prob((6,), generator=seeded())
+        (got,) = torch.autograd.grad(x.sum(), flow.transform[0].shift)
+        torch.testing.assert_close(got, torch.full((3,), -6.0, dtype=DOUBLE))  # the mean is -shift
+        assert truth.mean.shape == got.shape
+
+    def test_the_gradient_of_the_entropy(self):
+        """d E[-log p(x)] / d log_scale = -1 for an affine map, path and density together."""
+        flow, _ = affine()
+        _, log_prob = flow.rsample_and_log_prob((200,), generator=seeded())
+        (got,) = torch.autograd.grad(-log_prob.mean(), flow.transform[0].log_scale)
+        torch.testing.assert_close(got, -torch.ones(3, dtype=DOUBLE))
+
+    @pytest.mark.parametrize("shape", [(), 4, (4,), (2, 3)])
+    def test_shapes(self, shape):
+        flow = flow_of()
+        lead = (shape,) if isinstance(shape, int) else shape
+        assert flow.sample(shape).shape == (*lead, 2)
+        x, log_prob = flow.rsample_and_log_prob(shape)
+        assert (x.shape, log_prob.shape) == ((*lead, 2), lead)
+
+    def test_the_generator_decides(self):
+        flow = flow_of()
+        state = torch.get_rng_state()
+        first, again, other = (flow.sample((5,), generator=seeded(s)) for s in (1, 1, 2))
+        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+
+    def test_a_sample_that_cannot_be_proven_raises(self):
+        with pytest.raises(ConvergenceError, match="transform 5 of 7"):
+            flow_of().sample((3,), tolerance=1e-9, solver=Banach(max_iterations=1))
+
+    def test_samples_are_codes_inverted(self):
+        flow = flow_of()
+        z = flow.base.rsample(7, seeded(3))
+        torch.testing.assert_close(flow.transform(flow.sample((7,), generator=seeded(3))), z, atol=1e-8, rtol=0)
+
+    def test_in_training_a_sample_and_its_density_belong_together_too(self):
+        flow = flow_of(dtype=torch.float32).train()
+        flow(normal(30, 2, dtype=torch.float32))
+        x, log_prob = flow.rsample_and_log_prob((20,), generator=seeded())
+        torch.testing.assert_close(flow.eval()(x), log_prob, atol=1e-3, rtol=1e-3)
+
+    @pytest.mark.xfail(
+        reason="ActNorm takes the samples for its first batch of data, after they were made", strict=True
+    )
+    def test_in_training_before_any_data_as_well(self):
+        flow = flow_of(dtype=torch.float32).train()
+        x, log_prob = flow.rsample_and_log_prob((20,), generator=seeded())
+        torch.testing.assert_close(flow.eval()(x), log_prob, atol=1e-3, rtol=1e-3)
+
+
+class TestConditional:
+    @pytest.fixture
+    def flow(self):
+        return flow_of(context=3)
+
+    def test_given_is_a_distribution(self, flow):
+        c = normal(4, 3, seed=5)
+        p = flow.given(c)
+        assert isinstance(p, Distribution)
+        assert (p.batch_shape, p.event_shape) == ((4,), (2,))
+        assert p.has_rsample
+        assert p.sample().shape == (4, 2)
+        assert p.sample((7,)).shape == (7, 4, 2)
+        assert p.sample((7, 5)).shape == (7, 5, 4, 2)
+        assert p.rsample((7,)).requires_grad
+        assert p.log_prob(p.sample((7, 5))).shape == (7, 5, 4)
+
+    def test_its_density_is_that_of_the_flow_row_by_row(self, flow):
+        c, x = normal(4, 3, seed=5), normal(6, 4, 2, seed=6)
+        got = flow.given(c).log_prob(x)
+        for i in range(6):
+            torch.testing.assert_close(got[i], flow.log_prob(x[i], c))
+        torch.testing.assert_close(flow.given(c).log_prob(x[0, 0]), flow.log_prob(x[0, :1].expand(4, 2), c))
+        torch.testing.assert_close(flow.given(c).log_prob(x[:, :1])[2], flow.log_prob(x[2, :1].expand(4, 2), c))
+
+    def test_samples_depend_on_their_own_context(self, flow):
+        c = normal(2, 3, seed=5)
+        x = flow.sample((3,), c, generator=seeded())
+        both = flow.base.rsample(6, seeded()).reshape(3, 2, 2)
+        for i in range(2):
+            torch.testing.assert_close(flow.transform(x[:, i], c[i].expand(3, 3)), both[:, i], atol=1e-8, rtol=0)
+
+    def test_each_conditional_density_integrates_to_one(self, flow):
+        axis = torch.linspace(-40, 40, 401, dtype=DOUBLE)
+        grid = torch.cartesian_prod(axis, axis)
+        for c in normal(2, 3, seed=8):
+            with torch.no_grad():
+                total = flow(grid, c.expand(len(grid), 3)).exp().sum() * (axis[1] - axis[0]) ** 2
+            assert total.item() == pytest.approx(1, abs=1e-3)
+
+    def test_bad_contexts_get_a_sentence(self, flow):
+        with pytest.raises(ValueError, match="context must have a batch dimension"):
+            flow.given(torch.zeros(3, dtype=DOUBLE))
+        with pytest.raises(ValueError, match="this network is conditional; pass context"):
+            flow(normal(2, 2))
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """80 dimensions, where nothing is exact by default."""
+    torch.manual_seed(0)
+    flow = rouse_(mlp_flow(80, blocks=2, hidden=(24,), lipschitz=0.7)).double().eval()
+    tighten_(flow)
+    return flow
+
+
+class TestErrorBars:
+    def test_the_truth_lies_where_it_says(self, wide):
+        x = normal(4, 80, seed=3)
+        truth = wide.log_prob(x, estimator=Exact()).detach()
+        e = wide.log_prob_with_error(x, tolerance=0.4)
+        assert ((e.value - truth).abs() <= e.bias_bound + 5 * e.standard_error).all()
+        assert (e.bias_bound <= 0.2).all()
+        assert (e.standard_error <= 0.2).all()
+        assert e.passes >= 16
+        assert e.dimension == 80
+
+    def test_its_errors_are_standard_errors(self, wide):
+        """Trap: stopping when the error looks small enough biases the interval. Fresh probes after a pilot do not."""
+        x = normal(2, 80, seed=3)
+        truth = wide.log_prob(x, estimator=Exact()).detach()
+        scores = []
+        for seed in range(25):
+            e = wide.log_prob_with_error(x, tolerance=2.0, generator=seeded(seed))
+            scores.append((e.value - truth) / e.standard_error)
+        scores = torch.stack(scores)
+        assert scores.mean().abs() <= 4 / math.sqrt(scores.numel())
+        assert 0.7 < scores.std() < 1.5
+
+    def test_a_smaller_tolerance_takes_more_passes(self, wide):
+        x = normal(2, 80, seed=3)
+        coarse, fine = (wide.log_prob_with_error(x, tolerance=t) for t in (1.0, 0.5))
+        assert fine.passes > coarse.passes
+        assert (fine.bias_bound < coarse.bias_bound).all()
+
+    @pytest.mark.parametrize("tolerance", [1.0, 1e-3])
+    def test_the_bias_bound_covers_the_truncation(self, tolerance):
+        """For J = -L I every probe gives the exact trace: what remains is the truncation, at its worst."""
+        flow = Flow(
+            Chain(*(linear_block(-0.8 * torch.eye(70, dtype=DOUBLE)) for _ in range(2))), DiagonalNormal(70).double()
+        ).eval()
+        x = normal(3, 70, seed=3)
+        e = flow.log_prob_with_error(x, tolerance=tolerance)
+        error = e.value - flow.log_prob(x, estimator=Exact())
+        assert (e.standard_error < 1e-12).all()
+        assert ((error > 0.5 * e.bias_bound) & (error <= e.bias_bound)).all()
+        assert (e.bias_bound <= tolerance / 2).all()
+
+    def test_up_to_64_dimensions_it_is_exact(self):
+        flow, x = flow_of(), normal(3, 2)
+        e = flow.log_prob_with_error(x)
+        assert torch.equal(e.value, flow(x).detach())
+        assert (e.bias_bound.tolist(), e.standard_error.tolist(), e.passes) == ([0.0] * 3, [0.0] * 3, 1)
+
+    def test_bits_per_dimension(self):
+        """-log2 p / d, the errors in the same unit."""
+        flow, _ = affine()
+        e = flow.log_prob_with_error(normal(3, 3))
+        bits = e.bits_per_dim()
+        torch.testing.assert_close(bits.value, -e.value / 3 / math.log(2))
+        torch.testing.assert_close(bits.standard_error, e.standard_error / 3 / math.log(2))
+
+    def test_in_eval_log_prob_gives_the_same_number_twice(self, wide):
+        x = normal(3, 80, seed=3)
+        assert torch.equal(wide(x), wide(x))
+        spread = (wide(x) - wide.log_prob(x, estimator=Exact())).abs().max()
+        assert 0 < spread < 10
+
+    def test_bad_calls_get_a_sentence(self, wide):
+        with pytest.raises(ValueError, match="tolerance must be positive; got 0"):
+            wide.log_prob_with_error(normal(2, 80), tolerance=0)
+        with pytest.raises(ValueError, match=r"judges a finished model; call flow.eval\(\) first"):
+            flow_of().train().log_prob_with_error(normal(2, 2))
+
+
+class TestTraining:
+    def test_beyond_64_dimensions_an_estimator_must_be_named(self):
+        flow, x = mlp_flow(70, blocks=1, hidden=(8,)), normal(4, 70, dtype=torch.float32)
+        with pytest.raises(ValueError, match="training in 70 dimensions needs a named estimator"):
+            flow(x)
+        for estimator in (PowerSeries(5), RussianRoulette(), CertifiedSeries(0.1)):
+            assert flow(x, estimator=estimator).shape == (4,)
+        named = mlp_flow(70, blocks=1, hidden=(8,), estimator=PowerSeries(5))
+        assert named(x).shape == (4,)
+
+    def test_the_named_estimator_is_for_training_only(self):
+        flow = mlp_flow(2, blocks=1, hidden=(8,), estimator=PowerSeries(1)).double()
+        rouse_(flow)
+        x = normal(4, 2)
+        flow.eval()
+        torch.testing.assert_close(flow(x), flow(x, estimator=Exact()))
+        flow.train()
+        assert not torch.allclose(flow(x, generator=seeded()), flow(x, estimator=Exact()))
+
+    def test_maximum_likelihood_finds_the_scale(self):
+        """A flow trained on a normal distribution comes within reach of its entropy."""
+        torch.manual_seed(0)
+        flow = mlp_flow(2, blocks=2, hidden=(16,))
+        adam, generator = torch.optim.Adam(flow.parameters(), lr=1e-2), seeded()
+        scale = torch.tensor([0.2, 3.0])
+        for _ in range(60):
+            adam.zero_grad()
+            (-flow(scale * torch.randn(128, 2, generator=generator)).mean()).backward()
+            adam.step()
+        x = scale * torch.randn(4000, 2, generator=generator)
+        with torch.no_grad():
+            loss = -flow.eval()(x).mean().item()
+        entropy = math.log(2 * math.pi * math.e) + scale.log().sum().item()
+        assert entropy - 0.1 < loss < entropy + 0.1
+
+    def test_every_parameter_gets_a_gradient(self):
+        flow = flow_of(dtype=torch.float32).train()
+        (-flow(normal(8, 2, dtype=torch.float32)).mean()).backward()
+        assert all(p.grad is not None and p.grad.abs().max() > 0 for p in flow.parameters())
+
+
+class TestRefusals:
+    def test_padding_has_no_density(self):
+        """Trap: log p is unbounded on constant channels."""
+        chain = Chain(InjectivePad(1), ResidualBlock(contractive_mlp(3, (8,))))
+        with pytest.raises(
+            ValueError, match=r"a density needs a transform that keeps the dimension; .* or use Classifier"
+        ):
+            Flow(chain, DiagonalNormal(3))
+        with pytest.raises(ValueError, match="keeps the dimension"):
+            Flow(Chain(Chain(Chain(InjectivePad(1)))), DiagonalNormal(3))
+
+    def test_a_base_of_the_wrong_shape_gets_a_sentence(self):
+        flow = Flow(Squeeze(), DiagonalNormal((1, 4, 4)))
+        with pytest.raises(
+            ValueError, match=r"the base has shape \(1, 4, 4\), but the transform gives codes of shape \(4, 2, 2\)"
+        ):
+            flow(torch.zeros(1, 1, 4, 4))
+
+    @pytest.mark.parametrize(
+        ("x", "sentence"),
+        [
+            (torch.zeros(4, 3), r"x must have shape \(batch, 2\); got \(4, 3\)"),
+            (torch.zeros(4, 2, 1), r"x must have shape \(batch, 2\); got \(4, 2, 1\)"),
+            (torch.zeros(2), "x must have a batch dimension"),
+            (torch.zeros(0, 2), "x must hold at least one sample"),
+            (torch.zeros(4, 2, dtype=torch.int32), "x must be a floating-point tensor; got torch.int32"),
+            (torch.tensor([[0.0, 0.0], [math.nan, 0.0]]), "x must be finite; sample 1 of 2"),
+        ],
+    )
+    @pytest.mark.parametrize("training", [True, False])
+    def test_bad_input_gets_a_sentence(self, x, sentence, training):
+        flow = mlp_flow(2, blocks=1, hidden=(8,)).train(training)
+        with pytest.raises(ValueError, match=sentence):
+            flow(x)
+        if not training:
+            with pytest.raises(ValueError, match=sentence):
+                flow.log_prob_with_error(x)
+
+    def test_a_transform_that_is_no_chain_works_too(self):
+        flow = Flow(linear_block(contraction(3, 0.5)), DiagonalNormal(3).double()).eval()
+        assert flow(normal(2, 3)).shape == (2,)
+        assert isinstance(flow.transform.g, nn.Sequential)
