@@ -118,9 +118,9 @@ class ActNorm(Transform):
     def _prepare(self, x: Tensor) -> None:
         self._check(x, "x")
         if self.training and not self._ready and torch.is_grad_enabled():
-            self._first_batch(x)
+            # Decorated here, as importing the compiler for a decorator would double the time to import this package.
+            torch.compiler.disable(self._first_batch)(x)  # type: ignore[no-untyped-call]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _first_batch(self, x: Tensor) -> None:
         # The buffer may know more than the bool: an averaged copy of a model gets its buffers copied from the original.
         if bool(self.initialised):

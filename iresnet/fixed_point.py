@@ -47,7 +47,9 @@ class ConvergenceError(RuntimeError):
         elif solution.x.dtype == torch.float64:
             remedy = "Allow a larger tolerance or more iterations."
         else:
-            remedy = "Allow a larger tolerance or more iterations, or call .double() on model and code."
+            remedy = (
+                "Allow a larger tolerance, or call .double() on model and code; raise max_iterations if you set it."
+            )
         super().__init__(f"{sentence} {remedy}")
 
     def at(self, where: str) -> ConvergenceError:
@@ -58,18 +60,27 @@ class ConvergenceError(RuntimeError):
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solve achieved, one entry per sample: x, evaluations of g, the proven bound on ||x - x*||_2, success."""
+    """What a solve achieved, one entry per sample: x, evaluations of g, the bound on ||x - x*||_2, success.
+
+    `proven` is False where the bound rests on a Lipschitz constant that was asserted.
+    """
 
     x: Tensor
     iterations: Tensor
     error_bound: Tensor
     converged: Tensor
+    proven: bool = True
 
     def __str__(self) -> str:
         return (
-            f"{int(self.converged.sum())} of {len(self.converged)} samples proven, largest error bound "
+            f"{int(self.converged.sum())} of {len(self.converged)} samples {verdict(self.proven)}, largest error bound "
             f"{float(self.error_bound.max()):.1e}, at most {int(self.iterations.max())} iterations"
         )
+
+
+def verdict(proven: bool) -> str:
+    """How a report calls a sample that met its tolerance."""
+    return "proven" if proven else "solved, if the asserted constant holds"
 
 
 class Solver(ABC):

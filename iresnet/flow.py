@@ -7,6 +7,7 @@ draws a code and inverts it, block by block, each solve proven.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -148,6 +149,8 @@ class Flow(nn.Module):
     ) -> LogProb:
         """log p(x) with a proven bound on the truncation error and a standard error, each at most tolerance / 2.
 
+        (The standard error may stay larger where that would take more than 10,000 passes: a warning says so.)
+
         The number of terms follows from the proven Lipschitz bounds. The number of probes is fixed by a pilot run, and
         the estimate is made of fresh ones: stopping when the error looks small would bias it.
         """
@@ -171,7 +174,14 @@ class Flow(nn.Module):
 
         spread = float(passes(PILOT).std(0).max())
         # A pilot of 16 knows its spread to a fifth or so: half as much again covers it.
-        count = min(MOST_PASSES, max(PILOT, math.ceil((1.5 * spread / (0.5 * tolerance)) ** 2)))
+        wanted = max(PILOT, math.ceil((1.5 * spread / (0.5 * tolerance)) ** 2))
+        count = min(MOST_PASSES, wanted)
+        if count < wanted:
+            warnings.warn(
+                f"a standard error of {0.5 * tolerance:.1e} would take {wanted} passes; {count} are made. "
+                "Allow a larger tolerance.",
+                stacklevel=2,
+            )
         drawn = passes(count)
         return LogProb(drawn.mean(0), zeros + bias, drawn.std(0) / math.sqrt(count), d, count)
 

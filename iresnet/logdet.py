@@ -98,18 +98,24 @@ def _check_positive(det: Tensor) -> None:
         return
     if bool((det <= 0).any()):
         raise ValueError(
-            f"det(I + J) must be positive; got {float(det.min()):.3g}. g is not a contraction here: constrain its "
-            "layers (iresnet.lipschitz.constrain_) and look at certify(model)."
+            f"det(I + J) must be positive; got {float(det.detach().min()):.3g}. g is not a contraction here: constrain "
+            "its layers; if they are, power iteration lags behind fast steps: lower the learning rate or use "
+            "norm=GramIteration()."
         )
 
 
 @dataclass(frozen=True)
 class PowerSeries(Estimator):
-    """The first `terms` terms of the series, traces estimated with `probes` random vectors a sample (Algorithm 2)."""
+    """The first `terms` terms of the series, traces estimated with `probes` random vectors a sample (Algorithm 2).
+
+    With `shared`, all samples get the same vectors: a sample's number then does not depend on the rest of its batch,
+    but the errors of a batch no longer average out.
+    """
 
     terms: int = 10
     probes: int = 1
     probe: Probe = "rademacher"
+    shared: bool = False
 
     def __post_init__(self) -> None:
         _check_settings(self.terms, self.probes, self.probe)
@@ -123,7 +129,12 @@ class PowerSeries(Estimator):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         value, gradient = series_weights(self.terms, x)
-        return _mean_over_probes(self.probes, lambda: series(jacobian, draw(x, self.probe, generator), value, gradient))
+        like = x[:1] if self.shared else x
+
+        def once() -> Tensor:
+            return series(jacobian, draw(like, self.probe, generator).expand_as(x), value, gradient)
+
+        return _mean_over_probes(self.probes, once)
 
 
 @dataclass(frozen=True)
@@ -133,6 +144,7 @@ class CertifiedSeries(Estimator):
     tolerance: float = 1e-3
     probes: int = 1
     probe: Probe = "rademacher"
+    shared: bool = False
     needs_lipschitz: ClassVar[bool] = True
 
     def __call__(
@@ -149,7 +161,7 @@ class CertifiedSeries(Estimator):
                 "certify(model); tighten_(model) repairs it, or name PowerSeries(terms=...)."
             )
         terms = terms_needed(lipschitz, math.prod(x.shape[1:]), self.tolerance)
-        return PowerSeries(terms, self.probes, self.probe)(jacobian, x, generator=generator)
+        return PowerSeries(terms, self.probes, self.probe, self.shared)(jacobian, x, generator=generator)
 
 
 @dataclass(frozen=True)
@@ -275,14 +287,23 @@ def attach_gradient(value: Tensor, surrogate: Tensor) -> Tensor:
     return cast(Tensor, _Attach.apply(value, surrogate))  # type: ignore[no-untyped-call]
 
 
+def refuse_second_derivative() -> None:
+    """Called within a backward pass: raise if a graph of it is being recorded, for its gradient would be wrong."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "trying to differentiate twice: the gradient of an estimated log-determinant or of an inverse has none "
+            "itself. Use Exact() and first-order methods, or leave create_graph=True out."
+        )
+
+
 class _Attach(torch.autograd.Function):
     @staticmethod
     def forward(ctx: object, value: Tensor, surrogate: Tensor) -> Tensor:
         return value.clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: object, grad: Tensor) -> tuple[None, Tensor]:
+        refuse_second_derivative()
         return None, grad
 
 

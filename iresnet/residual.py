@@ -13,6 +13,7 @@ import inspect
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -23,7 +24,7 @@ from . import lipschitz as lip
 from .fixed_point import Anderson, ConvergenceError, Solution, Solver, default_tolerance, iteration_limit
 from .fixed_point import solve as solve_fixed_point
 from .lipschitz import Bound, linearise, nominal, plain, refresh_
-from .logdet import CertifiedSeries, Estimator, Exact, attach_gradient
+from .logdet import CertifiedSeries, Estimator, Exact, attach_gradient, refuse_second_derivative
 from .spectral import NoBoundKnown
 from .transform import Shape, Stretch, Transform, check_batch, check_finite, dimension
 
@@ -64,8 +65,13 @@ class ResidualBlock(Transform):
         try:
             value = nominal(self.g)
         except NoBoundKnown as error:
-            raise ValueError(f"{error} Or assert one that you know: ResidualBlock(g, lipschitz=0.9).") from None
+            raise ValueError(
+                f"{error} A constant that you know can be asserted: ResidualBlock(g, lipschitz=0.9)."
+            ) from None
         if not value < 1:
+            for _, layer in lip.leaves(self.g):
+                if lip.lipschitz_constant(layer) is not None:
+                    lip.check_contractive(layer)  # names an activation that expands
             raise ValueError(
                 f"g must be a contraction; its layers allow a Lipschitz constant of {value:.4g}. "
                 "Use iresnet.lipschitz.constrain_(g, lipschitz=0.9) first."
@@ -165,7 +171,7 @@ class ResidualBlock(Transform):
             )
         if generator is None:
             generator = torch.Generator(device=x.device).manual_seed(EVAL_SEED)
-        return CertifiedSeries(EVAL_TOLERANCE, probes=EVAL_PROBES), generator
+        return CertifiedSeries(EVAL_TOLERANCE, probes=EVAL_PROBES, shared=True), generator
 
     def trajectory(self, x: Tensor, steps: int = 8, context: Tensor | None = None) -> list[Tensor]:
         """x + tau g(x) for tau = 0, 1/steps, ..., 1: every state a bijective image of x (Sec. 4.2)."""
@@ -232,7 +238,7 @@ class ResidualBlock(Transform):
             return cast(Tensor, copy(x) if c is None else copy(x, c[rows].double()))
 
         with torch.no_grad(), lip.frozen(), parametrize.cached(), full_precision(z):
-            return solve_fixed_point(
+            solution = solve_fixed_point(
                 branch,
                 z,
                 lipschitz=b.value,
@@ -240,6 +246,7 @@ class ResidualBlock(Transform):
                 solver=Anderson() if solver is None else solver,
                 reference=reference,
             )
+        return replace(solution, proven=b.proven)
 
     def inverse(
         self,
@@ -286,8 +293,9 @@ class _Adjoint(torch.autograd.Function):
         return step.clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
+
         def pull(w: Tensor, rows: Tensor) -> Tensor:
             if len(rows) == len(v):
                 return cast(Tensor, ctx.jacobian(w))

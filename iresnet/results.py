@@ -124,15 +124,15 @@ def markdown_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | N
     if unknown or not columns:
         raise ValueError(f"Columns must be among {known}; got {unknown or columns}. Check their spelling.")
     marks = ["--:" if all(_is_number(row.get(column)) for row in rows) else ":--" for column in columns]
-    lines = [[_cell(column) for column in columns], marks]
-    lines += [[_cell(row.get(column)) for column in columns] for row in rows]
+    lines = [[cell(column) for column in columns], marks]
+    lines += [[cell(row.get(column)) for column in columns] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
     """The text of one table cell.
 
-    >>> [_cell(value) for value in (None, True, 12, 1234567.8, 0.12345, 1e-9, [0.5, 1], "a|b")]
+    >>> [cell(value) for value in (None, True, 12, 1234567.8, 0.12345, 1e-9, [0.5, 1], "a|b")]
     ['-', 'yes', '12', '1234568', '0.1235', '1e-09', '0.5, 1', 'a\\\\|b']
     """
     match value:
@@ -143,7 +143,7 @@ def _cell(value: Any) -> str:
         case float():
             return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
         case list() | tuple():
-            return ", ".join(_cell(item) for item in value)
+            return ", ".join(cell(item) for item in value)
         case _:
             return " ".join(str(value).split()).replace("|", "\\|")
 

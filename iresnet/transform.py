@@ -19,7 +19,7 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from .fixed_point import RESIDUAL_ROUNDING, ConvergenceError, Solution, Solver
+from .fixed_point import RESIDUAL_ROUNDING, ConvergenceError, Solution, Solver, verdict
 from .logdet import Estimator
 
 Shape: TypeAlias = tuple[int, ...]
@@ -129,6 +129,7 @@ class ChainSolution:
     largest_block_bound: Tensor
     code_residual: Tensor
     composed_bound: Tensor
+    proven: bool = True
 
     @property
     def error_bound(self) -> Tensor:
@@ -144,9 +145,9 @@ class ChainSolution:
         scale = float(self.x.double().flatten(1).norm(dim=1).max())
         remark = "" if composed < 0.1 * max(scale, 1e-12) else " (not informative)"
         return (
-            f"{int(self.converged.sum())} of {len(self.converged)} samples proven block by block; largest block bound "
-            f"{float(self.largest_block_bound.max()):.1e}, code residual {float(self.code_residual.max()):.1e}, "
-            f"composed bound {composed:.1e}{remark}"
+            f"{int(self.converged.sum())} of {len(self.converged)} samples {verdict(self.proven)}, block by block; "
+            f"largest block bound {float(self.largest_block_bound.max()):.1e}, "
+            f"code residual {float(self.code_residual.max()):.1e}, composed bound {composed:.1e}{remark}"
         )
 
 
@@ -277,7 +278,7 @@ def solve_backwards(
         x = z
         largest = composed = torch.zeros(len(z), dtype=torch.float64, device=z.device)
         iterations = torch.zeros(len(z), dtype=torch.long, device=z.device)
-        converged = torch.ones(len(z), dtype=torch.bool, device=z.device)
+        converged, proven = torch.ones(len(z), dtype=torch.bool, device=z.device), True
         for t in reversed(parts):
             s = solve(t, x)
             # An error e in the code becomes at most Lip(F^-1) e in x, on top of this solve's own error. A solve that
@@ -287,10 +288,10 @@ def solve_backwards(
             composed = s.error_bound + carried
             own = s.largest_block_bound if isinstance(s, ChainSolution) else s.error_bound
             largest, iterations = torch.maximum(largest, own), iterations + s.iterations
-            converged = converged & s.converged
+            converged, proven = converged & s.converged, proven and s.proven
             x = s.x
         residual = (whole.reference(x, context) - z.double()).flatten(1).norm(dim=1)
-    return ChainSolution(x, iterations, converged, largest, residual, composed)
+    return ChainSolution(x, iterations, converged, largest, residual, composed, proven)
 
 
 def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:

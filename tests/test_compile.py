@@ -41,6 +41,12 @@ def x_of(*shape, seed=1):
     return normal(*shape, seed=seed, dtype=torch.float32)
 
 
+def warm(model, x):
+    """Let ActNorms see data and convolutions their size: the refresh after a new size is a long one."""
+    for _ in range(2):
+        model(x)
+
+
 def agree(model, twin, run):
     """Two training passes with the same numbers: outputs, gradients and the state that is left behind."""
     compiled = whole(lambda: run(twin))
@@ -59,12 +65,18 @@ LAYERS = {
     "linear": (lambda: LipschitzLinear(5, 4), (3, 5)),
     "linear-strict": (lambda: LipschitzLinear(5, 4, norm=GramIteration()), (3, 5)),
     "conv": (lambda: LipschitzConv2d(2, 3, 3, padding=1), (3, 2, 6, 6)),
+    "conv-strict": (lambda: LipschitzConv2d(2, 3, 3, padding=1, norm=GramIteration()), (3, 2, 6, 6)),
     "conv-circular": (lambda: LipschitzConv2d(2, 3, 3, padding=1, padding_mode="circular"), (3, 2, 6, 6)),
     "conv-strided": (lambda: LipschitzConv2d(2, 4, 3, stride=2, groups=2), (3, 2, 7, 7)),
 }
 
 
-@pytest.mark.parametrize("kind", LAYERS)
+def kinds(table, quick):
+    """All kinds, those that take long to trace for `make test-all` only."""
+    return [kind if kind in quick else pytest.param(kind, marks=pytest.mark.slow) for kind in table]
+
+
+@pytest.mark.parametrize("kind", kinds(LAYERS, ("linear", "conv")))
 def test_a_constrained_layer_trains_the_same(kind):
     make, shape = LAYERS[kind]
     layer, x = rouse_(make()), x_of(*shape)
@@ -72,6 +84,7 @@ def test_a_constrained_layer_trains_the_same(kind):
     agree(layer, copy.deepcopy(layer), lambda module: (module(x),))
 
 
+@pytest.mark.slow
 def test_a_convolution_that_meets_a_larger_input_grows_with_it():
     layer = rouse_(LipschitzConv2d(1, 1, 3, padding=1, coefficient=0.5))
     twin = copy.deepcopy(layer)
@@ -101,24 +114,22 @@ NETWORKS = {
     "user": (UserNet, (4, 4), 0.7),
 }
 
-networks = pytest.mark.parametrize("kind", NETWORKS)
-
 
 def block_of(kind):
     make, shape, lipschitz = NETWORKS[kind]
     torch.manual_seed(0)
     block = rouse_(ResidualBlock(make(), lipschitz=lipschitz))
-    block(x_of(*shape))
+    warm(block, x_of(*shape))
     return block, x_of(*shape)
 
 
-@networks
+@pytest.mark.parametrize("kind", kinds(NETWORKS, ("mlp", "user")))
 def test_a_block_trains_the_same(kind):
     block, x = block_of(kind)
     agree(block, copy.deepcopy(block), lambda module: (module(x),))
 
 
-@networks
+@pytest.mark.parametrize("kind", kinds(NETWORKS, ("mlp", "user")))
 @pytest.mark.parametrize("estimator", [Exact(), PowerSeries(4)], ids=["exact", "series"])
 def test_a_block_with_its_logdet_trains_the_same(kind, estimator, monkeypatch):
     """Probes are drawn outside of the graph in real use; here both draw the same ones."""
@@ -149,12 +160,26 @@ def test_a_flow_takes_the_same_training_steps():
     torch.testing.assert_close(twin.state_dict(), flow.state_dict(), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_classifier_trains_the_same():
     torch.manual_seed(0)
     chain = Chain(ActNorm(2), ResidualBlock(contractive_convnet(2, 3)), Squeeze())
     model, x = Classifier(chain, nn.Sequential(nn.Flatten(), nn.Linear(32, 3))), x_of(4, 2, 4, 4)
-    model(x)
+    warm(model, x)
     agree(model, copy.deepcopy(model), lambda module: (module(x),))
+
+
+def test_a_convolutional_block_with_its_logdet_is_one_graph():
+    block, x = block_of("conv")
+    v = torch.sign(x_of(*x.shape, seed=9))
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("iresnet.logdet.draw", lambda *_: v)
+        for estimator in (Exact(), PowerSeries(4)):
+
+            def run(t, estimator=estimator):
+                return block.forward_and_logdet(t, estimator=estimator)
+
+            torch.testing.assert_close(whole(run, backend="eager")(x), run(x), atol=1e-5, rtol=1e-5)
 
 
 def test_frozen_and_thawed_graphs_are_kept_apart():

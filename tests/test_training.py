@@ -120,7 +120,7 @@ class TestTrain:
             def forward(self, batch: Tensor, *, generator=None):
                 self.calls += 1
                 if self.calls == 3:
-                    nn.init.constant_(self.model.weight, math.nan)
+                    nn.init.constant_(self.model.get_parameter("weight"), math.nan)
                 loss = self.model(batch).square().mean()
                 return loss, {"loss": loss.detach()}
 

@@ -1,8 +1,9 @@
 """Rewrite the tables in README.md and docs/ from results/*.json, so that no number is typed by hand.
 
-What stands between these two lines is made from `results/NAME.json`; without columns, all of them are shown:
+What stands between these two lines is made from `results/NAME.json`; without columns, all of them are shown. A word
+`key=value` is no column: only rows with that value are shown (`yes` and `no` for booleans).
 
-    <!-- results:NAME column "column with spaces" ... -->
+    <!-- results:NAME column "column with spaces" key=value ... -->
     <!-- /results -->
 
 `python tools/tables.py` rewrites the pages; with `--check` it changes nothing and exits 1 where one is out of date.
@@ -14,7 +15,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from iresnet.results import markdown_table, read
+from iresnet.results import cell, markdown_table, read
 
 ROOT = Path(__file__).resolve().parent.parent
 OPENING = re.compile(r"^<!-- results:", re.MULTILINE)
@@ -36,7 +37,11 @@ def _section(section: re.Match[str], results: Path) -> str:
     path = results / f"{section['name']}.json"
     table = f"*`results/{path.name}`: not measured yet.*"
     if path.exists():
-        table = markdown_table(read(path).rows, shlex.split(section["columns"]) or None)
+        words = shlex.split(section["columns"])
+        wanted = dict(word.split("=", 1) for word in words if "=" in word.strip("<>= "))
+        rows = [r for r in read(path).rows if all(cell(r.get(k)) == v for k, v in wanted.items())]
+        columns = [word for word in words if word.split("=", 1)[0] not in wanted]
+        table = markdown_table(rows, columns or None)
     return f"{section['opening']}\n\n{table}\n\n{section['closing']}"
 
 

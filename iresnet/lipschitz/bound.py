@@ -138,10 +138,14 @@ def _geometry(name: str, layer: nn.Module) -> Geometry:
         return Geometry.of(layer)
     except NoBoundKnown as error:
         reason = str(error)
-        if isinstance(layer, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd):
-            reason = "it depends on the batch or on chance. Remove it from g; ActNorm before the block does its work."
+        if isinstance(layer, nn.modules.dropout._DropoutNd):
+            reason = "it is another function at every call. Remove it from g."
+        elif isinstance(layer, nn.modules.batchnorm._NormBase):
+            reason = "it depends on the batch. Remove it from g; ActNorm before the block does its work."
         elif next(layer.children(), None) is not None:
-            reason = "its forward is its own and cannot be read. Write g as an nn.Sequential, or assert a constant."
+            reason = "its forward is its own and cannot be read. Write g as an nn.Sequential."
+        elif not isinstance(getattr(layer, "weight", None), Tensor):
+            reason = "its slope is not on record. Use ELU, Softplus, Tanh, ReLU, LipSwish, Sine or MaxMin."
         raise NoBoundKnown(f"no Lipschitz bound is known for {_where(name, layer)}: {reason}") from None
 
 

@@ -95,12 +95,13 @@ class GramIteration:
     def refresh(
         self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
     ) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            w = weight.detach().double().requires_grad_()
-            # Zero padding: the bound for every size, so that a larger input than any before breaks nothing.
-            at = size if geometry.circular else None
-            bound = spectral.cheap_norm_bounds(w, geometry, at, self.iterations)
-            (gradient,) = torch.autograd.grad(bound.sum(), w)
+        # Zero padding: the bound for every size, so that a larger input than any before breaks nothing.
+        at = size if geometry.circular else None
+
+        def bound(w: Tensor) -> Tensor:
+            return spectral.cheap_norm_bounds(w, geometry, at, self.iterations).sum()
+
+        gradient = cast(Tensor, torch.func.grad(bound)(weight.detach().double()))
         # The bound is homogeneous of degree one, so <W, G> is the bound itself. A zero weight has norm zero.
         gradient = torch.nan_to_num(gradient) * (1 + self.MARGIN)
         return v, gradient.to(weight.dtype)
@@ -333,11 +334,12 @@ def constrain_(
     if lipschitz is not None:
         if not 0 < lipschitz < 1:
             raise ValueError(f"lipschitz must lie in (0, 1); got {lipschitz}.")
-        if not all(_is_linear(m) or _is_sequence(m) or lipschitz_constant(m) is not None for m in _uncapped(module)):
-            raise ValueError(
-                "lipschitz= needs an nn.Sequential of layers and activations, whose constants multiply; got "
-                f"{type(module).__name__}. Use coefficient= and state the constant: ResidualBlock(g, lipschitz=...)."
-            )
+        for m in _uncapped(module):
+            if not (_is_linear(m) or _is_sequence(m) or lipschitz_constant(m) is not None):
+                raise ValueError(
+                    "lipschitz= needs an nn.Sequential of layers and known activations, whose constants multiply; got "
+                    f"{type(m).__name__}. Use coefficient= and state the constant: ResidualBlock(g, lipschitz=...)."
+                )
         coefficient = lipschitz ** (1 / len(layers))
     assert coefficient is not None
     for layer in layers:

@@ -156,7 +156,7 @@ def sample(
     axes = [_axis(geometry, i, k, None if size is None else size[i], largest, coarse) for i, k in enumerate(kernel)]
     taps = taps_of(weight, geometry, tuple(a.merge for a in axes), tuple(a.step for a in axes))
     points = tuple(a.points if a.size_free else a.points + extra for a in axes)
-    return symbols(taps, points), math.prod(a.factor for a in axes), all(a.size_free for a in axes)
+    return symbols(taps, points), math.prod([a.factor for a in axes]), all(a.size_free for a in axes)
 
 
 def fourier_bound(weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None) -> Tensor:
