@@ -324,6 +324,19 @@ class TestErrorBars:
         spread = (wide(x) - wide.log_prob(x, estimator=Exact())).abs().max()
         assert 0 < spread < 10
 
+    def test_in_eval_a_number_does_not_depend_on_the_rest_of_the_batch(self, wide):
+        x = normal(5, 80, seed=3)
+        torch.testing.assert_close(wide(x[3:]), wide(x)[3:], atol=1e-10, rtol=1e-10)
+
+    def test_more_passes_than_it_makes_are_announced(self, wide, monkeypatch):
+        monkeypatch.setattr("iresnet.flow.MOST_PASSES", 20)
+        with pytest.warns(
+            UserWarning, match="a standard error of 5.0e-03 would take .* passes; 20 are made. Allow a larger"
+        ):
+            e = wide.log_prob_with_error(normal(2, 80, seed=3))
+        assert e.passes == 20
+        assert e.standard_error.max() > 0.005
+
     def test_bad_calls_get_a_sentence(self, wide):
         with pytest.raises(ValueError, match="tolerance must be positive; got 0"):
             wide.log_prob_with_error(normal(2, 80), tolerance=0)

@@ -220,6 +220,15 @@ class TestSeries:
         one = PowerSeries(20, 1)(linear(a, x), x, generator=torch.Generator().manual_seed(9))
         assert drawn.var().item() == pytest.approx(one.var().item() / probes, rel=0.15)
 
+    def test_shared_probes_are_the_same_for_every_sample_and_unbiased(self):
+        a, x = contraction(4, 0.7), normal(3, 4)
+        drawn = [PowerSeries(30, shared=True)(linear(a, x), x, generator=seeded(s)) for s in range(400)]
+        assert all(torch.allclose(one, one[0].expand(3)) for one in drawn)
+        exact = torch.linalg.slogdet(torch.eye(4, dtype=DOUBLE) + a).logabsdet
+        assert_mean(torch.stack([one[0] for one in drawn]), exact, sharp=0.2)
+        certified = CertifiedSeries(1e-3, shared=True)(linear(a, x), x, lipschitz=0.7, generator=seeded(0))
+        torch.testing.assert_close(certified, certified[:1].expand(3))
+
     @pytest.mark.parametrize("probe", PROBES)
     def test_probes_have_mean_zero_and_unit_covariance(self, probe):
         v = draw(torch.zeros(20_000, 3, dtype=DOUBLE), probe, torch.Generator().manual_seed(0))
@@ -286,7 +295,7 @@ class TestSeries:
         [
             (lambda: PowerSeries(0), "terms must be at least 1; got 0"),
             (lambda: PowerSeries(3, probes=0), "probes must be at least 1; got 0"),
-            (lambda: PowerSeries(**{"probe": "uniform"}), "probe must be 'rademacher' or 'gaussian'; got 'uniform'"),
+            (lambda: PowerSeries(3, probe="uniform"), "probe must be 'rademacher' or 'gaussian'; got 'uniform'"),  # type: ignore[arg-type]
             (lambda: RussianRoulette(terms=0), "terms must be at least 1; got 0"),
             (lambda: RussianRoulette(continuation=1.0), r"continuation must lie in \(0, 1\); got 1.0"),
             (lambda: RussianRoulette(continuation=0.0), r"continuation must lie in \(0, 1\); got 0.0"),

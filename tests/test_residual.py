@@ -270,6 +270,14 @@ class TestMemory:
         assert (bound.value, bound.proven, bound.parts) == (0.7, False, ())
         assert not ResidualBlock(UserNet(), lipschitz=0.7).stretch((4,)).proven
 
+    def test_a_solve_says_when_its_bound_rests_on_an_assertion(self):
+        block, z = ResidualBlock(UserNet(3), lipschitz=0.7).double().eval(), normal(2, 3)
+        assert not block.solve(z).proven
+        assert "2 of 2 samples solved, if the asserted constant holds" in str(block.solve(z))
+        assert not Chain(mlp(), block).solve(z).proven
+        assert "solved, if the asserted constant holds" in str(Chain(mlp(), block).solve(z))
+        assert Chain(mlp()).solve(z).proven
+
     def test_the_copy_is_not_saved(self):
         block = mlp()
         before = set(block.state_dict())

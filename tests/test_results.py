@@ -185,3 +185,12 @@ def test_a_section_must_be_closed(project):
 
 def test_the_tables_of_this_project_are_up_to_date():
     assert tables.main(["--check"]) == 0
+
+
+def test_a_marker_can_choose_rows(tmp_path):
+    rows = [{"kind": "a", "good": True, "x": 1, "run": 0}, {"kind": "b c", "good": False, "x": 2, "run": 0}]
+    write(Results("some", rows, [{}]), tmp_path)
+    page = '<!-- results:some kind="b c" x -->\n<!-- /results -->'
+    assert "| 2 |" in tables.render(page, tmp_path)
+    assert "| 1 |" not in tables.render(page, tmp_path)
+    assert "| 1 |" in tables.render("<!-- results:some good=yes x -->\n<!-- /results -->", tmp_path)

@@ -1,7 +1,6 @@
 """What earlier implementations got wrong: where each trap is tested, and the tests that belong to no other file."""
 
 import ast
-import copy
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from iresnet import (
     tighten_,
 )
 from iresnet.lipschitz import refresh_
-from tests.zoo import DOUBLE, constrained_layers, contraction, linear_block, normal, rouse_
+from tests.zoo import DOUBLE, contraction, linear_block, normal, rouse_
 
 TRAPS = {
     # the guarantee
@@ -126,20 +125,20 @@ def test_no_global_generator_is_touched(estimator):
 
 
 def test_an_average_of_a_trained_flow_is_judged_with_norms_of_its_own():
-    """EMA by torch's own class: a deepcopy that follows, wrong until it is settled, then certified and invertible."""
-    flow = rouse_(mlp_flow(2, blocks=2, hidden=(16,), coefficient=0.98))
-    average = torch.optim.swa_utils.AveragedModel(flow, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.7))
-    adam, x = torch.optim.Adam(flow.parameters(), lr=1.0), normal(64, 2).float()
-    for _ in range(10):
+    """EMA by torch's own class: a copy that follows, with the wrong norms until it is settled; then it is certified."""
+    flow = rouse_(mlp_flow(8, blocks=2, hidden=(32,), coefficient=0.95, estimator=PowerSeries(5)))
+    ema = torch.optim.swa_utils.get_ema_multi_avg_fn(0.95)
+    average = torch.optim.swa_utils.AveragedModel(flow, multi_avg_fn=ema)
+    adam, x = torch.optim.Adam(flow.parameters(), lr=0.3), normal(64, 8).float()
+    for _ in range(20):
         adam.zero_grad()
         (-flow(x).mean()).backward()
         adam.step()
         average.update_parameters(flow)
     model = average.module
-    assert not certify(model).passed
+    assert max(part.bound for part in certify(model).layers) > 0.955
     refresh_(model, settle=True)
+    assert max(part.bound for part in certify(model).layers) < 0.951
     tighten_(model.eval())
     assert certify(model).passed
-    assert len(constrained_layers(model)) == 4
     torch.testing.assert_close(model.transform.inverse(model.transform(x)), x, atol=1e-3, rtol=0)
-    assert copy.deepcopy(model)(x).shape == (64,)
