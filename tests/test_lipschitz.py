@@ -303,6 +303,12 @@ class TestRefresh:
         layer(x)
         layer(x)
         assert calls == [1, 1]
+        with torch.no_grad():
+            layer(x)
+        layer.eval()
+        calls.clear()
+        layer(x)
+        assert calls == []
 
     @pytest.mark.parametrize("kind", ["mlp", "conv", "user"])
     def test_never_in_eval_without_gradients_or_in_a_solve(self, monkeypatch, kind):

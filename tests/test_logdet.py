@@ -419,6 +419,15 @@ class TestDefaults:
         first, other = (block.forward_and_logdet(x, generator=seeded(s))[1] for s in (1, 2))
         assert not torch.equal(first, other)
 
+    def test_in_eval_the_terms_follow_from_what_is_proven_not_from_what_was_asked(self):
+        block = rouse_(ResidualBlock(contractive_mlp(70, (8,), lipschitz=0.5))).eval()
+        with torch.no_grad():  # behind the back of the constraint: what was asked is still 0.5
+            for p in block.parameters():
+                p.add_(0.5 * normal(*p.shape, seed=3).float())
+        assert block.bound((70,)).value > 1
+        with pytest.raises(ValueError, match=r"follows from a proven contraction; got Lip\(g\) <= "):
+            block.forward_and_logdet(normal(2, 70).float())
+
     def test_an_expanding_block_cannot_choose_its_terms(self):
         block = linear_block(contraction(70, 0.5))
         with torch.no_grad():

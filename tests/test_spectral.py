@@ -213,6 +213,19 @@ class TestBound:
             layer.weight.copy_(torch.tensor([[[0.25, 0.5, 0.25]]]))
         assert true_norm(layer, (1, 60)) < 1 <= spectral.norm_bound(layer) < 1.01
 
+    def test_a_maximum_between_the_points_of_a_coarse_grid_is_covered(self):
+        """A kernel tuned to a frequency halfway between two of the 32 points: samples alone would fall short."""
+        layer = nn.Conv1d(1, 2, 5, padding=2, bias=False, dtype=DOUBLE)
+        phase = 2 * math.pi * 5.5 / 32 * torch.arange(5, dtype=DOUBLE)
+        with torch.no_grad():
+            layer.weight.copy_(torch.stack([phase.cos(), phase.sin()])[:, None])
+        geometry, weight = parts(layer)
+        truth = true_norm(layer, (1, 400))
+        s, factor, size_free = sample(weight, geometry, (400,), largest=40, coarse=32)
+        assert size_free
+        assert largest_singular_values(s).max() < 0.995 * truth
+        assert truth <= spectral.norm_bound(layer, (1, 400)) <= 1.03 * truth
+
     @pytest.mark.parametrize("kind", ["dilation", "stride-dilation", "circular-stride-dilation", "everything"])
     def test_long_axes_are_sampled_soundly(self, kind):
         """Beyond 40 points the grid is coarse, and a dilation must not fold it onto fewer points."""

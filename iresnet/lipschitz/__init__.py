@@ -1,26 +1,16 @@
 """Lipschitz-constrained layers and what is proven of them.
 
-In reading order: `activations` (slopes on record), `constraint` (Eq. 2 as a parametrization, its refresh), `bound` (the
-constant of a network from its parts), `jacobian` (v -> J' v).
+In reading order: `activations` (slopes on record), `rules` (how a norm is taken), `constraint` (Eq. 2 as a
+parametrization, its refresh), `layers` (what users constrain), `bound` (the constant of a network from its parts),
+`jacobian` (v -> J' v).
 """
 
 from .activations import LipSwish, MaxMin, Sine, check_contractive, lipschitz_constant
 from .bound import Bound, Conditioned, Part, bound, leaves, nominal, plain, tighten_
-from .constraint import (
-    GramIteration,
-    LipschitzConv2d,
-    LipschitzLinear,
-    NormRule,
-    PowerIteration,
-    SpectralCap,
-    cap_of,
-    constrain_,
-    frozen,
-    is_frozen,
-    refresh_,
-    release_,
-)
+from .constraint import SpectralCap, cap_of, frozen, is_frozen, refresh_, release_
 from .jacobian import linearise
+from .layers import LipschitzConv2d, LipschitzLinear, constrain_
+from .rules import GramIteration, NormRule, PowerIteration
 
 __all__ = [
     "Bound",

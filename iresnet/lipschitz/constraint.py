@@ -13,10 +13,9 @@ convergence.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,89 +23,10 @@ from torch.nn.utils import parametrize
 
 from .. import spectral
 from ..spectral import Geometry
-from .activations import check_contractive, lipschitz_constant
+from .rules import NormRule
 
 #: Iterations from a random start, when a layer is made or meets a larger input.
 COLD_ITERATIONS = 30
-
-
-class NormRule(Protocol):
-    """How a layer's norm is taken at a refresh: returns the next v and G with sigma = <W, G>, for a stack of layers.
-
-    `size` is that of the largest input met, None where a convolution has met none; v has a size in any case.
-    """
-
-    @property
-    def differentiate(self) -> bool: ...
-
-    def refresh(
-        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def settle(
-        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
-    ) -> tuple[Tensor, Tensor]: ...
-
-
-@dataclass(frozen=True)
-class PowerIteration:
-    """The paper's rule: `iterations` steps of power iteration a refresh. An estimate from below: see `certify`.
-
-    With `differentiate=False` sigma counts as a constant in the gradient: the alternative where a saturated layer seems
-    to have stopped learning.
-    """
-
-    iterations: int = 1
-    differentiate: bool = True
-
-    def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise ValueError(f"iterations must be at least 1; got {self.iterations}.")
-
-    def refresh(
-        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return spectral.power_iteration(weight, geometry, v, self.iterations)[1:]
-
-    def settle(
-        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return spectral.converged_power_iteration(weight, geometry, v)[1:]
-
-
-@dataclass(frozen=True)
-class GramIteration:
-    """The strict rule: a sound upper bound (Schatten norm of order 2^(iterations + 1)) instead of an estimate.
-
-    The layer's norm is at most the coefficient after every refresh, not only at the end, for inputs up to the largest
-    size met and for all sizes before one is met; it is used a little less fully.
-    """
-
-    iterations: int = 6
-    differentiate: bool = True
-
-    #: Covers the rounding of <W, G> and of the scaled weight to float32.
-    MARGIN = 1e-5
-
-    def __post_init__(self) -> None:
-        if self.iterations < 2:
-            raise ValueError(f"iterations must be at least 2; got {self.iterations}.")
-
-    def refresh(
-        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        # Zero padding: the bound for every size, so that a larger input than any before breaks nothing.
-        at = size if geometry.circular else None
-
-        def bound(w: Tensor) -> Tensor:
-            return spectral.cheap_norm_bounds(w, geometry, at, self.iterations).sum()
-
-        gradient = cast(Tensor, torch.func.grad(bound)(weight.detach().double()))
-        # The bound is homogeneous of degree one, so <W, G> is the bound itself. A zero weight has norm zero.
-        gradient = torch.nan_to_num(gradient) * (1 + self.MARGIN)
-        return v, gradient.to(weight.dtype)
-
-    settle = refresh
 
 
 class SpectralCap(nn.Module):
@@ -307,104 +227,3 @@ def release_(module: nn.Module) -> nn.Module:
                 if hook is _prepare:
                     del layer._forward_pre_hooks[key]
     return module
-
-
-def constrain_(
-    module: nn.Module,
-    coefficient: float | None = None,
-    *,
-    lipschitz: float | None = None,
-    norm: NormRule | None = None,
-) -> nn.Module:
-    """Constrain every linear and convolution layer of a module, in place: the user's own network becomes contractive.
-
-    Give `coefficient` per layer, or `lipschitz` for a whole `nn.Sequential` (each of n layers gets the n-th root).
-
-    >>> g = constrain_(nn.Sequential(nn.Linear(2, 16), nn.ELU(), nn.Linear(16, 2)), lipschitz=0.9)
-    >>> from iresnet import certify, ResidualBlock
-    >>> certify(ResidualBlock(g)).passed
-    True
-    """
-    layers = [m for m in module.modules() if _is_linear(m)]
-    _refuse_unknown(module)
-    if not layers:
-        raise ValueError(f"nothing to constrain: {type(module).__name__} has no Linear or Conv layer.")
-    if (coefficient is None) == (lipschitz is None):
-        raise ValueError("give either coefficient (per layer) or lipschitz (for the whole module), not both or none.")
-    if lipschitz is not None:
-        if not 0 < lipschitz < 1:
-            raise ValueError(f"lipschitz must lie in (0, 1); got {lipschitz}.")
-        for m in _uncapped(module):
-            if not (_is_linear(m) or _is_sequence(m) or lipschitz_constant(m) is not None):
-                raise ValueError(
-                    "lipschitz= needs an nn.Sequential of layers and known activations, whose constants multiply; got "
-                    f"{type(m).__name__}. Use coefficient= and state the constant: ResidualBlock(g, lipschitz=...)."
-                )
-        coefficient = lipschitz ** (1 / len(layers))
-    assert coefficient is not None
-    for layer in layers:
-        constrain_layer_(layer, coefficient, PowerIteration() if norm is None else norm)
-    return module
-
-
-def _uncapped(module: nn.Module) -> Iterable[nn.Module]:
-    """The modules below, without what torch's parametrizations add."""
-    yield module
-    for name, child in module.named_children():
-        if name != "parametrizations":
-            yield from _uncapped(child)
-
-
-def _is_sequence(module: nn.Module) -> bool:
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
-
-
-def _refuse_unknown(module: nn.Module) -> None:
-    """A leaf that is neither a linear layer nor a contractive activation would break the promise silently."""
-    for m in _uncapped(module):
-        if isinstance(m, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout):
-            raise ValueError("Dropout inside g makes it a different function at every call; remove it.")
-        if isinstance(m, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):
-            raise ValueError(
-                f"{type(m).__name__} inside g has no Lipschitz bound; remove it, or use ActNorm before the block."
-            )
-        if isinstance(m, nn.modules.conv._ConvTransposeNd | nn.Bilinear | nn.MultiheadAttention | nn.RNNBase):
-            raise ValueError(f"no Lipschitz bound is known for {type(m).__name__}; use Linear or Conv layers.")
-        constant = lipschitz_constant(m)
-        if constant is not None and not _is_linear(m):
-            check_contractive(m)
-
-
-class LipschitzLinear(nn.Linear):
-    """`nn.Linear` with ||W|| <= coefficient.
-
-    >>> layer = LipschitzLinear(4, 4, coefficient=0.5)
-    >>> bool(torch.linalg.matrix_norm(layer.weight, 2) < 0.501)
-    True
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        *,
-        coefficient: float = 0.9,
-        norm: NormRule | None = None,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        constrain_layer_(self, coefficient, PowerIteration() if norm is None else norm)
-
-
-class LipschitzConv2d(nn.Conv2d):
-    """`nn.Conv2d` whose operator, on the inputs it meets, has norm at most `coefficient`."""
-
-    def __init__(self, *args: Any, coefficient: float = 0.9, norm: NormRule | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        constrain_layer_(self, coefficient, PowerIteration() if norm is None else norm)

@@ -1,0 +1,114 @@
+"""Constrained layers: `LipschitzLinear`, `LipschitzConv2d`, and `constrain_` for a network of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from .activations import check_contractive, lipschitz_constant
+from .constraint import constrain_layer_
+from .rules import NormRule, PowerIteration
+
+
+def constrain_(
+    module: nn.Module,
+    coefficient: float | None = None,
+    *,
+    lipschitz: float | None = None,
+    norm: NormRule | None = None,
+) -> nn.Module:
+    """Constrain every linear and convolution layer of a module, in place: the user's own network becomes contractive.
+
+    Give `coefficient` per layer, or `lipschitz` for a whole `nn.Sequential` (each of n layers gets the n-th root).
+
+    >>> g = constrain_(nn.Sequential(nn.Linear(2, 16), nn.ELU(), nn.Linear(16, 2)), lipschitz=0.9)
+    >>> from iresnet import certify, ResidualBlock
+    >>> certify(ResidualBlock(g)).passed
+    True
+    """
+    layers = [m for m in module.modules() if _is_linear(m)]
+    _refuse_unknown(module)
+    if not layers:
+        raise ValueError(f"nothing to constrain: {type(module).__name__} has no Linear or Conv layer.")
+    if (coefficient is None) == (lipschitz is None):
+        raise ValueError("give either coefficient (per layer) or lipschitz (for the whole module), not both or none.")
+    if lipschitz is not None:
+        if not 0 < lipschitz < 1:
+            raise ValueError(f"lipschitz must lie in (0, 1); got {lipschitz}.")
+        for m in _uncapped(module):
+            if not (_is_linear(m) or _is_sequence(m) or lipschitz_constant(m) is not None):
+                raise ValueError(
+                    "lipschitz= needs an nn.Sequential of layers and known activations, whose constants multiply; got "
+                    f"{type(m).__name__}. Use coefficient= and state the constant: ResidualBlock(g, lipschitz=...)."
+                )
+        coefficient = lipschitz ** (1 / len(layers))
+    assert coefficient is not None
+    for layer in layers:
+        constrain_layer_(layer, coefficient, PowerIteration() if norm is None else norm)
+    return module
+
+
+def _uncapped(module: nn.Module) -> Iterable[nn.Module]:
+    """The modules below, without what torch's parametrizations add."""
+    yield module
+    for name, child in module.named_children():
+        if name != "parametrizations":
+            yield from _uncapped(child)
+
+
+def _is_sequence(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+
+
+def _refuse_unknown(module: nn.Module) -> None:
+    """A leaf that is neither a linear layer nor a contractive activation would break the promise silently."""
+    for m in _uncapped(module):
+        if isinstance(m, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout):
+            raise ValueError("Dropout inside g makes it a different function at every call; remove it.")
+        if isinstance(m, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):
+            raise ValueError(
+                f"{type(m).__name__} inside g has no Lipschitz bound; remove it, or use ActNorm before the block."
+            )
+        if isinstance(m, nn.modules.conv._ConvTransposeNd | nn.Bilinear | nn.MultiheadAttention | nn.RNNBase):
+            raise ValueError(f"no Lipschitz bound is known for {type(m).__name__}; use Linear or Conv layers.")
+        constant = lipschitz_constant(m)
+        if constant is not None and not _is_linear(m):
+            check_contractive(m)
+
+
+class LipschitzLinear(nn.Linear):
+    """`nn.Linear` with ||W|| <= coefficient.
+
+    >>> import torch
+    >>> layer = LipschitzLinear(4, 4, coefficient=0.5)
+    >>> bool(torch.linalg.matrix_norm(layer.weight, 2) < 0.501)
+    True
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        coefficient: float = 0.9,
+        norm: NormRule | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        constrain_layer_(self, coefficient, PowerIteration() if norm is None else norm)
+
+
+class LipschitzConv2d(nn.Conv2d):
+    """`nn.Conv2d` whose operator, on the inputs it meets, has norm at most `coefficient`."""
+
+    def __init__(self, *args: Any, coefficient: float = 0.9, norm: NormRule | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        constrain_layer_(self, coefficient, PowerIteration() if norm is None else norm)

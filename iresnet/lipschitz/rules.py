@@ -1,0 +1,91 @@
+"""How a layer's norm is taken at a refresh: the paper's power iteration, or a bound that holds at every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from .. import spectral
+from ..spectral import Geometry
+
+
+class NormRule(Protocol):
+    """How a layer's norm is taken at a refresh: returns the next v and G with sigma = <W, G>, for a stack of layers.
+
+    `size` is that of the largest input met, None where a convolution has met none; v has a size in any case.
+    """
+
+    @property
+    def differentiate(self) -> bool: ...
+
+    def refresh(
+        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def settle(
+        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class PowerIteration:
+    """The paper's rule: `iterations` steps of power iteration a refresh. An estimate from below: see `certify`.
+
+    With `differentiate=False` sigma counts as a constant in the gradient: the alternative where a saturated layer seems
+    to have stopped learning.
+    """
+
+    iterations: int = 1
+    differentiate: bool = True
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise ValueError(f"iterations must be at least 1; got {self.iterations}.")
+
+    def refresh(
+        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return spectral.power_iteration(weight, geometry, v, self.iterations)[1:]
+
+    def settle(
+        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return spectral.converged_power_iteration(weight, geometry, v)[1:]
+
+
+@dataclass(frozen=True)
+class GramIteration:
+    """The strict rule: a sound upper bound (Schatten norm of order 2^(iterations + 1)) instead of an estimate.
+
+    The layer's norm is at most the coefficient after every refresh, not only at the end, for inputs up to the largest
+    size met and for all sizes before one is met; it is used a little less fully.
+    """
+
+    iterations: int = 6
+    differentiate: bool = True
+
+    #: Covers the rounding of <W, G> and of the scaled weight to float32.
+    MARGIN = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.iterations < 2:
+            raise ValueError(f"iterations must be at least 2; got {self.iterations}.")
+
+    def refresh(
+        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        # Zero padding: the bound for every size, so that a larger input than any before breaks nothing.
+        at = size if geometry.circular else None
+
+        def bound(w: Tensor) -> Tensor:
+            return spectral.cheap_norm_bounds(w, geometry, at, self.iterations).sum()
+
+        gradient = cast(Tensor, torch.func.grad(bound)(weight.detach().double()))
+        # The bound is homogeneous of degree one, so <W, G> is the bound itself. A zero weight has norm zero.
+        gradient = torch.nan_to_num(gradient) * (1 + self.MARGIN)
+        return v, gradient.to(weight.dtype)
+
+    settle = refresh
