@@ -264,6 +264,24 @@ class TestAgainstBanach:
         assert anderson.converged.all()
         torch.testing.assert_close(anderson.x, banach.x, atol=1e-8, rtol=0)
 
+    @pytest.mark.parametrize("lipschitz", [0.3, 0.7, 0.9])
+    @pytest.mark.parametrize("d", [1, 2, 5])
+    def test_at_its_worst_two_evaluations_beyond_what_the_contraction_promises(self, d, lipschitz):
+        """A g full of kinks, where every extrapolation misleads: L^n is kept but for two evaluations."""
+        q = torch.linalg.qr(normal(d, d, seed=1))[0]
+
+        def g(x, rows):
+            y = x @ q.T
+            return lipschitz * (y - 2 * torch.round(y / 2)).abs() @ q
+
+        z, tolerance = 4 * normal(400, d, seed=7), 1e-8
+        found = solve(g, z, lipschitz=lipschitz, tolerance=tolerance, solver=Anderson(), reference=g)
+        assert found.converged.all()
+        # Banach's first evaluation gives a residual of ||g(z)||, every other one L times the last.
+        start, target = g(z, None).norm(dim=1), 0.5 * tolerance * (1 - lipschitz)
+        promised = 1 + torch.ceil(torch.log(target / start) / math.log(lipschitz)).clamp_min(0)
+        assert (found.iterations - promised).max() <= 2
+
     def test_memory_of_one_is_enough_for_one_dimension(self):
         found = linear_block(torch.tensor([[0.97]], dtype=DOUBLE)).solve(
             normal(5, 1), tolerance=1e-9, solver=Anderson(memory=1)

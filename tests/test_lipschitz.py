@@ -302,9 +302,9 @@ class TestRefresh:
         calls = count_refreshes(monkeypatch)
         layer(x)
         layer(x)
-        assert calls == [1, 1]
         with torch.no_grad():
             layer(x)
+        assert calls == [1, 1]
         layer.eval()
         calls.clear()
         layer(x)
@@ -614,6 +614,16 @@ class TestBound:
         getattr(g[0] if where == "inside" else g, hook)(lambda *_: None)
         with pytest.raises(NoBoundKnown, match="has forward hooks, which may change its function; remove them"):
             bound(g)
+
+    def test_a_forward_that_was_replaced_is_refused(self):
+        g = nn.Sequential(nn.Linear(2, 2), nn.ELU())
+        g[1].forward = lambda x: 10 * x
+        with pytest.raises(
+            NoBoundKnown, match=r"ELU \(1\) had its forward replaced, which may change its function; restore"
+        ):
+            bound(g)
+        block = ResidualBlock(g, lipschitz=0.5)
+        torch.testing.assert_close(block(torch.ones(1, 2)), 1 + 10 * g[0](torch.ones(1, 2)))
 
     def test_a_forward_of_the_users_own_is_refused(self):
         with pytest.raises(NoBoundKnown, match="UserNet: its forward is its own and cannot be read. Write g as"):

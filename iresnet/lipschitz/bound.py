@@ -72,6 +72,8 @@ def leaves(g: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """The layers of g in the order in which they act on x; `NoBoundKnown` where that order cannot be read."""
     if _has_hooks(g):
         raise NoBoundKnown(f"{_where(prefix, g)} has forward hooks, which may change its function; remove them.")
+    if "forward" in vars(g):
+        raise NoBoundKnown(f"{_where(prefix, g)} had its forward replaced, which may change its function; restore it.")
     if isinstance(g, nn.Sequential) and type(g).forward is nn.Sequential.forward:
         for name, child in zip(g._modules, g, strict=True):  # named_children would leave out a layer used twice
             yield from leaves(child, f"{prefix}.{name}" if prefix else name)
