@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .certificate import residual_blocks
-from .elementary import InjectivePad
+from .elementary import ActNorm, InjectivePad
 from .fixed_point import Solver
 from .logdet import CertifiedSeries, Estimator
 from .residual import EVAL_SEED, EXACT_UP_TO, entering
@@ -212,6 +212,11 @@ class Flow(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Samples that can be differentiated (reparametrised, implicit inverse), and their log p at x."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        if self.training and any(isinstance(m, ActNorm) and not bool(m.initialised) for m in self.modules()):
+            raise ValueError(
+                "in training the first batch initialises ActNorm, and samples must not be that batch; call the flow on "
+                "data first, or flow.eval() to sample it as it is."
+            )
         count, flat, batch = _spread(shape, context)
         with entering(self, self.base.mean.new_zeros(1, 1)):
             z = self.base.rsample(count, generator)

@@ -82,6 +82,7 @@ class Exact(Estimator):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         j = jacobian.matrix(x)
+        j = j.to(torch.promote_types(j.dtype, torch.float32))  # under autocast products come in half precision
         if j.shape[-1] == 2:  # factorising thousands of 2 x 2 matrices costs more than all the rest
             det = (1 + j[:, 0, 0]) * (1 + j[:, 1, 1]) - j[:, 0, 1] * j[:, 1, 0]
             _check_positive(det)

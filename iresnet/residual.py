@@ -231,11 +231,13 @@ class ResidualBlock(Transform):
         self._check_input(z, c, "z")
         copy, b = self._frozen_copy(tuple(z.shape[1:]))
 
-        def branch(x: Tensor, rows: Tensor) -> Tensor:
-            return self._branch(x, None if c is None else c[rows])
-
         def reference(x: Tensor, rows: Tensor) -> Tensor:
             return cast(Tensor, copy(x) if c is None else copy(x, c[rows].double()))
+
+        def branch(x: Tensor, rows: Tensor) -> Tensor:
+            if z.dtype.itemsize < 4:  # half precision stalls at once: iterate on the float64 copy
+                return reference(x.double(), rows).to(x.dtype)
+            return self._branch(x, None if c is None else c[rows])
 
         with torch.no_grad(), lip.frozen(), parametrize.cached(), full_precision(z):
             solution = solve_fixed_point(

@@ -493,3 +493,21 @@ def test_an_estimator_may_be_named_at_any_dimension():
 def test_a_block_shows_what_was_asserted():
     assert "lipschitz=0.7 (asserted)" in repr(ResidualBlock(UserNet(), lipschitz=0.7))
     assert "asserted" not in repr(mlp())
+
+
+def test_a_block_in_half_precision_can_be_inverted():
+    block = mlp().bfloat16()
+    z = normal(4, 3).bfloat16()
+    found = block.solve(z, tolerance=0.1)
+    assert found.x.dtype == torch.bfloat16
+    assert found.converged.all()
+    assert (block.reference(found.x) - z.double()).norm(dim=1).max() < 0.1
+
+
+def test_the_exact_determinant_survives_autocast():
+    block, x = mlp().float(), normal(4, 3).float()
+    plain = block.forward_and_logdet(x)[1]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = block.forward_and_logdet(x)[1]
+    assert mixed.dtype == torch.float32
+    torch.testing.assert_close(mixed, plain, atol=0.05, rtol=0.05)
