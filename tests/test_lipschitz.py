@@ -860,3 +860,12 @@ def test_a_jacobian_of_many_columns_is_made_in_pieces(monkeypatch):
     jacobian = Jacobian(torch.func.vjp(lambda t: t @ a.T, x)[1])
     wrapped = Jacobian(lambda v: jacobian(v)[0])
     torch.testing.assert_close(wrapped.matrix(x), a.expand(2, 6, 6))
+
+
+def test_constrain_leaves_the_embedding_of_a_context_free():
+    """Only x counts for invertibility: the context's own network may have any activation and any norm."""
+    embed = nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 4))
+    g = constrain_(Conditioned(nn.Linear(2, 4), embed, nn.Sequential(nn.ELU(), nn.Linear(4, 2))), lipschitz=0.5)
+    assert cap_of(g.first).coefficient == pytest.approx(0.5**0.5)
+    assert cap_of(embed[0]) is None
+    assert bound(g).value <= 0.5 * (1 + 1e-4)

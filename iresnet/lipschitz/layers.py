@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from .activations import check_contractive, lipschitz_constant
+from .bound import Conditioned
 from .constraint import constrain_layer_
 from .rules import NormRule, PowerIteration
 
@@ -21,14 +22,15 @@ def constrain_(
 ) -> nn.Module:
     """Constrain every linear and convolution layer of a module, in place: the user's own network becomes contractive.
 
-    Give `coefficient` per layer, or `lipschitz` for a whole `nn.Sequential` (each of n layers gets the n-th root).
+    Give `coefficient` per layer, or `lipschitz` for a whole `nn.Sequential` (each of n layers gets the n-th root). The
+    embedding of a `Conditioned` network stays free: only what acts on x counts.
 
     >>> g = constrain_(nn.Sequential(nn.Linear(2, 16), nn.ELU(), nn.Linear(16, 2)), lipschitz=0.9)
     >>> from iresnet import certify, ResidualBlock
     >>> certify(ResidualBlock(g)).passed
     True
     """
-    layers = [m for m in module.modules() if _is_linear(m)]
+    layers = list(dict.fromkeys(m for m in _acting(module) if _is_linear(m)))  # one that is used twice counts once
     _refuse_unknown(module)
     if not layers:
         raise ValueError(f"nothing to constrain: {type(module).__name__} has no Linear or Conv layer.")
@@ -37,7 +39,7 @@ def constrain_(
     if lipschitz is not None:
         if not 0 < lipschitz < 1:
             raise ValueError(f"lipschitz must lie in (0, 1); got {lipschitz}.")
-        for m in _uncapped(module):
+        for m in _acting(module):
             if not (_is_linear(m) or _is_sequence(m) or lipschitz_constant(m) is not None):
                 raise ValueError(
                     "lipschitz= needs an nn.Sequential of layers and known activations, whose constants multiply; got "
@@ -50,16 +52,18 @@ def constrain_(
     return module
 
 
-def _uncapped(module: nn.Module) -> Iterable[nn.Module]:
-    """The modules below, without what torch's parametrizations add."""
+def _acting(module: nn.Module) -> Iterable[nn.Module]:
+    """The modules that act on x: without a context's embedding and what torch's parametrizations add."""
     yield module
     for name, child in module.named_children():
-        if name != "parametrizations":
-            yield from _uncapped(child)
+        if name != "parametrizations" and not (type(module) is Conditioned and name == "embed"):
+            yield from _acting(child)
 
 
 def _is_sequence(module: nn.Module) -> bool:
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    return type(module) is Conditioned or (
+        isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    )
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -68,7 +72,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 def _refuse_unknown(module: nn.Module) -> None:
     """A leaf that is neither a linear layer nor a contractive activation would break the promise silently."""
-    for m in _uncapped(module):
+    for m in _acting(module):
         if isinstance(m, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout):
             raise ValueError("Dropout inside g makes it a different function at every call; remove it.")
         if isinstance(m, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):
