@@ -125,7 +125,7 @@ def run(
         certificate.to_json(folder / f"{name}-certificate.json")
         data = toy.sample(name, 4_000, torch.Generator().manual_seed(seed))
         panels.append(
-            ToyPanel(TITLES.get(name, name), flow, data, outcome.nats, outcome.floor, _caption(outcome, flow))
+            ToyPanel(TITLES.get(name, name), flow, data, outcome.nats, outcome.floor, _caption(outcome, certificate))
         )
         outcomes.append(outcome)
     toy_picture(panels, folder / "toy.png")
@@ -136,8 +136,8 @@ def run(
     return outcomes
 
 
-def _caption(o: Outcome, flow: Flow) -> str:
-    blocks = len(certify(flow).blocks)
+def _caption(o: Outcome, certificate: Certificate) -> str:
+    blocks = len(certificate.blocks)
     verdict = f"{blocks} of {blocks} blocks proven contractive" if o.certified else "NOT certified"
     return (
         f"{verdict}, Lip(g) ≤ {o.largest_lipschitz:.3f}; every inverse proven to {o.largest_block_bound:.0e} a block, "

@@ -14,3 +14,8 @@ def test_example_runs(path, monkeypatch, tmp_path):
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.setattr("sys.argv", [str(path)])
     runpy.run_path(str(path), run_name="__main__")
+    assert not any(tmp_path.iterdir())  # an example leaves nothing behind
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) >= 4

@@ -112,7 +112,8 @@ def test_neither_the_flow_nor_matplotlib_is_changed_and_a_users_style_does_not_m
 
 def test_float64_flows_and_data_on_one_spot(tmp_path):
     flow = mlp_flow(2, blocks=1, hidden=(8,)).double()
-    png_size(toy_picture([panel(flow=flow, data=torch.ones(3, 2))], tmp_path / "toy.png", **SMALL))
+    size = png_size(toy_picture([panel(flow=flow, data=torch.ones(3, 2))], tmp_path / "toy.png", **SMALL))
+    assert min(size) > 0
 
 
 # The figure
