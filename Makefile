@@ -14,7 +14,7 @@ help:  ## list the targets
 
 setup: .venv/setup.stamp  ## make .venv and install the package with its development tools
 
-demo: .venv/setup.stamp  ## train two flows on 2-D densities and draw them
+demo: .venv/setup.stamp  ## one network, four jobs: train it on digits and write runs/demo/report.html
 	$(BIN)/iresnet demo
 
 test: lint  ## everything a change must pass: format, lint, types, layers, tests, coverage
@@ -32,9 +32,10 @@ lint: .venv/setup.stamp  ## format, lint, types and layers
 docs: .venv/docs.stamp  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: .venv/setup.stamp  ## measure what results/core.json and results/toy.json claim (half an hour)
+bench: .venv/bench.stamp  ## measure what results/*.json claim (an hour)
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/toy.py
+	$(BIN)/python benchmarks/demo.py
 
 tables: .venv/setup.stamp  ## rewrite the tables in README.md and docs/ from results/
 	$(BIN)/python tools/tables.py
@@ -54,6 +55,11 @@ $(BIN)/pip:
 .venv/setup.stamp: $(INPUTS) | $(BIN)/pip
 	@echo "Installing into .venv: a few minutes, once."
 	@$(INSTALL) '.[dev]'
+	@touch $@
+
+.venv/bench.stamp: $(INPUTS) | .venv/setup.stamp
+	@echo "Installing what the benchmarks compare with into .venv, once."
+	@$(INSTALL) '.[dev,bench]'
 	@touch $@
 
 .venv/docs.stamp: $(INPUTS) | $(BIN)/pip

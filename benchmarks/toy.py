@@ -9,7 +9,8 @@ from statistics import mean, median, stdev
 
 import torch
 
-from iresnet import demo, mlp_flow
+from iresnet import mlp_flow
+from iresnet.demo import toy as demo
 from iresnet.results import Results, circumstances, write
 
 SEEDS = (0, 1, 2)
@@ -23,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Repeat the demonstration over seeds; write results/toy.json.")
     parser.add_argument("--steps", type=int, help="fewer training steps: printed and not written")
     steps = parser.parse_args().steps
-    settings = demo.DemoSettings()
+    settings = demo.ToySettings()
     if steps is not None:
         settings = replace(settings, training=replace(settings.training, steps=steps))
     torch.set_num_threads(1)

@@ -6,11 +6,13 @@ The order of the files is the order of the paper: `spectral`, `fixed_point`, `lo
 
 from . import fixed_point, lipschitz, logdet, spectral
 from .architectures import contractive_convnet, contractive_mlp, mlp_flow
+from .base import DiagonalNormal, NormalMixture, Posterior
 from .certificate import Certificate, certify, tighten_
 from .classifier import Classifier
 from .elementary import ActNorm, InjectivePad, Squeeze
 from .fixed_point import Anderson, Banach, ConvergenceError, Solution
-from .flow import DiagonalNormal, Flow, LogProb
+from .flow import Flow, LogProb
+from .hybrid import Hybrid
 from .lipschitz import (
     Conditioned,
     GramIteration,
@@ -26,10 +28,10 @@ from .logdet import CertifiedSeries, Exact, PowerSeries, RussianRoulette, terms_
 from .multiscale import Multiscale
 from .preprocess import Logit, Standardise, dequantise
 from .residual import ResidualBlock
+from .run import load
 from .spectral import NoBoundKnown
 from .transform import Chain, ChainSolution, Transform
-
-__version__ = "0.1.0"
+from .version import __version__
 
 __all__ = [
     "ActNorm",
@@ -46,6 +48,7 @@ __all__ = [
     "Exact",
     "Flow",
     "GramIteration",
+    "Hybrid",
     "InjectivePad",
     "LipSwish",
     "LipschitzConv2d",
@@ -55,6 +58,8 @@ __all__ = [
     "MaxMin",
     "Multiscale",
     "NoBoundKnown",
+    "NormalMixture",
+    "Posterior",
     "PowerIteration",
     "PowerSeries",
     "ResidualBlock",
@@ -64,6 +69,7 @@ __all__ = [
     "Squeeze",
     "Standardise",
     "Transform",
+    "__version__",
     "certify",
     "constrain_",
     "contractive_convnet",
@@ -71,6 +77,7 @@ __all__ = [
     "dequantise",
     "fixed_point",
     "lipschitz",
+    "load",
     "logdet",
     "mlp_flow",
     "spectral",

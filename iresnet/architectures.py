@@ -1,20 +1,40 @@
-"""Named networks: functions that return ordinary modules, contractive by construction."""
+"""Named networks: functions that return ordinary modules, contractive by construction.
+
+`Network` is a network as settings, and `build` makes the model that an objective needs from it, for rows of a given
+`Schema`: preprocessing, scales of residual blocks, and a base, a head, or both.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from .elementary import ActNorm
-from .flow import DiagonalNormal, Flow
-from .lipschitz import Conditioned, NormRule, check_contractive, constrain_
-from .logdet import Estimator
+from .base import Base, DiagonalNormal, NormalMixture, Posterior
+from .classifier import Classifier
+from .data import Schema
+from .elementary import ActNorm, InjectivePad, Squeeze
+from .flow import Flow
+from .hybrid import Hybrid
+from .lipschitz import Conditioned, LipSwish, MaxMin, NormRule, Sine, check_contractive, constrain_
+from .logdet import Estimator, Exact, PowerSeries, RussianRoulette
+from .multiscale import Multiscale
+from .preprocess import Logit, Standardise
 from .residual import ResidualBlock
-from .transform import Chain, Transform
+from .transform import Chain, Shape, Transform
 
 Activation = Callable[[], nn.Module]
+
+ACTIVATIONS = ("elu", "lipswish", "maxmin", "sine")
+ESTIMATORS = ("auto", "series", "roulette", "exact")
+
+#: Rows that the scaling is fitted on; up to this dimension the exact determinant costs no more than a series.
+FITTED, FEW = 10_000, 8
+PREPROCESSING = ("logit", "standardise")
 
 
 def _constrain(
@@ -114,3 +134,180 @@ def mlp_flow(
         )
         chain += [ResidualBlock(g), ActNorm(dimension)]
     return Flow(Chain(*chain), DiagonalNormal(dimension), estimator=estimator, event_shape=(dimension,))
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network as settings.
+
+    `blocks` counts residual blocks, one entry a scale: an image is squeezed before each scale, a table has one. g has
+    `kernels` convolutions (images) or `depth` hidden layers (tables) of `width` channels or units, and Lip(g) stays
+    below `lipschitz`. `factor_out` sends half of the channels straight to the code after each scale. The base is a
+    mixture of so many `components`. With `bayes` a hybrid's base has one component a class, whose posterior classifies;
+    otherwise `head` lists the hidden widths of its head, none for a linear one, and `pool` averages the code over
+    positions before it. `estimator` and `terms` make the log-determinant in training.
+    """
+
+    blocks: tuple[int, ...] = (4, 4)
+    width: int = 64
+    kernels: tuple[int, ...] = (3, 1, 3)
+    depth: int = 2
+    lipschitz: float = 0.9
+    activation: str = "elu"
+    frequency: float = 2.0
+    preprocessing: str = "logit"
+    alpha: float = 0.05
+    padding: int = 0
+    factor_out: bool = False
+    components: int = 1
+    learned_base: bool = True
+    bayes: bool = False
+    head: tuple[int, ...] = ()
+    dropout: float = 0.0
+    pool: bool = False
+    estimator: str = "auto"
+    terms: int = 6
+
+    def __post_init__(self) -> None:
+        if not self.blocks or any(b < 1 for b in self.blocks):
+            raise ValueError(f"blocks must list at least one block for every scale; got {list(self.blocks)}.")
+        for name in ("width", "depth", "terms", "components"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        if not 0 < self.lipschitz < 1:
+            raise ValueError(f"lipschitz must lie in (0, 1); got {self.lipschitz}. A block with 1 has no inverse.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1); got {self.dropout}.")
+        if self.padding < 0:
+            raise ValueError(f"padding must not be negative; got {self.padding}.")
+        if any(h < 1 for h in self.head):
+            raise ValueError(f"head must list widths of at least 1; got {list(self.head)}.")
+        for name, known in (
+            ("activation", ACTIVATIONS), ("estimator", ESTIMATORS), ("preprocessing", PREPROCESSING)
+        ):  # fmt: skip
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}.")
+
+
+def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = None) -> Flow | Classifier | Hybrid:
+    """A model for rows of this schema: a Flow for "density", a Classifier for "classification", else a Hybrid.
+
+    `data` (rows as the schema has them) fits the scaling where there is one; a model that is about to be loaded
+    from a file needs none.
+    """
+    if purpose != "density" and len(schema.classes) < 2:
+        raise ValueError(
+            f"{purpose} needs at least two classes; these data have {len(schema.classes)}. "
+            "Name the label column (data.label), or use the objective 'density'."
+        )
+    if network.padding and purpose != "classification":
+        raise ValueError(
+            f"padding must be 0 for a density, which constant channels make unbounded; got {network.padding}."
+        )
+    transform = _scales(network, schema, _preprocessing(network, schema, data))
+    base = _base(network, transform.output_shape(schema.shape))
+    if purpose == "density":
+        return Flow(transform, base, estimator=_estimator(network, schema), event_shape=schema.shape)
+    head: nn.Module = Readout(_code_shapes(transform, schema.shape), len(schema.classes), network)
+    if purpose == "classification":
+        return Classifier(transform, head)
+    if network.bayes:
+        base = NormalMixture(transform.output_shape(schema.shape), len(schema.classes))
+        head = Posterior(base)
+    return Hybrid(transform, base, head, estimator=_estimator(network, schema), event_shape=schema.shape)
+
+
+class Readout(nn.Module):
+    """A head: the code of every scale, averaged over positions if asked, side by side, then linear layers with ELU."""
+
+    def __init__(self, shapes: Sequence[Shape], classes: int, network: Network) -> None:
+        super().__init__()
+        self.shapes, self.pool = [tuple(s) for s in shapes], network.pool
+        widths = [sum(s[0] if self.pool else math.prod(s) for s in self.shapes), *network.head, classes]
+        layers: list[nn.Module] = [nn.Linear(widths[0], widths[1])]
+        for a, b in pairwise(widths[1:]):
+            layers += [nn.ELU(), nn.Dropout(network.dropout), nn.Linear(a, b)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, z: Tensor) -> Tensor:
+        flat = z.flatten(1)
+        if self.pool:
+            parts = torch.split(flat, [math.prod(s) for s in self.shapes], dim=1)
+            flat = torch.cat(
+                [p.reshape(len(p), s[0], -1).mean(dim=2) for p, s in zip(parts, self.shapes, strict=True)], 1
+            )
+        logits: Tensor = self.layers(flat)
+        return logits
+
+
+def _preprocessing(network: Network, schema: Schema, data: Tensor | None) -> Transform:
+    if schema.levels is not None and network.preprocessing == "logit":
+        return Logit(schema.levels, network.alpha)
+    if data is None:
+        return Standardise(torch.zeros(schema.shape[0]), torch.ones(schema.shape[0]))
+    data = data[:FITTED]
+    # Dequantisation moves the mean by half a level; it adds 1/12 to the variance, which is left to ActNorm.
+    return Standardise.fit(data.float() + (0.0 if schema.levels is None else 0.5))
+
+
+def _scales(network: Network, schema: Schema, first: Transform) -> Transform:
+    """Preprocessing, then for every scale [squeeze,] blocks of ActNorm and x + g(x), and a last ActNorm."""
+    shape, stages = schema.shape, []
+    for scale, blocks in enumerate(network.blocks):
+        stage: list[Transform] = [first] if scale == 0 else []
+        if scale == 0 and network.padding:
+            stage.append(InjectivePad(network.padding))
+        if schema.is_image:
+            stage.append(Squeeze())
+        elif scale:
+            raise ValueError(f"blocks has one entry for a table, which has one scale; got {list(network.blocks)}.")
+        for t in stage:
+            shape = _next_shape(t, shape, schema)
+        for _ in range(blocks):
+            stage += [ActNorm(shape[0]), ResidualBlock(_branch(network, shape))]
+        last = scale == len(network.blocks) - 1
+        stages.append([*stage, ActNorm(shape[0])] if last else stage)
+        if network.factor_out and not last:
+            shape = (shape[0] // 2, *shape[1:])
+    if network.factor_out and len(stages) > 1:
+        return Multiscale([Chain(*stage) for stage in stages], schema.shape)
+    return Chain(*(t for stage in stages for t in stage))
+
+
+def _next_shape(t: Transform, shape: Shape, schema: Schema) -> Shape:
+    if isinstance(t, Squeeze) and any(n % 2 for n in shape[1:]):
+        raise ValueError(
+            f"every entry of blocks halves the image; {schema.shape[1]} x {schema.shape[2]} comes to "
+            f"{shape[1]} x {shape[2]}, which cannot be halved. Give blocks fewer entries."
+        )
+    return t.output_shape(shape)
+
+
+def _branch(network: Network, shape: Shape) -> nn.Module:
+    kinds: dict[str, Activation] = {
+        "elu": nn.ELU, "lipswish": LipSwish, "maxmin": MaxMin, "sine": lambda: Sine(network.frequency)
+    }  # fmt: skip
+    activation, lipschitz = kinds[network.activation], network.lipschitz
+    if len(shape) == 1:
+        return contractive_mlp(shape[0], (network.width,) * network.depth, lipschitz=lipschitz, activation=activation)
+    return contractive_convnet(
+        shape[0], network.width, kernels=network.kernels, lipschitz=lipschitz, activation=activation
+    )
+
+
+def _base(network: Network, shape: Shape) -> Base:
+    if network.components > 1:
+        return NormalMixture(shape, network.components)
+    return DiagonalNormal(shape, learned=network.learned_base)
+
+
+def _estimator(network: Network, schema: Schema) -> Estimator | None:
+    if network.estimator == "exact" or (network.estimator == "auto" and math.prod(schema.shape) <= FEW):
+        return Exact()
+    if network.estimator == "roulette":
+        return RussianRoulette(terms=network.terms)
+    return PowerSeries(terms=network.terms)
+
+
+def _code_shapes(transform: Transform, shape: Shape) -> Sequence[Shape]:
+    return transform.code_shapes if isinstance(transform, Multiscale) else [transform.output_shape(shape)]

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from .base import Base
 from .certificate import residual_blocks
 from .elementary import ActNorm, InjectivePad
 from .fixed_point import Solver
@@ -23,33 +24,6 @@ from .transform import Shape, Transform, check_batch, dimension
 
 #: Passes of the pilot run that decides how many probes an estimate needs, and the most that are taken.
 PILOT, MOST_PASSES = 16, 10_000
-
-
-class DiagonalNormal(nn.Module):
-    """A normal distribution with a mean and a scale for every coordinate; the standard normal unless `learned`."""
-
-    mean: Tensor
-    log_scale: Tensor
-
-    def __init__(self, shape: Shape | int, *, learned: bool = False) -> None:
-        super().__init__()
-        self.shape: Shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        for name in ("mean", "log_scale"):
-            value = torch.zeros(self.shape)
-            if learned:
-                self.register_parameter(name, nn.Parameter(value))
-            else:
-                self.register_buffer(name, value)
-
-    def log_prob(self, z: Tensor) -> Tensor:
-        """ln p(z) over the last axes; leading axes are batches."""
-        u = (z - self.mean) * torch.exp(-self.log_scale)
-        density = -0.5 * u.square() - self.log_scale - 0.5 * math.log(2 * math.pi)
-        return density.flatten(-len(self.shape)).sum(-1)
-
-    def rsample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        noise = torch.randn(count, *self.shape, dtype=self.mean.dtype, device=self.mean.device, generator=generator)
-        return self.mean + torch.exp(self.log_scale) * noise
 
 
 @dataclass(frozen=True)
@@ -88,7 +62,7 @@ class Flow(nn.Module):
     def __init__(
         self,
         transform: Transform,
-        base: DiagonalNormal,
+        base: Base,
         *,
         estimator: Estimator | None = None,
         event_shape: Shape | None = None,
@@ -111,10 +85,7 @@ class Flow(nn.Module):
     ) -> Tensor:
         """log p(x | context) in nats, shape (batch,)."""
         check_batch(x, "x", self.event_shape)
-        if estimator is None and self.training:
-            estimator = self.estimator
-        if estimator is None and not self.training and generator is None and dimension(x) > EXACT_UP_TO:
-            generator = torch.Generator(device=x.device).manual_seed(EVAL_SEED)
+        estimator, generator = chosen(self, x, estimator, generator)
         with entering(self, x):
             z, logdet = self.transform.forward_and_logdet(x, context, estimator=estimator, generator=generator)
             self._check_code(z)
@@ -212,6 +183,11 @@ class Flow(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Samples that can be differentiated (reparametrised, implicit inverse), and their log p at x."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        if not self.base.reparametrised:
+            raise ValueError(
+                f"{type(self.base).__name__} draws a component, which has no gradient; samples of it cannot be "
+                "differentiated. Use DiagonalNormal as the base."
+            )
         if self.training and any(isinstance(m, ActNorm) and not bool(m.initialised) for m in self.modules()):
             raise ValueError(
                 "in training the first batch initialises ActNorm, and samples must not be that batch; call the flow on "
@@ -230,6 +206,17 @@ class Flow(nn.Module):
     def given(self, context: Tensor) -> ConditionalDistribution:
         """p(. | context) as a `torch.distributions.Distribution` with the context's batch shape."""
         return ConditionalDistribution(self, context)
+
+
+def chosen(
+    model: nn.Module, x: Tensor, estimator: Estimator | None, generator: torch.Generator | None
+) -> tuple[Estimator | None, torch.Generator | None]:
+    """What a density uses where the caller names nothing: its own estimator in training, a fixed seed in eval."""
+    if estimator is None and model.training:
+        return cast("Estimator | None", model.estimator), generator
+    if estimator is None and generator is None and dimension(x) > EXACT_UP_TO:
+        generator = torch.Generator(device=x.device).manual_seed(EVAL_SEED)
+    return estimator, generator
 
 
 def _spread(shape: tuple[int, ...], context: Tensor | None) -> tuple[int, Tensor | None, tuple[int, ...]]:

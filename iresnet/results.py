@@ -207,6 +207,6 @@ def _cpu_model() -> str:
 def _versions() -> dict[str, str]:
     import torch
 
-    import iresnet
+    from .version import __version__
 
-    return {"python": platform.python_version(), "torch": str(torch.__version__), "iresnet": iresnet.__version__}
+    return {"python": platform.python_version(), "torch": str(torch.__version__), "iresnet": __version__}

@@ -1,89 +1,247 @@
-"""One training loop for every objective, to be read from top to bottom."""
+"""One training loop for every objective, to be read from top to bottom.
+
+`State` is everything that changes while training: the live weights, their average, the optimiser, the generator and the
+step. A checkpoint of it, with batches that are a function of the step, continues bit for bit on the CPU.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from .checkpoint import Checkpoint
+from .guard import TrainingError, guard_gradient, guard_loss
 from .lipschitz import refresh_
 from .objective import Objective
+from .spelling import hint
 
-#: Called after every step with (steps done, steps in all, figures).
-Report: TypeAlias = Callable[[int, int, dict[str, float]], None]
+#: A batch: x, or (x, y) where there are labels.
+Batch: TypeAlias = Tensor | tuple[Tensor, Tensor | None]
 
+#: Called after every step with (steps done, steps in all, figures); reading a figure makes a GPU wait.
+Report: TypeAlias = Callable[[int, int, Mapping[str, Tensor]], None]
 
-class TrainingError(RuntimeError):
-    """Training cannot go on; the message names the step, the place and the remedy."""
+OPTIMISERS = ("adam", "adamax", "sgd")
+SCHEDULES = ("linear", "cosine", "constant")
 
 
 @dataclass(frozen=True)
 class Training:
-    """How to train: Adam with warm-up, a flat stretch and a linear way down to zero over the last `cooldown` part."""
+    """How to train. The rate rises over `warmup` steps, and then follows the schedule.
+
+    linear: flat, then straight down to zero over the last `cooldown` part; cosine: half a cosine down to zero;
+    constant: flat. With `epochs` the number of steps follows from the data. `weight_decay` acts on the weights of
+    constrained layers alone, `head_decay` on those of the head: decoupled from the gradient for adam, and as an l2
+    penalty for adamax and sgd.
+    """
 
     steps: int = 1000
+    epochs: int = 0
+    batch: int = 256
+    optimiser: str = "adam"
     learning_rate: float = 2e-3
+    schedule: str = "linear"
     warmup: int = 50
     cooldown: float = 0.4
     clip: float = 1.0
     betas: tuple[float, float] = (0.9, 0.99)
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    head_decay: float = 0.0
     average: float = 0.99
+    validate_every: int = 200
+    save_every: int = 200
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1; got {self.steps}.")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive; got {self.learning_rate}.")
+        for name in ("steps", "batch", "validate_every", "save_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        for name in ("epochs", "warmup", "weight_decay", "head_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative; got {getattr(self, name)}.")
+        for name in ("learning_rate", "clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive; got {getattr(self, name)}.")
         if not 0 <= self.cooldown <= 1:
             raise ValueError(f"cooldown is the last part of training, in [0, 1]; got {self.cooldown}.")
         if not 0 <= self.average < 1:
             raise ValueError(f"average is the decay of the averaged weights, in [0, 1); got {self.average}.")
+        for name, known in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES)):
+            if getattr(self, name) not in known:
+                got = getattr(self, name)
+                raise ValueError(f"{name} must be one of {', '.join(known)}; got {got!r}. {hint(got, known)}")
+
+    def for_epochs(self, per_epoch: int) -> Training:
+        """The same settings with `steps` counted from `epochs`, where those are given."""
+        return replace(self, steps=self.epochs * per_epoch) if self.epochs else self
 
     def rate(self, step: int) -> float:
         """The learning rate of step 0, 1, ...: the first is 1 / warmup of the full one, the last is above zero."""
         up = min(1.0, (step + 1) / max(1, self.warmup))
-        down = min(1.0, (self.steps - step) / max(1.0, self.cooldown * self.steps))
-        return self.learning_rate * up * down
+        return self.learning_rate * up * self._down(step)
+
+    def _down(self, step: int) -> float:
+        if self.schedule == "constant":
+            return 1.0
+        if self.schedule == "cosine":
+            done = max(0, step + 1 - self.warmup) / max(1, self.steps + 1 - self.warmup)
+            return 0.5 + 0.5 * math.cos(math.pi * done)
+        return min(1.0, (self.steps - step) / max(1.0, self.cooldown * self.steps))
 
 
 def train(
     objective: Objective,
-    batches: Iterable[Tensor],
+    batches: Iterable[Batch],
     settings: Training,
     *,
     generator: torch.Generator | None = None,
     report: Report | None = None,
+    resume: Checkpoint | None = None,
+    watch: Callable[[State], bool] | None = None,
 ) -> nn.Module:
     """Minimise the objective over `settings.steps` batches; the model with averaged weights, in eval.
 
     The objective's own model is trained in place; the result is a copy whose norms were brought to convergence.
+    `watch` sees the state after every step, to judge or save it, and ends the training by returning True. With
+    `resume`, `batches` must start at the checkpoint's step.
     """
-    parameters = list(objective.parameters())
-    optimiser = torch.optim.Adam(parameters, settings.learning_rate, betas=settings.betas, fused=True)
-    average: Average | None = None
+    state = State(objective, settings, generator)
+    if resume is not None:
+        state.restore(resume)
     objective.train()
-    for step, batch in zip(range(settings.steps), batches, strict=False):
-        for group in optimiser.param_groups:
-            group["lr"] = settings.rate(step)
-        loss, figures = objective(batch, generator=generator)
-        _guard(objective, loss, step)
-        optimiser.zero_grad(set_to_none=True)
+    for batch in islice(batches, max(0, settings.steps - state.step)):
+        x, y = batch if isinstance(batch, tuple) else (batch, None)
+        for group in state.optimiser.param_groups:
+            group["lr"] = settings.rate(state.step)
+        loss, figures = objective(x, y, generator=generator)
+        guard_loss(objective, loss, state.step, x, y, generator)
+        state.optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(parameters, settings.clip)
-        optimiser.step()
-        if average is None:  # after the first step, when data-dependent initialisation is done
-            average = Average(objective.model, settings.average)
-        average.update(objective.model)
+        norm = nn.utils.get_total_norm([p.grad for p in state.parameters if p.grad is not None])
+        guard_gradient(objective, norm, state.step)
+        nn.utils.clip_grads_with_norm_(state.parameters, settings.clip, norm)
+        state.optimiser.step()
+        state.step += 1
+        state.update_average()
         if report is not None:
-            report(step + 1, settings.steps, {name: float(value) for name, value in figures.items()})
-    if average is None:
-        raise TrainingError("there was no batch to train on. Give at least one.")
-    return average.result(objective.model)
+            report(state.step, settings.steps, figures)
+        if watch is not None and watch(state):
+            break
+    return state.averaged()
+
+
+class State:
+    """What training changes: live weights, averaged weights, optimiser, generator, step."""
+
+    def __init__(self, objective: Objective, settings: Training, generator: torch.Generator | None) -> None:
+        self.objective, self.settings, self.generator = objective, settings, generator
+        self.parameters = list(objective.parameters())
+        self.optimiser = make_optimiser(objective, settings)
+        self.average: Average | None = None
+        self.step = 0
+
+    def update_average(self) -> None:
+        if self.average is None:  # after the first step, when data-dependent initialisation is done
+            self.average = Average(self.objective.model, self.settings.average)
+        self.average.update(self.objective.model)
+
+    def averaged(self) -> nn.Module:
+        """A copy of the model with averaged weights, in eval, its norms its own."""
+        if self.average is None:
+            raise TrainingError("there was no batch to train on. Give at least one.")
+        return self.average.result(self.objective.model)
+
+    def snapshot(self) -> Checkpoint:
+        """All that is needed to go on as if nothing had happened."""
+        tensors: dict[str, dict[str, Tensor]] = {"weights": dict(self.objective.model.state_dict())}
+        state: dict[str, Any] = {"step": self.step, "optimiser": self.settings.optimiser}
+        if self.average is not None:
+            tensors["average"] = dict(self.average.copy.named_parameters())
+            state["averaged"] = self.average.count
+        tensors["optimiser"] = {
+            f"{index}.{name}": value
+            for index, entry in self.optimiser.state_dict()["state"].items()
+            for name, value in entry.items()
+            if isinstance(value, Tensor)
+        }
+        tensors["generator"] = {"global": torch.get_rng_state()}  # dropout draws from it
+        if self.generator is not None:
+            tensors["generator"]["state"] = self.generator.get_state()
+        # Copies: the next step must not change what was the state at this one.
+        return Checkpoint({g: {n: t.detach().clone() for n, t in ts.items()} for g, ts in tensors.items()}, state)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to a snapshot of the same model and settings."""
+        model, tensors = self.objective.model, checkpoint.tensors
+        made_with = checkpoint.state.get("optimiser", self.settings.optimiser)
+        if made_with != self.settings.optimiser:
+            raise ValueError(
+                f"the checkpoint was made with the optimiser {made_with}; got {self.settings.optimiser}. "
+                "Resume with the settings it was made with."
+            )
+        try:
+            model.load_state_dict(dict(tensors["weights"]))
+            if "average" in tensors:
+                self.average = Average(model, self.settings.average)
+                self.average.count = int(checkpoint.state["averaged"])
+                for name, parameter in self.average.copy.named_parameters():
+                    parameter.data.copy_(tensors["average"][name])
+            self._restore_optimiser(tensors.get("optimiser", {}))
+        except (KeyError, RuntimeError) as error:
+            raise ValueError(
+                f"the checkpoint does not fit this model: {error}. Resume with the settings it was made with."
+            ) from None
+        self._restore_noise(tensors.get("generator", {}))
+        self.step = int(checkpoint.state["step"])
+
+    def _restore_noise(self, states: Mapping[str, Tensor]) -> None:
+        if "global" in states:
+            torch.set_rng_state(states["global"].cpu())
+        mine, state = self.generator, states.get("state")
+        # The state of another device's generator has another size; there the noise starts anew.
+        if mine is not None and state is not None and state.numel() == mine.get_state().numel():
+            mine.set_state(state.cpu())
+
+    def _restore_optimiser(self, tensors: Mapping[str, Tensor]) -> None:
+        content = self.optimiser.state_dict()
+        entries: dict[int, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            index, _, name = key.partition(".")
+            entries.setdefault(int(index), {})[name] = value.clone()
+        content["state"] = entries
+        self.optimiser.load_state_dict(content)
+
+
+def make_optimiser(objective: Objective, settings: Training) -> torch.optim.Optimizer:
+    """The optimiser, with one group of parameters for each rate of decay."""
+    groups = parameter_groups(objective, settings)
+    rate = settings.learning_rate
+    if settings.optimiser == "sgd":
+        return torch.optim.SGD(groups, rate, momentum=settings.momentum, nesterov=settings.momentum > 0)
+    if settings.optimiser == "adamax":
+        return torch.optim.Adamax(groups, rate, betas=settings.betas)
+    return torch.optim.AdamW(groups, rate, betas=settings.betas, fused=True)
+
+
+def parameter_groups(objective: Objective, settings: Training) -> list[dict[str, Any]]:
+    """Weights of constrained layers, those of the head, and the rest (biases, scales, the base), which never decays."""
+    constrained, head, rest = [], [], []
+    for name, parameter in objective.named_parameters():
+        if name.endswith(".original"):
+            constrained.append(parameter)
+        elif name.startswith("model.head.") and parameter.dim() > 1:
+            head.append(parameter)
+        else:
+            rest.append(parameter)
+    pairs = ((constrained, settings.weight_decay), (head, settings.head_decay), (rest, 0.0))
+    return [{"params": parameters, "weight_decay": decay} for parameters, decay in pairs if parameters]
 
 
 class Average:
@@ -104,23 +262,11 @@ class Average:
             mine.lerp_(theirs.detach(), weight)
 
     def result(self, model: nn.Module) -> nn.Module:
-        """The averaged model in eval, with the live model's buffers and norms of its own."""
+        """A copy of the averaged model in eval, with the live model's buffers and norms of its own."""
+        result = copy.deepcopy(self.copy)
         state = dict(model.state_dict())
-        state.update({name: p.detach() for name, p in self.copy.named_parameters()})
-        self.copy.load_state_dict(state)
-        refresh_(self.copy, settle=True)
-        return self.copy.requires_grad_(True).eval()
-
-
-def _guard(objective: Objective, loss: Tensor, step: int) -> None:
-    """Stop at the first loss that is not a number, and say where it came from."""
-    if math.isfinite(float(loss.detach())):
-        return
-    bad = [n for n, p in objective.named_parameters() if not bool(torch.isfinite(p).all())]
-    place = (
-        f"{bad[0]} is the first parameter that is not finite" if bad else "all parameters are finite, so see the data"
-    )
-    raise TrainingError(
-        f"the loss of step {step + 1} is {float(loss.detach())}; {place}. "
-        "Lower learning_rate, lengthen warmup, or clip harder."
-    )
+        # A parameter that is used twice has two names, and the live value under either would undo the average.
+        state.update({name: p.detach() for name, p in self.copy.named_parameters(remove_duplicate=False)})
+        result.load_state_dict(state)
+        refresh_(result, settle=True)
+        return result.requires_grad_(True).eval()

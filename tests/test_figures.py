@@ -6,9 +6,11 @@ import matplotlib
 import pytest
 import torch
 
-from iresnet import figures, mlp_flow
+from iresnet import mlp_flow
 from iresnet.data import toy
-from iresnet.figures import COLUMNS, SIDE, ToyPanel, toy_picture
+from iresnet.figures import ToyPanel, toy_picture
+from iresnet.figures import toy as figures
+from iresnet.figures.toy import COLUMNS, SIDE
 
 SMALL = {"dpi": 40, "resolution": 12, "points": 50}
 
@@ -36,7 +38,7 @@ def png_size(path):
 def composed(monkeypatch):
     """The figures that are made, kept instead of written."""
     kept = []
-    monkeypatch.setattr(figures, "_save", lambda figure, path, dpi: kept.append(figure))
+    monkeypatch.setattr(figures, "save", lambda figure, path, dpi: kept.append(figure))
     return kept
 
 

@@ -3,13 +3,14 @@
 import math
 import statistics
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from iresnet import LipschitzConv2d, spectral
+from iresnet import LipschitzConv2d, LipschitzLinear, spectral
 from iresnet.lipschitz import release_
 from iresnet.spectral import Geometry, NoBoundKnown
 from iresnet.spectral.fourier import largest_singular_values, sample, symbols, taps_of
@@ -350,6 +351,69 @@ class TestCircular:
     def test_other_convolutions_are_refused(self, layer):
         with pytest.raises(ValueError, match=r"padding_mode='circular', stride 1 .*Use norm_bound"):
             spectral.circular_singular_values(layer, (1, 4, 4))
+
+
+class TestAllSingularValues:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_they_are_numpys_of_the_dense_matrix(self, kind):
+        for layer, shape in layers_of(kind, 4, seed=3):
+            got = spectral.singular_values(layer, shape)
+            expected = np.linalg.svd(dense(layer, shape).numpy(), compute_uv=False)
+            assert got.dtype == DOUBLE
+            assert got.shape == expected.shape
+            np.testing.assert_allclose(got.numpy(), expected, atol=1e-10 * max(1.0, expected[0]))
+
+    @pytest.mark.parametrize(("rows", "columns"), [(3, 3), (2, 5), (5, 2), (1, 1)])
+    def test_of_a_linear_layer(self, rows, columns):
+        layer = nn.Linear(columns, rows)
+        got = spectral.singular_values(layer, (columns,))
+        expected = np.linalg.svd(layer.weight.detach().double().numpy(), compute_uv=False)
+        np.testing.assert_allclose(got.numpy(), expected, atol=1e-12)
+        assert got.tolist() == sorted(got.tolist(), reverse=True)
+        assert not got.requires_grad
+
+    def test_known_answers(self):
+        layer = nn.Linear(3, 3, bias=False)
+        with torch.no_grad():
+            layer.weight.copy_(torch.diag(torch.tensor([-3.0, 0.0, 2.0])))
+        assert spectral.singular_values(layer, (3,)).tolist() == pytest.approx([3, 2, 0])
+        # The 1-D kernel (1, 0, 0) is a shift that drops one number: n - 1 ones and a zero.
+        shift = nn.Conv1d(1, 1, 3, padding=1, bias=False)
+        with torch.no_grad():
+            shift.weight.copy_(torch.tensor([[[1.0, 0.0, 0.0]]]))
+        assert spectral.singular_values(shift, (1, 4)).tolist() == pytest.approx([1, 1, 1, 0])
+
+    def test_the_largest_is_the_norm(self):
+        layer, shape = LipschitzConv2d(2, 3, 3, padding=1).eval(), (2, 5, 4)
+        got = spectral.singular_values(layer, shape)
+        assert len(got) == 40
+        assert float(got[0]) <= spectral.norm_bound(layer, shape) <= float(got[0]) * (1 + 1e-8)
+        assert spectral.norm_estimate(layer, shape) == pytest.approx(float(got[0]), rel=1e-6)
+
+    def test_a_constrained_layer_has_those_of_its_constrained_weight(self):
+        layer = LipschitzLinear(4, 4, coefficient=0.5).eval()
+        with torch.no_grad():
+            layer.weight = 10 * torch.eye(4)
+        assert spectral.singular_values(layer, (4,)).tolist() == pytest.approx([0.5] * 4, rel=1e-5)
+
+    def test_of_a_circular_convolution_they_are_fouriers(self):
+        layer, shape = nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), (2, 4, 6)
+        fourier = spectral.circular_singular_values(layer, shape)
+        torch.testing.assert_close(spectral.singular_values(layer, shape), fourier, atol=1e-10, rtol=0)
+
+    @pytest.mark.parametrize(
+        ("layer", "shape", "sentence"),
+        [
+            (nn.Linear(3, 3), (2,), r"the layer takes 3 features; got an input of shape \(2,\)"),
+            (nn.Conv2d(3, 3, 3), (3, 8), r"inputs of shape \(3, n, n\); got input_shape=\(3, 8\)"),
+            (nn.Conv2d(1, 1, 5), (1, 3, 3), r"input size \(3, 3\) is smaller than the kernel \(5, 5\)"),
+            (nn.BatchNorm2d(1), (1, 4, 4), "no norm bound is known for BatchNorm2d"),
+        ],
+        ids=["features", "axes", "kernel", "another layer"],
+    )
+    def test_what_does_not_fit_gets_a_sentence(self, layer, shape, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            spectral.singular_values(layer, shape)
 
 
 class Doubled(nn.Conv2d):

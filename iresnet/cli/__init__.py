@@ -7,8 +7,19 @@ from typing import Annotated
 
 import typer
 
-from .. import __version__
+from ..version import __version__
+from .certify import certify
+from .data import data
 from .demo import demo
+from .evaluate import evaluate
+from .export import export
+from .interpolate import interpolate
+from .invert import invert
+from .presets import presets
+from .report import report
+from .sample import sample
+from .score import score
+from .train import train
 
 app = typer.Typer(
     name="iresnet",
@@ -17,7 +28,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(demo)
+for command in (train, evaluate, sample, invert, interpolate, certify, score, report, export, presets, demo):
+    app.command()(command)
+app.add_typer(data, name="data")
 
 
 def _version(value: bool) -> None:

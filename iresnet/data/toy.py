@@ -12,7 +12,6 @@ rule; both converge faster than any power of the step. Sizes follow the usual on
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+from ..spelling import hint
 
 Curve: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -211,9 +212,7 @@ def _device(generator: torch.Generator | None) -> torch.device:
 
 def _find(name: str) -> Density:
     if name not in DENSITIES:
-        close = difflib.get_close_matches(str(name), DENSITIES, n=1)
-        hint = f"Did you mean {close[0]!r}?" if close else f"Use one of {', '.join(DENSITIES)}."
-        raise ValueError(f"name must be that of a toy density; got {name!r}. {hint}")
+        raise ValueError(f"name must be that of a toy density; got {name!r}. {hint(name, DENSITIES)}")
     return DENSITIES[name]
 
 

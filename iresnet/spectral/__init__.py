@@ -17,6 +17,7 @@ from .bounds import (
     norm_bound,
     norm_bounds,
     norm_estimate,
+    singular_values,
 )
 from .fourier import fourier_bound, gram_bound
 from .operator import (
@@ -50,6 +51,7 @@ __all__ = [
     "norm_estimate",
     "power_iteration",
     "pull_back",
+    "singular_values",
     "spatial_size",
     "start_vector",
 ]

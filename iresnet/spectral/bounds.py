@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +83,22 @@ def norm_estimate(layer: nn.Module, input_shape: tuple[int, ...] | None = None, 
     stack = weight.detach().double()[None]
     v = start_vector(stack, geometry, default_size(geometry, weight) if size is None else size)
     return float(converged_power_iteration(stack, geometry, v, limit=iterations)[0])
+
+
+def singular_values(layer: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+    """All singular values, descending, of a Linear or convolution layer: that of its dense matrix (exact, float64).
+
+    >>> singular_values(nn.Linear(3, 2), (3,)).shape
+    torch.Size([2])
+    """
+    geometry, weight = Geometry.of(layer), layer.weight
+    assert isinstance(weight, Tensor)
+    size = spatial_size(geometry, weight, input_shape)
+    matrix = weight.detach().double()
+    if size:
+        geometry.output_size(size, tuple(weight.shape[2:]))  # refuses a size that is too small
+        matrix = dense_matrix(matrix, geometry, size)
+    return cast(Tensor, torch.linalg.svdvals(matrix))
 
 
 def circular_singular_values(layer: nn.Module, input_shape: tuple[int, ...]) -> Tensor:

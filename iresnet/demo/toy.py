@@ -1,4 +1,4 @@
-"""The demonstration: flows trained on two densities in the plane, with everything proven about them beside the result.
+"""Flows trained on two densities in the plane, with everything proven about them beside the result.
 
 Exact log-determinants, held-out likelihood beside the entropy that no model can beat, the certificate, the worst
 inverse error, and one picture.
@@ -17,21 +17,22 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from .architectures import mlp_flow
-from .certificate import Certificate, certify, tighten_
-from .data import toy
-from .figures import ToyPanel, toy_picture
-from .flow import Flow
-from .lipschitz import Sine
-from .objective import MaximumLikelihood
-from .training import Report, Training, train
-from .transform import ChainSolution
+from .. import atomic
+from ..architectures import mlp_flow
+from ..certificate import Certificate, certify, tighten_
+from ..data import toy
+from ..figures import ToyPanel, toy_picture
+from ..flow import Flow
+from ..lipschitz import Sine
+from ..objective import MaximumLikelihood
+from ..training import Report, Training, train
+from ..transform import ChainSolution
 
 TITLES = {"moons": "Two moons", "checkerboard": "Checkerboard"}
 
 
 @dataclass(frozen=True)
-class DemoSettings:
+class ToySettings:
     """The size of the demonstration's flows and of their training."""
 
     blocks: int = 16
@@ -62,7 +63,7 @@ class Outcome:
 
 
 def run_density(
-    name: str, settings: DemoSettings, seed: int = 0, report: Report | None = None
+    name: str, settings: ToySettings, seed: int = 0, report: Report | None = None
 ) -> tuple[Outcome, Flow, Certificate]:
     """Train a flow on one density, release it with a certificate, and judge it on points it has not seen."""
     torch.manual_seed(seed)  # initial weights; everything else has a generator of its own
@@ -111,13 +112,13 @@ def _batches(name: str, size: int, generator: torch.Generator) -> Iterator[Tenso
 def run(
     folder: Path,
     names: tuple[str, ...] = ("moons", "checkerboard"),
-    settings: DemoSettings | None = None,
+    settings: ToySettings | None = None,
     *,
     seed: int = 0,
     reporter: Callable[[str], Report] | None = None,
 ) -> list[Outcome]:
     """The whole demonstration: trains, then writes `toy.png`, `toy.json` and a certificate for each density."""
-    settings = DemoSettings() if settings is None else settings
+    settings = ToySettings() if settings is None else settings
     folder.mkdir(parents=True, exist_ok=True)
     outcomes, panels = [], []
     for name in names:
@@ -130,9 +131,7 @@ def run(
         outcomes.append(outcome)
     toy_picture(panels, folder / "toy.png")
     content = {"seed": seed, "settings": asdict(settings), "outcomes": [asdict(o) for o in outcomes]}
-    temporary = folder / "toy.json.partial"
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    temporary.replace(folder / "toy.json")
+    atomic.write(folder / "toy.json", json.dumps(content, indent=1) + "\n")
     return outcomes
 
 

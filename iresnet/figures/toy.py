@@ -1,15 +1,13 @@
-"""Pictures: what a flow on the plane has learned, in one image.
+"""What a flow on the plane has learned, in one image.
 
 `toy_picture` draws one row per density and four columns: the data; the learned density p(x) (Eq. 3); samples; and a
 square grid of codes pulled back by F^-1, which shows how the bijection bends the plane: by Theorem 1 the lines may bend
-and crowd together, but never tear, nor cross where the grid has no crossing. No other file imports matplotlib, and this
-one neither uses nor changes its global state.
+and crowd together, but never tear, nor cross where the grid has no crossing.
 """
 
 from __future__ import annotations
 
 import copy
-import os
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +24,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .flow import Flow
+from ..flow import Flow
+from .canvas import canvas, png_path, save
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -102,19 +101,15 @@ def toy_picture(
     A density is evaluated on `resolution` x `resolution` pixels. The first `points` of the data are shown, beside as
     many samples, drawn from `seed`. The flows are used in eval mode and left as they are.
     """
-    path = Path(path)
+    path = png_path(path)
     if not panels:
         raise ValueError("panels must hold at least one ToyPanel; got none. Pass one for each row.")
-    if path.suffix != ".png":
-        raise ValueError(f"path must end in .png; got {str(path)!r}. No other format is written.")
     for name, value in (("dpi", dpi), ("resolution", resolution), ("points", points)):
         if value < 2:
             raise ValueError(f"{name} must be at least 2; got {value}.")
     rows = [_compute(panel, resolution, points, seed) for panel in panels]
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a user's style sheet must not change the picture
-        matplotlib.rcParams["font.family"] = "DejaVu Sans"
-        _save(_compose(panels, rows), path, dpi)
+    with canvas():
+        save(_compose(panels, rows), path, dpi)
     return path
 
 
@@ -212,14 +207,3 @@ def _draw_grid(axes: Axes, row: _Row) -> None:
     order = np.argsort(-radii)
     colours = COLOURS(0.95 - 0.7 * radii[order] / radii.max())
     axes.add_collection(LineCollection(list(pieces[order]), colors=colours, linewidths=0.55, capstyle="round"))
-
-
-def _save(figure: Figure, path: Path, dpi: int) -> None:
-    """Write under another name and replace: a reader sees the old picture or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        figure.savefig(temporary, format="png", dpi=dpi)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,0 +1,119 @@
+"""Bases: what the codes of a flow are distributed like.
+
+normal      N(z; mean, scale^2) for every coordinate
+mixture     sum_k w_k N(z; mean_k, scale_k^2): data that fall into kinds need not be pulled into one lump; with one
+            component a class, its posterior is a classifier
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from .transform import Shape
+
+
+class Base(nn.Module, ABC):
+    """A distribution over codes of `shape`. `reparametrised`: whether `rsample` can be differentiated."""
+
+    mean: Tensor
+    log_scale: Tensor
+    reparametrised: bool = True
+
+    def __init__(self, shape: Shape | int) -> None:
+        super().__init__()
+        self.shape: Shape = (shape,) if isinstance(shape, int) else tuple(shape)
+
+    @abstractmethod
+    def log_prob(self, z: Tensor) -> Tensor:
+        """ln p(z) over the last axes; leading axes are batches."""
+
+    @abstractmethod
+    def rsample(self, count: int, generator: torch.Generator | None = None, *, temperature: float = 1.0) -> Tensor:
+        """Codes (count, *shape), every normal's scale multiplied by `temperature`."""
+
+    def _noise(self, count: int, generator: torch.Generator | None) -> Tensor:
+        return torch.randn(count, *self.shape, dtype=self.mean.dtype, device=self.mean.device, generator=generator)
+
+    def _log_normal(self, z: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
+        u = (z - mean) * torch.exp(-log_scale)
+        density = -0.5 * u.square() - log_scale - 0.5 * math.log(2 * math.pi)
+        return density.flatten(-len(self.shape)).sum(-1)
+
+
+class DiagonalNormal(Base):
+    """A normal distribution with a mean and a scale for every coordinate; the standard normal unless `learned`."""
+
+    def __init__(self, shape: Shape | int, *, learned: bool = False) -> None:
+        super().__init__(shape)
+        for name in ("mean", "log_scale"):
+            value = torch.zeros(self.shape)
+            if learned:
+                self.register_parameter(name, nn.Parameter(value))
+            else:
+                self.register_buffer(name, value)
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        return self._log_normal(z, self.mean, self.log_scale)
+
+    def rsample(self, count: int, generator: torch.Generator | None = None, *, temperature: float = 1.0) -> Tensor:
+        return self.mean + temperature * torch.exp(self.log_scale) * self._noise(count, generator)
+
+
+class NormalMixture(Base):
+    """A learned mixture of diagonal normals. Their means start apart, drawn by torch's global generator.
+
+    >>> NormalMixture((2, 2), components=3).log_prob(torch.zeros(5, 2, 2)).shape
+    torch.Size([5])
+    """
+
+    reparametrised = False
+
+    def __init__(self, shape: Shape | int, components: int) -> None:
+        super().__init__(shape)
+        if components < 2:
+            raise ValueError(f"a mixture has at least 2 components; got {components}. Use DiagonalNormal for one.")
+        self.mean = nn.Parameter(0.1 * (2 * torch.rand(components, *self.shape) - 1))
+        self.log_scale = nn.Parameter(torch.zeros(components, *self.shape))
+        self.weight_logits = nn.Parameter(torch.zeros(components))
+
+    def joint(self, z: Tensor) -> Tensor:
+        """ln w_k N(z; mean_k, scale_k^2) for every component, the last axis."""
+        z = z.unsqueeze(-len(self.shape) - 1)
+        return self._log_normal(z, self.mean, self.log_scale) + self.weight_logits.log_softmax(0)
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        return self.joint(z).logsumexp(-1)
+
+    def rsample(
+        self,
+        count: int,
+        generator: torch.Generator | None = None,
+        *,
+        temperature: float = 1.0,
+        component: int | None = None,
+    ) -> Tensor:
+        """Codes of one component, or of components drawn by their weights."""
+        if component is None:
+            weights = self.weight_logits.detach().softmax(0)
+            k = torch.multinomial(weights, count, replacement=True, generator=generator)
+        else:
+            k = torch.full((count,), component, device=self.mean.device)
+        return self.mean[k] + temperature * torch.exp(self.log_scale[k]) * self._noise(count, generator)
+
+
+class Posterior(nn.Module):
+    """A head without weights of its own: the logits are ln p(z, y) of a mixture with one component a class.
+
+    Classes follow from the density by Bayes' rule, p(y | z) = p(z, y) / p(z).
+    """
+
+    def __init__(self, base: NormalMixture) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.base.joint(z)

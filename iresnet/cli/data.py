@@ -1,0 +1,94 @@
+"""`iresnet data`: the sets there are, their downloads, and whether the files are whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+from ..data import download as files
+from ..data import names as built_in
+from ..data.source import rows_of, schema_of
+from .console import console, table
+
+Folder = Annotated[Path, typer.Option("--data-dir", help="Where downloads live.")]
+
+data = typer.Typer(help="List, download and verify data sets.", no_args_is_help=True)
+
+
+@data.command("list")
+def list_sets(folder: Folder = Path("data")) -> None:
+    """List the built-in sets and say which are there.
+
+    Example: iresnet data list --data-dir data
+    """
+    made = table("set", "train", "test", "shape", "classes", "files")
+    for name in built_in():
+        rows, schema = rows_of(name), schema_of(name)
+        counts = [f"{rows[part]:,}" for part in ("train", "test")]
+        classes = str(len(schema.classes) or "-")
+        made.add_row(name, *counts, " x ".join(map(str, schema.shape)), classes, _files(name, folder))
+    console().print(made)
+    console().print(
+        "A folder of images or a table (.csv .tsv .npy .npz .parquet) is named by its path.", soft_wrap=True
+    )
+
+
+@data.command()
+def download(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help=f"Any of {', '.join(files.REGISTRY)}.")],
+    folder: Folder = Path("data"),
+) -> None:
+    """Download sets and check their checksums; what is there and whole is not fetched again.
+
+    Example: iresnet data download mnist cifar10
+    """
+    for name in names:
+        files.find(name)  # an unknown name is refused before anything is fetched
+    columns = (TextColumn("{task.description:<28}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console()) as bars:
+        for name in names:
+            files.download(name, folder, _reporter(bars))
+    for name in names:
+        console().print(f"{name}: complete in {folder / name}", soft_wrap=True)
+
+
+@data.command()
+def verify(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Sets that must be there.")] = None,
+    folder: Folder = Path("data"),
+) -> None:
+    """Check the files that are there. Exit code 1 if one is corrupt, or if one of a set that was named is missing.
+
+    Example: iresnet data verify mnist
+    """
+    checks = [check for name in names or files.REGISTRY for check in files.verify(name, folder)]
+    made = table("set", "file", "verdict")
+    for check in checks:
+        made.add_row(check.name, check.file, check.verdict)
+    console().print(made)
+    bad = [c for c in checks if c.verdict == files.CORRUPT or (names and c.verdict == files.ABSENT)]
+    if bad:
+        c = bad[0]
+        remedy = f"Remove {c.path} and run" if c.path else "Run"
+        raise RuntimeError(f"{c.file} of {c.name} is {c.verdict}. {remedy} `iresnet data download {c.name}`.")
+
+
+def _files(name: str, folder: Path) -> str:
+    if name not in files.REGISTRY:
+        return "built in"
+    size = sum(remote.size for remote in files.find(name)) / 1e6
+    return "present" if files.present(name, folder) else f"absent, {size:.0f} MB"
+
+
+def _reporter(bars: Progress) -> files.Report:
+    tasks: dict[str, TaskID] = {}
+
+    def report(file: str, done: int, total: int) -> None:
+        if file not in tasks:
+            tasks[file] = bars.add_task(file, total=total)
+        bars.update(tasks[file], completed=done)
+
+    return report

@@ -1,0 +1,33 @@
+"""`iresnet export`: a trained model as files that run without this library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from ..export import export as write_files
+from ..objective import centred
+from ..run import Run
+from .console import console
+from .output import RunFolder
+
+
+def export(
+    run: RunFolder,
+    out: Annotated[Path | None, typer.Option(help="The folder to write. [default: RUN/export]")] = None,
+) -> None:
+    """Write plain weights, a torch.export program, and ONNX where its exporter is installed.
+
+    Example: iresnet export runs/demo --out deploy
+    """
+    opened = Run.open(run)
+    schema = opened.schema
+    kind = torch.float32 if schema.levels is None else torch.uint8
+    example = centred(torch.zeros(2, *schema.shape, dtype=kind), schema.levels)
+    folder = run / "export" if out is None else out
+    written = write_files(opened.model(), example, folder, about={"schema": schema.to_dict()})
+    for name, path in written.items():
+        console().print(f"{name:<10}{path}", highlight=False, soft_wrap=True)

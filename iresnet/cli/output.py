@@ -1,0 +1,66 @@
+"""What the commands write: arrays in the units of the data, tables of numbers, and the pictures that go with them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from torch import Tensor
+
+from .. import atomic
+from ..data import Dataset, Schema, read
+from ..figures import columns_picture, image_grid, points_picture
+from ..run import Run
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, e.g. runs/demo.")]
+DataOption = Annotated[
+    str | None, typer.Option("--data", help="Rows to take instead of the run's own: a file, a folder, or a set's name.")
+]
+Split = Annotated[str, typer.Option(help="Which of the run's own rows: test, validation or train.")]
+
+
+def rows_of(run: Run, source: str | None, split: str = "test") -> Dataset:
+    """The rows of a source, read as the run's model needs them, or one part of the run's own data."""
+    if source is not None:
+        settings = run.experiment.data
+        return read(source, run.schema, folder=settings.folder, size=settings.size)
+    splits = run.splits()
+    parts = {"test": splits.test, "validation": splits.validation, "train": splits.train}
+    if split not in parts:
+        raise ValueError(f"split must be one of {', '.join(parts)}; got {split!r}.")
+    return parts[split]
+
+
+def save_rows(path: Path, rows: Tensor, schema: Schema) -> Path:
+    """Rows in their own units: a CSV with the column names for a table, an NPZ with the array `x` for images."""
+    values = rows.detach().cpu().numpy()
+    if schema.is_image:
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, x=values)
+        return atomic.write(path.with_suffix(".npz"), buffer.getvalue())
+    names = schema.columns or [f"x{i}" for i in range(schema.shape[0])]
+    return atomic.write(path.with_suffix(".csv"), csv_text(names, values.tolist()))
+
+
+def csv_text(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A CSV with a header; numbers with nine digits, enough to give every float32 back."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([[f"{v:.9g}" if isinstance(v, float) else v for v in row] for row in rows])
+    return file.getvalue()
+
+
+def draw_rows(path: Path, rows: Tensor, data: Tensor, schema: Schema) -> Path:
+    """A picture of samples: a grid of images, or points and columns beside the data."""
+    if schema.is_image:
+        return image_grid(rows, path, levels=schema.levels or 256)
+    if schema.shape[0] == 2:
+        return points_picture(data, rows, path)
+    names = schema.columns or tuple(f"x{i}" for i in range(schema.shape[0]))
+    return columns_picture(data, rows, names, path)

@@ -1,0 +1,28 @@
+"""`iresnet presets`: the experiments that have a name, and the TOML that makes each."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .. import config
+from ..presets import PRESETS, find
+from .console import console, table
+
+
+def presets(
+    name: Annotated[str | None, typer.Argument(help="A preset, to print as TOML.")] = None,
+) -> None:
+    """List the presets, or print one as the TOML that makes it.
+
+    Example: iresnet presets digits-hybrid > mine.toml; iresnet train mine.toml
+    """
+    if name is not None:
+        typer.echo(config.dump(find(name)), nl=False)
+        return
+    made = table("preset", "what it is")
+    made.columns[1].justify = "left"
+    for experiment in PRESETS.values():
+        made.add_row(experiment.name, experiment.about)
+    console().print(made)

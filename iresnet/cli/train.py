@@ -1,0 +1,124 @@
+"""`iresnet train`: from a preset or a TOML file to a certified model in a run folder."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import config, presets
+from ..data import load
+from ..presets import Experiment
+from ..run import Outcome, Run, resume, start
+from .console import Device, choose_device, console, ctrl_c, progress, reporter, use_threads
+
+
+def train(
+    what: Annotated[
+        str | None, typer.Argument(metavar="PRESET|CONFIG.toml", help="A preset's name, or a file of settings.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A set's name, a folder of images, or a table (.csv, .npy, .npz, .parquet).")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The label column of a table.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Where downloaded sets lie.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting. May be repeated.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, order and noise.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME]")] = None,
+    resume_: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    device: Device = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads. [default: one for small rows]", min=1)] = None,
+) -> None:
+    """Train a model and certify it.
+
+    Example: iresnet train digits-hybrid --set training.steps=500 --out runs/first
+
+    Example: iresnet train table-density --data measurements.csv --label kind
+
+    Ctrl-C saves; `--resume` goes on from there.
+    """
+    if resume_:
+        given: dict[str, object] = {
+            "a preset": what,
+            "--data": data,
+            "--label": label,
+            "--data-dir": data_dir,
+            "--set": set_,
+            "--seed": seed,
+        }
+        changes = [word for word, value in given.items() if value is not None]
+        if changes:
+            raise ValueError(
+                f"a resumed run keeps its settings; got {' and '.join(changes)}. Leave that out, or start anew."
+            )
+        if out is None:
+            raise ValueError("--resume needs the run folder. Example: iresnet train --resume --out runs/digits-hybrid")
+        folder, run, splits = out, Run.open(out), None
+        experiment, shape = run.experiment, run.schema.shape
+    else:
+        if what is None:
+            raise ValueError("name a preset or a file of settings. See them with: iresnet presets")
+        experiment = settle(presets.find(what), data, label, data_dir, set_ or [], seed)
+        folder = Path("runs") / experiment.name if out is None else out
+        splits = load(experiment.data)
+        shape = splits.schema.shape
+    chosen, screen = choose_device(device), console()
+    use_threads(math.prod(shape), threads)
+    with ctrl_c() as stop, progress(screen) as bars:
+        report = reporter(bars, experiment.name)
+        if resume_:
+            outcome = resume(folder, device=chosen, report=report, stop=stop)
+        else:
+            outcome = start(experiment, folder, device=chosen, report=report, stop=stop, splits=splits)
+    finish(outcome)
+
+
+def settle(
+    experiment: Experiment,
+    data: str | None,
+    label: str | None,
+    data_dir: str | None,
+    changes: list[str],
+    seed: int | None,
+) -> Experiment:
+    """The experiment with what the command line says of it."""
+    for assignment in changes:
+        experiment = config.override(experiment, assignment)
+    wishes = {"source": data, "label": label, "folder": data_dir}
+    experiment = replace(
+        experiment,
+        data=replace(experiment.data, **{k: v for k, v in wishes.items() if v is not None}),  # type: ignore[arg-type]
+    )
+    return experiment if seed is None else replace(experiment, seed=seed)
+
+
+def finish(outcome: Outcome) -> None:
+    """Say what came of it, and what can be done next."""
+    screen, folder = console(), outcome.run.folder
+    if not outcome.finished:
+        screen.print(
+            f"Stopped and saved at step {outcome.step} of {outcome.run.experiment.training.steps}. Go on with:\n"
+            f"  iresnet train --resume --out {folder}",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        raise typer.Exit(130)
+    best = outcome.run.best()
+    words = ", ".join(f"{name} {value:.3f}" for name, value in best.items() if name != "step")
+    screen.print(
+        f"Trained {outcome.step} steps in {outcome.seconds:.0f} s. Best at step {best['step']:.0f}: {words}.",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    if outcome.certificate is not None:
+        count = len(outcome.tightened)
+        note = f" ({count} layer{'s' * (count > 1)} tightened)" if count else ""
+        screen.print(outcome.certificate.summary() + note, highlight=False, soft_wrap=True)
+    screen.print(
+        f"Model in {folder}. Next: iresnet evaluate {folder}; iresnet report {folder}", highlight=False, soft_wrap=True
+    )
+    if outcome.certificate is not None and not outcome.certificate.passed:
+        raise RuntimeError(f"the model has no certificate; see {folder / 'certificate.json'} for the block that fails.")

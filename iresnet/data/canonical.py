@@ -1,0 +1,166 @@
+"""MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100, read from their authors' own files. Nothing is unpickled or unpacked.
+
+An idx file is: two zero bytes, 8 for unsigned bytes, the number of dimensions; each dimension as a big-endian 32-bit
+integer; the bytes. A CIFAR batch is a row of records: one label byte (CIFAR-100: coarse, then fine), then the
+32 x 32 bytes of red, of green and of blue.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import tarfile
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .dataset import Dataset, Schema
+from .download import REGISTRY, Remote, locate, places, unpacked
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """What a row is, how many there are, and the files of each part."""
+
+    schema: Schema
+    rows: dict[str, int]
+    files: Mapping[str, tuple[str, ...]]
+
+
+def read(name: str, folder: str | Path, part: str) -> Dataset:
+    """The training or test images of a set whose files lie under `folder`."""
+    kind, files = SETS[name], SETS[name].files[part]
+    contents = _contents(name, folder, files)
+    try:
+        if name.startswith("cifar"):
+            x, y = _cifar(files, contents, label_bytes=2 if name == "cifar100" else 1)
+        else:
+            x, y = _mnist(files, contents)
+        return Dataset(torch.from_numpy(x), torch.from_numpy(y.astype(np.int64)), kind.schema)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error} {_again(name)}") from None
+
+
+def _mnist(files: Iterable[str], contents: dict[str, bytes]) -> tuple[Bytes, Bytes]:
+    images, labels = (parse_idx(contents[file], file) for file in files)
+    if images.ndim != 3 or labels.shape != images.shape[:1]:
+        raise ValueError(f"images of shape {images.shape} do not go with labels of shape {labels.shape}.")
+    return images[:, None], labels
+
+
+def parse_idx(content: bytes, file: str) -> Bytes:
+    """The array in an idx file of unsigned bytes."""
+    head = np.frombuffer(content[:4], np.uint8)
+    if len(head) < 4 or head[:3].tolist() != [0, 0, 8]:
+        raise ValueError(f"{file} must start with the bytes 0 0 8; got {' '.join(map(str, head[:3]))}.")
+    start = 4 + 4 * int(head[3])
+    if len(content) < start:
+        raise ValueError(f"{file} ends within its header, after {len(content)} bytes.")
+    shape = tuple(int(n) for n in np.frombuffer(content[4:start], ">u4"))
+    if len(content) != start + math.prod(shape):
+        raise ValueError(f"{file} should hold {math.prod(shape)} bytes, {shape}; it holds {len(content) - start}.")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
+
+
+def _cifar(files: Iterable[str], contents: dict[str, bytes], label_bytes: int) -> tuple[Bytes, Bytes]:
+    record, images, labels = label_bytes + 3072, [], []
+    for file in files:
+        if not contents[file] or len(contents[file]) % record:
+            raise ValueError(f"{file} must hold records of {record} bytes; it has {len(contents[file])} bytes.")
+        rows = np.frombuffer(contents[file], np.uint8).reshape(-1, record)
+        images.append(rows[:, label_bytes:].reshape(-1, 3, 32, 32))
+        labels.append(rows[:, label_bytes - 1])
+    return np.concatenate(images), np.concatenate(labels)
+
+
+def _contents(name: str, folder: str | Path, files: Iterable[str]) -> dict[str, bytes]:
+    """What the files hold, from wherever they lie."""
+    contents: dict[str, bytes] = {}
+    for remote in REGISTRY[name]:
+        wanted = [file for file in files if file in remote.unpacked]
+        loose, packed = unpacked(name, folder, remote), locate(name, folder, remote.file)
+        if all(file in loose for file in wanted):
+            contents |= {file: loose[file].read_bytes() for file in wanted}
+        elif packed is not None:
+            contents |= _unpack(name, packed, wanted)
+        else:
+            _not_there(name, folder, remote)
+    return contents
+
+
+def _unpack(name: str, path: Path, files: list[str]) -> dict[str, bytes]:
+    contents: dict[str, bytes] = {}
+    try:
+        if not path.name.endswith(".tar.gz"):
+            with gzip.open(path) as stream:
+                return {files[0]: stream.read()}
+        with tarfile.open(path, "r:gz") as archive:
+            for member in archive:
+                file = archive.extractfile(member) if member.name in files else None
+                contents |= {member.name: file.read()} if file else {}
+                if len(contents) == len(files):
+                    return contents
+    except (gzip.BadGzipFile, tarfile.TarError, EOFError, zlib.error) as error:
+        raise ValueError(f"{name}: {path} is damaged ({error}). {_again(name)}") from None
+    missing = next(file for file in files if file not in contents)
+    raise ValueError(f"{name}: {path} holds no {missing}. {_again(name)}")
+
+
+def _not_there(name: str, folder: str | Path, remote: Remote) -> NoReturn:
+    searched = ", ".join(str(place) for place in places(name, folder))
+    raise FileNotFoundError(
+        f"{name}: {remote.file} was not found in {searched}. "
+        f"Run `iresnet data download {name}`, or name the folder that holds it."
+    )
+
+
+def _again(name: str) -> str:
+    return f"Remove the file and run `iresnet data download {name}`."
+
+
+_FASHION = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
+_CIFAR10 = "airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck"
+_CIFAR100 = (
+    "apple, aquarium_fish, baby, bear, beaver, bed, bee, beetle, bicycle, bottle, bowl, boy, bridge, bus, butterfly, "
+    "camel, can, castle, caterpillar, cattle, chair, chimpanzee, clock, cloud, cockroach, couch, crab, crocodile, cup, "
+    "dinosaur, dolphin, elephant, flatfish, forest, fox, girl, hamster, house, kangaroo, keyboard, lamp, lawn_mower, "
+    "leopard, lion, lizard, lobster, man, maple_tree, motorcycle, mountain, mouse, mushroom, oak_tree, orange, orchid, "
+    "otter, palm_tree, pear, pickup_truck, pine_tree, plain, plate, poppy, porcupine, possum, rabbit, raccoon, ray, "
+    "road, rocket, rose, sea, seal, shark, shrew, skunk, skyscraper, snail, snake, spider, squirrel, streetcar, "
+    "sunflower, sweet_pepper, table, tank, telephone, television, tiger, tractor, train, trout, tulip, turtle, "
+    "wardrobe, whale, willow_tree, wolf, woman, worm"
+)
+
+
+def _like_mnist(classes: str) -> ImageSet:
+    files = {
+        part: (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
+        for part, prefix in (("train", "train"), ("test", "t10k"))
+    }
+    schema = Schema((1, 28, 28), 256, classes=tuple(classes.split(", ")))
+    return ImageSet(schema, {"train": 60_000, "test": 10_000}, files)
+
+
+def _like_cifar(classes: str, train: tuple[str, ...], test: str) -> ImageSet:
+    schema = Schema((3, 32, 32), 256, classes=tuple(classes.split(", ")))
+    return ImageSet(schema, {"train": 50_000, "test": 10_000}, {"train": train, "test": (test,)})
+
+
+SETS = {
+    "mnist": _like_mnist("0, 1, 2, 3, 4, 5, 6, 7, 8, 9"),
+    "fashion-mnist": _like_mnist(_FASHION),
+    "cifar10": _like_cifar(
+        _CIFAR10,
+        tuple(f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)),
+        "cifar-10-batches-bin/test_batch.bin",
+    ),
+    "cifar100": _like_cifar(_CIFAR100, ("cifar-100-binary/train.bin",), "cifar-100-binary/test.bin"),
+}

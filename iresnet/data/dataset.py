@@ -1,0 +1,240 @@
+"""What a data set is here: rows of one kind that live together on one device, and the batches drawn from them.
+
+Batch t is a function of (seed, t) alone. Epoch e = t // n, with n batches an epoch, visits the rows in an order drawn
+from (seed, e), and the augmentation of batch t draws from (seed, t): a run that is resumed at step t sees what it
+would have seen. All random numbers are drawn on the CPU, so they are the same whatever the device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..spelling import hint
+from .augment import Augment
+
+Batch: TypeAlias = tuple[Tensor, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What one row is: an image of integers 0 .. levels - 1, shape (C, H, W), or real numbers, shape (D,).
+
+    A table has a name for every number and perhaps one for the column its labels came from. `classes` are the names
+    of the labels 0, 1, ...; there are none where the rows have no labels. It is saved with a model.
+
+    >>> print(Schema((1, 8, 8), levels=17))
+    images of shape (1, 8, 8) with 17 levels
+    >>> Schema.from_dict(Schema((2,)).to_dict()) == Schema((2,))
+    True
+    """
+
+    shape: tuple[int, ...]
+    levels: int | None = None
+    columns: tuple[str, ...] = ()
+    label: str = ""
+    classes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.shape) not in (1, 3) or not all(type(n) is int and n > 0 for n in self.shape):
+            raise ValueError(f"shape must be (C, H, W) or (D,), of positive integers; got {self.shape}.")
+        if self.is_image and not (type(self.levels) is int and 2 <= self.levels <= 256):
+            raise ValueError(f"levels of an image must lie in 2 .. 256; got {self.levels}. Use 256 for bytes.")
+        if not self.is_image and self.levels is not None:
+            raise ValueError(f"levels are for images; got {self.levels} for rows of shape {self.shape}. Use None.")
+        if not isinstance(self.label, str):
+            raise ValueError(f"label must be a column's name or empty; got {self.label!r}.")
+        for name, words in (("columns", self.columns), ("classes", self.classes)):
+            if not all(isinstance(w, str) for w in words) or len(set(words)) < len(words):
+                raise ValueError(f"{name} must be different names; got {', '.join(map(repr, words))}.")
+        if self.columns and (self.is_image or len(self.columns) != self.shape[0]):
+            raise ValueError(f"columns must name the numbers of a row, {self.shape}; got {len(self.columns)} names.")
+
+    @property
+    def is_image(self) -> bool:
+        """Whether a row is an image."""
+        return len(self.shape) == 3
+
+    @property
+    def dimension(self) -> int:
+        """How many numbers a row holds."""
+        return math.prod(self.shape)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name for every number of a row: the columns, or x0, x1, ..."""
+        return self.columns or tuple(f"x{i}" for i in range(self.dimension))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it; `from_dict` reads it back."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Schema:
+        """The schema that `to_dict` wrote; a `ValueError` says what is wrong with another content."""
+        known = [field.name for field in fields(cls)]
+        if not isinstance(content, Mapping) or "shape" not in content:
+            raise ValueError(f"a schema is an object with the keys {', '.join(known)}; got {content!r:.80}.")
+        for key, value in content.items():
+            if key not in known:
+                raise ValueError(f"a schema has no key {key!r}. {hint(key, known)}")
+            if isinstance(value, list) != (key in ("shape", "columns", "classes")):
+                raise ValueError(f"{key} of a schema cannot be {value!r:.80}. Write it with Schema.to_dict.")
+        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
+        return cls(**values)
+
+    def __str__(self) -> str:
+        if self.is_image:
+            return f"images of shape {self.shape} with {self.levels} levels"
+        names = f" ({_some(self.columns)})" if self.columns else ""
+        return f"rows of {self.shape[0]} numbers{names}"
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Rows x, uint8 (N, C, H, W) or float32 (N, D), with labels y, int64 (N,), -1 where one is missing; or without."""
+
+    x: Tensor
+    y: Tensor | None
+    schema: Schema
+
+    def __post_init__(self) -> None:
+        _check_kind(self.x, self.schema)
+        (_check_pixels if self.schema.is_image else _check_numbers)(self.x, self.schema)
+        if self.y is not None:
+            _check_labels(self.y, len(self.x), len(self.schema.classes))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """The same rows on another device."""
+        return Dataset(self.x.to(device), None if self.y is None else self.y.to(device), self.schema)
+
+    def take(self, indices: Tensor | Sequence[int]) -> Dataset:
+        """The rows with these numbers, in this order."""
+        i = torch.as_tensor(indices, dtype=torch.int64, device=self.x.device)
+        return Dataset(self.x[i], None if self.y is None else self.y[i], self.schema)
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """Rows to train on, rows to choose by, and rows to be judged by; none is in two parts."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+
+    def __post_init__(self) -> None:
+        for name, part in (("validation", self.validation), ("test", self.test)):
+            if part.schema != self.schema:
+                raise ValueError(f"the parts must have one schema; train has {self.schema}, {name} has {part.schema}.")
+
+    @property
+    def schema(self) -> Schema:
+        """What a row of any part is."""
+        return self.train.schema
+
+    def to(self, device: torch.device | str) -> Splits:
+        """All three parts on another device."""
+        return Splits(self.train.to(device), self.validation.to(device), self.test.to(device))
+
+
+class Batches:
+    """An endless stream of batches of `size` rows (all rows, if there are fewer); `batches[t]` is batch t.
+
+    Every row comes at most once in an epoch of `per_epoch` batches; what would be an incomplete last batch is left
+    out, and another epoch leaves out other rows.
+    """
+
+    def __init__(self, dataset: Dataset, size: int, *, seed: int = 0, augment: Augment | None = None) -> None:
+        if size < 1:
+            raise ValueError(f"the size of a batch must be at least 1; got {size}.")
+        self.dataset, self.seed, self.augment = dataset, seed, Augment() if augment is None else augment
+        self.augment.check(dataset.schema.shape)
+        self.size = min(size, len(dataset))
+        self.per_epoch = len(dataset) // self.size
+        self._epoch, self._order = -1, torch.empty(0)
+
+    def __getitem__(self, step: int) -> Batch:
+        if step < 0:
+            raise ValueError(f"steps are counted from 0; got {step}.")
+        epoch, place = divmod(step, self.per_epoch)
+        rows = self._rows(epoch)[place * self.size : (place + 1) * self.size]
+        x = self.augment(self.dataset.x[rows], stream(self.seed, "augment", step))
+        return x, None if self.dataset.y is None else self.dataset.y[rows]
+
+    def starting_at(self, step: int) -> Iterator[Batch]:
+        """Batches step, step + 1, and so on without end."""
+        return (self[t] for t in itertools.count(step))
+
+    def _rows(self, epoch: int) -> Tensor:
+        """The order of an epoch; the last one asked for is kept."""
+        if epoch != self._epoch:
+            order = torch.randperm(len(self.dataset), generator=stream(self.seed, "order", epoch))
+            self._epoch, self._order = epoch, order.to(self.dataset.x.device)
+        return self._order
+
+
+def stream(seed: int, *key: int | str) -> torch.Generator:
+    """A generator for one purpose: streams with different seeds or keys have nothing to do with each other."""
+    digest = hashlib.sha256(repr((int(seed), *key)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
+
+
+def _check_kind(x: Tensor, schema: Schema) -> None:
+    dtype = torch.uint8 if schema.is_image else torch.float32
+    if x.dtype != dtype or x.shape[1:] != schema.shape:
+        raise ValueError(
+            f"{schema} must come as {_name(dtype)} of shape (N, {', '.join(map(str, schema.shape))}); "
+            f"got {_name(x.dtype)} of shape {tuple(x.shape)}."
+        )
+    if not len(x):
+        raise ValueError("a data set needs at least one row; got none.")
+
+
+def _check_pixels(x: Tensor, schema: Schema) -> None:
+    levels = schema.levels or 256
+    largest = x.flatten(1).amax(dim=1)
+    if int(largest.max()) >= levels:
+        row = int((largest >= levels).nonzero()[0])
+        raise ValueError(
+            f"pixel {int(largest[row])} in row {row}; an image with {levels} levels holds 0 .. {levels - 1}."
+        )
+
+
+def _check_numbers(x: Tensor, schema: Schema) -> None:
+    finite = torch.isfinite(x)
+    if not bool(finite.all()):
+        row, column = (int(i) for i in (~finite).nonzero()[0])
+        name = schema.names[column]
+        raise ValueError(f"{float(x[row, column])} in row {row}, column {name!r}; every number must be finite.")
+
+
+def _check_labels(y: Tensor, rows: int, classes: int) -> None:
+    if y.dtype != torch.int64 or y.shape != (rows,):
+        raise ValueError(f"labels must be int64, one a row; got {_name(y.dtype)} {tuple(y.shape)} for {rows} rows.")
+    if not classes:
+        raise ValueError("labels need the names of their classes; got a schema without classes.")
+    wrong = (y < -1) | (y >= classes)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"label {int(y[row])} in row {row}; there are {classes} classes, so labels are 0 .. {classes - 1}, or -1 "
+            "where one is missing. Correct the labels or add the class."
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _some(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join([*names[:most], "…"] if len(names) > most else names)

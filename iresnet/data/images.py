@@ -1,0 +1,122 @@
+"""Images in files: a folder whose sub-folders are classes, a folder of unlabelled images, or a single image.
+
+`train` and `test` as the only sub-folders hold the two parts. Rows are in the order of the sorted paths. The images are
+grey (one channel) where every pixel of every file is grey, and must agree in size unless a size is asked for: then
+each is cropped to a square about its centre and resized. Transparency is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .dataset import Dataset, Schema
+from .labels import MISSING, class_names, encode
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file is called like an image that can be read."""
+    return path.is_file() and path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+
+
+def part_of(folder: Path, part: str) -> Path | None:
+    """The sub-folder of a part, `train` or `test`; the folder itself where it has no parts; None without that part."""
+    names = {path.name for path in _folders(folder)}
+    if "train" not in names or not names <= {"train", "test"}:
+        return folder
+    return folder / part if part in names else None
+
+
+def find(folder: Path) -> tuple[list[Path], list[str]]:
+    """The images of a folder (or the one that `folder` is), and the class of each, "" without sub-folders."""
+    if folder.is_file():
+        return [folder], [MISSING]
+    flat, classes = _inside(folder, deep=False), _folders(folder)
+    files = {path.name: _inside(path, deep=True) for path in classes}
+    empty = [name for name, inside in files.items() if not inside]
+    if flat and any(files.values()):
+        raise ValueError(f"{folder} holds {flat[0].name} beside sub-folders of images. Move it into one, or them out.")
+    if not flat and (empty or not classes):
+        where = folder / empty[0] if empty and len(empty) < len(files) else folder
+        raise ValueError(f"{where} holds no image ({', '.join(s[1:] for s in SUFFIXES)}). Name a folder that does.")
+    if flat:
+        return flat, [MISSING] * len(flat)
+    return [f for inside in files.values() for f in inside], [name for name, inside in files.items() for _ in inside]
+
+
+def load(folder: Path, size: int) -> Dataset:
+    """A folder of images to train on; its sub-folders are its classes."""
+    files, labels = find(folder)
+    x = _stack(files, size)
+    if bool((x == x[:, :1]).all()):
+        x = x[:, :1]
+    classes = class_names(labels)
+    y = encode(labels, classes, lambda i: str(files[i])) if classes else None
+    c, h, w = x.shape[1:]
+    return Dataset(torch.from_numpy(np.ascontiguousarray(x)), y, Schema((c, h, w), 256, classes=classes))
+
+
+def read(folder: Path, schema: Schema, size: int) -> Dataset:
+    """A folder of images for a model of this schema; its sub-folders must be classes that the model knows."""
+    files, labels = find(folder)
+    x = _stack(files, size)
+    c, h, w = schema.shape
+    if x.shape[2:] != (h, w):
+        raise ValueError(f"{files[0]} is {x.shape[2]} x {x.shape[3]}; the model takes {h} x {w}. Resize the images.")
+    if c == 1:
+        colour = (x != x[:, :1]).any(axis=(1, 2, 3))
+        if colour.any():
+            raise ValueError(f"{files[int(colour.argmax())]} is in colour; the model takes grey images. Convert it.")
+        x = x[:, :1]
+    labelled = schema.classes and any(labels)
+    y = encode(labels, schema.classes, lambda i: str(files[i])) if labelled else None
+    return Dataset(torch.from_numpy(np.ascontiguousarray(x)), y, schema)
+
+
+def _folders(folder: Path) -> list[Path]:
+    inside = folder.iterdir() if folder.is_dir() else ()
+    return sorted(path for path in inside if path.is_dir() and not path.name.startswith("."))
+
+
+def _inside(folder: Path, *, deep: bool) -> list[Path]:
+    return sorted(path for path in (folder.rglob("*") if deep else folder.iterdir()) if is_image(path))
+
+
+def _stack(files: Sequence[Path], size: int) -> NDArray[np.uint8]:
+    """All images as (N, 3, H, W)."""
+    first = _decode(files[0], size)
+    x = np.empty((len(files), *first.shape), np.uint8)
+    for i, file in enumerate(files):
+        image = _decode(file, size)
+        if image.shape != first.shape:
+            a, b = ("{} x {}".format(*shape[:2]) for shape in (first.shape, image.shape))
+            raise ValueError(
+                f"{file} is {b}, but {files[0].name} is {a}. Set size = {min(first.shape[:2])}, or resize."
+            )
+        x[i] = image
+    return x.transpose(0, 3, 1, 2)
+
+
+def _decode(path: Path, size: int) -> NDArray[np.uint8]:
+    """One image as (H, W, 3)."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as opened:
+            image = ImageOps.exif_transpose(opened)
+            image.load()
+    except Exception as error:  # the decoders raise what they like at a damaged file
+        raise ValueError(f"{path} cannot be read as an image ({type(error).__name__}). Replace or remove it.") from None
+    if image.mode not in EIGHT_BIT:
+        raise ValueError(f"{path} has pixels of the kind {image.mode}; images must have 8 bits a channel. Convert it.")
+    image = image.convert("RGB")
+    if size:
+        image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+    return np.asarray(image)

@@ -1,0 +1,223 @@
+"""From a name or a path to data: `load` for training, in three parts; `read` for a model that knows its rows already.
+
+A source is a built-in set (`names()`), a folder of images, or a table (.csv, .tsv, .npy, .npz, .parquet). Built-in
+names come first: write ./digits for a folder of that name.
+
+The test part is the set's own where it has one, else the same rows whatever the seed, so that seeds can be compared
+and no choice among them sees it. For MNIST and CIFAR validation is the last rows of the training part, elsewhere
+rows drawn by the seed, every class in proportion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..spelling import hint
+from . import arrays, canonical, delimited, images, split, table, toy
+from .augment import Augment
+from .dataset import Dataset, Schema, Splits, stream
+
+TEXT, ARRAYS, PARQUET = (".csv", ".tsv"), (".npy", ".npz"), (".parquet",)
+POINTS = {"train": 50_000, "test": 10_000}  # drawn from a toy density
+DIGITS = Schema((1, 8, 8), 17, classes=tuple("0123456789"))
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which data, how they are split, and how images are augmented. Parts are below 1; from 1 on, numbers of rows."""
+
+    source: str = "digits"
+    folder: str = "data"  # where downloads live
+    label: str = ""  # the label column of a table
+    validation: float = 0.15  # held out of the training part
+    test: float = 0.2  # held out first, where the source has no test part
+    labelled: float = 1.0  # the part of the training labels that is kept; the others become -1
+    size: int = 0  # images of a folder are resized to size x size; 0: all must be equal
+    seed: int = 0  # of validation rows, kept labels and toy points
+    shift: int = 0  # augmentation: shifts of up to so many pixels
+    shifted: float = 1.0  # the part of the images that is shifted
+    border: str = "mirror"  # what moves in: the image mirrored, or blank
+    flip: bool = False  # augmentation: flips left to right
+
+    def __post_init__(self) -> None:
+        if not self.source:
+            raise ValueError(f"source must be a data set or a path; got ''. Use one of {', '.join(names())}.")
+        split.check_part("validation", self.validation)
+        split.check_part("test", self.test)
+        if not 0 < self.labelled <= 1:
+            raise ValueError(f"labelled is the part of the labels that is kept, in (0, 1]; got {self.labelled}.")
+        if self.size < 0:
+            raise ValueError(f"size is that of an image, or 0 to keep it; got {self.size}.")
+        _ = self.augment  # refuses what cannot be done
+
+    @property
+    def augment(self) -> Augment:
+        """What `Batches` does to training images."""
+        return Augment(self.shift, self.flip, self.shifted, self.border)
+
+
+def names() -> list[str]:
+    """The built-in sets."""
+    return ["digits", *canonical.SETS, *toy.names()]
+
+
+def schema_of(name: str) -> Schema:
+    """What a row of a built-in set is."""
+    if name in canonical.SETS:
+        return canonical.SETS[name].schema
+    return DIGITS if name == "digits" else Schema((2,), columns=("x0", "x1"))
+
+
+def rows_of(name: str) -> dict[str, int]:
+    """How many rows the parts of a built-in set have."""
+    if name in canonical.SETS:
+        return canonical.SETS[name].rows
+    return {"train": 1437, "test": 360} if name == "digits" else POINTS
+
+
+def load(settings: DataSettings) -> Splits:
+    """The rows to train on, to choose by and to be judged by, on the CPU.
+
+    >>> [len(part) for part in vars(load(DataSettings("digits"))).values()]
+    [1221, 216, 360]
+    """
+    train, test = _parts(settings)
+    if test is None:
+        n = split.count("test", settings.test, len(train))
+        train, test = split.hold_out(train, n, stream(0, "test"))
+    n = split.count("validation", settings.validation, len(train))
+    if settings.source in canonical.SETS:
+        train, validation = split.hold_out_last(train, n)
+    else:
+        train, validation = split.hold_out(train, n, stream(settings.seed, "validation"))
+    if not train.schema.is_image:
+        table.refuse_constant(train)
+    settings.augment.check(train.schema.shape)
+    return Splits(split.keep_labels(train, settings.labelled, stream(settings.seed, "labels")), validation, test)
+
+
+def read(source: str | Path, schema: Schema, *, folder: str = "data", part: str = "test", size: int = 0) -> Dataset:
+    """Rows for a model of this schema, from a file, a folder, or the train or test part of a built-in set.
+
+    A table's columns are found by name, in any order; others are ignored, and labels may be absent. Labels of a set
+    with other classes are left out. `size` resizes the images of a folder, as in training.
+    """
+    if part not in ("train", "test"):
+        raise ValueError(f"part must be 'train' or 'test'; got {part!r}.")
+    if str(source) in names():
+        return _adopt(str(source), _builtin(str(source), folder, part), schema)
+    path = _path(source)
+    if path.is_dir() or images.is_image(path):
+        _expect(path, schema, images=True)
+        inside = images.part_of(path, part)
+        if inside is None:
+            raise ValueError(f"{path} has no sub-folder {part!r}. Name the folder that holds the images.")
+        return images.read(inside, schema, size)
+    return _read_file(path, schema)
+
+
+def _parts(settings: DataSettings) -> tuple[Dataset, Dataset | None]:
+    """The rows to train on and, where the source has them, those to be judged by."""
+    if settings.source in names():
+        _refuse_unused(settings, label=True, size=True)
+        train, test = (_builtin(settings.source, settings.folder, p, settings.seed) for p in ("train", "test"))
+        return train, test
+    path = _path(settings.source)
+    if path.is_dir() or images.is_image(path):
+        _refuse_unused(settings, label=True)
+        inside, held = (images.part_of(path, part) for part in ("train", "test"))
+        train = images.load(inside or path, settings.size)
+        apart = held is not None and held != inside
+        return train, images.read(held, train.schema, settings.size) if held and apart else None
+    _refuse_unused(settings, size=True)
+    return _load_file(path, settings.label), None
+
+
+def _load_file(path: Path, label: str) -> Dataset:
+    if path.suffix.lower() in TEXT:
+        return table.load(delimited.read(path, table.all_columns(label), {label} - {""}))
+    if path.suffix.lower() in PARQUET:
+        return table.load(arrays.parquet(path, table.all_columns(label)))
+    content = arrays.open_arrays(path)
+    if content.y is not None and label not in ("", "y"):
+        raise ValueError(f"{path} has its labels in 'y'; got label = {label!r}. Leave it empty.")
+    if content.x.ndim == 4:
+        return arrays.images(path, content, None)
+    return table.load(arrays.table(path, content, table.all_columns("" if content.y is not None else label)))
+
+
+def _read_file(path: Path, schema: Schema) -> Dataset:
+    choose = table.columns_of(schema)
+    if path.suffix.lower() in TEXT:
+        _expect(path, schema, images=False)
+        return table.read(delimited.read(path, choose, {*schema.names, schema.label} - {""}), schema)
+    if path.suffix.lower() in PARQUET:
+        _expect(path, schema, images=False)
+        return table.read(arrays.parquet(path, choose), schema)
+    content = arrays.open_arrays(path)
+    _expect(path, schema, images=content.x.ndim == 4)
+    if schema.is_image:
+        return arrays.images(path, content, schema)
+    return table.read(arrays.table(path, content, choose), schema)
+
+
+def _builtin(name: str, folder: str, part: str, seed: int = 0) -> Dataset:
+    if name in canonical.SETS:
+        return canonical.read(name, folder, part)
+    if name == "digits":
+        return _digits(part)
+    generator = stream(seed if part == "train" else 0, name, part)
+    return Dataset(toy.sample(name, POINTS[part], generator), None, schema_of(name))
+
+
+def _digits(part: str) -> Dataset:
+    """scikit-learn's 1,797 digits, of which 360 are for the test."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    x, y = load_digits(return_X_y=True)
+    rows = dict(
+        zip(("train", "test"), train_test_split(range(len(y)), test_size=360, random_state=0, stratify=y), strict=True)
+    )
+    pixels = torch.from_numpy(x.astype("uint8")).view(-1, *DIGITS.shape)
+    return Dataset(pixels, torch.from_numpy(y.astype("int64")), DIGITS).take(rows[part])
+
+
+def _adopt(name: str, dataset: Dataset, schema: Schema) -> Dataset:
+    """A built-in set as the data of a model that may have been trained on another."""
+    mine = dataset.schema
+    if (mine.shape, mine.levels, mine.names) != (schema.shape, schema.levels, schema.names):
+        raise ValueError(f"the model takes {schema}; {name} has {mine}. Choose other data.")
+    return Dataset(dataset.x, dataset.y if mine.classes == schema.classes else None, schema)
+
+
+def _expect(path: Path, schema: Schema, *, images: bool) -> None:
+    if schema.is_image != images:
+        raise ValueError(
+            f"the model takes {schema}; {path} holds {'images' if images else 'a table'}. Choose other data."
+        )
+
+
+def _path(source: str | Path) -> Path:
+    path = Path(source).expanduser()
+    if path.is_dir() or (
+        path.is_file() and (images.is_image(path) or path.suffix.lower() in (*TEXT, *ARRAYS, *PARQUET))
+    ):
+        return path
+    if path.exists():
+        kinds = ", ".join((*TEXT, *ARRAYS, *PARQUET))
+        raise ValueError(f"{path} must be a folder of images or a table ({kinds}). Convert it to one of these.")
+    beside = [str(p) for p in sorted(path.parent.iterdir())] if path.parent.is_dir() else []
+    raise FileNotFoundError(
+        f"there is no data set, file or folder {str(source)!r}. {hint(str(source), names(), beside)}"
+    )
+
+
+def _refuse_unused(settings: DataSettings, *, label: bool = False, size: bool = False) -> None:
+    if label and settings.label:
+        raise ValueError(f"label names a table's column; got {settings.label!r} for {settings.source}. Leave it empty.")
+    if size and settings.size:
+        raise ValueError(f"size is for a folder of images; got {settings.size} for {settings.source}. Set size = 0.")

@@ -1,0 +1,135 @@
+"""Tables: rows of real numbers with a name for each column, and perhaps a column of labels.
+
+Numbers are parsed as float64 and kept as float32, the type that models compute in; a column whose differences would
+be lost on the way is refused. So is what has no density: a number that is missing or infinite, and (where the rows
+are to be trained on) a column that is constant. `delimited`, `arrays` and `parquet` read the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..spelling import hint
+from .dataset import Dataset, Schema
+from .labels import MISSING, class_names, encode
+
+
+class Choice(NamedTuple):
+    """The positions in a file of the columns of numbers, and of the label column (None: no labels)."""
+
+    columns: list[int]
+    label: int | None
+
+
+#: What a reader asks once it knows the columns of a file: (file, names, whether the names are the file's own).
+Choose: TypeAlias = Callable[[Path, Sequence[str], bool], Choice]
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a reader found: numbers (N, D) in float64, labels ("" where missing), and where row i stands in the file."""
+
+    path: Path
+    columns: tuple[str, ...]
+    x: NDArray[np.float64]
+    label: str
+    labels: list[str] | None
+    place: Callable[[int], str]
+
+
+def all_columns(label: str) -> Choose:
+    """Every column is data, except that of the labels."""
+
+    def choose(path: Path, names: Sequence[str], named: bool) -> Choice:
+        if label and label not in names:
+            raise ValueError(f"{path} has no column {label!r} for the labels. {hint(label, names)}")
+        columns = [i for i, name in enumerate(names) if name != label]
+        if not columns:
+            raise ValueError(f"{path} has no column of numbers beside the labels {label!r}. Give at least one.")
+        return Choice(columns, names.index(label) if label else None)
+
+    return choose
+
+
+def columns_of(schema: Schema) -> Choose:
+    """The columns that a model knows, by name; in a file without names, by position. Labels may be absent."""
+
+    def choose(path: Path, names: Sequence[str], named: bool) -> Choice:
+        wanted = schema.names
+        if not named and len(names) == len(wanted):
+            return Choice(list(range(len(names))), None)
+        missing = [column for column in wanted if column not in names]
+        if missing and not named:
+            raise ValueError(f"{path} has {len(names)} columns without names; the model takes {schema}, in this order.")
+        if missing:
+            remedy = hint(missing[0], [name for name in names if name not in wanted] or names)
+            raise ValueError(f"{path} has no column {missing[0]!r}, which the model needs. {remedy}")
+        label = names.index(schema.label) if schema.label in names else None
+        return Choice([names.index(column) for column in wanted], label)
+
+    return choose
+
+
+def load(table: Table) -> Dataset:
+    """A table to train on."""
+    classes = class_names(table.labels or ())
+    known = sum(label != MISSING for label in table.labels or ())
+    if len(classes) > 10 and 2 * len(classes) > known:
+        raise ValueError(
+            f"{table.path} has {len(classes)} different labels in {known} rows of column {table.label!r}; "
+            "a label names a class. Choose another label column."
+        )
+    if table.labels is not None and not classes:
+        raise ValueError(f"{table.path} has no label in column {table.label!r}. Fill some in, or set label = ''.")
+    schema = Schema((len(table.columns),), columns=table.columns, label=table.label, classes=classes)
+    dataset = read(table, schema)
+    _check_precision(table, dataset)
+    return dataset
+
+
+def read(table: Table, schema: Schema) -> Dataset:
+    """A table for a model of this schema, to which its columns were chosen."""
+    with np.errstate(over="ignore"):  # what overflows is infinite, and said so
+        x = table.x.astype(np.float32)
+    finite = np.isfinite(x)
+    if not finite.all():
+        row, column = (int(i) for i in np.argwhere(~finite)[0])
+        raise ValueError(
+            f"{table.path}: {table.x[row, column]} in {table.place(row)}, column {table.columns[column]!r}; every "
+            "number must be finite and fit float32. Fill it in, or remove the row."
+        )
+    if not len(x):
+        raise ValueError(f"{table.path} has no rows. Give at least one.")
+    labelled = table.labels is not None and schema.classes
+    y = encode(table.labels or [], schema.classes, lambda i: f"{table.path}, {table.place(i)}") if labelled else None
+    return Dataset(torch.from_numpy(x), y, schema)
+
+
+def refuse_constant(train: Dataset) -> None:
+    """A density can be as large as it likes on a column that never changes: refuse to train on one."""
+    constant = (train.x == train.x[0]).all(dim=0).nonzero()
+    if len(constant):
+        i = int(constant[0])
+        name = train.schema.names[i]
+        raise ValueError(
+            f"column {name!r} is {float(train.x[0, i]):g} in all {len(train)} rows to train on, so its density has no "
+            "bound. Remove the column."
+        )
+
+
+def _check_precision(table: Table, dataset: Dataset) -> None:
+    """float32 has 24 bits: a column like a time in seconds since 1970 would lose what it differs by."""
+    lost = np.abs(table.x - dataset.x.numpy()).max(axis=0)
+    spread = np.where(np.ptp(table.x, axis=0) > 0, table.x.std(axis=0), np.inf)  # a constant has nothing to lose
+    for i in np.flatnonzero(lost > 1e-3 * spread):
+        raise ValueError(
+            f"{table.path}: column {table.columns[i]!r} holds numbers like {table.x[0, i]:.17g}, whose differences do "
+            "not fit float32. Subtract an offset from the column."
+        )

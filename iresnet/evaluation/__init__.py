@@ -1,0 +1,72 @@
+"""What a finished model does on data it was not trained on: error, likelihood, inverse, scores, with error bars.
+
+error          the share of rows it gets wrong, with the 95 % interval of Wilson
+likelihood     of integers, E ln p(x + u) over uniform u (App. C.3), a lower bound of ln P(x): a mean over draws of u
+               (and of probes, beyond 64 dimensions), with its standard error; of real numbers, ln p(x) itself
+inverse        codes solved back to inputs in float64, the three end-to-end numbers beside each other
+score          the likelihood of a row in its own units, and the share of held-out rows that are more likely than it
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..data import Dataset
+from ..objective import MISSING
+from .classes import Error, confusion, error, error_of, has_head, labels, logits
+from .likelihood import (
+    Density,
+    Draws,
+    anomaly,
+    as_flow,
+    corrupted,
+    density,
+    detection,
+    draw,
+    has_density,
+    log_likelihood,
+)
+from .solving import Inverse, interpolate, inverse, inverse_of, reconstruct
+
+__all__ = [
+    "Density",
+    "Draws",
+    "Error",
+    "Inverse",
+    "anomaly",
+    "as_flow",
+    "confusion",
+    "corrupted",
+    "density",
+    "detection",
+    "draw",
+    "error",
+    "error_of",
+    "evaluate",
+    "has_density",
+    "has_head",
+    "interpolate",
+    "inverse",
+    "inverse_of",
+    "labels",
+    "log_likelihood",
+    "logits",
+    "reconstruct",
+]
+
+
+def evaluate(
+    model: nn.Module, data: Dataset, *, split: str = "test", draws: int = 8, rows: int = 500
+) -> dict[str, Any]:
+    """Everything this model can be judged by, as plain values; the inverse on the first `rows` rows."""
+    content: dict[str, Any] = {"split": split, "rows": len(data)}
+    if has_head(model) and data.y is not None and bool((data.y != MISSING).any()):
+        content |= {"error": asdict(error(model, data)), "confusion": confusion(model, data)}
+    if has_density(model):
+        content["density"] = asdict(density(model, data, draws=draws))
+    content["inverse"] = asdict(inverse(model, data.take(torch.arange(min(rows, len(data))))))
+    return content

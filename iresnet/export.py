@@ -1,0 +1,322 @@
+"""Export: a trained model as files that run where this library is not installed.
+
+    weights.safetensors   the constrained weights as plain ones: W min(1, c / sigma(W)) of Eq. (2), computed once
+    program.pt2           x -> {"code": F(x), "logits": head(F(x))} as a `torch.export` program; needs torch alone
+    model.onnx            the same as ONNX; needs a runtime such as onnxruntime alone
+
+The batch size is free in both programs, and each is compared with the model before it is written. They hold the forward
+pass: the inverse, the likelihood and what is proven of them need the library, which reads the weights back.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+import torch
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from . import atomic
+from .elementary import ActNorm
+from .lipschitz import frozen, release_
+from .transform import Shape, Transform, check_batch
+from .version import __version__
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+Model = TypeVar("Model", bound=nn.Module)
+Tensors: TypeAlias = dict[str, Tensor]
+About: TypeAlias = Mapping[str, Any]
+
+VERSION = f"iresnet {__version__} with torch {torch.__version__}"
+
+#: Batch sizes at which a program is compared with its model, and the rounding errors by which they may differ.
+SIZES, ROUNDINGS = (1, 2, 5), 1e4
+
+
+def without_constraints(model: Model) -> Model:
+    """A copy in eval whose constrained weights are plain ones: the same function, with ordinary keys (`g.0.weight`).
+
+    Nothing holds its norms any more, so it is not meant to be trained: its parameters ask for no gradient. A model of
+    the same architecture, passed through this function, loads what `save_weights` wrote.
+
+    >>> from iresnet import ResidualBlock, contractive_mlp
+    >>> sorted(without_constraints(ResidualBlock(contractive_mlp(2, hidden=(8,)))).state_dict())
+    ['g.0.bias', 'g.0.weight', 'g.2.bias', 'g.2.weight']
+    """
+    plain = release_(copy.deepcopy(model).eval())  # on the way to eval the norms are brought to convergence
+    for module in list(plain.modules()):
+        if parametrize.is_parametrized(module):  # by a user, with torch's own means
+            _bake_(module)
+    return cast(Model, plain.requires_grad_(False))
+
+
+def _bake_(module: nn.Module) -> None:
+    # torch lets a copy share its original's class, and removing the parametrization there would change both.
+    shared = type(module)
+    own = {k: v for k, v in vars(shared).items() if k not in ("__dict__", "__weakref__")}
+    module.__class__ = type(shared.__name__, shared.__bases__, own)
+    for name in list(cast(nn.ModuleDict, module.parametrizations)):
+        parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+
+
+class Forward(nn.Module):
+    """x -> {"code": F(x)}, with "logits" where there is a head: what is deployed of a flow, classifier or hybrid."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        transform = model if isinstance(model, Transform) else getattr(model, "transform", None)
+        if not isinstance(transform, nn.Module):
+            raise ValueError(
+                "a model to export is a Transform or has one as .transform (Flow, Classifier, Hybrid); "
+                f"got {type(model).__name__}. Wrap it, for example as Classifier(transform, head)."
+            )
+        self.transform, self.head = transform, getattr(model, "head", None)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensors:
+        z = self.transform(x, context)
+        return {"code": z} if self.head is None else {"code": z, "logits": self.head(z)}
+
+
+def save_weights(model: nn.Module, path: str | Path, *, shape: Shape | None = None, about: About | None = None) -> Path:
+    """Write the plain weights as safetensors, whole or not at all.
+
+    The header's entry `iresnet` is a JSON that says what they are: the model, the `shape` of a row (by default the
+    model's `event_shape`), the layer and shape behind every key, and `about`: class names, a schema, what you like.
+    """
+    _check_ready(model)
+    plain = without_constraints(model)
+    # Clones, since a block that is used twice has its tensors under two names.
+    state = {key: t.detach().cpu().contiguous().clone() for key, t in plain.state_dict().items()}
+    layers = {key: type(plain.get_submodule(key.rpartition(".")[0])).__name__ for key in state}
+    says = {
+        "by": VERSION,
+        "model": type(model).__name__,
+        "shape": getattr(model, "event_shape", None) if shape is None else shape,
+        "keys": {key: {"layer": layers[key], "shape": list(t.shape)} for key, t in state.items()},
+        "about": dict(about or {}),
+    }
+    return atomic.write(path, to_bytes(state, metadata={"format": "pt", "iresnet": json.dumps(says, default=str)}))
+
+
+def forward_program(model: nn.Module, example: Tensor, context: Tensor | None = None) -> ExportedProgram:
+    """The forward pass (see `Forward`) as a program of `torch.export` for the CPU, with a free batch size.
+
+    `example` is a batch of at least one row as the model takes it; only its shape and type enter the program.
+    """
+    return _traced(*_deployed(model, example, context))[0]
+
+
+def save_program(model: nn.Module, example: Tensor, path: str | Path, context: Tensor | None = None) -> Path:
+    """Write `forward_program` to a .pt2 file, which `torch.export.load(path).module()` turns into a function."""
+    if Path(path).suffix != ".pt2":
+        raise ValueError(f"a program's file must end in .pt2, or torch does not load it; got {path}. Rename it.")
+    return atomic.write(path, _bytes(forward_program(model, example, context)))
+
+
+def save_onnx(model: nn.Module, example: Tensor, path: str | Path, context: Tensor | None = None) -> Path:
+    """Write the same forward pass as ONNX. Where onnxruntime is installed, it is run and compared with the model."""
+    missing = _missing()
+    if missing:
+        raise RuntimeError(
+            f"ONNX needs the packages onnx and onnxscript; missing: {', '.join(missing)}. "
+            f"Install them: pip install {' '.join(missing)}."
+        )
+    forward, inputs = _deployed(model, example, context)
+    return atomic.write(path, _onnx(_traced(forward, inputs)[0], forward, inputs)[0])
+
+
+def export(
+    model: nn.Module, example: Tensor, folder: str | Path, context: Tensor | None = None, *, about: About | None = None
+) -> dict[str, Path]:
+    """Write weights, program and ONNX into a folder, with a README.txt that says how to load each.
+
+    Files of an earlier export are replaced. Where the packages for ONNX are missing, there is no ONNX file (nor an old
+    one), and the README says what to install.
+    """
+    folder = Path(folder)
+    forward, inputs = _deployed(model, example, context)
+    program, difference = _traced(forward, inputs)
+    measured = f"program.pt2 differs from the model by at most {difference:.1e}"
+    onnx = b""
+    if not _missing():
+        onnx, difference = _onnx(program, forward, inputs)
+        measured += f", model.onnx by {difference:.1e}" if math.isfinite(difference) else "; model.onnx was not run"
+    files = {
+        "weights": save_weights(model, folder / "weights.safetensors", shape=tuple(example.shape[1:]), about=about),
+        "program": atomic.write(folder / "program.pt2", _bytes(program)),
+    }
+    (folder / "model.onnx").unlink(missing_ok=True)
+    if onnx:
+        files["onnx"] = atomic.write(folder / "model.onnx", onnx)
+    text = _readme(type(model).__name__, inputs, forward(**inputs), measured, with_onnx=bool(onnx))
+    files["readme"] = atomic.write(folder / "README.txt", text)
+    return files
+
+
+def _check_ready(model: nn.Module) -> None:
+    cold = [name for name, m in model.named_modules() if isinstance(m, ActNorm) and not bool(m.initialised)]
+    if cold:
+        raise ValueError(
+            f"a model is exported once every ActNorm has seen data; {len(cold)} have not, the first is "
+            f"{cold[0] or 'the model itself'}. Train the model, or call it on one batch in training mode."
+        )
+
+
+def _deployed(model: nn.Module, example: Tensor, context: Tensor | None) -> tuple[Forward, Tensors]:
+    """The plain forward pass on the CPU, and inputs on which it has run."""
+    _check_ready(model)
+    check_batch(example, "example", getattr(model, "event_shape", None))
+    forward = without_constraints(Forward(model)).cpu()
+    inputs = {name: t.detach().cpu() for name, t in (("x", example), ("context", context)) if t is not None}
+    try:
+        shape = tuple(forward(**inputs)["code"].shape[1:])
+    except RuntimeError as error:  # torch's own, from a layer without a check of its shape or type
+        raise ValueError(
+            f"example must be a batch that the model takes; got shape {tuple(example.shape)} of {example.dtype}: "
+            f"{_first_line(error)}. Give rows such as the model was trained on."
+        ) from error
+    expected = getattr(getattr(model, "base", None), "shape", shape)
+    if shape != tuple(expected):
+        raise ValueError(
+            f"example must have a code of the base's shape, {tuple(expected)}; got one of shape {shape} for "
+            f"{tuple(example.shape)}. Give rows such as the model was trained on."
+        )
+    return forward, inputs
+
+
+def _traced(forward: Forward, inputs: Tensors) -> tuple[ExportedProgram, float]:
+    """The program, and how far it is from the model."""
+    # A program keeps the example it was traced with: zeros, not somebody's data; two rows, as one would be a constant.
+    blank = tuple(torch.zeros(2, *t.shape[1:], dtype=t.dtype) for t in inputs.values())
+    batch = torch.export.Dim("batch", min=1)
+    try:
+        with frozen():  # strict, since otherwise len(x), here or in a user's network, would fix the batch size
+            program = torch.export.export(
+                forward, blank, dynamic_shapes={name: {0: batch} for name in inputs}, strict=True
+            )
+    except Exception as error:
+        raise RuntimeError(
+            f"the forward pass cannot be traced into one program: {_first_line(error)}. Remove what depends on the "
+            "values of x, such as an if; save_weights does not need a program."
+        ) from error
+    return program, _difference(program.module(), forward, inputs, "program")
+
+
+def _bytes(program: ExportedProgram) -> bytes:
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    return buffer.getvalue()
+
+
+def _difference(run: Callable[..., Tensors], forward: Forward, inputs: Tensors, kind: str) -> float:
+    """The largest difference of an output over several batch sizes; an error where it is more than rounding."""
+    worst = 0.0
+    for size in SIZES:
+        rows = [t[torch.arange(size) % len(t)] for t in inputs.values()]
+        got = run(*rows)
+        for name, y in forward(*rows).items():
+            difference = float((got[name].double() - y.double()).abs().max())
+            allowed = ROUNDINGS * torch.finfo(y.dtype).eps * (1 + float(y.abs().max()))
+            if not difference <= allowed:
+                raise RuntimeError(
+                    f"the {kind} must give what the model gives; for a batch of {size} their {name} differ by "
+                    f"{difference:.2g}, with {allowed:.2g} allowed for rounding. Look for a layer that is random, or "
+                    "another function when it is compiled."
+                )
+            worst = max(worst, difference)
+    return worst
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _missing() -> list[str]:
+    return [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch's exporter tells its own authors: missing packages that no model here uses, deprecations."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _onnx(program: ExportedProgram, forward: Forward, inputs: Tensors) -> tuple[bytes, float]:
+    """The file's bytes, and how far it is from the model; NaN where no runtime is installed to tell."""
+    outputs, shapes = list(forward(**inputs)), {name: {0: "batch"} for name in inputs}
+    try:
+        with _quiet():
+            made = torch.onnx.export(
+                program, input_names=list(inputs), output_names=outputs, dynamic_shapes=shapes, verbose=False
+            )
+            assert made is not None
+            data: bytes = made.model_proto.SerializeToString()
+            if find_spec("onnxruntime"):
+                made.initialize_inference_session()
+    except Exception as error:
+        raise RuntimeError(
+            f"this forward pass has no ONNX form that runs: {_first_line(error)}. Use a float32 model and common "
+            "layers; save_weights and save_program do not need ONNX."
+        ) from error
+    if not find_spec("onnxruntime"):
+        return data, math.nan
+    return data, _difference(lambda *rows: dict(zip(outputs, made(*rows), strict=True)), forward, inputs, "ONNX file")
+
+
+README = """\
+The batch may have any size from one. The values of x are not checked as they are in the library: NaN in, NaN out.
+
+program.pt2 needs torch alone and runs on the CPU (torch.export.passes.move_to_device_pass moves it):
+
+    import torch
+    forward = torch.export.load("program.pt2").module()
+    outputs = forward({arguments})  # a dictionary
+
+{onnx}
+
+The inverse, the likelihood and the certificate need the library. With a model of the same architecture:
+
+    from safetensors.torch import load_file
+    model = iresnet.export.without_constraints(model)
+    model.load_state_dict(load_file("weights.safetensors"))
+"""
+
+WITH_ONNX = """\
+model.onnx needs onnxruntime alone; arrays are NumPy's:
+
+    import onnxruntime
+    session = onnxruntime.InferenceSession("model.onnx")
+    outputs = session.run({outputs}, {{{feed}}})  # a list"""
+
+WITHOUT_ONNX = "model.onnx is not here: pip install onnx onnxscript, and export again."
+
+
+def _readme(model: str, inputs: Tensors, outputs: Tensors, measured: str, *, with_onnx: bool) -> str:
+    def row(tensors: Tensors) -> str:
+        return " and ".join(f"{name} (batch, {str(list(t.shape[1:]))[1:-1]})" for name, t in tensors.items())
+
+    feed = ", ".join(f'"{name}": {name}' for name in inputs)
+    onnx = WITH_ONNX.format(outputs=list(outputs), feed=feed) if with_onnx else WITHOUT_ONNX
+    head = f"{model}, exported by {VERSION}: {row(inputs)} -> {row(outputs)}.\n{measured}.\n"
+    return head + README.format(arguments=", ".join(inputs), onnx=onnx)

@@ -1,0 +1,24 @@
+"""Pictures: PNG files of images, points and columns, and of what a flow on the plane has learned.
+
+toy         a flow on the plane: data, density, samples, and the grid of codes pulled back
+grids       images in rows: samples, reconstructions, interpolations
+scatter     points and columns: samples beside the data
+raster      pixels into PNG
+canvas      what they share: a clean matplotlib, the palette, writing whole or not at all
+
+No other package imports matplotlib, and nothing here uses or changes its global state.
+"""
+
+from .grids import image_grid, interpolation_picture, reconstruction_picture
+from .scatter import columns_picture, points_picture
+from .toy import ToyPanel, toy_picture
+
+__all__ = [
+    "ToyPanel",
+    "columns_picture",
+    "image_grid",
+    "interpolation_picture",
+    "points_picture",
+    "reconstruction_picture",
+    "toy_picture",
+]

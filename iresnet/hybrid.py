@@ -1,0 +1,145 @@
+"""Hybrid: one invertible network that classifies and gives likelihoods.
+
+The code z = F(x) is read twice: by a base, which makes it a density, log p(x) = log p_base(z) + ln |det dF/dx| (Eq. 3),
+and by a head, which makes it logits. One pass gives both; training minimises a weighted sum (`objective.Joint`).
+There is no injective padding in it: a density on constant channels is unbounded.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .base import Base
+from .classifier import Classifier
+from .fixed_point import Solver
+from .flow import Flow, LogProb, chosen
+from .logdet import Estimator
+from .residual import entering
+from .transform import Shape, Transform, check_batch
+
+
+class Both(NamedTuple):
+    """What a hybrid says of x: log p(x) in nats, shape (batch,), and logits, shape (batch, classes)."""
+
+    log_prob: Tensor
+    logits: Tensor
+
+
+class Hybrid(nn.Module):
+    """A transform with a base and a head. `hybrid(x)` is log p(x) and logits from one pass.
+
+    `flow` and `classifier` are views of the same weights: everything they can do, a hybrid can.
+
+    >>> from iresnet import DiagonalNormal, ResidualBlock, contractive_mlp
+    >>> block = ResidualBlock(contractive_mlp(4, hidden=(8,)))
+    >>> model = Hybrid(block, DiagonalNormal(4), nn.Linear(4, 3)).eval()
+    >>> log_prob, logits = model(torch.randn(2, 4))
+    >>> log_prob.shape, logits.shape, model.sample((5,)).shape
+    (torch.Size([2]), torch.Size([2, 3]), torch.Size([5, 4]))
+    """
+
+    def __init__(
+        self,
+        transform: Transform,
+        base: Base,
+        head: nn.Module,
+        *,
+        estimator: Estimator | None = None,
+        event_shape: Shape | None = None,
+    ) -> None:
+        super().__init__()
+        self.transform, self.base, self.head = transform, base, head
+        self.estimator, self.event_shape = estimator, event_shape
+        _ = self.flow  # refuses a transform that has no density
+
+    @property
+    def flow(self) -> Flow:
+        """The density alone, sharing every weight."""
+        view = Flow(self.transform, self.base, estimator=self.estimator, event_shape=self.event_shape)
+        view.training = self.training
+        return view
+
+    @property
+    def classifier(self) -> Classifier:
+        """The classifier alone, sharing every weight."""
+        view = Classifier(self.transform, self.head)
+        view.training = self.training
+        return view
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Both:
+        """log p(x) and logits. In eval the likelihood is the same number twice, as a `Flow`'s is."""
+        check_batch(x, "x", self.event_shape)
+        estimator, generator = chosen(self, x, estimator, generator)
+        with entering(self, x):
+            z, logdet = self.transform.forward_and_logdet(x, context, estimator=estimator, generator=generator)
+            if tuple(z.shape[1:]) != self.base.shape:
+                raise ValueError(
+                    f"the base has shape {self.base.shape}, but the transform gives codes of shape "
+                    f"{tuple(z.shape[1:])}. Make the base with the transform's output shape."
+                )
+            return Both(self.base.log_prob(z) + logdet, self.head(z))
+
+    def log_prob(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """log p(x | context) in nats, shape (batch,)."""
+        return self.flow.log_prob(x, context, estimator=estimator, generator=generator)
+
+    def log_prob_with_error(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float = 1e-2,
+        generator: torch.Generator | None = None,
+    ) -> LogProb:
+        """log p(x) with both its errors, as `Flow.log_prob_with_error`."""
+        return self.flow.log_prob_with_error(x, context, tolerance=tolerance, generator=generator)
+
+    def logits(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """The logits alone, without a log-determinant."""
+        with entering(self, x):
+            logits: Tensor = self.head(self.transform(x, context))
+        return logits
+
+    def encode(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """The code of x: what base and head see."""
+        return self.classifier.encode(x, context)
+
+    def decode(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> Tensor:
+        """The input with code z, each block's solve proven."""
+        return self.transform.inverse(z, context, tolerance=tolerance, solver=solver)
+
+    def sample(
+        self,
+        shape: tuple[int, ...] | int = (),
+        context: Tensor | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> Tensor:
+        """Draw samples, as `Flow.sample`."""
+        return self.flow.sample(shape, context, generator=generator, tolerance=tolerance, solver=solver)

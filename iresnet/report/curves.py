@@ -1,0 +1,107 @@
+"""Training: every figure of the log against the steps, and what was measured on held-out rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from .chart import Axis, Mark, axis, dots, line, plot
+from .markup import Markup, figure, joined, tag
+from .material import Material
+from .words import listed, number
+
+#: (step, value) in the order of the steps.
+Series: TypeAlias = list[tuple[float, float]]
+
+POINTS = 500  # of one curve, at the most
+HELD_OUT = "validation "
+NAMES = {
+    "loss": "loss",
+    "bits/dim": "bits per dimension",
+    "nats": "nats per row",
+    "rate": "learning rate",
+    "cross-entropy": "cross-entropy, nats",
+}
+
+
+def training(material: Material) -> Markup:
+    """One chart for each figure of the log; the learning rate comes last."""
+    names = _figures(material.log)
+    charts = [_chart(material.log, name) for name in names]
+    if not charts:
+        return Markup("")
+    notes = ["Axes of losses and likelihoods do not start at zero; those of errors and rates do."]
+    if len(material.log) > POINTS:
+        per = -(-len(material.log) // POINTS)
+        notes.append(f"Each point of a training curve is the mean of {per} of the {len(material.log):,} logged rows.")
+    if cut := [note for _, note in charts if note]:
+        notes.append(f"Cut off at the top, where training begins: {listed(cut)}.")
+    return figure(tag("div", joined(chart for chart, _ in charts), class_="charts"), " ".join(notes))
+
+
+def _figures(log: Sequence[dict[str, float | None]]) -> list[str]:
+    """The names of what was logged, each once, in the order of their first appearance."""
+    keys = dict.fromkeys(k.removeprefix(HELD_OUT) for row in log for k in row if k not in ("step", "seconds", "rate"))
+    names = [k for k in keys if series(log, k) or series(log, HELD_OUT + k)]
+    twins = [k for k in names if k != "loss" and series(log, k) == series(log, "loss")]
+    if twins and not series(log, HELD_OUT + "loss"):  # a loss that is the likelihood need not be shown twice
+        names.remove("loss")
+    return names[:8] + (["rate"] if series(log, "rate") else [])
+
+
+def series(log: Sequence[dict[str, float | None]], name: str) -> Series:
+    """(step, value) of every row that has both."""
+    pairs = [(row.get("step"), row.get(name)) for row in log]
+    return [(s, v) for s, v in pairs if s is not None and v is not None and math.isfinite(v)]
+
+
+def thinned(points: Series, most: int = POINTS) -> Series:
+    """At most so many points: means over equally many neighbours.
+
+    >>> thinned([(0, 1.0), (1, 3.0), (2, 5.0), (3, 5.0)], most=2)
+    [(0.5, 2.0), (2.5, 5.0)]
+    """
+    k = -(-len(points) // most)
+    if k <= 1:
+        return points
+    groups = [points[i : i + k] for i in range(0, len(points), k)]
+    return [(sum(s for s, _ in g) / len(g), sum(v for _, v in g) / len(g)) for g in groups]
+
+
+def _chart(log: Sequence[dict[str, float | None]], name: str) -> tuple[Markup, str]:
+    """The chart, and what its axis leaves out at the top, if anything."""
+    trained, held_out = thinned(series(log, name)), thinned(series(log, HELD_OUT + name))
+    title, both = NAMES.get(name, name), trained + held_out
+    x = axis(0.0, 1.015 * max(s for s, _ in both), "step")
+    y, highest = _y_axis(both, zero=name == "rate" or "error" in name)
+    cut = f"{title} (up to {number(highest)})" if highest > y.high else ""
+    marks: list[Mark] = []
+    if trained:
+        marks.append(line(x, y, trained, "train"))
+    if held_out:
+        marks += [line(x, y, held_out, "held-out"), dots(x, y, held_out[-1:], "held-out")]
+    ends = [f"{w} ends at {number(s[-1][1])}" for w, s in (("training", trained), ("validation", held_out)) if s]
+    description = f"{title} against steps: {', '.join(ends)}."
+    head = tag("div", tag("h3", title), _legend(trained, held_out), class_="chart-head")
+    return tag("div", head, plot(x, y, marks, description, kind="low" if name == "rate" else "wide")), cut
+
+
+def _y_axis(points: Series, *, zero: bool) -> tuple[Axis, float]:
+    """An axis for what comes after the first twentieth of the steps, and the highest value, which may lie above it."""
+    start = 0.05 * max(s for s, _ in points)
+    low, highest = min(v for _, v in points), max(v for _, v in points)
+    later = max(v for s, v in points if s >= start)
+    top = low + 1.06 * (later - low)
+    if highest - low < 1.5 * (top - low):  # too little would be cut off to be worth it
+        top = low + 1.06 * (highest - low)
+    return axis(low if zero else low - 0.06 * (top - low), top, zero=zero), highest
+
+
+def _legend(trained: Series, held_out: Series) -> Markup:
+    parts = []
+    if trained:
+        parts.append(tag("span", "training", class_="key-train"))
+    if held_out:
+        parts.append(tag("span", "validation ", tag("b", number(held_out[-1][1])), class_="key-held-out"))
+    return tag("div", joined(parts), class_="legend") if held_out else Markup("")

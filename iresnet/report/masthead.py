@@ -1,0 +1,136 @@
+"""The head of the page: the name, what the network does in one sentence, and its key figures with their error bars."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .chart import Mark, drawing
+from .markup import Markup, joined, pairs, tag
+from .material import Material
+from .words import at_most, count, decimals_for, duration, finite, fixed, listed, number
+
+
+def masthead(material: Material) -> Markup:
+    """Everything above the sections."""
+    found = (make(material) for make in (_error, _density, _measured, _proven, _contraction))
+    figures = [figure for figure in found if figure is not None]
+    return tag(
+        "header",
+        tag("h1", material.name),
+        tag("p", summary(material), class_="summary"),
+        tag("p", joined((tag("span", part) for part in _circumstances(material)), " · "), class_="circumstances"),
+        pairs(figures, kind="key") if figures else "",
+    )
+
+
+def summary(material: Material) -> str:
+    """What one network does, in a sentence."""
+    blocks = len(material.certificate.get("blocks") or [])
+    size = f"{count(blocks, 'block')} and {material.parameters:,} parameters" if blocks else ""
+    size = size or f"{material.parameters:,} parameters"
+    return f"One invertible residual network of {size} that {listed(_deeds(material))}."
+
+
+def _deeds(material: Material) -> list[str]:
+    rows, e = what_rows_are(material), material.evaluation
+    deeds = []
+    classes = 0 if material.objective == "density" else len(material.schema.classes)
+    if classes:
+        wrong = e.get("error") or {}
+        tested = wrong.get("rows") or e.get("rows")
+        noted = f" ({wrong['wrong']} of {tested} wrong)" if "wrong" in wrong and tested else ""
+        deeds.append(f"classifies {rows} into {classes} classes{noted}")
+    if density := e.get("density"):
+        of = "their likelihood" if classes else f"the likelihood of {rows}"
+        deeds.append(f"gives {of} ({number(density['value'])} {density['unit']})")
+    if material.samples is not None:
+        deeds.append("generates new ones" if deeds else f"generates {rows}")
+    proof = ", with a proof for every block" if material.certificate.get("passed") else ""
+    return [*deeds, f"is inverted{proof}"]
+
+
+def what_rows_are(material: Material) -> str:
+    """The rows in words: "8 × 8 grey images"."""
+    shape = material.schema.shape
+    if material.is_image:
+        colour = {1: "grey ", 3: "colour "}.get(shape[0], f"{shape[0]}-channel ")
+        return f"{shape[1]} × {shape[2]} {colour}images"
+    return "points in the plane" if shape == (2,) else f"rows of {count(shape[0], 'column')}"
+
+
+def _circumstances(material: Material) -> list[str]:
+    e = material.environment
+    parts = [f"{material.objective} objective"]
+    if isinstance(e.get("seconds"), int | float):
+        parts.append(f"trained in {duration(e['seconds'])}")
+    if e.get("date"):
+        parts.append(str(e["date"])[:10])
+    if e.get("commit"):
+        parts.append(f"commit {str(e['commit'])[:8]}")
+    return parts
+
+
+def interval(low: float, value: float, high: float, decimals: int) -> Markup:
+    """An error bar with its ends in numbers."""
+    at = round(1000 * (value - low) / (high - low)) if high > low else 500
+    marks = [Mark("M0 500H1000", "line"), Mark("M0 150V850M1000 150V850", "line"), Mark(f"M{at} 500h0", "dots")]
+    ends = (tag("span", fixed(v, decimals)) for v in (low, high))
+    return tag("div", next(ends), drawing(marks), next(ends), class_="bar")
+
+
+def _figure(value: object, unit: str, bar: object, note: str) -> Markup:
+    return joined([tag("strong", value), " " if unit else "", tag("span", unit, class_="unit"), bar, tag("p", note)])
+
+
+def _error(material: Material) -> tuple[str, Markup] | None:
+    e: dict[str, Any] = material.evaluation.get("error") or {}
+    if not e:
+        return None
+    bar = interval(e["low"], e["value"], e["high"], 2) if e.get("low") is not None else ""
+    note = f"bar: {error_interval(material)}" if bar else "over all rows"
+    return f"{material.split.capitalize()} error", _figure(fixed(e["value"], 2), "%", bar, note)
+
+
+def error_interval(material: Material) -> str:
+    """What the error bar of a classification error is, in words."""
+    e = material.evaluation.get("error") or {}
+    rows = e.get("rows") or material.evaluation.get("rows")
+    return "95 % interval of Wilson" + (f", {count(rows, 'row')}" if rows else "")
+
+
+def _density(material: Material) -> tuple[str, Markup] | None:
+    d: dict[str, Any] = material.evaluation.get("density") or {}
+    if not d:
+        return None
+    se, decimals = finite(d.get("standard_error")), decimals_for(d.get("standard_error"))
+    bar = interval(d["value"] - se, d["value"], d["value"] + se, decimals) if se else ""
+    note = "bar: one standard error over the rows" if se else "mean over the rows"
+    return "Negative log-likelihood", _figure(fixed(d["value"], decimals), d["unit"], bar, note)
+
+
+def _measured(material: Material) -> tuple[str, Markup] | None:
+    i: dict[str, Any] = material.evaluation.get("inverse") or {}
+    if i.get("measured_error") is None:
+        return None
+    note = f"measured: largest l₂ distance to the true input, {count(i['rows'], 'row')}"
+    return "Error of the inverse", _figure(number(i["measured_error"]), "", "", note)
+
+
+def _proven(material: Material) -> tuple[str, Markup] | None:
+    i: dict[str, Any] = material.evaluation.get("inverse") or {}
+    if i.get("largest_block_bound") is None:
+        return None
+    note = f"proven: largest bound of a single block’s solve, {i['proven']:,} of {count(i['rows'], 'row')}"
+    return "Inverse, block by block", _figure(at_most(i["largest_block_bound"]), "", "", note)
+
+
+def _contraction(material: Material) -> tuple[str, Markup] | None:
+    blocks: list[dict[str, Any]] = material.certificate.get("blocks") or []
+    if not blocks:
+        return None
+    bounds = [b["lipschitz"] for b in blocks if b.get("lipschitz") is not None]
+    largest = max(bounds) if len(bounds) == len(blocks) else None
+    good = sum(b.get("verdict") == "proven" for b in blocks)
+    word = "proven" if good == len(blocks) else "NOT proven for all"
+    note = f"{word}: largest Lip(g); {good} of {count(len(blocks), 'block')} below 1"
+    return "Contraction", _figure(at_most(largest, 4), "", "", note)

@@ -1,0 +1,96 @@
+"""Test figures: every number with its error bar, said in words, and which classes are taken for which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .markup import Markup, joined, scroller, table, tag
+from .masthead import error_interval
+from .material import Material
+from .words import at_most, count, decimals_for, finite, fixed, number
+
+#: Classes for which the whole matrix is shown; beyond that, the most frequent confusions.
+MATRIX, LISTED = 20, 12
+
+
+def scores(material: Material) -> Markup:
+    """The table of figures, and the confusion matrix of a classifier."""
+    rows = _rows(material)
+    content = []
+    if rows:
+        counted = material.evaluation.get("rows")
+        caption = f"Figures on the {material.split} split" + (f", {count(counted, 'row')}" if counted else "")
+        content.append(table(caption, ["figure", "value", "error bar", "what the bar is"], rows, kind="figures"))
+    if confusion := material.evaluation.get("confusion"):
+        content.append(_confusion(confusion, _class_names(material, len(confusion)), material.split))
+    return joined(content)
+
+
+def _rows(material: Material) -> list[list[object]]:
+    e = material.evaluation
+    rows: list[list[object]] = []
+    if error := e.get("error"):
+        bar = f"{fixed(error['low'], 2)} to {fixed(error['high'], 2)} %" if error.get("low") is not None else "–"
+        wrong = f"{count(error['wrong'], 'row')} wrong; " if error.get("wrong") is not None else ""
+        rows.append(["classification error", f"{fixed(error['value'], 2)} %", bar, wrong + error_interval(material)])
+    if density := e.get("density"):
+        rows += _density_rows(density)
+    if tightening := e.get("tightening"):
+        changed = f"{tightening['predictions_changed']} of {count(tightening['rows'], 'row')}"
+        why = f"{count(tightening['layers'], 'layer')} scaled down to the coefficient before these figures were made"
+        rows.append(["predictions changed by tightening", changed, "", why])
+    return rows
+
+
+def _density_rows(d: dict[str, Any]) -> list[list[object]]:
+    se, unit = finite(d.get("standard_error")), d["unit"]
+    decimals = decimals_for(se)
+    value = f"{fixed(d['value'], decimals)} {unit}"
+    over = "one standard error over the rows: how much other rows of this kind would differ"
+    bar = [f"± {fixed(se, decimals)}", over] if se else ["", "no error bar is known"]
+    rows: list[list[object]] = [["negative log-likelihood", value, *bar]]
+    if estimator := finite(d.get("estimator_error")):
+        draws = f", {count(d['draws'], 'draw')} a row" if d.get("draws") else ""
+        rows.append(["", "", f"± {number(estimator)}", f"one standard error of the estimate itself{draws}"])
+    if (bias := d.get("bias_bound")) is not None:
+        exact = (
+            "the log-determinant is exact, not estimated"
+            if bias == 0
+            else "proven bound on what truncating the series leaves out"
+        )
+        rows.append(["", "", "no bias" if bias == 0 else f"bias {at_most(bias)}", exact])
+    return rows
+
+
+def _class_names(material: Material, n: int) -> list[str]:
+    given = [str(name) for name in material.schema.classes]
+    return given if len(given) == n else [str(i) for i in range(n)]
+
+
+def _confusion(counts: Sequence[Sequence[int]], names: Sequence[str], split: str) -> Markup:
+    if len(counts) > MATRIX:
+        return _most_confused(counts, names)
+    caption = f"Rows of the {split} split: true class down, predicted class across"
+    upright = "upright" if sum(len(name) for name in names) > 32 else None
+    head = tag("tr", tag("td"), joined(tag("th", tag("span", name), scope="col") for name in names), class_=upright)
+    body = joined(
+        tag("tr", tag("th", name, scope="row"), joined(_cell(row, i, j) for j in range(len(row))))
+        for i, (name, row) in enumerate(zip(names, counts, strict=True))
+    )
+    inner = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", body), class_="confusion")
+    return scroller(inner, caption)
+
+
+def _cell(row: Sequence[int], i: int, j: int) -> Markup:
+    share = row[j] / max(sum(row), 1)
+    kind = "right" if i == j else "wrong" if row[j] else None
+    return tag("td", f"{row[j]:,}" if row[j] else "·", class_=kind, style=f"--share:{share:.2f}" if kind else None)
+
+
+def _most_confused(counts: Sequence[Sequence[int]], names: Sequence[str]) -> Markup:
+    wrong = [(n, i, j) for i, row in enumerate(counts) for j, n in enumerate(row) if i != j and n]
+    rows = [[names[i], names[j], n] for n, i, j in sorted(wrong, key=lambda w: -w[0])[:LISTED]]
+    if not rows:
+        return Markup("")
+    return table(f"The most frequent confusions of {len(names)} classes", ["true", "predicted", "rows"], rows)

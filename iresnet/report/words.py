@@ -1,0 +1,105 @@
+"""Numbers and counts as a reader wants them: few digits, a true minus, powers of ten, never more than is known."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, Context, Decimal
+
+UP = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with so many significant digits.
+
+    >>> [number(v) for v in (None, 0, 24, 412330, 0.94868, -12345.6, 1.24e-12, float("inf"))]
+    ['–', '0', '24', '412,330', '0.949', '−12,346', '1.2 × 10⁻¹²', '∞']
+    """
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if isinstance(value, int) or (value == int(value) and abs(value) < 1e6):
+        text = f"{int(value):,}"
+    elif abs(value) >= 1e6 or abs(value) < 1e-3:
+        mantissa, exponent = f"{value:.{digits - 2}e}".split("e")
+        text = f"{mantissa} × 10{str(int(exponent)).translate(UP)}"
+    else:
+        text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
+    return minus(text)
+
+
+def at_most(value: float | None, decimals: int | None = None) -> str:
+    """An upper bound, rounded up so that it stays one: to so many decimals, else to the digits of `number`.
+
+    >>> at_most(9.41e-13), at_most(0.85311, 4), at_most(0.95, 4), at_most(447943.2), at_most(None)
+    ('≤ 9.5 × 10⁻¹³', '≤ 0.8532', '≤ 0.9500', '≤ 448,000', '–')
+    """
+    if value is None or not math.isfinite(value):
+        return number(value)
+    exact = Decimal(repr(float(value)))
+    if decimals is not None:
+        return f"≤ {fixed(float(exact.quantize(Decimal(1).scaleb(-decimals), ROUND_CEILING)), decimals)}"
+    digits = 2 if not 1e-3 <= abs(value) < 1e6 else 3
+    return f"≤ {number(float(Context(digits, ROUND_CEILING).create_decimal(exact)))}"
+
+
+def fixed(value: float | None, decimals: int) -> str:
+    """A number with so many decimals.
+
+    >>> fixed(-1.666, 2), fixed(None, 2)
+    ('−1.67', '–')
+    """
+    return "–" if value is None or not math.isfinite(value) else minus(f"{value:,.{decimals}f}")
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or None where it says nothing."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def decimals_for(error: float | None) -> int:
+    """Decimals that show an error with two digits; between two and five.
+
+    >>> [decimals_for(e) for e in (0.012, 0.4, 3.0, 1e-9, None)]
+    [3, 2, 2, 5, 2]
+    """
+    if not error or not math.isfinite(error):
+        return 2
+    return min(max(1 - math.floor(math.log10(error)), 2), 5)
+
+
+def minus(text: str) -> str:
+    """A true minus sign."""
+    return text.replace("-", "−")
+
+
+def count(n: int, noun: str) -> str:
+    """A number and its noun.
+
+    >>> count(1, "block"), count(1200, "row")
+    ('1 block', '1,200 rows')
+    """
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the units of a clock.
+
+    >>> duration(7.24), duration(142.3), duration(7260)
+    ('7.2 s', '2 min 22 s', '2 h 1 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def listed(parts: list[str]) -> str:
+    """Parts of a sentence.
+
+    >>> listed(["samples"]), listed(["classifies", "samples", "is inverted"])
+    ('samples', 'classifies, samples and is inverted')
+    """
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]

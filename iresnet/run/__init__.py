@@ -1,0 +1,7 @@
+"""Run folders: one training run from its settings to a certified model, and all that later commands need of it."""
+
+from .fit import Outcome, publish, release, resume, start
+from .folder import Run, load
+from .watch import judge
+
+__all__ = ["Outcome", "Run", "judge", "load", "publish", "release", "resume", "start"]

@@ -1,0 +1,137 @@
+"""From settings to a model: load the data, train, keep the best weights, bring them within their bounds, certify."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import atomic, checkpoint, data, evaluation
+from ..architectures import build
+from ..certificate import Certificate, certify, tighten_
+from ..checkpoint import Checkpoint
+from ..data import Batches, Dataset, Splits
+from ..presets import Experiment
+from ..results import circumstances
+from ..training import Report, train
+from ..version import __version__
+from .folder import Run
+from .watch import WATCHED, Watch
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training run ended: at which step, whether finished, and what is proven of the model."""
+
+    run: Run
+    step: int
+    finished: bool
+    seconds: float
+    certificate: Certificate | None = None
+    tightened: tuple[str, ...] = ()
+
+
+def start(
+    experiment: Experiment,
+    folder: str | Path,
+    *,
+    device: str = "cpu",
+    report: Report | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    overwrite: bool = False,
+    splits: Splits | None = None,
+) -> Outcome:
+    """Train an experiment in a new run folder. `splits` saves loading its data where that was done already."""
+    splits = data.load(experiment.data) if splits is None else splits
+    experiment = replace(
+        experiment, training=experiment.training.for_epochs(_batches(experiment, splits.train).per_epoch)
+    )
+    build(experiment.network, splits.train.schema, experiment.objective.kind)  # refuses what cannot be built, first
+    run = Run.create(folder, experiment, splits.train.schema, overwrite=overwrite)
+    return _fit(run, splits, None, device, report, stop)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    device: str = "cpu",
+    report: Report | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Go on with the run in a folder, from its last checkpoint."""
+    run = Run.open(folder)
+    last = run.folder / "last.safetensors"
+    state = checkpoint.load(last) if last.is_file() else None
+    return _fit(run, run.splits(), state, device, report, stop)
+
+
+def _fit(
+    run: Run, splits: Splits, state: Checkpoint | None, device: str, report: Report | None, stop: Callable[[], bool]
+) -> Outcome:
+    experiment = run.experiment
+    torch.manual_seed(experiment.seed)
+    model = run.blank(splits.train.x).to(device)
+    objective = experiment.objective.objective(model, run.schema.levels, experiment.data.augment)
+    batches = _batches(experiment, splits.train.to(device))
+    generator = torch.Generator(device).manual_seed(experiment.seed)
+    watch = Watch(run, splits.validation.to(device), dict(state.state) if state else {}, stop)
+    first = int(state.state["step"]) if state else 0
+
+    def on_step(step: int, steps: int, figures: Mapping[str, Tensor]) -> None:
+        watch.note(figures)
+        if report is not None:
+            report(step, steps, figures)
+
+    try:
+        train(
+            objective, batches.starting_at(first), experiment.training,
+            generator=generator, report=on_step, resume=state, watch=watch,
+        )  # fmt: skip
+    finally:
+        watch.close()
+    finished = watch.step >= experiment.training.steps
+    _write_environment(run, watch.seconds, model)
+    if not finished:
+        return Outcome(run, watch.step, False, watch.seconds)
+    certificate, tightened = release(run, splits.validation, device)
+    return Outcome(run, watch.step, True, watch.seconds, certificate, tuple(tightened))
+
+
+def _batches(experiment: Experiment, dataset: Dataset) -> Batches:
+    return Batches(dataset, experiment.training.batch, seed=experiment.seed, augment=experiment.data.augment)
+
+
+def release(run: Run, validation: Dataset, device: str = "cpu") -> tuple[Certificate, list[str]]:
+    """Turn the best weights into the run's model: tightened, certified, with the likelihoods of validation rows."""
+    model, validation = run.model("best", device), validation.to(device)
+    tightened = tighten_(model, run.schema.shape)
+    certificate = certify(model, run.schema.shape)
+    publish(run, model, certificate, validation, {"tightened": tightened})
+    return certificate, tightened
+
+
+def publish(
+    run: Run, model: nn.Module, certificate: Certificate, validation: Dataset, state: Mapping[str, Any]
+) -> None:
+    """Write a model and its certificate into the run folder."""
+    tensors: dict[str, dict[str, Tensor]] = {"weights": dict(model.state_dict())}
+    if evaluation.has_density(model):
+        rows = validation.take(torch.arange(min(len(validation), WATCHED)))
+        tensors["reference"] = {"log_likelihood": evaluation.log_likelihood(model, rows).value}
+    checkpoint.save(Checkpoint(tensors, state), run.folder / "model.safetensors", version=__version__)
+    atomic.write(run.folder / "certificate.json", certificate.to_json() + "\n")
+
+
+def _write_environment(run: Run, seconds: float, model: nn.Module) -> None:
+    content = circumstances(
+        seeds=[run.experiment.seed],
+        seconds=seconds,
+        epochs=run.experiment.training.epochs or None,
+        parameters=sum(p.numel() for p in model.parameters()),
+    )
+    atomic.write(run.folder / "environment.json", json.dumps(content, indent=1) + "\n")

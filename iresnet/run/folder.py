@@ -1,0 +1,147 @@
+"""Run folders: everything about one training run, and all that later commands need.
+
+config.toml         the experiment, every setting written out
+schema.json         what a row is: shape, grey levels, columns, classes
+environment.json    command, commit, versions, hardware, seconds
+log.csv             figures over time; tensorboard/ holds the same where TensorBoard is installed
+last.safetensors    the state of training, to go on from
+best.safetensors    the averaged weights that did best on validation data
+model.safetensors   the model: those weights, every layer within its bound, and the likelihoods of validation rows
+certificate.json    what is proven of it
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import atomic, checkpoint, config, data
+from ..architectures import build
+from ..data import Schema, Splits
+from ..presets import Experiment
+from ..version import __version__
+
+FILES = (
+    "config.toml", "schema.json", "environment.json", "log.csv", "last.safetensors", "best.safetensors",
+    "model.safetensors", "certificate.json", "evaluation.json", "report.html",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder that exists: `model()` is its trained model, `splits()` its data."""
+
+    folder: Path
+    experiment: Experiment
+    schema: Schema
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        """The run in a folder, or the reason why there is none."""
+        folder = Path(folder)
+        if not (folder / "config.toml").is_file():
+            what = "is not a run folder: it has no config.toml" if folder.is_dir() else "does not exist"
+            raise FileNotFoundError(f"{folder} {what}. Train first: iresnet train digits-hybrid --out {folder}")
+        text = (folder / "config.toml").read_text(encoding="utf-8")
+        header, _, body = text.partition("\n")
+        _check_header(header, folder)
+        try:
+            schema = Schema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
+        except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{folder / 'schema.json'} cannot be read: {error}. Train again.") from None
+        return cls(folder, config.parse(Experiment, body, str(folder / "config.toml")), schema)
+
+    @classmethod
+    def create(cls, folder: str | Path, experiment: Experiment, schema: Schema, *, overwrite: bool = False) -> Run:
+        """A new run folder. One that holds a run is refused, or emptied of it with `overwrite`."""
+        folder = Path(folder)
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is a file; a run needs a folder. Choose another --out.")
+        if (folder / "last.safetensors").exists() and not overwrite:
+            raise ValueError(f"{folder} holds a run already. Go on with it by --resume, or choose another --out.")
+        for name in FILES:
+            (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+        run = cls(folder, experiment, schema)
+        atomic.write(folder / "config.toml", f"{_header()}\n{config.dump(experiment)}")
+        atomic.write(folder / "schema.json", json.dumps(schema.to_dict(), indent=1) + "\n")
+        return run
+
+    def splits(self) -> Splits:
+        """The data it was trained, watched and is tested on."""
+        return data.load(self.experiment.data)
+
+    def blank(self, rows: Tensor | None = None) -> nn.Module:
+        """The untrained model; `rows` fit its scaling."""
+        torch.manual_seed(self.experiment.seed)
+        return build(self.experiment.network, self.schema, self.experiment.objective.kind, rows)
+
+    def model(self, weights: str = "model", device: str | torch.device = "cpu") -> nn.Module:
+        """The trained model in eval: `weights` is "model" (released) or "best" (as trained, not tightened)."""
+        if weights not in ("model", "best"):
+            raise ValueError(f"weights must be 'model' or 'best'; got {weights!r}.")
+        path = self.folder / f"{weights}.safetensors"
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{self.folder} has no trained model yet. Finish it: iresnet train --resume --out {self.folder}"
+            )
+        model = self.blank().eval()
+        try:
+            model.load_state_dict(dict(checkpoint.load(path).tensors["weights"]))
+        except (KeyError, RuntimeError) as error:
+            raise ValueError(f"{path} does not fit {self.folder / 'config.toml'}: {error}. Train again.") from None
+        return model.to(device)
+
+    def reference(self) -> Tensor:
+        """The log-likelihoods of validation rows, by which a row's anomaly is judged."""
+        tensors = checkpoint.load(self.folder / "model.safetensors").tensors
+        if "reference" not in tensors:
+            raise ValueError("an anomaly score needs a density; this model only classifies.")
+        return tensors["reference"]["log_likelihood"]
+
+    def tightened(self) -> list[str]:
+        """The layers that were scaled down when the model was released."""
+        return list(checkpoint.load(self.folder / "model.safetensors").state.get("tightened", []))
+
+    def best(self) -> dict[str, float]:
+        """The step whose averaged weights did best on validation rows, and their figures."""
+        return dict(checkpoint.load(self.folder / "best.safetensors").state)
+
+    def log(self) -> list[dict[str, float | None]]:
+        """The rows of log.csv."""
+        path = self.folder / "log.csv"
+        if not path.is_file():
+            return []
+        rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
+        return [{key: float(value) if value else None for key, value in row.items()} for row in rows]
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """One of the folder's JSON files; empty where it is missing."""
+        path = self.folder / name
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return content
+
+
+def load(folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
+    """The trained model of a run folder, in eval: a Flow, a Classifier or a Hybrid."""
+    return Run.open(folder).model(device=device)
+
+
+def _header() -> str:
+    return f"# iresnet {__version__}, format {checkpoint.FORMAT}"
+
+
+def _check_header(line: str, folder: Path) -> None:
+    words = line.replace(",", "").split()
+    header: dict[str, Any] = {}
+    if len(words) == 5 and words[:2] == ["#", "iresnet"] and words[4].isdigit():
+        header = {"iresnet": words[2], "format": int(words[4])}
+    checkpoint.check_format(header, folder / "config.toml")

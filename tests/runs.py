@@ -1,0 +1,34 @@
+"""A trained run, as small as one can be, for the tests of what works on run folders."""
+
+import shutil
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+from iresnet import run
+from iresnet.presets import PRESETS, Experiment
+
+
+def tiny(name: str = "digits-hybrid", **training) -> Experiment:
+    preset = PRESETS[name]
+    blocks = tuple(1 for _ in preset.network.blocks)
+    settings = {"steps": 6, "epochs": 0, "batch": 16, "validate_every": 3, "save_every": 3, "warmup": 2} | training
+    return replace(
+        preset,
+        network=replace(preset.network, blocks=blocks, width=4, terms=2),
+        training=replace(preset.training, **settings),
+    )
+
+
+@cache
+def trained(name: str = "digits-hybrid") -> Path:
+    """A finished run, made once a process and not to be written to: `copy_of` it for that."""
+    folder = Path(mkdtemp()) / name
+    run.start(tiny(name), folder)
+    return folder
+
+
+def copy_of(folder: Path, to: Path) -> Path:
+    shutil.copytree(folder, to)
+    return to

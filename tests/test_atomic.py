@@ -1,0 +1,132 @@
+"""Files that are whole: the new one or the old one, never a part, and nothing left behind."""
+
+import errno
+import os
+import resource
+
+import pytest
+
+from iresnet import atomic
+
+
+def names(folder):
+    return sorted(p.name for p in folder.iterdir())
+
+
+class TestWrite:
+    def test_text_is_utf_8_and_bytes_are_bytes(self, tmp_path):
+        assert atomic.write(tmp_path / "a.txt", "Lip(g) ≤ 1\n") == tmp_path / "a.txt"
+        assert (tmp_path / "a.txt").read_bytes() == "Lip(g) ≤ 1\n".encode()
+        atomic.write(str(tmp_path / "b.bin"), b"\x00\xff\r\n")
+        assert (tmp_path / "b.bin").read_bytes() == b"\x00\xff\r\n"
+        assert names(tmp_path) == ["a.txt", "b.bin"]
+
+    def test_folders_are_made(self, tmp_path):
+        atomic.write(tmp_path / "runs" / "one" / "a.txt", "x")
+        assert (tmp_path / "runs" / "one" / "a.txt").read_text() == "x"
+
+    def test_a_file_that_was_there_is_replaced(self, tmp_path):
+        (tmp_path / "a.txt").write_text("old and longer")
+        atomic.write(tmp_path / "a.txt", "new")
+        assert (tmp_path / "a.txt").read_text() == "new"
+
+    def test_it_is_on_the_disk_before_it_takes_the_place(self, tmp_path, monkeypatch):
+        """The order of a crash-safe write: all bytes, sync, rename."""
+        seen, plain = [], os.fsync
+
+        def fsync(descriptor):
+            written = (tmp_path / next(n for n in names(tmp_path) if n != "a.txt")).read_bytes()
+            seen.append((written, (tmp_path / "a.txt").read_text()))
+            plain(descriptor)
+
+        (tmp_path / "a.txt").write_text("old")
+        monkeypatch.setattr(os, "fsync", fsync)
+        atomic.write(tmp_path / "a.txt", "new")
+        assert seen == [(b"new", "old")]
+
+
+class TestFailure:
+    @pytest.fixture
+    def target(self, tmp_path):
+        (tmp_path / "a.txt").write_text("old")
+        return tmp_path / "a.txt"
+
+    def check_untouched(self, target):
+        assert target.read_text() == "old"
+        assert names(target.parent) == ["a.txt"]
+
+    def test_a_full_disk_leaves_the_old_file(self, target, monkeypatch):
+        def full(descriptor):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "fsync", full)
+        sentence = (
+            f"cannot write {target}: No space left on device. "
+            "Make room or choose another folder; what was there is untouched."
+        )
+        with pytest.raises(OSError) as caught:  # noqa: PT011 (its whole text is compared)
+            atomic.write(target, "new")
+        assert str(caught.value) == sentence
+        self.check_untouched(target)
+
+    def test_a_write_that_the_system_cuts_short_leaves_the_old_file(self, target):
+        """No patch: the kernel stops the file at 4096 bytes, in the middle of writing."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        try:
+            with pytest.raises(OSError, match=r"cannot write .*a.txt: File too large. Make room"):
+                atomic.write(target, b"x" * 100_000)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        self.check_untouched(target)
+
+    def test_a_folder_that_is_a_file(self, target):
+        with pytest.raises(OSError, match=r"cannot write .*a.txt/b.txt: (File exists|Not a directory). Make room or"):
+            atomic.write(target / "b.txt", "new")
+        self.check_untouched(target)
+
+    def test_a_file_that_is_a_folder(self, tmp_path):
+        (tmp_path / "a").mkdir()
+        with pytest.raises(OSError, match=r"cannot write .*/a: Is a directory."):
+            atomic.write(tmp_path / "a", "new")
+        assert names(tmp_path) == ["a"]
+
+    def test_a_name_that_is_too_long(self, tmp_path):
+        """The temporary name is longer still: looking for it in order to remove it must not hide the sentence."""
+        with pytest.raises(OSError, match="cannot write .*: File name too long. Make room or choose another folder"):
+            atomic.write(tmp_path / ("a" * 252), "new")
+        assert names(tmp_path) == []
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+    @pytest.mark.parametrize("mode", [0o500, 0o600], ids=["read-only", "not to be entered"])
+    def test_a_folder_without_permission(self, tmp_path, mode):
+        folder = tmp_path / "closed"
+        folder.mkdir()
+        folder.chmod(mode)
+        try:
+            with pytest.raises(OSError, match=r"cannot write .*: Permission denied."):
+                atomic.write(folder / "a.txt", "new")
+        finally:
+            folder.chmod(0o700)
+        assert names(folder) == []
+
+    @pytest.mark.parametrize("error", [RuntimeError("of the writer"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
+    def test_any_other_failure_passes_through(self, target, error):
+        with pytest.raises(type(error)) as caught, atomic.replacing(target) as temporary:  # noqa: PT012
+            temporary.write_text("half")
+            raise error
+        assert caught.value is error
+        self.check_untouched(target)
+
+
+def test_replacing_gives_a_path_beside_the_target_that_takes_its_place(tmp_path):
+    with atomic.replacing(tmp_path / "new" / "a.txt") as temporary:
+        temporary.write_text("x")
+        assert temporary.parent == tmp_path / "new"  # one file system: a rename, not a copy
+        assert names(tmp_path / "new") == [temporary.name]
+    assert names(tmp_path / "new") == ["a.txt"]
+
+
+def test_a_block_that_writes_nothing_is_told_so(tmp_path):
+    with pytest.raises(OSError, match="cannot write .*a.txt: No such file"), atomic.replacing(tmp_path / "a.txt"):
+        pass

@@ -1,0 +1,338 @@
+"""The command as a user meets it: what it prints, what it writes, and one sentence for every mistake."""
+
+import csv
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from iresnet import __version__, checkpoint, cli
+from iresnet.cli.console import choose_device, ctrl_c
+from iresnet.run import Run
+from tests.runs import copy_of, trained
+
+COMMANDS = (
+    "train", "evaluate", "sample", "invert", "interpolate", "certify", "score", "report", "export", "presets", "demo",
+    "data list", "data download", "data verify",
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return copy_of(trained(), tmp_path / "run")
+
+
+@pytest.fixture
+def call(capsys):
+    """Run the command; (exit code, what it printed). Anything but a clean exit is a failure of the test."""
+
+    def run(*words):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            cli.main([str(w) for w in words])
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.err
+        return stop.value.code, printed.out + printed.err
+
+    return run
+
+
+def rows(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command, call):
+    code, text = call(*command.split(), "--help")
+    assert code == 0
+    assert "Example" in text
+
+
+def test_version(call):
+    assert call("--version") == (0, f"iresnet {__version__}\n")
+
+
+def test_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "iresnet", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"iresnet {__version__}\n"
+
+
+class TestTrain:
+    SMALL = ("--set", "network.width=4", "--set", "blocks=[1, 1]", "--set", "terms=2", "--set", "batch=16")
+
+    def test_from_a_preset(self, call, tmp_path):
+        code, text = call("train", "digits-hybrid", *self.SMALL, "--set", "steps=3", "--out", tmp_path / "a")
+        assert code == 0
+        assert "PASSED: 2 of 2 blocks proven contractive" in text
+        assert f"iresnet evaluate {tmp_path / 'a'}" in text.replace("\n", "")
+        assert Run.open(tmp_path / "a").experiment.network.width == 4
+
+    def test_from_the_toml_that_presets_prints(self, call, tmp_path):
+        _, text = call("presets", "digits-hybrid")
+        (tmp_path / "mine.toml").write_text(text)
+        words = (*self.SMALL, "--set", "steps=2", "--seed", "5", "--out", tmp_path / "b")
+        assert call("train", tmp_path / "mine.toml", *words)[0] == 0
+        assert Run.open(tmp_path / "b").experiment.seed == 5
+
+    def test_on_a_table_of_ones_own(self, call, tmp_path):
+        rng = np.random.default_rng(0)
+        lines = [f"{a:.4f},{b:.4f},{'cat' if a > 0 else 'dog'}" for a, b in rng.normal(size=(200, 2))]
+        (tmp_path / "t.csv").write_text("\n".join(["height,weight,kind", *lines]) + "\n")
+        words = ("--set", "width=4", "--set", "blocks=[1]", "--set", "steps=3", "--out", tmp_path / "c")
+        assert call("train", "table-hybrid", "--data", tmp_path / "t.csv", "--label", "kind", *words)[0] == 0
+        schema = Run.open(tmp_path / "c").schema
+        assert (schema.columns, schema.classes) == (("height", "weight"), ("cat", "dog"))
+        code, text = call("score", tmp_path / "c", tmp_path / "t.csv")
+        assert code == 0
+        assert {r["class"] for r in rows(text)} <= {"cat", "dog"}
+        assert call("sample", tmp_path / "c", "-n", 10)[0] == 0
+        assert (tmp_path / "c" / "samples.csv").read_text().startswith("height,weight\n")
+        assert call("report", tmp_path / "c")[0] == 0
+
+    def test_resume(self, call, tmp_path):
+        code, _ = call("train", "digits-hybrid", *self.SMALL, "--set", "steps=2", "--out", tmp_path / "d")
+        assert code == 0
+        assert call("train", "--resume", "--out", tmp_path / "d")[0] == 0
+
+    @pytest.mark.skipif(not hasattr(signal, "SIGINT") or sys.platform == "win32", reason="needs POSIX signals")
+    def test_ctrl_c_saves_and_says_how_to_go_on(self, tmp_path):
+        words = [*self.SMALL, "--set", "steps=100000", "--out", str(tmp_path / "e")]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "iresnet", "train", "digits-hybrid", *words],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        for _ in range(600):
+            if (tmp_path / "e" / "log.csv").exists() and (tmp_path / "e" / "log.csv").read_text().count("\n") > 1:
+                break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 130, err
+        assert f"iresnet train --resume --out {tmp_path / 'e'}" in out.replace("\n", "")
+        assert checkpoint.load(tmp_path / "e" / "last.safetensors").state["step"] >= 10
+        assert "Traceback" not in err
+
+    def test_a_second_ctrl_c_stops_at_once(self):
+        with ctrl_c() as stop:
+            assert not stop()
+            signal.raise_signal(signal.SIGINT)
+            assert stop()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+    @pytest.mark.parametrize(
+        ("words", "sentence"),
+        [
+            (("digits-hybird",), "there is no preset 'digits-hybird'. Did you mean 'digits-hybrid'?"),
+            ((), "name a preset or a file of settings"),
+            (("none.toml",), "there is no file none.toml"),
+            (("digits-hybrid", "--set", "training.stepps=4"), "Did you mean 'training.steps'?"),
+            (("digits-hybrid", "--set", "steps"), "a setting is given as key=value; got 'steps'"),
+            (("digits-hybrid", "--set", "steps=many"), "training.steps must be a whole number; got 'many'"),
+            (("digits-hybrid", "--set", "seed=1.5"), "must be a whole number; got 1.5"),
+            (("digits-hybrid", "--set", "lipschitz=1.5"), "lipschitz must lie in (0, 1); got 1.5"),
+            (("digits-hybrid", "--data", "mnits"), "Did you mean 'mnist'?"),
+            (("digits-hybrid", "--data", "no.csv"), "no.csv"),
+            (("digits-hybrid", "--device", "abacus"), "device 'abacus' is not available here"),
+            (("digits-hybrid", "--resume"), "a resumed run keeps its settings; got a preset"),
+            (("--resume",), "--resume needs the run folder"),
+            (("--resume", "--out", "nowhere"), "nowhere does not exist"),
+        ],
+    )
+    def test_mistakes(self, call, words, sentence, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        code, text = call("train", *words)
+        assert code == 2
+        assert text.startswith("iresnet: ")
+        assert sentence in text
+        assert list(tmp_path.iterdir()) == []  # nothing was made
+
+    def test_a_run_that_is_there_is_not_overwritten(self, call, folder):
+        before = (folder / "model.safetensors").read_bytes()
+        code, text = call("train", "digits-hybrid", "--set", "steps=1", "--out", folder)
+        assert code == 2
+        assert "holds a run already" in text
+        assert (folder / "model.safetensors").read_bytes() == before
+
+    def test_labels_out_of_range(self, call, tmp_path):
+        np.savez(tmp_path / "d.npz", x=np.random.default_rng(0).normal(size=(50, 2)), y=np.full(50, 0.5))
+        code, text = call("train", "table-hybrid", "--data", tmp_path / "d.npz", "--out", tmp_path / "f")
+        assert code == 2
+        assert not (tmp_path / "f").exists()
+        assert text.startswith("iresnet: ")
+
+    def test_an_empty_folder_of_images(self, call, tmp_path):
+        (tmp_path / "images").mkdir()
+        code, text = call("train", "digits-hybrid", "--data", tmp_path / "images", "--out", tmp_path / "g")
+        assert code == 2
+        assert "images" in text
+        assert not (tmp_path / "g").exists()
+
+    def test_training_that_breaks_down_exits_with_1(self, call, tmp_path):
+        words = (*self.SMALL, "--set", "learning_rate=1e30", "--set", "warmup=0", "--set", "clip=1e30")
+        code, text = call("train", "digits-hybrid", *words, "--set", "steps=20", "--out", tmp_path / "h")
+        assert code == 1
+        assert "step" in text
+        assert "Lower learning_rate" in text
+
+
+class TestWorkOnARun:
+    def test_evaluate(self, call, folder):
+        code, text = call("evaluate", folder, "--draws", 2)
+        assert code == 0
+        assert "95 % interval" in text
+        assert "bits/dim" in text
+        assert "360 of 360 rows proven" in text
+        content = json.loads((folder / "evaluation.json").read_text())
+        assert content["rows"] == 360
+        assert content["inverse"]["measured_error"] < 1e-5
+
+    def test_evaluate_another_part_keeps_the_test_figures(self, call, folder):
+        assert call("evaluate", folder, "--split", "validation", "--draws", 2)[0] == 0
+        assert not (folder / "evaluation.json").exists()
+
+    def test_sample(self, call, folder):
+        assert call("sample", folder, "-n", 9, "--seed", 3)[0] == 0
+        first = np.load(folder / "samples.npz")["x"]
+        assert first.shape == (9, 1, 8, 8)
+        assert (folder / "samples.png").read_bytes().startswith(b"\x89PNG")
+        assert call("sample", folder, "-n", 9, "--seed", 3, "--out", folder / "again")[0] == 0
+        assert np.array_equal(first, np.load(folder / "again.npz")["x"])
+
+    def test_temperature_draws_the_samples_together(self, call, folder):
+        spreads = []
+        for temperature in (0.1, 1.0):
+            call("sample", folder, "-n", 40, "--temperature", temperature)
+            spreads.append(np.load(folder / "samples.npz")["x"].std(axis=0).mean())
+        assert spreads[0] < 0.5 * spreads[1]
+
+    def test_samples_of_one_class(self, call, folder):
+        assert call("sample", folder, "-n", 4, "--class", "7")[0] == 0
+        code, text = call("sample", folder, "--class", "eleven")
+        assert code == 2
+        assert "there is no class 'eleven'" in text
+
+    def test_samples_of_one_class_need_a_base_that_knows_classes(self, call, tmp_path):
+        folder = copy_of(trained("digits-density"), tmp_path / "density")
+        code, text = call("sample", folder, "--class", "7")
+        assert code == 2
+        assert "--set network.bayes=true" in text
+
+    def test_invert(self, call, folder):
+        code, text = call("invert", folder, "-n", 4)
+        assert code == 0
+        assert "4 of 4 rows proven" in text
+        table = rows((folder / "inverse-errors.csv").read_text())
+        assert all(float(r["measured_error"]) < 1e-5 and r["proven"] == "True" for r in table)
+        test = Run.open(folder).splits().test.x[:4].double() + 0.5
+        assert np.allclose(np.load(folder / "inverse.npz")["x"], test.numpy(), atol=1e-5)
+
+    def test_invert_codes(self, call, folder):
+        opened = Run.open(folder)
+        x = opened.splits().test.x[:3] + 0.5
+        with torch.no_grad():
+            np.save(folder / "codes.npy", opened.model().encode(x).numpy())
+        assert call("invert", folder, "--codes", folder / "codes.npy", "--out", folder / "decoded")[0] == 0
+        assert np.allclose(np.load(folder / "decoded.npz")["x"], x.numpy(), atol=1e-3)
+
+    def test_a_tolerance_out_of_reach_exits_with_1(self, call, folder):
+        code, text = call("invert", folder, "-n", 2, "--precision", "float32", "--tolerance", "1e-12")
+        assert code == 1
+        assert "proven" in text
+
+    def test_interpolate(self, call, folder):
+        assert call("interpolate", folder, "--pairs", 2, "--steps", 5)[0] == 0
+        assert np.load(folder / "interpolation.npz")["x"].shape == (2, 5, 1, 8, 8)
+
+    def test_certify(self, call, folder):
+        code, text = call("certify", folder)
+        assert code == 0
+        assert "PASSED: 2 of 2 blocks" in text
+
+    def test_tighten_publishes_what_it_made(self, call, folder):
+        code, text = call("certify", folder, "--weights", "best", "--tighten")
+        assert code == 0
+        assert "layers tightened; the model in" in text
+        first, second = (checkpoint.load(f / "model.safetensors").tensors["weights"] for f in (folder, trained()))
+        assert all(torch.equal(first[k], second[k]) for k in first)
+
+    def test_a_certificate_that_does_not_pass_exits_with_1(self, call, folder):
+        saved = checkpoint.load(folder / "model.safetensors")
+        # sigma is <W, G>: a tenth of G makes every norm ten times what the constraint takes it for.
+        grown = {".original": 50.0, ".gradient": 0.1}
+        weights = {k: v * grown.get(k[k.rfind(".") :], 1.0) for k, v in saved.tensors["weights"].items()}
+        spoilt = checkpoint.Checkpoint({**saved.tensors, "weights": weights}, saved.state)
+        checkpoint.save(spoilt, folder / "model.safetensors", version=__version__)
+        code, text = call("certify", folder)
+        assert code == 1
+        assert "does not pass" in text
+        assert f"iresnet certify {folder} --tighten" in text
+
+    def test_score(self, call, folder):
+        code, text = call("score", folder, "digits", "--draws", 2, "--out", folder / "s.csv")
+        assert code == 0
+        table = rows((folder / "s.csv").read_text())
+        assert list(table[0]) == [
+            "row", "log_likelihood", "standard_error", "bias_bound", "bits_per_dim", "anomaly", "class", "probability",
+        ]  # fmt: skip
+        assert len(table) == int(text.split()[0])
+        assert all(0 <= float(r["anomaly"]) <= 1 for r in table)
+
+    def test_report(self, call, folder):
+        assert call("report", folder, "--out", folder / "page.html")[0] == 0
+        page = (folder / "page.html").read_text()
+        assert "digits-hybrid" in page
+        assert json.loads((folder / "evaluation.json").read_text())["split"] == "test"
+
+    def test_export(self, call, folder):
+        code, _ = call("export", folder)
+        assert code == 0
+        program = torch.export.load(folder / "export" / "program.pt2").module()
+        opened = Run.open(folder)
+        x = opened.splits().test.x[:3] + 0.5
+        assert torch.allclose(program(x)["logits"], opened.model().logits(x), atol=1e-4)
+
+    @pytest.mark.parametrize(
+        ("words", "sentence"),
+        [
+            (("evaluate", "{run}", "--split", "future"), "split must be one of test, validation, train; got 'future'"),
+            (("evaluate", "{run}", "--data", "{run}/none.csv"), "none.csv"),
+            (("sample", "{run}", "--temperature", "0"), "temperature must be positive; got 0.0"),
+            (("invert", "{run}", "--precision", "float8"), "precision must be float32 or float64; got 'float8'"),
+            (("invert", "{run}", "--solver", "luck"), "solver must be anderson or banach; got 'luck'"),
+            (("invert", "{run}", "--codes", "{run}/log.csv"), "is no .npy array"),
+            (("certify", "{run}", "--weights", "worst"), "weights must be 'model' or 'best'; got 'worst'"),
+            (("score", "{run}", "{run}"), "run"),
+            (("report", "{run}/nothing"), "does not exist"),
+            (("export", "{run}/nothing"), "does not exist"),
+            (("demo", "--only", "music"), "only must be digits or toy; got 'music'"),
+            (("demo", "--density", "moons"), "--density is for --only toy"),
+            (("presets", "digits"), "there is no preset 'digits'"),
+        ],
+    )
+    def test_mistakes(self, call, folder, words, sentence):
+        before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+        code, text = call(*(w.format(run=folder) for w in words))
+        assert code == 2
+        assert sentence in text
+        assert before == {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+
+    def test_codes_of_another_shape(self, call, folder):
+        np.save(folder / "codes.npy", np.zeros((2, 5)))
+        code, text = call("invert", folder, "--codes", folder / "codes.npy")
+        assert code == 2
+        assert "codes must have shape (n, 16, 2, 2)" in text
+
+    def test_debug_shows_the_traceback(self):
+        with pytest.raises(FileNotFoundError):
+            cli.main(["evaluate", "nowhere", "--debug"])
+
+
+def test_auto_is_a_device_that_works():
+    torch.empty(1, device=choose_device("auto"))

@@ -1,0 +1,259 @@
+"""Settings: what is written is what is read, and every mistake is named where it was made."""
+
+import sys
+from dataclasses import dataclass, field, fields, replace
+
+import pytest
+
+from iresnet import config
+from iresnet.presets import PRESETS, Experiment
+from iresnet.training import Training
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass(frozen=True)
+class Inner:
+    count: int = 1
+    rate: float = 0.5
+    word: str = "a"
+    on: bool = False
+
+    def __post_init__(self):
+        if self.count < 0:
+            raise ValueError(f"count must not be negative; got {self.count}.")
+
+
+@dataclass(frozen=True)
+class Middle:
+    inner: Inner = field(default_factory=Inner)
+    pair: tuple[float, float] = (0.0, 1.0)
+    sizes: tuple[int, ...] = ()
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    rate: float = 2.0
+    middle: Middle = field(default_factory=Middle)
+    other: Inner = field(default_factory=Inner)
+
+
+class TestRoundTrip:
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_every_preset_comes_back_from_its_text(self, name):
+        experiment = PRESETS[name]
+        assert config.parse(Experiment, config.dump(experiment)) == experiment
+
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_a_dump_has_every_setting(self, name):
+        """A file read back years later does not depend on defaults that have changed."""
+
+        def leaves(content, prefix=""):
+            for key, value in content.items():
+                yield from leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]
+
+        written = set(leaves(tomllib.loads(config.dump(PRESETS[name]))))
+        assert written == set(config._paths(Experiment))
+
+    def test_awkward_values_come_back(self):
+        word = "ü \"quoted\" \\ # not a comment\nnext line [table]\t= '''"
+        there = Settings(middle=Middle(inner=Inner(word=word, rate=1e-300), sizes=(3,), limit=0, pair=(1, 2)))
+        back = config.parse(Settings, config.dump(there))
+        assert back == there
+        assert type(back.middle.pair[0]) is float
+
+    def test_a_list_takes_one_line(self):
+        assert "blocks = [16]\n" in config.dump(PRESETS["points-density"])
+        assert "pair = [0.0, 1.0]\nsizes = [3, 4]\n" in config.dump(Settings(middle=Middle(sizes=(3, 4))))
+
+    def test_nothing_is_left_out_and_read_as_the_default(self):
+        assert "limit" not in config.dump(Settings())
+        assert config.parse(Settings, config.dump(Settings())).middle.limit is None
+        assert config.parse(Settings, "[middle]\nlimit = 3").middle.limit == 3
+
+    def test_what_a_file_leaves_out_keeps_its_default(self):
+        got = config.parse(Settings, "[middle.inner]\nrate = 0.25")
+        assert got == Settings(middle=Middle(inner=Inner(rate=0.25)))
+        assert config.parse(Settings, "") == Settings()
+
+    def test_a_whole_number_is_a_number(self):
+        got = config.parse(Settings, "rate = 3\n[middle]\npair = [1, 2.5]")
+        assert (got.rate, got.middle.pair) == (3.0, (1.0, 2.5))
+        assert type(got.rate) is type(got.middle.pair[0]) is float
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("text", "sentence"),
+        [
+            ("rats = 1", "there is no setting 'rats'. Did you mean 'rate'?"),
+            ("[midle]\n", "there is no setting 'midle'. Did you mean 'middle'?"),
+            ("[middle]\nsize = []", "there is no setting 'middle.size'. Did you mean 'sizes'?"),
+            ("[middle.inner]\ncuont = 1", "there is no setting 'middle.inner.cuont'. Did you mean 'count'?"),
+            ("zzzz = 1", "there is no setting 'zzzz'. Use one of middle, other, rate."),
+            ("[other]\nqqq = 1", "there is no setting 'other.qqq'. Use one of count, on, rate, word."),
+        ],
+    )
+    def test_an_unknown_key_at_any_depth(self, text, sentence):
+        with pytest.raises(ValueError, match="settings.toml: ") as caught:
+            config.parse(Settings, text, "settings.toml")
+        assert str(caught.value) == f"settings.toml: {sentence}"
+
+    @pytest.mark.parametrize(
+        ("text", "sentence"),
+        [
+            ("rate = 'fast'", "rate must be a number; got 'fast'."),
+            ("rate = true", "rate must be a number; got True."),
+            ("rate = [1]", "rate must be a number; got [1]."),
+            ("[other]\ncount = true", "other.count must be a whole number; got True."),
+            ("[other]\ncount = 1.0", "other.count must be a whole number; got 1.0."),
+            ("[other]\ncount = '3'", "other.count must be a whole number; got '3'."),
+            ("[other]\nword = 3", "other.word must be a string; got 3."),
+            ("[other]\non = 1", "other.on must be true or false; got 1."),
+            ("[other]\non = 'true'", "other.on must be true or false; got 'true'."),
+            ("[middle]\npair = [1.0]", "middle.pair must be a list of 2 entries, each a number; got [1.0]."),
+            ("[middle]\npair = [1, 2, 3]", "middle.pair must be a list of 2 entries, each a number; got [1, 2, 3]."),
+            ("[middle]\npair = 0.9", "middle.pair must be a list of 2 entries, each a number; got 0.9."),
+            ("[middle]\npair = [1, '2']", "middle.pair must be a list of 2 entries, each a number; got [1, '2']."),
+            ("[middle]\nsizes = 3", "middle.sizes must be a list of entries, each a whole number; got 3."),
+            ("[middle]\nsizes = [1.5]", "middle.sizes must be a list of entries, each a whole number; got [1.5]."),
+            ("[middle]\nsizes = '12'", "middle.sizes must be a list of entries, each a whole number; got '12'."),
+            ("[middle]\nsizes = [true]", "middle.sizes must be a list of entries, each a whole number; got [True]."),
+            ("[middle]\nlimit = 'x'", "middle.limit must be a whole number or nothing; got 'x'."),
+            ("middle = 3", "middle is a table of settings; got 3. Write [middle] and its keys below."),
+            (
+                "[middle]\ninner = [1]",
+                "middle.inner is a table of settings; got [1]. Write [middle.inner] and its keys below.",
+            ),
+            ("[rate]\nx = 1", "rate must be a number; got {'x': 1}."),
+        ],
+    )
+    def test_a_value_of_another_type(self, text, sentence):
+        with pytest.raises(ValueError, match="settings.toml: ") as caught:
+            config.parse(Settings, text, "settings.toml")
+        assert str(caught.value) == f"settings.toml: {sentence}"
+
+    def test_a_value_that_the_settings_refuse(self):
+        """The sentence of the settings, once, after the file's name, however deep."""
+        with pytest.raises(ValueError, match="count") as caught:
+            config.parse(Settings, "[middle.inner]\ncount = -1", "settings.toml")
+        assert str(caught.value) == "settings.toml: count must not be negative; got -1."
+
+    @pytest.mark.parametrize(
+        ("text", "line"), [("rate = 1\nother =\n", 2), ("rate = 1\n\n[other\n", 3), ("rate = 1\nrate = 2\n", 2)]
+    )
+    def test_bad_toml_names_the_line(self, text, line):
+        with pytest.raises(
+            ValueError, match=rf"settings.toml is not valid TOML: .*at line {line}, .*\. Mend that line."
+        ):
+            config.parse(Settings, text, "settings.toml")
+
+    def test_a_list_of_names_is_in_order(self):
+        """Not in that of a set, which differs from one process to the next."""
+        names = ", ".join(sorted(f.name for f in fields(Training)))
+        with pytest.raises(ValueError, match=rf"there is no setting 'zzzzzz'. Use one of {names}\."):
+            config.parse(Training, "zzzzzz = 1")
+
+
+class TestOverride:
+    def test_by_the_full_name(self):
+        got = config.override(Settings(), "middle.inner.count=5")
+        assert got == Settings(middle=Middle(inner=Inner(count=5)))
+
+    def test_by_the_last_part_where_it_is_unique(self):
+        assert config.override(Settings(), "sizes=[1, 2]") == Settings(middle=Middle(sizes=(1, 2)))
+
+    def test_a_full_name_wins_over_the_last_part_of_others(self):
+        """`rate` names the setting at the top; `middle.inner.rate` and `other.rate` need their tables."""
+        assert config.override(Settings(), "rate=9") == Settings(rate=9.0)
+        assert config.override(Experiment(), "seed=3") == Experiment(seed=3)
+
+    def test_a_last_part_that_two_tables_have_is_refused_with_both(self):
+        with pytest.raises(ValueError, match="count") as caught:
+            config.override(Settings(), "count=5")
+        assert str(caught.value) == "'count' could be any of middle.inner.count, other.count. Write the one you mean."
+        with pytest.raises(
+            ValueError, match="'shifted' could be any of data.shifted, objective.shifted. Write the one"
+        ):
+            config.override(Experiment(), "shifted=0.5")
+
+    @pytest.mark.parametrize(
+        ("assignment", "value"),
+        [
+            ("other.word=moons", "moons"),
+            ("other.word='moons'", "moons"),
+            ('other.word="two words"', "two words"),
+            ("other.word=two words", "two words"),
+            ("other.word=data/a=b.csv", "data/a=b.csv"),
+            ("other.word=", ""),
+            (" other.word = moons ", "moons"),
+            ("other.word=C:\\data", "C:\\data"),
+            ("other.word=[", "["),
+            ("other.word=2020", "2020"),
+            ("other.word=true", "true"),
+            ("other.word=2024-05-01", "2024-05-01"),
+            ("other.word=[1, 2]", "[1, 2]"),
+        ],
+    )
+    def test_a_string_needs_no_quotes(self, assignment, value):
+        assert config.override(Settings(), assignment).other.word == value
+
+    @pytest.mark.parametrize(
+        ("assignment", "name", "value"),
+        [
+            ("training.steps=500", "steps", 500),
+            ("learning_rate=1e-3", "learning_rate", 1e-3),
+            ("clip=2", "clip", 2.0),
+            ("betas=[0.8, 0.9]", "betas", (0.8, 0.9)),
+            ("steps=1_000", "steps", 1000),
+        ],
+    )
+    def test_numbers_and_lists(self, assignment, name, value):
+        assert config.override(Experiment(), assignment) == Experiment(training=replace(Training(), **{name: value}))
+
+    def test_true_and_false(self):
+        there = config.override(Settings(), "other.on=true")
+        assert there == Settings(other=Inner(on=True))
+        assert config.override(there, "other.on=false") == Settings()
+
+    def test_the_others_stay_as_they_are(self):
+        there = Settings(rate=7.0, middle=Middle(limit=4, sizes=(1,)), other=Inner(word="b"))
+        assert config.override(there, "other.count=2") == replace(there, other=Inner(word="b", count=2))
+
+    @pytest.mark.parametrize(
+        ("assignment", "sentence"),
+        [
+            ("steps", "a setting is given as key=value; got 'steps'. Example: training.steps=500."),
+            ("=3", "a setting is given as key=value; got '=3'. Example: training.steps=500."),
+            ("", "a setting is given as key=value; got ''. Example: training.steps=500."),
+            ("stpes=3", "there is no setting 'stpes'. Did you mean 'steps'?"),
+            ("training.stpes=3", "there is no setting 'training.stpes'. Did you mean 'training.steps'?"),
+            ("optimizer=sgd", "there is no setting 'optimizer'. Did you mean 'optimiser'?"),
+            ("steps=many", "--set steps=many: training.steps must be a whole number; got 'many'."),
+            ("steps=1.5", "--set steps=1.5: training.steps must be a whole number; got 1.5."),
+            ("steps=0", "--set steps=0: steps must be at least 1; got 0."),
+            ("betas=[0.9]", "--set betas=[0.9]: training.betas must be a list of 2 entries, each a number; got [0.9]."),
+        ],
+    )
+    def test_a_bad_assignment_gets_a_sentence(self, assignment, sentence):
+        with pytest.raises(ValueError, match="setting|--set") as caught:
+            config.override(Experiment(), assignment)
+        assert str(caught.value) == sentence
+
+    def test_a_table_is_not_a_setting(self):
+        with pytest.raises(ValueError, match="there is no setting 'training'. "):
+            config.override(Experiment(), "training=3")
+
+    def test_a_name_like_no_other_lists_them_all(self):
+        with pytest.raises(
+            ValueError, match="there is no setting 'qqqqqqq'. Use one of count, limit, on, pair, rate, s"
+        ):
+            config.override(Settings(), "qqqqqqq=1")
+        with pytest.raises(
+            ValueError, match="there is no setting 'q.z'. Use one of rate, middle.inner.count, middle.inn"
+        ):
+            config.override(Settings(), "q.z=1")

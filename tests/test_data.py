@@ -1,0 +1,346 @@
+"""Data sets, batches, augmentation and splits: what is promised about every row."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iresnet.data import Augment, Batches, Dataset, Schema, Splits
+from iresnet.data.dataset import stream
+from iresnet.data.labels import class_name, class_names, encode
+from iresnet.data.split import count, hold_out, hold_out_last, keep_labels
+from iresnet.spelling import hint
+
+POINT = Schema((1,))
+TWO = Schema((1,), classes=("cat", "dog"))
+
+
+def numbered(n, y=None, classes=("cat", "dog")):
+    """Row i holds the number i."""
+    schema = replace(POINT, classes=classes) if y is not None else POINT
+    return Dataset(torch.arange(n, dtype=torch.float32)[:, None], y, schema)
+
+
+def values(batch):
+    return batch[0].flatten().int().tolist()
+
+
+class TestSchema:
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            Schema((1, 8, 8), 17, classes=("0", "1")),
+            Schema((2,), columns=("a", "b"), label="kind", classes=("cat", "dog")),
+            Schema((3,)),
+        ],
+    )
+    def test_survives_json(self, schema):
+        assert Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
+
+    def test_says_what_a_row_is(self):
+        assert Schema((3, 32, 32), 256).is_image
+        assert Schema((3, 32, 32), 256).dimension == 3072
+        assert not Schema((5,)).is_image
+        assert Schema((2,)).names == ("x0", "x1")
+        assert Schema((1,), columns=("age",)).names == ("age",)
+        assert str(Schema((1,), columns=("age",))) == "rows of 1 numbers (age)"
+        assert str(Schema((9,), columns=tuple("abcdefghi"))).endswith("g, h, …)")
+
+    @pytest.mark.parametrize(
+        ("wrong", "sentence"),
+        [
+            ({"shape": (8, 8)}, r"shape must be \(C, H, W\) or \(D,\), of positive integers; got \(8, 8\)."),
+            ({"shape": (0,)}, r"positive integers; got \(0,\)."),
+            ({"shape": (1.5,)}, r"positive integers; got \(1.5,\)."),
+            ({"shape": (1, 8, 8)}, "levels of an image must lie in 2 .. 256; got None. Use 256 for bytes."),
+            ({"shape": (1, 8, 8), "levels": 1000}, "levels of an image must lie in 2 .. 256; got 1000."),
+            ({"shape": (2,), "levels": 256}, r"levels are for images; got 256 for rows of shape \(2,\). Use None."),
+            ({"shape": (2,), "columns": ("a", "a")}, "columns must be different names; got 'a', 'a'."),
+            ({"shape": (2,), "classes": (0, 1)}, "classes must be different names; got 0, 1."),
+            ({"shape": (2,), "columns": ("a",)}, r"columns must name the numbers of a row, \(2,\); got 1 names."),
+            ({"shape": (2,), "label": 3}, "label must be a column's name or empty; got 3."),
+        ],
+    )
+    def test_refuses(self, wrong, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            Schema(**wrong)
+
+    @pytest.mark.parametrize(
+        ("content", "sentence"),
+        [
+            ([1, 8, 8], "a schema is an object with the keys shape, levels, columns, label, classes; got"),
+            ({"levels": 17}, "a schema is an object with the keys"),
+            ({"shape": [2], "colunms": []}, "a schema has no key 'colunms'. Did you mean 'columns'?"),
+            ({"shape": 2}, "shape of a schema cannot be 2. Write it with Schema.to_dict."),
+            ({"shape": [2], "label": ["a"]}, r"label of a schema cannot be \['a'\]"),
+        ],
+    )
+    def test_refuses_a_file_that_is_none(self, content, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            Schema.from_dict(content)
+
+
+class TestDataset:
+    def test_takes_rows_in_the_order_asked_for(self):
+        data = numbered(5, torch.tensor([0, 1, 0, 1, -1]))
+        part = data.take([4, 0])
+        assert (len(data), len(part)) == (5, 2)
+        assert values((part.x,)) == [4, 0]
+        assert part.y.tolist() == [-1, 0]
+        assert numbered(3).take(torch.tensor([2])).y is None
+
+    def test_moves_to_a_device(self):
+        data = numbered(3, torch.tensor([0, 1, 0]))
+        splits = Splits(data, data, data).to("cpu")
+        assert splits.test.x.device.type == "cpu"
+        assert splits.schema == data.schema
+        assert numbered(3).to("cpu").y is None
+
+    @pytest.mark.parametrize(
+        ("x", "y", "schema", "sentence"),
+        [
+            (torch.zeros(3, 2), None, POINT, r"must come as float32 of shape \(N, 1\); got float32 of shape \(3, 2\)."),
+            (torch.zeros(3, 1).double(), None, POINT, r"as float32 of shape \(N, 1\); got float64 of shape \(3, 1\)."),
+            (torch.zeros(2, 1, 4, 4), None, Schema((1, 4, 4), 17), "with 17 levels must come as uint8 of shape"),
+            (torch.zeros(0, 1), None, POINT, "a data set needs at least one row; got none."),
+            (torch.tensor([[0.0], [float("nan")]]), None, POINT, "nan in row 1, column 'x0'; every number must be fin"),
+            (
+                torch.tensor([[0.0], [float("inf")]]),
+                None,
+                Schema((1,), columns=("age",)),
+                "inf in row 1, column 'age'",
+            ),
+            (
+                torch.full((2, 1, 2, 2), 17, dtype=torch.uint8),
+                None,
+                Schema((1, 2, 2), 17),
+                "pixel 17 in row 0; an image with 17 levels holds 0 .. 16.",
+            ),
+            (torch.zeros(2, 1), torch.zeros(3).long(), TWO, r"labels must be int64, one a row; got int64 \(3,\) for 2"),
+            (torch.zeros(2, 1), torch.zeros(2), TWO, "labels must be int64, one a row; got float32"),
+            (
+                torch.zeros(2, 1),
+                torch.tensor([0, 2]),
+                TWO,
+                "label 2 in row 1; there are 2 classes, so labels are 0 .. 1",
+            ),
+            (torch.zeros(2, 1), torch.tensor([0, -2]), TWO, "label -2 in row 1"),
+            (torch.zeros(2, 1), torch.tensor([0, 0]), POINT, "labels need the names of their classes"),
+        ],
+    )
+    def test_refuses(self, x, y, schema, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            Dataset(x, y, schema)
+
+    def test_splits_have_one_schema(self):
+        with pytest.raises(
+            ValueError, match="the parts must have one schema; train has .*, test has rows of 2 numbers."
+        ):
+            Splits(numbered(2), numbered(2), Dataset(torch.zeros(1, 2), None, Schema((2,))))
+
+
+class TestBatches:
+    @given(st.integers(1, 30), st.integers(1, 40), st.integers(0, 2**40), st.integers(0, 5))
+    def test_an_epoch_visits_every_row_at_most_once(self, n, size, seed, epoch):
+        batches = Batches(numbered(n), size, seed=seed)
+        per = batches.per_epoch
+        seen = [i for t in range(epoch * per, (epoch + 1) * per) for i in values(batches[t])]
+        assert len(seen) == len(set(seen)) == n // min(n, size) * min(n, size)
+        assert all(len(batches[t][0]) == min(n, size) for t in range(epoch * per, (epoch + 1) * per))
+
+    @given(st.integers(0, 10), st.lists(st.integers(0, 40), min_size=1, max_size=6))
+    def test_a_batch_depends_on_seed_and_step_alone(self, seed, steps):
+        x = torch.arange(7 * 16, dtype=torch.uint8).view(7, 1, 4, 4)
+        data = Dataset(x, torch.arange(7), Schema((1, 4, 4), 256, classes=tuple("abcdefg")))
+        batches = Batches(data, 3, seed=seed, augment=Augment(shift=1, flip=True))
+        for t in steps:  # in any order, from one stream or a fresh one
+            fresh = Batches(data, 3, seed=seed, augment=Augment(shift=1, flip=True))
+            for mine, theirs in zip(batches[t], fresh[t], strict=True):
+                assert torch.equal(mine, theirs)
+
+    def test_a_resumed_run_sees_what_it_would_have_seen(self):
+        batches = Batches(numbered(10), 3, seed=1)
+        whole = [values(b) for b, _ in zip(batches.starting_at(0), range(20), strict=False)]
+        rest = [values(b) for b, _ in zip(Batches(numbered(10), 3, seed=1).starting_at(7), range(13), strict=False)]
+        assert rest == whole[7:]
+        assert [values(b) for b, _ in zip(batches, range(20), strict=False)] == whole
+
+    def test_epochs_and_seeds_have_orders_of_their_own(self):
+        a, b = (Batches(numbered(50), 50, seed=seed) for seed in (0, 1))
+        orders = [values(stream[t]) for stream in (a, b) for t in (0, 1)]
+        assert len({tuple(order) for order in orders}) == 4
+
+    def test_labels_stay_with_their_rows(self):
+        x, y = Batches(numbered(6, torch.tensor([0, 1, 0, 1, 0, 1])), 4)[3]
+        assert torch.equal(x.flatten().long() % 2, y)
+        assert x.dtype == torch.float32
+
+    def test_large_steps_and_sizes(self):
+        batches = Batches(numbered(4), 100)
+        assert (batches.size, batches.per_epoch) == (4, 1)
+        assert sorted(values(batches[10**9])) == [0, 1, 2, 3]
+
+    def test_refuses(self):
+        with pytest.raises(ValueError, match="the size of a batch must be at least 1; got 0."):
+            Batches(numbered(3), 0)
+        with pytest.raises(ValueError, match="steps are counted from 0; got -1."):
+            Batches(numbered(3), 1)[-1]
+        with pytest.raises(ValueError, match=r"shift and flip are for images; got rows of shape \(1,\)."):
+            Batches(numbered(3), 1, augment=Augment(flip=True))
+
+    def test_streams_are_told_apart(self):
+        draws = {torch.rand((), generator=stream(*key)).item() for key in [(0, "a"), (0, "b"), (1, "a"), (0, "a", 1)]}
+        assert len(draws) == 4
+        assert torch.rand((), generator=stream(0, "a")).item() in draws
+
+
+class TestAugment:
+    IMAGE = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]], dtype=torch.uint8).view(1, 1, 3, 3)
+
+    def test_a_shift_mirrors_at_the_border(self):
+        seen = set()
+        for seed in range(60):
+            y = Augment(shift=1)(self.IMAGE, torch.Generator().manual_seed(seed))
+            seen.add(tuple(y.flatten().tolist()))
+        assert len(seen) == 9
+        assert tuple(self.IMAGE.flatten().tolist()) in seen
+        assert (4, 5, 6, 1, 2, 3, 4, 5, 6) in seen  # one down
+        assert (2, 1, 2, 5, 4, 5, 8, 7, 8) in seen  # one to the right
+
+    def test_a_flip_mirrors_the_columns_half_the_time(self):
+        x = self.IMAGE.expand(1000, 1, 3, 3)
+        y = Augment(flip=True)(x, torch.Generator().manual_seed(0))
+        flipped = (y == x.flip(3)).flatten(1).all(dim=1)
+        assert bool((flipped | (y == x).flatten(1).all(dim=1)).all())
+        assert abs(flipped.float().mean().item() - 0.5) < 4 * 0.5 / 1000**0.5
+        assert y.dtype == torch.uint8
+        assert y.is_contiguous()
+
+    def test_every_image_draws_its_own_and_channels_move_together(self):
+        x = torch.arange(36, dtype=torch.uint8).view(1, 1, 6, 6).repeat(64, 3, 1, 1)
+        x[:, 1] += 100
+        y = Augment(shift=2, flip=True)(x, torch.Generator().manual_seed(0))
+        assert torch.equal(y[:, 1], y[:, 0] + 100)
+        assert torch.equal(y[:, 2], y[:, 0])
+        assert len({tuple(image.flatten().tolist()) for image in y}) > 20
+
+    def test_shifts_do_not_depend_on_flips(self):
+        x = torch.randint(256, (32, 1, 8, 8), dtype=torch.uint8)
+        plain, flipped = (Augment(2, flip)(x, torch.Generator().manual_seed(5)) for flip in (False, True))
+        same = (plain == flipped).flatten(1).all(dim=1) | (plain == flipped.flip(3)).flatten(1).all(dim=1)
+        assert bool(same.all())
+
+    def test_a_blank_border_moves_in(self):
+        seen = set()
+        for seed in range(60):
+            y = Augment(shift=1, border="blank")(self.IMAGE, torch.Generator().manual_seed(seed))
+            seen.add(tuple(y.flatten().tolist()))
+        assert len(seen) == 9
+        assert (0, 0, 0, 1, 2, 3, 4, 5, 6) in seen  # one down
+        assert (0, 1, 2, 0, 4, 5, 0, 7, 8) in seen  # one to the right
+        assert y.dtype == torch.uint8
+
+    def test_a_blank_border_goes_with_the_flip(self):
+        x = torch.randint(1, 256, (64, 1, 8, 8), dtype=torch.uint8)
+        plain, flipped = (Augment(2, f, border="blank")(x, torch.Generator().manual_seed(5)) for f in (False, True))
+        same = (plain == flipped).flatten(1).all(dim=1) | (plain == flipped.flip(3)).flatten(1).all(dim=1)
+        assert bool(same.all())
+
+    def test_only_a_part_is_shifted(self):
+        x = self.IMAGE.expand(4000, 1, 3, 3)
+        y = Augment(shift=1, shifted=0.3)(x, torch.Generator().manual_seed(0))
+        moved = float((y != x).flatten(1).any(dim=1).double().mean())
+        expected = 0.3 * 8 / 9  # one move in nine is none
+        assert abs(moved - expected) < 4 * (expected * (1 - expected) / 4000) ** 0.5
+
+    def test_nothing_to_do_changes_nothing(self):
+        x = torch.zeros(3, 2)
+        assert Augment()(x, torch.Generator()) is x
+
+    def test_refuses(self):
+        with pytest.raises(ValueError, match="shift must be at least 0 pixels; got -1."):
+            Augment(shift=-1)
+        with pytest.raises(ValueError, match="shift must be smaller than the image; got 3 for 3 x 3."):
+            Augment(shift=3)(self.IMAGE, torch.Generator())
+        with pytest.raises(ValueError, match=r"shifted is the part of the images that is shifted, in \[0, 1\]; got 2"):
+            Augment(shift=1, shifted=2)
+        with pytest.raises(ValueError, match="border must be mirror or blank; got 'red'"):
+            Augment(shift=1, border="red")
+
+
+class TestSplit:
+    @given(st.lists(st.integers(-1, 3), min_size=2, max_size=60), st.data())
+    def test_held_out_rows_are_disjoint_stratified_and_repeatable(self, labels, data):
+        n = data.draw(st.integers(1, len(labels) - 1))
+        whole = numbered(len(labels), torch.tensor(labels), classes=tuple("abcd"))
+        kept, held = hold_out(whole, n, stream(0))
+        rows = values((kept.x,)), values((held.x,))
+        assert sorted(rows[0] + rows[1]) == list(range(len(labels)))
+        assert len(rows[1]) == n
+        for label in set(labels):  # every class gives its share, rounded up or down
+            assert abs(int((held.y == label).sum()) - n * labels.count(label) / len(labels)) < 1
+        assert values((hold_out(whole, n, stream(0))[1].x,)) == rows[1]
+
+    def test_every_row_has_the_same_chance(self):
+        y = torch.tensor([0] * 7 + [1] * 3)
+        counts = torch.zeros(10)
+        for seed in range(1000):
+            counts[values((hold_out(numbered(10, y), 3, stream(seed))[1].x,))] += 1
+        assert (counts / 1000 - 0.3).abs().max() < 4 * (0.3 * 0.7 / 1000) ** 0.5
+
+    def test_without_labels(self):
+        kept, held = hold_out(numbered(10), 4, stream(0))
+        assert sorted(values((kept.x,)) + values((held.x,))) == list(range(10))
+        assert held.y is None
+
+    def test_the_last_rows(self):
+        kept, held = hold_out_last(numbered(5), 2)
+        assert (values((kept.x,)), values((held.x,))) == ([0, 1, 2], [3, 4])
+
+    @given(st.integers(0, 20))
+    def test_kept_labels_are_right_and_of_every_class(self, seed):
+        y = torch.tensor([0, 1] * 20 + [-1] * 5)
+        kept = keep_labels(numbered(45, y), 0.25, stream(seed)).y
+        assert int((kept >= 0).sum()) == 10
+        assert bool(((kept == y) | (kept == -1)).all())
+        assert (kept == 0).sum() == (kept == 1).sum() == 5
+
+    def test_all_labels_kept_is_no_change(self):
+        data = numbered(3)
+        assert keep_labels(data, 1, stream(0)) is data
+
+    def test_refuses(self):
+        with pytest.raises(ValueError, match="validation takes 5 of 5 rows, which leaves none to train on. Lower it"):
+            count("validation", 5, 5)
+        with pytest.raises(ValueError, match="got 0.5 for rows without labels. Set labelled = 1."):
+            keep_labels(numbered(3), 0.5, stream(0))
+        with pytest.raises(
+            ValueError, match=r"labelled = 0.1 leaves no label of class '(cat|dog)' among 10. Raise it."
+        ):
+            keep_labels(numbered(10, torch.tensor([0, 1] * 5)), 0.1, stream(0))
+
+    def test_a_part_is_never_empty(self):
+        assert count("test", 0.01, 5) == 1
+
+
+class TestLabels:
+    def test_a_long_list_is_cut(self):
+        assert hint("zzz", map(str, range(100))).endswith("22, 23, …")
+
+    def test_numbers_are_sorted_as_numbers_and_names_as_names(self):
+        assert class_names(["10", "-1", "9", ""]) == ("-1", "9", "10")
+        assert class_names(["b", "a", "10"]) == ("10", "a", "b")
+        assert class_names([]) == ()
+
+    def test_long_numbers_are_left_alone(self):
+        assert class_name("12345678901234567890") == "12345678901234567890"
+
+    def test_a_missing_label_is_minus_one(self):
+        assert encode(["b", "", "a"], ("a", "b"), str).tolist() == [1, -1, 0]
+
+    def test_an_unknown_label_names_its_place(self):
+        with pytest.raises(ValueError, match="label 'lion' in line 1; there are 2 classes. Use one of cat, dog."):
+            encode(["cat", "lion"], ("cat", "dog"), lambda i: f"line {i}")

@@ -1,0 +1,290 @@
+"""Objectives: the loss is the number it says it is, and a row without a label teaches the density alone."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from iresnet import Chain, Classifier, DiagonalNormal, Flow, Hybrid, Logit
+from iresnet.data import Augment
+from iresnet.objective import (
+    MISSING,
+    PURPOSES,
+    Aim,
+    Classification,
+    Joint,
+    MaximumLikelihood,
+    centred,
+    continuous,
+    cross_entropy,
+    unit,
+    unit_name,
+)
+from tests.zoo import contraction, linear_block, normal
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def number(loss):
+    return float(loss.detach())
+
+
+def numbers(rows=6, d=3, seed=0):
+    return normal(rows, d, seed=seed, dtype=torch.float32)
+
+
+def identity_like(d=3, norm=0.0):
+    """x + A x; with norm 0 the identity, so that the density is the base."""
+    return linear_block(contraction(d, norm, dtype=torch.float32) if norm else torch.zeros(d, d), lipschitz=0.9)
+
+
+def hybrid(d=3, classes=4, norm=0.5):
+    torch.manual_seed(0)
+    return Hybrid(identity_like(d, norm), DiagonalNormal(d), nn.Linear(d, classes))
+
+
+def pixels(rows=6, levels=4, seed=0):
+    return torch.randint(levels, (rows, 1, 4, 4), generator=seeded(seed)).to(torch.uint8)
+
+
+def pixel_hybrid(levels=4, classes=3):
+    torch.manual_seed(0)
+    head = nn.Sequential(nn.Flatten(), nn.Linear(16, classes))
+    return Hybrid(Logit(levels), DiagonalNormal((1, 4, 4)), head)
+
+
+class TestDensity:
+    def test_nats_of_a_normal_distribution(self):
+        """-ln p = d/2 ln 2 pi + |x|^2 / 2 for the identity with a standard normal base."""
+        x = numbers()
+        loss, figures = MaximumLikelihood(Flow(identity_like(), DiagonalNormal(3)).eval())(x)
+        expected = 1.5 * math.log(2 * math.pi) + 0.5 * float(x.square().sum(1).mean())
+        assert number(loss) == pytest.approx(expected, rel=1e-6)
+        assert {name: float(value) for name, value in figures.items()} == {"nats": number(loss)}
+
+    def test_bits_per_dimension_of_a_known_density(self):
+        """A base far wider than the data is flat over them: -log2 p is log2(scale) + log2(2 pi) / 2 a dimension."""
+        base, scale = DiagonalNormal((1, 2, 2)), 1e4
+        base.log_scale.fill_(math.log(scale))
+        flow = Flow(Chain(), base).eval()
+        x = pixels(levels=256)[:, :, :2, :2]
+        loss, figures = MaximumLikelihood(flow, levels=256)(x, generator=seeded())
+        assert number(loss) == pytest.approx(math.log2(scale) + 0.5 * math.log2(2 * math.pi), abs=1e-3)
+        assert list(figures) == ["bits/dim"]
+        assert float(figures["bits/dim"]) == number(loss)
+
+    def test_uniform_pixels_have_the_bits_of_their_levels(self):
+        """A logistic density of the logit with alpha -> 0 is the uniform one: log2(levels) bits a pixel."""
+        x, levels = pixels(400, levels=16), 16
+        flow = Flow(Logit(levels, alpha=1e-4), Logistic((1, 4, 4))).eval()
+        loss, _ = MaximumLikelihood(flow, levels)(x, generator=seeded())
+        assert number(loss) == pytest.approx(4, abs=0.01)
+
+    def test_the_noise_is_the_generators(self):
+        flow, x = Flow(Logit(4), DiagonalNormal((1, 4, 4))).eval(), pixels()
+        first, again, other = (number(MaximumLikelihood(flow, 4)(x, generator=seeded(s))[0]) for s in (1, 1, 2))
+        assert first == again != other
+
+    def test_labels_are_of_no_account(self):
+        objective, x = MaximumLikelihood(Flow(identity_like(), DiagonalNormal(3)).eval()), numbers()
+        assert number(objective(x, torch.zeros(6, dtype=torch.int64))[0]) == number(objective(x)[0])
+
+
+class Logistic(DiagonalNormal):
+    def log_prob(self, z):
+        return (-z - 2 * F.softplus(-z)).flatten(1).sum(1)
+
+
+class TestCrossEntropy:
+    @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+    def test_it_is_torchs(self, smoothing):
+        logits, y = normal(8, 5), torch.arange(8) % 5
+        loss, figures = cross_entropy(logits, y, smoothing)
+        torch.testing.assert_close(loss, F.cross_entropy(logits, y, label_smoothing=smoothing))
+        torch.testing.assert_close(figures["cross-entropy"], loss)
+
+    def test_smoothing_by_hand(self):
+        """(1 - s) of the label's loss + s of the mean loss over all classes."""
+        logits, y = normal(4, 3), torch.tensor([0, 1, 2, 0])
+        nll = -logits.log_softmax(1)
+        expected = 0.8 * nll[torch.arange(4), y].mean() + 0.2 * nll.mean()
+        torch.testing.assert_close(cross_entropy(logits, y, 0.2)[0], expected)
+
+    def test_the_error_counts(self):
+        logits = torch.eye(4)[torch.tensor([0, 1, 2, 3, 0, 0, 0, 0])]
+        y = torch.tensor([0, 1, 2, 3, 1, 2, 0, 3])
+        assert float(cross_entropy(logits, y)[1]["error %"]) == 37.5
+
+    @pytest.mark.parametrize("smoothing", [0.0, 0.3])
+    def test_rows_without_a_label_are_left_out(self, smoothing):
+        logits = normal(7, 4).requires_grad_()
+        y = torch.tensor([1, MISSING, 0, MISSING, MISSING, 3, 2])
+        loss, figures = cross_entropy(logits, y, smoothing)
+        alone, its_figures = cross_entropy(logits[y != MISSING], y[y != MISSING], smoothing)
+        torch.testing.assert_close(loss, alone)
+        torch.testing.assert_close(figures, its_figures)
+        (gradient,) = torch.autograd.grad(loss, logits)
+        assert (gradient[y == MISSING] == 0).all()
+        assert (gradient[y != MISSING].abs().sum(1) > 0).all()
+
+    @pytest.mark.parametrize("smoothing", [0.0, 0.3])
+    def test_a_batch_without_any_label_is_worth_nothing(self, smoothing):
+        """The mean over no rows is 0 / 0: it must not reach the weights."""
+        logits = normal(3, 4).requires_grad_()
+        loss, figures = cross_entropy(logits, torch.full((3,), MISSING), smoothing)
+        assert number(loss) == float(figures["error %"]) == 0
+        (gradient,) = torch.autograd.grad(loss, logits)
+        assert (gradient == 0).all()
+
+    def test_figures_carry_no_graph(self):
+        _, figures = cross_entropy(normal(3, 4).requires_grad_(), torch.arange(3))
+        assert not any(value.requires_grad for value in figures.values())
+
+    def test_data_without_labels(self):
+        sentence = "this objective learns from labels; the data have none. Use the objective 'density'."
+        for objective in (Classification(Classifier(identity_like(), nn.Linear(3, 4)).eval()), Joint(hybrid().eval())):
+            with pytest.raises(ValueError, match=sentence):
+                objective(numbers())
+
+
+class TestClassification:
+    def test_it_sees_the_middle_of_the_bins(self):
+        x, seen = pixels(), []
+        model = Classifier(Logit(4), nn.Sequential(nn.Flatten(), nn.Linear(16, 3))).eval()
+        model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+        loss, figures = Classification(model, levels=4)(x, torch.arange(6) % 3)
+        assert torch.equal(seen[0], x.float() + 0.5)
+        torch.testing.assert_close(loss, F.cross_entropy(model(x + 0.5), torch.arange(6) % 3))
+        assert set(figures) == {"cross-entropy", "error %"}
+
+    def test_real_numbers_stay_as_they_are(self):
+        x, y = numbers(), torch.arange(6) % 4
+        model = Classifier(identity_like(), nn.Linear(3, 4)).eval()
+        loss, _ = Classification(model, label_smoothing=0.2)(x, y)
+        torch.testing.assert_close(loss, F.cross_entropy(model(x), y, label_smoothing=0.2))
+
+
+class TestJoint:
+    @pytest.mark.parametrize("weight", [0.0, 1.0, 2.5])
+    def test_it_is_bits_and_weighted_cross_entropy(self, weight):
+        model, x, y = hybrid().eval(), numbers(), torch.arange(6) % 4
+        loss, figures = Joint(model, weight=weight)(x, y)
+        nats, ce = -model.log_prob(x).mean(), F.cross_entropy(model.logits(x), y)
+        torch.testing.assert_close(loss, nats / (3 * math.log(2)) + weight * ce)
+        assert float(figures["nats"]) == pytest.approx(number(nats))
+        assert float(figures["cross-entropy"]) == pytest.approx(number(ce))
+        assert set(figures) == {"nats", "cross-entropy", "error %"}
+
+    def test_of_integers_in_bits_per_dimension(self):
+        model, x, y = pixel_hybrid().eval(), pixels(), torch.arange(6) % 3
+        loss, figures = Joint(model, levels=4)(x, y, generator=seeded())
+        point = continuous(x, 4, seeded())
+        bits = -model.log_prob(point).mean() / (16 * math.log(2))
+        torch.testing.assert_close(loss, bits + F.cross_entropy(model.logits(point), y))
+        assert float(figures["bits/dim"]) == pytest.approx(number(bits))
+
+    def test_rows_without_a_label_count_for_the_density(self):
+        model, x = hybrid(), numbers()
+        y = torch.tensor([0, MISSING, 2, MISSING, MISSING, 1])
+        loss, _ = Joint(model.eval(), weight=2.0)(x, y)
+        ce = F.cross_entropy(model.logits(x[y >= 0]), y[y >= 0])
+        torch.testing.assert_close(loss, -model.log_prob(x).mean() / (3 * math.log(2)) + 2 * ce)
+        nothing, _ = Joint(model)(x, torch.full((6,), MISSING))
+        nothing.backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+        assert (model.head.weight.grad == 0).all()
+
+    def test_an_augmentation_is_for_the_cross_entropy_alone(self):
+        model, x, y = pixel_hybrid().eval(), pixels(), torch.arange(6) % 3
+        plain, augmented = Joint(model, levels=4), Joint(model, levels=4, augment=Augment(shift=2))
+        (_, before), (loss, after) = (o(x, y, generator=seeded()) for o in (plain, augmented))
+        assert float(after["bits/dim"]) == float(before["bits/dim"])
+        assert float(after["cross-entropy"]) != float(before["cross-entropy"])
+        generator = seeded()
+        continuous(x, 4, generator)  # the density's noise comes first
+        shifted = Augment(shift=2)(x, generator)
+        ce = F.cross_entropy(model.logits(continuous(shifted, 4, generator)), y)
+        torch.testing.assert_close(after["cross-entropy"], ce.detach())
+        torch.testing.assert_close(loss, before["bits/dim"] + ce)
+
+    def test_an_augmentation_without_a_generator_draws_from_the_global_one(self):
+        objective, x, y = (
+            Joint(pixel_hybrid().eval(), levels=4, augment=Augment(shift=2)),
+            pixels(),
+            torch.arange(6) % 3,
+        )
+        values = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            values.append(number(objective(x, y)[0]))
+        assert values[0] == values[1] != values[2]
+
+
+class TestUnits:
+    def test_integers_get_noise_or_the_middle_of_their_bins(self):
+        x = pixels()
+        noisy = continuous(x, 4, seeded())
+        assert torch.equal(noisy.floor(), x.float())
+        assert not torch.equal(noisy, x.float())
+        assert torch.equal(centred(x, 4), x.float() + 0.5)
+
+    def test_real_numbers_stay_as_they_are(self):
+        x = normal(2, 3)
+        assert continuous(x, None) is x
+        assert centred(x, None) is x
+
+    def test_names_and_sizes(self):
+        assert (unit_name(None), unit_name(256)) == ("nats", "bits/dim")
+        assert unit(torch.zeros(5, 2, 3), None) == 1
+        assert unit(torch.zeros(5, 2, 3), 256) == pytest.approx(6 * math.log(2))
+
+
+class TestAim:
+    @pytest.mark.parametrize(
+        ("kind", "objective"),
+        [
+            ("density", MaximumLikelihood),
+            ("classification", Classification),
+            ("hybrid", Joint),
+            ("semi-supervised", Joint),
+        ],
+    )
+    def test_it_names_an_objective(self, kind, objective):
+        assert kind in PURPOSES
+        model = nn.Identity()
+        made = Aim(kind, weight=2.0, label_smoothing=0.1, shifted=0.5).objective(
+            model, 17, Augment(shift=3, shifted=0.1)
+        )
+        assert type(made) is objective
+        assert made.model is model
+        assert made.levels == 17
+        if kind != "density":
+            assert made.label_smoothing == 0.1
+        if objective is Joint:
+            assert (made.weight, made.augment) == (2.0, Augment(shift=3, shifted=0.5))
+
+    def test_nothing_is_augmented_unless_it_is_asked_for(self):
+        assert Aim("hybrid").objective(nn.Identity(), 17, Augment(shift=3)).augment is None
+        assert Aim("hybrid", shifted=0.5).objective(nn.Identity(), 17).augment is None
+
+    @pytest.mark.parametrize(
+        ("wrong", "sentence"),
+        [
+            (
+                {"kind": "regression"},
+                r"kind must be one of density, classification, hybrid, semi-supervised; got 'regression'.",
+            ),
+            ({"weight": -1.0}, "weight must not be negative; got -1.0."),
+            ({"shifted": -0.1}, r"shifted is the part of the images that is shifted, in \[0, 1\]; got -0.1."),
+            ({"shifted": 1.1}, r"shifted is the part of the images that is shifted, in \[0, 1\]; got 1.1."),
+            ({"label_smoothing": 1.0}, r"label_smoothing must lie in \[0, 1\); got 1.0."),
+            ({"label_smoothing": -0.1}, r"label_smoothing must lie in \[0, 1\); got -0.1."),
+        ],
+    )
+    def test_wrong_settings_get_a_sentence(self, wrong, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            Aim(**wrong)

@@ -1,0 +1,149 @@
+"""Presets: every one can be built and trained on data of its kind, and a file is found, read or explained."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from iresnet import Classifier, Flow, Hybrid, config
+from iresnet.architectures import Network, build
+from iresnet.data import Batches, Dataset, Schema
+from iresnet.data.source import names, schema_of
+from iresnet.objective import Aim
+from iresnet.presets import PRESETS, Experiment, find, read
+from iresnet.training import Training, train
+
+KINDS = {"density": Flow, "classification": Classifier, "hybrid": Hybrid, "semi-supervised": Hybrid}
+TABLE = Schema((5,), columns=tuple("abcde"), label="kind", classes=("u", "v"))
+
+
+def schema(experiment):
+    return TABLE if experiment.data.source == "table.csv" else schema_of(experiment.data.source)
+
+
+def rows(schema, count=6):
+    generator = torch.Generator().manual_seed(0)
+    if schema.is_image:
+        x = torch.randint(schema.levels, (count, *schema.shape), generator=generator).to(torch.uint8)
+    else:
+        x = torch.randn(count, *schema.shape, generator=generator)
+    y = torch.arange(count) % len(schema.classes) if schema.classes else None
+    return Dataset(x, y, schema)
+
+
+def trained_one_step(experiment, data):
+    torch.manual_seed(0)
+    model = build(experiment.network, data.schema, experiment.objective.kind, data.x)
+    assert type(model) is KINDS[experiment.objective.kind]
+    objective = experiment.objective.objective(model, data.schema.levels, experiment.data.augment)
+    batches = Batches(data, experiment.training.batch, augment=experiment.data.augment)
+    seen = []
+    train(
+        objective, batches.starting_at(0), replace(experiment.training, steps=1),
+        generator=torch.Generator().manual_seed(0), report=lambda *a: seen.append(a[2]),
+    )  # fmt: skip
+    return seen[0]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+class TestEvery:
+    def test_it_goes_by_its_name_and_says_what_it_is(self, name):
+        experiment = PRESETS[name]
+        assert experiment.name == name == find(name).name
+        assert len(experiment.about) > 20
+        assert experiment.data.source in [*names(), "table.csv"]
+
+    def test_its_network_takes_a_training_step_on_rows_of_its_kind(self, name):
+        """With one block a scale and narrow ones, where the full size takes long: the shapes are the same."""
+        experiment = PRESETS[name]
+        network = experiment.network
+        small = replace(
+            network, blocks=(1,) * len(network.blocks), width=min(network.width, 8), padding=min(network.padding, 1)
+        )
+        figures = trained_one_step(replace(experiment, network=small), rows(schema(experiment)))
+        assert figures
+        assert all(bool(torch.isfinite(value)) for value in figures.values())
+
+    @pytest.mark.slow
+    def test_its_network_is_built_in_full(self, name):
+        experiment = PRESETS[name]
+        model = build(experiment.network, schema(experiment), experiment.objective.kind)
+        assert type(model) is KINDS[experiment.objective.kind]
+
+
+def test_labels_are_missing_only_where_they_are_to_be():
+    for name, experiment in PRESETS.items():
+        assert (experiment.data.labelled < 1) == (experiment.objective.kind == "semi-supervised"), name
+
+
+class TestFind:
+    @pytest.mark.parametrize(
+        ("name", "near"), [("digits-hybird", "digits-hybrid"), ("cifar-density", "cifar10-density"), ("moon", None)]
+    )
+    def test_an_unknown_name_gets_the_nearest(self, name, near):
+        known = ", ".join(PRESETS)
+        remedy = f"Did you mean '{near}'?" if near else f"Use one of {known}."
+        with pytest.raises(ValueError, match="there is no preset") as caught:
+            find(name)
+        assert str(caught.value) == f"there is no preset {name!r}. {remedy} A file of settings ends in .toml."
+
+    def test_a_missing_file_says_how_to_write_one(self, tmp_path):
+        path = tmp_path / "mine.toml"
+        with pytest.raises(FileNotFoundError) as caught:
+            find(str(path))
+        remedy = "Write one with: iresnet presets digits-hybrid > mine.toml"
+        assert str(caught.value) == f"there is no file {path}. {remedy}"
+
+    @pytest.mark.parametrize("content", [b"\xff\xfe\x00name", b"\x93NUMPY\x01\x00\xf6"])
+    def test_a_binary_file(self, tmp_path, content):
+        path = tmp_path / "mine.toml"
+        path.write_bytes(content)
+        with pytest.raises(
+            ValueError, match=f"{re.escape(str(path))} is not a text file. Give a TOML file of settings."
+        ):
+            find(str(path))
+
+    def test_a_file_is_found_by_its_path(self, tmp_path):
+        path = tmp_path / "mine.toml"
+        path.write_text(config.dump(PRESETS["points-density"]), encoding="utf-8")
+        assert find(str(path)) == PRESETS["points-density"]
+
+
+class TestRead:
+    def test_what_a_file_leaves_out_keeps_its_default(self, tmp_path):
+        path = tmp_path / "mine.toml"
+        path.write_text(
+            'name = "größer"\n[network]\nblocks = [2]\n[objective]\nkind = "density"\n[training]\nsteps = 7\n',
+            encoding="utf-8",
+        )
+        assert read(path) == Experiment(
+            name="größer", network=Network(blocks=(2,)), objective=Aim("density"), training=Training(steps=7)
+        )
+
+    def test_an_empty_file_is_the_default(self, tmp_path):
+        (tmp_path / "mine.toml").write_text("")
+        assert read(tmp_path / "mine.toml") == Experiment()
+
+    @pytest.mark.parametrize(
+        ("text", "sentence"),
+        [
+            ("[trainig]\nsteps = 3\n", "there is no setting 'trainig'. Did you mean 'training'?"),
+            ("[training]\nstep = 3\n", "there is no setting 'training.step'. Did you mean 'steps'?"),
+            ("[training]\nsteps = 0\n", "steps must be at least 1; got 0."),
+            ("[network]\nblocks = 3\n", "network.blocks must be a list of entries, each a whole number; got 3."),
+            ("[data]\nvalidation = 'x'\n", "data.validation must be a number; got 'x'."),
+        ],
+    )
+    def test_a_mistake_is_named_with_the_file(self, tmp_path, text, sentence):
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        with pytest.raises(ValueError, match="mine.toml: ") as caught:
+            read(path)
+        assert str(caught.value) == f"{path}: {sentence}"
+
+    def test_bad_toml_names_file_and_line(self, tmp_path):
+        path = tmp_path / "mine.toml"
+        path.write_text("name = 'a'\nseed = \n")
+        with pytest.raises(ValueError, match=r"mine.toml is not valid TOML: .*line 2.*Mend that line."):
+            read(path)

@@ -1,0 +1,266 @@
+"""Run folders: what they hold, that they go on bit for bit, and what is said of those that cannot be used."""
+
+import errno
+import json
+import math
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import iresnet
+from iresnet import Classifier, Flow, Hybrid, certify, checkpoint, evaluation
+from iresnet.run import Run, release, resume, start
+from tests.runs import copy_of, tiny, trained
+
+
+def tensors(path):
+    groups = checkpoint.load(path).tensors
+    return {f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+class TestFolder:
+    def test_holds_all_that_later_commands_need(self):
+        names = {p.name for p in trained().iterdir()}
+        assert {
+            "config.toml",
+            "schema.json",
+            "environment.json",
+            "log.csv",
+            "last.safetensors",
+            "best.safetensors",
+            "model.safetensors",
+            "certificate.json",
+        } <= names
+        assert not [n for n in names if n.startswith(".")]  # nothing half-written
+
+    def test_gives_its_experiment_back(self):
+        opened = Run.open(trained())
+        assert opened.experiment == tiny()
+        assert opened.schema.shape == (1, 8, 8)
+        assert opened.schema.levels == 17
+
+    def test_the_model_is_certified_and_in_eval(self):
+        model = iresnet.load(trained())
+        assert isinstance(model, Hybrid)
+        assert not model.training
+        assert certify(model).passed
+        assert json.loads((trained() / "certificate.json").read_text())["passed"] is True
+
+    def test_loading_twice_gives_the_same_function(self):
+        x = Run.open(trained()).splits().test.x[:5] + 0.5
+        first, second = (iresnet.load(trained())(x) for _ in range(2))
+        assert torch.equal(first.log_prob, second.log_prob)
+        assert torch.equal(first.logits, second.logits)
+
+    def test_environment_names_versions_and_seeds(self):
+        content = Run.open(trained()).read_json("environment.json")
+        assert content["versions"]["iresnet"] == iresnet.__version__
+        assert content["seeds"] == [0]
+        assert content["parameters"] == sum(p.numel() for p in iresnet.load(trained()).parameters())
+
+    def test_log_has_a_row_for_every_validation_and_the_end(self):
+        log = Run.open(trained()).log()
+        assert [row["step"] for row in log] == [3, 6]
+        assert all(math.isfinite(row["validation bits/dim"]) for row in log)
+        assert log[0]["rate"] == pytest.approx(tiny().training.rate(2))
+
+    def test_reference_is_the_likelihood_of_validation_rows(self):
+        opened = Run.open(trained())
+        rows = opened.splits().validation
+        again = evaluation.log_likelihood(opened.model(), rows).value
+        assert torch.allclose(opened.reference(), again)
+
+    @pytest.mark.parametrize(("name", "kind"), [("digits-classifier", Classifier), ("digits-density", Flow)])
+    def test_other_objectives(self, name, kind, tmp_path):
+        outcome = start(tiny(name), tmp_path / "run")
+        assert isinstance(outcome.run.model(), kind)
+        assert outcome.certificate.passed
+
+    def test_a_classifier_has_no_reference(self, tmp_path):
+        outcome = start(tiny("digits-classifier"), tmp_path / "run")
+        with pytest.raises(ValueError, match="this model only classifies"):
+            outcome.run.reference()
+
+    def test_semi_supervised_learns_from_few_labels(self, tmp_path):
+        outcome = start(tiny("digits-semi-supervised"), tmp_path / "run")
+        splits = outcome.run.splits()
+        assert 0.85 < float((splits.train.y == -1).double().mean()) < 0.95
+        assert not bool((splits.test.y == -1).any())
+        assert math.isfinite(outcome.run.log()[-1]["validation error %"])
+
+    def test_epochs_become_steps(self, tmp_path):
+        outcome = start(tiny(epochs=1, batch=600), tmp_path / "run")
+        assert outcome.step == 2  # 1,221 images in batches of 600
+        assert Run.open(tmp_path / "run").experiment.training.steps == 2
+
+
+class TestResume:
+    @pytest.mark.parametrize("name", ["digits-hybrid", "points-density"])
+    def test_goes_on_bit_for_bit(self, name, tmp_path):
+        experiment = tiny(name, steps=7, validate_every=3, save_every=2)
+        start(experiment, tmp_path / "whole")
+        calls = iter(range(100))
+        stopped = start(experiment, tmp_path / "parts", stop=lambda: next(calls) == 3)
+        assert (stopped.step, stopped.finished) == (4, False)
+        finished = resume(tmp_path / "parts")
+        assert (finished.step, finished.finished) == (7, True)
+        for file in ("last.safetensors", "best.safetensors", "model.safetensors"):
+            assert same(tensors(tmp_path / "whole" / file), tensors(tmp_path / "parts" / file))
+        whole, parts = (Run.open(tmp_path / f).log()[-1] for f in ("whole", "parts"))
+        assert {k: v for k, v in whole.items() if k != "seconds"} == {k: v for k, v in parts.items() if k != "seconds"}
+
+    def test_what_was_logged_after_the_checkpoint_is_done_again(self, tmp_path):
+        experiment = tiny(steps=6, validate_every=1, save_every=4)
+        calls = iter(range(100))
+
+        def crash():
+            if next(calls) == 5:
+                raise KeyboardInterrupt
+            return False
+
+        with pytest.raises(KeyboardInterrupt):
+            start(experiment, tmp_path / "run", stop=crash)
+        assert [row["step"] for row in Run.open(tmp_path / "run").log()] == [1, 2, 3, 4, 5]
+        assert resume(tmp_path / "run").finished
+        assert [row["step"] for row in Run.open(tmp_path / "run").log()] == [1, 2, 3, 4, 5, 6]
+
+    def test_of_a_finished_run_changes_nothing(self, tmp_path):
+        folder = copy_of(trained(), tmp_path / "run")
+        before = tensors(folder / "model.safetensors")
+        outcome = resume(folder)
+        assert outcome.finished
+        assert same(before, tensors(folder / "model.safetensors"))
+        assert [row["step"] for row in Run.open(folder).log()] == [3, 6]
+
+    def test_of_a_run_that_never_saved_starts_at_the_beginning(self, tmp_path):
+        folder = copy_of(trained(), tmp_path / "run")
+        for name in ("last", "best", "model"):
+            (folder / f"{name}.safetensors").unlink()
+        assert resume(folder).finished
+        assert same(tensors(folder / "model.safetensors"), tensors(trained() / "model.safetensors"))
+
+
+class TestUnits:
+    """Scaling and its log-determinant belong to the model: a score is in the units of the file."""
+
+    def test_a_column_in_other_units_changes_the_density_by_that_factor(self, tmp_path):
+        rng = np.random.default_rng(0)
+        rows = rng.normal(size=(300, 3)) * [1.0, 2.0, 3.0] + [0.0, 5.0, -7.0]
+        values = []
+        for factor in (1.0, 1024.0):  # a power of two: the scaled rows are the same to the last bit
+            path = tmp_path / f"{factor}.csv"
+            np.savetxt(path, rows.astype(np.float32) * factor, delimiter=",", header="a,b,c", comments="")
+            experiment = tiny("table-density")
+            experiment = replace(experiment, data=replace(experiment.data, source=str(path)))
+            outcome = start(experiment, tmp_path / f"run-{factor}")
+            test = outcome.run.splits().test
+            values.append(evaluation.log_likelihood(outcome.run.model(), test).value)
+        assert torch.allclose(values[0] - values[1], torch.tensor(3 * math.log(1024.0)).double(), atol=1e-4)
+
+
+class TestBadInput:
+    def test_no_such_folder(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"nothing does not exist. Train first: iresnet train"):
+            Run.open(tmp_path / "nothing")
+
+    def test_a_folder_without_a_run(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="is not a run folder: it has no config.toml"):
+            Run.open(tmp_path)
+
+    def test_of_another_version(self, tmp_path):
+        folder = copy_of(trained(), tmp_path / "run")
+        text = (folder / "config.toml").read_text()
+        text = text.replace("format 1", "format 7", 1).replace(iresnet.__version__, "9.9", 1)
+        (folder / "config.toml").write_text(text)
+        with pytest.raises(ValueError, match="written by iresnet 9.9 in format 7; this version reads format 1. Use"):
+            Run.open(folder)
+
+    def test_a_config_of_somebody_else(self, tmp_path):
+        (tmp_path / "config.toml").write_text("[settings]\n")
+        with pytest.raises(ValueError, match="written by another program in format None"):
+            Run.open(tmp_path)
+
+    def test_a_damaged_schema(self, tmp_path):
+        folder = copy_of(trained(), tmp_path / "run")
+        (folder / "schema.json").write_text("{")
+        with pytest.raises(ValueError, match=r"schema.json cannot be read: .* Train again"):
+            Run.open(folder)
+
+    def test_a_torn_model(self, tmp_path):
+        folder = copy_of(trained(), tmp_path / "run")
+        whole = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ValueError, match="is damaged or no checkpoint"):
+            iresnet.load(folder)
+
+    def test_weights_of_another_network(self, tmp_path):
+        folder = copy_of(trained(), tmp_path / "run")
+        text = (folder / "config.toml").read_text()
+        (folder / "config.toml").write_text(text.replace("width = 4", "width = 5"))
+        with pytest.raises(ValueError, match=r"does not fit .*config.toml"):
+            iresnet.load(folder)
+
+    def test_not_finished(self, tmp_path):
+        stopped = start(tiny(), tmp_path / "run", stop=lambda: True)
+        assert not stopped.finished
+        with pytest.raises(FileNotFoundError, match="has no trained model yet. Finish it: iresnet train --resume"):
+            iresnet.load(tmp_path / "run")
+
+    def test_weights_that_there_are_not(self):
+        with pytest.raises(ValueError, match="weights must be 'model' or 'best'; got 'worst'"):
+            Run.open(trained()).model("worst")
+
+    def test_a_folder_that_holds_a_run_is_left_alone(self, tmp_path):
+        folder = copy_of(trained(), tmp_path / "run")
+        before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+        with pytest.raises(ValueError, match="holds a run already. Go on with it by --resume, or choose another --out"):
+            start(tiny(), folder)
+        assert before == {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+
+    def test_a_file_where_the_folder_should_be(self, tmp_path):
+        (tmp_path / "run").write_text("mine")
+        with pytest.raises(ValueError, match="is a file; a run needs a folder"):
+            start(tiny(), tmp_path / "run")
+        assert (tmp_path / "run").read_text() == "mine"
+
+    def test_what_cannot_be_built_leaves_no_folder(self, tmp_path):
+        experiment = tiny()
+        experiment = replace(experiment, network=replace(experiment.network, blocks=(1, 1, 1, 1)))
+        with pytest.raises(ValueError, match="Give blocks fewer entries"):
+            start(experiment, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    def test_a_full_disk_leaves_the_last_checkpoint_to_go_on_from(self, tmp_path, monkeypatch):
+        experiment = tiny(steps=6, validate_every=6, save_every=2)
+        sync, calls = os.fsync, iter(range(1000))
+
+        def full(number):
+            if next(calls) >= 5:  # config, schema, log, step 2 and step 4 were written
+                raise OSError(errno.ENOSPC, "No space left on device")
+            sync(number)
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match=r"cannot write .*: No space left on device. Make room"):
+            start(experiment, tmp_path / "run")
+        monkeypatch.undo()
+        assert checkpoint.load(tmp_path / "run" / "last.safetensors").state["step"] == 4
+        assert not [p for p in (tmp_path / "run").iterdir() if p.name.startswith(".")]
+        assert resume(tmp_path / "run").finished
+        start(experiment, tmp_path / "whole")
+        assert same(tensors(tmp_path / "run" / "last.safetensors"), tensors(tmp_path / "whole" / "last.safetensors"))
+
+
+def test_release_tightens_the_best_weights(tmp_path):
+    folder = copy_of(trained(), tmp_path / "run")
+    opened = Run.open(folder)
+    (folder / "model.safetensors").unlink()
+    certificate, _ = release(opened, opened.splits().validation)
+    assert certificate.passed
+    assert same(tensors(folder / "model.safetensors"), tensors(trained() / "model.safetensors"))
