@@ -61,7 +61,7 @@ def _component(kind: str, run: Run, model: nn.Module) -> int:
     classes = run.schema.classes
     if not isinstance(getattr(model, "head", None), Posterior):
         raise ValueError(
-            "--class needs a hybrid whose base has one normal a class. Train with --set network.bayes=true."
+            "--class needs a base with one normal a class. Train a hybrid with --set network.bayes=true."
         )
     if kind not in classes:
         raise ValueError(f"there is no class {kind!r}. {hint(kind, classes)}")
