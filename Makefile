@@ -32,7 +32,7 @@ lint: .venv/setup.stamp  ## format, lint, types and layers
 docs: .venv/docs.stamp  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: .venv/bench.stamp  ## measure what results/*.json claim (an hour)
+bench: .venv/bench.stamp  ## measure what results/*.json claim (forty minutes)
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/toy.py
 	$(BIN)/python benchmarks/demo.py

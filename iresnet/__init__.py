@@ -1,7 +1,7 @@
 """Invertible residual networks with a guarantee.
 
 The order of the files is the order of the paper: `spectral`, `fixed_point`, `logdet`, `lipschitz`, `transform`,
-`residual`, `certificate`, `flow`, `classifier`.
+`residual`, `certificate`, `flow`, `classifier`, `hybrid`; docs/design.md lists all.
 """
 
 from . import fixed_point, lipschitz, logdet, spectral

@@ -32,7 +32,7 @@ Activation = Callable[[], nn.Module]
 ACTIVATIONS = ("elu", "lipswish", "maxmin", "sine")
 ESTIMATORS = ("auto", "series", "roulette", "exact")
 
-#: Rows that the scaling is fitted on; up to this dimension the exact determinant costs no more than a series.
+#: Images that the scaling is fitted on; up to this dimension the exact determinant costs no more than a series.
 FITTED, FEW = 10_000, 8
 PREPROCESSING = ("logit", "standardise")
 
@@ -245,7 +245,8 @@ def _preprocessing(network: Network, schema: Schema, data: Tensor | None) -> Tra
         return Logit(schema.levels, network.alpha)
     if data is None:
         return Standardise(torch.zeros(schema.shape[0]), torch.ones(schema.shape[0]))
-    data = data[:FITTED]
+    if len(data) > FITTED and schema.is_image:  # any rows will do, but not the first: they may be of one class
+        data = data[torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:FITTED].to(data.device)]
     # Dequantisation moves the mean by half a level; it adds 1/12 to the variance, which is left to ActNorm.
     return Standardise.fit(data.float() + (0.0 if schema.levels is None else 0.5))
 

@@ -1,4 +1,7 @@
-"""Files that are written whole or not at all: a reader sees the old one or the new one, never a part."""
+"""Files that are written whole or not at all: a reader sees the old one or the new one, never a part.
+
+A link stays a link: what it points to is replaced. A pipe or a device is written to and never replaced.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,23 @@ from pathlib import Path
 def replacing(path: str | Path) -> Iterator[Path]:
     """A temporary path beside `path`, which takes its place when the block ends well and vanishes when it does not."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    direct = _is_special(path)
+    target = path if direct else Path(os.path.realpath(path))
+    temporary = path if direct else target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        temporary.replace(path)
+        if not direct:
+            temporary.replace(target)
     except OSError as error:
         reason = error.strerror or str(error)
         raise OSError(
             f"cannot write {path}: {reason}. Make room or choose another folder; what was there is untouched."
         ) from error
     finally:
-        with suppress(OSError):  # where it cannot even be looked for, the error above says why
-            temporary.unlink()
+        if not direct:
+            with suppress(OSError):  # where it cannot even be looked for, the error above says why
+                temporary.unlink()
 
 
 def write(path: str | Path, content: str | bytes) -> Path:
@@ -33,5 +40,11 @@ def write(path: str | Path, content: str | bytes) -> Path:
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        if not _is_special(temporary):  # a pipe has no disk to wait for
+            os.fsync(file.fileno())
     return Path(path)
+
+
+def _is_special(path: Path) -> bool:
+    """Whether something is there that is no file: a pipe, a device, a folder. What cannot be looked at is not there."""
+    return os.path.exists(path) and not os.path.isfile(path)

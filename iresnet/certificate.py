@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from . import atomic
 from . import lipschitz as lip
 from .lipschitz import Part
 from .residual import ResidualBlock
@@ -105,9 +106,7 @@ class Certificate:
         }
         text = json.dumps(_finite(content), indent=1, allow_nan=False)
         if path is not None:
-            temporary = Path(path).with_suffix(".partial")
-            temporary.write_text(text + "\n")
-            temporary.replace(path)
+            atomic.write(path, text + "\n")
         return text
 
 

@@ -158,11 +158,12 @@ def export(
         "weights": save_weights(model, folder / "weights.safetensors", shape=tuple(example.shape[1:]), about=about),
         "program": atomic.write(folder / "program.pt2", _bytes(program)),
     }
-    (folder / "model.onnx").unlink(missing_ok=True)
     if onnx:
         files["onnx"] = atomic.write(folder / "model.onnx", onnx)
     text = _readme(type(model).__name__, inputs, forward(**inputs), measured, with_onnx=bool(onnx))
     files["readme"] = atomic.write(folder / "README.txt", text)
+    if not onnx:
+        (folder / "model.onnx").unlink(missing_ok=True)
     return files
 
 

@@ -34,7 +34,8 @@ def guard_loss(
         place = f"{bad[0]} is the first parameter that is not finite"
     else:
         place = _first_bad_module(objective, x, y, generator)
-    raise TrainingError(f"the loss of step {step + 1} is {float(loss.detach())}; {place}. {REMEDY}")
+    since = f" (it is looked at every {GUARD_EVERY} steps)" if loss.is_cuda else ""
+    raise TrainingError(f"the loss of step {step + 1} is {float(loss.detach())}{since}; {place}. {REMEDY}")
 
 
 def guard_gradient(objective: Objective, norm: Tensor, step: int) -> None:
@@ -74,6 +75,8 @@ def _first_bad_module(objective: Objective, x: Tensor, y: Tensor | None, generat
     try:
         with torch.no_grad():
             objective(x, y, generator=generator)
+    except ValueError:  # an input that is refused, or a bound that hooks make unreadable
+        found.append("an unknown layer")
     finally:
         for handle in handles:
             handle.remove()

@@ -7,7 +7,8 @@ joint             -log p(x), in bits per dimension, + weight * cross-entropy; ro
 
 Discrete data (`levels`) are dequantised for the density, so that the loss is a bound on -log P of the integers, and
 taken at the middle of their bins for the classifier. The figures logged are what they say (nats are nats, errors are
-errors of this batch), never a surrogate whose gradient happens to be right.
+errors of this batch), with the log-determinant as the model's estimator gives it; never a surrogate whose gradient
+happens to be right.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Joint(Objective):
     """-log p(x) per dimension in bits + weight * cross-entropy of the same code: a hybrid's loss.
 
     With `augment`, the cross-entropy is that of an augmented copy of the batch, while the density sees the data as they
-    are. Figures: `bits/dim` or `nats`, `cross-entropy`, `error %`.
+    are. Figures: `loss`, `bits/dim` or `nats`, `cross-entropy`, `error %`.
     """
 
     model: Hybrid
@@ -103,7 +104,8 @@ class Joint(Objective):
         ce, figures = cross_entropy(logits, y, self.label_smoothing)
         density = nats / unit(x, self.levels)
         per_dimension = nats / (math.prod(x.shape[1:]) * math.log(2))
-        return per_dimension + self.weight * ce, {unit_name(self.levels): density.detach(), **figures}
+        loss = per_dimension + self.weight * ce
+        return loss, {"loss": loss.detach(), unit_name(self.levels): density.detach(), **figures}
 
 
 def cross_entropy(logits: Tensor, y: Tensor | None, label_smoothing: float = 0.0) -> Loss:

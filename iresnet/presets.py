@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -175,6 +176,16 @@ PRESETS = {
         ),
     )
 }
+
+
+def changed(experiment: Experiment, assignments: Sequence[str]) -> Experiment:
+    """The experiment with settings replaced, each given as "training.steps=500". Steps go before epochs."""
+    for assignment in assignments:
+        experiment = config.override(experiment, assignment)
+    keys = {a.partition("=")[0].strip().rsplit(".", 1)[-1] for a in assignments}
+    if "steps" in keys and "epochs" not in keys:
+        experiment = replace(experiment, training=replace(experiment.training, epochs=0))
+    return experiment
 
 
 def find(name: str) -> Experiment:

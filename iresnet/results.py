@@ -23,6 +23,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from . import atomic
+
 __all__ = ["Results", "circumstances", "markdown_table", "read", "write"]
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,14 +61,7 @@ def write(results: Results, folder: str | Path = "results") -> Path:
         text = json.dumps(asdict(results), indent=2, ensure_ascii=False, allow_nan=False, default=_plain) + "\n"
     except ValueError as error:
         raise ValueError(f"{results.name}: JSON has no NaN and no infinity ({error}). Write None instead.") from None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    return atomic.write(path, text)
 
 
 def read(path: str | Path) -> Results:

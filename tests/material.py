@@ -1,12 +1,12 @@
 """Material for reports, made up but of the right size and shape: nothing here was trained."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from sklearn.datasets import load_digits, make_moons
 
+from iresnet.data import Schema
 from iresnet.report import Anomaly, Material, Reconstruction, SpectrumOfLayer
 
 CONFIG = """\
@@ -40,14 +40,9 @@ ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True)
-class Rows:
-    """What `iresnet.data.Schema` says of a row, as far as a report asks."""
-
-    shape: tuple[int, ...]
-    levels: int | None = None
-    columns: tuple[str, ...] = ()
-    classes: tuple[str, ...] = ()
+def Rows(shape, levels=None, columns=(), classes=()):  # noqa: N802 (it stands for a class)
+    """A schema without the name of the label column."""
+    return Schema(shape, levels, columns, "", classes)
 
 
 def normal(*shape, seed=0):

@@ -3,10 +3,11 @@
 import errno
 import os
 import resource
+import threading
 
 import pytest
 
-from iresnet import atomic
+from iresnet import atomic, certify, mlp_flow
 
 
 def names(folder):
@@ -130,3 +131,45 @@ def test_replacing_gives_a_path_beside_the_target_that_takes_its_place(tmp_path)
 def test_a_block_that_writes_nothing_is_told_so(tmp_path):
     with pytest.raises(OSError, match="cannot write .*a.txt: No such file"), atomic.replacing(tmp_path / "a.txt"):
         pass
+
+
+class TestWhatIsNoPlainFile:
+    @pytest.mark.parametrize("there", [True, False], ids=["to a file", "to nothing"])
+    def test_a_link_stays_and_what_it_points_to_is_replaced(self, tmp_path, there):
+        (tmp_path / "far").mkdir()
+        if there:
+            (tmp_path / "far" / "a.txt").write_text("old")
+        (tmp_path / "link").symlink_to(tmp_path / "far" / "a.txt")
+        assert atomic.write(tmp_path / "link", "new") == tmp_path / "link"
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "far" / "a.txt").read_text() == "new"
+        assert names(tmp_path / "far") == ["a.txt"]
+
+    @pytest.mark.parametrize("linked", [False, True], ids=["itself", "by a link"])
+    def test_a_pipe_is_written_to_and_stays_one(self, tmp_path, linked):
+        os.mkfifo(tmp_path / "pipe")
+        if linked:
+            (tmp_path / "link").symlink_to(tmp_path / "pipe")
+        read = []
+        reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_text()), daemon=True)
+        reader.start()
+        atomic.write(tmp_path / ("link" if linked else "pipe"), "new")
+        reader.join(timeout=10)
+        assert read == ["new"]
+        assert (tmp_path / "pipe").is_fifo()
+        assert names(tmp_path) == ["link", "pipe"] if linked else ["pipe"]
+
+
+def test_a_certificate_is_written_whole(tmp_path, monkeypatch):
+    certificate = certify(mlp_flow(2, blocks=1, hidden=(4,)))
+    text = certificate.to_json(tmp_path / "c.json")
+    assert (tmp_path / "c.json").read_text() == text + "\n"
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="cannot write .*c.json: No space left on device"):
+        certificate.to_json(tmp_path / "c.json")
+    assert (tmp_path / "c.json").read_text() == text + "\n"
+    assert names(tmp_path) == ["c.json"]

@@ -7,20 +7,30 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from iresnet import __version__, checkpoint, cli
-from iresnet.cli.console import choose_device, ctrl_c
-from iresnet.run import Run
-from tests.runs import copy_of, trained
+from iresnet.cli.console import choose_device, console, ctrl_c, progress, reporter, waiting
+from iresnet.cli.score import _columns
+from iresnet.data import DataSettings
+from iresnet.run import Run, start
+from tests.runs import copy_of, tiny, trained
 
 COMMANDS = (
     "train", "evaluate", "sample", "invert", "interpolate", "certify", "score", "report", "export", "presets", "demo",
     "data list", "data download", "data verify",
 )  # fmt: skip
+
+
+def packed():
+    file = io.BytesIO()
+    np.savez_compressed(file, a=np.zeros((2, 64)))
+    return file.getvalue()
 
 
 @pytest.fixture
@@ -139,7 +149,7 @@ class TestTrain:
             (("digits-hybrid", "--set", "lipschitz=1.5"), "lipschitz must lie in (0, 1); got 1.5"),
             (("digits-hybrid", "--data", "mnits"), "Did you mean 'mnist'?"),
             (("digits-hybrid", "--data", "no.csv"), "no.csv"),
-            (("digits-hybrid", "--device", "abacus"), "device 'abacus' is not available here"),
+            (("digits-hybrid", "--device", "abacus"), "device must be cpu, cuda, cuda:N or auto"),
             (("digits-hybrid", "--resume"), "a resumed run keeps its settings; got a preset"),
             (("--resume",), "--resume needs the run folder"),
             (("--resume", "--out", "nowhere"), "nowhere does not exist"),
@@ -307,6 +317,11 @@ class TestWorkOnARun:
             (("invert", "{run}", "--precision", "float8"), "precision must be float32 or float64; got 'float8'"),
             (("invert", "{run}", "--solver", "luck"), "solver must be anderson or banach; got 'luck'"),
             (("invert", "{run}", "--codes", "{run}/log.csv"), "is no .npy array"),
+            (("invert", "{run}", "--codes", "{run}/none.npy"), "there is no file"),
+            (("invert", "{run}", "--codes", "{run}"), "there is no file"),
+            (("sample", "{run}", "--out", ".."), "--out must name a file, without its ending; got '..'"),
+            (("certify", "{run}", "--device", "mps"), "since proofs need float64; got 'mps'"),
+            (("report", "{run}", "--device", "cuda:99"), "device 'cuda:99' is not available here. Use cpu, or auto."),
             (("certify", "{run}", "--weights", "worst"), "weights must be 'model' or 'best'; got 'worst'"),
             (("score", "{run}", "{run}"), "run"),
             (("report", "{run}/nothing"), "does not exist"),
@@ -329,6 +344,18 @@ class TestWorkOnARun:
         assert code == 2
         assert "codes must have shape (n, 16, 2, 2)" in text
 
+    @pytest.mark.parametrize(
+        "content",
+        [b"", b"PK\x03\x04 no zip", b"\x93NUMPY\x01\x00v\x00", packed()[:-40], packed()],
+        ids=["empty", "no zip", "no header", "cut zip", "zip"],
+    )
+    def test_codes_that_cannot_be_read(self, call, folder, content):
+        (folder / "codes.npy").write_bytes(content)
+        code, text = call("invert", folder, "--codes", folder / "codes.npy")
+        assert code == 2
+        assert text.startswith(f"iresnet: {folder / 'codes.npy'} ")
+        assert "Save codes with numpy.save." in text
+
     def test_debug_shows_the_traceback(self):
         with pytest.raises(FileNotFoundError):
             cli.main(["evaluate", "nowhere", "--debug"])
@@ -336,3 +363,203 @@ class TestWorkOnARun:
 
 def test_auto_is_a_device_that_works():
     torch.empty(1, device=choose_device("auto"))
+
+
+@pytest.mark.parametrize("name", ["mps", "xpu", "cuda:", "cuda0", "meta", ""])
+def test_a_device_without_float64_gets_a_sentence(name):
+    with pytest.raises(
+        ValueError, match=f"device must be cpu, cuda, cuda:N or auto, .* got '{name}'. Use cpu, or auto"
+    ):
+        choose_device(name)
+
+
+class TestRows:
+    def test_so_many_are_judged_and_it_is_said(self, call, folder):
+        code, text = call("evaluate", folder, "--rows", 50, "--draws", 2)
+        assert code == 0
+        assert "rows     50 of 360\n" in text
+        content = json.loads((folder / "evaluation.json").read_text())
+        assert (content["rows"], content["of"]) == (50, 360)
+
+    def test_all_are_judged_where_that_is_exact_and_some_where_it_takes_long(self, call, folder, monkeypatch):
+        monkeypatch.setattr(sys.modules["iresnet.cli.evaluate"], "MANY", 40)
+        assert "rows     360 of 360\n" in call("evaluate", folder, "--draws", 2)[1]
+        monkeypatch.setattr(sys.modules["iresnet.cli.evaluate"], "EXACT_UP_TO", 63)
+        assert "rows     40 of 360\n" in call("evaluate", folder, "--draws", 2)[1]
+
+    def test_a_report_judges_anew_where_rows_are_asked_for(self, call, folder):
+        (folder / "evaluation.json").write_text('{"tightening": {"layers": 3, "predictions_changed": 0, "rows": 360}}')
+        code, text = call("report", folder, "--rows", 30, "--device", "cpu")
+        assert code == 0
+        assert "Judged 30 of 360 test rows." in text
+        content = json.loads((folder / "evaluation.json").read_text())
+        assert (content["rows"], content["tightening"]["layers"]) == (30, 3)
+        assert "Judged" not in call("report", folder)[1]
+
+
+class TestCertify:
+    def test_what_was_said_of_another_model_is_to_be_made_again(self, call, folder):
+        (folder / "evaluation.json").write_text("{}")
+        code, text = call("certify", folder, "--weights", "best", "--tighten", "--device", "cpu")
+        assert code == 0
+        assert f"Evaluate it again: iresnet evaluate {folder}" in text
+        assert not (folder / "evaluation.json").exists()
+        assert "Evaluate it again" not in call("certify", folder, "--weights", "best", "--tighten")[1]
+
+    def test_a_model_that_stays_keeps_its_figures(self, call, folder):
+        (folder / "evaluation.json").write_text("{}")
+        before = (folder / "model.safetensors").read_bytes()
+        code, text = call("certify", folder, "--tighten")
+        assert code == 0
+        assert f"No layer exceeds its coefficient; the model in {folder} stays." in text
+        assert (folder / "evaluation.json").exists()
+        assert (folder / "model.safetensors").read_bytes() == before
+
+    def test_the_advice_is_about_the_same_weights(self, call, folder):
+        saved = checkpoint.load(folder / "best.safetensors")
+        grown = {".original": 50.0, ".gradient": 0.1}
+        weights = {k: v * grown.get(k[k.rfind(".") :], 1.0) for k, v in saved.tensors["weights"].items()}
+        spoilt = checkpoint.Checkpoint({**saved.tensors, "weights": weights}, saved.state)
+        checkpoint.save(spoilt, folder / "best.safetensors", version=__version__)
+        code, text = call("certify", folder, "--weights", "best")
+        assert code == 1
+        assert f"Try: iresnet certify {folder} --weights best --tighten" in text
+
+
+class TestOut:
+    @pytest.mark.parametrize("command", ["sample", "invert", "interpolate"])
+    def test_a_dot_in_the_name_stays(self, call, folder, command):
+        few = ("--pairs", 1, "--steps", 2) if command == "interpolate" else ("-n", 2)
+        for name in ("t0.5", "t0.7"):
+            assert call(command, folder, *few, "--out", folder / name)[0] == 0
+        found = {p.name for p in folder.iterdir() if p.name.startswith("t0")}
+        errors = {"t0.5-errors.csv", "t0.7-errors.csv"} if command == "invert" else set()
+        assert found == {"t0.5.npz", "t0.5.png", "t0.7.npz", "t0.7.png"} | errors
+
+    def test_an_ending_is_not_doubled(self, call, folder):
+        assert call("sample", folder, "-n", 2, "--out", folder / "s.npz")[0] == 0
+        assert {p.name for p in folder.iterdir() if p.name.startswith("s.")} == {"s.npz", "s.png"}
+
+    def test_brackets_are_printed_as_they_are(self, call, tmp_path):
+        folder = copy_of(trained(), tmp_path / "[" / "x]")
+        code, text = call("sample", folder, "-n", 1)
+        assert code == 0
+        assert f"1 samples in {folder}/samples.npz" in text
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    where = tmp_path_factory.mktemp("table")
+    rng = np.random.default_rng(0)
+    lines = [f"{a:.4f},{b:.4f},{c:.4f},{'cat' if a > 0 else 'dog'}" for a, b, c in rng.normal(size=(200, 3))]
+    (where / "t.csv").write_text("\n".join(["a,b,c,kind", *lines]) + "\n")
+    settings = DataSettings(source=str(where / "t.csv"), label="kind")
+    start(replace(tiny("table-hybrid"), data=settings), where / "run")
+    return where
+
+
+class TestTables:
+    """A run on a file that may go, and files with labels that the model does not know."""
+
+    def test_samples_without_the_data(self, call, made, tmp_path):
+        folder = copy_of(made / "run", tmp_path / "run")
+        config = (folder / "config.toml").read_text()
+        (folder / "config.toml").write_text(config.replace(str(made / "t.csv"), str(made / "gone.csv")))
+        code, text = call("sample", folder, "-n", 5)
+        assert code == 0
+        assert f"5 samples in {folder / 'samples.csv'}. No picture, since they are drawn beside test rows: " in text
+        assert "gone.csv" in text
+        assert (folder / "samples.csv").read_text().startswith("a,b,c\n")
+        assert not (folder / "samples.png").exists()
+
+    def test_samples_beside_the_data(self, call, made, tmp_path):
+        folder = copy_of(made / "run", tmp_path / "run")
+        code, text = call("sample", folder, "-n", 5)
+        assert code == 0
+        assert f"drawn in {folder / 'samples.png'}" in text
+
+    @pytest.mark.parametrize("command", ["score", "invert", "interpolate", "evaluate"])
+    def test_labels_are_read_only_to_be_judged_by(self, call, made, tmp_path, command):
+        folder, other = copy_of(made / "run", tmp_path / "run"), tmp_path / "other.csv"
+        other.write_text("c,b,a,kind\n1,2,3,bird\n4,5,6,cat\n")
+        given = (other,) if command == "score" else ("--data", other)
+        code, text = call(command, folder, *given)
+        assert code == (2 if command == "evaluate" else 0), text
+        assert ("bird" in text) == (command == "evaluate")
+
+    def test_a_report_shows_lines_between_rows(self, call, made, tmp_path):
+        folder = copy_of(made / "run", tmp_path / "run")
+        assert call("report", folder)[0] == 0
+        assert "One line for each pair of rows" in (folder / "report.html").read_text()
+
+
+def test_scores_name_the_files():
+    run = Run.open(trained())
+    few = run.splits().test.take([0, 1])
+    made = _columns(run, run.model(), replace(few, names=("a.png", "b,c.png")), 2)
+    assert list(made)[:3] == ["row", "file", "log_likelihood"]
+    assert made["file"] == ["a.png", "b,c.png"]
+    assert "file" not in _columns(run, run.model(), few, 2)
+
+
+@pytest.mark.parametrize(
+    "run_out",
+    [lambda: np.empty(10**17), lambda: torch.empty(10**15), lambda: _raise(torch.OutOfMemoryError("CUDA out of"))],
+    ids=["numpy", "torch", "cuda"],
+)
+def test_memory_that_runs_out_gets_a_sentence(call, monkeypatch, run_out):
+    monkeypatch.setattr(cli, "app", lambda **_: run_out())
+    code, text = call("sample", "runs/x")
+    assert code == 1
+    assert text == f"iresnet: {cli.MEMORY}\n"
+    assert "--rows" in text
+
+
+def _raise(error):
+    raise error
+
+
+def test_help_says_where_to_begin_and_how_to_see_a_traceback(call):
+    code, text = call("--help")
+    assert code == 0
+    assert "iresnet demo" in text
+    assert "--debug" in text
+
+
+class TestConsole:
+    def test_text_is_no_markup(self, capsys):
+        console().print("[a] [/x] :smile: [bold]b[/bold]")
+        assert capsys.readouterr().out == "[a] [/x] :smile: [bold]b[/bold]\n"
+
+    def test_nor_is_a_name_in_the_bar(self):
+        screen = Console(file=io.StringIO(), force_terminal=True, width=100, markup=False)
+        with progress(screen) as bars:
+            reporter(bars, "[/x]")(1, 1, {"loss [/y]": torch.tensor(1.0)})
+        assert "[/x]" in screen.file.getvalue()
+        assert "loss [/y]" in screen.file.getvalue()
+
+    def test_the_bar_has_room_for_what_it_shows(self):
+        screen = Console(file=io.StringIO(), force_terminal=True, width=80, markup=False)
+        figures = {"loss": 3.795, "bits/dim": 3.299, "cross-entropy": 2.444, "error %": 87.8}
+        with progress(screen) as bars:
+            reporter(bars, "digits-hybrid")(1, 1, {name: torch.tensor(value) for name, value in figures.items()})
+        shown = screen.file.getvalue()
+        assert "3.299 bits/dim  87.8 % wrong" in shown
+        assert "loss" not in shown
+        assert "cross-entropy" not in shown
+
+    def test_a_spinner_is_for_terminals(self):
+        for terminal in (True, False):
+            screen = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+            with waiting(screen, "Judging 5 of [/x] rows …"):
+                pass
+            assert ("Judging 5 of [/x] rows …" in screen.file.getvalue()) == terminal
+
+
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [("sample", "RUN/samples"), ("evaluate", "all up to 64 dimensions, else 1,000"), ("score", "print it")],
+)
+def test_help_says_what_happens_without_an_option(call, command, default, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert default in call(command, "--help")[1]

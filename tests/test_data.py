@@ -1,5 +1,6 @@
 """Data sets, batches, augmentation and splits: what is promised about every row."""
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iresnet.data import Augment, Batches, Dataset, Schema, Splits
+from iresnet.data import Augment, Batches, Dataset, Schema, Splits, some
 from iresnet.data.dataset import stream
 from iresnet.data.labels import class_name, class_names, encode
 from iresnet.data.split import count, hold_out, hold_out_last, keep_labels
@@ -134,6 +135,34 @@ class TestDataset:
     def test_refuses(self, x, y, schema, sentence):
         with pytest.raises(ValueError, match=sentence):
             Dataset(x, y, schema)
+
+    def test_names_stay_with_their_rows(self):
+        data = replace(numbered(3), names=("a", "b", "c"))
+        assert data.take([2, 0]).names == ("c", "a")
+        assert data.take(torch.tensor([-1])).names == ("c",)
+        assert data.to("cpu").names == ("a", "b", "c")
+        assert numbered(3).take([0]).names == ()
+        with pytest.raises(ValueError, match="names must be one a row; got 2 for 3 rows. Give all of them, or none."):
+            replace(data, names=("a", "b"))
+
+    def test_fingerprint(self):
+        data = Dataset(torch.tensor([[1.0], [2.0]]), torch.tensor([1, -1]), TWO)
+        content = bytes.fromhex("0000803f00000040" + "01" + 7 * "00" + 8 * "ff")  # 1 and 2; 1 and -1
+        schema = '{"classes": ["cat", "dog"], "columns": [], "label": "", "levels": null, "shape": [1]}'
+        assert data.fingerprint() == hashlib.sha256(content + schema.encode()).hexdigest()[:16]
+        rest = hashlib.sha256(content[:8] + schema.encode()).hexdigest()[:16]
+        assert replace(data, y=None).fingerprint() == rest
+
+    def test_a_fingerprint_tells_data_apart(self):
+        data = numbered(4, torch.tensor([0, 1, 0, 1]))
+        others = [
+            data.take([0, 1, 2]),
+            data.take([1, 0, 2, 3]),
+            replace(data, y=torch.tensor([0, 1, 0, 0])),
+            replace(data, schema=replace(data.schema, classes=("cat", "cow"))),
+        ]
+        assert len({d.fingerprint() for d in [data, *others]}) == 5
+        assert replace(data, x=data.x.repeat(1, 2)[:, :1], names=tuple("abcd")).fingerprint() == data.fingerprint()
 
     def test_splits_have_one_schema(self):
         with pytest.raises(
@@ -300,6 +329,23 @@ class TestSplit:
         kept, held = hold_out_last(numbered(5), 2)
         assert (values((kept.x,)), values((held.x,))) == ([0, 1, 2], [3, 4])
 
+    @given(st.integers(1, 40), st.integers(1, 40))
+    def test_some_rows_in_the_order_of_the_file(self, rows, n):
+        data = numbered(rows)
+        part = values((some(data, n).x,))
+        assert len(part) == min(rows, n)
+        assert part == sorted({*part})
+        assert part == values((some(data, n).x,))
+        assert n < rows or some(data, n) is data
+
+    def test_some_rows_are_not_the_first(self):
+        order = torch.randperm(1000, generator=stream(0, "some"))[:100].tolist()
+        part = some(numbered(1000, torch.arange(1000) // 500), 100)
+        assert values((part.x,)) == sorted(order)
+        assert 30 < int(part.y.sum()) < 70
+        with pytest.raises(ValueError, match="the number of rows must be at least 1; got 0."):
+            some(numbered(3), 0)
+
     @given(st.integers(0, 20))
     def test_kept_labels_are_right_and_of_every_class(self, seed):
         y = torch.tensor([0, 1] * 20 + [-1] * 5)
@@ -340,6 +386,13 @@ class TestLabels:
 
     def test_a_missing_label_is_minus_one(self):
         assert encode(["b", "", "a"], ("a", "b"), str).tolist() == [1, -1, 0]
+
+    @pytest.mark.parametrize("cell", ["nan", "NaN", " NA ", "n/a", "N/A", "null", "NULL", "None", "none", "  "])
+    def test_words_for_a_missing_label(self, cell):
+        assert class_name(cell) == ""
+
+    def test_words_for_a_class(self):
+        assert [class_name(cell) for cell in ("-1", "nano", "nothing", "0")] == ["-1", "nano", "nothing", "0"]
 
     def test_an_unknown_label_names_its_place(self):
         with pytest.raises(ValueError, match="label 'lion' in line 1; there are 2 classes. Use one of cat, dog."):

@@ -6,6 +6,8 @@ import struct
 import sys
 import tarfile
 import types
+import zipfile
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -109,6 +111,27 @@ class TestSettings:
         with pytest.raises(FileNotFoundError, match="'no/such/zzz'. Use one of digits, mnist, fashion-mnist"):
             read("no/such/zzz", IRIS)
 
+    def test_the_placeholder_of_a_preset(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        sentence = r"give your table: --data FILE \(.csv, .tsv, .npy, .npz, .parquet\)"
+        for settings in (DataSettings("table.csv"), DataSettings("table.csv").resolved()):
+            with pytest.raises(FileNotFoundError, match=sentence):
+                load(settings)
+        with pytest.raises(FileNotFoundError, match="no data set, file or folder 'sub/table.csv'"):
+            load(DataSettings("sub/table.csv"))
+        (tmp_path / "table.csv").write_text("a\n" + "\n".join(map(str, range(9))))
+        assert len(all_rows(load(DataSettings("table.csv")))) == 9
+        assert DataSettings("table.csv").resolved().source == str(tmp_path / "table.csv")
+
+    def test_absolute_paths(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HOME", "/home/me")
+        resolved = DataSettings("./digits", folder="~/data", seed=3).resolved()
+        assert resolved == DataSettings(str(tmp_path / "digits"), folder="/home/me/data", seed=3)
+        assert resolved.resolved() == resolved
+        assert DataSettings("~/a.csv").resolved().source == "/home/me/a.csv"
+        assert DataSettings("mnist").resolved() == DataSettings("mnist", folder=str(tmp_path / "data"))
+
     def test_another_kind_of_file(self, tmp_path):
         (tmp_path / "a.docx").write_text("")
         with pytest.raises(ValueError, match="must be a folder of images or a table .*csv, .tsv, .npy, .npz, .parquet"):
@@ -151,8 +174,14 @@ class TestDigits:
         assert read("digits", replace(schema, classes=("even", "odd"))).y is None
         with pytest.raises(ValueError, match=r"the model takes rows of 2 numbers \(length, width\); digits has images"):
             read("digits", IRIS)
-        with pytest.raises(ValueError, match="part must be 'train' or 'test'; got 'tset'."):
+        with pytest.raises(ValueError, match="part must be one of train, validation, test; got 'tset'."):
             read("digits", schema, part="tset")
+        with pytest.raises(ValueError, match="digits has no validation part of its own, only train and test. Choose"):
+            read("digits", schema, part="validation")
+
+    def test_read_without_labels(self):
+        data = read("digits", load(DataSettings()).schema, labels=False)
+        assert (len(data), data.y) == (360, None)
 
 
 class TestToy:
@@ -458,8 +487,9 @@ class TestText:
         splits = self.load(tmp_path, "0,1,kind\n1,2,a\n3,4,b\n5,6,a\n7,8,b\n", label="kind", test=1, validation=1)
         assert splits.schema.columns == ("0", "1")
 
-    def test_a_missing_label_in_the_first_line_makes_no_header(self, tmp_path):
-        splits = self.load(tmp_path, "1,2,\n3,4,1\n5,6,0\n7,8,1\n", label="x2", test=1, validation=1)
+    @pytest.mark.parametrize("missing", ["", "NA", "nan"])
+    def test_a_missing_label_in_the_first_line_makes_no_header(self, tmp_path, missing):
+        splits = self.load(tmp_path, f"1,2,{missing}\n3,4,1\n5,6,0\n7,8,1\n", label="x2", test=1, validation=1)
         assert len(all_rows(splits)) == 4
 
     def test_splits_are_disjoint_and_repeatable(self, tmp_path):
@@ -506,6 +536,49 @@ class TestText:
     def test_refuses(self, tmp_path, text, settings, sentence):
         with pytest.raises(ValueError, match=sentence):
             self.load(tmp_path, text, **settings)
+
+    HINT = " If it holds the classes, name it: --label "
+
+    @pytest.mark.parametrize(
+        ("text", "place", "name"),
+        [
+            ("a,species\n1,rose\n2,tulip\n", "'rose' is not a number in line 2, column 'species'", "species"),
+            ("a,species\n1,\n2,tulip\n3,rose\n", "a number is missing in line 2, column 'species'", "species"),
+            ("a,species\n1,nan\n2,tulip\n3,rose\n", "'tulip' is not a number in line 3, column", "species"),
+            ("a,the kind\n1,b\n2,c\n", "'b' is not a number in line 2, column 'the kind'", "'the kind'"),
+            ("1,b\n2,c\n", "'b' is not a number in line 1, column 'x1'", "x1"),
+            ("a,b\n1,7\n" + 10 * "2,rose\n", "'rose' is not a number in line 3, column 'b'", "b"),
+        ],
+    )
+    def test_a_column_of_text_may_be_the_labels(self, tmp_path, text, place, name):
+        with pytest.raises(ValueError, match=place) as error:
+            self.load(tmp_path, text)
+        assert str(error.value).endswith(f". Correct it, or remove the row or the column.{self.HINT}{name}.")
+
+    def test_a_cell_of_text_is_not(self, tmp_path):
+        texts = ("a,b\n1,x\n2,3\n3,4\n", "a,b\n1,2\n2,x\n3,y\n4,5\n", "a,b\n1,x\n")
+        for text in texts:
+            with pytest.raises(ValueError, match="Correct it, or remove the row or the column.$"):
+                self.load(tmp_path, text)
+
+    def test_one_column_holds_the_labels_already(self, tmp_path):
+        text = "a,b,kind\n1,x,rose\n2,y,tulip\n"
+        with pytest.raises(ValueError, match="'x' is not a number .* the column.$"):
+            self.load(tmp_path, text, label="kind")
+        with pytest.raises(ValueError, match="'x' is not a number .* the column.$"):
+            read(self.write(tmp_path, text), Schema((2,), columns=("a", "b")))
+
+    def test_words_for_a_missing_label(self, tmp_path):
+        text = "a,kind\n" + "".join(f"{i},{word}\n" for i, word in enumerate(("x", "NA", "null", "None", "-1", "n/a")))
+        data = read(self.write(tmp_path, text), Schema((1,), columns=("a",), label="kind", classes=("-1", "x")))
+        assert data.y.tolist() == [1, -1, -1, -1, 0, -1]
+        splits = self.load(tmp_path, text + "7,x\n8,x\n", label="kind", test=1, validation=1)
+        assert splits.schema.classes == ("-1", "x")
+
+    def test_read_without_labels(self, tmp_path):
+        path = self.write(tmp_path, "length,width,kind\n1,2,orchid\n")
+        data = read(path, IRIS, labels=False)
+        assert (data.x.tolist(), data.y, data.schema) == ([[1, 2]], None, IRIS)
 
     def test_another_encoding(self, tmp_path):
         path = self.write(tmp_path, "höhe\n1\n", encoding="latin-1")
@@ -632,6 +705,42 @@ class TestArrays:
         with pytest.raises(ValueError, match=r"cannot be read as an array \(No data left in file\). Save it anew."):
             load(DataSettings(str(path)))
 
+    def test_a_damaged_archive(self, tmp_path):
+        path = tmp_path / "a.npz"
+        np.savez_compressed(path, x=np.random.default_rng(0).normal(size=(50, 2)))
+        whole = path.read_bytes()
+        for start in (60, 300):  # in the compressed numbers
+            path.write_bytes(whole[:start] + 30 * b"\xff" + whole[start + 30 :])
+            with pytest.raises(ValueError, match=r"a.npz cannot be read as an array \(.+\). Save it anew."):
+                load(DataSettings(str(path)))
+
+    @pytest.mark.parametrize(
+        ("error", "why"),
+        [
+            (zlib.error("Error -3"), "Error -3"),
+            (zipfile.BadZipFile("Bad CRC-32"), "Bad CRC-32"),
+            (OSError("Failed"), "Failed"),
+            (EOFError(), "EOFError"),
+        ],
+    )
+    def test_whatever_numpy_raises(self, tmp_path, monkeypatch, error, why):
+        def broken(*args, **options):
+            raise error
+
+        (tmp_path / "a.npz").write_bytes(b"")
+        monkeypatch.setattr(np, "load", broken)
+        with pytest.raises(ValueError, match=rf"a.npz cannot be read as an array \({why}\). Save it anew."):
+            load(DataSettings(str(tmp_path / "a.npz")))
+
+    def test_read_without_labels(self, tmp_path):
+        path = tmp_path / "a.npz"
+        np.savez(path, x=self.X, y=np.array([{}] * 3, dtype=object))  # is not even looked at
+        assert read(path, IRIS, labels=False).y is None
+        np.savez(path, x=np.zeros((2, 8, 8), np.uint8), y=np.array(["c", "d"]))
+        assert read(path, Schema((1, 8, 8), 17, classes=("a", "b")), labels=False).y is None
+        np.savez(path, x=np.column_stack([self.X, np.arange(10)]))
+        assert read(path, Schema((2,), label="x2", classes=("0",)), labels=False).y is None
+
 
 IRIS_AB = replace(IRIS, classes=("a", "b"))
 
@@ -693,6 +802,24 @@ class TestParquet:
         self.pandas(monkeypatch, Frame(length=Series([1.0, 3.0]), width=Series(["2", None])))
         with pytest.raises(ValueError, match="nan in row 1, column 'width'"):
             load(DataSettings(str(path)))
+
+    def test_a_column_of_text_may_be_the_labels(self, path, monkeypatch):
+        self.pandas(monkeypatch, Frame(length=Series([1.0, 3.0, 4.0]), species=Series([None, "rose", "tulip"])))
+        with pytest.raises(ValueError, match="'rose' is not a number in row 1, column 'species'.") as error:
+            load(DataSettings(str(path)))
+        assert str(error.value).endswith(
+            " Correct it, or remove the column. If it holds the classes, name it: --label species."
+        )
+        with pytest.raises(ValueError, match="remove the column.$"):
+            read(path, Schema((2,), columns=("length", "species")))
+        self.pandas(monkeypatch, Frame(length=Series([1.0, 3.0]), width=Series(["2", "wide"])))
+        with pytest.raises(ValueError, match="remove the column.$"):
+            load(DataSettings(str(path)))
+
+    def test_read_without_labels(self, path, monkeypatch):
+        frame = Frame(length=Series([1.0]), width=Series([2.0]), kind=Series(["orchid"]))
+        self.pandas(monkeypatch, frame)
+        assert read(path, IRIS, labels=False).y is None
 
     def test_what_to_install(self, path, monkeypatch):
         monkeypatch.setitem(sys.modules, "pandas", None)

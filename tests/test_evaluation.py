@@ -24,7 +24,7 @@ from iresnet import (
     evaluation,
     tighten_,
 )
-from iresnet.data import Dataset, Schema
+from iresnet.data import Dataset, Schema, some
 from iresnet.data.corruptions import CORRUPTIONS
 from iresnet.evaluation import (
     anomaly,
@@ -436,9 +436,11 @@ class TestScores:
         assert [e["name"] for e in entries] == list(CORRUPTIONS)
         assert all(0 <= e["detection"] <= 1 and 0 <= e["median_anomaly"] <= 1 for e in entries)
 
-    def test_the_first_rows_are_enough(self):
+    def test_some_rows_are_enough_and_not_the_first_ones(self):
         model, data = image_hybrid(), images(12)
-        assert corrupted(model, data, rows=5) == corrupted(model, data.take(range(5))) != corrupted(model, data)
+        few = corrupted(model, data, rows=5)
+        assert few == corrupted(model, some(data, 5)) != corrupted(model, data)
+        assert few != corrupted(model, data.take(range(5)))
 
     def test_a_model_of_dark_images_sees_bright_ones_and_cannot_see_what_stays_dark(self):
         base = DiagonalNormal((1, 4, 4))

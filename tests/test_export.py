@@ -405,6 +405,16 @@ def test_a_folder_holds_all_of_it_and_says_how_to_load_it(tmp_path, monkeypatch)
     torch.testing.assert_close(scope["outputs"]["logits"], model.logits(pixels(3)))
 
 
+def test_an_old_onnx_file_goes_only_when_the_rest_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, "_missing", lambda: ["onnx"])
+    (tmp_path / "model.onnx").write_text("of an earlier model")
+    (tmp_path / "README.txt").mkdir()  # cannot be written
+    model, data = made("flow")
+    with pytest.raises(OSError, match="cannot write .*README.txt: Is a directory"):
+        export(model, *data(2), tmp_path)
+    assert (tmp_path / "model.onnx").read_text() == "of an earlier model"
+
+
 @pytest.mark.slow
 def test_the_program_loads_as_the_readme_says_without_this_library(tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "_missing", lambda: ["onnx"])

@@ -177,7 +177,8 @@ class TestJoint:
         torch.testing.assert_close(loss, nats / (3 * math.log(2)) + weight * ce)
         assert float(figures["nats"]) == pytest.approx(number(nats))
         assert float(figures["cross-entropy"]) == pytest.approx(number(ce))
-        assert set(figures) == {"nats", "cross-entropy", "error %"}
+        assert float(figures["loss"]) == pytest.approx(number(loss))
+        assert set(figures) == {"loss", "nats", "cross-entropy", "error %"}
 
     def test_of_integers_in_bits_per_dimension(self):
         model, x, y = pixel_hybrid().eval(), pixels(), torch.arange(6) % 3

@@ -174,7 +174,7 @@ def test_attributes_are_escaped_too():
 
 
 def test_an_unknown_objective():
-    with pytest.raises(ValueError, match="objective must be one of hybrid, .*; got 'regression'."):
+    with pytest.raises(ValueError, match="objective must be one of density, .*hybrid.*; got 'regression'."):
         digits(objective="regression")
 
 

@@ -1,6 +1,8 @@
 """Results files, what they say about a run, and the tables made from them."""
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -47,6 +49,19 @@ def test_what_json_lacks_is_refused_and_the_old_file_stays(example, tmp_path):
         write(Results("example", rows=[{"value": float("nan"), "run": 0}], runs=[{}]), tmp_path)
     with pytest.raises(TypeError, match="got object"):
         write(Results("example", runs=[{"what": object()}]), tmp_path)
+    assert read(path) == example
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_the_old_file_and_gets_a_sentence(example, tmp_path, monkeypatch):
+    path = write(example, tmp_path)
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="cannot write .*example.json: No space left on device. Make room"):
+        write(Results("example"), tmp_path)
     assert read(path) == example
     assert list(tmp_path.iterdir()) == [path]
 

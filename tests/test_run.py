@@ -12,7 +12,10 @@ import torch
 
 import iresnet
 from iresnet import Classifier, Flow, Hybrid, certify, checkpoint, evaluation
+from iresnet.demo import digits
+from iresnet.guard import TrainingError
 from iresnet.run import Run, release, resume, start
+from iresnet.run.watch import Watch
 from tests.runs import copy_of, tiny, trained
 
 
@@ -42,7 +45,7 @@ class TestFolder:
 
     def test_gives_its_experiment_back(self):
         opened = Run.open(trained())
-        assert opened.experiment == tiny()
+        assert opened.experiment == replace(tiny(), data=tiny().data.resolved())
         assert opened.schema.shape == (1, 8, 8)
         assert opened.schema.levels == 17
 
@@ -242,7 +245,7 @@ class TestBadInput:
         sync, calls = os.fsync, iter(range(1000))
 
         def full(number):
-            if next(calls) >= 5:  # config, schema, log, step 2 and step 4 were written
+            if next(calls) >= 6:  # config, schema, data, log, step 2 and step 4 were written
                 raise OSError(errno.ENOSPC, "No space left on device")
             sync(number)
 
@@ -264,3 +267,107 @@ def test_release_tightens_the_best_weights(tmp_path):
     certificate, _ = release(opened, opened.splits().validation)
     assert certificate.passed
     assert same(tensors(folder / "model.safetensors"), tensors(trained() / "model.safetensors"))
+
+
+class TestFolderOfOthers:
+    def test_files_that_are_not_a_runs_are_left_alone(self, tmp_path):
+        (tmp_path / "config.toml").write_text("# mine\n")
+        (tmp_path / "log.csv").write_text("a,b\n")
+        with pytest.raises(
+            ValueError, match=r"holds files that are not a run's \(config.toml, log.csv\). Choose another"
+        ):
+            start(tiny(), tmp_path)
+        assert (tmp_path / "config.toml").read_text() == "# mine\n"
+
+    def test_a_run_without_its_checkpoint_is_still_a_run(self, tmp_path):
+        folder = copy_of(trained(), tmp_path / "run")
+        (folder / "last.safetensors").unlink()
+        with pytest.raises(ValueError, match="holds a run already"):
+            start(tiny(), folder)
+        assert (folder / "model.safetensors").exists()
+
+    def test_a_run_that_broke_down_before_it_saved_can_be_started_anew(self, tmp_path):
+        folder = copy_of(trained(), tmp_path / "run")
+        for name in ("last", "best", "model"):
+            (folder / f"{name}.safetensors").unlink()
+        assert start(tiny(), folder).finished
+
+    def test_a_demonstration_replaces_only_a_demonstration(self, tmp_path):
+        folder = copy_of(trained("digits-density"), tmp_path / "run")
+        with pytest.raises(ValueError, match=r"holds another run. Choose another --out"):
+            digits.run(folder, tiny())
+        assert (folder / "model.safetensors").exists()
+
+
+class TestData:
+    def table(self, path, columns="a,b", factor=1.0, rows=200):
+        values = np.random.default_rng(0).normal(size=(rows, 2)) * factor
+        np.savetxt(path, values, delimiter=",", header=columns, comments="")
+        return replace(tiny("table-density"), data=replace(tiny("table-density").data, source=str(path)))
+
+    @pytest.mark.parametrize("change", [{"columns": "b,a"}, {"factor": 2.0}, {"rows": 201}])
+    def test_that_changed_after_training_are_refused(self, change, tmp_path):
+        outcome = start(self.table(tmp_path / "t.csv"), tmp_path / "run")
+        assert len(outcome.run.splits().test) == 40
+        self.table(tmp_path / "t.csv", **change)
+        with pytest.raises(ValueError, match=r"have changed since it was trained, so the parts are not the same rows"):
+            Run.open(tmp_path / "run").splits()
+
+    def test_are_found_from_another_folder(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        experiment = self.table(tmp_path / "t.csv")
+        start(replace(experiment, data=replace(experiment.data, source="t.csv")), tmp_path / "run")
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert len(Run.open(tmp_path / "run").splits().test) == 40
+
+
+class TestDamage:
+    @pytest.mark.parametrize("text", ["{", "[1]", ""])
+    def test_of_a_json_file_names_it(self, text, tmp_path):
+        folder = copy_of(trained(), tmp_path / "run")
+        (folder / "environment.json").write_text(text)
+        with pytest.raises(ValueError, match=r"environment.json is damaged: .* Remove it"):
+            Run.open(folder).read_json("environment.json")
+
+    @pytest.mark.parametrize("line", ["1,2,x", "1" + ",2" * 30])
+    def test_of_the_log_names_it(self, line, tmp_path):
+        folder = copy_of(trained(), tmp_path / "run")
+        with (folder / "log.csv").open("a") as file:
+            file.write(line + "\n")
+        with pytest.raises(ValueError, match=r"log.csv is damaged: .* Remove it"):
+            Run.open(folder).log()
+
+    def test_a_torn_line_of_the_log_is_dropped_on_resume(self, tmp_path):
+        stopped = start(tiny(), tmp_path / "run", stop=lambda: True)
+        with (tmp_path / "run" / "log.csv").open("a") as file:
+            file.write("1")  # of "10,..."
+        assert stopped.step == 1
+        assert resume(tmp_path / "run").finished
+        assert [row["step"] for row in Run.open(tmp_path / "run").log()] == [1, 3, 6]
+
+
+def test_loading_a_model_leaves_the_random_numbers_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    iresnet.load(trained())
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    experiment = tiny(steps=6, save_every=2, validate_every=6)
+    kept, original = [], Watch.__call__
+
+    def spoiling(self, state):  # as a GPU might, between two looks of the guard
+        if state.step == 4:
+            kept.append((tmp_path / "run" / "last.safetensors").read_bytes())
+            with torch.no_grad():
+                state.parameters[0].fill_(math.nan)
+        return original(self, state)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Watch, "__call__", spoiling)
+        with pytest.raises(TrainingError, match=r"weights of step 4 are not finite; the last checkpoint is kept"):
+            start(experiment, tmp_path / "run")
+    assert (tmp_path / "run" / "last.safetensors").read_bytes() == kept[0]

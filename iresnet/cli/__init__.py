@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
+import torch
 import typer
 
 from ..version import __version__
@@ -21,9 +22,14 @@ from .sample import sample
 from .score import score
 from .train import train
 
+#: What is said where memory runs out.
+MEMORY = (
+    "not enough memory. Lower training.batch (train), --rows (evaluate, report) or -n (sample, invert), "
+    "or choose another --device."
+)
+
 app = typer.Typer(
     name="iresnet",
-    help="Invertible residual networks with a guarantee.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -45,7 +51,12 @@ def options(
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Invertible residual networks with a guarantee."""
+    """Invertible residual networks with computed bounds.
+
+    `iresnet train` makes a run folder, and the other commands take it. Begin with: iresnet demo
+
+    `--debug` anywhere shows the traceback of a mistake.
+    """
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -55,13 +66,13 @@ def main(arguments: list[str] | None = None) -> None:
     words = [w for w in words if w != "--debug"]
     try:
         app(args=words, prog_name="iresnet")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
         if debug:
             raise
-        typer.echo(f"iresnet: {error}", err=True)
-        raise SystemExit(2) from None
-    except RuntimeError as error:
-        if debug:
-            raise
-        typer.echo(f"iresnet: {error}", err=True)
-        raise SystemExit(1) from None
+        typer.echo(f"iresnet: {MEMORY if _is_memory(error) else error}", err=True)
+        raise SystemExit(2 if isinstance(error, ValueError | OSError) else 1) from None
+
+
+def _is_memory(error: Exception) -> bool:
+    """Whether memory ran out, on whatever device; torch has no class of its own for that on the CPU."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 import typer
 
-from .. import atomic
 from ..certificate import certify as prove
 from ..certificate import tighten_
 from ..run import Run, publish
-from .console import console, use_threads
+from .console import Device, choose_device, console, use_threads
 from .output import RunFolder
 
 
@@ -21,25 +19,32 @@ def certify(
         bool, typer.Option("--tighten", help="Scale down what exceeds its coefficient, and keep that.")
     ] = False,
     weights: Annotated[str, typer.Option(help="model: as released; best: as trained.")] = "model",
+    device: Device = "auto",
 ) -> None:
     """Prove Lip(g) < 1 for every block, layer by layer. Exit code 1 if a block fails.
 
     Example: iresnet certify runs/demo --weights best --tighten
     """
     opened, screen = Run.open(run), console()
-    use_threads(math.prod(opened.schema.shape))
-    model = opened.model(weights)
+    use_threads(opened.schema.dimension)
+    model = opened.model(weights, choose_device(device))
     changed = tighten_(model, opened.schema.shape) if tighten else []
     certificate = prove(model, opened.schema.shape)
     screen.print(str(certificate), highlight=False, soft_wrap=True)
-    if tighten:
+    if tighten and (changed or weights == "best"):
         tightened = [*opened.tightened(), *changed] if weights == "model" else changed
+        stale = any((run / name).exists() for name in ("evaluation.json", "report.html"))
         publish(opened, model, certificate, opened.splits().validation, {"tightened": tightened})
-        screen.print(
-            f"{len(changed)} layers tightened; the model in {run} is now this one.", highlight=False, soft_wrap=True
-        )
+        words = f"{len(changed)} layers tightened; the model in {run} is now this one."
+        again = f" Evaluate it again: iresnet evaluate {run}" if stale else ""
+        screen.print(words + again, highlight=False, soft_wrap=True)
     elif weights == "model":
-        atomic.write(run / "certificate.json", certificate.to_json() + "\n")
+        certificate.to_json(run / "certificate.json")
+        if tighten:
+            screen.print(
+                f"No layer exceeds its coefficient; the model in {run} stays.", highlight=False, soft_wrap=True
+            )
     if not certificate.passed:
-        hint = "" if tighten else f" Try: iresnet certify {run} --tighten"
+        which = " --weights best" if weights == "best" else ""
+        hint = "" if tighten else f" Try: iresnet certify {run}{which} --tighten"
         raise RuntimeError(f"the certificate does not pass.{hint}")

@@ -1,12 +1,13 @@
-"""What the commands share: the console, the progress bar, the device, Ctrl-C."""
+"""What the commands share: the console, the progress bar, the spinner, the device, Ctrl-C."""
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from ..training import Report
@@ -23,15 +25,18 @@ from ..training import Report
 #: Figures of so many recent steps are averaged in the bar, and it is drawn anew so often, in seconds.
 RECENT, REDRAW = 50, 0.2
 
+#: Figures that the log has and the bar has no room for: bits and errors say the same.
+LOGGED_ONLY = ("loss", "cross-entropy")
+
 #: Up to this dimension one thread is fastest: more would only wait for each other.
 SMALL = 256
 
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto: a GPU where there is one.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto: CUDA where there is one.")]
 
 
 def console() -> Console:
-    """Where tables and sentences go."""
-    return Console()
+    """Where tables and sentences go, as they are: a folder may be called [a] or :b:."""
+    return Console(markup=False, emoji=False)
 
 
 def table(*columns: str, title: str | None = None) -> Table:
@@ -46,6 +51,10 @@ def choose_device(name: str) -> str:
     """The device of this name, if it is there."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(
+            f"device must be cpu, cuda, cuda:N or auto, since proofs need float64; got {name!r}. Use cpu, or auto."
+        )
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError):
@@ -59,14 +68,19 @@ def use_threads(dimension: int, wanted: int | None = None) -> None:
         torch.set_num_threads(wanted or 1)
 
 
+def waiting(to: Console, what: str) -> AbstractContextManager[object]:
+    """A spinner beside what is being done, on a terminal; nothing where the output goes to a file."""
+    return to.status(Text(what)) if to.is_terminal else nullcontext()
+
+
 @contextmanager
 def progress(to: Console) -> Iterator[Progress]:
     """A bar with what a waiting person wants to know: speed, figures and the time left."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=10),
         TaskProgressColumn(),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[figures]}", markup=False),
         TimeRemainingColumn(compact=True),
         TextColumn("left"),
     )
@@ -97,7 +111,7 @@ def reporter(bars: Progress, name: str) -> Report:
         drawn[0] = now
         (then, first), count = steps_done[0], len(recent)
         speed = f"{(step - first) / (now - then):.1f}/s" if now > then and step > first else ""
-        means = {k: sum(float(f[k]) for f in recent) / count for k in figures if k != "cross-entropy"}
+        means = {k: sum(float(f[k]) for f in recent) / count for k in figures if k not in LOGGED_ONLY}
         words = [f"{v:.1f} % wrong" if k == "error %" else f"{v:.3f} {k}" for k, v in means.items()]
         bars.update(tasks[0], completed=step, total=steps, figures="  ".join([speed, *words]))
 

@@ -47,7 +47,7 @@ def download(
     """
     for name in names:
         files.find(name)  # an unknown name is refused before anything is fetched
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (TextColumn("{task.description:<28}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console()) as bars:
         for name in names:
             files.download(name, folder, _reporter(bars))

@@ -1,4 +1,4 @@
-"""`iresnet demo`: train, classify, score, sample, invert, prove and draw, in minutes on two cores."""
+"""`iresnet demo`: train, classify, score, sample, invert, prove and draw, in minutes on one core."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from .console import console, ctrl_c, progress, reporter, table
 
 def demo(
     only: Annotated[str, typer.Option(help="digits: one network, four jobs; toy: densities in the plane.")] = "digits",
-    out: Annotated[Path, typer.Option(help="Folder for the report, or for the picture.")] = Path("runs/demo"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for the report, or for the picture; a run in it is replaced.")
+    ] = Path("runs/demo"),
     density: Annotated[
         list[str] | None, typer.Option(help=f"With --only toy: {', '.join(toy.names())}. May be repeated.")
     ] = None,

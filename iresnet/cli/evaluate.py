@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import json
-import math
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from torch import nn
 
 from .. import atomic
+from ..data import Dataset, some
 from ..evaluation import Density, Error, Inverse
 from ..evaluation import evaluate as judge
+from ..residual import EXACT_UP_TO
 from ..run import Run
-from .console import Device, choose_device, console, use_threads
+from .console import Device, choose_device, console, use_threads, waiting
 from .output import DataOption, RunFolder, Split, rows_of
+
+#: Rows that are judged where a likelihood is an estimate, which takes long.
+MANY = 1000
+
+Rows = Annotated[
+    int | None,
+    typer.Option(
+        help="How many rows, drawn at random.", min=1, show_default=f"all up to {EXACT_UP_TO} dimensions, else {MANY:,}"
+    ),
+]
 
 
 def evaluate(
     run: RunFolder,
     data: DataOption = None,
     split: Split = "test",
-    draws: Annotated[int, typer.Option(help="Draws of noise a likelihood is averaged over.", min=2)] = 16,
+    rows: Rows = None,
+    draws: Annotated[int, typer.Option(help="Draws of noise a likelihood is averaged over.", min=2)] = 8,
     device: Device = "auto",
 ) -> None:
     """Error, likelihood and inverse on rows that were not trained on.
@@ -29,16 +44,29 @@ def evaluate(
 
     Example: iresnet evaluate runs/demo --split validation
     """
-    opened = Run.open(run)
-    use_threads(math.prod(opened.schema.shape))
+    opened, screen = Run.open(run), console()
+    use_threads(opened.schema.dimension)
     chosen = choose_device(device)
-    rows = rows_of(opened, data, split).to(chosen)
-    content = judge(opened.model(device=chosen), rows, split=data or split, draws=draws)
-    screen = console()
+    available = rows_of(opened, data, split, labels=True)
+    content = judged(opened.model(device=chosen), available, rows, screen, split=data or split, draws=draws)
+    screen.print(f"{'rows':<9}{content['rows']:,} of {content['of']:,}", highlight=False)
     for name, cls in (("error", Error), ("density", Density), ("inverse", Inverse)):
         if name in content:
             screen.print(f"{name:<9}{cls(**content[name])}", highlight=False, soft_wrap=True)
     if data is None and split == "test":
-        kept = opened.read_json("evaluation.json")
-        path = atomic.write(run / "evaluation.json", json.dumps({**kept, **content}, indent=1) + "\n")
-        screen.print(f"Figures in {path}", highlight=False, soft_wrap=True)
+        screen.print(f"Figures in {keep(opened, content)}", highlight=False, soft_wrap=True)
+
+
+def judged(model: nn.Module, data: Dataset, rows: int | None, screen: Console, **options: Any) -> dict[str, Any]:
+    """The figures of so many rows, judged where the model is; "of" says how many there were."""
+    if rows is None:
+        rows = len(data) if data.schema.dimension <= EXACT_UP_TO else MANY
+    chosen = some(data, rows).to(next(model.parameters()).device)
+    with waiting(screen, f"Judging {len(chosen):,} of {len(data):,} rows …"):
+        return judge(model, chosen, **options) | {"of": len(data)}
+
+
+def keep(run: Run, content: dict[str, Any]) -> Path:
+    """Write the figures of the test part, beside what else was known of it."""
+    known = run.read_json("evaluation.json")
+    return atomic.write(run.folder / "evaluation.json", json.dumps({**known, **content}, indent=1) + "\n")

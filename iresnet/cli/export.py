@@ -17,7 +17,7 @@ from .output import RunFolder
 
 def export(
     run: RunFolder,
-    out: Annotated[Path | None, typer.Option(help="The folder to write. [default: RUN/export]")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write.", show_default="RUN/export")] = None,
 ) -> None:
     """Write plain weights, a torch.export program, and ONNX where its exporter is installed.
 

@@ -1,4 +1,4 @@
-"""What the commands write: arrays in the units of the data, tables of numbers, and the pictures that go with them."""
+"""What the commands read and write: rows of a run, arrays in the units of the data, tables of numbers, pictures."""
 
 from __future__ import annotations
 
@@ -23,17 +23,32 @@ DataOption = Annotated[
 ]
 Split = Annotated[str, typer.Option(help="Which of the run's own rows: test, validation or train.")]
 
+#: What `--out` need not end in: each command adds its own.
+ENDINGS = (".npz", ".csv", ".png")
 
-def rows_of(run: Run, source: str | None, split: str = "test") -> Dataset:
+
+def rows_of(run: Run, source: str | None, split: str = "test", *, labels: bool = False) -> Dataset:
     """The rows of a source, read as the run's model needs them, or one part of the run's own data."""
     if source is not None:
         settings = run.experiment.data
-        return read(source, run.schema, folder=settings.folder, size=settings.size)
+        return read(source, run.schema, folder=settings.folder, size=settings.size, labels=labels)
     splits = run.splits()
     parts = {"test": splits.test, "validation": splits.validation, "train": splits.train}
     if split not in parts:
         raise ValueError(f"split must be one of {', '.join(parts)}; got {split!r}.")
     return parts[split]
+
+
+def with_ending(path: Path, ending: str) -> Path:
+    """The path with an ending; dots in its name stay, and an ending that is there already is not doubled.
+
+    >>> with_ending(Path("t0.5"), ".npz").name, with_ending(Path("t.npz"), ".png").name
+    ('t0.5.npz', 't.png')
+    """
+    if path.name in ("", ".."):
+        raise ValueError(f"--out must name a file, without its ending; got {str(path)!r}. Use e.g. {path / 'made'}.")
+    stem = path.stem if path.suffix in ENDINGS else path.name
+    return path.with_name(stem + ending)
 
 
 def save_rows(path: Path, rows: Tensor, schema: Schema) -> Path:
@@ -42,9 +57,8 @@ def save_rows(path: Path, rows: Tensor, schema: Schema) -> Path:
     if schema.is_image:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, x=values)
-        return atomic.write(path.with_suffix(".npz"), buffer.getvalue())
-    names = schema.columns or [f"x{i}" for i in range(schema.shape[0])]
-    return atomic.write(path.with_suffix(".csv"), csv_text(names, values.tolist()))
+        return atomic.write(with_ending(path, ".npz"), buffer.getvalue())
+    return atomic.write(with_ending(path, ".csv"), csv_text(schema.names, values.tolist()))
 
 
 def csv_text(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -57,10 +71,10 @@ def csv_text(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def draw_rows(path: Path, rows: Tensor, data: Tensor, schema: Schema) -> Path:
-    """A picture of samples: a grid of images, or points and columns beside the data."""
+    """A picture of samples, PATH.png: a grid of images, or points and columns beside the data."""
+    path, rows, data = with_ending(path, ".png"), rows.cpu(), data.cpu()
     if schema.is_image:
         return image_grid(rows, path, levels=schema.levels or 256)
-    if schema.shape[0] == 2:
+    if schema.dimension == 2:
         return points_picture(data, rows, path)
-    names = schema.columns or tuple(f"x{i}" for i in range(schema.shape[0]))
-    return columns_picture(data, rows, names, path)
+    return columns_picture(data, rows, schema.names, path)

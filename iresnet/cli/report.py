@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .. import atomic
-from ..evaluation import evaluate
 from ..report import write
 from ..report.gather import gather
 from ..run import Run
-from .console import console, use_threads
+from .console import Device, choose_device, console, use_threads, waiting
+from .evaluate import Rows, judged, keep
 from .output import RunFolder
 
 
 def report(
     run: RunFolder,
-    out: Annotated[Path | None, typer.Option(help="The file to write. [default: RUN/report.html]")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write.", show_default="RUN/report.html")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the samples and of the rows shown.")] = 0,
+    rows: Rows = None,
+    device: Device = "auto",
 ) -> None:
-    """Write a page about a run: figures, curves, samples, reconstructions, certificate. It needs no network.
+    """Write a page about a run: figures, curves, samples, reconstructions, certificate. It can be read offline.
+
+    The test part is evaluated first, where that has not been done or `--rows` is given.
 
     Example: iresnet report runs/demo --out demo.html
     """
-    opened = Run.open(run)
-    use_threads(math.prod(opened.schema.shape))
-    if not opened.read_json("evaluation.json"):
-        content = evaluate(opened.model(), opened.splits().test)
-        atomic.write(run / "evaluation.json", json.dumps(content, indent=1) + "\n")
-    path = write(gather(opened, seed=seed), run / "report.html" if out is None else out)
-    console().print(f"Report in {path}", highlight=False, soft_wrap=True)
+    opened, screen = Run.open(run), console()
+    use_threads(opened.schema.dimension)
+    chosen = choose_device(device)
+    if rows is not None or not opened.read_json("evaluation.json"):
+        content = judged(opened.model(device=chosen), opened.splits().test, rows, screen)
+        keep(opened, content)
+        screen.print(f"Judged {content['rows']:,} of {content['of']:,} test rows.", highlight=False)
+    with waiting(screen, "Drawing samples and solving codes …"):
+        path = write(gather(opened, device=chosen, seed=seed), run / "report.html" if out is None else out)
+    screen.print(f"Report in {path}", highlight=False, soft_wrap=True)

@@ -8,13 +8,14 @@ from typing import Annotated
 
 import torch
 import typer
-from torch import nn
+from torch import Tensor, nn
 
 from ..base import Posterior
 from ..evaluation import as_flow
+from ..evaluation.solving import decode
 from ..run import Run
 from ..spelling import hint
-from .console import Device, choose_device, console, use_threads
+from .console import Device, choose_device, console, use_threads, waiting
 from .output import RunFolder, draw_rows, rows_of, save_rows
 
 
@@ -26,10 +27,12 @@ def sample(
         float, typer.Option(help="Spread of the codes around their mean; 1 is the model's own.")
     ] = 1.0,
     kind: Annotated[
-        str | None, typer.Option("--class", help="Only this class, where the base has one a class.")
+        str | None, typer.Option("--class", help="Only this class; for hybrids trained with network.bayes.")
     ] = None,
-    tolerance: Annotated[float | None, typer.Option(help="Proven l2 error of every block's solve.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Path without ending. [default: RUN/samples]")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Proven l2 error of every block's solve, in the block's units.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Path without ending.", show_default="RUN/samples")] = None,
     device: Device = "auto",
 ) -> None:
     """Draw samples: every block is inverted, and every solve proven.
@@ -40,29 +43,34 @@ def sample(
     """
     if not (0 < temperature < math.inf):
         raise ValueError(f"temperature must be positive; got {temperature}.")
-    opened = Run.open(run)
-    use_threads(math.prod(opened.schema.shape))
+    opened, screen = Run.open(run), console()
+    use_threads(opened.schema.dimension)
     chosen = choose_device(device)
     model = opened.model(device=chosen)
     flow = as_flow(model, "a sample")
     options = {} if kind is None else {"component": _component(kind, opened, model)}
-    with torch.no_grad():
+    with torch.no_grad(), waiting(screen, f"Solving {count:,} codes …"):
         z = flow.base.rsample(count, torch.Generator(chosen).manual_seed(seed), temperature=temperature, **options)
-        x = flow.transform.inverse(z, tolerance=tolerance)
+        x = decode(flow.transform, z, tolerance=tolerance)
     path = run / "samples" if out is None else out
     saved = save_rows(path, x, opened.schema)
-    data = x.cpu() if opened.schema.is_image else rows_of(opened, None).x  # images are drawn alone
-    picture = draw_rows(path.with_suffix(".png"), x.cpu(), data, opened.schema)
-    console().print(f"{count} samples in {saved}, drawn in {picture}", highlight=False, soft_wrap=True)
+    screen.print(f"{count} samples in {saved}{_drawn(path, x, opened)}", highlight=False, soft_wrap=True)
+
+
+def _drawn(path: Path, x: Tensor, run: Run) -> str:
+    """Draw samples, those of a table beside test rows, and say where; or why not, where the rows are gone."""
+    try:
+        data = x if run.schema.is_image else rows_of(run, None).x
+    except (OSError, ValueError) as error:
+        return f". No picture, since they are drawn beside test rows: {error}"
+    return f", drawn in {draw_rows(path, x, data, run.schema)}"
 
 
 def _component(kind: str, run: Run, model: nn.Module) -> int:
     """The component of the base that stands for a class."""
     classes = run.schema.classes
     if not isinstance(getattr(model, "head", None), Posterior):
-        raise ValueError(
-            "--class needs a base with one normal a class. Train a hybrid with --set network.bayes=true."
-        )
+        raise ValueError("--class needs a base with one normal a class. Train a hybrid with --set network.bayes=true.")
     if kind not in classes:
         raise ValueError(f"there is no class {kind!r}. {hint(kind, classes)}")
     return classes.index(kind)

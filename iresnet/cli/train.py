@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .. import config, presets
+from .. import presets
 from ..data import load
 from ..presets import Experiment
 from ..run import Outcome, Run, resume, start
@@ -21,7 +20,8 @@ def train(
         str | None, typer.Argument(metavar="PRESET|CONFIG.toml", help="A preset's name, or a file of settings.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="A set's name, a folder of images, or a table (.csv, .npy, .npz, .parquet).")
+        str | None,
+        typer.Option(help="A set's name, a folder of images, or a table (.csv, .tsv, .npy, .npz, .parquet)."),
     ] = None,
     label: Annotated[str | None, typer.Option(help="The label column of a table.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Where downloaded sets lie.")] = None,
@@ -29,16 +29,16 @@ def train(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting. May be repeated.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, order and noise.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/NAME]")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/NAME")] = None,
     resume_: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     device: Device = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads. [default: one for small rows]", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads.", show_default="one for small rows", min=1)] = None,
 ) -> None:
     """Train a model and certify it.
 
     Example: iresnet train digits-hybrid --set training.steps=500 --out runs/first
 
-    Example: iresnet train table-density --data measurements.csv --label kind
+    Example: iresnet train table-hybrid --data measurements.csv --label kind
 
     Ctrl-C saves; `--resume` goes on from there.
     """
@@ -59,16 +59,16 @@ def train(
         if out is None:
             raise ValueError("--resume needs the run folder. Example: iresnet train --resume --out runs/digits-hybrid")
         folder, run, splits = out, Run.open(out), None
-        experiment, shape = run.experiment, run.schema.shape
+        experiment, schema = run.experiment, run.schema
     else:
         if what is None:
             raise ValueError("name a preset or a file of settings. See them with: iresnet presets")
         experiment = settle(presets.find(what), data, label, data_dir, set_ or [], seed)
         folder = Path("runs") / experiment.name if out is None else out
         splits = load(experiment.data)
-        shape = splits.schema.shape
+        schema = splits.schema
     chosen, screen = choose_device(device), console()
-    use_threads(math.prod(shape), threads)
+    use_threads(schema.dimension, threads)
     with ctrl_c() as stop, progress(screen) as bars:
         report = reporter(bars, experiment.name)
         if resume_:
@@ -87,8 +87,7 @@ def settle(
     seed: int | None,
 ) -> Experiment:
     """The experiment with what the command line says of it."""
-    for assignment in changes:
-        experiment = config.override(experiment, assignment)
+    experiment = presets.changed(experiment, changes)
     wishes = {"source": data, "label": label, "folder": data_dir}
     experiment = replace(
         experiment,

@@ -7,5 +7,6 @@ from . import toy
 from .augment import Augment
 from .dataset import Batches, Dataset, Schema, Splits
 from .source import DataSettings, load, names, read
+from .split import some
 
-__all__ = ["toy", "Schema", "Dataset", "Splits", "Batches", "Augment", "DataSettings", "load", "read", "names"]
+__all__ = ["toy", "Schema", "Dataset", "Splits", "Batches", "Augment", "DataSettings", "load", "read", "names", "some"]

@@ -8,7 +8,6 @@ needs pandas. Errors name the row, counted from 0.
 from __future__ import annotations
 
 import importlib
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from .dataset import Dataset, Schema
 from .labels import class_name, class_names, encode
-from .table import Choose, Table
+from .table import Choose, Table, label_hint
 
 
 class Arrays(NamedTuple):
@@ -29,18 +28,18 @@ class Arrays(NamedTuple):
     y: NDArray[Any] | None
 
 
-def open_arrays(path: Path) -> Arrays:
-    """What an NPY or NPZ file holds."""
-    try:
-        with path.open("rb") as file:
-            content = np.load(file, allow_pickle=False)
-            if isinstance(content, np.ndarray):
-                return _checked(path, content, None)
+def open_arrays(path: Path, *, labels: bool = True) -> Arrays:
+    """What an NPY or NPZ file holds; without labels, y is not looked at."""
+    with path.open("rb") as file:
+        try:
+            content: Any = np.load(file, allow_pickle=False)
+            content = {"x": content} if isinstance(content, np.ndarray) else content
             names = list(content)
             x = content["x" if "x" in names else names[0]] if "x" in names or len(names) == 1 else None
-            y = content["y"] if "y" in names and "x" in names else None
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read as an array ({str(error).splitlines()[0]}). Save it anew.") from None
+            y = content["y"] if labels and "y" in names and "x" in names else None
+        except Exception as error:  # zipfile, zlib and numpy raise what they like at a damaged file
+            why = (str(error) or type(error).__name__).splitlines()[0]
+            raise ValueError(f"{path} cannot be read as an array ({why}). Save it anew.") from None
     if x is None:
         raise ValueError(f"{path} must hold 'x' and perhaps 'y', or one array; got {', '.join(names) or 'none'}.")
     return _checked(path, x, y)
@@ -105,7 +104,7 @@ def _plain(series: Any) -> NDArray[Any]:
 
 def _table(path: Path, names: list[str], columns: list[NDArray[Any]], choose: Choose, *, named: bool) -> Table:
     choice = choose(path, names, named)
-    chosen = [_numbers(path, names[i], columns[i]) for i in choice.columns]
+    chosen = [_numbers(path, names[i], columns[i], unlabelled=choice.open) for i in choice.columns]
     label = "" if choice.label is None else names[choice.label]
     labels = None if choice.label is None else [class_name(cell) for cell in columns[choice.label].tolist()]
     return Table(
@@ -113,7 +112,7 @@ def _table(path: Path, names: list[str], columns: list[NDArray[Any]], choose: Ch
     )
 
 
-def _numbers(path: Path, name: str, column: NDArray[Any]) -> NDArray[np.float64]:
+def _numbers(path: Path, name: str, column: NDArray[Any], *, unlabelled: bool) -> NDArray[np.float64]:
     if column.dtype.kind in "biuf":
         return column.astype(np.float64)
     numbers = np.empty(len(column))
@@ -121,7 +120,9 @@ def _numbers(path: Path, name: str, column: NDArray[Any]) -> NDArray[np.float64]
         try:
             numbers[row] = np.nan if cell is None else float(cell)
         except (TypeError, ValueError):
+            remedy = label_hint(name, column.tolist()) if unlabelled else ""
             raise ValueError(
                 f"{path}: {cell!r:.40} is not a number in row {row}, column {name!r}. Correct it, or remove the column."
+                f"{remedy}"
             ) from None
     return numbers

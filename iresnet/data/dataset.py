@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -99,29 +100,46 @@ class Schema:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Rows x, uint8 (N, C, H, W) or float32 (N, D), with labels y, int64 (N,), -1 where one is missing; or without."""
+    """Rows x, uint8 (N, C, H, W) or float32 (N, D), with labels y, int64 (N,), -1 where one is missing; or without.
+
+    `names` says what each row is called, e.g. the file it came from; it is empty where rows have no names.
+    """
 
     x: Tensor
     y: Tensor | None
     schema: Schema
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_kind(self.x, self.schema)
         (_check_pixels if self.schema.is_image else _check_numbers)(self.x, self.schema)
         if self.y is not None:
             _check_labels(self.y, len(self.x), len(self.schema.classes))
+        if self.names and len(self.names) != len(self.x):
+            raise ValueError(
+                f"names must be one a row; got {len(self.names)} for {len(self.x)} rows. Give all of them, or none."
+            )
 
     def __len__(self) -> int:
         return len(self.x)
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same rows on another device."""
-        return Dataset(self.x.to(device), None if self.y is None else self.y.to(device), self.schema)
+        return Dataset(self.x.to(device), None if self.y is None else self.y.to(device), self.schema, self.names)
 
     def take(self, indices: Tensor | Sequence[int]) -> Dataset:
         """The rows with these numbers, in this order."""
         i = torch.as_tensor(indices, dtype=torch.int64, device=self.x.device)
-        return Dataset(self.x[i], None if self.y is None else self.y[i], self.schema)
+        names = tuple(self.names[row] for row in i.tolist()) if self.names else ()
+        return Dataset(self.x[i], None if self.y is None else self.y[i], self.schema, names)
+
+    def fingerprint(self) -> str:
+        """Sixteen hexadecimal digits that tell these rows, labels and schema from others; names do not count."""
+        digest = hashlib.sha256()
+        for tensor in (self.x,) if self.y is None else (self.x, self.y):
+            digest.update(tensor.cpu().contiguous().view(-1).numpy().data)
+        digest.update(json.dumps(self.schema.to_dict(), sort_keys=True).encode())
+        return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import TextIO, TypeAlias
@@ -16,9 +16,10 @@ from typing import TextIO, TypeAlias
 import numpy as np
 
 from .labels import class_name
-from .table import Choose, Table
+from .table import Choose, Table, is_number, label_hint
 
 Line: TypeAlias = tuple[int, list[str]]  # its number, counted from 1, and its cells
+LOOK = 1000  # lines below a cell that is no number, to see whether its column is text
 
 
 def read(path: Path, choose: Choose, known: Collection[str] = ()) -> Table:
@@ -56,12 +57,17 @@ def _read(path: Path, lines: Iterator[Line], choose: Choose, known: Collection[s
     choice = choose(path, names, named)
     columns = tuple(names[i] for i in choice.columns)
     numbers, labels, places = array("d"), list[str](), array("q")
-    for number, cells in chain(head[named:], lines):
+    rows = chain(head[named:], lines)
+    for number, cells in rows:
         picked = [cells[i] for i in choice.columns]
         try:
             numbers.extend(map(float, picked))
         except ValueError:
-            _refuse(path, number, columns, picked)
+            bad = next(i for i, cell in enumerate(picked) if not is_number(cell))
+            above = numbers[bad : len(places) * len(columns) : len(columns)]
+            below = (row[choice.columns[bad]] for _, row in islice(rows, LOOK))
+            remedy = label_hint(columns[bad], chain(above, picked[bad : bad + 1], below)) if choice.open else ""
+            _refuse(path, number, columns[bad], picked[bad], remedy)
         if choice.label is not None:
             labels.append(class_name(cells[choice.label]))
         places.append(number)
@@ -71,16 +77,8 @@ def _read(path: Path, lines: Iterator[Line], choose: Choose, known: Collection[s
 
 
 def _is_header(first: Sequence[str], second: Sequence[str], known: Collection[str]) -> bool:
-    above = (a and not _is_number(a) and _is_number(b) for a, b in zip(first, second, strict=False))
-    return not any(map(_is_number, first)) or any(cell in known for cell in first) or any(above)
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+    above = (class_name(a) and not is_number(a) and is_number(b) for a, b in zip(first, second, strict=False))
+    return not any(map(is_number, first)) or any(cell in known for cell in first) or any(above)
 
 
 def _names(path: Path, names: list[str]) -> list[str]:
@@ -92,7 +90,8 @@ def _names(path: Path, names: list[str]) -> list[str]:
     return names
 
 
-def _refuse(path: Path, line: int, columns: Iterable[str], cells: Sequence[str]) -> None:
-    column, cell = next((c, cell) for c, cell in zip(columns, cells, strict=True) if not _is_number(cell))
+def _refuse(path: Path, line: int, column: str, cell: str, remedy: str) -> None:
     what = f"{cell!r:.40} is not a number" if cell.strip() else "a number is missing"
-    raise ValueError(f"{path}: {what} in line {line}, column {column!r}. Correct it, or remove the row or the column.")
+    raise ValueError(
+        f"{path}: {what} in line {line}, column {column!r}. Correct it, or remove the row or the column.{remedy}"
+    )

@@ -1,13 +1,15 @@
 """Images in files: a folder whose sub-folders are classes, a folder of unlabelled images, or a single image.
 
-`train` and `test` as the only sub-folders hold the two parts. Rows are in the order of the sorted paths. The images are
-grey (one channel) where every pixel of every file is grey, and must agree in size unless a size is asked for: then
-each is cropped to a square about its centre and resized. Transparency is dropped.
+Sub-folders `train`, `test` and `val` (also called `valid` or `validation`) are no classes but hold the parts, where
+`train` is among them and there are no others. Rows are in the order of the sorted paths, which are their names. The
+images are grey (one channel) where every pixel of every file is grey, and must agree in size unless a size is asked
+for: then each is cropped to a square about its centre and resized. Transparency is dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from .labels import MISSING, class_names, encode
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+VALIDATION = ("val", "valid", "validation")
 
 
 def is_image(path: Path) -> bool:
@@ -26,24 +29,28 @@ def is_image(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
-def part_of(folder: Path, part: str) -> Path | None:
-    """The sub-folder of a part, `train` or `test`; the folder itself where it has no parts; None without that part."""
-    names = {path.name for path in _folders(folder)}
-    if "train" not in names or not names <= {"train", "test"}:
-        return folder
-    return folder / part if part in names else None
+def parts_of(folder: Path) -> dict[str, Path]:
+    """The sub-folders of the parts that there are, of train, validation and test; {} where a folder has no parts."""
+    names = [path.name for path in _folders(folder)]
+    if "train" not in names or not {*names} <= {"train", "test", *VALIDATION}:
+        return {}
+    held = [name for name in names if name in VALIDATION]
+    if len(held) > 1:
+        raise ValueError(f"{folder} must have one sub-folder for validation; got {' and '.join(held)}. Keep one.")
+    return {"validation" if name in VALIDATION else name: folder / name for name in names}
 
 
-def find(folder: Path) -> tuple[list[Path], list[str]]:
-    """The images of a folder (or the one that `folder` is), and the class of each, "" without sub-folders."""
+def find(folder: Path, *, labels: bool = True) -> tuple[list[Path], list[str]]:
+    """The images of a folder (or the one that `folder` is), and the class of each, "" without sub-folders or labels."""
     if folder.is_file():
         return [folder], [MISSING]
-    flat, classes = _inside(folder, deep=False), _folders(folder)
-    files = {path.name: _inside(path, deep=True) for path in classes}
+    flat, files = _inside(folder, deep=False), {path.name: _inside(path, deep=True) for path in _folders(folder)}
+    if not labels:
+        flat, files = sorted(chain(flat, *files.values())), {}
     empty = [name for name, inside in files.items() if not inside]
     if flat and any(files.values()):
         raise ValueError(f"{folder} holds {flat[0].name} beside sub-folders of images. Move it into one, or them out.")
-    if not flat and (empty or not classes):
+    if not flat and (empty or not files):
         where = folder / empty[0] if empty and len(empty) < len(files) else folder
         raise ValueError(f"{where} holds no image ({', '.join(s[1:] for s in SUFFIXES)}). Name a folder that does.")
     if flat:
@@ -51,8 +58,8 @@ def find(folder: Path) -> tuple[list[Path], list[str]]:
     return [f for inside in files.values() for f in inside], [name for name, inside in files.items() for _ in inside]
 
 
-def load(folder: Path, size: int) -> Dataset:
-    """A folder of images to train on; its sub-folders are its classes."""
+def load(folder: Path, size: int, root: Path) -> Dataset:
+    """A folder of images to train on; its sub-folders are its classes. Rows are named by their path below `root`."""
     files, labels = find(folder)
     x = _stack(files, size)
     if bool((x == x[:, :1]).all()):
@@ -60,12 +67,13 @@ def load(folder: Path, size: int) -> Dataset:
     classes = class_names(labels)
     y = encode(labels, classes, lambda i: str(files[i])) if classes else None
     c, h, w = x.shape[1:]
-    return Dataset(torch.from_numpy(np.ascontiguousarray(x)), y, Schema((c, h, w), 256, classes=classes))
+    schema = Schema((c, h, w), 256, classes=classes)
+    return Dataset(torch.from_numpy(np.ascontiguousarray(x)), y, schema, _names(files, root))
 
 
-def read(folder: Path, schema: Schema, size: int) -> Dataset:
-    """A folder of images for a model of this schema; its sub-folders must be classes that the model knows."""
-    files, labels = find(folder)
+def read(folder: Path, schema: Schema, size: int, root: Path, *, labels: bool = True) -> Dataset:
+    """A folder of images for a model of this schema; its sub-folders must be classes that it knows, or are ignored."""
+    files, found = find(folder, labels=labels)
     x = _stack(files, size)
     c, h, w = schema.shape
     if x.shape[2:] != (h, w):
@@ -75,9 +83,14 @@ def read(folder: Path, schema: Schema, size: int) -> Dataset:
         if colour.any():
             raise ValueError(f"{files[int(colour.argmax())]} is in colour; the model takes grey images. Convert it.")
         x = x[:, :1]
-    labelled = schema.classes and any(labels)
-    y = encode(labels, schema.classes, lambda i: str(files[i])) if labelled else None
-    return Dataset(torch.from_numpy(np.ascontiguousarray(x)), y, schema)
+    labelled = schema.classes and any(found)
+    y = encode(found, schema.classes, lambda i: str(files[i])) if labelled else None
+    return Dataset(torch.from_numpy(np.ascontiguousarray(x)), y, schema, _names(files, root))
+
+
+def _names(files: Sequence[Path], root: Path) -> tuple[str, ...]:
+    base = root if root.is_dir() else root.parent
+    return tuple(file.relative_to(base).as_posix() for file in files)
 
 
 def _folders(folder: Path) -> list[Path]:

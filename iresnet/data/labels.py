@@ -1,7 +1,8 @@
 """Labels: from what a file calls its classes to the numbers 0, 1, ... of a schema, -1 where a label is missing.
 
-A label is missing where its cell is empty (None or NaN in an array). Whole numbers are classes too, named by
-themselves: 3, 3.0 and "3" are one class, and -1 is a class like any other.
+A label is missing where its cell is empty (None or NaN in an array), or holds one of the words nan, NA, N/A, null and
+None, in capitals or not. Whole numbers are classes too, named by themselves: 3, 3.0 and "3" are one class, and -1 is a
+class like any other. The sub-folders of images are classes whatever they are called.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ from torch import Tensor
 from ..spelling import hint
 
 MISSING = ""
+WORDS = ("nan", "na", "n/a", "null", "none")  # what a cell without a label may hold
 WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 
 
 def class_name(cell: object) -> str:
     """What the class of a cell is called; empty where the label is missing.
 
-    >>> [class_name(cell) for cell in (" cat ", "3.0", 3.0, 7, True, "", None, float("nan"))]
-    ['cat', '3', '3', '7', '1', '', '', '']
+    >>> [class_name(cell) for cell in (" cat ", "3.0", 3.0, 7, True, "", None, float("nan"), "N/A")]
+    ['cat', '3', '3', '7', '1', '', '', '', '']
     """
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return MISSING
     text = str(int(cell)) if isinstance(cell, bool) else str(cell).strip()
+    if text.lower() in WORDS:
+        return MISSING
     return str(int(float(text))) if WHOLE.fullmatch(text) and len(text) < 16 else text
 
 

@@ -3,14 +3,15 @@
 A source is a built-in set (`names()`), a folder of images, or a table (.csv, .tsv, .npy, .npz, .parquet). Built-in
 names come first: write ./digits for a folder of that name.
 
-The test part is the set's own where it has one, else the same rows whatever the seed, so that seeds can be compared
-and no choice among them sees it. For MNIST and CIFAR validation is the last rows of the training part, elsewhere
-rows drawn by the seed, every class in proportion.
+The test part is the set's own where it has one, else the same rows of the training part whatever the seed, so that
+seeds can be compared and no choice among them sees it. Validation is the set's own where it has one (a folder of images
+may), for MNIST and CIFAR the last rows of the training part, elsewhere rows drawn by the seed, every class in
+proportion.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,7 +22,10 @@ from .augment import Augment
 from .dataset import Dataset, Schema, Splits, stream
 
 TEXT, ARRAYS, PARQUET = (".csv", ".tsv"), (".npy", ".npz"), (".parquet",)
+PARTS = ("train", "validation", "test")
+KINDS = ", ".join((*TEXT, *ARRAYS, *PARQUET))
 POINTS = {"train": 50_000, "test": 10_000}  # drawn from a toy density
+PLACEHOLDER = "table.csv"  # the source of a preset for tables, where the user's own is to stand
 DIGITS = Schema((1, 8, 8), 17, classes=tuple("0123456789"))
 
 
@@ -32,7 +36,7 @@ class DataSettings:
     source: str = "digits"
     folder: str = "data"  # where downloads live
     label: str = ""  # the label column of a table
-    validation: float = 0.15  # held out of the training part
+    validation: float = 0.15  # held out of the training part, where the source has no validation part
     test: float = 0.2  # held out first, where the source has no test part
     labelled: float = 1.0  # the part of the training labels that is kept; the others become -1
     size: int = 0  # images of a folder are resized to size x size; 0: all must be equal
@@ -57,6 +61,15 @@ class DataSettings:
     def augment(self) -> Augment:
         """What `Batches` does to training images."""
         return Augment(self.shift, self.flip, self.shifted, self.border)
+
+    def resolved(self) -> DataSettings:
+        """The same settings with absolute paths, which hold wherever a command is run; built-in names stay.
+
+        >>> DataSettings("digits", folder="/tmp").resolved() == DataSettings("digits", folder="/tmp")
+        True
+        """
+        named = self.source in names() or _is_placeholder(self.source)
+        return replace(self, source=self.source if named else _absolute(self.source), folder=_absolute(self.folder))
 
 
 def names() -> list[str]:
@@ -84,56 +97,73 @@ def load(settings: DataSettings) -> Splits:
     >>> [len(part) for part in vars(load(DataSettings("digits"))).values()]
     [1221, 216, 360]
     """
-    train, test = _parts(settings)
+    train, validation, test = _parts(settings)
     if test is None:
         n = split.count("test", settings.test, len(train))
         train, test = split.hold_out(train, n, stream(0, "test"))
-    n = split.count("validation", settings.validation, len(train))
-    if settings.source in canonical.SETS:
-        train, validation = split.hold_out_last(train, n)
-    else:
-        train, validation = split.hold_out(train, n, stream(settings.seed, "validation"))
+    if validation is None:
+        train, validation = _hold_out_validation(train, settings)
     if not train.schema.is_image:
         table.refuse_constant(train)
     settings.augment.check(train.schema.shape)
     return Splits(split.keep_labels(train, settings.labelled, stream(settings.seed, "labels")), validation, test)
 
 
-def read(source: str | Path, schema: Schema, *, folder: str = "data", part: str = "test", size: int = 0) -> Dataset:
-    """Rows for a model of this schema, from a file, a folder, or the train or test part of a built-in set.
+def read(
+    source: str | Path,
+    schema: Schema,
+    *,
+    folder: str = "data",
+    part: str = "test",
+    size: int = 0,
+    labels: bool = True,
+) -> Dataset:
+    """Rows for a model of this schema, from a file, a folder, or one part of a built-in set or of a folder with parts.
 
     A table's columns are found by name, in any order; others are ignored, and labels may be absent. Labels of a set
-    with other classes are left out. `size` resizes the images of a folder, as in training.
+    with other classes are left out; with `labels=False` all are, unread, so that a file may hold classes that the model
+    does not know. `size` resizes the images of a folder, as in training.
     """
-    if part not in ("train", "test"):
-        raise ValueError(f"part must be 'train' or 'test'; got {part!r}.")
+    if part not in PARTS:
+        raise ValueError(f"part must be one of {', '.join(PARTS)}; got {part!r}.")
     if str(source) in names():
-        return _adopt(str(source), _builtin(str(source), folder, part), schema)
+        rows = _adopt(str(source), _builtin(str(source), folder, part), schema)
+        return rows if labels else replace(rows, y=None)
     path = _path(source)
     if path.is_dir() or images.is_image(path):
         _expect(path, schema, images=True)
-        inside = images.part_of(path, part)
-        if inside is None:
+        parts = images.parts_of(path)
+        if parts and part not in parts:
             raise ValueError(f"{path} has no sub-folder {part!r}. Name the folder that holds the images.")
-        return images.read(inside, schema, size)
-    return _read_file(path, schema)
+        return images.read(parts.get(part, path), schema, size, path, labels=labels)
+    return _read_file(path, schema, labels=labels)
 
 
-def _parts(settings: DataSettings) -> tuple[Dataset, Dataset | None]:
-    """The rows to train on and, where the source has them, those to be judged by."""
+def _parts(settings: DataSettings) -> tuple[Dataset, Dataset | None, Dataset | None]:
+    """The rows to train on and, where the source has them, those to choose and to be judged by."""
     if settings.source in names():
         _refuse_unused(settings, label=True, size=True)
         train, test = (_builtin(settings.source, settings.folder, p, settings.seed) for p in ("train", "test"))
-        return train, test
+        return train, None, test
     path = _path(settings.source)
     if path.is_dir() or images.is_image(path):
         _refuse_unused(settings, label=True)
-        inside, held = (images.part_of(path, part) for part in ("train", "test"))
-        train = images.load(inside or path, settings.size)
-        apart = held is not None and held != inside
-        return train, images.read(held, train.schema, settings.size) if held and apart else None
+        parts = images.parts_of(path)
+        train = images.load(parts.get("train", path), settings.size, path)
+        validation, held = (
+            images.read(parts[part], train.schema, settings.size, path) if part in parts else None
+            for part in ("validation", "test")
+        )
+        return train, validation, held
     _refuse_unused(settings, size=True)
-    return _load_file(path, settings.label), None
+    return _load_file(path, settings.label), None, None
+
+
+def _hold_out_validation(train: Dataset, settings: DataSettings) -> tuple[Dataset, Dataset]:
+    n = split.count("validation", settings.validation, len(train))
+    if settings.source in canonical.SETS:
+        return split.hold_out_last(train, n)
+    return split.hold_out(train, n, stream(settings.seed, "validation"))
 
 
 def _load_file(path: Path, label: str) -> Dataset:
@@ -149,15 +179,15 @@ def _load_file(path: Path, label: str) -> Dataset:
     return table.load(arrays.table(path, content, table.all_columns("" if content.y is not None else label)))
 
 
-def _read_file(path: Path, schema: Schema) -> Dataset:
-    choose = table.columns_of(schema)
+def _read_file(path: Path, schema: Schema, *, labels: bool) -> Dataset:
+    choose = table.columns_of(schema, labels=labels)
     if path.suffix.lower() in TEXT:
         _expect(path, schema, images=False)
         return table.read(delimited.read(path, choose, {*schema.names, schema.label} - {""}), schema)
     if path.suffix.lower() in PARQUET:
         _expect(path, schema, images=False)
         return table.read(arrays.parquet(path, choose), schema)
-    content = arrays.open_arrays(path)
+    content = arrays.open_arrays(path, labels=labels)
     _expect(path, schema, images=content.x.ndim == 4)
     if schema.is_image:
         return arrays.images(path, content, schema)
@@ -165,6 +195,8 @@ def _read_file(path: Path, schema: Schema) -> Dataset:
 
 
 def _builtin(name: str, folder: str, part: str, seed: int = 0) -> Dataset:
+    if part not in rows_of(name):
+        raise ValueError(f"{name} has no {part} part of its own, only {' and '.join(rows_of(name))}. Choose one.")
     if name in canonical.SETS:
         return canonical.read(name, folder, part)
     if name == "digits":
@@ -191,7 +223,7 @@ def _adopt(name: str, dataset: Dataset, schema: Schema) -> Dataset:
     mine = dataset.schema
     if (mine.shape, mine.levels, mine.names) != (schema.shape, schema.levels, schema.names):
         raise ValueError(f"the model takes {schema}; {name} has {mine}. Choose other data.")
-    return Dataset(dataset.x, dataset.y if mine.classes == schema.classes else None, schema)
+    return replace(dataset, y=dataset.y if mine.classes == schema.classes else None, schema=schema)
 
 
 def _expect(path: Path, schema: Schema, *, images: bool) -> None:
@@ -208,12 +240,21 @@ def _path(source: str | Path) -> Path:
     ):
         return path
     if path.exists():
-        kinds = ", ".join((*TEXT, *ARRAYS, *PARQUET))
-        raise ValueError(f"{path} must be a folder of images or a table ({kinds}). Convert it to one of these.")
+        raise ValueError(f"{path} must be a folder of images or a table ({KINDS}). Convert it to one of these.")
+    if _is_placeholder(str(source)):
+        raise FileNotFoundError(f"there is no file {PLACEHOLDER!r}; give your table: --data FILE ({KINDS}).")
     beside = [str(p) for p in sorted(path.parent.iterdir())] if path.parent.is_dir() else []
     raise FileNotFoundError(
         f"there is no data set, file or folder {str(source)!r}. {hint(str(source), names(), beside)}"
     )
+
+
+def _is_placeholder(source: str) -> bool:
+    return source == PLACEHOLDER and not Path(source).exists()
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def _refuse_unused(settings: DataSettings, *, label: bool = False, size: bool = False) -> None:

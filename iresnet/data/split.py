@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .dataset import Dataset
+from .dataset import Dataset, stream
 
 
 def check_part(name: str, part: float) -> None:
@@ -48,6 +48,18 @@ def hold_out_last(dataset: Dataset, n: int) -> tuple[Dataset, Dataset]:
     """(the others, the last n rows): the custom for sets whose order is known and already mixed."""
     rows = torch.arange(len(dataset))
     return dataset.take(rows[:-n]), dataset.take(rows[-n:])
+
+
+def some(dataset: Dataset, n: int) -> Dataset:
+    """The data set itself, or n of its rows if it has more: always the same ones, in the order of the file.
+
+    They are drawn without replacement, since the first rows of a sorted file are those of its first classes.
+    """
+    if n < 1:
+        raise ValueError(f"the number of rows must be at least 1; got {n}.")
+    if len(dataset) <= n:
+        return dataset
+    return dataset.take(torch.randperm(len(dataset), generator=stream(0, "some"))[:n].sort().values)
 
 
 def keep_labels(dataset: Dataset, part: float, generator: torch.Generator) -> Dataset:

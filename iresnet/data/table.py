@@ -7,7 +7,8 @@ are to be trained on) a column that is constant. `delimited`, `arrays` and `parq
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -18,14 +19,18 @@ from numpy.typing import NDArray
 
 from ..spelling import hint
 from .dataset import Dataset, Schema
-from .labels import MISSING, class_names, encode
+from .labels import MISSING, class_name, class_names, encode
 
 
 class Choice(NamedTuple):
-    """The positions in a file of the columns of numbers, and of the label column (None: no labels)."""
+    """The positions in a file of the columns of numbers, and of the label column (None: no labels).
+
+    `open` says that no label was chosen, but one could be.
+    """
 
     columns: list[int]
     label: int | None
+    open: bool = False
 
 
 #: What a reader asks once it knows the columns of a file: (file, names, whether the names are the file's own).
@@ -53,13 +58,13 @@ def all_columns(label: str) -> Choose:
         columns = [i for i, name in enumerate(names) if name != label]
         if not columns:
             raise ValueError(f"{path} has no column of numbers beside the labels {label!r}. Give at least one.")
-        return Choice(columns, names.index(label) if label else None)
+        return Choice(columns, names.index(label) if label else None, open=not label)
 
     return choose
 
 
-def columns_of(schema: Schema) -> Choose:
-    """The columns that a model knows, by name; in a file without names, by position. Labels may be absent."""
+def columns_of(schema: Schema, *, labels: bool = True) -> Choose:
+    """The columns a model knows, by name; in a file without names, by position. Labels may be absent, or ignored."""
 
     def choose(path: Path, names: Sequence[str], named: bool) -> Choice:
         wanted = schema.names
@@ -71,10 +76,28 @@ def columns_of(schema: Schema) -> Choose:
         if missing:
             remedy = hint(missing[0], [name for name in names if name not in wanted] or names)
             raise ValueError(f"{path} has no column {missing[0]!r}, which the model needs. {remedy}")
-        label = names.index(schema.label) if schema.label in names else None
+        label = names.index(schema.label) if labels and schema.label in names else None
         return Choice([names.index(column) for column in wanted], label)
 
     return choose
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell of text is a number, be it infinite or NaN."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def label_hint(column: str, cells: Iterable[object]) -> str:
+    """What to add to the sentence about a cell that is no number, where (nearly) all cells of its column are text."""
+    filled = [cell for cell in cells if class_name(cell) != MISSING]
+    text = sum(isinstance(cell, str) and not is_number(cell) for cell in filled)
+    if text < 2 or text < 0.9 * len(filled):
+        return ""
+    return f" If it holds the classes, name it: --label {shlex.quote(column)}."
 
 
 def load(table: Table) -> Dataset:

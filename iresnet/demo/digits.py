@@ -18,7 +18,7 @@ from ..evaluation import Density, Error, Inverse
 from ..presets import PRESETS, Experiment
 from ..report import write
 from ..report.gather import gather
-from ..run import start
+from ..run import Run, start
 from ..training import Report
 
 
@@ -52,7 +52,9 @@ def run(
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome | None:
     """Train, judge, and write the report; None if it was stopped before the end."""
-    trained = start(settings or experiment(), folder, report=report, stop=stop, overwrite=True)
+    settings = experiment() if settings is None else settings
+    _check_folder(folder, settings)
+    trained = start(settings, folder, report=report, stop=stop, overwrite=True)
     if not trained.finished or trained.certificate is None:
         return None
     say("Judging it on test images …")
@@ -76,3 +78,9 @@ def run(
         trained.seconds,
         page,
     )
+
+
+def _check_folder(folder: Path, settings: Experiment) -> None:
+    """A demonstration replaces an earlier one, and nothing else."""
+    if (folder / "config.toml").is_file() and Run.open(folder).experiment.name != settings.name:
+        raise ValueError(f"{folder} holds another run. Choose another --out.")

@@ -12,10 +12,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import torch
 from torch import nn
 
-from ..data import Dataset
+from ..data import Dataset, some
 from ..objective import MISSING
 from .classes import Error, confusion, error, error_of, has_head, labels, logits
 from .likelihood import (
@@ -62,11 +61,11 @@ __all__ = [
 def evaluate(
     model: nn.Module, data: Dataset, *, split: str = "test", draws: int = 8, rows: int = 500
 ) -> dict[str, Any]:
-    """Everything this model can be judged by, as plain values; the inverse on the first `rows` rows."""
+    """Everything this model can be judged by, as plain values; the inverse on `rows` of the rows."""
     content: dict[str, Any] = {"split": split, "rows": len(data)}
     if has_head(model) and data.y is not None and bool((data.y != MISSING).any()):
         content |= {"error": asdict(error(model, data)), "confusion": confusion(model, data)}
     if has_density(model):
         content["density"] = asdict(density(model, data, draws=draws))
-    content["inverse"] = asdict(inverse(model, data.take(torch.arange(min(rows, len(data))))))
+    content["inverse"] = asdict(inverse(model, some(data, rows)))
     return content

@@ -12,6 +12,7 @@ from ..classifier import Classifier
 from ..data import Dataset
 from ..hybrid import Hybrid
 from ..objective import MISSING, centred
+from ..residual import full_precision
 
 #: The two-sided 95 % quantile of the normal distribution.
 NORMAL_95 = 1.959964
@@ -48,7 +49,8 @@ def logits(model: nn.Module, data: Dataset) -> Tensor:
         view = model
     else:
         raise ValueError("classes need a head; this model only has a density. Train with objective.kind=hybrid.")
-    return torch.cat([view(centred(x, data.schema.levels)) for x in torch.split(data.x, CHUNK)])
+    with full_precision(data.x):
+        return torch.cat([view(centred(x, data.schema.levels)) for x in torch.split(data.x, CHUNK)])
 
 
 def error(model: nn.Module, data: Dataset) -> Error:

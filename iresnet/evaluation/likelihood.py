@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ..certificate import residual_blocks
-from ..data import Dataset
+from ..data import Dataset, some
 from ..data.corruptions import CORRUPTIONS, corrupt
 from ..flow import Flow, LogProb
 from ..hybrid import Hybrid
 from ..logdet import CertifiedSeries, Estimator
 from ..objective import continuous, unit, unit_name
-from ..residual import EXACT_UP_TO
+from ..residual import EXACT_UP_TO, full_precision
 
 #: What truncating the series may cost beyond 64 dimensions, in bits per dimension: proven by Theorem 3.
 BIAS = 1e-5
@@ -100,7 +100,8 @@ def _draw_once(flow: Flow, data: Dataset, estimator: Estimator | None, seed: int
             point = torch.minimum(x + noise, torch.nextafter(x + 1.0, x + 0.0))
         if shared:
             generator.set_state(probes)
-        values.append(flow.log_prob(point, estimator=estimator, generator=generator).double())
+        with full_precision(point):
+            values.append(flow.log_prob(point, estimator=estimator, generator=generator).double())
     return torch.cat(values)
 
 
@@ -152,8 +153,8 @@ def detection(normal: Tensor, strange: Tensor) -> float:
 
 
 def corrupted(model: nn.Module, data: Dataset, *, draws: int = 2, rows: int = 200) -> list[dict[str, Any]]:
-    """How well the likelihood tells corrupted images from the data, on the first `rows`; one entry a corruption."""
-    levels, data = data.schema.levels, data.take(torch.arange(min(rows, len(data))))
+    """How well the likelihood tells corrupted images from the data, on `rows` of them; one entry a corruption."""
+    levels, data = data.schema.levels, some(data, rows)
     if levels is None or not data.schema.is_image:
         raise ValueError(f"corruptions are made of images of integers; got {data.schema}.")
     normal, entries = log_likelihood(model, data, draws=draws).value, []

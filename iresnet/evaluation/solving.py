@@ -1,9 +1,13 @@
-"""Rows solved back from codes: their own, with what is proven of that, and codes between two."""
+"""Rows solved back from codes: their own, with what is proven of that, and codes between two.
+
+All of it works on a limited number of rows at a time, so that memory does not grow with what is asked for.
+"""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import torch
@@ -12,7 +16,9 @@ from torch import Tensor, nn
 from ..data import Dataset
 from ..fixed_point import Solver
 from ..objective import centred
+from ..residual import full_precision
 from ..transform import Chain, ChainSolution, Transform
+from .likelihood import CHUNK
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,42 @@ def reconstruct(
     solver: Solver | None = None,
 ) -> tuple[ChainSolution, Tensor]:
     """Encode rows and solve their codes back: the solution, and the inputs (integers at the middle of their bins)."""
+    transform, x = _copied(model, precision), centred(data.x, data.schema.levels).to(precision)
+    return _solve(transform, _in_chunks(transform, x), tolerance=tolerance, solver=solver), x
+
+
+@torch.no_grad()
+def solve(model: nn.Module, z: Tensor, *, precision: torch.dtype = torch.float64, **options: Any) -> ChainSolution:
+    """Codes solved back to rows, with a report; `options` are those of `Transform.solve`."""
+    return _solve(_copied(model, precision), z.to(precision), **options)
+
+
+def _copied(model: nn.Module, precision: torch.dtype) -> Transform:
+    """The model's transform in another precision; a lone block becomes a chain of one, to report as one."""
     transform = cast(Transform, copy.deepcopy(cast(Any, model).transform)).to(precision)
-    if not transform.parts():  # a lone block reports as a chain of one
-        transform = Chain(transform)
-    x = centred(data.x, data.schema.levels).to(precision)
-    solution = transform.solve(transform(x), tolerance=tolerance, solver=solver)
-    return cast(ChainSolution, solution), x
+    return transform if transform.parts() else Chain(transform)
+
+
+def _solve(transform: Transform, z: Tensor, **options: Any) -> ChainSolution:
+    return concatenate([cast(ChainSolution, transform.solve(part, **options)) for part in torch.split(z, CHUNK)])
+
+
+def concatenate(solutions: Sequence[ChainSolution]) -> ChainSolution:
+    """The solutions of several batches as one."""
+    names = [field.name for field in fields(ChainSolution) if field.name != "proven"]
+    rows = {name: torch.cat([getattr(s, name) for s in solutions]) for name in names}
+    return ChainSolution(**rows, proven=all(s.proven for s in solutions))
+
+
+@torch.no_grad()
+def decode(transform: Transform, z: Tensor, *, tolerance: float | None = None) -> Tensor:
+    """The rows of codes, every solve proven."""
+    return _in_chunks(lambda part: transform.inverse(part, tolerance=tolerance), z)
+
+
+def _in_chunks(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    with full_precision(rows):
+        return torch.cat([function(part) for part in torch.split(rows, CHUNK)])
 
 
 def inverse(model: nn.Module, data: Dataset, **options: Any) -> Inverse:
@@ -86,22 +122,21 @@ def interpolate(model: nn.Module, data: Dataset, *, pairs: int = 6, steps: int =
         raise ValueError(f"an interpolation needs two rows; got {len(data)}.")
     transform = cast(Transform, cast(Any, model).transform)
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).tolist()
-    chosen = _pairs(order, data.y, min(pairs, len(data) // 2))
+    chosen = _pairs(order, None if data.y is None else data.y.tolist(), min(pairs, len(data) // 2))
     first, second = (
-        transform(centred(data.take(torch.tensor(side)).x, data.schema.levels)) for side in zip(*chosen, strict=True)
+        _in_chunks(transform, centred(data.take(side).x, data.schema.levels)) for side in zip(*chosen, strict=True)
     )
     t = torch.linspace(0, 1, steps, device=first.device).view(1, steps, *[1] * (first.dim() - 1))
-    z = (1 - t) * first[:, None] + t * second[:, None]
-    x = transform.inverse(z.flatten(0, 1))
+    x = decode(transform, ((1 - t) * first[:, None] + t * second[:, None]).flatten(0, 1))
     return x.reshape(len(chosen), steps, *x.shape[1:])
 
 
-def _pairs(order: list[int], y: Tensor | None, count: int) -> list[tuple[int, int]]:
+def _pairs(order: list[int], y: list[int] | None, count: int) -> list[tuple[int, int]]:
     """Disjoint pairs in the given order, the second of another class than the first where one is left."""
     rest, pairs = list(order), []
     for _ in range(count):
         a = rest.pop(0)
-        b = next((i for i in rest if y is None or int(y[i]) != int(y[a])), rest[0])
+        b = next((i for i in rest if y is None or y[i] != y[a]), rest[0])
         rest.remove(b)
         pairs.append((a, b))
     return pairs

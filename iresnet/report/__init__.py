@@ -2,8 +2,8 @@
 
     Material -> page(material): str -> write(material, path)
 
-The page needs no network, no script and no other file: its style, charts (SVG) and images (PNG) are inside. A section
-without material is left out. Every text that comes from a user is escaped.
+The page can be read offline and needs no script and no other file: style, charts (SVG) and images (PNG) are inside. A
+section without material is left out. Every text that comes from a user is escaped.
 
 material    what a page is made from
 gather      collecting it from a run folder

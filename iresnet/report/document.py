@@ -53,7 +53,7 @@ def write(material: Material, path: str | Path) -> Path:
 
 def _head(material: Material) -> Markup:
     style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-    # The policy makes the promise to need no network one that the browser keeps.
+    # The policy makes the promise to fetch nothing one that the browser keeps.
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     return tag(
         "head",

@@ -13,70 +13,70 @@ from .. import config, evaluation, lipschitz, spectral
 from ..certificate import residual_blocks
 from ..data import Dataset
 from ..data.corruptions import CORRUPTIONS, corrupt
+from ..evaluation.solving import decode
 from ..run import Run
 from ..transform import Shape
 from .material import Anomaly, Material, Reconstruction, SpectrumOfLayer
 
-#: Images of each kind; points of a table; rows whose reconstruction is shown.
-IMAGES, POINTS, REBUILT = 64, 2000, 10
+#: Images of each kind; points of a table; rows whose reconstruction is shown; images that are corrupted.
+IMAGES, POINTS, REBUILT, STRANGE = 64, 2000, 10, 10
 
 #: Layers whose dense matrix has more entries than this are left out of the singular values.
 LARGEST_MATRIX = 4_000_000
 
 
 @torch.no_grad()
-def gather(run: Run, *, seed: int = 0, pictures: list[tuple[str, str, str]] | None = None) -> Material:
-    """Everything a report shows of a run."""
-    model, test = run.model(), run.splits().test
+def gather(run: Run, *, device: str = "cpu", seed: int = 0) -> Material:
+    """Everything a report shows of a run, made on a device and handed over on the CPU."""
+    model, test = run.model(device=device), run.splits().test
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))
-    count = IMAGES if run.schema.is_image else POINTS
-    shown = test.take(order[: min(count, len(test))])
-    environment = run.read_json("environment.json")
+    shown = test.take(order[: IMAGES if run.schema.is_image else POINTS])
     density = evaluation.has_density(model)
     return Material(
         name=run.experiment.name,
         objective=run.experiment.objective.kind,
         schema=run.schema,
         config=config.dump(run.experiment),
-        environment=environment,
+        environment=run.read_json("environment.json"),
         parameters=sum(p.numel() for p in model.parameters()),
         log=run.log(),
         evaluation=run.read_json("evaluation.json"),
         certificate=run.read_json("certificate.json"),
-        samples=_samples(model, len(shown), seed) if density else None,
+        samples=_samples(model, len(shown), device, seed) if density else None,
         data=shown.x,
-        reconstruction=_rebuilt(model, shown.take(torch.arange(min(REBUILT, len(shown))))),
-        interpolation=evaluation.interpolate(model, test, seed=seed) if len(test) > 1 and run.schema.is_image else None,
+        reconstruction=_rebuilt(model, _first(shown, REBUILT).to(device)),
+        interpolation=evaluation.interpolate(model, test.to(device), seed=seed).cpu() if len(test) > 1 else None,
         spectra=list(spectra(model, run.schema.shape)),
-        anomalies=_anomalies(run, model, shown) if density and run.schema.is_image and run.schema.levels else [],
-        pictures=list(pictures or []),
+        anomalies=_anomalies(run, model, shown, device) if density and run.schema.levels else [],
     )
 
 
-def _samples(model: nn.Module, count: int, seed: int) -> Tensor:
-    return evaluation.as_flow(model).sample((count,), generator=torch.Generator().manual_seed(seed))
+def _samples(model: nn.Module, count: int, device: str, seed: int) -> Tensor:
+    flow = evaluation.as_flow(model)
+    return decode(flow.transform, flow.base.rsample(count, torch.Generator(device).manual_seed(seed))).cpu()
 
 
 def _rebuilt(model: nn.Module, rows: Dataset) -> Reconstruction:
     solution, x = evaluation.reconstruct(model, rows)
-    return Reconstruction(x, solution.x, solution.measured_error(x), solution.iterations, solution.largest_block_bound)
+    made = (x, solution.x, solution.measured_error(x), solution.iterations, solution.largest_block_bound)
+    return Reconstruction(*(tensor.cpu() for tensor in made))
 
 
-def _anomalies(run: Run, model: nn.Module, rows: Dataset) -> list[Anomaly]:
+def _anomalies(run: Run, model: nn.Module, rows: Dataset, device: str) -> list[Anomaly]:
     """The data as they are and every corruption of them, with their scores."""
-    levels, reference, shown = (
-        cast(int, run.schema.levels),
-        run.reference(),
-        rows.take(torch.arange(min(10, len(rows)))),
-    )
-    versions = {"as they are": shown.x} | {name: corrupt(name, shown.x, levels) for name in CORRUPTIONS}
+    levels, reference, few = cast(int, run.schema.levels), run.reference(), _first(rows, STRANGE)
+    versions = {"as they are": few.x} | {name: corrupt(name, few.x, levels) for name in CORRUPTIONS}
     found = {e["name"]: e["detection"] for e in run.read_json("evaluation.json").get("anomalies", [])}
     made = []
     for name, x in versions.items():
-        values = evaluation.log_likelihood(model, Dataset(x, None, run.schema)).value
+        values = evaluation.log_likelihood(model, Dataset(x, None, run.schema).to(device)).value.cpu()
         note = f"less likely than a real image in {100 * found[name]:.0f} % of pairs" if name in found else ""
         made.append(Anomaly(name, x, evaluation.anomaly(values, reference), note))
     return made
+
+
+def _first(rows: Dataset, count: int) -> Dataset:
+    return rows.take(torch.arange(min(count, len(rows))))
 
 
 def spectra(model: nn.Module, shape: Shape) -> Iterator[SpectrumOfLayer]:

@@ -7,27 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
-OBJECTIVES = ("hybrid", "density", "classification", "semi-supervised")
-
-
-class Schema(Protocol):
-    """What one row of the data is: `iresnet.data.Schema`, or anything with these four."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def levels(self) -> int | None: ...
-
-    @property
-    def columns(self) -> tuple[str, ...]: ...
-
-    @property
-    def classes(self) -> tuple[str, ...]: ...
+from ..data import Schema
+from ..objective import PURPOSES
 
 
 @dataclass(frozen=True)
@@ -106,13 +91,13 @@ class Material:
     pictures: list[tuple[str, str | Path, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}; got {self.objective!r}.")
+        if self.objective not in PURPOSES:
+            raise ValueError(f"objective must be one of {', '.join(PURPOSES)}; got {self.objective!r}.")
         rows = {"samples": self.samples, "data": self.data}
         if self.reconstruction is not None:
             rows["the originals of the reconstruction"] = self.reconstruction.originals
         if self.interpolation is not None:
-            _check_interpolation(self.interpolation, tuple(self.schema.shape))
+            _check_interpolation(self.interpolation, self.schema.shape)
         rows |= {f"the rows of {a.name!r}": a.images for a in self.anomalies}
         for name, tensor in rows.items():
             if tensor is not None:
@@ -121,7 +106,7 @@ class Material:
 
     @property
     def is_image(self) -> bool:
-        return len(self.schema.shape) == 3
+        return self.schema.is_image
 
     @property
     def levels(self) -> int:
@@ -131,8 +116,7 @@ class Material:
     @property
     def columns(self) -> list[str]:
         """One name a column."""
-        given = list(self.schema.columns)
-        return given or [f"x{i}" for i in range(self.schema.shape[0])]
+        return list(self.schema.names)
 
     @property
     def split(self) -> str:

@@ -15,12 +15,12 @@ from .. import atomic, checkpoint, data, evaluation
 from ..architectures import build
 from ..certificate import Certificate, certify, tighten_
 from ..checkpoint import Checkpoint
-from ..data import Batches, Dataset, Splits
+from ..data import Batches, Dataset, Splits, some
 from ..presets import Experiment
 from ..results import circumstances
 from ..training import Report, train
 from ..version import __version__
-from .folder import Run
+from .folder import Run, fingerprints
 from .watch import WATCHED, Watch
 
 
@@ -51,8 +51,11 @@ def start(
     experiment = replace(
         experiment, training=experiment.training.for_epochs(_batches(experiment, splits.train).per_epoch)
     )
-    build(experiment.network, splits.train.schema, experiment.objective.kind)  # refuses what cannot be built, first
-    run = Run.create(folder, experiment, splits.train.schema, overwrite=overwrite)
+    # What cannot be built is refused before anything is written.
+    build(experiment.network, splits.schema, experiment.objective.kind, splits.train.x)
+    experiment = replace(experiment, data=experiment.data.resolved())  # a run does not depend on where it was started
+    run = Run.create(folder, experiment, splits.schema, overwrite=overwrite)
+    atomic.write(run.folder / "data.json", json.dumps(fingerprints(splits), indent=1) + "\n")
     return _fit(run, splits, None, device, report, stop)
 
 
@@ -95,7 +98,7 @@ def _fit(
     finally:
         watch.close()
     finished = watch.step >= experiment.training.steps
-    _write_environment(run, watch.seconds, model)
+    _write_environment(run, watch.seconds, model, device)
     if not finished:
         return Outcome(run, watch.step, False, watch.seconds)
     certificate, tightened = release(run, splits.validation, device)
@@ -121,14 +124,21 @@ def publish(
     """Write a model and its certificate into the run folder."""
     tensors: dict[str, dict[str, Tensor]] = {"weights": dict(model.state_dict())}
     if evaluation.has_density(model):
-        rows = validation.take(torch.arange(min(len(validation), WATCHED)))
-        tensors["reference"] = {"log_likelihood": evaluation.log_likelihood(model, rows).value}
+        likelihood = evaluation.log_likelihood(model, some(validation.to(device_of(model)), WATCHED))
+        tensors["reference"] = {"log_likelihood": likelihood.value}
+    for name in ("evaluation.json", "report.html"):  # they are about another model
+        (run.folder / name).unlink(missing_ok=True)
     checkpoint.save(Checkpoint(tensors, state), run.folder / "model.safetensors", version=__version__)
     atomic.write(run.folder / "certificate.json", certificate.to_json() + "\n")
 
 
-def _write_environment(run: Run, seconds: float, model: nn.Module) -> None:
-    content = circumstances(
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's weights are."""
+    return next(model.parameters()).device
+
+
+def _write_environment(run: Run, seconds: float, model: nn.Module, device: str) -> None:
+    content = {"device": device} | circumstances(
         seeds=[run.experiment.seed],
         seconds=seconds,
         epochs=run.experiment.training.epochs or None,

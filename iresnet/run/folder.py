@@ -2,6 +2,7 @@
 
 config.toml         the experiment, every setting written out
 schema.json         what a row is: shape, grey levels, columns, classes
+data.json           rows of each part and a fingerprint of them
 environment.json    command, commit, versions, hardware, seconds
 log.csv             figures over time; tensorboard/ holds the same where TensorBoard is installed
 last.safetensors    the state of training, to go on from
@@ -30,7 +31,7 @@ from ..presets import Experiment
 from ..version import __version__
 
 FILES = (
-    "config.toml", "schema.json", "environment.json", "log.csv", "last.safetensors", "best.safetensors",
+    "config.toml", "schema.json", "data.json", "environment.json", "log.csv", "last.safetensors", "best.safetensors",
     "model.safetensors", "certificate.json", "evaluation.json", "report.html",
 )  # fmt: skip
 
@@ -55,7 +56,7 @@ class Run:
         _check_header(header, folder)
         try:
             schema = Schema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
-        except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise ValueError(f"{folder / 'schema.json'} cannot be read: {error}. Train again.") from None
         return cls(folder, config.parse(Experiment, body, str(folder / "config.toml")), schema)
 
@@ -65,23 +66,25 @@ class Run:
         folder = Path(folder)
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{folder} is a file; a run needs a folder. Choose another --out.")
-        if (folder / "last.safetensors").exists() and not overwrite:
-            raise ValueError(f"{folder} holds a run already. Go on with it by --resume, or choose another --out.")
-        for name in FILES:
-            (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+        _make_room(folder, overwrite)
         run = cls(folder, experiment, schema)
         atomic.write(folder / "config.toml", f"{_header()}\n{config.dump(experiment)}")
         atomic.write(folder / "schema.json", json.dumps(schema.to_dict(), indent=1) + "\n")
         return run
 
     def splits(self) -> Splits:
-        """The data it was trained, watched and is tested on."""
-        return data.load(self.experiment.data)
+        """The data it was trained, watched and is tested on; refused where they are not those any more."""
+        splits = data.load(self.experiment.data)
+        expected = self.read_json("data.json")
+        if splits.schema != self.schema or (expected and expected != fingerprints(splits)):
+            raise ValueError(
+                f"the data of {self.folder} ({self.experiment.data.source}) have changed since it was trained, so the "
+                "parts are not the same rows any more. Put them back, give other rows with --data, or train anew."
+            )
+        return splits
 
     def blank(self, rows: Tensor | None = None) -> nn.Module:
-        """The untrained model; `rows` fit its scaling."""
-        torch.manual_seed(self.experiment.seed)
+        """The untrained model, drawn by torch's global generator; `rows` fit its scaling."""
         return build(self.experiment.network, self.schema, self.experiment.objective.kind, rows)
 
     def model(self, weights: str = "model", device: str | torch.device = "cpu") -> nn.Module:
@@ -93,7 +96,8 @@ class Run:
             raise FileNotFoundError(
                 f"{self.folder} has no trained model yet. Finish it: iresnet train --resume --out {self.folder}"
             )
-        model = self.blank().eval()
+        with torch.random.fork_rng(devices=[]):  # a user's random numbers are not ours to change
+            model = self.blank().eval()
         try:
             model.load_state_dict(dict(checkpoint.load(path).tensors["weights"]))
         except (KeyError, RuntimeError) as error:
@@ -120,19 +124,55 @@ class Run:
         path = self.folder / "log.csv"
         if not path.is_file():
             return []
-        rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
-        return [{key: float(value) if value else None for key, value in row.items()} for row in rows]
+        try:
+            rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")), strict=True))
+            return [{key: float(value) if value else None for key, value in row.items()} for row in rows]
+        except (ValueError, TypeError, csv.Error) as error:
+            raise ValueError(f"{path} is damaged: {error}. Remove it; the model does not need it.") from None
 
     def read_json(self, name: str) -> dict[str, Any]:
         """One of the folder's JSON files; empty where it is missing."""
         path = self.folder / name
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not path.is_file():
+            return {}
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(content, dict):
+                raise ValueError("it is no object")
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}. Remove it; it can be made again.") from None
         return content
+
+
+def fingerprints(splits: Splits) -> dict[str, Any]:
+    """What data.json holds: the number of rows of every part, and a hash of them."""
+    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    return {name: {"rows": len(part), "sha256": part.fingerprint()} for name, part in parts.items()}
 
 
 def load(folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
     """The trained model of a run folder, in eval: a Flow, a Classifier or a Hybrid."""
     return Run.open(folder).model(device=device)
+
+
+def _make_room(folder: Path, overwrite: bool) -> None:
+    """Take an earlier run out of a folder, where that is wanted or nothing is lost; refuse otherwise."""
+    there = [name for name in (*FILES, "tensorboard") if (folder / name).exists()]
+    weights = [name for name in there if name.endswith(".safetensors")]
+    if weights and not overwrite:
+        raise ValueError(f"{folder} holds a run already. Go on with it by --resume, or choose another --out.")
+    if there and not _is_ours(folder):
+        raise ValueError(f"{folder} holds files that are not a run's ({', '.join(there)}). Choose another --out.")
+    for name in there:
+        if name == "tensorboard":
+            shutil.rmtree(folder / name)
+        else:
+            (folder / name).unlink()
+
+
+def _is_ours(folder: Path) -> bool:
+    path = folder / "config.toml"
+    return path.is_file() and path.read_text(encoding="utf-8", errors="replace").startswith("# iresnet ")
 
 
 def _header() -> str:

@@ -23,14 +23,20 @@ class Log:
     def _kept(self, step: int) -> list[str]:
         """The header and the rows up to a step: what was logged after the checkpoint is done again."""
         lines = self.path.read_text(encoding="utf-8").splitlines() if step and self.path.is_file() else []
-        return lines[:1] + [line for line in lines[1:] if int(float(line.split(",")[0])) <= step]
+        cells = lines[0].count(",") if lines else 0  # a torn last line has fewer
+        return lines[:1] + [row for row in lines[1:] if row.count(",") == cells and float(row.split(",")[0]) <= step]
 
     def write(self, row: Mapping[str, float]) -> None:
         if not self.columns:
             self.columns = [*(k for k in row if k not in self.validation), *self.validation]
             self.file.write(",".join(self.columns) + "\n")
-        self.file.write(",".join("" if row.get(c) is None else f"{row[c]:.7g}" for c in self.columns) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(",".join("" if row.get(c) is None else f"{row[c]:.7g}" for c in self.columns) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise OSError(
+                f"cannot write {self.path}: {error.strerror}. Make room, then go on with --resume."
+            ) from error
         for name, value in row.items():
             if self.board is not None and name != "step":
                 self.board.add_scalar(name.replace(" %", "_percent").replace(" ", "_"), value, int(row["step"]))
@@ -44,6 +50,6 @@ class Log:
 def _tensorboard(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
+    except Exception:  # not installed, or at odds with another package: it is not needed
         return None
     return SummaryWriter(str(folder), purge_step=step + 1 if step else None)

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from .. import checkpoint, evaluation
 from ..checkpoint import Checkpoint
-from ..data import Dataset, Schema
+from ..data import Dataset, Schema, some
+from ..guard import REMEDY, TrainingError
+from ..logdet import PowerSeries, RussianRoulette
 from ..objective import Aim, continuous, cross_entropy, unit_name
-from ..residual import EXACT_UP_TO
+from ..residual import EXACT_UP_TO, full_precision
 from ..training import State
 from ..version import __version__
 from .folder import Run
@@ -51,27 +53,37 @@ class Watch:
         figures: dict[str, float] = {}
         if done or state.step % settings.validate_every == 0:
             figures = self._validate(state)
-        if done or halt or figures or state.step % LOG_EVERY == 0:
+        save = done or halt or state.step % settings.save_every == 0
+        if save or figures or state.step % LOG_EVERY == 0:
             means = {k: float(torch.stack([f[k].float() for f in self.seen]).mean()) for k in self.seen[0]}
             self.seen.clear()
             rate = settings.rate(state.step - 1)
             self.log.write({"step": state.step, "seconds": round(self.seconds, 2), "rate": rate, **means, **figures})
-        if done or halt or state.step % settings.save_every == 0:
-            snapshot = state.snapshot()
-            extra = {"seconds": self.seconds, "best": None if math.isinf(self.best) else self.best}
-            checkpoint.save(
-                replace(snapshot, state={**snapshot.state, **{k: v for k, v in extra.items() if v is not None}}),
-                self.run.folder / "last.safetensors",
-                version=__version__,
-            )
+        if save:
+            self._save(state)
         return halt and not done
+
+    def _save(self, state: State) -> None:
+        """Keep the state to go on from, unless it is spoilt: on a GPU the guard looks only now and then."""
+        if not all(bool(p.isfinite().all()) for p in state.parameters):
+            raise TrainingError(
+                f"the weights of step {state.step} are not finite; the last checkpoint is kept. {REMEDY} "
+                f"Then train anew, or resume from it."
+            )
+        snapshot, extra = state.snapshot(), {"seconds": self.seconds}
+        if math.isfinite(self.best):
+            extra["best"] = self.best
+        kept = replace(snapshot, state={**snapshot.state, **extra})
+        checkpoint.save(kept, self.run.folder / "last.safetensors", version=__version__)
 
     def _validate(self, state: State) -> dict[str, float]:
         model = state.averaged()
         figures, criterion = judge(model, self.validation, self.run.experiment.objective)
+        criterion = criterion if math.isfinite(criterion) else math.inf
         if criterion < self.best or not (self.run.folder / "best.safetensors").exists():
             self.best = criterion
-            kept = Checkpoint({"weights": dict(model.state_dict())}, {"step": state.step, **figures})
+            finite = {name: value for name, value in figures.items() if math.isfinite(value)}
+            kept = Checkpoint({"weights": dict(model.state_dict())}, {"step": state.step, **finite})
             checkpoint.save(kept, self.run.folder / "best.safetensors", version=__version__)
         return figures
 
@@ -92,12 +104,15 @@ def judge(model: nn.Module, rows: Dataset, aim: Aim) -> tuple[dict[str, float], 
     """
     figures, criterion, levels = {}, 0.0, rows.schema.levels
     if aim.kind != "classification":
-        x = rows.x[:WATCHED]
+        x = some(rows, WATCHED).x
         generator = torch.Generator(x.device).manual_seed(0)
         points = torch.split(continuous(x, levels, generator), evaluation.likelihood.CHUNK)
         flow = evaluation.as_flow(model)
         estimator = flow.estimator if math.prod(x.shape[1:]) > EXACT_UP_TO else None
-        values = [flow.log_prob(p, estimator=estimator, generator=generator) for p in points]
+        if isinstance(estimator, RussianRoulette):  # it needs a bound below 1, which weights not tightened may lack
+            estimator = PowerSeries(terms=2 * estimator.terms)
+        with full_precision(x):
+            values = [flow.log_prob(p, estimator=estimator, generator=generator) for p in points]
         nats = -float(torch.cat(values).double().mean())
         per_dimension = nats / (math.prod(x.shape[1:]) * math.log(2))
         figures[f"validation {unit_name(levels)}"] = nats if levels is None else per_dimension

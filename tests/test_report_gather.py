@@ -1,0 +1,46 @@
+"""What a report is made from, collected from a run folder."""
+
+import pytest
+import torch
+
+from iresnet.report import page
+from iresnet.report.gather import gather
+from iresnet.run import Run
+from tests.runs import trained
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_everything_comes_back_on_the_cpu(device):
+    m = gather(Run.open(trained()), device=device, seed=1)
+    tensors = [m.samples, m.data, m.interpolation, *vars(m.reconstruction).values()]
+    tensors += [t for a in m.anomalies for t in (a.images, a.scores)]
+    assert all(t.device.type == "cpu" for t in tensors)
+    assert len(m.samples) == len(m.data) == 64
+    assert float(m.reconstruction.errors.max()) < 1e-5
+    assert m.anomalies[0].name == "as they are"
+    assert "Interpolation" in page(m)
+
+
+def test_the_seed_chooses_rows_and_samples():
+    run = Run.open(trained())
+    first, again, other = (gather(run, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(first.samples, again.samples)
+    assert torch.equal(first.data, again.data)
+    assert not torch.equal(first.samples, other.samples)
+    assert not torch.equal(first.data, other.data)
+
+
+def test_a_table_is_interpolated_too_and_has_no_corruptions():
+    m = gather(Run.open(trained("points-density")))
+    assert m.interpolation.shape == (6, 9, 2)
+    assert m.anomalies == []
+    assert "Each line leads from one test point to another" in page(m)
+
+
+def test_a_classifier_has_no_samples():
+    m = gather(Run.open(trained("digits-classifier")))
+    assert m.samples is None
+    assert m.anomalies == []
+    assert m.reconstruction is not None
