@@ -18,6 +18,7 @@ from iresnet import __version__, checkpoint, cli
 from iresnet.cli.console import choose_device, console, ctrl_c, progress, reporter, waiting
 from iresnet.cli.score import _columns
 from iresnet.data import DataSettings
+from iresnet.presets import PRESETS
 from iresnet.run import Run, start
 from tests.runs import copy_of, tiny, trained
 
@@ -71,6 +72,12 @@ def test_version(call):
 def test_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "iresnet", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"iresnet {__version__}\n"
+
+
+def test_presets_are_listed(call):
+    code, text = call("presets")
+    assert code == 0
+    assert all(name in text for name in PRESETS)
 
 
 class TestTrain:

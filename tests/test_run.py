@@ -1,9 +1,11 @@
 """Run folders: what they hold, that they go on bit for bit, and what is said of those that cannot be used."""
 
 import errno
+import io
 import json
 import math
 import os
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +17,7 @@ from iresnet import Classifier, Flow, Hybrid, certify, checkpoint, evaluation
 from iresnet.demo import digits
 from iresnet.guard import TrainingError
 from iresnet.run import Run, release, resume, start
+from iresnet.run.log import Log
 from iresnet.run.watch import Watch
 from tests.runs import copy_of, tiny, trained
 
@@ -371,3 +374,42 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
         with pytest.raises(TrainingError, match=r"weights of step 4 are not finite; the last checkpoint is kept"):
             start(experiment, tmp_path / "run")
     assert (tmp_path / "run" / "last.safetensors").read_bytes() == kept[0]
+
+
+def test_a_log_that_cannot_be_written_gets_a_sentence(tmp_path):
+    log = Log(tmp_path, 0, [])
+    log.write({"step": 1, "loss": 2.0})
+
+    class Full(io.StringIO):
+        def flush(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    log.file.close()
+    log.file = Full()
+    with pytest.raises(OSError, match=r"log.csv: No space left on device. Make room, then go on with --resume"):
+        log.write({"step": 2, "loss": 1.0})
+
+
+def test_tensorboard_holds_the_figures_where_it_is_installed(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    start(tiny(), tmp_path / "run")
+    read = events.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert {"bits/dim", "error_percent", "validation_bits/dim", "rate", "loss"} <= set(read.Tags()["scalars"])
+    assert [e.step for e in read.Scalars("validation_bits/dim")] == [3, 6]
+
+
+def test_without_tensorboard_there_is_the_csv(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    start(tiny(), tmp_path / "run")
+    assert not (tmp_path / "run" / "tensorboard").exists()
+    assert len(Run.open(tmp_path / "run").log()) == 2
+
+
+def test_roulette_is_watched_with_a_series(tmp_path):
+    experiment = tiny("mnist-density", steps=2)
+    path = tmp_path / "images.npz"
+    np.savez(path, np.random.default_rng(0).integers(0, 256, (60, 1, 12, 12)).astype(np.uint8))
+    network = replace(experiment.network, blocks=(1,), estimator="roulette")
+    data = replace(experiment.data, source=str(path), validation=0.2)
+    outcome = start(replace(experiment, network=network, data=data), tmp_path / "run")
+    assert math.isfinite(outcome.run.best()["validation bits/dim"])
