@@ -66,10 +66,14 @@ def resume(
     report: Report | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Go on with the run in a folder, from its last checkpoint."""
+    """Go on with the run in a folder, from its last checkpoint. One that is finished is left as it is."""
     run = Run.open(folder)
     last = run.folder / "last.safetensors"
     state = checkpoint.load(last) if last.is_file() else None
+    steps = run.experiment.training.steps
+    if state and int(state.state["step"]) >= steps and (run.folder / "model.safetensors").is_file():
+        certificate, seconds = certify(run.model(), run.schema.shape), float(state.state.get("seconds", 0.0))
+        return Outcome(run, steps, True, seconds, certificate, tuple(run.tightened()))
     return _fit(run, run.splits(), state, device, report, stop)
 
 
