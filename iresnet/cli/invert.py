@@ -115,8 +115,8 @@ def _read_codes(path: Path) -> np.ndarray:
     try:
         with path.open("rb") as file:  # which numpy leaves open where it fails
             values = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} is no .npy array of numbers: {error}. Save codes with numpy.save.") from None
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error):
+        raise ValueError(f"{path} is no .npy array of numbers. Save codes with numpy.save.") from None
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
         raise ValueError(f"{path} must hold one array of numbers. Save codes with numpy.save.")
     return values
