@@ -113,8 +113,9 @@ class Logit(Transform):
     def _checked(self, x: Tensor) -> tuple[Tensor, Tensor]:
         check_batch(x)
         s, rest = self._unit(x)
-        # Reading a value back would break a compiled graph and fail in a capture: the eager step before them checks.
-        if torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        # Reading a value back would break a compiled graph, fail in a capture, and make every training step on a GPU
+        # wait: the eager step before them, the CPU and eval check.
+        if torch.compiler.is_compiling() or (x.is_cuda and (self.training or torch.cuda.is_current_stream_capturing())):
             return s, rest
         if not bool((torch.minimum(s, rest) > 0).all()):
             low, high = float(x.min()), float(x.max())
@@ -232,6 +233,8 @@ def _whole(x: Tensor, levels: int) -> Tensor:
         )
     if x.numel() == 0:
         raise ValueError(f"x must hold at least one element; got an empty tensor of shape {tuple(x.shape)}.")
+    if x.dtype == torch.uint8 and levels >= 256:  # every byte is a level; reading values back would make a GPU wait
+        return x.to(torch.float32)
     x = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     if not bool((x.frac() == 0).all()):
         raise ValueError(
