@@ -84,19 +84,8 @@ class Flow(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """log p(x | context) in nats, shape (batch,)."""
-        check_batch(x, "x", self.event_shape)
-        estimator, generator = chosen(self, x, estimator, generator)
         with entering(self, x):
-            z, logdet = self.transform.forward_and_logdet(x, context, estimator=estimator, generator=generator)
-            self._check_code(z)
-            return self.base.log_prob(z) + logdet
-
-    def _check_code(self, z: Tensor) -> None:
-        if tuple(z.shape[1:]) != self.base.shape:
-            raise ValueError(
-                f"the base has shape {self.base.shape}, but the transform gives codes of shape {tuple(z.shape[1:])}. "
-                "Make the base with the transform's output shape."
-            )
+            return code_and_log_prob(self, x, context, estimator, generator)[1]
 
     def log_prob(
         self,
@@ -208,15 +197,25 @@ class Flow(nn.Module):
         return ConditionalDistribution(self, context)
 
 
-def chosen(
-    model: nn.Module, x: Tensor, estimator: Estimator | None, generator: torch.Generator | None
-) -> tuple[Estimator | None, torch.Generator | None]:
-    """What a density uses where the caller names nothing: its own estimator in training, a fixed seed in eval."""
+def code_and_log_prob(
+    model: Any, x: Tensor, context: Tensor | None, estimator: Estimator | None, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """(z, log p(x)) of a model that has a transform and a base.
+
+    Where the caller names nothing: the model's own estimator in training, a fixed seed in eval.
+    """
+    check_batch(x, "x", model.event_shape)
     if estimator is None and model.training:
-        return cast("Estimator | None", model.estimator), generator
-    if estimator is None and generator is None and dimension(x) > EXACT_UP_TO:
+        estimator = model.estimator
+    elif estimator is None and generator is None and dimension(x) > EXACT_UP_TO:
         generator = torch.Generator(device=x.device).manual_seed(EVAL_SEED)
-    return estimator, generator
+    z, logdet = model.transform.forward_and_logdet(x, context, estimator=estimator, generator=generator)
+    if tuple(z.shape[1:]) != model.base.shape:
+        raise ValueError(
+            f"the base has shape {model.base.shape}, but the transform gives codes of shape {tuple(z.shape[1:])}. "
+            "Make the base with the transform's output shape."
+        )
+    return z, model.base.log_prob(z) + logdet
 
 
 def _spread(shape: tuple[int, ...], context: Tensor | None) -> tuple[int, Tensor | None, tuple[int, ...]]:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from .base import Base
 from .classifier import Classifier
 from .fixed_point import Solver
-from .flow import Flow, LogProb, chosen
+from .flow import Flow, LogProb, code_and_log_prob
 from .logdet import Estimator
 from .residual import entering
-from .transform import Shape, Transform, check_batch
+from .transform import Shape, Transform
 
 
 class Both(NamedTuple):
@@ -78,16 +78,9 @@ class Hybrid(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Both:
         """log p(x) and logits. In eval the likelihood is the same number twice, as a `Flow`'s is."""
-        check_batch(x, "x", self.event_shape)
-        estimator, generator = chosen(self, x, estimator, generator)
         with entering(self, x):
-            z, logdet = self.transform.forward_and_logdet(x, context, estimator=estimator, generator=generator)
-            if tuple(z.shape[1:]) != self.base.shape:
-                raise ValueError(
-                    f"the base has shape {self.base.shape}, but the transform gives codes of shape "
-                    f"{tuple(z.shape[1:])}. Make the base with the transform's output shape."
-                )
-            return Both(self.base.log_prob(z) + logdet, self.head(z))
+            z, log_prob = code_and_log_prob(self, x, context, estimator, generator)
+            return Both(log_prob, self.head(z))
 
     def log_prob(
         self,

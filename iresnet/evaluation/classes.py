@@ -13,12 +13,10 @@ from ..data import Dataset
 from ..hybrid import Hybrid
 from ..objective import MISSING, centred
 from ..residual import full_precision
+from .likelihood import CHUNK
 
 #: The two-sided 95 % quantile of the normal distribution.
 NORMAL_95 = 1.959964
-
-#: Rows that pass through a model at a time.
-CHUNK = 500
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def publish(
     for name in ("evaluation.json", "report.html"):  # they are about another model
         (run.folder / name).unlink(missing_ok=True)
     checkpoint.save(Checkpoint(tensors, state), run.folder / "model.safetensors", version=__version__)
-    atomic.write(run.folder / "certificate.json", certificate.to_json() + "\n")
+    certificate.to_json(run.folder / "certificate.json")
 
 
 def device_of(model: nn.Module) -> torch.device:
