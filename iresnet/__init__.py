@@ -28,7 +28,7 @@ from .logdet import CertifiedSeries, Exact, PowerSeries, RussianRoulette, terms_
 from .multiscale import Multiscale
 from .preprocess import Logit, Standardise, dequantise
 from .residual import ResidualBlock
-from .run import load
+from .run import load, shipped
 from .spectral import NoBoundKnown
 from .transform import Chain, ChainSolution, Transform
 from .version import __version__
@@ -80,6 +80,7 @@ __all__ = [
     "load",
     "logdet",
     "mlp_flow",
+    "shipped",
     "spectral",
     "terms_needed",
     "tighten_",

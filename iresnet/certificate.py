@@ -164,14 +164,15 @@ def _certify_block(name: str, block: ResidualBlock, shape: Shape | None) -> Bloc
 def tighten_(model: nn.Module, input_shape: Shape | None = None) -> list[str]:
     """Rescale every layer whose proven bound exceeds its coefficient, and no other; the names of those that changed.
 
-    After it, a model whose coefficients multiply to less than one passes `certify`.
+    After it, a model whose coefficients multiply to less than one passes `certify`. A block without constrained layers
+    has no coefficient to keep, and is left alone.
     """
     shape = None if input_shape is None else tuple(input_shape)
     if shape is None:
         shape = getattr(model, "event_shape", None)
     changed = []
     for name, block, at in residual_blocks(model, shape):
-        if block.asserted is None:
+        if block.asserted is None and any(lip.cap_of(layer) is not None for layer in block.g.modules()):
             changed += [f"{name}.g.{layer}".removesuffix(".") for layer in lip.tighten_(block.g, at)]
     return changed
 

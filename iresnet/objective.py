@@ -2,6 +2,7 @@
 
 density           -log p(x)
 classification    cross-entropy of the logits
+margin            the same, after the other classes got ahead by all that a change of x of a given length can do
 joint             -log p(x), in bits per dimension, + weight * cross-entropy; rows whose label is missing (-1) count for
                   the density alone, which is what semi-supervised learning is
 
@@ -22,14 +23,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import lipschitz as lip
+from .architectures import Readout
 from .classifier import Classifier
 from .data import Augment
+from .elementary import ActNorm
 from .flow import Flow
 from .hybrid import Hybrid
-from .preprocess import dequantise
+from .multiscale import Multiscale
+from .preprocess import Standardise, dequantise
+from .residual import ResidualBlock
+from .spectral import NoBoundKnown
+from .transform import Transform
 
 #: The label of a row whose label is missing.
 MISSING = -1
+
+#: How steep the loss of a margin is: by so many nats a radius.
+SHARPNESS = 2.0
 
 Loss: TypeAlias = tuple[Tensor, dict[str, Tensor]]
 
@@ -70,6 +81,39 @@ class Classification(Objective):
 
     def forward(self, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None) -> Loss:
         return cross_entropy(self.model(centred(x, self.levels)), y, self.label_smoothing)
+
+
+class Margin(Objective):
+    """Cross-entropy with a Lipschitz margin (Tsuzuku, Sato and Sugiyama, 2018): classes that hold within a radius.
+
+    With logits w_j . z + b_j of the code z = F(x), no x' at most `radius` from x gains class j more than
+    radius K ||w_y - w_j|| on class y, K >= Lip(F). The logits of all j get that ahead; what is then classified right is
+    right in the whole ball. Logits count in units of radius K / SHARPNESS, since a constrained head cannot scale them.
+    K is that of the coefficients asked for, which a released model is proven to keep. Figures: `loss`, which is
+    minimised; of plain logits, `cross-entropy` and `error %`; `certified %`, the rows that are right in the ball.
+    """
+
+    model: Classifier
+
+    def __init__(
+        self, model: Classifier, levels: int | None = None, label_smoothing: float = 0.0, *, radius: float
+    ) -> None:
+        super().__init__()
+        self.model, self.levels, self.label_smoothing, self.radius = model, levels, label_smoothing, radius
+        try:
+            directions(model.head), expansion(model.transform)
+        except NoBoundKnown as error:
+            raise ValueError(f"radius = {radius:g} needs a bound for the whole network. {error}") from None
+
+    def forward(self, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None) -> Loss:
+        logits = self.model(centred(x, self.levels))
+        _, figures = cross_entropy(logits, y)
+        assert y is not None
+        one = self.radius * expansion(self.model.transform)
+        raised = logits + one * apart(directions(self.model.head))[y.clamp_min(0)].to(logits.dtype)
+        loss, raised_figures = cross_entropy(raised * (SHARPNESS / one), y, self.label_smoothing)
+        certified = {"certified %": 100 - raised_figures["error %"]}
+        return loss, {"loss": loss.detach(), **figures, **certified}
 
 
 class Joint(Objective):
@@ -119,6 +163,65 @@ def cross_entropy(logits: Tensor, y: Tensor | None, label_smoothing: float = 0.0
     return loss, {"cross-entropy": loss.detach(), "error %": 100 * wrong / count}
 
 
+def directions(head: nn.Module) -> Tensor:
+    """Vectors v_j, one a class, as far apart as the w_j of a head whose logits are w_j . z + b_j: as a matrix, by rows.
+
+    A mean over P positions has the norm 1 / sqrt(P): its columns are scaled by that. `NoBoundKnown` says why a head is
+    not linear.
+
+    >>> directions(nn.Sequential(nn.Flatten(), nn.Linear(4, 3))).shape
+    torch.Size([3, 4])
+    """
+    layers = head.layers if isinstance(head, Readout) else head
+    v: Tensor | None = None
+    for name, layer in lip.leaves(layers):
+        if isinstance(layer, nn.Linear):
+            v = _pooled(layer.weight, head) if v is None else layer.weight @ v
+        elif not isinstance(layer, nn.Flatten | nn.Identity):
+            where = f"{type(layer).__name__} ({name})" if name else type(layer).__name__
+            raise NoBoundKnown(f"A margin is read off a linear head; this one has {where}.")
+    if v is None:
+        raise NoBoundKnown(f"A margin is read off a linear head; {type(head).__name__} has no linear layer.")
+    return v
+
+
+def _pooled(weight: Tensor, head: nn.Module) -> Tensor:
+    """The weight of a head's first layer, its columns scaled where they meet means over positions."""
+    if not (isinstance(head, Readout) and head.pool):
+        return weight
+    return weight * torch.cat([weight.new_full((s[0],), math.prod(s[1:]) ** -0.5) for s in head.shapes])
+
+
+def apart(v: Tensor) -> Tensor:
+    """||v_i - v_j|| for all rows i and j, without a table of all differences."""
+    others = 1 - torch.eye(len(v), dtype=v.dtype, device=v.device)
+    with torch.autocast(v.device.type, enabled=False):  # a difference of squares is none in half precision
+        squares = v.square().sum(dim=1)
+        return (squares[:, None] + squares - 2 * v @ v.T).clamp_min(torch.finfo(v.dtype).tiny).sqrt() * others
+
+
+def expansion(transform: Transform) -> Tensor | float:
+    """Lip(F) for the coefficients asked for: cheap, differentiable in the scales, and nothing is read from a device."""
+    if isinstance(transform, ResidualBlock):
+        if any(lip.cap_of(m) is None and lip.lipschitz_constant(m) is None for _, m in lip.leaves(transform.g)):
+            raise NoBoundKnown("A layer of a block is not constrained, so that nothing keeps its norm. Constrain it.")
+        return 1 + (lip.nominal(transform.g) if transform.asserted is None else transform.asserted)
+    if isinstance(transform, ActNorm):
+        return transform.log_scale.max().exp()
+    if isinstance(transform, Standardise):
+        return 1 / transform.std.min()
+    parts = transform.parts()
+    if not parts:
+        return transform.stretch().forward
+    total: Tensor | float = 1.0
+    for position, (_, part, _) in enumerate(parts):
+        factor = expansion(part)
+        if position and isinstance(transform, Multiscale):  # what left at an earlier scale is not shrunk by a later one
+            factor = torch.as_tensor(factor).clamp_min(1.0)
+        total = total * factor
+    return total
+
+
 def continuous(x: Tensor, levels: int | None, generator: torch.Generator | None = None) -> Tensor:
     """What a density is asked about: integers dequantised, other data as they are."""
     return x if levels is None else dequantise(x, levels, generator)
@@ -149,12 +252,14 @@ class Aim:
     `kind` is density, classification, hybrid, or semi-supervised (a hybrid whose labels are missing for some rows);
     `weight` is that of the cross-entropy beside the bits per dimension of a hybrid. With `shifted`, a hybrid's
     cross-entropy is that of a copy of the batch in which this part of the images is shifted by up to `data.shift`.
+    `radius` is how far x may be moved, in its own units (grey levels), before the class a classifier gives may change.
     """
 
     kind: str = "hybrid"
     weight: float = 1.0
     label_smoothing: float = 0.0
     shifted: float = 0.0
+    radius: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in PURPOSES:
@@ -165,11 +270,19 @@ class Aim:
             raise ValueError(f"shifted is the part of the images that is shifted, in [0, 1]; got {self.shifted}.")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must lie in [0, 1); got {self.label_smoothing}.")
+        if not 0 <= self.radius < math.inf:
+            raise ValueError(f"radius must be finite and not negative; got {self.radius}.")
+        if self.radius and self.kind != "classification":
+            raise ValueError(
+                f"radius is for kind = 'classification'; got {self.radius} for {self.kind!r}. Set radius = 0."
+            )
 
     def objective(self, model: nn.Module, levels: int | None, augment: Augment | None = None) -> Objective:
         """The loss for a model that was built for this aim; `augment` is how the data are augmented."""
         if self.kind == "density":
             return MaximumLikelihood(cast(Flow, model), levels)
+        if self.kind == "classification" and self.radius:
+            return Margin(cast(Classifier, model), levels, self.label_smoothing, radius=self.radius)
         if self.kind == "classification":
             return Classification(cast(Classifier, model), levels, self.label_smoothing)
         augment = (

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 from . import lipschitz as lip
 from .fixed_point import Anderson, ConvergenceError, Solution, Solver, default_tolerance, iteration_limit
 from .fixed_point import solve as solve_fixed_point
-from .lipschitz import Bound, linearise, nominal, plain, refresh_
+from .lipschitz import Bound, linearise, nominal, plain
 from .logdet import CertifiedSeries, Estimator, Exact, attach_gradient, refuse_second_derivative
 from .spectral import NoBoundKnown
 from .transform import Shape, Stretch, Transform, check_batch, check_finite, dimension
@@ -207,10 +207,11 @@ class ResidualBlock(Transform):
         mark = (input_shape, sizes, *((t.dtype, t.device) for t in tensors), *_fingerprint(tensors))
         if self._snapshot is None or self._snapshot[0] != mark:
             with torch.no_grad():
-                copy = plain(self.g).double()
-                b = Bound(self.asserted, False) if self.asserted is not None else lip.bound(self.g, input_shape)
-            self._snapshot = (mark, copy, b)
+                self._snapshot = (mark, plain(self.g).double(), self._measured(input_shape))
         return self._snapshot[1], self._snapshot[2]
+
+    def _measured(self, input_shape: Shape | None) -> Bound:
+        return Bound(self.asserted, False) if self.asserted is not None else lip.bound(self.g, input_shape)
 
     # ------------------------------------------------------------------ inverse
 
@@ -349,7 +350,6 @@ def entering(module: nn.Module, x: Tensor) -> Iterator[None]:
     check_batch(x)
     if not (x.is_cuda and module.training):  # there the check would make every step wait; the training loop has its own
         check_finite(x, "x")
-    if module.training and torch.is_grad_enabled():
-        refresh_(module)
-    with lip.frozen():
+    refreshing = lip.together(module) if module.training and torch.is_grad_enabled() else nullcontext()
+    with refreshing, lip.frozen():
         yield

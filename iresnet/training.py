@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from .acceleration import Acceleration, Stepper
 from .checkpoint import Checkpoint
-from .guard import TrainingError, guard_gradient, guard_loss
-from .lipschitz import refresh_
+from .guard import TrainingError
+from .lipschitz import refresh_, unsettled
 from .objective import Objective
 from .spelling import hint
 
@@ -29,7 +30,8 @@ Batch: TypeAlias = Tensor | tuple[Tensor, Tensor | None]
 Report: TypeAlias = Callable[[int, int, Mapping[str, Tensor]], None]
 
 OPTIMISERS = ("adam", "adamax", "sgd")
-SCHEDULES = ("linear", "cosine", "constant")
+SCHEDULES = ("linear", "cosine", "constant", "milestones")
+SELECTIONS = ("best", "last")
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,10 @@ class Training:
     """How to train. The rate rises over `warmup` steps, and then follows the schedule.
 
     linear: flat, then straight down to zero over the last `cooldown` part; cosine: half a cosine down to zero;
-    constant: flat. With `epochs` the number of steps follows from the data. `weight_decay` acts on the weights of
-    constrained layers alone, `head_decay` on those of the head: decoupled from the gradient for adam, and as an l2
-    penalty for adamax and sgd.
+    constant: flat; milestones: times `decay` after each of these parts of training. With `epochs` the number of steps
+    follows from the data. `weight_decay` acts on the weights of linear layers and convolutions in residual branches
+    alone, `head_decay` on those of the head: decoupled from the gradient for adam, and as an l2 penalty for adamax and
+    sgd. `select` says which weights a run releases: the best on validation data, or the last.
     """
 
     steps: int = 1000
@@ -50,12 +53,15 @@ class Training:
     schedule: str = "linear"
     warmup: int = 50
     cooldown: float = 0.4
+    milestones: tuple[float, ...] = (0.3, 0.6, 0.8)
+    decay: float = 0.2
     clip: float = 1.0
     betas: tuple[float, float] = (0.9, 0.99)
     momentum: float = 0.9
     weight_decay: float = 0.0
     head_decay: float = 0.0
     average: float = 0.99
+    select: str = "best"
     validate_every: int = 200
     save_every: int = 200
 
@@ -66,14 +72,16 @@ class Training:
         for name in ("epochs", "warmup", "weight_decay", "head_decay"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative; got {getattr(self, name)}.")
-        for name in ("learning_rate", "clip"):
+        for name in ("learning_rate", "clip", "decay"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive; got {getattr(self, name)}.")
         if not 0 <= self.cooldown <= 1:
             raise ValueError(f"cooldown is the last part of training, in [0, 1]; got {self.cooldown}.")
+        if any(not 0 < m < 1 for m in self.milestones):
+            raise ValueError(f"milestones are parts of training, in (0, 1); got {list(self.milestones)}.")
         if not 0 <= self.average < 1:
             raise ValueError(f"average is the decay of the averaged weights, in [0, 1); got {self.average}.")
-        for name, known in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES)):
+        for name, known in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES), ("select", SELECTIONS)):
             if getattr(self, name) not in known:
                 got = getattr(self, name)
                 raise ValueError(f"{name} must be one of {', '.join(known)}; got {got!r}. {hint(got, known)}")
@@ -90,6 +98,8 @@ class Training:
     def _down(self, step: int) -> float:
         if self.schedule == "constant":
             return 1.0
+        if self.schedule == "milestones":
+            return math.prod(self.decay for m in self.milestones if step >= m * self.steps)
         if self.schedule == "cosine":
             done = max(0, step + 1 - self.warmup) / max(1, self.steps + 1 - self.warmup)
             return 0.5 + 0.5 * math.cos(math.pi * done)
@@ -102,6 +112,7 @@ def train(
     settings: Training,
     *,
     generator: torch.Generator | None = None,
+    acceleration: Acceleration | None = None,
     report: Report | None = None,
     resume: Checkpoint | None = None,
     watch: Callable[[State], bool] | None = None,
@@ -112,22 +123,14 @@ def train(
     `watch` sees the state after every step, to judge or save it, and ends the training by returning True. With
     `resume`, `batches` must start at the checkpoint's step.
     """
-    state = State(objective, settings, generator)
+    state = State(objective, settings, generator, acceleration)
     if resume is not None:
         state.restore(resume)
     objective.train()
     for batch in islice(batches, max(0, settings.steps - state.step)):
         x, y = batch if isinstance(batch, tuple) else (batch, None)
-        for group in state.optimiser.param_groups:
-            group["lr"] = settings.rate(state.step)
-        loss, figures = objective(x, y, generator=generator)
-        guard_loss(objective, loss, state.step, x, y, generator)
-        state.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = nn.utils.get_total_norm([p.grad for p in state.parameters if p.grad is not None])
-        guard_gradient(objective, norm, state.step)
-        nn.utils.clip_grads_with_norm_(state.parameters, settings.clip, norm)
-        state.optimiser.step()
+        set_rate(state.optimiser, settings.rate(state.step))
+        _, _, figures = state.advance(x, y, state.step)
         state.step += 1
         state.update_average()
         if report is not None:
@@ -137,13 +140,30 @@ def train(
     return state.averaged()
 
 
-class State:
-    """What training changes: live weights, averaged weights, optimiser, generator, step."""
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of every group, where it lives: a captured step reads it from the device."""
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
-    def __init__(self, objective: Objective, settings: Training, generator: torch.Generator | None) -> None:
+
+class State:
+    """What training changes: live weights, averaged weights, optimiser, generator, step; and what takes the steps."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        settings: Training,
+        generator: torch.Generator | None,
+        acceleration: Acceleration | None = None,
+    ) -> None:
         self.objective, self.settings, self.generator = objective, settings, generator
         self.parameters = list(objective.parameters())
         self.optimiser = make_optimiser(objective, settings)
+        wish = Acceleration() if acceleration is None else acceleration
+        self.advance = Stepper(objective, self.optimiser, settings.clip, generator, wish)
         self.average: Average | None = None
         self.step = 0
 
@@ -220,27 +240,31 @@ class State:
 
 
 def make_optimiser(objective: Objective, settings: Training) -> torch.optim.Optimizer:
-    """The optimiser, with one group of parameters for each rate of decay."""
-    groups = parameter_groups(objective, settings)
-    rate = settings.learning_rate
+    """The optimiser, with one group of parameters for each rate of decay; on a GPU one that a graph can capture."""
+    groups, rate = parameter_groups(objective, settings), settings.learning_rate
+    cuda = groups[0]["params"][0].is_cuda
+    for group in groups:
+        group["lr"] = torch.tensor(rate, device=groups[0]["params"][0].device) if cuda else rate
     if settings.optimiser == "sgd":
-        return torch.optim.SGD(groups, rate, momentum=settings.momentum, nesterov=settings.momentum > 0)
+        # Fused, SGD reads the rate from the device; on a CPU it has no fused form for every processor.
+        fused = True if cuda else None
+        return torch.optim.SGD(groups, rate, momentum=settings.momentum, nesterov=settings.momentum > 0, fused=fused)
     if settings.optimiser == "adamax":
-        return torch.optim.Adamax(groups, rate, betas=settings.betas)
-    return torch.optim.AdamW(groups, rate, betas=settings.betas, fused=True)
+        return torch.optim.Adamax(groups, rate, betas=settings.betas, capturable=cuda)
+    return torch.optim.AdamW(groups, rate, betas=settings.betas, fused=True, capturable=cuda)
 
 
 def parameter_groups(objective: Objective, settings: Training) -> list[dict[str, Any]]:
-    """Weights of constrained layers, those of the head, and the rest (biases, scales, the base), which never decays."""
-    constrained, head, rest = [], [], []
+    """Weights of residual branches, those of the head, and the rest (biases, scales, the base), which never decays."""
+    branches, head, rest = [], [], []
     for name, parameter in objective.named_parameters():
-        if name.endswith(".original"):
-            constrained.append(parameter)
+        if name.endswith(".original") or (".g." in name and parameter.dim() > 1):
+            branches.append(parameter)
         elif name.startswith("model.head.") and parameter.dim() > 1:
             head.append(parameter)
         else:
             rest.append(parameter)
-    pairs = ((constrained, settings.weight_decay), (head, settings.head_decay), (rest, 0.0))
+    pairs = ((branches, settings.weight_decay), (head, settings.head_decay), (rest, 0.0))
     return [{"params": parameters, "weight_decay": decay} for parameters, decay in pairs if parameters]
 
 
@@ -258,8 +282,7 @@ class Average:
         """Move towards the model's present weights."""
         self.count += 1
         weight = 1 - min(self.decay, self.count / (self.count + 10))
-        for mine, theirs in zip(self.copy.parameters(), model.parameters(), strict=True):
-            mine.lerp_(theirs.detach(), weight)
+        torch._foreach_lerp_(list(self.copy.parameters()), [p.detach() for p in model.parameters()], weight)
 
     def result(self, model: nn.Module) -> nn.Module:
         """A copy of the averaged model in eval, with the live model's buffers and norms of its own."""
@@ -268,5 +291,6 @@ class Average:
         # A parameter that is used twice has two names, and the live value under either would undo the average.
         state.update({name: p.detach() for name, p in self.copy.named_parameters(remove_duplicate=False)})
         result.load_state_dict(state)
-        refresh_(result, settle=True)
-        return result.requires_grad_(True).eval()
+        refresh_(result, settle=True)  # all at once, so not one by one on the way to eval
+        with unsettled():
+            return result.requires_grad_(True).eval()

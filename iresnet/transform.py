@@ -110,7 +110,7 @@ class Transform(nn.Module, ABC):
             x = self.inverse(z, context, tolerance=tolerance, solver=solver)
             residual = (self.reference(x, context) - z.double()).flatten(1).norm(dim=1)
             allowance = RESIDUAL_ROUNDING * (1 + z.double().flatten(1).norm(dim=1))
-            bound = self.stretch(tuple(x.shape[1:])).inverse * (residual + allowance)
+            bound = _infinite_for_nan(self.stretch(tuple(x.shape[1:])).inverse * (residual + allowance))
         return Solution(x, torch.zeros_like(bound).long(), bound, torch.isfinite(bound))
 
 
@@ -290,8 +290,13 @@ def solve_backwards(
             largest, iterations = torch.maximum(largest, own), iterations + s.iterations
             converged, proven = converged & s.converged, proven and s.proven
             x = s.x
-        residual = (whole.reference(x, context) - z.double()).flatten(1).norm(dim=1)
+        residual = _infinite_for_nan((whole.reference(x, context) - z.double()).flatten(1).norm(dim=1))
     return ChainSolution(x, iterations, converged, largest, residual, composed, proven)
+
+
+def _infinite_for_nan(error: Tensor) -> Tensor:
+    """Errors of an iteration that has left all bounds are infinite."""
+    return torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf)
 
 
 def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:

@@ -25,10 +25,12 @@ from iresnet import (
     contractive_convnet,
     contractive_mlp,
     mlp_flow,
+    tighten_,
 )
-from iresnet.architectures import ACTIVATIONS, PREPROCESSING, Network, build
+from iresnet.architectures import ACTIVATIONS, PREPROCESSING, READOUTS, Network, build
 from iresnet.data import Schema
-from iresnet.lipschitz import cap_of
+from iresnet.lipschitz import bound, cap_of
+from iresnet.rivals import PreActResNet
 from tests.zoo import normal
 
 
@@ -305,7 +307,7 @@ class TestNetwork:
         [
             ({"blocks": ()}, r"blocks must list at least one block for every scale; got \[\]."),
             ({"blocks": (2, 0)}, r"blocks must list at least one block for every scale; got \[2, 0\]."),
-            ({"width": 0}, "width must be at least 1; got 0."),
+            ({"width": -1}, "width must be at least 1, or 0 for that of the scale; got -1."),
             ({"depth": 0}, "depth must be at least 1; got 0."),
             ({"terms": 0}, "terms must be at least 1; got 0."),
             ({"components": 0}, "components must be at least 1; got 0."),
@@ -317,6 +319,14 @@ class TestNetwork:
             ({"activation": "relu"}, "activation must be one of elu, lipswish, maxmin, sine; got 'relu'."),
             ({"estimator": "magic"}, "estimator must be one of auto, series, roulette, exact; got 'magic'."),
             ({"preprocessing": "none"}, "preprocessing must be one of logit, standardise; got 'none'."),
+            ({"normalisation": "layer"}, "normalisation must be one of actnorm, batchnorm, none; got 'layer'."),
+            ({"readout": "mlp"}, "readout must be one of linear, batchnorm, lipschitz; got 'mlp'."),
+            ({"family": "glow"}, "family must be one of iresnet, resnet; got 'glow'."),
+            (
+                {"normalisation": "batchnorm"},
+                "normalisation 'batchnorm' has no Lipschitz bound, so it needs constrained = false; got true.",
+            ),
+            ({"readout": "lipschitz", "dropout": 0.1}, "readout 'lipschitz' needs dropout = 0, .*; got 0.1."),
         ],
     )
     def test_wrong_settings_get_a_sentence(self, wrong, sentence):
@@ -350,8 +360,41 @@ class TestNetwork:
             (SMALL, TABLE, "density", r"blocks has one entry for a table, which has one scale; got \[1, 1\]."),
             (replace(SMALL, alpha=0.5), IMAGES, "density", r"alpha must lie in \(0, 0.5\); got 0.5."),
             (replace(SMALL, kernels=(2,)), IMAGES, "density", r"kernels must be odd, .*got \(2,\)"),
+            (
+                replace(SMALL, blocks=(1,) * 5, squeeze_first=False),
+                IMAGES,
+                "density",
+                "every entry of blocks but the first halves the image; 8 x 8 comes to 1 x 1, which cannot be halved.",
+            ),
+            (
+                replace(SMALL, constrained=False),
+                IMAGES,
+                "hybrid",
+                "constrained must be true for a density, whose determinant needs a contraction; got false for hybrid.",
+            ),
+            (
+                replace(SMALL, family="resnet"),
+                IMAGES,
+                "density",
+                'the family resnet classifies images and has no inverse; got density. Use family = "iresnet".',
+            ),
+            (replace(FLAT, family="resnet"), TABLE, "classification", "classifies images .*; got a table."),
         ],
-        ids=["padding-hybrid", "padding", "one-class", "no-class", "squeezes", "odd", "table", "alpha", "kernels"],
+        ids=[
+            "padding-hybrid",
+            "padding",
+            "one-class",
+            "no-class",
+            "squeezes",
+            "odd",
+            "table",
+            "alpha",
+            "kernels",
+            "squeezes-later",
+            "free-density",
+            "resnet-density",
+            "resnet-table",
+        ],
     )
     def test_what_cannot_be_built_gets_a_sentence(self, network, schema, purpose, sentence):
         with pytest.raises(ValueError, match=sentence):
@@ -359,3 +402,131 @@ class TestNetwork:
 
     def test_a_density_needs_no_classes(self):
         assert isinstance(made(FLAT, replace(TABLE, classes=()), "density"), Flow)
+
+
+PAPER = Network(
+    blocks=(1, 2, 1), squeeze_first=False, width=0, lipschitz=0.729, preactivation=True, preprocessing="standardise",
+    padding=1, readout="batchnorm", pool=True,
+)  # fmt: skip
+
+
+class TestThePapersClassifiers:
+    """App. C.2: padding, scales of [ActNorm, block], squeezes between them, and BatchNorm, ELU, pooling, linear."""
+
+    @pytest.mark.parametrize(
+        ("shape", "padding", "codes"),
+        [
+            ((3, 32, 32), 13, [(16, 32, 32), (64, 16, 16), (256, 8, 8)]),
+            ((1, 28, 28), 15, [(16, 28, 28), (64, 14, 14), (256, 7, 7)]),
+        ],
+        ids=["CIFAR", "MNIST"],
+    )
+    def test_the_scales_have_the_papers_shapes(self, shape, padding, codes):
+        """The constraint changes no shape, and without it a network of this size is made at once."""
+        network = replace(PAPER, padding=padding, constrained=False)
+        model = made(network, Schema(shape, levels=256, classes=tuple("abc")), "classification")
+        blocks = [at for _, part, at in model.transform.parts(shape) if isinstance(part, ResidualBlock)]
+        assert blocks == [codes[0], codes[1], codes[1], codes[2]]
+        widths = {part.g[1].out_channels for part in model.transform if isinstance(part, ResidualBlock)}
+        assert widths == {16, 64, 256}
+
+    def test_the_order(self):
+        model = made(PAPER, IMAGES, "classification")
+        pair = ["ActNorm", "ResidualBlock"]
+        first = ["Standardise", "InjectivePad"]
+        assert kinds(model.transform) == [*first, *pair, "Squeeze", *pair, *pair, "Squeeze", *pair]
+        steps = ["ELU", "ParametrizedConv2d"] * 3
+        assert [type(m).__name__ for m in model.transform[3].g] == steps
+
+    @pytest.mark.parametrize("c", [0.9, 0.5])
+    def test_c_is_the_coefficient_of_every_layer(self, c):
+        model = made(replace(PAPER, lipschitz=c**3), IMAGES, "classification")
+        asked = coefficients(model.transform)
+        assert len(asked) == 3 * sum(PAPER.blocks)
+        assert asked == pytest.approx([c] * len(asked))
+        model(normal(4, 1, 8, 8, dtype=torch.float32)).sum().backward()
+        model.eval()
+        tighten_(model, IMAGES.shape)
+        certificate = certify(model, IMAGES.shape)
+        assert certificate.passed
+        assert max(part.bound for part in certificate.layers) <= c
+
+    def test_a_density_ends_in_an_actnorm_whatever_its_readout(self):
+        density = made(replace(SMALL, readout="batchnorm"), IMAGES, "density")
+        classifier = made(replace(SMALL, readout="batchnorm"), IMAGES, "classification")
+        assert kinds(density.transform) == [*kinds(classifier.transform), "ActNorm"]
+
+    def test_preactivation_in_a_table(self):
+        g = made(replace(FLAT, preactivation=True), TABLE, "classification").transform[2].g
+        assert [type(m).__name__ for m in g] == ["ELU", "ParametrizedLinear"] * 2
+
+    def test_without_normalisation(self):
+        model = made(replace(SMALL, normalisation="none"), IMAGES, "density")
+        assert kinds(model.transform) == ["Logit", "Squeeze", "ResidualBlock", "Squeeze", "ResidualBlock"]
+
+    def test_the_same_weights_with_and_without_the_constraint(self):
+        sizes = [
+            sum(p.numel() for p in made(replace(PAPER, constrained=free), IMAGES, "classification").parameters())
+            for free in (True, False)
+        ]
+        assert sizes[0] == sizes[1]
+
+
+class TestReadouts:
+    def test_batchnorm_elu_mean_linear(self):
+        model = made(PAPER, IMAGES, "classification")
+        z = normal(7, 32, 2, 2, dtype=torch.float32)
+        logits = model.head(z)
+        mean, var = z.mean((0, 2, 3), keepdim=True), z.var((0, 2, 3), keepdim=True, correction=0)
+        pooled = nn.functional.elu((z - mean) / (var + 1e-5).sqrt()).mean((2, 3))
+        torch.testing.assert_close(logits, model.head.layers(pooled))
+
+    @pytest.mark.parametrize("pool", [True, False])
+    @pytest.mark.parametrize("readout", READOUTS)
+    def test_codes_of_several_scales_and_rows_of_a_table(self, readout, pool):
+        for network, schema in ((replace(SMALL, factor_out=True), IMAGES), (FLAT, TABLE)):
+            model = made(replace(network, readout=readout, pool=pool, head=(4,)), schema, "classification")
+            assert model(torch.rand(3, *schema.shape)).shape == (3, len(schema.classes))
+
+    @pytest.mark.parametrize("hidden", [(), (6,)])
+    def test_a_lipschitz_head_moves_less_than_the_code(self, hidden):
+        model = made(replace(SMALL, readout="lipschitz", head=hidden), IMAGES, "classification")
+        with torch.no_grad():
+            model.head.layers[0].parametrizations.weight.original.mul_(50)
+        model(torch.rand(3, *IMAGES.shape))
+        model.eval()
+        assert bound(model.head.layers).value < 1
+        a, b = normal(2, 40, 64, dtype=torch.float32)
+        moved = (model.head(a) - model.head(b)).norm(dim=1) / (a - b).norm(dim=1)
+        assert 0.05 < float(moved.detach().max()) < 1
+
+
+class TestFamilies:
+    def test_vanilla_has_free_blocks(self):
+        model = made(replace(PAPER, constrained=False), IMAGES, "classification")
+        assert kinds(model.transform).count("FreeBlock") == sum(PAPER.blocks)
+        assert coefficients(model) == []
+
+    def test_batchnorm_comes_before_every_activation_and_replaces_actnorm(self):
+        network = replace(PAPER, constrained=False, normalisation="batchnorm")
+        model = made(network, IMAGES, "classification")
+        assert [type(m).__name__ for m in model.transform[2].g] == ["BatchNorm2d", "ELU", "Conv2d"] * 3
+        assert "ActNorm" not in kinds(model.transform)
+        table = made(replace(FLAT, constrained=False, normalisation="batchnorm"), TABLE, "classification")
+        assert [type(m).__name__ for m in table.transform[1].g] == ["Linear", "BatchNorm1d", "ELU", "Linear"]
+
+    @pytest.mark.parametrize("network", [replace(PAPER, constrained=False, normalisation="batchnorm"), PAPER])
+    def test_in_eval_a_row_does_not_depend_on_the_others(self, network):
+        model, x = made(network, IMAGES, "classification"), pixels(rows=9).float()
+        model(x)
+        model.eval()
+        torch.testing.assert_close(model(x[:1]), model(x)[:1])
+        assert torch.equal(model(x), model(x))
+
+    @pytest.mark.parametrize(("width", "first"), [(0, 16), (4, 4)])
+    def test_a_resnet_sees_the_scaled_image(self, width, first):
+        network = Network(family="resnet", blocks=(1, 1), width=width, preprocessing="standardise")
+        model, x = made(network, IMAGES, "classification", pixels()), pixels().float()
+        assert type(model.head) is PreActResNet
+        assert model.head.first.out_channels == first
+        torch.testing.assert_close(model(x), model.head(model.transform(x)))

@@ -217,7 +217,7 @@ class TestBatches:
             Batches(numbered(3), 0)
         with pytest.raises(ValueError, match="steps are counted from 0; got -1."):
             Batches(numbered(3), 1)[-1]
-        with pytest.raises(ValueError, match=r"shift and flip are for images; got rows of shape \(1,\)."):
+        with pytest.raises(ValueError, match=r"shift, flip and cutout are for images; got rows of shape \(1,\)."):
             Batches(numbered(3), 1, augment=Augment(flip=True))
 
     def test_streams_are_told_apart(self):
@@ -285,6 +285,45 @@ class TestAugment:
         expected = 0.3 * 8 / 9  # one move in nine is none
         assert abs(moved - expected) < 4 * (expected * (1 - expected) / 4000) ** 0.5
 
+    def test_cutout_hides_a_square_behind_the_mean(self):
+        x = torch.randint(256, (400, 2, 7, 9), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+        y = Augment(cutout=3)(x, torch.Generator().manual_seed(1))
+        mean = x.double().mean(dim=(2, 3), keepdim=True).round()
+        corners = set()
+        for image, made, m in zip(x, y, mean, strict=True):
+            hidden = ((made.double() == m) & (image.double() != m)).any(dim=0)
+            rows, columns = hidden.any(1).nonzero().flatten().tolist(), hidden.any(0).nonzero().flatten().tolist()
+            assert len(rows) <= 3
+            assert len(columns) <= 3
+            assert torch.equal(made[:, ~hidden], image[:, ~hidden])
+            corners.add((rows[0], columns[0], len(rows), len(columns)))
+        middles = {c[:2] for c in corners if c[2:] == (3, 3)}
+        assert middles >= {(i, j) for i in range(1, 4) for j in range(1, 6)}  # everywhere inside
+        assert any(c[0] == 0 and c[2] == 2 for c in corners)  # a middle on the border: part of the square is outside
+        assert y.dtype == torch.uint8
+
+    @pytest.mark.parametrize("size", [2, 3, 4])
+    def test_a_cutout_is_as_large_as_asked(self, size):
+        x = torch.arange(100, dtype=torch.uint8).view(1, 1, 10, 10).expand(300, 1, 10, 10)
+        changed = (Augment(cutout=size)(x, torch.Generator().manual_seed(0)) != x).flatten(1).sum(dim=1)
+        assert int(changed.max()) == size * size
+
+    def test_a_cutout_leaves_the_other_draws_as_they_are(self):
+        x = torch.randint(1, 256, (64, 1, 8, 8), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+        settings = {"shift": 2, "flip": True, "shifted": 0.5}
+        plain, cut = (Augment(**settings, cutout=n)(x, torch.Generator().manual_seed(5)) for n in (0, 2))
+        same = (plain == cut).flatten(1).sum(dim=1)
+        assert bool((same >= 60).all())
+        assert int(same.min()) < 64
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    def test_batches_are_the_same_on_every_device(self):
+        x = torch.randint(256, (60, 3, 8, 8), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+        data = Dataset(x, None, Schema((3, 8, 8), 256))
+        augment = Augment(shift=2, flip=True, shifted=0.5, cutout=3)
+        here, there = (Batches(d, 16, augment=augment) for d in (data, data.to("cuda")))
+        assert all(torch.equal(here[t][0], there[t][0].cpu()) for t in range(8))
+
     def test_nothing_to_do_changes_nothing(self):
         x = torch.zeros(3, 2)
         assert Augment()(x, torch.Generator()) is x
@@ -298,6 +337,12 @@ class TestAugment:
             Augment(shift=1, shifted=2)
         with pytest.raises(ValueError, match="border must be mirror or blank; got 'red'"):
             Augment(shift=1, border="red")
+        with pytest.raises(ValueError, match="cutout is the side of a square in pixels, at least 0; got -1."):
+            Augment(cutout=-1)
+        with pytest.raises(
+            ValueError, match=r"shift, flip and cutout are for images; got rows of shape \(2,\). Set shift"
+        ):
+            Augment(cutout=2)(torch.zeros(3, 2), torch.Generator())
 
 
 class TestSplit:

@@ -92,7 +92,7 @@ class TestSettings:
         [
             (DataSettings("moons", label="y"), "label names a table's column; got 'y' for moons. Leave it empty."),
             (DataSettings("moons", size=8), "size is for a folder of images; got 8 for moons. Set size = 0."),
-            (DataSettings("moons", flip=True), "shift and flip are for images"),
+            (DataSettings("moons", flip=True), "shift, flip and cutout are for images"),
             (DataSettings("moons", labelled=0.5), "labelled keeps a part of the labels; got 0.5 for rows without"),
             (DataSettings("moons", validation=50_000), "validation takes 50000 of 50000 rows"),
         ],

@@ -75,7 +75,7 @@ def count_refreshes(monkeypatch):
 
     def counting(group, *, settle):
         calls.append(len(group))
-        plain(group, settle=settle)
+        return plain(group, settle=settle)
 
     monkeypatch.setattr(constraint_module, "_refresh_group", counting)
     return calls

@@ -7,18 +7,42 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from iresnet import Chain, Classifier, DiagonalNormal, Flow, Hybrid, Logit
-from iresnet.data import Augment
+from iresnet import (
+    ActNorm,
+    Chain,
+    Classifier,
+    DiagonalNormal,
+    Flow,
+    Hybrid,
+    LipschitzLinear,
+    Logit,
+    Multiscale,
+    NoBoundKnown,
+    ResidualBlock,
+    Squeeze,
+    Standardise,
+    contractive_convnet,
+    contractive_mlp,
+    tighten_,
+)
+from iresnet.architectures import Network, Readout
+from iresnet.data import Augment, Dataset, Schema
+from iresnet.evaluation import certified_radius
 from iresnet.objective import (
     MISSING,
     PURPOSES,
+    SHARPNESS,
     Aim,
     Classification,
     Joint,
+    Margin,
     MaximumLikelihood,
+    apart,
     centred,
     continuous,
     cross_entropy,
+    directions,
+    expansion,
     unit,
     unit_name,
 )
@@ -168,6 +192,102 @@ class TestClassification:
         torch.testing.assert_close(loss, F.cross_entropy(model(x), y, label_smoothing=0.2))
 
 
+def margin_model(seed=0):
+    torch.manual_seed(seed)
+    block = ResidualBlock(contractive_mlp(3, hidden=(6,), lipschitz=0.8))
+    model = Classifier(Chain(Standardise([0.0] * 3, [2.0] * 3), block), nn.Linear(3, 4)).eval()
+    tighten_(model, (3,))
+    return model
+
+
+class TestMargin:
+    def test_the_others_get_ahead_by_what_the_radius_allows(self):
+        """By hand: K = (1 + 0.8) / 2, and logits in units of radius K / SHARPNESS."""
+        model, x, y, radius = margin_model(), numbers(), torch.arange(6) % 4, 0.3
+        loss, figures = Margin(model, radius=radius, label_smoothing=0.1)(x, y)
+        one, w = radius * 1.8 / 2, model.head.weight
+        raised = model(x).clone()
+        for row in range(6):
+            for j in range(4):
+                raised[row, j] += one * (w[y[row]] - w[j]).norm()
+        expected = F.cross_entropy(raised * SHARPNESS / one, y, label_smoothing=0.1)
+        torch.testing.assert_close(loss, expected)
+        assert float(figures["loss"]) == number(loss)
+        assert float(figures["cross-entropy"]) == pytest.approx(number(F.cross_entropy(model(x), y)))
+        assert set(figures) == {"loss", "cross-entropy", "error %", "certified %"}
+
+    def test_certified_is_what_the_certificate_says(self):
+        """A released model keeps the coefficients asked for: rows that count as certified are."""
+        model, x = margin_model(), numbers(200)
+        y = model(x).argmax(dim=1).detach()
+        y[:20] = (y[:20] + 1) % 4
+        r = certified_radius(model, Dataset(x, y, Schema((3,), classes=tuple("abcd"))))
+        radius = float(r[r > 0].median())
+        figures = Margin(model, radius=radius)(x, y)[1]
+        assert float(figures["error %"]) == 10
+        assert float(figures["certified %"]) <= 100 * float((r >= radius).double().mean()) + 1e-4
+        assert float(figures["certified %"]) > 20
+
+    def test_it_teaches_block_and_head(self):
+        model = margin_model().train()
+        loss, _ = Margin(model, radius=0.5)(numbers(), torch.arange(6) % 4)
+        loss.backward()
+        for parameter in model.parameters():
+            assert parameter.grad.isfinite().all()
+        assert model.head.weight.grad.abs().sum() > 0
+
+    def test_rows_without_a_label_are_left_out(self):
+        objective, x = Margin(margin_model(), radius=0.3), numbers()
+        y = torch.tensor([0, MISSING, 2, MISSING, MISSING, 1])
+        (loss, figures), (alone, same) = objective(x, y), objective(x[y >= 0], y[y >= 0])
+        torch.testing.assert_close(loss, alone)
+        torch.testing.assert_close(figures, same)
+
+    def test_a_head_that_is_not_linear_is_refused(self):
+        model = Classifier(identity_like(), nn.Sequential(nn.Linear(3, 5), nn.ELU(), nn.Linear(5, 4)))
+        sentence = (
+            r"radius = 2 needs a bound for the whole network. A margin is read off a linear head; this one has ELU"
+        )
+        with pytest.raises(ValueError, match=sentence):
+            Margin(model, radius=2.0)
+        free = nn.Sequential(nn.Linear(3, 3))
+        nn.init.constant_(free[0].weight, 0.1)
+        with pytest.raises(ValueError, match="A layer of a block is not constrained, so that nothing keeps its norm."):
+            Margin(Classifier(ResidualBlock(free), nn.Linear(3, 4)), radius=2.0)
+        with pytest.raises(NoBoundKnown, match="A margin is read off a linear head; Flatten has no linear layer."):
+            directions(nn.Flatten())
+
+    @pytest.mark.parametrize("pool", [False, True])
+    @pytest.mark.parametrize("shapes", [[(4, 2, 2)], [(2, 4, 4), (8, 1, 2)]])
+    def test_directions_are_as_far_apart_as_those_of_the_whole_code(self, shapes, pool):
+        torch.manual_seed(0)
+        head, size = Readout(shapes, 3, Network(pool=pool)), sum(math.prod(s) for s in shapes)
+        w = (head(torch.eye(size)) - head(torch.zeros(1, size))).T
+        torch.testing.assert_close(apart(directions(head)), torch.cdist(w, w), rtol=1e-4, atol=1e-5)
+
+    def test_linear_layers_in_a_row_are_one(self):
+        torch.manual_seed(0)
+        head = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Identity(), LipschitzLinear(5, 3)).eval()
+        torch.testing.assert_close(directions(head), head[3].weight @ head[1].weight)
+
+    def test_expansion_is_that_of_the_certificate_where_coefficients_are_met(self):
+        torch.manual_seed(0)
+        norm = ActNorm(4)
+        norm.log_scale.data.copy_(torch.tensor([0.3, -1.0, 0.1, 0.0]))
+        block = ResidualBlock(contractive_convnet(4, 3, kernels=(3, 1), lipschitz=0.6))
+        whole = Chain(Standardise([1.0], [4.0]), Squeeze(), norm, block).eval()
+        assert number(torch.as_tensor(expansion(whole))) == pytest.approx(1.6 * math.exp(0.3) / 4, rel=1e-6)
+        assert number(torch.as_tensor(expansion(whole))) >= whole.stretch((1, 4, 4)).forward * (1 - 1e-5)
+
+    def test_what_leaves_early_is_not_shrunk(self):
+        shrink, first = ActNorm(2), ActNorm(4)
+        shrink.log_scale.data.fill_(-1.0)
+        first.log_scale.data.fill_(-0.5)
+        whole = Multiscale([Chain(Squeeze(), first), shrink], (1, 4, 4))
+        assert number(torch.as_tensor(expansion(whole))) == pytest.approx(math.exp(-0.5))
+        assert number(torch.as_tensor(expansion(whole))) == pytest.approx(whole.stretch((1, 4, 4)).forward)
+
+
 class TestJoint:
     @pytest.mark.parametrize("weight", [0.0, 1.0, 2.5])
     def test_it_is_bits_and_weighted_cross_entropy(self, weight):
@@ -268,6 +388,11 @@ class TestAim:
         if objective is Joint:
             assert (made.weight, made.augment) == (2.0, Augment(shift=3, shifted=0.5))
 
+    def test_a_radius_asks_for_a_margin(self):
+        made = Aim("classification", label_smoothing=0.1, radius=1.5).objective(margin_model(), None)
+        assert type(made) is Margin
+        assert (made.radius, made.label_smoothing) == (1.5, 0.1)
+
     def test_nothing_is_augmented_unless_it_is_asked_for(self):
         assert Aim("hybrid").objective(nn.Identity(), 17, Augment(shift=3)).augment is None
         assert Aim("hybrid", shifted=0.5).objective(nn.Identity(), 17).augment is None
@@ -283,6 +408,9 @@ class TestAim:
             ({"shifted": -0.1}, r"shifted is the part of the images that is shifted, in \[0, 1\]; got -0.1."),
             ({"shifted": 1.1}, r"shifted is the part of the images that is shifted, in \[0, 1\]; got 1.1."),
             ({"label_smoothing": 1.0}, r"label_smoothing must lie in \[0, 1\); got 1.0."),
+            ({"radius": -1.0}, "radius must be finite and not negative; got -1.0."),
+            ({"radius": math.inf}, "radius must be finite and not negative; got inf."),
+            ({"radius": 1.0}, "radius is for kind = 'classification'; got 1.0 for 'hybrid'. Set radius = 0."),
             ({"label_smoothing": -0.1}, r"label_smoothing must lie in \[0, 1\); got -0.1."),
         ],
     )

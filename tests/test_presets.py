@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from iresnet import Classifier, Flow, Hybrid, config
+from iresnet import Classifier, Flow, Hybrid, cli, config
 from iresnet.architectures import Network, build
 from iresnet.data import Batches, Dataset, Schema
 from iresnet.data.source import names, schema_of
@@ -59,7 +59,10 @@ class TestEvery:
         experiment = PRESETS[name]
         network = experiment.network
         small = replace(
-            network, blocks=(1,) * len(network.blocks), width=min(network.width, 8), padding=min(network.padding, 1)
+            network,
+            blocks=(1,) * len(network.blocks),
+            width=min(network.width or 8, 8),
+            padding=min(network.padding, 1),
         )
         figures = trained_one_step(replace(experiment, network=small), rows(schema(experiment)))
         assert figures
@@ -70,6 +73,80 @@ class TestEvery:
         experiment = PRESETS[name]
         model = build(experiment.network, schema(experiment), experiment.objective.kind)
         assert type(model) is KINDS[experiment.objective.kind]
+
+
+def test_the_papers_classifiers_are_as_large_as_it_says():
+    """18 blocks a scale with 19 C^2 weights each, for C = 16, 64, 256, are 23.9 M; a ResNet-164 has 1.7 M.
+
+    The constraint adds no parameter, and a network of this size is made at once without it.
+    """
+    size = {}
+    for name in ("vanilla164", "batchnorm164", "resnet164"):
+        model = build(PRESETS[name].network, schema(PRESETS[name]), "classification")
+        size[name] = sum(p.numel() for p in model.parameters())
+        kernels = sum(p.numel() for p in model.parameters() if p.dim() == 4)
+        assert name == "resnet164" or kernels == 18 * 19 * (16**2 + 64**2 + 256**2)
+    assert size["vanilla164"] == pytest.approx(23.9e6, rel=2e-3)
+    assert size["resnet164"] == pytest.approx(1.7e6, rel=2e-3)
+    assert PRESETS["iresnet164"].network == replace(PRESETS["vanilla164"].network, constrained=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [("iresnet164", 54), ("iresnet118", 39), ("iresnet64", 21), ("mnist-iresnet64", 21), ("mnist-classifier", 21)],
+)
+def test_blocks(name, blocks):
+    assert sum(PRESETS[name].network.blocks) == blocks
+    assert PRESETS[name].network.lipschitz == pytest.approx(0.9**3)
+
+
+def test_the_classifier_that_ships_is_small():
+    """Weights, and as much again for what power iteration keeps, in float32."""
+    network = replace(PRESETS["mnist-classifier"].network, constrained=False)
+    model = build(network, schema_of("mnist"), "classification")
+    assert 2 * 4 * sum(p.numel() for p in model.parameters()) < 10 * 2**20
+
+
+class TestCoefficient:
+    def test_the_name_may_end_in_the_coefficient_of_every_layer(self):
+        found, preset = find("iresnet164-c0.7"), PRESETS["iresnet164"]
+        assert found.name == "iresnet164-c0.7"
+        assert found.network.lipschitz == 0.343
+        assert found.about.endswith("; here every layer below 0.7")
+        assert found == replace(preset, name=found.name, about=found.about, network=found.network)
+        assert found.network == replace(preset.network, lipschitz=0.343)
+
+    @pytest.mark.parametrize(("name", "lipschitz"), [("digits-hybrid-c.5", 0.25), ("table-density-c0.5", 0.125)])
+    def test_as_many_factors_as_layers(self, name, lipschitz):
+        assert find(name).network.lipschitz == lipschitz
+
+    def test_it_comes_back_from_its_text(self):
+        assert config.parse(Experiment, config.dump(find("iresnet64-c0.5"))) == find("iresnet64-c0.5")
+
+    @pytest.mark.parametrize(
+        ("name", "sentence"),
+        [
+            ("vanilla164-c0.9", "vanilla164 has no constraint, so no coefficient either; got 0.9. Use vanilla164."),
+            ("resnet164-c0.9", "resnet164 has no constraint, so no coefficient either; got 0.9. Use resnet164."),
+            (
+                "iresnet164-c1.2",
+                "the coefficient of a layer must lie in (0, 1); got 1.2. Example: iresnet164-c0.9",
+            ),
+            ("iresnet164-c0", "the coefficient of a layer must lie in (0, 1); got 0. Example: iresnet164-c0.9"),
+            (
+                "iresnet164-cold",
+                "there is no preset 'iresnet164-cold'. Did you mean 'iresnet164'? A file of settings ends in .toml.",
+            ),
+            (
+                "iresnet16-c0.9",
+                "there is no preset 'iresnet16-c0.9'. Did you mean 'iresnet164'? A file of settings ends in .toml.",
+            ),
+        ],
+    )
+    def test_a_wrong_one_gets_a_sentence(self, name, sentence):
+        with pytest.raises(ValueError, match="preset|coefficient") as caught:
+            find(name)
+        assert str(caught.value) == sentence
 
 
 def test_labels_are_missing_only_where_they_are_to_be():
@@ -147,3 +224,12 @@ class TestRead:
         path.write_text("name = 'a'\nseed = \n")
         with pytest.raises(ValueError, match=r"mine.toml is not valid TOML: .*line 2.*Mend that line."):
             read(path)
+
+
+def test_the_list_says_that_a_coefficient_may_follow(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["presets"])
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in PRESETS)
+    assert "NAME-cX is the preset NAME with every layer's norm below X." in printed

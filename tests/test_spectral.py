@@ -12,7 +12,7 @@ from torch import nn
 
 from iresnet import LipschitzConv2d, LipschitzLinear, spectral
 from iresnet.lipschitz import release_
-from iresnet.spectral import Geometry, NoBoundKnown
+from iresnet.spectral import Geometry, NoBoundKnown, fourier, operator
 from iresnet.spectral.fourier import largest_singular_values, sample, symbols, taps_of
 from tests.zoo import DOUBLE, contraction, normal
 
@@ -98,17 +98,22 @@ class TestOperator:
             expected = layer(x) - layer.bias.view(-1, *(1,) * geometry.axes)
             torch.testing.assert_close(spectral.apply(weight, geometry, x), expected.detach())
 
+    @pytest.mark.parametrize("multiplies", [False, True])
     @pytest.mark.parametrize("kind", KINDS)
-    def test_pull_back_is_the_adjoint_and_the_derivative(self, kind):
+    def test_adjoint_and_derivative_are_those_of_autograd(self, kind, multiplies, monkeypatch):
+        """By convolutions, and where stacks of them are slow (on a GPU) by products of matrices."""
         for layer, shape in layers_of(kind, 6):
             geometry, weight = parts(layer)
+            monkeypatch.setattr(operator, "_are_slow", lambda _: False)
             x = normal(1, *shape).requires_grad_()
             w = weight.clone().requires_grad_()
             y = spectral.apply(w, geometry, x)
             u = normal(*y.shape, seed=1)
             expected = torch.autograd.grad((y * u).sum(), (x, w))
-            got = spectral.pull_back(weight, geometry, x.detach(), u)
-            torch.testing.assert_close(got, expected)
+            monkeypatch.setattr(operator, "_are_slow", lambda _: multiplies)
+            torch.testing.assert_close(spectral.apply(w, geometry, x), y)
+            torch.testing.assert_close(spectral.adjoint(weight, geometry, u, shape[1:]), expected[0])
+            torch.testing.assert_close(spectral.derivative(weight, geometry, x.detach(), u), expected[1])
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_dense_matrix_is_the_operator(self, kind):
@@ -120,18 +125,19 @@ class TestOperator:
         stack, geometry = normal(4, 3, 2, 3, 3), Geometry((2, 1), (1, 0), (1, 0), (1, 2))
         x = normal(4, 2, 6, 7, seed=1)
         y = spectral.apply(stack, geometry, x)
-        back = spectral.pull_back(stack, geometry, x, y)
+        back = spectral.adjoint(stack, geometry, y, (6, 7))
+        gradient = spectral.derivative(stack, geometry, x, y)
         for i in range(4):
             torch.testing.assert_close(spectral.apply(stack[i : i + 1], geometry, x[i : i + 1])[0], y[i])
-            alone = spectral.pull_back(stack[i : i + 1], geometry, x[i : i + 1], y[i : i + 1])
-            torch.testing.assert_close([a[0] for a in alone], [b[i] for b in back])
+            one = slice(i, i + 1)
+            torch.testing.assert_close(spectral.adjoint(stack[one], geometry, y[one], (6, 7))[0], back[i])
+            torch.testing.assert_close(spectral.derivative(stack[one], geometry, x[one], y[one])[0], gradient[i])
 
     def test_a_linear_layer_is_its_matrix(self):
         w, x, y = normal(2, 3, 4), normal(2, 4, seed=1), normal(2, 3, seed=2)
         torch.testing.assert_close(spectral.apply(w, Geometry(), x), (w @ x[..., None])[..., 0])
-        back, gradient = spectral.pull_back(w, Geometry(), x, y)
-        torch.testing.assert_close(back, (w.mT @ y[..., None])[..., 0])
-        torch.testing.assert_close(gradient, y[:, :, None] * x[:, None])
+        torch.testing.assert_close(spectral.adjoint(w, Geometry(), y, ()), (w.mT @ y[..., None])[..., 0])
+        torch.testing.assert_close(spectral.derivative(w, Geometry(), x, y), y[:, :, None] * x[:, None])
 
 
 class TestPowerIteration:
@@ -295,6 +301,14 @@ class TestBound:
             together = spectral.norm_bounds(stack, geometry, size)
             apart = torch.cat([spectral.norm_bounds(w[None], geometry, size) for w in stack])
             torch.testing.assert_close(together, apart)
+
+    @pytest.mark.parametrize("kind", ["linear", "conv"])
+    def test_where_products_are_fast_the_bound_is_a_schatten_norm_and_as_good(self, kind, monkeypatch):
+        layer, shape = (nn.Linear(40, 33), (40,)) if kind == "linear" else (nn.Conv2d(33, 34, 3, padding=1), (33, 5, 5))
+        exact = spectral.norm_bound(layer, shape)
+        monkeypatch.setattr(fourier, "_multiplies_fast", lambda _: True)
+        assert exact * (1 - 1e-9) <= spectral.norm_bound(layer, shape) <= exact * (1 + 1e-6)
+
 
     def test_dropping_hopeless_frequencies_drops_no_winner(self):
         torch.manual_seed(0)

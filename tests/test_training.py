@@ -131,7 +131,7 @@ class TestSchedule:
             ),
             (
                 {"schedule": "cosin"},
-                "schedule must be one of linear, cosine, constant; got 'cosin'. Did you mean 'cosine'?",
+                "schedule must be one of linear, cosine, constant, milestones; got 'cosin'. Did you mean 'cosine'?",
             ),
         ],
     )

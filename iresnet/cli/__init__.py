@@ -18,6 +18,7 @@ from .interpolate import interpolate
 from .invert import invert
 from .presets import presets
 from .report import report
+from .reproduce import reproduce
 from .sample import sample
 from .score import score
 from .train import train
@@ -34,7 +35,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, evaluate, sample, invert, interpolate, certify, score, report, export, presets, demo):
+for command in (train, evaluate, sample, invert, interpolate, certify, score, report, export, presets, reproduce, demo):
     app.command()(command)
 app.add_typer(data, name="data")
 

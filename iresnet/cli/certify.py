@@ -25,7 +25,7 @@ def certify(
 
     Example: iresnet certify runs/demo --weights best --tighten
     """
-    opened, screen = Run.open(run), console()
+    opened, screen = Run.open(run).own() if tighten else Run.open(run), console()
     use_threads(opened.schema.dimension)
     model = opened.model(weights, choose_device(device))
     changed = tighten_(model, opened.schema.shape) if tighten else []
@@ -33,13 +33,13 @@ def certify(
     screen.print(str(certificate), highlight=False, soft_wrap=True)
     if tighten and (changed or weights == "best"):
         tightened = [*opened.tightened(), *changed] if weights == "model" else changed
-        stale = any((run / name).exists() for name in ("evaluation.json", "report.html"))
+        stale = any((opened.folder / name).exists() for name in ("evaluation.json", "report.html"))
         publish(opened, model, certificate, opened.splits().validation, {"tightened": tightened})
         words = f"{len(changed)} layers tightened; the model in {run} is now this one."
         again = f" Evaluate it again: iresnet evaluate {run}" if stale else ""
         screen.print(words + again, highlight=False, soft_wrap=True)
     elif weights == "model":
-        certificate.to_json(run / "certificate.json")
+        certificate.to_json(opened.output / "certificate.json")
         if tighten:
             screen.print(
                 f"No layer exceeds its coefficient; the model in {run} stays.", highlight=False, soft_wrap=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from .. import atomic
 from ..data import Dataset, some
-from ..evaluation import Density, Error, Inverse
+from ..evaluation import Density, Error, Inverse, probe, robustness
 from ..evaluation import evaluate as judge
 from ..residual import EXACT_UP_TO
 from ..run import Run
@@ -36,6 +37,16 @@ def evaluate(
     split: Split = "test",
     rows: Rows = None,
     draws: Annotated[int, typer.Option(help="Draws of noise a likelihood is averaged over.", min=2)] = 8,
+    radius: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Also: which rows keep their class under every change of this l2 length, in the units of the data (36 "
+            "of 255 grey levels is 36/255 for pixels in [0, 1]). May be given more than once."
+        ),
+    ] = None,
+    linear: Annotated[
+        bool, typer.Option("--probe", help="Also: the error of logistic regression on the codes of training rows.")
+    ] = False,
     device: Device = "auto",
 ) -> None:
     """Error, likelihood and inverse on rows that were not trained on.
@@ -43,30 +54,63 @@ def evaluate(
     The test part's figures are kept in RUN/evaluation.json.
 
     Example: iresnet evaluate runs/demo --split validation
+
+    Example: iresnet evaluate runs/robust --radius 36 --radius 72
     """
     opened, screen = Run.open(run), console()
     use_threads(opened.schema.dimension)
     chosen = choose_device(device)
-    available = rows_of(opened, data, split, labels=True)
-    content = judged(opened.model(device=chosen), available, rows, screen, split=data or split, draws=draws)
+    available, model = rows_of(opened, data, split, labels=True), opened.model(device=chosen)
+    content = judged(model, available, rows, screen, split=data or split, draws=draws)
     screen.print(f"{'rows':<9}{content['rows']:,} of {content['of']:,}", highlight=False)
     for name, cls in (("error", Error), ("density", Density), ("inverse", Inverse)):
         if name in content:
             screen.print(f"{name:<9}{cls(**content[name])}", highlight=False, soft_wrap=True)
+    if radius:
+        content["robustness"] = _moved(model, available, rows, radius, screen)
+    if linear:
+        content["probe"] = _probed(opened, model, available, screen)
     if data is None and split == "test":
         screen.print(f"Figures in {keep(opened, content)}", highlight=False, soft_wrap=True)
 
 
+def _moved(
+    model: nn.Module, data: Dataset, rows: int | None, radii: list[float], screen: Console
+) -> list[dict[str, Any]]:
+    """How robust the classes of the rows that were judged are, radius by radius."""
+    found = []
+    for radius in radii:
+        with waiting(screen, f"Attacking rows within {radius:g} …"):
+            robust = robustness(model, _rows(model, data, rows), radius)
+        screen.print(f"{'robust':<9}{robust}", highlight=False, soft_wrap=True)
+        # JSON has no infinity.
+        found.append({k: None if v == float("inf") else v for k, v in asdict(robust).items()})
+    return found
+
+
+def _probed(run: Run, model: nn.Module, data: Dataset, screen: Console) -> dict[str, Any]:
+    device = next(model.parameters()).device
+    with waiting(screen, "Fitting logistic regressions …"):
+        found = probe(model, run.splits().train.to(device), data.to(device))
+    screen.print(f"{'probe':<9}{found}", highlight=False, soft_wrap=True)
+    return asdict(found)
+
+
 def judged(model: nn.Module, data: Dataset, rows: int | None, screen: Console, **options: Any) -> dict[str, Any]:
     """The figures of so many rows, judged where the model is; "of" says how many there were."""
-    if rows is None:
-        rows = len(data) if data.schema.dimension <= EXACT_UP_TO else MANY
-    chosen = some(data, rows).to(next(model.parameters()).device)
+    chosen = _rows(model, data, rows)
     with waiting(screen, f"Judging {len(chosen):,} of {len(data):,} rows …"):
         return judge(model, chosen, **options) | {"of": len(data)}
+
+
+def _rows(model: nn.Module, data: Dataset, rows: int | None) -> Dataset:
+    """So many of the rows, the same every time, where the model is."""
+    if rows is None:
+        rows = len(data) if data.schema.dimension <= EXACT_UP_TO else MANY
+    return some(data, rows).to(next(model.parameters()).device)
 
 
 def keep(run: Run, content: dict[str, Any]) -> Path:
     """Write the figures of the test part, beside what else was known of it."""
     known = run.read_json("evaluation.json")
-    return atomic.write(run.folder / "evaluation.json", json.dumps({**known, **content}, indent=1) + "\n")
+    return atomic.write(run.output / "evaluation.json", json.dumps({**known, **content}, indent=1) + "\n")

@@ -27,7 +27,7 @@ def export(
     schema = opened.schema
     kind = torch.float32 if schema.levels is None else torch.uint8
     example = centred(torch.zeros(2, *schema.shape, dtype=kind), schema.levels)
-    folder = run / "export" if out is None else out
+    folder = opened.output / "export" if out is None else out
     written = write_files(opened.model(), example, folder, about={"schema": schema.to_dict()})
     for name, path in written.items():
         console().print(f"{name:<10}{path}", highlight=False, soft_wrap=True)

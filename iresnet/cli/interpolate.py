@@ -34,7 +34,7 @@ def interpolate(
     rows = rows_of(opened, data, split).to(chosen)
     with waiting(screen, f"Solving {pairs * steps:,} codes …"):
         x = between(opened.model(device=chosen), rows, pairs=pairs, steps=steps, seed=seed)
-    path = run / "interpolation" if out is None else out
+    path = opened.output / "interpolation" if out is None else out
     flat = x.flatten(0, 1)
     saved = save_rows(path, x if opened.schema.is_image else flat, opened.schema)
     if opened.schema.is_image:

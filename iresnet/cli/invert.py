@@ -54,7 +54,7 @@ def invert(
             raise ValueError(f"{name} must be {' or '.join(known)}; got {value!r}.")
     opened, chosen = Run.open(run), choose_device(device)
     use_threads(opened.schema.dimension)
-    path = run / "inverse" if out is None else out
+    path = opened.output / "inverse" if out is None else out
     options: dict[str, Any] = {
         "precision": PRECISIONS[precision], "tolerance": tolerance, "solver": SOLVERS[solver],
     }  # fmt: skip

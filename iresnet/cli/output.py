@@ -17,7 +17,9 @@ from ..data import Dataset, Schema, read
 from ..figures import columns_picture, image_grid, points_picture
 from ..run import Run
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, e.g. runs/demo.")]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run folder, e.g. runs/demo, or a model that comes with the library.")
+]
 DataOption = Annotated[
     str | None, typer.Option("--data", help="Rows to take instead of the run's own: a file, a folder, or a set's name.")
 ]

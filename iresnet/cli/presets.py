@@ -17,6 +17,8 @@ def presets(
     """List the presets, or print one as the TOML that makes it.
 
     Example: iresnet presets digits-hybrid > mine.toml; iresnet train mine.toml
+
+    Example: iresnet presets iresnet164-c0.7
     """
     if name is not None:
         typer.echo(config.dump(find(name)), nl=False)
@@ -26,3 +28,7 @@ def presets(
     for experiment in PRESETS.values():
         made.add_row(experiment.name, experiment.about)
     console().print(made)
+    console().print(
+        "NAME-cX is the preset NAME with every layer's norm below X. Example: iresnet train iresnet164-c0.7",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip

@@ -36,5 +36,5 @@ def report(
         keep(opened, content)
         screen.print(f"Judged {content['rows']:,} of {content['of']:,} test rows.", highlight=False)
     with waiting(screen, "Drawing samples and solving codes …"):
-        path = write(gather(opened, device=chosen, seed=seed), run / "report.html" if out is None else out)
+        path = write(gather(opened, device=chosen, seed=seed), opened.output / "report.html" if out is None else out)
     screen.print(f"Report in {path}", highlight=False, soft_wrap=True)

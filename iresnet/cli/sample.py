@@ -52,7 +52,7 @@ def sample(
     with torch.no_grad(), waiting(screen, f"Solving {count:,} codes …"):
         z = flow.base.rsample(count, torch.Generator(chosen).manual_seed(seed), temperature=temperature, **options)
         x = decode(flow.transform, z, tolerance=tolerance)
-    path = run / "samples" if out is None else out
+    path = opened.output / "samples" if out is None else out
     saved = save_rows(path, x, opened.schema)
     screen.print(f"{count} samples in {saved}{_drawn(path, x, opened)}", highlight=False, soft_wrap=True)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from .. import presets
@@ -108,16 +109,30 @@ def finish(outcome: Outcome) -> None:
         raise typer.Exit(130)
     best = outcome.run.best()
     words = ", ".join(f"{name} {value:.3f}" for name, value in best.items() if name != "step")
+    when = "Best at" if outcome.run.experiment.training.select == "best" else "After"
     screen.print(
-        f"Trained {outcome.step} steps in {outcome.seconds:.0f} s. Best at step {best['step']:.0f}: {words}.",
+        f"Trained {outcome.step} steps in {outcome.seconds:.0f} s. {when} step {best['step']:.0f}: {words}.",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
+    if torch.cuda.is_available() and outcome.engine:
+        screen.print(f"Steps taken: {outcome.engine}.", highlight=False, soft_wrap=True)
     if outcome.certificate is not None:
         count = len(outcome.tightened)
         note = f" ({count} layer{'s' * (count > 1)} tightened)" if count else ""
         screen.print(outcome.certificate.summary() + note, highlight=False, soft_wrap=True)
+    reason, certified = unproven(outcome), outcome.certificate is not None and outcome.certificate.passed
+    if reason and not certified:
+        screen.print(f"Not certified: {reason}", highlight=False, soft_wrap=True)
     screen.print(
         f"Model in {folder}. Next: iresnet evaluate {folder}; iresnet report {folder}", highlight=False, soft_wrap=True
     )
-    if outcome.certificate is not None and not outcome.certificate.passed:
+    if not (certified or reason):
         raise RuntimeError(f"the model has no certificate; see {folder / 'certificate.json'} for the block that fails.")
+
+
+def unproven(outcome: Outcome) -> str:
+    """Why nothing is expected to be proven of a model; empty where a proof is."""
+    network = outcome.run.experiment.network
+    if network.family == "resnet":
+        return "an ordinary ResNet has no inverse to prove."
+    return "" if network.constrained else "it was trained without the constraint, on purpose (constrained = false)."

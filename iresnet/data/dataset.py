@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..spelling import hint
-from .augment import Augment
+from .augment import Augment, moved
 
 Batch: TypeAlias = tuple[Tensor, Tensor | None]
 
@@ -197,7 +197,7 @@ class Batches:
         """The order of an epoch; the last one asked for is kept."""
         if epoch != self._epoch:
             order = torch.randperm(len(self.dataset), generator=stream(self.seed, "order", epoch))
-            self._epoch, self._order = epoch, order.to(self.dataset.x.device)
+            self._epoch, self._order = epoch, moved(order, self.dataset.x.device)
         return self._order
 
 

@@ -45,6 +45,7 @@ class DataSettings:
     shifted: float = 1.0  # the part of the images that is shifted
     border: str = "mirror"  # what moves in: the image mirrored, or blank
     flip: bool = False  # augmentation: flips left to right
+    cutout: int = 0  # augmentation: the side of a square that is hidden behind the image's mean
 
     def __post_init__(self) -> None:
         if not self.source:
@@ -60,7 +61,7 @@ class DataSettings:
     @property
     def augment(self) -> Augment:
         """What `Batches` does to training images."""
-        return Augment(self.shift, self.flip, self.shifted, self.border)
+        return Augment(self.shift, self.flip, self.shifted, self.border, self.cutout)
 
     def resolved(self) -> DataSettings:
         """The same settings with absolute paths, which hold wherever a command is run; built-in names stay.

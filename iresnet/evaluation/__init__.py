@@ -4,6 +4,8 @@ error          the share of rows it gets wrong, with the 95 % interval of Wilson
 likelihood     of integers, E ln p(x + u) over uniform u (App. C.3), a lower bound of ln P(x): a mean over draws of u
                (and of probes, beyond 64 dimensions), with its standard error; of real numbers, ln p(x) itself
 inverse        codes solved back to inputs in float64, the three end-to-end numbers beside each other
+robustness     how far a row may be moved before its class can change, proven, beside what an attack does
+probe          the error of logistic regression on codes, beside that on the inputs
 score          the likelihood of a row in its own units, and the share of held-out rows that are more likely than it
 """
 
@@ -29,6 +31,8 @@ from .likelihood import (
     has_density,
     log_likelihood,
 )
+from .probe import Probe, probe
+from .robustness import Robust, certified_radius, robustness, withstands
 from .solving import Inverse, interpolate, inverse, inverse_of, reconstruct
 
 __all__ = [
@@ -36,8 +40,11 @@ __all__ = [
     "Draws",
     "Error",
     "Inverse",
+    "Probe",
+    "Robust",
     "anomaly",
     "as_flow",
+    "certified_radius",
     "confusion",
     "corrupted",
     "density",
@@ -54,7 +61,10 @@ __all__ = [
     "labels",
     "log_likelihood",
     "logits",
+    "probe",
     "reconstruct",
+    "robustness",
+    "withstands",
 ]
 
 

@@ -4,8 +4,8 @@
 the parametrization leaves a plain layer. With u and v of the power iteration held fixed, sigma = u' T(W) v = <W, G> is
 linear in W, so a refresh stores G, and the forward pass only multiplies.
 
-The refresh (one step of power iteration from the last v) happens once per training forward: a model calls `refresh_`
-for all its layers at once, batched over layers of equal shape, and runs the rest `frozen()`; a lone layer calls it
+The refresh (one step of power iteration from the last v) happens once per training forward: a model refreshes and
+scales all its layers `together`, batched over layers of equal shape, and runs the rest `frozen()`; a lone layer does it
 itself. In eval, in a solve, in a series nothing moves; on the way from train to eval the estimate is brought to
 convergence.
 """
@@ -13,8 +13,9 @@ convergence.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -43,11 +44,16 @@ class SpectralCap(nn.Module):
         # The largest input met; the buffer `size` is written when it is saved, as torch.func.vjp, inside of which the
         # first input may come by, allows no writing, and reading it would wait for the device.
         self.seen: tuple[int, ...] = ()
+        self.ready: Tensor | None = None  # the constrained weight, where `together` has made those of all layers ...
+        self.dtype: torch.dtype | None = None  # ... in this precision, if it is another, with its channels last ...
+        self.fast = False  # ... by compiled functions
         self.register_buffer("gradient", torch.zeros_like(weight))
         self.register_buffer("direction", weight.new_empty(0))
         self.register_buffer("size", torch.zeros(self.geometry.axes, dtype=torch.long, device=weight.device))
 
     def forward(self, weight: Tensor) -> Tensor:
+        if self.ready is not None:
+            return self.ready
         # A copy of G: the next refresh writes into the buffer, perhaps before this pass has gone backward.
         sigma = (weight * self.gradient.clone()).sum()
         if not self.norm.differentiate:
@@ -56,8 +62,9 @@ class SpectralCap(nn.Module):
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Called by torch when a weight is assigned: store it as it is and measure its norm."""
-        with torch.no_grad():
-            _refresh_group([(self, weight)], settle=True)
+        if not _state.unsettled:
+            with torch.no_grad():
+                _refresh_group([(self, weight)], settle=True)
         return weight
 
     def see(self, size: tuple[int, ...]) -> None:
@@ -89,6 +96,7 @@ class SpectralCap(nn.Module):
 
 class _State:
     frozen = False
+    unsettled = False
 
 
 _state = _State()
@@ -102,6 +110,20 @@ def frozen() -> Iterator[None]:
         yield
     finally:
         _state.frozen = before
+
+
+@contextmanager
+def unsettled() -> Iterator[None]:
+    """Within this context no layer measures its norm by itself, when it is constrained or goes from train to eval.
+
+    For a model that is moved to another device or filled from a file first: `refresh_(model, settle=True)` must follow,
+    or `load_state_dict`.
+    """
+    before, _state.unsettled = _state.unsettled, True
+    try:
+        yield
+    finally:
+        _state.unsettled = before
 
 
 def is_frozen() -> bool:
@@ -128,19 +150,70 @@ def refresh_(module: nn.Module, *, settle: bool = False) -> None:
     One step of its rule for every layer in training, or with `settle` all layers to convergence (after loading,
     averaging or editing weights).
     """
+    for group in _groups(module, settle=settle):
+        _refresh_group(group, settle=settle)
+
+
+@contextmanager
+def together(module: nn.Module) -> Iterator[None]:
+    """Refresh the layers in training, and within this context let their weights be those scaled at once, as a stack."""
+    if torch.compiler.is_compiling():  # a compiler sees through the layers one by one
+        refresh_(module)
+        yield
+        return
+    caps: list[SpectralCap] = []
+    try:
+        for group in _groups(module, settle=False):
+            with torch.no_grad(), _coarse():
+                weight, gradient, sigma = _refresh_group(group, settle=False)
+            first = group[0][0]
+            if len(group) > 1 or first.dtype is not None:
+                scaled = Scaling.apply(weight, gradient, sigma, first, *(w for _, w in group))  # type: ignore[no-untyped-call]
+                for (cap, _), ready in zip(group, scaled, strict=True):
+                    cap.ready = ready
+                    caps.append(cap)
+        yield
+    finally:
+        for cap in caps:
+            cap.ready = None
+
+
+@contextmanager
+def _coarse() -> Iterator[None]:
+    """Tensor cores for one step of power iteration: its sigma is second order in the error of v, and an estimate."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _groups(module: nn.Module, *, settle: bool) -> list[list[tuple[SpectralCap, Tensor]]]:
+    """The constrained layers in training (all of them, to settle), those of equal shape, size and rule together."""
     groups: dict[Any, list[tuple[SpectralCap, Tensor]]] = {}
     for layer in module.modules():
         cap = cap_of(layer)
         if cap is None or not (settle or layer.training):
             continue
         weight = _parametrizations(layer).original
-        key = (cap.geometry, weight.shape, cap.seen, weight.dtype, weight.device, cap.norm)
+        key = (
+            cap.geometry,
+            weight.shape,
+            cap.seen,
+            cap.coefficient,
+            cap.norm,
+            cap.dtype,
+            cap.fast,
+            weight.dtype,
+            weight.device,
+        )
         groups.setdefault(key, []).append((cap, weight))
-    for group in groups.values():
-        _refresh_group(group, settle=settle)
+    return list(groups.values())
 
 
-def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> None:
+def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Refresh layers of one shape; their weights, the G and the sigma of each, as stacks."""
     cap, first = group[0]
     size = cap.working_size(first)
     dtype = torch.promote_types(first.dtype, torch.float32)  # half precision cannot tell .9 from .903
@@ -150,21 +223,88 @@ def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> 
     cold = any(tuple(c.direction.shape) != shape for c, _ in group)
     if cold:
         v = spectral.start_vector(weight, cap.geometry, size)
-        v, gradient = cap.norm.refresh(weight, cap.geometry, met, v)
+        sigma, v, gradient = cap.norm.refresh(weight, cap.geometry, met, v)
         for _ in range(0 if settle else COLD_ITERATIONS):
-            v, gradient = cap.norm.refresh(weight, cap.geometry, met, v)
+            sigma, v, gradient = cap.norm.refresh(weight, cap.geometry, met, v)
     else:
         v = torch.stack([c.direction for c, _ in group]).to(dtype)
     if settle:
-        v, gradient = cap.norm.settle(weight, cap.geometry, met, v)
+        sigma, v, gradient = cap.norm.settle(weight, cap.geometry, met, v)
     elif not cold:
-        v, gradient = cap.norm.refresh(weight, cap.geometry, met, v)
-    for i, (c, w) in enumerate(group):
-        c.gradient.copy_(gradient[i])
-        if c.direction.shape == v[i].shape:
-            c.direction.copy_(v[i])
-        else:
-            c.direction = v[i].to(w.dtype, copy=True)
+        sigma, v, gradient = cap.norm.refresh(weight, cap.geometry, met, v)
+    if cold:
+        for (c, w), direction in zip(group, v, strict=True):
+            c.direction = direction.to(w.dtype, copy=True)
+    else:
+        _copy([c.direction for c, _ in group], v)
+    _copy([c.gradient for c, _ in group], gradient)
+    return weight, gradient, sigma
+
+
+def _copy(targets: list[Tensor], stack: Tensor) -> None:
+    torch._foreach_copy_(targets, list(stack.unbind(0)))
+
+
+class Scaling(torch.autograd.Function):
+    """W min(1, c / sigma) for a stack of layers, in few kernels; the gradient of every layer goes to its own weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, gradient: Tensor, sigma: Tensor, cap: SpectralCap, *originals: Tensor
+    ) -> tuple[Tensor, ...]:
+        scale = cap.coefficient / sigma.clamp_min(cap.coefficient)
+        # How much of <D, W> G is taken off: none where the weight is small enough, or sigma counts as constant.
+        part = torch.where(sigma > cap.coefficient, scale / sigma, 0.0) if cap.norm.differentiate else None
+        ctx.save_for_backward(weight, gradient, scale, part)
+        ctx.fast = cap.fast
+        if cap.dtype is None:
+            return (weight * _along(scale, weight)).to(originals[0].dtype).unbind(0)
+        return _function(scale_down, ctx.fast)(weight, scale, cap.dtype).unbind(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        weight, gradient, scale, part = ctx.saved_tensors
+        d = stack_of(gradients, weight)
+        result = _function(pull_back, ctx.fast)(d, weight, gradient, scale, part)
+        return (None, None, None, None, *result.unbind(0))
+
+
+def scale_down(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The stack times its scales, in another precision."""
+    return channels_last(weight * _along(scale, weight), dtype)
+
+
+def pull_back(d: Tensor, weight: Tensor, gradient: Tensor, scale: Tensor, part: Tensor | None) -> Tensor:
+    """The gradient D of the scaled weights as one of the weights: s D - part <D, W> G."""
+    d = d.to(weight.dtype)
+    if part is None:
+        return (d * _along(scale, d)).contiguous()
+    inner = (d * weight).flatten(1).sum(1)
+    return (d * _along(scale, d) - _along(inner * part, d) * gradient).contiguous()
+
+
+@cache
+def _function(function: Callable[..., Tensor], fast: bool) -> Callable[..., Tensor]:
+    return cast(Any, torch.compile(function, dynamic=False)) if fast else function
+
+
+def _along(scale: Tensor, stack: Tensor) -> Tensor:
+    return scale.view(-1, *(1,) * (stack.dim() - 1))
+
+
+def channels_last(stack: Tensor, dtype: torch.dtype) -> Tensor:
+    """The stack in another precision, each layer of it with its input channels last in memory."""
+    if stack.dim() == 3:
+        return stack.to(dtype)
+    return stack.movedim(2, -1).to(dtype, memory_format=torch.contiguous_format).movedim(-1, 2)
+
+
+def stack_of(gradients: tuple[Tensor | None, ...], like: Tensor) -> Tensor:
+    """Gradients of a stack's layers as one tensor, in their precision and layout; what got none is zero."""
+    filled = [like.new_zeros(like.shape[1:]) if g is None else g for g in gradients]
+    if like.dim() > 3 and filled[0].stride(1) == 1:  # channels last
+        return torch.stack([g.movedim(1, -1) for g in filled]).movedim(-1, 2)
+    return torch.stack(filled)
 
 
 def _prepare(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -181,7 +321,7 @@ def _prepare(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 def _train(layer: nn.Module, mode: bool = True) -> nn.Module:
     """`train()` of a constrained layer: on the way to eval, bring the norm to convergence."""
-    leaving = layer.training and not mode
+    leaving = layer.training and not mode and not _state.unsettled
     nn.Module.train(layer, mode)
     if leaving:
         refresh_(layer, settle=True)

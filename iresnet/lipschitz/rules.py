@@ -13,7 +13,7 @@ from ..spectral import Geometry
 
 
 class NormRule(Protocol):
-    """How a layer's norm is taken at a refresh: returns the next v and G with sigma = <W, G>, for a stack of layers.
+    """How a layer's norm is taken at a refresh: (sigma, the next v, G) with sigma = <W, G>, for a stack of layers.
 
     `size` is that of the largest input met, None where a convolution has met none; v has a size in any case.
     """
@@ -23,11 +23,11 @@ class NormRule(Protocol):
 
     def refresh(
         self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
-    ) -> tuple[Tensor, Tensor]: ...
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
 
     def settle(
         self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
-    ) -> tuple[Tensor, Tensor]: ...
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class PowerIteration:
 
     def refresh(
         self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return spectral.power_iteration(weight, geometry, v, self.iterations)[1:]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return spectral.power_iteration(weight, geometry, v, self.iterations)
 
     def settle(
         self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return spectral.converged_power_iteration(weight, geometry, v)[1:]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return spectral.converged_power_iteration(weight, geometry, v)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class GramIteration:
 
     def refresh(
         self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         # Zero padding: the bound for every size, so that a larger input than any before breaks nothing.
         at = size if geometry.circular else None
 
@@ -85,7 +85,7 @@ class GramIteration:
 
         gradient = cast(Tensor, torch.func.grad(bound)(weight.detach().double()))
         # The bound is homogeneous of degree one, so <W, G> is the bound itself. A zero weight has norm zero.
-        gradient = torch.nan_to_num(gradient) * (1 + self.MARGIN)
-        return v, gradient.to(weight.dtype)
+        gradient = (torch.nan_to_num(gradient) * (1 + self.MARGIN)).to(weight.dtype)
+        return (weight * gradient).flatten(1).sum(1), v, gradient
 
     settle = refresh

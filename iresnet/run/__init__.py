@@ -3,5 +3,6 @@
 from .fit import Outcome, publish, release, resume, start
 from .folder import Run, load
 from .watch import judge
+from .weights import shipped
 
-__all__ = ["Outcome", "Run", "judge", "load", "publish", "release", "resume", "start"]
+__all__ = ["Outcome", "Run", "judge", "load", "publish", "release", "resume", "shipped", "start"]

@@ -16,6 +16,7 @@ from ..architectures import build
 from ..certificate import Certificate, certify, tighten_
 from ..checkpoint import Checkpoint
 from ..data import Batches, Dataset, Splits, some
+from ..lipschitz import refresh_, unsettled
 from ..presets import Experiment
 from ..results import circumstances
 from ..training import Report, train
@@ -26,7 +27,7 @@ from .watch import WATCHED, Watch
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training run ended: at which step, whether finished, and what is proven of the model."""
+    """How a training run ended: at which step, whether finished, how its steps were taken, and what is proven."""
 
     run: Run
     step: int
@@ -34,6 +35,7 @@ class Outcome:
     seconds: float
     certificate: Certificate | None = None
     tightened: tuple[str, ...] = ()
+    engine: str = ""
 
 
 def start(
@@ -52,7 +54,8 @@ def start(
         experiment, training=experiment.training.for_epochs(_batches(experiment, splits.train).per_epoch)
     )
     # What cannot be built is refused before anything is written.
-    build(experiment.network, splits.schema, experiment.objective.kind, splits.train.x)
+    with unsettled():
+        build(experiment.network, splits.schema, experiment.objective.kind, splits.train.x)
     experiment = replace(experiment, data=experiment.data.resolved())  # a run does not depend on where it was started
     run = Run.create(folder, experiment, splits.schema, overwrite=overwrite)
     atomic.write(run.folder / "data.json", json.dumps(fingerprints(splits), indent=1) + "\n")
@@ -67,12 +70,12 @@ def resume(
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Go on with the run in a folder, from its last checkpoint. One that is finished is left as it is."""
-    run = Run.open(folder)
+    run = Run.open(folder).own()
     last = run.folder / "last.safetensors"
     state = checkpoint.load(last) if last.is_file() else None
     steps = run.experiment.training.steps
     if state and int(state.state["step"]) >= steps and (run.folder / "model.safetensors").is_file():
-        certificate, seconds = certify(run.model(), run.schema.shape), float(state.state.get("seconds", 0.0))
+        certificate, seconds = proven(run, run.model()), float(state.state.get("seconds", 0.0))
         return Outcome(run, steps, True, seconds, certificate, tuple(run.tightened()))
     return _fit(run, run.splits(), state, device, report, stop)
 
@@ -82,7 +85,9 @@ def _fit(
 ) -> Outcome:
     experiment = run.experiment
     torch.manual_seed(experiment.seed)
-    model = run.blank(splits.train.x).to(device)
+    with unsettled():  # norms are measured where that is fast
+        model = run.blank(splits.train.x).to(device)
+    refresh_(model, settle=True)
     objective = experiment.objective.objective(model, run.schema.levels, experiment.data.augment)
     batches = _batches(experiment, splits.train.to(device))
     generator = torch.Generator(device).manual_seed(experiment.seed)
@@ -97,33 +102,38 @@ def _fit(
     try:
         train(
             objective, batches.starting_at(first), experiment.training,
-            generator=generator, report=on_step, resume=state, watch=watch,
+            generator=generator, acceleration=experiment.acceleration, report=on_step, resume=state, watch=watch,
         )  # fmt: skip
     finally:
         watch.close()
     finished = watch.step >= experiment.training.steps
-    _write_environment(run, watch.seconds, model, device)
+    _write_environment(run, watch, model, device)
     if not finished:
-        return Outcome(run, watch.step, False, watch.seconds)
+        return Outcome(run, watch.step, False, watch.seconds, engine=watch.engine)
     certificate, tightened = release(run, splits.validation, device)
-    return Outcome(run, watch.step, True, watch.seconds, certificate, tuple(tightened))
+    return Outcome(run, watch.step, True, watch.seconds, certificate, tuple(tightened), watch.engine)
 
 
 def _batches(experiment: Experiment, dataset: Dataset) -> Batches:
     return Batches(dataset, experiment.training.batch, seed=experiment.seed, augment=experiment.data.augment)
 
 
-def release(run: Run, validation: Dataset, device: str = "cpu") -> tuple[Certificate, list[str]]:
+def release(run: Run, validation: Dataset, device: str = "cpu") -> tuple[Certificate | None, list[str]]:
     """Turn the best weights into the run's model: tightened, certified, with the likelihoods of validation rows."""
     model, validation = run.model("best", device), validation.to(device)
     tightened = tighten_(model, run.schema.shape)
-    certificate = certify(model, run.schema.shape)
+    certificate = proven(run, model)
     publish(run, model, certificate, validation, {"tightened": tightened})
     return certificate, tightened
 
 
+def proven(run: Run, model: nn.Module) -> Certificate | None:
+    """What is proven of a run's model; None for an ordinary ResNet, which has no blocks to prove anything of."""
+    return None if run.experiment.network.family == "resnet" else certify(model, run.schema.shape)
+
+
 def publish(
-    run: Run, model: nn.Module, certificate: Certificate, validation: Dataset, state: Mapping[str, Any]
+    run: Run, model: nn.Module, certificate: Certificate | None, validation: Dataset, state: Mapping[str, Any]
 ) -> None:
     """Write a model and its certificate into the run folder."""
     tensors: dict[str, dict[str, Tensor]] = {"weights": dict(model.state_dict())}
@@ -133,7 +143,8 @@ def publish(
     for name in ("evaluation.json", "report.html"):  # they are about another model
         (run.folder / name).unlink(missing_ok=True)
     checkpoint.save(Checkpoint(tensors, state), run.folder / "model.safetensors", version=__version__)
-    certificate.to_json(run.folder / "certificate.json")
+    if certificate is not None:
+        certificate.to_json(run.folder / "certificate.json")
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -141,10 +152,10 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def _write_environment(run: Run, seconds: float, model: nn.Module, device: str) -> None:
-    content = {"device": device} | circumstances(
+def _write_environment(run: Run, watch: Watch, model: nn.Module, device: str) -> None:
+    content = {"device": device, "engine": watch.engine} | circumstances(
         seeds=[run.experiment.seed],
-        seconds=seconds,
+        seconds=watch.seconds,
         epochs=run.experiment.training.epochs or None,
         parameters=sum(p.numel() for p in model.parameters()),
     )

@@ -6,7 +6,7 @@ data.json           rows of each part and a fingerprint of them
 environment.json    command, commit, versions, hardware, seconds
 log.csv             figures over time; tensorboard/ holds the same where TensorBoard is installed
 last.safetensors    the state of training, to go on from
-best.safetensors    the averaged weights that did best on validation data
+best.safetensors    the averaged weights that did best on validation data, or the last ones if `select` says so
 model.safetensors   the model: those weights, every layer within its bound, and the likelihoods of validation rows
 certificate.json    what is proven of it
 """
@@ -27,8 +27,10 @@ from torch import Tensor, nn
 from .. import atomic, checkpoint, config, data
 from ..architectures import build
 from ..data import Schema, Splits
+from ..lipschitz import unsettled
 from ..presets import Experiment
 from ..version import __version__
+from .weights import is_shipped, output_of, resolve
 
 FILES = (
     "config.toml", "schema.json", "data.json", "environment.json", "log.csv", "last.safetensors", "best.safetensors",
@@ -46,8 +48,8 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
-        """The run in a folder, or the reason why there is none."""
-        folder = Path(folder)
+        """The run in a folder, or the model of this name that comes with the library; or why there is none."""
+        folder = resolve(Path(folder))
         if not (folder / "config.toml").is_file():
             what = "is not a run folder: it has no config.toml" if folder.is_dir() else "does not exist"
             raise FileNotFoundError(f"{folder} {what}. Train first: iresnet train digits-hybrid --out {folder}")
@@ -71,6 +73,20 @@ class Run:
         atomic.write(folder / "config.toml", f"{_header()}\n{config.dump(experiment)}")
         atomic.write(folder / "schema.json", json.dumps(schema.to_dict(), indent=1) + "\n")
         return run
+
+    @property
+    def output(self) -> Path:
+        """Where commands put what they make: the folder, or runs/NAME-shipped for what comes with the library."""
+        return output_of(self.folder)
+
+    def own(self) -> Run:
+        """This run, if it may be changed: what comes with the library stays as it is."""
+        if is_shipped(self.folder):
+            raise ValueError(
+                f"{self.folder.name} comes with the library and stays as it is. Train a copy of your own: "
+                f"iresnet presets prints its settings."
+            )
+        return self
 
     def splits(self) -> Splits:
         """The data it was trained, watched and is tested on; refused where they are not those any more."""
@@ -96,7 +112,7 @@ class Run:
             raise FileNotFoundError(
                 f"{self.folder} has no trained model yet. Finish it: iresnet train --resume --out {self.folder}"
             )
-        with torch.random.fork_rng(devices=[]):  # a user's random numbers are not ours to change
+        with torch.random.fork_rng(devices=[]), unsettled():  # a user's random numbers are not ours to change
             model = self.blank().eval()
         try:
             model.load_state_dict(dict(checkpoint.load(path).tensors["weights"]))
@@ -131,8 +147,8 @@ class Run:
             raise ValueError(f"{path} is damaged: {error}. Remove it; the model does not need it.") from None
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """One of the folder's JSON files; empty where it is missing."""
-        path = self.folder / name
+        """One of the folder's JSON files, or what a command made anew; empty where it is missing."""
+        path = self.output / name if (self.output / name).is_file() else self.folder / name
         if not path.is_file():
             return {}
         try:
@@ -151,7 +167,7 @@ def fingerprints(splits: Splits) -> dict[str, Any]:
 
 
 def load(folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
-    """The trained model of a run folder, in eval: a Flow, a Classifier or a Hybrid."""
+    """The trained model of a run folder, or one that comes with the library, in eval: a Flow, Classifier or Hybrid."""
     return Run.open(folder).model(device=device)
 
 

@@ -39,6 +39,7 @@ class Watch:
         self.start = time.perf_counter()
         self.log = Log(run.folder, self.step, _validation_names(run.experiment.objective, run.schema))
         self.seen: list[Mapping[str, Tensor]] = []
+        self.engine = ""
 
     @property
     def seconds(self) -> float:
@@ -48,7 +49,7 @@ class Watch:
         self.seen.append(figures)
 
     def __call__(self, state: State) -> bool:
-        settings, self.step = self.run.experiment.training, state.step
+        settings, self.step, self.engine = self.run.experiment.training, state.step, str(state.advance)
         done, halt = state.step >= settings.steps, self.stop()
         figures: dict[str, float] = {}
         if done or state.step % settings.validate_every == 0:
@@ -80,7 +81,10 @@ class Watch:
         model = state.averaged()
         figures, criterion = judge(model, self.validation, self.run.experiment.objective)
         criterion = criterion if math.isfinite(criterion) else math.inf
-        if criterion < self.best or not (self.run.folder / "best.safetensors").exists():
+        last = self.run.experiment.training.select == "last"
+        if last and state.step < self.run.experiment.training.steps:
+            return figures
+        if last or criterion < self.best or not (self.run.folder / "best.safetensors").exists():
             self.best = criterion
             finite = {name: value for name, value in figures.items() if math.isfinite(value)}
             kept = Checkpoint({"weights": dict(model.state_dict())}, {"step": state.step, **finite})

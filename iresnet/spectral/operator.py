@@ -5,6 +5,7 @@ Weights come in stacks (layers, out, in / groups, *kernel), so that one call ser
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import cast
@@ -73,6 +74,9 @@ def apply(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
     """y = T x for a stack of layers, without bias. x: (layers, in, *size), one input per layer."""
     if geometry.axes == 0:
         return torch.bmm(weight, x.unsqueeze(-1)).squeeze(-1)
+    if _multiplies(weight, geometry):
+        size = geometry.output_size(tuple(x.shape[2:]), tuple(weight.shape[3:]))
+        return torch.bmm(weight.flatten(2), _patches(weight, geometry, x)).reshape(*weight.shape[:2], *size)
     padded, flat, groups = _pad(geometry, x), weight.flatten(0, 1), geometry.groups * len(weight)
     n = geometry.axes
     y = torch.convolution(
@@ -81,10 +85,68 @@ def apply(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
     return y[0].reshape(*weight.shape[:2], *y.shape[2:])
 
 
-def pull_back(weight: Tensor, geometry: Geometry, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """T' y and d<y, T x>/dW, the adjoint and the derivative of the bilinear form, in one pass."""
+def adjoint(weight: Tensor, geometry: Geometry, y: Tensor, size: tuple[int, ...]) -> Tensor:
+    """T' y for a stack of layers, (layers, in, *size)."""
     if geometry.axes == 0:
-        return torch.bmm(weight.mT, y.unsqueeze(-1)).squeeze(-1), y.unsqueeze(-1) * x.unsqueeze(-2)
+        return torch.bmm(weight.mT, y.unsqueeze(-1)).squeeze(-1)
+    if _multiplies(weight, geometry):
+        columns = torch.bmm(weight.flatten(2).mT, y.flatten(2))
+        return _gather(
+            columns.reshape(len(y), weight.shape[2], -1, *y.shape[2:]), tuple(weight.shape[3:]), geometry, size
+        )
+    x = y.new_empty(len(weight), weight.shape[2] * geometry.groups, *size)
+    return _convolution_backward(weight, geometry, x, y, (True, False))[0]
+
+
+def derivative(weight: Tensor, geometry: Geometry, x: Tensor, y: Tensor) -> Tensor:
+    """d<y, T x>/dW of the bilinear form, for a stack of layers."""
+    if geometry.axes == 0:
+        return y.unsqueeze(-1) * x.unsqueeze(-2)
+    if _multiplies(weight, geometry):
+        return torch.bmm(y.flatten(2), _patches(weight, geometry, x).mT).reshape(weight.shape)
+    return _convolution_backward(weight, geometry, x, y, (False, True))[1]
+
+
+def _multiplies(weight: Tensor, geometry: Geometry) -> bool:
+    """Whether stacks of this convolution are multiplied as matrices."""
+    plain = geometry.axes == 2 and geometry.groups == 1 and not geometry.circular and geometry.before == geometry.after
+    return plain and _are_slow(weight)
+
+
+def _are_slow(weight: Tensor) -> bool:
+    """Whether grouped convolutions are slow where this weight is: on a GPU they are."""
+    return weight.is_cuda
+
+
+def _is_pointwise(kernel: tuple[int, ...], geometry: Geometry) -> bool:
+    return set(kernel) == {1} and set(geometry.stride) == {1} and not any(geometry.before)
+
+
+def _patches(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
+    """What every output position reads, (layers, in * kernel, positions)."""
+    kernel = tuple(weight.shape[3:])
+    if _is_pointwise(kernel, geometry):
+        return x.flatten(2)
+    windows = _pad(geometry, x)
+    for axis, (k, d, s) in enumerate(zip(kernel, geometry.dilation, geometry.stride, strict=True), start=2):
+        windows = windows.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
+    return windows.permute(0, 1, 4, 5, 2, 3).reshape(len(x), x.shape[1] * math.prod(kernel), -1)
+
+
+def _gather(columns: Tensor, kernel: tuple[int, ...], geometry: Geometry, size: tuple[int, ...]) -> Tensor:
+    """The adjoint of `_patches`: adds what was read where it was read. columns: (layers, in, kernel, *positions)."""
+    if _is_pointwise(kernel, geometry):
+        return columns[:, :, 0]
+    x = columns.new_zeros(*columns.shape[:2], *(n + 2 * b for n, b in zip(size, geometry.before, strict=True)))
+    (d, e), (s, t), (m, n) = geometry.dilation, geometry.stride, columns.shape[3:]
+    for i, (a, b) in enumerate(itertools.product(*map(range, kernel))):
+        x[:, :, d * a : d * a + s * (m - 1) + 1 : s, e * b : e * b + t * (n - 1) + 1 : t] += columns[:, :, i]
+    return _unpad(geometry, x, size)
+
+
+def _convolution_backward(
+    weight: Tensor, geometry: Geometry, x: Tensor, y: Tensor, wanted: tuple[bool, bool]
+) -> tuple[Tensor, Tensor]:
     padded, n = _pad(geometry, x), geometry.axes
     to_x, to_weight, _ = torch.ops.aten.convolution_backward(
         y.flatten(0, 1)[None],
@@ -97,10 +159,11 @@ def pull_back(weight: Tensor, geometry: Geometry, x: Tensor, y: Tensor) -> tuple
         False,
         (0,) * n,
         geometry.groups * len(weight),
-        (True, True, False),
+        (*wanted, False),
     )
-    folded = _unpad(geometry, to_x[0].reshape(*x.shape[:2], *to_x.shape[2:]), tuple(x.shape[2:]))
-    return folded, to_weight.reshape(weight.shape)
+    if wanted[0]:
+        to_x = _unpad(geometry, to_x[0].reshape(*x.shape[:2], *to_x.shape[2:]), tuple(x.shape[2:]))
+    return to_x, to_weight.reshape(weight.shape) if wanted[1] else to_weight
 
 
 def _pad(geometry: Geometry, x: Tensor) -> Tensor:
@@ -125,17 +188,16 @@ def _unpad(geometry: Geometry, padded: Tensor, size: tuple[int, ...]) -> Tensor:
 def power_iteration(weight: Tensor, geometry: Geometry, v: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     """(sigma, v, G): the estimate u' T v, the next v, and G = d sigma / d W, after `iterations` steps from v.
 
-    sigma <= sigma(T) up to rounding. A zero operator keeps its v, so that sigma recovers once the weight moves.
+    One step is u = T v, v = T' u, both normalised, so sigma = ||T' u|| <= sigma(T) up to rounding. A zero operator
+    keeps its v, so that sigma recovers once the weight moves.
     """
-    axes = tuple(range(1, v.dim()))
+    axes, size = tuple(range(1, v.dim())), tuple(v.shape[2:])
     for _ in range(iterations):
         u = _normalise(apply(weight, geometry, v), axes)
-        back, gradient = pull_back(weight, geometry, v, u)
+        back = adjoint(weight, geometry, u, size)
         norm = torch.linalg.vector_norm(back, dim=axes, keepdim=True)
         v = torch.where(norm > 0, back / norm.clamp_min(torch.finfo(norm.dtype).tiny), v)
-    u = _normalise(apply(weight, geometry, v), axes)
-    gradient = pull_back(weight, geometry, v, u)[1]
-    return (weight * gradient).flatten(1).sum(1), v, gradient
+    return norm.flatten(), v, derivative(weight, geometry, v, u)
 
 
 def converged_power_iteration(

@@ -1,0 +1,13 @@
+"""How training steps and inverses are made fast: compiled blocks, low precision where it is harmless, CUDA graphs.
+
+A training step, in reading order: `fused` (residual blocks in few kernels), `step` (the whole of it as one graph). An
+inverse: `refinement` (its mathematics), `convolution` (in float64), `arithmetic` (precisions), `inverse`.
+"""
+
+from .arithmetic import Arithmetic
+from .fused import fused
+from .inverse import Inverter
+from .refinement import Schedule
+from .step import Acceleration, Stepper
+
+__all__ = ["Acceleration", "Arithmetic", "Inverter", "Schedule", "Stepper", "fused"]

@@ -1,0 +1,102 @@
+"""Convolutions in float64, where the library's own are slow on a GPU: as matrix products, which reach its tensor cores.
+
+gathered    the patches of the image side by side, one product
+shifted     one product for every place of the kernel, on the padded grid, nothing copied
+native      the library's own
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeAlias, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..lipschitz.program import Step, apply
+from ..spectral import Geometry
+
+#: (step, x, its tensors) -> y: a way to compute a step.
+Convolution: TypeAlias = Callable[[Step, Tensor, list[Tensor]], Tensor]
+
+
+def gathered(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
+    """Patches of a channels-last image side by side, then one matrix product: what float64 tensor cores take."""
+    weight, (n, _, _, _) = values[0], x.shape
+    out, channels, a, b = weight.shape
+    patches = _padded(x, step).unfold(1, a, 1).unfold(2, b, 1)  # (n, h, w, channels, a, b)
+    h, w = patches.shape[1:3]
+    rows = patches.permute(0, 1, 2, 4, 5, 3).reshape(n * h * w, a * b * channels)
+    y = _times(rows, weight.permute(2, 3, 1, 0).reshape(-1, out), values)
+    return y.view(n, h, w, out).permute(0, 3, 1, 2)
+
+
+def shifted(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
+    """One product for every place of the kernel, added up: on the padded grid a shift is an offset, nothing is copied.
+
+    Rows at the seams of the grid mix both sides; they are computed and left out.
+    """
+    weight, padded = values[0], _padded(x, step)
+    out, channels, a, b = weight.shape
+    n, height, width, _ = padded.shape
+    rows, matrices = padded.reshape(-1, channels), weight.permute(2, 3, 1, 0).contiguous()
+    used = len(rows) - (a - 1) * width - (b - 1)
+    y = rows.new_empty(len(rows), out)
+    first = y[:used]
+    first.copy_(_times(rows[:used], matrices[0, 0], values))
+    for i in range(a):
+        for j in range(b):
+            if i or j:
+                offset = i * width + j
+                first.addmm_(rows[offset : offset + used], matrices[i, j])
+    return y.view(n, height, width, out)[:, : height - a + 1, : width - b + 1].permute(0, 3, 1, 2)
+
+
+def native(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
+    """The library's own convolution."""
+    return apply(step, x, values)
+
+
+def _padded(x: Tensor, step: Step) -> Tensor:
+    """A channels-last copy (n, height, width, channels) with the zero padding of the convolution."""
+    p, q = cast(Geometry, step.geometry).before
+    return F.pad(x.permute(0, 2, 3, 1), (0, 0, q, q, p, p))
+
+
+def _times(rows: Tensor, matrix: Tensor, values: list[Tensor]) -> Tensor:
+    return torch.addmm(values[1], rows, matrix) if len(values) == 2 else rows @ matrix
+
+
+CONVOLUTIONS: dict[str, Convolution] = {"native": native, "gathered": gathered, "shifted": shifted}
+
+
+def is_simple(step: Step) -> bool:
+    """Whether every way of `CONVOLUTIONS` knows this convolution: two axes, no stride, dilation or groups."""
+    g = step.geometry
+    return g is not None and g.axes == 2 and g.groups == 1 and {*g.stride, *g.dilation} == {1}
+
+
+def fastest(step: Step, x: Tensor, values: list[Tensor], repeats: int = 3) -> Convolution:
+    """The way that takes least time for this input, measured."""
+    times = {}
+    for name, way in CONVOLUTIONS.items():
+        way(step, x, values)
+        _wait(x)
+        start = time.perf_counter()
+        for _ in range(repeats):
+            way(step, x, values)
+        _wait(x)
+        times[name] = time.perf_counter() - start
+    return CONVOLUTIONS[min(times, key=times.__getitem__)]
+
+
+def _wait(x: Tensor) -> None:
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+
+
+def arranged(weight: Tensor) -> Tensor:
+    """The weight of a convolution in the memory order that its matrix products want, so that no call copies it."""
+    return weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)

@@ -1,0 +1,71 @@
+"""Residual units of the paper's classifier by kernels of their own, where the library's are too many and too small.
+
+A unit (ActNorm and block, as in `fused`) of few channels takes 10 to 20 microseconds for every convolution and as much
+for every reduction, though its data pass through the cache in two. Here activations, biases and ActNorm ride on the
+convolutions, and all sums of the backward pass end in one kernel: three launches forward, four back. They are written
+in Triton, an optional package that comes with torch on CUDA.
+
+language    Triton itself, ELU, a convolution          forward, backward, weights    the kernels
+launch      sizes of tiles and launches                unit                          the differentiable function
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from ...lipschitz import Program
+
+__all__ = ["supported", "advance"]
+
+#: Kernel sizes of the three convolutions.
+SIZES = (3, 1, 3)
+
+
+def supported(steps: Program, x: Tensor, values: list[Tensor]) -> bool:
+    """Whether `advance` knows this unit: on a GPU, ELU and convolutions of 3, 1 and 3, channels a power of two >= 16.
+
+    `values` as `advance` takes them: the weights of bfloat16, without the bias of the last convolution.
+    """
+    fits = x.is_cuda and x.dtype == torch.float32 and x.dim() == 4 and _installed()
+    return fits and is_unit(steps) and _have_sizes(values, x.shape[1])
+
+
+def is_unit(steps: Program) -> bool:
+    """Whether the steps are elu, conv, elu, conv, elu, conv, all that keep the size of an image."""
+    if [step.kind for step in steps] != ["elu", "conv"] * 3:
+        return False
+    alphas, counts = [step.constant for step in steps[::2]], [step.tensors for step in steps[1::2]]
+    return alphas == [1.0] * 3 and counts[:2] == [2, 2] and all(map(_is_plain, steps[1::2], SIZES))
+
+
+def advance(
+    x: Tensor, y: Tensor, bias: Tensor | None, norm: tuple[Tensor, Tensor] | None, values: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The next (x, y): x <- (x + y + bias + shift) exp(log_scale) in float32, y <- g(x) without its last bias."""
+    from .unit import UnitFunction
+
+    shift, log_scale = (None, None) if norm is None else norm
+    out: tuple[Tensor, Tensor] = UnitFunction.apply(x, y, bias, shift, log_scale, *values)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _is_plain(step: object, size: int) -> bool:
+    g = getattr(step, "geometry", None)
+    half = (size // 2, size // 2)
+    return g is not None and (g.stride, g.before, g.dilation, g.groups) == ((1, 1), half, (1, 1), 1)
+
+
+def _have_sizes(values: list[Tensor], channels: int) -> bool:
+    shapes = [(channels, channels, size, size) for size in SIZES]
+    power = channels >= 16 and channels & (channels - 1) == 0
+    kernels = values[::2]
+    return power and [tuple(w.shape) for w in kernels] == shapes and all(w.dtype == torch.bfloat16 for w in kernels)
+
+
+@cache
+def _installed() -> bool:
+    return find_spec("triton") is not None

@@ -1,0 +1,134 @@
+"""Triton where it is installed, and the parts that all kernels share: ELU, its derivative, a convolution of 3 x 3.
+
+An image is a matrix: its rows are the pixels of the batch, numbered p = (n H + row) W + column, its columns the
+channels, which lie last in memory. A kernel works on a tile of rows. Without Triton the files can be imported, not run.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = tl = None
+
+
+def jit(function):
+    """The function as a Triton kernel, or as it is without Triton."""
+    return function if triton is None else triton.jit(function)
+
+
+@jit
+def elu(h):
+    """h where it is positive, exp(h) - 1 elsewhere."""
+    return tl.where(h > 0, h, tl.exp(tl.minimum(h, 0.0)) - 1.0)
+
+
+@jit
+def elu_slope(a):
+    """The derivative of ELU at h, from its value a = elu(h): 1 or exp(h) = a + 1."""
+    a = a.to(tl.float32)
+    return tl.where(a > 0, 1.0, a + 1.0)
+
+
+@jit
+def moved_tile(x, tap, p, row, column, P, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BACK: tl.constexpr):
+    """The pixels of the tile moved by one place of the kernel; BACK: the other way. Outside of the image stands 0."""
+    dy = 1 - tap // 3 if BACK else tap // 3 - 1
+    dx = 1 - tap % 3 if BACK else tap % 3 - 1
+    inside = (p < P) & (row + dy >= 0) & (row + dy < H) & (column + dx >= 0) & (column + dx < W)
+    return tl.load(x + (p + dy * W + dx)[:, None] * C + tl.arange(0, C)[None, :], mask=inside[:, None], other=0.0)
+
+
+@jit
+def tap_weights(w, tap, C: tl.constexpr, BACK: tl.constexpr):
+    """The weights of one place of the kernel, (in, out); BACK: (out, in)."""
+    k = tl.arange(0, C)[:, None]
+    n = tl.arange(0, C)[None, :]
+    return tl.load(w + tap * C + k * (9 * C) + n) if BACK else tl.load(w + tap * C + n * (9 * C) + k)
+
+
+@jit
+def tap_product(
+    x, w, tap, p, row, column, P, acc, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BACK: tl.constexpr
+):
+    """acc + X_tap W_tap."""
+    return tl.dot(moved_tile(x, tap, p, row, column, P, H, W, C, BACK), tap_weights(w, tap, C, BACK), acc)
+
+
+@jit
+def convolve(
+    x, w, p, P,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, M: tl.constexpr, BACK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """A 3 x 3 convolution with zero padding as nine products; BACK: its transpose, which carries a gradient back.
+
+    y[p, o] = sum over taps and i of x[p + tap, i] w[o, tap, i];   BACK: y[p, i] = sum of x[p - tap, o] w[o, tap, i].
+    STAGES: how many places of the kernel are loaded ahead; 0 unrolls the loop.
+    """
+    row = (p // W) % H
+    column = p % W
+    acc = tl.zeros((M, C), tl.float32)
+    if STAGES == 0:
+        for tap in tl.static_range(9):
+            acc = tap_product(x, w, tap, p, row, column, P, acc, H, W, C, BACK)
+    else:
+        for tap in tl.range(9, num_stages=STAGES):
+            acc = tap_product(x, w, tap, p, row, column, P, acc, H, W, C, BACK)
+    return acc
+
+
+@jit
+def tap_both(
+    g, w, a, acc, total, tap: tl.constexpr, p, row, column, P, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr
+):
+    """One place of the kernel of `convolve_both`."""
+    moved = moved_tile(g, tap, p, row, column, P, H, W, C, True)
+    return tl.dot(moved, tap_weights(w, tap, C, True), acc), outer_products(moved, a, total, C)
+
+
+@jit
+def outer_products(g, a, total, C: tl.constexpr):
+    """total + g^T a in four parts (4, C, C), a quarter of the pixels each, so that four warps share the work."""
+    left = tl.permute(tl.reshape(g, (4, g.shape[0] // 4, C)), (0, 2, 1))
+    return tl.dot(left, tl.reshape(a, (4, a.shape[0] // 4, C)), total)
+
+
+@jit
+def convolve_both(g, w, a, p, P, totals, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, M: tl.constexpr):
+    """Both gradients of a convolution from one reading of g, the gradient of its output; a is the tile of its input.
+
+    Gives the transposed convolution of g, and `totals`, nine matrices (out, in) in four parts, with sum over p of g[p - tap, o] a[p, i]
+    added: the gradient of the weights, for few channels.
+    """
+    row = (p // W) % H
+    column = p % W
+    acc = tl.zeros((M, C), tl.float32)
+    t0, t1, t2, t3, t4, t5, t6, t7, t8 = totals
+    acc, t0 = tap_both(g, w, a, acc, t0, 0, p, row, column, P, H, W, C)
+    acc, t1 = tap_both(g, w, a, acc, t1, 1, p, row, column, P, H, W, C)
+    acc, t2 = tap_both(g, w, a, acc, t2, 2, p, row, column, P, H, W, C)
+    acc, t3 = tap_both(g, w, a, acc, t3, 3, p, row, column, P, H, W, C)
+    acc, t4 = tap_both(g, w, a, acc, t4, 4, p, row, column, P, H, W, C)
+    acc, t5 = tap_both(g, w, a, acc, t5, 5, p, row, column, P, H, W, C)
+    acc, t6 = tap_both(g, w, a, acc, t6, 6, p, row, column, P, H, W, C)
+    acc, t7 = tap_both(g, w, a, acc, t7, 7, p, row, column, P, H, W, C)
+    acc, t8 = tap_both(g, w, a, acc, t8, 8, p, row, column, P, H, W, C)
+    return acc, (t0, t1, t2, t3, t4, t5, t6, t7, t8)
+
+
+@jit
+def no_totals(C: tl.constexpr):
+    """Nine zeros for `convolve_both` to start with."""
+    z = tl.zeros((4, C, C), tl.float32)
+    return (z, z, z, z, z, z, z, z, z)
+
+
+@jit
+def store_totals(out, totals, C: tl.constexpr):
+    """The nine matrices as one weight: (out, tap, in)."""
+    at = tl.arange(0, C)[:, None] * (9 * C) + tl.arange(0, C)[None, :]
+    for tap in tl.static_range(9):
+        tl.store(out + at + tap * C, tl.sum(totals[tap], 0))

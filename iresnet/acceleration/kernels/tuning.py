@@ -1,0 +1,117 @@
+"""How the work of a unit is cut into programs, by its number of channels; chosen by measurement on an H200."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import cast
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Pixels at a time, warps, stages of the inner loop (0: unrolled), and how many tiles a program takes in turn."""
+
+    pixels: int
+    warps: int = 4
+    stages: int = 3
+    tiles: int = 1
+
+    def programs(self, pixels: int) -> int:
+        return divide(pixels, self.pixels * self.tiles)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a weight's gradient is cut: rows, columns, pixels at a time; `programs`: about how many there are in all."""
+
+    rows: int
+    columns: int
+    pixels: int
+    warps: int = 4
+    stages: int = 3
+    programs: int = 264
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The tiles for one number of channels.
+
+    `method`: "narrow": gradients of weights come with the transposed convolutions; "own": they have a kernel of their
+    own; "library": 3 x 3 convolutions are the library's. `columns` and `depth` belong to the matrix product of "library".
+    `aside`: gradients of weights run beside the rest, on a second stream. `early`: `leave` loads before it convolves.
+    """
+
+    method: str
+    enter: Tile
+    mix: Tile
+    plain: Tile
+    mix_back: Tile
+    leave: Tile
+    gradients: Blocks
+    columns: int = 128
+    depth: int = 32
+    columns_back: int = 256
+    depth_back: int = 64
+    aside: bool = False
+    early: bool = False
+
+
+@cache
+def tuning(channels: int) -> Tuning:
+    """The tiles for this number of channels."""
+    if channels <= 16:
+        tile = Tile(128, 4, 3)
+        return Tuning("narrow", Tile(256), tile, tile, Tile(64, 4, 2, 6), Tile(64, 4, 2, 6), Blocks(16, 64, 128))
+    if channels <= 64:
+        tile, wide = Tile(128, 8, 3), Tile(128, 4, 3)
+        return Tuning("own", Tile(64), tile, tile, wide, wide, Blocks(channels, 64, 128, 4, 3, 264), aside=True)
+    tile, blocks = Tile(64, 4, 3), Blocks(64, 64, 64, 4, 4, 264)
+    enter, leave = Tile(max(1, 4096 // channels)), Tile(max(1, 2048 // channels), 4, 2, 4)
+    return Tuning("library", enter, tile, tile, tile, leave, blocks, aside=True)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of an image and the tiles for it."""
+
+    pixels: int
+    height: int
+    width: int
+    channels: int
+    tuning: Tuning
+
+    @classmethod
+    def of(cls, x: Tensor) -> Shape:
+        n, c, h, w = x.shape
+        return cls(n * h * w, h, w, c, tuning(c))
+
+    @property
+    def plane(self) -> dict[str, int]:
+        return {"H": self.height, "W": self.width, "C": self.channels}
+
+    def sums(self, tile: Tile, like: Tensor) -> Tensor:
+        """Room for two sums per channel of every program."""
+        return like.new_empty(tile.programs(self.pixels), 2 * self.channels, dtype=torch.float32)
+
+    def split(self) -> tuple[int, int, int]:
+        """For the gradients of weights: how many programs share the pixels, their steps, and the blocks of all."""
+        b, c = self.tuning.gradients, self.channels
+        convolutions = 2 * divide(9 * c, b.columns) if self.tuning.method == "own" else 0
+        jobs = c // min(b.rows, c) * (convolutions + divide(c, b.columns))
+        splits = max(1, min(b.programs // jobs, divide(self.pixels, b.pixels)))
+        steps = divide(divide(self.pixels, splits), b.pixels)
+        return divide(self.pixels, steps * b.pixels), steps, jobs
+
+
+def divide(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream for work beside the main one."""
+    return cast(torch.cuda.Stream, torch.cuda.Stream(device=device))  # type: ignore[no-untyped-call]

@@ -1,0 +1,197 @@
+"""One training step, made fast: what it computes is decided by the objective, how by `Acceleration`.
+
+eager       every operation is launched by Python; what a CPU does, and what everything else is judged against
+fused       runs of residual blocks as compiled functions, g in bfloat16 (`fused`)
+graph       the whole step (forward, backward, clipping, optimiser) as one CUDA graph, launched at once
+
+The first steps are eager: they initialise ActNorms, show every layer its input size and fill the optimiser's state.
+Then fused steps warm the compiler up, and the graph is captured; all of them are steps of the training like any other.
+What a device, an objective or a network does not allow is left out, and `reasons` say why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ..guard import guard_gradient, guard_loss
+from ..objective import Classification, Margin, Objective
+from .fused import fused, unfused
+
+#: Loss, norm of the gradient before clipping, and the objective's figures.
+Outcome: TypeAlias = tuple[Tensor, Tensor, Mapping[str, Tensor]]
+
+CHOICES = ("auto", "on", "off")
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+#: Steps that run eagerly, and steps that warm the fused functions up, before a graph is captured.
+EAGER, WARM = 2, 3
+
+
+@dataclass(frozen=True)
+class Acceleration:
+    """How a step is made fast. `graph`: as one CUDA graph; `compile`: residual blocks by torch.compile, once a shape;
+    `precision`: that of g in training, float32 or bfloat16, while the state between the blocks stays in float32.
+
+    "auto" takes what the device has: everything for a classifier on a GPU (a density keeps g in float32), nothing on a
+    CPU.
+    """
+
+    graph: str = "auto"
+    compile: str = "auto"
+    precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name, known in (("graph", CHOICES), ("compile", CHOICES), ("precision", ("auto", *PRECISIONS))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}.")
+
+
+class Stepper:
+    """Takes one step of an optimiser after another. `method` says how, `reasons` why not faster."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        optimiser: torch.optim.Optimizer,
+        clip: float,
+        generator: torch.Generator | None,
+        acceleration: Acceleration,
+    ) -> None:
+        self.objective, self.optimiser, self.clip, self.generator = objective, optimiser, clip, generator
+        self.parameters = list(objective.parameters())
+        self.taken, self.step, self.reasons = 0, 0, list[str]()
+        self._decide(acceleration)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: tuple[Tensor, Tensor | None] | None = None
+        self._outputs: Outcome | None = None
+
+    def _decide(self, wish: Acceleration) -> None:
+        cuda = self.parameters[0].is_cuda
+        self.graph = self._allow(wish.graph, "CUDA graph", None if cuda else "this device is a CPU")
+        plain = None if isinstance(self.objective, Classification | Margin) else "the objective has a log-determinant"
+        self.compiled = self._allow(
+            wish.compile, "compiled blocks", plain or (None if cuda else "this device is a CPU")
+        )
+        if wish.compile == "on" and plain is None:
+            self.compiled = True
+        half = cuda and plain is None if wish.precision == "auto" else wish.precision == "bfloat16" and plain is None
+        if wish.precision == "bfloat16" and plain is not None:
+            self.reasons.append(f"no bfloat16: {plain}")
+        self.dtype = torch.bfloat16 if half else torch.float32
+        self.fuse = plain is None and (self.compiled or half)
+        self.rest = bool(unfused(self.objective))
+        if self.fuse and self.rest and cuda:  # convolutions that are launched as they are want their channels last
+            for layer in unfused(self.objective):
+                layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def _allow(self, wish: str, what: str, obstacle: str | None) -> bool:
+        if wish == "off":
+            return False
+        if obstacle is not None:
+            self.reasons.append(f"no {what}: {obstacle}")
+        return obstacle is None
+
+    @property
+    def method(self) -> str:
+        """How the steps are taken, in a few words."""
+        parts = ["one CUDA graph" if self.graph else "operation by operation"]
+        if self.fuse:
+            parts.append(f"blocks {'compiled' if self.compiled else 'fused'}, g in {str(self.dtype)[6:]}")
+        return ", ".join(parts)
+
+    def __str__(self) -> str:
+        return f"{self.method} ({'; '.join(self.reasons)})" if self.reasons else self.method
+
+    # ------------------------------------------------------------------ one step
+
+    def __call__(self, x: Tensor, y: Tensor | None, step: int) -> Outcome:
+        """Take step number `step` of the training, counted from 0, on a batch."""
+        self.taken, self.step = self.taken + 1, step
+        if self.taken <= EAGER or not (self.graph or self.fuse):
+            return self._eager(x, y, guarded=True)
+        if not self.graph:
+            return self._without_graph(x, y)
+        if self._graph is None:
+            if self.taken <= EAGER + WARM:
+                return self._aside(x, y)
+            self._capture(x, y)
+            if self._graph is None:  # it could not be captured
+                return self._without_graph(x, y)
+        return self._replay(x, y)
+
+    def _eager(self, x: Tensor, y: Tensor | None, *, guarded: bool) -> Outcome:
+        loss, figures = self.objective(x, y, generator=self.generator)
+        if guarded:
+            guard_loss(self.objective, loss, self.step, x, y, self.generator)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        if guarded:
+            guard_gradient(self.objective, norm, self.step)
+        nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm)
+        self.optimiser.step()
+        return loss.detach(), norm, figures
+
+    def _without_graph(self, x: Tensor, y: Tensor | None) -> Outcome:
+        with self._fused():
+            return self._eager(x, y, guarded=True)
+
+    @contextmanager
+    def _fused(self) -> Iterator[None]:
+        """Blocks fused, and what cannot be fused in the same precision by autocast."""
+        if not self.fuse:
+            yield
+            return
+        half = self.dtype != torch.float32 and self.rest
+        with (
+            fused(self.objective, self.dtype, compiled=self.compiled),
+            torch.autocast(self.parameters[0].device.type, self.dtype, enabled=half),
+            torch.backends.cudnn.flags(enabled=True, benchmark=True),
+        ):
+            yield
+
+    def _aside(self, x: Tensor, y: Tensor | None) -> Outcome:
+        """A step on a stream of its own, as capturing needs it: what ran on the default stream cannot be captured."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), self._fused():
+            result = self._eager(x, y, guarded=True)
+        torch.cuda.current_stream().wait_stream(stream)
+        return result
+
+    def _capture(self, x: Tensor, y: Tensor | None) -> None:
+        graph, self._inputs = torch.cuda.CUDAGraph(), (x.clone(), None if y is None else y.clone())
+        if self.generator is not None:
+            graph.register_generator_state(self.generator)
+        self.optimiser.zero_grad(set_to_none=True)
+        try:
+            with self._fused(), torch.cuda.graph(graph):
+                self._outputs = self._eager(*self._inputs, guarded=False)
+        except RuntimeError as error:
+            self.graph, self._inputs = False, None
+            self.optimiser.zero_grad(set_to_none=True)
+            self.reasons.append(f"no CUDA graph: {str(error).splitlines()[0]}")
+        else:
+            self._graph = graph
+
+    def _replay(self, x: Tensor, y: Tensor | None) -> Outcome:
+        assert self._graph is not None
+        assert self._inputs is not None
+        assert self._outputs is not None
+        if x.shape != self._inputs[0].shape:
+            raise ValueError(f"a captured step takes batches of {len(self._inputs[0])} rows; got {len(x)}.")
+        self._inputs[0].copy_(x, non_blocking=True)
+        if self._inputs[1] is not None and y is not None:
+            self._inputs[1].copy_(y, non_blocking=True)
+        self._graph.replay()
+        loss, norm, figures = self._outputs
+        guard_loss(self.objective, loss, self.step, x, y, self.generator)
+        guard_gradient(self.objective, norm, self.step)
+        # The next launch writes over what this one returned.
+        return loss.clone(), norm.clone(), {name: value.clone() for name, value in figures.items()}

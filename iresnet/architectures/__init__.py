@@ -1,0 +1,28 @@
+"""Named networks: functions that return ordinary modules, contractive by construction, and networks as settings.
+
+In reading order: `branches` (g, and a density made of blocks), `network` (a network as settings), `readout` (heads),
+`build` (the model that an objective needs, for rows of a given `Schema`: preprocessing, scales of residual blocks, and
+a base, a head, or both).
+"""
+
+from .branches import Activation, contractive_convnet, contractive_mlp, mlp_flow
+from .build import build
+from .network import ACTIVATIONS, ESTIMATORS, FAMILIES, NORMALISATIONS, PREPROCESSING, READOUTS, Network
+from .readout import NormalisedReadout, Readout
+
+__all__ = [
+    "ACTIVATIONS",
+    "Activation",
+    "ESTIMATORS",
+    "FAMILIES",
+    "NORMALISATIONS",
+    "Network",
+    "NormalisedReadout",
+    "PREPROCESSING",
+    "READOUTS",
+    "Readout",
+    "build",
+    "contractive_convnet",
+    "contractive_mlp",
+    "mlp_flow",
+]

@@ -1,0 +1,136 @@
+"""The branches g of residual blocks, contractive by construction, and a density made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+from torch import nn
+
+from ..base import DiagonalNormal
+from ..elementary import ActNorm
+from ..flow import Flow
+from ..lipschitz import Conditioned, NormRule, check_contractive, constrain_
+from ..logdet import Estimator
+from ..residual import ResidualBlock
+from ..transform import Chain, Transform
+
+Activation: TypeAlias = Callable[[], nn.Module]
+
+
+def linears(dimension: int, hidden: Sequence[int]) -> list[nn.Linear]:
+    """Linear layers of these hidden widths, from so many dimensions back to as many."""
+    if dimension < 1 or any(h < 1 for h in hidden) or not hidden:
+        raise ValueError(f"dimension and hidden widths must be positive; got {dimension} and {tuple(hidden)}.")
+    return [nn.Linear(a, b) for a, b in pairwise((dimension, *hidden, dimension))]
+
+
+def convolutions(channels: int, hidden: int, kernels: Sequence[int]) -> list[nn.Conv2d]:
+    """Convolutions with these kernels that keep the size of an image, and the last of them its channels."""
+    if channels < 1 or hidden < 1:
+        raise ValueError(f"channels and hidden must be positive; got {channels} and {hidden}.")
+    if not kernels or any(k < 1 or k % 2 == 0 for k in kernels):
+        raise ValueError(f"kernels must be odd, so that the size is kept; got {tuple(kernels)}.")
+    widths = pairwise((channels, *[hidden] * (len(kernels) - 1), channels))
+    return [nn.Conv2d(a, b, k, padding=k // 2) for (a, b), k in zip(widths, kernels, strict=True)]
+
+
+def alternate(
+    layers: Sequence[nn.Linear | nn.Conv2d],
+    between: Callable[[int], Sequence[nn.Module]],
+    *,
+    preactivation: bool = False,
+) -> nn.Sequential:
+    """Layers with what `between` makes for so many channels between them, and before the first if asked."""
+    steps: list[nn.Module] = []
+    for i, layer in enumerate(layers):
+        channels = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+        steps += [*(between(channels) if i or preactivation else []), layer]
+    return nn.Sequential(*steps)
+
+
+def _constrain(
+    g: nn.Sequential, coefficient: float | None, lipschitz: float | None, norm: NormRule | None
+) -> nn.Sequential:
+    if coefficient is None and lipschitz is None:
+        lipschitz = 0.9
+    constrain_(g, coefficient, lipschitz=lipschitz, norm=norm)
+    return g
+
+
+def contractive_mlp(
+    dimension: int,
+    hidden: Sequence[int] = (64, 64),
+    *,
+    coefficient: float | None = None,
+    lipschitz: float | None = None,
+    activation: Activation = nn.ELU,
+    context: int | None = None,
+    norm: NormRule | None = None,
+) -> nn.Module:
+    """A contraction of R^dimension: linear layers with activations between them.
+
+    Give `coefficient` per layer or `lipschitz` for the whole (default 0.9). With `context`, a network of that many
+    numbers shifts the first hidden layer, freely: the map stays a contraction in x for every context.
+
+    >>> contractive_mlp(2, hidden=(8,))(__import__("torch").zeros(5, 2)).shape
+    torch.Size([5, 2])
+    """
+    check_contractive(activation())
+    g = alternate(linears(dimension, hidden), lambda _: [activation()])
+    _constrain(g, coefficient, lipschitz, norm)
+    if context is None:
+        return g
+    embed = nn.Sequential(nn.Linear(context, 64), nn.SiLU(), nn.Linear(64, hidden[0]))
+    return Conditioned(g[:1], embed, g[1:])
+
+
+def contractive_convnet(
+    channels: int,
+    hidden: int = 64,
+    *,
+    kernels: Sequence[int] = (3, 1, 3),
+    coefficient: float | None = None,
+    lipschitz: float | None = None,
+    activation: Activation = nn.ELU,
+    preactivation: bool = False,
+    norm: NormRule | None = None,
+) -> nn.Sequential:
+    """The paper's convolutional branch (3x3, 1x1, 3x3 by default), keeping channels and size; contractive as above.
+
+    `preactivation` puts an activation before the first layer as well, as the paper's classifiers do.
+    """
+    check_contractive(activation())
+    g = alternate(convolutions(channels, hidden, kernels), lambda _: [activation()], preactivation=preactivation)
+    return _constrain(g, coefficient, lipschitz, norm)
+
+
+def mlp_flow(
+    dimension: int,
+    blocks: int = 16,
+    hidden: Sequence[int] = (64, 64, 64),
+    *,
+    coefficient: float | None = None,
+    lipschitz: float | None = None,
+    activation: Activation = nn.ELU,
+    context: int | None = None,
+    norm: NormRule | None = None,
+    estimator: Estimator | None = None,
+) -> Flow:
+    """A density on R^dimension: residual blocks of `contractive_mlp`, an ActNorm first and after each (App. C.3)."""
+    if blocks < 1:
+        raise ValueError(f"blocks must be at least 1; got {blocks}.")
+    chain: list[Transform] = [ActNorm(dimension)]
+    for _ in range(blocks):
+        g = contractive_mlp(
+            dimension,
+            hidden,
+            coefficient=coefficient,
+            lipschitz=lipschitz,
+            activation=activation,
+            context=context,
+            norm=norm,
+        )
+        chain += [ResidualBlock(g), ActNorm(dimension)]
+    return Flow(Chain(*chain), DiagonalNormal(dimension), estimator=estimator, event_shape=(dimension,))

@@ -1,0 +1,184 @@
+"""From settings to a model, for rows of a given schema."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..base import Base, DiagonalNormal, NormalMixture, Posterior
+from ..classifier import Classifier
+from ..data import Schema
+from ..elementary import ActNorm, InjectivePad, Squeeze
+from ..flow import Flow
+from ..hybrid import Hybrid
+from ..lipschitz import LipSwish, MaxMin, Sine, constrain_
+from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
+from ..multiscale import Multiscale
+from ..preprocess import Logit, Standardise
+from ..residual import ResidualBlock
+from ..rivals import FreeBlock, PreActResNet
+from ..transform import Chain, Shape, Transform
+from .branches import Activation, alternate, convolutions, linears
+from .network import Network
+from .readout import head as make_head
+
+#: Images that the scaling is fitted on; up to this dimension the exact determinant costs no more than a series.
+FITTED, FEW = 10_000, 8
+
+#: The width of a ResNet's first stage, where none is given.
+RESNET_WIDTH = 16
+
+
+def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = None) -> Flow | Classifier | Hybrid:
+    """A model for rows of this schema: a Flow for "density", a Classifier for "classification", else a Hybrid.
+
+    `data` (rows as the schema has them) fits the scaling where there is one; a model that is about to be loaded
+    from a file needs none.
+    """
+    _check(network, schema, purpose)
+    first = _preprocessing(network, schema, data)
+    if network.family == "resnet":
+        width = network.width or RESNET_WIDTH
+        return Classifier(first, PreActResNet(schema.shape[0], len(schema.classes), network.blocks, width))
+    transform = _scales(network, schema, first, _last_is_normalised(network, purpose))
+    base = _base(network, transform.output_shape(schema.shape))
+    if purpose == "density":
+        return Flow(transform, base, estimator=_estimator(network, schema), event_shape=schema.shape)
+    head = make_head(network, _code_shapes(transform, schema.shape), len(schema.classes))
+    if purpose == "classification":
+        return Classifier(transform, head)
+    if network.bayes:
+        base = NormalMixture(transform.output_shape(schema.shape), len(schema.classes))
+        head = Posterior(base)
+    return Hybrid(transform, base, head, estimator=_estimator(network, schema), event_shape=schema.shape)
+
+
+def _check(network: Network, schema: Schema, purpose: str) -> None:
+    if purpose != "density" and len(schema.classes) < 2:
+        raise ValueError(
+            f"{purpose} needs at least two classes; these data have {len(schema.classes)}. "
+            "Name the label column (data.label), or use the objective 'density'."
+        )
+    if network.family == "resnet" and not (schema.is_image and purpose == "classification"):
+        what = purpose if schema.is_image else "a table"
+        raise ValueError(f'the family resnet classifies images and has no inverse; got {what}. Use family = "iresnet".')
+    if purpose == "classification":
+        return
+    if network.padding:
+        raise ValueError(
+            f"padding must be 0 for a density, which constant channels make unbounded; got {network.padding}."
+        )
+    if not network.constrained:
+        raise ValueError(
+            f"constrained must be true for a density, whose determinant needs a contraction; got false for {purpose}. "
+            "Use the objective 'classification'."
+        )
+
+
+def _last_is_normalised(network: Network, purpose: str) -> bool:
+    """Whether an ActNorm ends the map: a head that begins with BatchNorm does that work itself."""
+    return not (purpose == "classification" and network.readout == "batchnorm")
+
+
+def _preprocessing(network: Network, schema: Schema, data: Tensor | None) -> Transform:
+    if schema.levels is not None and network.preprocessing == "logit":
+        return Logit(schema.levels, network.alpha)
+    if data is None:
+        return Standardise(torch.zeros(schema.shape[0]), torch.ones(schema.shape[0]))
+    if len(data) > FITTED and schema.is_image:  # any rows will do, but not the first: they may be of one class
+        data = data[torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:FITTED].to(data.device)]
+    # Dequantisation moves the mean by half a level; it adds 1/12 to the variance, which is left to ActNorm.
+    return Standardise.fit(data.float() + (0.0 if schema.levels is None else 0.5))
+
+
+def _scales(network: Network, schema: Schema, first: Transform, normalised: bool) -> Transform:
+    """Preprocessing, then for every scale [squeeze,] blocks of [ActNorm and] x + g(x), and a last ActNorm."""
+    shape, stages = schema.shape, []
+    for scale, blocks in enumerate(network.blocks):
+        stage = _entry(network, schema, scale, first)
+        for t in stage:
+            shape = _next_shape(t, shape, schema, network)
+        for _ in range(blocks):
+            stage += [*_norm(network, shape), _block(network, shape)]
+        last = scale == len(network.blocks) - 1
+        stages.append([*stage, *(_norm(network, shape) if last and normalised else [])])
+        if network.factor_out and not last:
+            shape = (shape[0] // 2, *shape[1:])
+    if network.factor_out and len(stages) > 1:
+        return Multiscale([Chain(*stage) for stage in stages], schema.shape)
+    return Chain(*(t for stage in stages for t in stage))
+
+
+def _entry(network: Network, schema: Schema, scale: int, first: Transform) -> list[Transform]:
+    """What comes before the blocks of a scale."""
+    if scale and not schema.is_image:
+        raise ValueError(f"blocks has one entry for a table, which has one scale; got {list(network.blocks)}.")
+    stage: list[Transform] = [] if scale else [first]
+    if scale == 0 and network.padding:
+        stage.append(InjectivePad(network.padding))
+    if schema.is_image and (scale or network.squeeze_first):
+        stage.append(Squeeze())
+    return stage
+
+
+def _next_shape(t: Transform, shape: Shape, schema: Schema, network: Network) -> Shape:
+    if isinstance(t, Squeeze) and any(n % 2 for n in shape[1:]):
+        raise ValueError(
+            f"every entry of blocks{'' if network.squeeze_first else ' but the first'} halves the image; "
+            f"{schema.shape[1]} x {schema.shape[2]} comes to {shape[1]} x {shape[2]}, which cannot be halved. "
+            "Give blocks fewer entries."
+        )
+    return t.output_shape(shape)
+
+
+def _norm(network: Network, shape: Shape) -> list[Transform]:
+    return [ActNorm(shape[0])] if network.normalisation == "actnorm" else []
+
+
+def _block(network: Network, shape: Shape) -> ResidualBlock:
+    g = _branch(network, shape)
+    if not network.constrained:
+        return FreeBlock(g)
+    return ResidualBlock(constrain_(g, lipschitz=network.lipschitz))
+
+
+def _branch(network: Network, shape: Shape) -> nn.Sequential:
+    kinds: dict[str, Activation] = {
+        "elu": nn.ELU, "lipswish": LipSwish, "maxmin": MaxMin, "sine": lambda: Sine(network.frequency)
+    }  # fmt: skip
+    activation, width, batchnorm = kinds[network.activation], network.width or shape[0], _batchnorm(shape)
+
+    def between(channels: int) -> list[nn.Module]:
+        return [*([batchnorm(channels)] if network.normalisation == "batchnorm" else []), activation()]
+
+    layers = (
+        linears(shape[0], (width,) * network.depth)
+        if len(shape) == 1
+        else convolutions(shape[0], width, network.kernels)
+    )
+    return alternate(layers, between, preactivation=network.preactivation)
+
+
+def _batchnorm(shape: Shape) -> type[nn.BatchNorm1d] | type[nn.BatchNorm2d]:
+    return nn.BatchNorm1d if len(shape) == 1 else nn.BatchNorm2d
+
+
+def _base(network: Network, shape: Shape) -> Base:
+    if network.components > 1:
+        return NormalMixture(shape, network.components)
+    return DiagonalNormal(shape, learned=network.learned_base)
+
+
+def _estimator(network: Network, schema: Schema) -> Estimator | None:
+    if network.estimator == "exact" or (network.estimator == "auto" and math.prod(schema.shape) <= FEW):
+        return Exact()
+    if network.estimator == "roulette":
+        return RussianRoulette(terms=network.terms)
+    return PowerSeries(terms=network.terms)
+
+
+def _code_shapes(transform: Transform, shape: Shape) -> Sequence[Shape]:
+    return transform.code_shapes if isinstance(transform, Multiscale) else [transform.output_shape(shape)]

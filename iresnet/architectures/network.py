@@ -1,0 +1,93 @@
+"""A network as settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ACTIVATIONS = ("elu", "lipswish", "maxmin", "sine")
+ESTIMATORS = ("auto", "series", "roulette", "exact")
+PREPROCESSING = ("logit", "standardise")
+NORMALISATIONS = ("actnorm", "batchnorm", "none")
+READOUTS = ("linear", "batchnorm", "lipschitz")
+FAMILIES = ("iresnet", "resnet")
+
+CHOICES = {
+    "activation": ACTIVATIONS, "estimator": ESTIMATORS, "preprocessing": PREPROCESSING, "normalisation": NORMALISATIONS,
+    "readout": READOUTS, "family": FAMILIES,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network as settings.
+
+    `blocks` counts residual blocks, one entry a scale: an image is squeezed before each scale, the first only with
+    `squeeze_first`; a table has one. g has `kernels` convolutions (images) or `depth` hidden layers (tables) of `width`
+    channels or units (0: as many as the scale has), with `preactivation` an activation before the first, and Lip(g)
+    stays below `lipschitz` unless the network is not `constrained`. `normalisation` is an ActNorm before every block,
+    BatchNorm before every activation of an unconstrained g, or none. `factor_out` sends half of the channels straight
+    to the code after each scale. The base is a mixture of so many `components`. With `bayes` a hybrid's base has one
+    component a class, whose posterior classifies; otherwise `head` lists the hidden widths of its head, none for a
+    linear one, `pool` averages the code over positions before it, and `readout` says what bounds or normalises it.
+    `estimator` and `terms` make the log-determinant in training. The `family` resnet is an ordinary ResNet of
+    bottlenecks, `width` wide at first (0: 16), which has no inverse.
+    """
+
+    family: str = "iresnet"
+    blocks: tuple[int, ...] = (4, 4)
+    squeeze_first: bool = True
+    width: int = 64
+    kernels: tuple[int, ...] = (3, 1, 3)
+    depth: int = 2
+    constrained: bool = True
+    lipschitz: float = 0.9
+    activation: str = "elu"
+    frequency: float = 2.0
+    preactivation: bool = False
+    normalisation: str = "actnorm"
+    preprocessing: str = "logit"
+    alpha: float = 0.05
+    padding: int = 0
+    factor_out: bool = False
+    components: int = 1
+    learned_base: bool = True
+    bayes: bool = False
+    readout: str = "linear"
+    head: tuple[int, ...] = ()
+    dropout: float = 0.0
+    pool: bool = False
+    estimator: str = "auto"
+    terms: int = 6
+
+    def __post_init__(self) -> None:
+        if not self.blocks or any(b < 1 for b in self.blocks):
+            raise ValueError(f"blocks must list at least one block for every scale; got {list(self.blocks)}.")
+        for name in ("depth", "terms", "components"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        if self.width < 0:
+            raise ValueError(f"width must be at least 1, or 0 for that of the scale; got {self.width}.")
+        if not 0 < self.lipschitz < 1:
+            raise ValueError(f"lipschitz must lie in (0, 1); got {self.lipschitz}. A block with 1 has no inverse.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1); got {self.dropout}.")
+        if self.padding < 0:
+            raise ValueError(f"padding must not be negative; got {self.padding}.")
+        if any(h < 1 for h in self.head):
+            raise ValueError(f"head must list widths of at least 1; got {list(self.head)}.")
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}.")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Refuse settings that are right one by one and contradict each other."""
+        if self.normalisation == "batchnorm" and self.constrained:
+            raise ValueError(
+                "normalisation 'batchnorm' has no Lipschitz bound, so it needs constrained = false; got true. "
+                "Use 'actnorm' for a network that is proven invertible."
+            )
+        if self.readout == "lipschitz" and self.dropout:
+            raise ValueError(
+                f"readout 'lipschitz' needs dropout = 0, since dropout has no Lipschitz bound; got {self.dropout}."
+            )

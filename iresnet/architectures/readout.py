@@ -1,0 +1,77 @@
+"""Heads: from a code to logits.
+
+linear       the code of every scale, side by side, averaged over positions if asked, then linear layers with ELU
+lipschitz    the same, its layers constrained: logits move by less than the code does
+batchnorm    BatchNorm and ELU come first (App. C.2)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from ..lipschitz import constrain_
+from ..transform import Shape
+from .network import Network
+
+#: The constant of the layers of a head whose readout is "lipschitz".
+LIPSCHITZ = 0.999
+
+
+def head(network: Network, shapes: Sequence[Shape], classes: int) -> nn.Module:
+    """The head that the settings ask for, for codes that consist of parts of these shapes."""
+    if network.readout == "batchnorm":
+        return NormalisedReadout(shapes, classes, network)
+    return Readout(shapes, classes, network)
+
+
+class Readout(nn.Module):
+    """A head: the code of every scale, averaged over positions if asked, side by side, then linear layers with ELU."""
+
+    def __init__(self, shapes: Sequence[Shape], classes: int, network: Network) -> None:
+        super().__init__()
+        self.shapes, self.pool = [tuple(s) for s in shapes], network.pool
+        self.layers = _layers(self.shapes, classes, network)
+        if network.readout == "lipschitz":
+            constrain_(self.layers, lipschitz=LIPSCHITZ)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return cast(Tensor, self.layers(_joined(_split(z, self.shapes), self.pool) if self.pool else z.flatten(1)))
+
+
+class NormalisedReadout(nn.Module):
+    """The paper's head: BatchNorm and ELU on the code of every scale, its average over positions if asked, layers."""
+
+    def __init__(self, shapes: Sequence[Shape], classes: int, network: Network) -> None:
+        super().__init__()
+        self.shapes, self.pool = [tuple(s) for s in shapes], network.pool
+        self.norms = nn.ModuleList(nn.Sequential(nn.BatchNorm1d(s[0]), nn.ELU()) for s in self.shapes)
+        self.layers = _layers(self.shapes, classes, network)
+
+    def forward(self, z: Tensor) -> Tensor:
+        parts = [norm(part) for norm, part in zip(self.norms, _split(z, self.shapes), strict=True)]
+        return cast(Tensor, self.layers(_joined(parts, self.pool)))
+
+
+def _layers(shapes: Sequence[Shape], classes: int, network: Network) -> nn.Sequential:
+    widths = [sum(s[0] if network.pool else math.prod(s) for s in shapes), *network.head, classes]
+    layers: list[nn.Module] = [nn.Linear(widths[0], widths[1])]
+    for a, b in pairwise(widths[1:]):
+        dropout = [nn.Dropout(network.dropout)] if network.readout != "lipschitz" else []
+        layers += [nn.ELU(), *dropout, nn.Linear(a, b)]
+    return nn.Sequential(*layers)
+
+
+def _split(z: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+    """The parts of a code, each (batch, channels, positions)."""
+    parts = torch.split(z.flatten(1), [math.prod(s) for s in shapes], dim=1)
+    return [part.reshape(len(part), shape[0], -1) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _joined(parts: Sequence[Tensor], pool: bool) -> Tensor:
+    return torch.cat([part.mean(dim=2) if pool else part.flatten(1) for part in parts], dim=1)

@@ -1,0 +1,136 @@
+"""`iresnet reproduce`: a table or figure of the paper, ours beside the paper's."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..paper import RESULTS, Job, Outcome, Stopped, Work, find
+from ..results import cell
+from .console import Device, choose_device, console, ctrl_c, progress, reporter, table, use_threads
+
+#: What the digits of the budget smoke have.
+SMALL = 64
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help=f"{', '.join(RESULTS)}; none lists them.")
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(help="smoke: seconds, on 8x8 digits; short: fewer epochs; paper: 200.")
+    ] = "smoke",
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(help="mnist, cifar10, cifar100; several with commas.", show_default="the paper's"),
+    ] = None,
+    cells: Annotated[
+        list[str] | None, typer.Option(help="Models, e.g. c=0.9,vanilla,batchnorm,resnet164.", show_default="all")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="ours, or that of the paper.", show_default="paper's for the budget paper")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting. May be repeated.")
+    ] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="May be repeated: mean and spread.", show_default="0")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for figures and pictures.")] = Path("runs/paper"),
+    runs: Annotated[Path | None, typer.Option(help="Folder for trained models.", show_default="OUT/table2")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Where downloaded sets lie.")] = None,
+    device: Device = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1)] = None,
+) -> None:
+    """Make tables and figures of the paper, with the paper's values beside ours.
+
+    Models that are missing are trained, and every result that shows them shares them. Ctrl-C saves; the same command
+    goes on from there, and what is finished is not made again.
+
+    Example: iresnet reproduce table2 figure8
+
+    Example: iresnet reproduce table2 figure3 --budget short --dataset cifar10 --cells c=0.9,vanilla
+    """
+    screen = console()
+    if not names:
+        _list(screen)
+        return
+    results = find(names)
+    job = Job(
+        budget=budget,
+        out=out,
+        datasets=_words(dataset),
+        models=_words(cells),
+        seeds=tuple(seed or (0,)),
+        recipe=recipe or "",
+        changes=tuple(set_ or ()),
+        folder=data_dir,
+        runs=runs,
+        device=choose_device(device),
+    )
+    for result in results:
+        result.check(job)  # what cannot be made is refused before anything is trained
+    use_threads(SMALL if budget == "smoke" else SMALL**2, threads)
+    with ctrl_c() as stop, progress(screen) as bars:
+        work = Work(
+            job,
+            report=lambda name: reporter(bars, name),
+            stop=stop,
+            say=partial(bars.console.print, highlight=False, soft_wrap=True),
+        )
+        try:
+            outcomes = [result.run(work) for result in results]
+        except Stopped as reason:
+            bars.stop()
+            screen.print(f"{reason}. The same command goes on from there.", soft_wrap=True)
+            raise typer.Exit(130) from None
+    for outcome in outcomes:
+        show(screen, outcome)
+
+
+def _words(values: list[str] | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(w.strip() for v in values or () for w in v.split(",") if w.strip()))
+
+
+def show(screen: Console, outcome: Outcome) -> None:
+    """The table of one result, what is to be said about it, and where its files are."""
+    screen.print(_table(outcome))
+    for note in outcome.notes:
+        screen.print(note, highlight=False, soft_wrap=True)
+    for path in outcome.files:
+        screen.print(f"{path}", highlight=False, soft_wrap=True)
+
+
+def _table(outcome: Outcome) -> Table:
+    rows, several = outcome.results.rows, {}
+    for name in ("budget", "recipe", "settings"):  # shown where rows differ in it
+        if len({str(r.get(name)) for r in rows}) > 1:
+            several[name] = name
+    columns = {**outcome.columns, **several}
+    made = table(*columns, title=outcome.results.name)
+    made.collapse_padding, made.pad_edge = True, False
+    for column, key in zip(made.columns, columns.values(), strict=True):
+        column.no_wrap = key != "paper"
+    for row in rows:
+        made.add_row(*(_cell(key, row.get(key)) for key in columns.values()))
+    return made
+
+
+def _cell(key: str, value: Any) -> str:
+    if isinstance(value, float) and key in ("error %", "paper", "spread"):
+        return f"{value:.2f}"
+    if key == "parameters" and isinstance(value, int):
+        return f"{value / 1e6:.1f} M" if value >= 1e6 else f"{value:,}"
+    return f"{value:.1e}" if isinstance(value, float) and "error" in key else cell(value)
+
+
+def _list(screen: Console) -> None:
+    for result in RESULTS.values():
+        screen.print(f"{result.name}  {result.about}", highlight=False, soft_wrap=True)
+        screen.print(f"  the paper: {result.says}", highlight=False, soft_wrap=True)
+        for budget, cost in result.costs.items():
+            screen.print(f"  {budget:<6} {cost}", highlight=False, soft_wrap=True)
+    screen.print("Make one with: iresnet reproduce table2 --budget smoke", highlight=False, soft_wrap=True)

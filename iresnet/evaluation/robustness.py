@@ -1,0 +1,215 @@
+"""How far an input may be moved before its class can change: proven from below, attacked from above.
+
+With logits w_j . z + b_j of the code z = F(x) and K >= Lip(F), no x' can bring class j closer than the distance allows:
+
+    (f_y - f_j)(x') >= (f_y - f_j)(x) - K ||w_y - w_j|| ||x' - x||,
+
+so the class holds within  r(x) = min over j of (f_y - f_j)(x) / (K ||w_y - w_j||)  (Tsuzuku, Sato and Sugiyama, 2018).
+K is the certificate's Lip(F) = prod (1 + Lip(g_t)) with the scaling in it, and w the linear map from the whole code,
+pooling included. Lengths are Euclidean and in the units of x: grey levels for images, so that 36 of 255 is what other
+work calls 36/255. The attack (projected gradient descent) finds changes that do change the class; what is certified it
+cannot touch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .. import lipschitz as lip
+from ..certificate import residual_blocks
+from ..classifier import Classifier
+from ..data import Dataset
+from ..hybrid import Hybrid
+from ..objective import MISSING, centred, directions
+from ..residual import full_precision
+from ..spectral import NoBoundKnown
+from .classes import error_of, labels
+from .likelihood import CHUNK
+
+#: What is taken off for rounding in float64, relative to logits, to radii and to x: far above what there is.
+ROUNDING = 1e-11
+
+
+@dataclass(frozen=True)
+class Robust:
+    """Certified accuracy at a radius in percent, with its 95 % interval, between 0 and the accuracy under attack.
+
+    `pixel_radius` is the radius for pixels scaled to [0, 1], where the data are images; `lipschitz` bounds Lip(F);
+    `median` is that of the certified radii of all rows. `remark` says why nothing is certified, where that is so.
+    """
+
+    value: float
+    low: float
+    high: float
+    clean: float
+    attacked: float
+    radius: float
+    pixel_radius: float | None
+    median: float
+    lipschitz: float
+    rows: int
+    remark: str = ""
+
+    def __str__(self) -> str:
+        pixels = "" if self.pixel_radius is None else f" ({self.pixel_radius:.4g} for pixels in [0, 1])"
+        text = (
+            f"{self.value:.2f} % certified within {self.radius:g}{pixels} (95 % interval {self.low:.2f} to "
+            f"{self.high:.2f} %), {self.attacked:.2f} % under attack, {self.clean:.2f} % clean; "
+            f"median radius {self.median:.3g}, Lip(F) <= {self.lipschitz:.3g}"
+        )
+        return f"{text}; {self.remark}" if self.remark else text
+
+
+def robustness(
+    model: nn.Module, data: Dataset, radius: float, *, steps: int = 20, restarts: int = 3, seed: int = 0
+) -> Robust:
+    """The share of rows whose class is right and proven to hold within `radius`, beside what an attack leaves."""
+    _check_radius(radius)
+    known, view, remark = labels(data) != MISSING, _view(model), ""
+    data = data.take(known.nonzero().flatten())
+    try:
+        radii, constant = certified_radius(model, data), lipschitz(model, data)
+    except NoBoundKnown as error:
+        radii, constant, remark = torch.zeros(len(data), dtype=torch.float64), math.inf, f"no bound is known: {error}"
+    clean = _right(view, data)
+    wrong = error_of(int((radii < radius).sum()), len(data))
+    if not remark and wrong.wrong == len(data) and bool(clean.any()):
+        remark = _vacuous(model, data, constant)
+    held = withstands(model, data, radius, steps=steps, restarts=restarts, seed=seed)
+    levels = data.schema.levels
+    return Robust(
+        value=100 - wrong.value,
+        low=100 - wrong.high,
+        high=100 - wrong.low,
+        clean=100 * float(clean.double().mean()),
+        attacked=100 * float(held.double().mean()),
+        radius=radius,
+        pixel_radius=None if levels is None else radius / (levels - 1),
+        median=float(radii.median()),
+        lipschitz=constant,
+        rows=len(data),
+        remark=remark,
+    )
+
+
+def _vacuous(model: nn.Module, data: Dataset, constant: float) -> str:
+    blocks = len(list(residual_blocks(model, data.schema.shape)))
+    return (
+        f"the product of {blocks} factors, one a block, says nothing here: Lip(F) <= {constant:.2g} allows far more "
+        "than F does. Use fewer blocks or a smaller lipschitz, and train with objective.radius."
+    )
+
+
+def lipschitz(model: nn.Module, data: Dataset) -> float:
+    """The proven Lip(F) of a model's transform for these rows; `NoBoundKnown` where there is none."""
+    stretch = _view(model).transform.stretch(data.schema.shape)
+    if not stretch.proven:
+        raise NoBoundKnown("A block's constant was asserted; a certified radius needs constants that are proven.")
+    if not math.isfinite(stretch.forward):
+        raise NoBoundKnown("A block has no Lipschitz bound; `certify` says which and why.")
+    return stretch.forward
+
+
+@torch.no_grad()
+def certified_radius(model: nn.Module, data: Dataset) -> Tensor:
+    """How far every row is proven to keep its right class, in float64 and the units of x; 0 where it is wrong.
+
+    Raises `NoBoundKnown` for a head that is not linear and a transform without a proven bound.
+    """
+    view, y = _view(model), labels(data)
+    constant, head = lipschitz(model, data), lip.plain(view.head).double()
+    far = constant * _apart(directions(head))
+    radii = []
+    for x, c in zip(torch.split(data.x, CHUNK), torch.split(y, CHUNK), strict=True):
+        point = centred(x, data.schema.levels).double()
+        radii.append(_radius(head(view.transform.reference(point)), c, far))
+        radii[-1] -= ROUNDING * (1 + point.flatten(1).norm(dim=1))
+    return torch.where(y == MISSING, 0.0, torch.cat(radii).clamp_min(0))
+
+
+def _radius(logits: Tensor, y: Tensor, far: Tensor) -> Tensor:
+    """min over j of (f_y - f_j) / far[y, j], rounded down; classes that never part keep the order they have."""
+    y = y.clamp_min(0)
+    allowance = ROUNDING * (1 + 2 * logits.abs().amax(dim=1, keepdim=True))
+    gaps = logits.gather(1, y[:, None]) - logits - allowance
+    radii = torch.where(gaps > 0, gaps / far[y], 0.0)
+    return radii.scatter(1, y[:, None], math.inf).amin(dim=1) * (1 - ROUNDING)
+
+
+def _apart(v: Tensor) -> Tensor:
+    """||v_i - v_j|| without cancellation, rounded up."""
+    return torch.stack([(v - row).norm(dim=1) for row in v]) * (1 + ROUNDING)
+
+
+def withstands(
+    model: nn.Module, data: Dataset, radius: float, *, steps: int = 20, restarts: int = 3, seed: int = 0
+) -> Tensor:
+    """Which rows are right and stay right under projected gradient descent of so many steps from several starts.
+
+    Every step goes 2.5 radius / steps down the gradient of f_y - max f_j, back into the ball and into the range of the
+    data. The first start is x itself, the others are drawn from the ball.
+    """
+    _check_radius(radius)
+    view, y = _view(model), labels(data)
+    generator = torch.Generator(data.x.device).manual_seed(seed)
+    held = _right(view, data)
+    for start in range(restarts):
+        for rows in torch.split(held.nonzero().flatten(), CHUNK) if bool(held.any()) else ():
+            x = centred(data.x[rows], data.schema.levels)
+            noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype) if start else None
+            held[rows] = ~_fooled(view, x, y[rows], radius * (1 - 1e-6), steps, noise, data.schema.levels)
+    return held
+
+
+def _fooled(
+    view: Classifier, x: Tensor, y: Tensor, radius: float, steps: int, noise: Tensor | None, levels: int | None
+) -> Tensor:
+    at = x if noise is None else _within(x, x + noise * (radius / noise.flatten(1).norm(dim=1).amax()), radius, levels)
+    fooled = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    for step in range(steps + 1):
+        at = at.detach().requires_grad_()
+        with full_precision(x), torch.enable_grad():
+            logits = view(at)
+            own = logits.gather(1, y[:, None]).squeeze(1)
+            margin = own - logits.scatter(1, y[:, None], -math.inf).amax(dim=1)
+        fooled |= margin.detach() < 0
+        if step < steps:
+            (gradient,) = torch.autograd.grad(margin.sum(), at)
+            length = gradient.flatten(1).norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
+            move = gradient * (2.5 * radius / steps / length).view(-1, *[1] * (x.dim() - 1))
+            at = _within(x, at.detach() - move, radius, levels)
+    return fooled
+
+
+def _within(x: Tensor, at: Tensor, radius: float, levels: int | None) -> Tensor:
+    """The point of the ball around x, and of the range of the data, that is close to another."""
+    change = at - x
+    length = change.flatten(1).norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
+    at = x + change * (radius / length).clamp_max(1.0).view(-1, *[1] * (x.dim() - 1))
+    return at if levels is None else at.clamp(0.5, levels - 0.5)
+
+
+@torch.no_grad()
+def _right(view: Classifier, data: Dataset) -> Tensor:
+    with full_precision(data.x):
+        found = [view(centred(x, data.schema.levels)).argmax(dim=1) for x in torch.split(data.x, CHUNK)]
+    return torch.cat(found) == labels(data)
+
+
+def _view(model: nn.Module) -> Classifier:
+    if model.training:
+        raise ValueError("robustness judges a finished model; call model.eval() first.")
+    if isinstance(model, Hybrid):
+        return model.classifier
+    if isinstance(model, Classifier):
+        return model
+    raise ValueError("robustness is that of a class; this model only has a density. Train with objective.kind=hybrid.")
+
+
+def _check_radius(radius: float) -> None:
+    if not 0 < radius < math.inf:
+        raise ValueError(f"radius must be positive and finite, in the units of the data; got {radius}.")

@@ -1,0 +1,155 @@
+"""Curves of the paper's appendix: singular values of every layer (Figure 6), error against iterations (Figure 8)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+from .canvas import ACCENT, DIM, INK, PAPER, RULE, axes_at, canvas, png_path, save, text_at
+
+WARM = "#b4561f"
+ALL_ONE = 1.0  # where a layer begins to expand
+JOINED = 40  # up to so many layers, dots are joined by lines
+
+
+@dataclass(frozen=True)
+class SpectrumLine:
+    """The layers of one net in order: proven bounds of their norms and estimates from below; c if it is constrained."""
+
+    name: str
+    coefficient: float | None
+    bounds: Sequence[float]
+    estimates: Sequence[float]
+
+
+@dataclass(frozen=True)
+class DecayLine:
+    """The error of one net after so many iterations, and the largest Lip(g) of its blocks, if it is proven."""
+
+    name: str
+    iterations: Sequence[int]
+    errors: Sequence[float | None]
+    lipschitz: float | None
+
+
+def spectra_picture(lines: Sequence[SpectrumLine], path: str | Path, *, dpi: int = 200) -> Path:
+    """Write the layers' norms as one PNG: nets without constraint on the left, with it on the right."""
+    path = png_path(path)
+    free = [line for line in lines if line.coefficient is None]
+    bound = [line for line in lines if line.coefficient is not None]
+    if not lines:
+        raise ValueError("lines must hold at least one net; got none.")
+    panels = [(title, part) for title, part in (("Without constraint", free), ("i-ResNet", bound)) if part]
+    with canvas():
+        figure = Figure(figsize=(0.2 + 4.5 * len(panels), 3.75), facecolor=PAPER)
+        text_at(figure, 0.2, 3.47, "Largest singular value of every convolution", 10.5)
+        text_at(figure, 0.1 + 4.5 * len(panels), 3.47, _gap(lines), 7, DIM, "right")
+        for i, (title, part) in enumerate(panels):
+            _spectra(_axes(figure, 0.6 + 4.5 * i, 0.5, 3.2, 2.45), part)
+            text_at(figure, 0.6 + 4.5 * i, 3.08, title, 9, DIM)
+        save(figure, path, dpi)
+    return path
+
+
+def _gap(lines: Sequence[SpectrumLine]) -> str:
+    """How far the proven bounds, which are drawn, are from the estimates."""
+    gap = max(b - e for line in lines for b, e in zip(line.bounds, line.estimates, strict=True))
+    return f"proven from above; estimates from below are at most {gap:.1g} lower"
+
+
+def _spectra(axes: Axes, lines: Sequence[SpectrumLine]) -> None:
+    top = max(max(line.bounds) for line in lines)
+    count = max(len(line.bounds) for line in lines)
+    wide = top > 20 * ALL_ONE  # then a straight scale would hide which layers are below one
+    axes.set_yscale("log" if wide else "linear")
+    axes.axhline(ALL_ONE, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
+    for line, colour in zip(lines, _colours(lines), strict=True):
+        x = range(1, len(line.bounds) + 1)
+        if count <= JOINED:
+            axes.plot(x, line.bounds, color=colour, linewidth=0.7, alpha=0.5)
+        axes.plot(x, line.bounds, ".", color=colour, markersize=4.5, markeredgewidth=0, alpha=0.9)
+    low = min(min(line.bounds) for line in lines)
+    axes.set(xlim=(0, count + 1), ylim=(low / 1.5, 1.5 * top) if wide else (0, 1.08 * max(top, ALL_ONE)))
+    axes.set_xlabel("layer", size=8, color=DIM)
+    _name_lines(axes, [(line.name, statistics.median(line.bounds)) for line in lines], _colours(lines))
+
+
+def _colours(lines: Sequence[SpectrumLine | DecayLine]) -> list[str]:
+    """Two contrasting colours for baselines; shades from dark to light for coefficients from large to small."""
+    if all(not line.name.startswith("c=") for line in lines):
+        return [INK, WARM, ACCENT][: len(lines)]
+    places = [0.15 + 0.62 * i / max(1, len(lines) - 1) for i in range(len(lines))]
+    return [to_hex(matplotlib.colormaps["viridis"](p)) for p in places]
+
+
+def decay_picture(lines: Sequence[DecayLine], path: str | Path, *, images: int, dpi: int = 200) -> Path:
+    """Write error against iterations as one PNG, on a logarithmic scale, with the proven rate lightly beside."""
+    path = png_path(path)
+    if not lines:
+        raise ValueError("lines must hold at least one net; got none.")
+    with canvas():
+        figure = Figure(figsize=(7.2, 4.0), facecolor=PAPER)
+        axes = _axes(figure, 0.78, 0.52, 6.2, 2.95)
+        for line, colour in zip(lines, _colours(lines), strict=True):
+            _decay(axes, line, colour)
+        errors = [e for line in lines for e in line.errors if e]
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(numticks=8))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        last = max(line.iterations[-1] for line in lines)
+        axes.set(xlim=(0, last + 0.5), ylim=(min(errors) / 3, 3 * max(errors)))
+        axes.set_xlabel("fixed-point iterations in every block", size=8.5, color=DIM)
+        axes.legend(frameon=False, fontsize=8.5, labelcolor=INK, loc="upper right", handlelength=1.4)
+        text_at(figure, 0.2, 3.74, "Reconstruction error", 10.5)
+        text_at(
+            figure, 6.98, 3.74,
+            f"l2, grey levels, mean of {images} test images; dashes: the proven rate Lip(g)ⁿ, largest block",
+            7, DIM, "right",
+        )  # fmt: skip
+        save(figure, path, dpi)
+    return path
+
+
+def _decay(axes: Axes, line: DecayLine, colour: str) -> None:
+    known = [(n, e) for n, e in zip(line.iterations, line.errors, strict=True) if e]
+    axes.plot(*zip(*known, strict=True), color=colour, linewidth=1.2, marker=".", markersize=5, label=line.name)
+    if line.lipschitz is not None and 0 < line.lipschitz < 1:
+        n0, e0 = known[0]
+        rate = [(n, e0 * line.lipschitz ** (n - n0)) for n in range(n0, line.iterations[-1] + 1)]
+        axes.plot(*zip(*rate, strict=True), color=colour, linewidth=0.8, linestyle=(0, (3, 3)), alpha=0.45)
+
+
+def _axes(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
+    axes = axes_at(figure, left, bottom, width, height)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.tick_params(length=2.5, labelsize=8, color=RULE, labelcolor=DIM, which="both")
+    axes.grid(axis="y", color=RULE, linewidth=0.5, alpha=0.6)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def _name_lines(axes: Axes, names: Sequence[tuple[str, float]], colours: Sequence[str]) -> None:
+    """The name of every line at the right, as high as its median, kept apart where those are close."""
+    low, high = axes.get_ylim()
+    log = axes.get_yscale() == "log"
+
+    def place(v: float) -> float:
+        return (math.log(v / low) / math.log(high / low)) if log else (v - low) / (high - low)
+
+    order = sorted(range(len(names)), key=lambda i: names[i][1])
+    at, before = {}, -1.0
+    for i in order:
+        at[i] = before = max(place(names[i][1]), before + 0.075)
+    for i, (name, _) in enumerate(names):
+        axes.text(1.02, at[i], name, size=8, color=colours[i], transform=axes.transAxes, va="center", parse_math=False)

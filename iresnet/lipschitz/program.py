@@ -1,0 +1,113 @@
+"""A branch g as data: its steps and the tensors they take. What compilers, graphs and other precisions need.
+
+A standard g (linear layers, convolutions with zero padding, known activations, one after another) is read into a
+`Program`, a hashable tuple; `run(program, x, tensors)` is then a pure function, the same for all branches of one
+shape, whatever their weights. A g with a forward of its own has no program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..spectral import Geometry, NoBoundKnown
+from .activations import LipSwish, MaxMin, Sine
+from .bound import Conditioned, leaves
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of g: a linear layer, a convolution or an activation, with its constants and its number of tensors."""
+
+    kind: str
+    tensors: int = 0
+    geometry: Geometry | None = None
+    constant: float = 0.0
+
+
+Program: TypeAlias = tuple[Step, ...]
+
+
+def read(g: nn.Module) -> Program | None:
+    """The program of g; None where it has a forward, a layer or a padding that cannot be read."""
+    if any(isinstance(m, Conditioned) for m in g.modules()):
+        return None
+    try:
+        steps = [_step(layer) for _, layer in leaves(g)]
+    except NoBoundKnown:
+        return None
+    return None if None in steps else cast(Program, tuple(steps))
+
+
+def tensors(g: nn.Module) -> list[Tensor]:
+    """What `run` takes beside x: constrained weights, biases and parameters of activations, in order, with gradient."""
+    found: list[Tensor | None] = []
+    for _, layer in leaves(g):
+        if isinstance(layer, LipSwish):
+            found.append(layer.raw_beta)
+        elif isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            found += [layer.weight, layer.bias]
+    return [t for t in found if t is not None]
+
+
+def run(program: Program, x: Tensor, values: list[Tensor]) -> Tensor:
+    """g(x), for the tensors of a g with this program, in the precision of both."""
+    used = 0
+    for step in program:
+        x, used = apply(step, x, values[used : used + step.tensors]), used + step.tensors
+    return x
+
+
+def apply(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
+    """One step."""
+    match step.kind:
+        case "linear":
+            return F.linear(x, values[0], values[1] if step.tensors == 2 else None)
+        case "conv":
+            g, none = cast(Geometry, step.geometry), (0,) * cast(Geometry, step.geometry).axes
+            bias = values[1] if step.tensors == 2 else None
+            return torch.convolution(x, values[0], bias, g.stride, g.before, g.dilation, False, none, g.groups)
+        case "elu":
+            return F.elu(x, step.constant)
+        case "tanh":
+            return torch.tanh(x)
+        case "relu":
+            return F.relu(x)
+        case "softplus":
+            return F.softplus(x, step.constant)
+        case "sine":
+            return torch.sin(step.constant * x) / step.constant
+        case "lipswish":
+            return x * torch.sigmoid(F.softplus(values[0]) * x) / 1.1
+        case "maxmin":
+            return cast(Tensor, MaxMin()(x))
+        case _:
+            return x
+
+
+def _step(layer: nn.Module) -> Step | None:
+    match layer:
+        case nn.Linear() | nn.Conv1d() | nn.Conv2d() | nn.Conv3d():
+            geometry = Geometry.of(layer)
+            count = 1 if layer.bias is None else 2
+            if isinstance(layer, nn.Linear):
+                return Step("linear", count)
+            # Circular and asymmetric padding take a padding of their own first.
+            plain = not geometry.circular and geometry.before == geometry.after
+            return Step("conv", count, geometry) if plain else None
+        case LipSwish():
+            return Step("lipswish", 1)
+        case nn.ELU():
+            return Step("elu", constant=float(layer.alpha))
+        case nn.Softplus():
+            return Step("softplus", constant=float(layer.beta)) if layer.threshold == 20 else None
+        case Sine():
+            return Step("sine", constant=layer.frequency)
+        case nn.Tanh() | nn.ReLU() | MaxMin() | nn.Identity():
+            return Step(type(layer).__name__.lower())
+        case _:
+            return None

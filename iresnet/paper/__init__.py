@@ -1,0 +1,29 @@
+"""The paper's tables and figures, one file each: its values, how ours are made, and ours beside them.
+
+result      a table or figure as an object, and how to add one
+job         what an invocation asks for, and the runs it is made of
+cells       the paper's networks on its data, as experiments
+judging     what a trained cell is judged by; the test images are read once
+iteration   Algorithm 1 as the paper runs it, whether it converges or not
+record      OUT/NAME.json, filled in several invocations
+"""
+
+from collections.abc import Sequence
+
+from ..spelling import hint
+from . import figure3, figure6, figure7, figure8, table2
+from .job import Job, Stopped, Work
+from .result import Outcome, Result
+
+__all__ = ["RESULTS", "Job", "Outcome", "Result", "Stopped", "Work", "find"]
+
+#: Every table and figure that can be reproduced, in the order of the paper.
+RESULTS = {module.RESULT.name: module.RESULT for module in (figure3, table2, figure6, figure7, figure8)}
+
+
+def find(names: Sequence[str]) -> list[Result]:
+    """The results of these names, each once; an unknown name is refused."""
+    for name in names:
+        if name not in RESULTS:
+            raise ValueError(f"there is no result {name!r}. {hint(name, RESULTS)}")
+    return [RESULTS[name] for name in dict.fromkeys(names)]

@@ -1,0 +1,116 @@
+"""What a trained cell is judged by. The test images are read once, for the released weights, and the figures kept.
+
+RUN/evaluation.json holds them: the error of the released weights (every layer within its bound) in float32, that of the
+weights before tightening on the same images, and what the inverse does. Where they are there already, nothing is read.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import atomic, checkpoint, evaluation
+from ..certificate import residual_blocks
+from ..data import Dataset
+from ..evaluation import error_of
+from ..objective import centred
+from ..run import Run
+from .cells import Cell
+from .iteration import Rebuilt, Unwinder
+from .job import Work
+from .record import finite
+
+#: Test images whose codes are solved back, and the steps of Algorithm 1 where nothing is proven, as in the paper.
+IMAGES, STEPS = 128, 100
+
+
+def judged(work: Work, run: Run, cell: Cell) -> dict[str, Any]:
+    """The figures of a cell: those kept in its run folder, or else made now and kept."""
+    known = run.read_json("evaluation.json")
+    if "before" in known.get("tightening", {}):
+        return known
+    work.say(f"{cell}: reading the test images")
+    content = {**known, **finite(_judge(work, run))}
+    atomic.write(run.folder / "evaluation.json", json.dumps(content, indent=1) + "\n")
+    return content
+
+
+def _judge(work: Work, run: Run) -> dict[str, Any]:
+    device, splits = work.job.device, work.splits(run)
+    released = work.model(run)
+    before = copy.deepcopy(released)  # the same network, with the weights that tightening began with
+    before.load_state_dict(dict(checkpoint.load(run.folder / "best.safetensors").tensors["weights"]))
+    test, validation = splits.test.to(device), splits.validation.to(device)
+    y, classes = evaluation.labels(test), [evaluation.logits(m, test).argmax(1) for m in (before, released)]
+    wrong_before, wrong = (error_of(int((c != y).sum()), len(test)) for c in classes)
+    tightening = {
+        "layers": len(run.tightened()),
+        "predictions_changed": int((classes[0] != classes[1]).sum()),
+        "rows": len(test),
+        "before": asdict(wrong_before),
+        "validation": asdict(evaluation.error(released, validation)),
+        "validation_before": asdict(evaluation.error(before, validation)),
+    }
+    found = {"split": "test", "rows": len(test), "of": len(test), "error": asdict(wrong)}
+    return found | {"tightening": tightening, "parameters": sum(p.numel() for p in released.parameters())} | _inverted(
+        run, released, work.images(run, IMAGES)
+    )  # fmt: skip
+
+
+def _inverted(run: Run, model: nn.Module, images: Dataset) -> dict[str, Any]:
+    """Codes solved back: proven, where every block is proven; else by the paper's own iteration, as it goes."""
+    if not any(True for _ in residual_blocks(model, run.schema.shape)):
+        return {}
+    if proven(run)["passed"]:
+        return {"inverse": asdict(evaluation.inverse(model, images))}
+    return {"iteration": iterated(Unwinder(model), images, STEPS)[0]}
+
+
+def iterated(unwinder: Unwinder, images: Dataset, steps: int) -> tuple[dict[str, Any], Rebuilt, Tensor]:
+    """What so many steps of Algorithm 1 make of the codes of images: figures, the result, and every image's error."""
+    x = centred(images.x, images.schema.levels).double()
+    z = unwinder.encode(x)
+    rebuilt = unwinder.decode(z, steps)
+    errors = rebuilt.errors(x)
+    residual = (unwinder.encode(torch.nan_to_num(rebuilt.x)) - z).flatten(1).norm(dim=1)
+    residual = torch.where(errors.isfinite(), residual, torch.inf)
+    found = {
+        "steps": steps,
+        "images": len(x),
+        "converged": int(rebuilt.converged.sum()),
+        "diverged": int(rebuilt.diverged.sum()),
+        "median_error": float(errors.median()),
+        "largest_error": float(errors.max()),
+        "code_residual": float(residual.max()),
+        "size": float(x.flatten(1).norm(dim=1).mean()),
+    }
+    return found, rebuilt, errors
+
+
+def proven(run: Run) -> dict[str, Any]:
+    """What the certificate of a run says: whether it passed, how many blocks, the largest Lip(g)."""
+    certificate = run.read_json("certificate.json")
+    blocks = certificate.get("blocks", [])
+    bounds = [b["lipschitz"] for b in blocks]
+    return {
+        "passed": bool(certificate.get("passed")),
+        "blocks": len(blocks),
+        "proven": sum(b["verdict"] == "proven" for b in blocks),
+        "largest": max(bounds) if bounds and None not in bounds else None,
+    }
+
+
+def verdict(found: dict[str, Any]) -> str:
+    """What the iteration did, as it is."""
+    if found["converged"] == found["images"]:
+        return "the iteration converges"
+    if not found["diverged"]:
+        return f"the iteration converges for {found['converged']} of {found['images']}"
+    if found["diverged"] == found["images"]:
+        return "the iteration diverges"
+    return f"the iteration diverges for {found['diverged']} of {found['images']}"

@@ -1,0 +1,121 @@
+"""OUT/NAME.json: one entry of `runs` for every trained model, and the rows a reader wants, which follow from them.
+
+An entry holds the circumstances of its run, the cell it is, and what was measured of it: `row`, a few figures with
+names, and `details`, the rest. A file is filled in several invocations, even on several machines: what is made now
+replaces the entry of the same cell, budget, recipe, settings and seed, and the others stay.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ..results import Results, read, write
+from ..run import Run
+from .cells import DATASETS, Cell, order
+from .job import Job
+
+Entry: TypeAlias = dict[str, Any]
+Row: TypeAlias = dict[str, Any]
+
+#: Together they name an entry.
+KEYS = ("dataset", "model", "budget", "recipe", "settings", "seed")
+
+#: Of several seeds the largest is shown for these, and the mean of other numbers.
+WORST = ("largest Lip(g)", "largest block bound", "code residual", "measured error", "composed bound")
+
+
+def entry(run: Run, cell: Cell, job: Job, row: Mapping[str, Any], details: Mapping[str, Any]) -> Entry:
+    """What is known of one trained model: how it was made, and what was measured."""
+    return {
+        **run.read_json("environment.json"),
+        "dataset": cell.dataset,
+        "model": cell.model,
+        "budget": job.budget,
+        "recipe": job.recipe,
+        "settings": list(job.changes),
+        "seed": run.experiment.seed,
+        "row": finite(row),
+        "details": finite(details),
+    }
+
+
+def merge(name: str, made: Sequence[Entry], folder: Path, rows: Callable[[Sequence[Entry]], list[Row]]) -> Results:
+    """Put entries into OUT/NAME.json, in the order of the paper, and derive its rows anew."""
+    path = folder / f"{name}.json"
+    before = read(path).runs if path.is_file() else []
+    new = [key(e) for e in made]
+    runs = sorted([*(e for e in before if key(e) not in new), *made], key=_place)
+    results = Results(name, rows(runs), runs)
+    write(results, folder)
+    return results
+
+
+def key(e: Entry) -> tuple[Any, ...]:
+    """What an entry is about."""
+    return tuple(tuple(v) if isinstance(v := e.get(k), list) else v for k in KEYS)
+
+
+def one_by_one(runs: Sequence[Entry]) -> list[Row]:
+    """A row for every entry."""
+    return [{**_head(e), **e["row"], "run": i} for i, e in enumerate(runs)]
+
+
+def over_seeds(runs: Sequence[Entry]) -> list[Row]:
+    """A row for every cell: means over its seeds, with the spread of the error between them."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for i, e in enumerate(runs):
+        groups.setdefault(key(e)[:-1], []).append(i)
+    return [_together([runs[i] for i in members], members) for members in groups.values()]
+
+
+def _together(entries: Sequence[Entry], members: list[int]) -> Row:
+    rows = [e["row"] for e in entries]
+    row = {**_head(entries[0]), **{name: _mean(name, [r.get(name) for r in rows]) for name in rows[0]}}
+    errors = [r["error %"] for r in rows]
+    row |= {"seeds": len(rows), "spread": statistics.stdev(errors) if len(rows) > 1 else None, "run": members[0]}
+    return row if len(rows) == 1 else {**row, "runs": members}
+
+
+def _mean(name: str, values: Sequence[Any]) -> Any:
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    if len(numbers) < len(values):
+        return values[0] if len({str(v) for v in values}) == 1 else " / ".join(map(str, values))
+    if name in WORST:
+        return max(numbers)
+    return numbers[0] if len(set(numbers)) == 1 else statistics.fmean(numbers)
+
+
+def _head(e: Entry) -> Row:
+    return {k: e[k] for k in ("dataset", "model", "budget", "recipe")} | (
+        {"settings": " ".join(e["settings"])} if e["settings"] else {}
+    )
+
+
+def _place(e: Entry) -> tuple[Any, ...]:
+    sets = ("digits", *DATASETS)
+    return sets.index(e["dataset"]), order(e["model"]), e["budget"], e["recipe"], e["settings"], e["seed"]
+
+
+def alike(runs: Iterable[Entry], job: Job, dataset: str) -> list[Entry]:
+    """The entries that belong into one picture: this data set, made as this job makes them, of its first seed."""
+    wanted = (job.budget, job.recipe, list(job.changes), job.seeds[0])
+    return [
+        e for e in runs if e["dataset"] == dataset and (e["budget"], e["recipe"], e["settings"], e["seed"]) == wanted
+    ]
+
+
+def finite(value: Any) -> Any:
+    """The same value with None for what JSON has no word for: infinity, and what is no number."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {k: finite(v) for k, v in value.items()}
+        case list() | tuple():
+            return [finite(v) for v in value]
+        case _:
+            return value

@@ -1,0 +1,166 @@
+"""The paper's classifiers (Table 2, App. C.2), what they are compared with, and two with certified classes.
+
+The paper's c is the coefficient of every layer, so that Lip(g) <= c^3 for three of them: `with_coefficient`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..architectures import Network
+from ..data import DataSettings
+from ..data.source import schema_of
+from ..objective import Aim
+from ..training import Training
+from .experiment import Experiment
+
+# ---------------------------------------------------------------------------------------------- recipes
+
+#: SGD with Nesterov's momentum, decay on all weights, the last weights released.
+RECIPE = Training(
+    epochs=100,
+    batch=128,
+    optimiser="sgd",
+    learning_rate=0.1,
+    schedule="cosine",
+    warmup=500,
+    clip=10.0,
+    weight_decay=5e-4,
+    head_decay=5e-4,
+    average=0.0,
+    select="last",
+    validate_every=2000,
+    save_every=2000,
+)
+MNIST_RECIPE = replace(RECIPE, epochs=20, validate_every=1000, save_every=1000)
+CERTIFIED_RECIPE = Training(
+    epochs=30, batch=128, learning_rate=2e-3, schedule="cosine", warmup=500, average=0.99, validate_every=1000
+)
+
+CIFAR = DataSettings(source="cifar10", validation=5000, shift=4, flip=True)
+MNIST = DataSettings(source="mnist", validation=5000, shift=2, border="blank")
+
+#: How far a pixel vector may be moved before a certified class changes: 36/255 of the range, in grey levels.
+RADIUS = 36.0
+
+# ---------------------------------------------------------------------------------------------- networks
+
+#: 16 channels at full size, 64 at half, 256 at a quarter; g: 3x3, 1x1, 3x3 of the scale's own width; c = 0.9.
+NETWORK = Network(
+    blocks=(18, 18, 18),
+    squeeze_first=False,
+    width=0,
+    lipschitz=0.729,
+    preactivation=True,
+    preprocessing="standardise",
+    padding=13,
+    readout="batchnorm",
+    pool=True,
+)
+VANILLA = replace(NETWORK, constrained=False)
+MNIST_NETWORK = replace(NETWORK, blocks=(7, 7, 7), padding=15)
+#: Few blocks without a norm that could expand, and a head whose constant is known: Lip of the whole stays small.
+CERTIFIED = Network(
+    blocks=(2, 2),
+    width=64,
+    lipschitz=0.9,
+    activation="maxmin",
+    normalisation="none",
+    preprocessing="standardise",
+    padding=3,
+    readout="lipschitz",
+)
+
+
+def _classifier(name: str, about: str, data: DataSettings, network: Network, training: Training) -> Experiment:
+    return Experiment(name, about, 0, data, network, Aim(kind="classification"), training)
+
+
+def _certified(name: str, about: str, data: DataSettings, network: Network) -> Experiment:
+    return replace(
+        _classifier(name, about, data, network, CERTIFIED_RECIPE), objective=Aim(kind="classification", radius=RADIUS)
+    )
+
+
+CLASSIFIERS = (
+    _classifier(
+        "iresnet164", "the paper's CIFAR-10 classifier: 54 blocks, every layer below 0.9", CIFAR, NETWORK, RECIPE
+    ),
+    _classifier(
+        "iresnet118",
+        "the same with 39 blocks (the paper's appendix)",
+        CIFAR,
+        replace(NETWORK, blocks=(13, 13, 13)),
+        RECIPE,
+    ),
+    _classifier(
+        "iresnet64", "the same with 21 blocks (the released script)", CIFAR, replace(NETWORK, blocks=(7, 7, 7)), RECIPE
+    ),
+    _classifier("vanilla164", "iresnet164 without its constraint: nothing is proven of it", CIFAR, VANILLA, RECIPE),
+    _classifier(
+        "batchnorm164",
+        "vanilla164 with BatchNorm before every activation instead of ActNorm before every block",
+        CIFAR,
+        replace(VANILLA, normalisation="batchnorm"),
+        RECIPE,
+    ),
+    _classifier(
+        "resnet164",
+        "the ResNet-164 that the paper compares with: bottlenecks, strides, no inverse",
+        CIFAR,
+        Network(family="resnet", blocks=(18, 18, 18), width=16, preprocessing="standardise"),
+        RECIPE,
+    ),
+    _classifier(
+        "mnist-iresnet64",
+        "the paper's MNIST classifier: 21 blocks, every layer below 0.9",
+        MNIST,
+        MNIST_NETWORK,
+        MNIST_RECIPE,
+    ),
+    _classifier(
+        "mnist-vanilla64",
+        "mnist-iresnet64 without its constraint: nothing is proven of it",
+        MNIST,
+        replace(MNIST_NETWORK, constrained=False),
+        MNIST_RECIPE,
+    ),
+    _classifier(
+        "mnist-classifier",
+        "28x28 digits: an invertible classifier of 21 blocks on two scales, 0.9 M parameters",
+        MNIST,
+        replace(MNIST_NETWORK, blocks=(10, 11)),
+        MNIST_RECIPE,
+    ),
+    _certified("mnist-certified", "28x28 digits: classes that are proven to hold in a ball", MNIST, CERTIFIED),
+    _certified(
+        "cifar10-certified",
+        "32x32 colour photographs: classes that are proven to hold in a ball",
+        CIFAR,
+        replace(CERTIFIED, padding=1),
+    ),
+)
+
+
+def with_coefficient(experiment: Experiment, coefficient: str) -> Experiment:
+    """The experiment with the paper's c: every layer of every g has this norm at most.
+
+    >>> with_coefficient(CLASSIFIERS[0], "0.5").network.lipschitz
+    0.125
+    """
+    network, c = experiment.network, float(coefficient)
+    if network.family == "resnet" or not network.constrained:
+        raise ValueError(
+            f"{experiment.name} has no constraint, so no coefficient either; got {coefficient}. Use {experiment.name}."
+        )
+    if not 0 < c < 1:
+        raise ValueError(
+            f"the coefficient of a layer must lie in (0, 1); got {coefficient}. Example: {experiment.name}-c0.9"
+        )
+    layers = len(network.kernels) if schema_of(experiment.data.source).is_image else network.depth + 1
+    return replace(
+        experiment,
+        name=f"{experiment.name}-c{coefficient}",
+        about=f"{experiment.about}; here every layer below {coefficient}",
+        network=replace(network, lipschitz=round(c**layers, 12)),
+    )

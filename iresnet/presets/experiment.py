@@ -1,0 +1,47 @@
+"""An experiment: data, network, aim and training as one thing that prints as TOML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from .. import config
+from ..acceleration import Acceleration
+from ..architectures import Network
+from ..data import DataSettings
+from ..objective import Aim
+from ..training import Training
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All that decides a run. `seed` is that of the weights, the order of the data, and the noise."""
+
+    name: str = "experiment"
+    about: str = ""
+    seed: int = 0
+    data: DataSettings = field(default_factory=DataSettings)
+    network: Network = field(default_factory=Network)
+    objective: Aim = field(default_factory=Aim)
+    training: Training = field(default_factory=Training)
+    acceleration: Acceleration = field(default_factory=Acceleration)
+
+
+def changed(experiment: Experiment, assignments: Sequence[str]) -> Experiment:
+    """The experiment with settings replaced, each given as "training.steps=500". Steps go before epochs."""
+    for assignment in assignments:
+        experiment = config.override(experiment, assignment)
+    keys = {a.partition("=")[0].strip().rsplit(".", 1)[-1] for a in assignments}
+    if "steps" in keys and "epochs" not in keys:
+        experiment = replace(experiment, training=replace(experiment.training, epochs=0))
+    return experiment
+
+
+def read(path: str | Path) -> Experiment:
+    """The experiment in a TOML file; what the file leaves out keeps its default."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a text file. Give a TOML file of settings.") from None
+    return config.parse(Experiment, text, str(path))

@@ -1,0 +1,60 @@
+"""A branch read into a program computes what the branch computes."""
+
+import pytest
+import torch
+from torch import nn
+
+from iresnet.lipschitz import Conditioned, LipSwish, MaxMin, Sine, constrain_, program
+from tests.zoo import normal
+
+ACTIVATIONS = [
+    nn.ELU(), nn.Tanh(), nn.ReLU(), nn.Softplus(), nn.Softplus(2.0), Sine(2.5), LipSwish(), MaxMin(), nn.Identity()
+]  # fmt: skip
+
+
+def convolutional(activation):
+    first, last = nn.Conv2d(4, 6, 3, padding=1), nn.Conv2d(6, 4, 3, padding=1)
+    return nn.Sequential(activation, first, activation, nn.Conv2d(6, 6, 1, bias=False), last).double()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+def test_a_program_computes_what_its_branch_does(activation):
+    for g, shape in (
+        (convolutional(activation), (3, 4, 5, 5)),
+        (nn.Sequential(nn.Linear(4, 8), activation, nn.Linear(8, 4)).double(), (3, 4)),
+    ):
+        constrain_(g, 0.7).eval()
+        x, steps = normal(*shape, seed=1), program.read(g)
+        assert steps is not None
+        torch.testing.assert_close(program.run(steps, x, program.tensors(g)), g(x))
+
+
+def test_branches_of_one_shape_have_one_program_whatever_their_weights():
+    assert program.read(convolutional(nn.ELU())) == program.read(convolutional(nn.ELU()))
+    assert program.read(convolutional(nn.ELU())) != program.read(convolutional(nn.ELU(0.5)))
+
+
+def test_gradients_reach_the_weights_behind_the_constraint():
+    g = constrain_(nn.Sequential(nn.Linear(3, 3), nn.ELU(), nn.Linear(3, 3)), 0.5)
+    program.run(program.read(g), normal(2, 3, seed=1, dtype=torch.float32), program.tensors(g)).sum().backward()
+    assert all(p.grad is not None for p in g.parameters())
+
+
+class Own(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x) / 2
+
+
+@pytest.mark.parametrize(
+    "g",
+    [
+        Own(nn.Linear(2, 2)),
+        nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular")),
+        nn.Sequential(nn.BatchNorm2d(2)),
+        nn.Sequential(Conditioned(nn.Linear(2, 2), nn.Linear(1, 2), nn.Linear(2, 2))),
+        nn.Sequential(nn.GELU()),
+    ],
+    ids=["own forward", "circular", "batchnorm", "conditioned", "unknown"],
+)
+def test_what_cannot_be_read_has_no_program(g):
+    assert program.read(g) is None

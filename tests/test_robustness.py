@@ -1,0 +1,306 @@
+"""Certified radii: exact for a linear classifier, never beaten by an attack, zero with a reason where none is known."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from iresnet import (
+    ActNorm,
+    Chain,
+    Classifier,
+    DiagonalNormal,
+    Flow,
+    Hybrid,
+    LipschitzLinear,
+    MaxMin,
+    NoBoundKnown,
+    NormalMixture,
+    Posterior,
+    ResidualBlock,
+    Squeeze,
+    Standardise,
+    cli,
+    contractive_convnet,
+    contractive_mlp,
+    tighten_,
+)
+from iresnet.architectures import Network, build
+from iresnet.data import Dataset, Schema
+from iresnet.evaluation import certified_radius, robustness, withstands
+from iresnet.objective import MISSING
+from tests.runs import copy_of, trained
+from tests.zoo import UserNet, linear_block, normal, rouse_
+
+FLOAT = torch.float32
+
+
+def table(x, y, classes=3):
+    return Dataset(x.to(FLOAT), y, Schema((x.shape[1],), classes=tuple("abcdefghij"[:classes])))
+
+
+def linear(scale=1.0, d=4, classes=3, seed=0):
+    """A linear classifier of x / scale, and rows that it gets right."""
+    torch.manual_seed(seed)
+    model = Classifier(Standardise(torch.zeros(d), torch.full((d,), scale)), nn.Linear(d, classes)).eval()
+    x = 3 * scale * normal(40, d, seed=seed + 1, dtype=FLOAT)
+    return model, table(x, model(x).argmax(dim=1).detach(), classes)
+
+
+def distances(model, data, scale):
+    """To the nearest plane between the class of a row and another, one pair of classes at a time."""
+    w, b = model.head.weight.double(), model.head.bias.double()
+    rows = []
+    for x, y in zip(data.x.double() / scale, data.y, strict=True):
+        others = [j for j in range(len(w)) if j != y]
+        rows.append(scale * min(((w[y] - w[j]) @ x + b[y] - b[j]) / (w[y] - w[j]).norm() for j in others))
+    return torch.stack(rows).detach()
+
+
+def image_net(blocks=2, pool=False, classes=3, levels=9):
+    torch.manual_seed(0)
+    chain = [Standardise([4.0], [2.0]), Squeeze()]
+    chain += [ResidualBlock(contractive_convnet(4, 6, kernels=(3, 3), lipschitz=0.8, activation=MaxMin))] * blocks
+    head = nn.Sequential(nn.Flatten(), LipschitzLinear(16, classes, coefficient=0.9))
+    model = rouse_(Classifier(Chain(*chain), head)).eval()
+    tighten_(model, (1, 4, 4))
+    x = torch.randint(levels, (60, 1, 4, 4), generator=torch.Generator().manual_seed(3)).to(torch.uint8)
+    y = model(x + 0.5).argmax(dim=1).detach()
+    return model, Dataset(x, y, Schema((1, 4, 4), levels, classes=tuple("abc")))
+
+
+class TestRadius:
+    @pytest.mark.parametrize("scale", [1.0, 5.0])
+    def test_of_a_linear_classifier_it_is_the_distance_to_the_plane(self, scale):
+        model, data = linear(scale)
+        r = certified_radius(model, data)
+        assert r.dtype == torch.float64
+        exact = distances(model, data, scale)
+        torch.testing.assert_close(r, exact, rtol=1e-6, atol=0)
+        assert bool((r < exact).all())  # never above
+
+    def test_a_block_divides_it_by_what_it_can_stretch(self):
+        """x -> 1.5 x has Lip(F) = 1.5, proven, and scales the margin by as much: the radius stays."""
+        torch.manual_seed(0)
+        head, x = nn.Linear(3, 3), normal(20, 3, dtype=FLOAT)
+        plain = Classifier(Chain(), head).eval()
+        stretched = Classifier(linear_block(0.5 * torch.eye(3)), head).eval()
+        head.bias.data.zero_()
+        data = table(x, plain(x).argmax(dim=1).detach())
+        torch.testing.assert_close(
+            certified_radius(stretched, data), certified_radius(plain, data), rtol=1e-5, atol=1e-9
+        )
+
+    def test_wrong_and_unlabelled_rows_have_none(self):
+        model, data = linear()
+        y = data.y.clone()
+        y[0], y[1] = (y[0] + 1) % 3, MISSING
+        r = certified_radius(model, Dataset(data.x, y, data.schema))
+        assert r[0] == r[1] == 0
+        assert bool((r[2:] > 0).all())
+
+    @pytest.mark.parametrize("pool", [False, True])
+    def test_pooling_counts_with_its_norm(self, pool):
+        """Against the matrix from the whole code to the logits, column by column."""
+        torch.manual_seed(0)
+        schema = Schema((1, 4, 4), 9, classes=tuple("abc"))
+        network = Network(blocks=(1,), width=4, kernels=(3, 3), pool=pool, preprocessing="standardise")
+        model = build(network, schema, "classification").eval()
+        x = torch.randint(9, (10, 1, 4, 4), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+        data = Dataset(x, model(x + 0.5).argmax(dim=1).detach(), schema)
+        shape = model.transform.output_shape((1, 4, 4))
+        w = (model.head(torch.eye(16).view(16, *shape)) - model.head(torch.zeros(1, *shape))).T.double()
+        logits = model(x + 0.5).double().detach()
+        expected = []
+        for f, y in zip(logits, data.y, strict=True):
+            expected.append(min((f[y] - f[j]) / (w[y] - w[j]).norm() for j in range(3) if j != y))
+        constant = model.transform.stretch((1, 4, 4)).forward
+        torch.testing.assert_close(
+            certified_radius(model, data), torch.stack(expected).detach() / constant, rtol=1e-4, atol=1e-6
+        )
+
+    def test_classes_that_never_part_are_no_threat(self):
+        """Two equal rows of W: their order depends on the biases alone."""
+        model, data = linear()
+        with torch.no_grad():
+            model.head.weight[2] = model.head.weight[0]
+            model.head.bias.copy_(torch.tensor([1.0, 0.0, 0.0]))
+        x = data.x[model(data.x).argmax(dim=1) == 0]
+        r = certified_radius(model, table(x, torch.zeros(len(x), dtype=torch.int64)))
+        w, b = model.head.weight.double(), model.head.bias.double()
+        expected = ((x.double() @ (w[0] - w[1])) + b[0] - b[1]) / (w[0] - w[1]).norm()
+        torch.testing.assert_close(r, expected.detach(), rtol=1e-6, atol=0)
+
+
+class TestAttack:
+    def test_against_a_linear_classifier_it_is_exact(self):
+        """The gradient points straight at the nearest plane."""
+        model, data = linear()
+        exact = distances(model, data, 1.0)
+        radius = float(exact.median())
+        clear = (exact - radius).abs() > 0.02 * radius
+        held = withstands(model, data, radius, steps=40)
+        assert torch.equal(held[clear], (exact > radius)[clear])
+        assert 0 < int(held.sum()) < len(held)
+
+    @pytest.mark.parametrize("radius", [0.1, 0.5, 2.0])
+    def test_it_never_touches_what_is_certified(self, radius):
+        model, data = image_net()
+        certified = certified_radius(model, data) >= radius
+        held = withstands(model, data, radius)
+        assert bool(held[certified].all())
+
+    def test_the_bound_bites(self):
+        """Both sides of the last test are there: rows certified, and rows that fall."""
+        model, data = image_net()
+        assert int((certified_radius(model, data) >= 0.1).sum()) > 0
+        assert int(withstands(model, data, 4.0).sum()) < len(data)
+
+    def test_it_stays_in_the_ball_and_in_the_range_of_the_data(self):
+        model, data = image_net()
+        seen = []
+        handle = model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].detach()))
+        withstands(model, data.take(range(8)), 3.0, steps=5, restarts=2)
+        handle.remove()
+        points = [p for p in seen[1:] if len(p) == 8]
+        x = data.x[:8] + 0.5
+        assert max(float((p - x).flatten(1).norm(dim=1).max()) for p in points) <= 3
+        assert min(float(p.min()) for p in points) >= 0.5
+        assert max(float(p.max()) for p in points) <= 8.5
+        assert len(points) > 5
+
+    def test_wrong_rows_do_not_withstand(self):
+        model, data = linear()
+        wrong = Dataset(data.x, (data.y + 1) % 3, data.schema)
+        assert not bool(withstands(model, wrong, 1e-3).any())
+
+
+class TestRobustness:
+    def test_the_three_accuracies_are_ordered_and_counted(self):
+        model, data = image_net()
+        y = data.y.clone()
+        y[:6] = (y[:6] + 1) % 3
+        found = robustness(model, Dataset(data.x, y, data.schema), 0.1)
+        r = certified_radius(model, Dataset(data.x, y, data.schema))
+        assert found.value == pytest.approx(100 * float((r >= 0.1).double().mean()))
+        assert 0 < found.value <= found.attacked <= found.clean == 90
+        assert found.low < found.value < found.high
+        assert found.median == float(r.median())
+        assert found.lipschitz == model.transform.stretch((1, 4, 4)).forward
+        assert found.remark == ""
+
+    def test_units(self):
+        """36 grey levels of 256 are 36/255 for pixels in [0, 1]; a table has no such unit."""
+        model, data = image_net(levels=256)
+        found = robustness(model, data, 36.0, steps=1, restarts=1)
+        assert found.pixel_radius == pytest.approx(36 / 255)
+        assert "within 36 (0.1412 for pixels in [0, 1])" in str(found)
+        model, data = linear()
+        found = robustness(model, data, 0.5, steps=1, restarts=1)
+        assert found.pixel_radius is None
+        assert "certified within 0.5 (95 % interval" in str(found)
+
+    def test_missing_labels_do_not_count(self):
+        model, data = linear()
+        y = data.y.clone()
+        y[:30] = MISSING
+        found = robustness(model, Dataset(data.x, y, data.schema), 0.01)
+        assert (found.rows, found.clean) == (10, 100)
+
+    def test_fifty_blocks_say_nothing_and_it_is_said(self):
+        model, data = image_net(blocks=54)
+        found = robustness(model, data, 1.0, steps=2, restarts=1)
+        assert found.value == 0
+        assert found.clean == 100
+        assert found.lipschitz > 1e6
+        assert "the product of 54 factors, one a block, says nothing here: Lip(F) <= 3.8e+06 allows" in str(found)
+
+    def test_a_hybrid_with_a_linear_head_has_one(self):
+        torch.manual_seed(0)
+        block = ResidualBlock(contractive_mlp(4, hidden=(8,)))
+        model = Hybrid(Chain(ActNorm(4), block), DiagonalNormal(4), nn.Linear(4, 3)).eval()
+        x = normal(10, 4, dtype=FLOAT)
+        data = table(x, model.logits(x).argmax(dim=1).detach())
+        assert bool((certified_radius(model, data) > 0).all())
+
+
+class TestNoBound:
+    def model(self, transform, head):
+        return Classifier(transform, head).eval(), table(normal(6, 3, dtype=FLOAT), torch.arange(6) % 3)
+
+    def test_a_head_that_is_not_linear(self):
+        model, data = self.model(Chain(), nn.Sequential(nn.Linear(3, 8), nn.ELU(), nn.Linear(8, 3)))
+        with pytest.raises(NoBoundKnown, match=r"A margin is read off a linear head; this one has ELU \(1\)."):
+            certified_radius(model, data)
+        found = robustness(model, data, 0.1)
+        assert (found.value, found.lipschitz) == (0, math.inf)
+        assert found.remark == "no bound is known: A margin is read off a linear head; this one has ELU (1)."
+        assert found.attacked <= found.clean
+
+    def test_a_posterior(self):
+        base = NormalMixture((3,), 3)
+        model = Hybrid(ResidualBlock(contractive_mlp(3, hidden=(4,))), base, Posterior(base)).eval()
+        with pytest.raises(NoBoundKnown, match="A margin is read off a linear head; this one has Posterior"):
+            certified_radius(model, table(normal(6, 3, dtype=FLOAT), torch.arange(6) % 3))
+
+    def test_an_asserted_constant(self):
+        model = Classifier(ResidualBlock(UserNet(), lipschitz=0.7), nn.Linear(4, 3)).eval()
+        sentence = "A block's constant was asserted; a certified radius needs constants that are proven."
+        with pytest.raises(NoBoundKnown, match=sentence):
+            certified_radius(model, table(normal(6, 4, dtype=FLOAT), torch.arange(6) % 3))
+
+    def test_a_block_without_a_bound(self):
+        torch.manual_seed(0)
+        schema = Schema((1, 4, 4), 9, classes=tuple("abc"))
+        settings = {"normalisation": "batchnorm", "constrained": False, "preprocessing": "standardise"}
+        network = Network(blocks=(1,), width=4, **settings)
+        model = build(network, schema, "classification").eval()
+        data = Dataset(torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.arange(3), schema)
+        with pytest.raises(NoBoundKnown, match="A block has no Lipschitz bound; `certify` says which and why."):
+            certified_radius(model, data)
+
+    def test_refuses(self):
+        model, data = linear()
+        for radius in (0.0, -1.0, math.inf):
+            sentence = f"radius must be positive and finite, in the units of the data; got {radius}."
+            for function in (robustness, withstands):
+                with pytest.raises(ValueError, match=sentence):
+                    function(model, data, radius)
+        with pytest.raises(ValueError, match="robustness judges a finished model; call model.eval\\(\\) first."):
+            certified_radius(model.train(), data)
+        flow = Flow(Chain(), DiagonalNormal(4)).eval()
+        with pytest.raises(ValueError, match="robustness is that of a class; this model only has a density."):
+            certified_radius(flow, data)
+        with pytest.raises(ValueError, match="an error needs labels; these data have none."):
+            robustness(model.eval(), Dataset(data.x, None, Schema((4,))), 1.0)
+
+
+class TestCommand:
+    def run(self, tmp_path, capsys, *words, name="digits-classifier"):
+        folder = copy_of(trained(name), tmp_path / "run")
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["evaluate", str(folder), "--rows", "20", "--draws", "2", *words])
+        printed = capsys.readouterr()
+        kept = folder / "evaluation.json"
+        return stop.value.code, printed.out + printed.err, json.loads(kept.read_text()) if kept.exists() else {}
+
+    def test_it_prints_and_keeps_every_radius(self, tmp_path, capsys):
+        code, text, kept = self.run(tmp_path, capsys, "--radius", "0.5", "--radius", "2")
+        assert code == 0
+        assert "% certified within 2 (0.125 for pixels in [0, 1])" in text
+        assert [entry["radius"] for entry in kept["robustness"]] == [0.5, 2]
+        assert all(entry["rows"] == 20 for entry in kept["robustness"])
+        assert all(entry["value"] <= entry["attacked"] <= entry["clean"] for entry in kept["robustness"])
+
+    def test_infinity_becomes_null(self, tmp_path, capsys):
+        code, text, kept = self.run(tmp_path, capsys, "--radius", "1", name="digits-hybrid")
+        assert code == 0
+        assert "no bound is known: A margin is read off a linear head; this one has Posterior" in text
+        assert kept["robustness"][0]["lipschitz"] is None
+
+    def test_a_radius_that_is_none(self, tmp_path, capsys):
+        code, text, _ = self.run(tmp_path, capsys, "--radius", "-1")
+        assert code == 2
+        assert "radius must be positive and finite, in the units of the data; got -1.0." in text
