@@ -2,19 +2,23 @@
 
     python3 benchmarks/inverse.py --out results/inverse.json --device cuda
     python3 benchmarks/inverse.py --blocks 1 1 1 --images 4 --device cpu          a rehearsal
-    python3 benchmarks/inverse.py --device cuda --sweep                           variants beside each other
+    python3 benchmarks/inverse.py --device cuda --weights random flat             both kinds of weights
+    python3 benchmarks/inverse.py --device cuda --run FOLDER                      a trained model and its test images
 
 The chain is that of `iresnet164`: 18 + 18 + 18 blocks on 16 x 32 x 32, 64 x 16 x 16 and 256 x 8 x 8, an ActNorm before
 each, every layer at its coefficient of 0.9. `--weights random` scales random weights up until the constraint bites: few
-singular values are at the coefficient. `--weights flat` has nearly all of them there, the hardest case. `--run FOLDER`
-takes a trained model and its test images instead.
+singular values are at the coefficient. `--weights flat` has nearly all of them there, the hardest case.
+The Inverter's time is given with the code residual carried through the Jacobians ("linear"), without it ("none"), and
+with one that is evaluated in float64.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -38,10 +42,10 @@ from iresnet import (
 )
 from iresnet.acceleration import refinement
 from iresnet.acceleration.arithmetic import Arithmetic, captured
-from iresnet.acceleration.convolution import CONVOLUTIONS
+from iresnet.acceleration.branch import laid_out
 from iresnet.acceleration.inverse import Inverter
 from iresnet.acceleration.refinement import Schedule
-from iresnet.lipschitz import refresh_
+from iresnet.lipschitz import refresh_, unsettled
 from iresnet.results import Results, circumstances, write
 from iresnet.transform import ChainSolution
 
@@ -58,16 +62,15 @@ def build(blocks: Sequence[int], weights: str, images: Tensor) -> Chain:
     """The chain with every layer at its coefficient, ActNorms set by the images, Lip(g) <= 0.9^3 proven."""
     chain: list[Transform] = [Standardise([0.5] * 3, [0.25] * 3), InjectivePad(13)]
     channels = 16
-    for scale, count in enumerate(blocks):
-        if scale:
-            chain.append(Squeeze())
-            channels *= 4
-        first = ResidualBlock(contractive_convnet(channels, channels, coefficient=0.9, preactivation=True))
-        for _ in range(count):
-            chain += [ActNorm(channels), copy.deepcopy(first)]
-    model = Chain(*chain, ActNorm(channels)).to(images.device)
-    for module in model.modules():  # `eval` would settle every layer on its own
-        module.training = False
+    with unsettled():  # norms are measured once, on the device
+        for scale, count in enumerate(blocks):
+            if scale:
+                chain.append(Squeeze())
+                channels *= 4
+            first = ResidualBlock(contractive_convnet(channels, channels, coefficient=0.9, preactivation=True))
+            for _ in range(count):
+                chain += [ActNorm(channels), copy.deepcopy(first)]
+        model = Chain(*chain, ActNorm(channels)).to(images.device).eval()
     draw_(model, weights)
     with torch.no_grad():
         show_(model, images)
@@ -136,37 +139,36 @@ def milliseconds(function: Callable[[], object], device: torch.device, repeats: 
 
 @torch.no_grad()
 def phases(inverter: Inverter, z: Tensor) -> dict[str, float]:
-    """Milliseconds of one pass through all blocks: g in the working precision, its Jacobian, g in float64."""
+    """Milliseconds of one pass through all blocks, by what is computed."""
     codes, x = [], z.double()
     for part in inverter.parts:
         if part.branch is not None:
-            codes.append((part.branch, x))
-        x = part.transform.inverse(x) if part.branch is None else x - part.branch(x)
-    codes = [(b, x.contiguous(memory_format=torch.channels_last)) for b, x in codes]
+            codes.append((part.branch, laid_out(x)))
+        x = part.transform.inverse(x) if part.branch is None else x - part.branch.exact(x)
     compiled = inverter.arithmetic.compiled
-    low = [(b, x.to(b.dtype), refinement.traced(b.program, x.to(b.dtype), b.working)[1]) for b, x in codes]
-
-    def working(_: Tensor) -> tuple[Tensor, ...]:
-        return tuple([refinement.plain_step(b.program, compiled)(x, x, b.working) for b, x, _ in low][-1:])
-
-    def jacobian(_: Tensor) -> tuple[Tensor, ...]:
-        return tuple([refinement.series_step(b.program, compiled)(x, x, b.working, s) for b, x, s in low][-1:])
-
-    def exact(_: Tensor) -> tuple[Tensor, ...]:
-        return tuple([refinement.residual(b, x, x) for b, x in codes][-1:])
-
-    device, none = z.device, torch.zeros(1, device=z.device)
-    with inverter.arithmetic.precision(device):
-        functions = {"g": working, "Jacobian": jacobian, "float64 residual": exact}
-        ready = {name: captured(f, none) if z.is_cuda else f for name, f in functions.items()}
-        return {name: milliseconds(partial(f, none), device, 5) for name, f in ready.items()}
+    low = [(b, x.to(b.dtype), b.working.traced(x.to(b.dtype))[1]) for b, x in codes]
+    functions: dict[str, Callable[[], list[Any]]] = {
+        "g": lambda: [refinement.plain_step(b.program, compiled)(x, x, b.working.values) for b, x, _ in low],
+        "J": lambda: [refinement.series_step(b.program, compiled)(x, x, b.working.values, s) for b, x, s in low],
+        "J as products": lambda: [b.products.tangent(x, s) for b, x, s in low],
+        "float32 residual": lambda: [refinement.single_residual(b, x, x) for b, x in codes if b.single is not None],
+        "float64 residual": lambda: [refinement.residual(b, x, x) for b, x in codes],
+        "float64 with slopes": lambda: [b.exact.traced(x, b.dtype)[0] for b, x in codes],
+    }
+    none = torch.zeros(1, device=z.device)
+    with inverter.arithmetic.precision(z.device):
+        ready = {name: partial(lambda f, _: tuple(f()[-1:]), f) for name, f in functions.items()}
+        runs = {name: captured(f, none) if z.is_cuda else f for name, f in ready.items()}
+        return {name: milliseconds(partial(f, none), z.device, 5) for name, f in runs.items()}
 
 
 @torch.no_grad()
 def research(transform: Chain, z: Tensor) -> Tensor:
     """The released code's way: so many plain iterations for every block in float32, nothing proven."""
     for t in reversed(list(transform)):
-        if isinstance(t, ResidualBlock):
+        if type(t) is Chain:
+            z = research(t, z)
+        elif isinstance(t, ResidualBlock):
             x = z
             for _ in range(PLAIN_ITERATIONS):
                 x = z - t.g(x)
@@ -180,14 +182,15 @@ def research(transform: Chain, z: Tensor) -> Tensor:
 
 
 def describe(solution: ChainSolution, x: Tensor) -> dict[str, float]:
-    """The numbers that belong together, of the worst image."""
-    return {
+    """The numbers that belong together, of the worst image; without a code residual where none was computed."""
+    numbers = {
         "proven": float(solution.converged.double().mean()),
         "largest block bound": float(solution.largest_block_bound.max()),
         "code residual": float(solution.code_residual.max()),
         "measured error": float(solution.measured_error(x).max()),
         "evaluations": float(solution.iterations.double().mean()),
     }
+    return {name: number for name, number in numbers.items() if not math.isnan(number)}
 
 
 def compare(transform: Chain, x: Tensor, z: Tensor, arithmetic: Arithmetic) -> list[Row]:
@@ -197,28 +200,48 @@ def compare(transform: Chain, x: Tensor, z: Tensor, arithmetic: Arithmetic) -> l
     setup = 1e3 * (time.perf_counter() - begin)
     if inverter.reason:
         raise RuntimeError(f"the chain must be one that is accelerated; it is {inverter.reason}")
-    print("schedules, last block first:", [(s.coarse, *s.refinements) for s in inverter.schedules])
-    print("float64 convolutions:", {str(k): w.__name__ for k, w in inverter.ways.items()})
-    print("one pass, ms:", {k: round(v, 2) for k, v in phases(inverter, z).items()})
-    rows = [{"method": "Inverter", "ms": milliseconds(partial(inverter.solve, z), z.device), "setup ms": setup}]
-    rows[0] |= describe(inverter.solve(z), x)
-    print(row_line(rows[0]), flush=True)
-    inner = inverter.transform
-    ordinary = partial(inner.solve, z.double(), tolerance=TOLERANCE)
-    rows.append({"method": "Chain.solve in float64", "ms": milliseconds(ordinary, z.device, 1)})
-    rows[1] |= describe(cast(ChainSolution, ordinary()), x)
-    print(row_line(rows[1]), flush=True)
-    plain = copy.deepcopy(inner).float()
-    low = cast(Chain, plain)
+    print("schedules, last block first:", counted(inverter.schedules))
+    print("convolutions:", {" ".join(map(str, k)): w.__name__ for k, w in inverter.maker.ways.items()})
+    print("one pass, ms:", {k: round(v, 2) for k, v in phases(inverter, z).items()}, flush=True)
+    rows = [ours(inverter.with_code(code), x, z) | {"setup ms": setup} for code in ("linear", "none", "float64")]
+    return [*rows, ordinary(inverter, x, z), plain(inverter, x, z)]
+
+
+def counted(schedules: list[Schedule]) -> dict[str, int]:
+    """How many blocks have each schedule."""
+    return dict(Counter(f"{s.coarse} {s.single} {s.refinements} {s.proof}" for s in schedules))
+
+
+def ours(inverter: Inverter, x: Tensor, z: Tensor) -> Row:
+    """The accelerated inverse."""
+    solution = inverter.solve(z)
+    row: Row = {"method": f"Inverter, code residual: {inverter.arithmetic.code}"}
+    row |= {"ms": milliseconds(partial(inverter.solve, z), z.device)} | describe(solution, x)
+    print(row_line(row), flush=True)
+    return row
+
+
+def ordinary(inverter: Inverter, x: Tensor, z: Tensor) -> Row:
+    """`Chain.solve` with the same tolerance."""
+    solutions: list[ChainSolution] = []
+    solve = partial(inverter.transform.solve, z.double(), tolerance=TOLERANCE)
+    ms = milliseconds(lambda: solutions.append(cast(ChainSolution, solve())), z.device, 1)
+    row = {"method": "Chain.solve in float64", "ms": ms} | describe(solutions[0], x)
+    print(row_line(row), flush=True)
+    return row
+
+
+def plain(inverter: Inverter, x: Tensor, z: Tensor) -> Row:
+    """The research code's iterations."""
+    low = cast(Chain, copy.deepcopy(inverter.transform).float())
     with inverter.arithmetic.precision(z.device):
-        rows.append({"method": "20 plain iterations in float32, nothing proven"})
-        rows[2]["ms"] = milliseconds(partial(research, low, z.float()), z.device, 3)
-        found = research(low, z.float())
-        residual = (inner.reference(found) - z.double()).flatten(1).norm(dim=1)
-    rows[2] |= {"code residual": float(residual.max())}
-    rows[2] |= {"measured error": float((found.double() - x.double()).flatten(1).norm(dim=1).max())}
-    print(row_line(rows[2]), flush=True)
-    return rows
+        ms = milliseconds(partial(research, low, z.float()), z.device, 3)
+        found = research(low, z.float()).double()
+    row: Row = {"method": f"{PLAIN_ITERATIONS} plain iterations in float32, nothing proven", "ms": ms}
+    row |= {"code residual": float(refinement.norms(inverter.transform.reference(found) - z.double()).max())}
+    row |= {"measured error": float(refinement.norms(found - x.double()).max())}
+    print(row_line(row), flush=True)
+    return row
 
 
 def row_line(row: Row) -> str:
@@ -226,34 +249,20 @@ def row_line(row: Row) -> str:
     return "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{v:<36}" for k, v in row.items())
 
 
-def sweep(transform: Chain, x: Tensor, z: Tensor) -> list[Row]:
-    """Variants: ways to convolve, working precisions, with and without the compiler, fixed schedules."""
-    cuda = z.is_cuda
-    variants: list[tuple[Arithmetic, Schedule | None]] = [
-        (Arithmetic("float16" if cuda else "float32", way), Schedule(6, (5,))) for way in CONVOLUTIONS
-    ]
-    precisions = ("float16", "bfloat16", "tf32", "float32") if cuda else ("float32", "bfloat16")
-    variants += [(Arithmetic(p, "auto"), None) for p in precisions]
-    if cuda:
-        variants.append((Arithmetic("float16", "auto", compiled=True), None))
-    shorter = [(n, r) for n in (4, 6, 8, 10, 12) for r in ((3,), (6,), (3, 2), (6, 3))]
-    if cuda:
-        variants += [(Arithmetic("float16", "auto"), Schedule(n, r)) for n, r in shorter]
-    rows = []
-    transform = cast(Chain, Inverter(transform, z, tolerance=TOLERANCE).transform)  # knows its bounds from here on
-    for arithmetic, schedule in variants:
-        begin = time.perf_counter()
-        inverter = Inverter(transform, z, tolerance=TOLERANCE, arithmetic=arithmetic, schedule=schedule)
-        name = f"{arithmetic.working} {arithmetic.exact}{' compiled' if arithmetic.compiled else ''}"
-        plan = "calibrated" if schedule is None else f"{schedule.coarse} + {list(schedule.refinements)}"
-        row: Row = {"method": f"{name}, {plan}", "setup ms": 1e3 * (time.perf_counter() - begin)}
-        row |= {"ms": milliseconds(partial(inverter.attempt, z), z.device, 3)} | describe(inverter.attempt(z), x)
-        if schedule is None or arithmetic.exact != "auto":
-            row |= phases(inverter, z)
-        rows.append(row)
-        print(row_line(row), flush=True)
-        del inverter
-    return rows
+def measure(options: argparse.Namespace, weights: str, arithmetic: Arithmetic) -> list[Row]:
+    """All rows for one chain."""
+    begin, device = time.perf_counter(), torch.device(options.device)
+    torch.manual_seed(0)
+    if options.run is None:
+        images = torch.rand(options.images, 3, 32, 32).to(device)
+        transform: Transform = build(options.blocks, weights, images)
+    else:
+        transform, images = trained(options.run, options.images, options.device)
+    with torch.no_grad():
+        z = transform.reference(images)
+    print(f"chain with {weights} weights ready after {time.perf_counter() - begin:.1f} s", flush=True)
+    common = {"images": len(images), "weights": weights, "run": 0}
+    return [row | common for row in compare(cast(Chain, transform), images, z, arithmetic)]
 
 
 def main() -> None:
@@ -263,33 +272,25 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--blocks", type=int, nargs="+", default=[18, 18, 18])
     parser.add_argument("--images", type=int, default=128)
-    parser.add_argument("--weights", choices=["random", "flat"], default="random")
+    parser.add_argument("--weights", choices=["random", "flat"], nargs="+", default=["random"])
     parser.add_argument("--run", type=Path, help="folder of a trained model")
-    parser.add_argument("--sweep", action="store_true", help="compare variants instead of methods")
     parser.add_argument("--working", help="working precision: float16, bfloat16, tf32 or float32")
+    parser.add_argument("--exact", help="how to convolve in float64: auto, native, gathered, banded or shifted")
     parser.add_argument("--compiled", action="store_true", help="let torch.compile join elementwise work")
     options = parser.parse_args()
-    begin = time.perf_counter()
-    torch.manual_seed(0)
-    device = torch.device(options.device)
-    if options.run is None:
-        images = torch.rand(options.images, 3, 32, 32).to(device)
-        transform: Transform = build(options.blocks, options.weights, images)
-    else:
-        transform, images = trained(options.run, options.images, options.device)
-    with torch.no_grad():
-        z = transform.reference(images)
-    print(f"chain ready after {time.perf_counter() - begin:.1f} s", flush=True)
-    chain = cast(Chain, transform)
-    usual = Arithmetic.on(device)
-    arithmetic = replace(usual, working=options.working or usual.working, compiled=options.compiled)
-    rows = sweep(chain, images, z) if options.sweep else compare(chain, images, z, arithmetic)
+    begin, usual = time.perf_counter(), Arithmetic.on(torch.device(options.device))
+    arithmetic = replace(
+        usual,
+        working=options.working or usual.working,
+        exact=options.exact or usual.exact,
+        compiled=options.compiled,
+    )
+    names = options.weights if options.run is None else [options.run.name]
+    rows = [row for weights in names for row in measure(options, weights, arithmetic)]
     if options.out:
         seconds = time.perf_counter() - begin
-        name = options.out.stem
-        common = {"images": options.images, "weights": str(options.run or options.weights), "run": 0}
         run = circumstances(seeds=[0], seconds=seconds, precision=f"{arithmetic.working} and float64")
-        print(write(Results(name, [row | common for row in rows], [run]), options.out.parent))
+        print(write(Results(options.out.stem, rows, [run]), options.out.parent))
 
 
 if __name__ == "__main__":

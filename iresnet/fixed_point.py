@@ -42,8 +42,9 @@ class ConvergenceError(RuntimeError):
         )
         if lipschitz is None or not lipschitz < 1:
             remedy = (
-                f"No contraction is proven (Lip(g) <= {lipschitz}): see certify(model), and tighten_(model) repairs it."
+                f"No contraction is proven ({_constant(lipschitz)}): see certify(model). tighten_(model) repairs it "
             )
+            remedy += "where the layers of g are constrained; where they are not, use constrain_(g) and train."
         elif solution.x.dtype == torch.float64:
             remedy = "Allow a larger tolerance or more iterations."
         else:
@@ -56,6 +57,11 @@ class ConvergenceError(RuntimeError):
         """The same error, naming the place, outermost first."""
         place = f"{where}, {self.where}" if self.where else where
         return ConvergenceError(self.solution, self.tolerance, self.lipschitz, place)
+
+
+def _constant(lipschitz: float | None) -> str:
+    known = lipschitz is not None and math.isfinite(lipschitz)
+    return f"Lip(g) <= {lipschitz:.4g}" if known else "no bound of Lip(g) is known"
 
 
 @dataclass(frozen=True)

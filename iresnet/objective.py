@@ -203,9 +203,7 @@ def apart(v: Tensor) -> Tensor:
 def expansion(transform: Transform) -> Tensor | float:
     """Lip(F) for the coefficients asked for: cheap, differentiable in the scales, and nothing is read from a device."""
     if isinstance(transform, ResidualBlock):
-        if any(lip.cap_of(m) is None and lip.lipschitz_constant(m) is None for _, m in lip.leaves(transform.g)):
-            raise NoBoundKnown("A layer of a block is not constrained, so that nothing keeps its norm. Constrain it.")
-        return 1 + (lip.nominal(transform.g) if transform.asserted is None else transform.asserted)
+        return lip.asked(transform.g).expansion if transform.asserted is None else 1 + transform.asserted
     if isinstance(transform, ActNorm):
         return transform.log_scale.max().exp()
     if isinstance(transform, Standardise):

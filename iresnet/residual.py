@@ -2,7 +2,7 @@
 
 invertible      z = x + g(x) has exactly one solution x for every z                        Theorem 1
 inverse         the fixed point of x <- z - g(x), error at most ||x + g(x) - z|| / (1 - L)   Algorithm 1, Eq. 1
-Lipschitz       Lip(F) <= 1 + L,  Lip(F^-1) <= 1 / (1 - L)                                  Lemma 2
+Lipschitz       Lip(F) <= 1 + L (1 for a `Potential`),  Lip(F^-1) <= 1 / (1 - L)            Lemma 2
 determinant     ln det(I + J) = tr ln(I + J), between d ln(1 - L) and d ln(1 + L)           Eq. 4, Lemmas 6 and 7
 dynamics        x + tau g(x) is a bijection for every tau in [0, 1]                         Sec. 4.2
 """
@@ -69,7 +69,7 @@ class ResidualBlock(Transform):
                 f"{error} A constant that you know can be asserted: ResidualBlock(g, lipschitz=0.9)."
             ) from None
         if not value < 1:
-            for _, layer in lip.leaves(self.g):
+            for _, layer in lip.primitives(self.g):
                 if lip.lipschitz_constant(layer) is not None:
                     lip.check_contractive(layer)  # names an activation that expands
             raise ValueError(
@@ -78,7 +78,7 @@ class ResidualBlock(Transform):
             )
 
     def _read_entry(self) -> None:
-        for _, layer in lip.leaves(self.g):
+        for _, layer in lip.primitives(self.g):
             if isinstance(layer, nn.Linear):
                 self._entry = (-1, layer.in_features, 0)
                 return
@@ -190,9 +190,9 @@ class ResidualBlock(Transform):
         b = self.bound(input_shape)
         inverse, low = (1 / (1 - b.value), math.log1p(-b.value)) if b.value < 1 else (math.inf, -math.inf)
         if input_shape is None:
-            return Stretch(1 + b.value, inverse, (-math.inf, math.inf), b.proven)
+            return Stretch(b.expansion, inverse, (-math.inf, math.inf), b.proven)
         d = math.prod(input_shape)
-        return Stretch(1 + b.value, inverse, (d * low, d * math.log1p(b.value)), b.proven)
+        return Stretch(b.expansion, inverse, (d * low, d * math.log(b.expansion)), b.proven)
 
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         g = self._frozen_copy(tuple(x.shape[1:]))[0]

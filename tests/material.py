@@ -107,6 +107,27 @@ INVERSE = {"rows": 360, "precision": "float64", "proven": 360, "largest_block_bo
            "measured_error": 4.2e-13, "composed_bound": 7.3e-6, "informative": True, "iterations": 41.3}  # fmt: skip
 
 
+ROBUST = {"value": 83.06, "low": 78.84, "high": 86.57, "clean": 97.5, "attacked": 90.28, "radius": 2.0,
+          "pixel_radius": 0.125, "median": 3.41, "lipschitz": 11.6, "rows": 360, "remark": ""}  # fmt: skip
+
+VACUOUS = ROBUST | {"value": 0.0, "low": 0.0, "high": 1.06, "median": 0.0, "lipschitz": None,
+                    "remark": "no bound is known: A block has no Lipschitz bound; `certify` says why."}  # fmt: skip
+
+PROBE = {"codes": {"value": 1.944, "wrong": 7, "rows": 360, "low": 0.946, "high": 3.959},
+         "inputs": {"value": 3.889, "wrong": 14, "rows": 360, "low": 2.33, "high": 6.42}, "rows": 1221}  # fmt: skip
+
+#: The inverse of a network without the constraint, as evaluation.json has it: null is what JSON has for infinity.
+FREE = INVERSE | {"proven": 0, "largest_block_bound": None, "composed_bound": None, "informative": False}
+DIVERGED = FREE | {"code_residual": None, "measured_error": None}
+
+
+def free_certificate():
+    """Of a network without the constraint: no block is a contraction."""
+    made = certificate()
+    blocks = [b | {"lipschitz": 1.84, "verdict": "NOT a contraction"} for b in made["blocks"]]
+    return made | {"passed": False, "blocks": blocks, "stretch": made["stretch"] | {"inverse": None}}
+
+
 def digits(**changes):
     bunch = load_digits()
     x = torch.tensor(bunch.images).unsqueeze(1) + 0.5  # in the middle of their bins, as a flow has them

@@ -23,15 +23,19 @@ from iresnet import (
 )
 from iresnet.acceleration import convolution, refinement
 from iresnet.acceleration.arithmetic import Arithmetic
+from iresnet.acceleration.branch import Form, Maker
 from iresnet.acceleration.inverse import Inverter
-from iresnet.acceleration.refinement import Branch, Schedule
+from iresnet.acceleration.refinement import Schedule
+from iresnet.acceleration.rounding import absolute_norm, bend
 from iresnet.evaluation import solving
-from iresnet.lipschitz import linearise, program
+from iresnet.lipschitz import linearise, program, refresh_
+from iresnet.spectral import Geometry, dense_matrix
 from tests.zoo import contraction, linear_block, normal, rouse_
 
 A = contraction(3, 0.8)
 INVERSE = torch.linalg.inv(torch.eye(3, dtype=A.dtype) + A)
 
+PRODUCT = Schedule(3, (3,), single=(2,), proof="product")
 LOW = [Arithmetic("float16", "gathered"), Arithmetic("bfloat16", "shifted"), Arithmetic("float32", "auto")]
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -94,7 +98,7 @@ def test_images_come_back_proven(chain, pair, arithmetic):
     assert float(solution.measured_error(x).max()) <= float(solution.composed_bound.max())
 
 
-@pytest.mark.parametrize("way", [convolution.gathered, convolution.shifted])
+@pytest.mark.parametrize("way", [convolution.gathered, convolution.banded, convolution.shifted])
 @pytest.mark.parametrize(
     ("kernel", "padding", "bias"), [(3, 1, True), (1, 0, False), (5, 2, False), ((3, 1), (0, 2), True)]
 )
@@ -117,8 +121,8 @@ def test_the_tangent_is_the_jacobian(activation):
     x, v = normal(1, 4, seed=2), normal(1, 4, seed=3)
     steps, values = program.read(g), program.tensors(g)
     with torch.no_grad():
-        y, slopes = refinement.traced(steps, x, values)
-        moved = refinement.tangent(steps, v, values, slopes)
+        y, slopes = Form(steps, values).traced(x)
+        moved = Form(steps, values).tangent(v, slopes)
     jacobian = torch.autograd.functional.jacobian(g, x).reshape(4, 4)
     torch.testing.assert_close(y, g(x).detach())
     torch.testing.assert_close(moved, v @ jacobian.T)
@@ -129,7 +133,7 @@ def test_the_tangent_is_the_jacobian(activation):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("schedule", [Schedule(1, ()), Schedule(3, (1,)), Schedule(4, (4, 2))], ids=str)
+@pytest.mark.parametrize("schedule", [Schedule(1, ()), Schedule(3, (1,)), Schedule(4, (4, 2)), PRODUCT], ids=str)
 def test_no_block_bound_lies_below_the_error(seed, schedule):
     torch.manual_seed(seed)
     block = rouse_(ResidualBlock(contractive_mlp(6, (12,), lipschitz=0.9)), seed).eval()
@@ -137,6 +141,8 @@ def test_no_block_bound_lies_below_the_error(seed, schedule):
     with torch.no_grad():
         z = block.reference(x)
     for working in ("float16", "bfloat16", "float32"):
+        if schedule.single and working == "float32":
+            continue  # float32 has nothing between itself and float64
         solution = Inverter(block, z, schedule=schedule, arithmetic=Arithmetic(working)).attempt(z)
         assert bool((solution.measured_error(x) <= solution.largest_block_bound + 1e-13).all())
         assert bool((solution.converged == (solution.largest_block_bound <= 1e-5)).all())
@@ -203,6 +209,147 @@ def test_evaluation_takes_it_on_a_gpu_and_reports_the_same(chain, pair, monkeypa
         solving._solve(model, z, **options)
     solving._solve(images(MaxMin).double(), z)
     assert [bool(i.reason) for i in made] == [False, True]
+
+
+# --------------------------------------------------------------------------------------------------- proof by a product
+
+
+def branch_of(block, x, working):
+    """The branch of a block for inputs like x, as the inverse makes it."""
+    bound = block.bound(tuple(x.shape[1:]))
+    return Maker(Arithmetic(working, "native")).branch(copy.deepcopy(block).double(), x, bound)
+
+
+def flat(channels):
+    """A block whose layers have nearly all their singular values at the coefficient: the hardest to invert."""
+    block = ResidualBlock(contractive_convnet(channels, channels, coefficient=0.95, preactivation=True))
+    for name, p in block.named_parameters():
+        if name.endswith("original"):
+            with torch.no_grad():
+                p.mul_(0.01)
+                p[:, :, p.shape[2] // 2, p.shape[3] // 2] += 3 * torch.linalg.qr(torch.randn(len(p), len(p)))[0]
+    refresh_(block, settle=True)
+    return block.eval()
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (4, 3, 3, 3), (6, 2, 1, 1), (6, 2, 3, 3)])
+def test_the_norm_of_absolute_values_is_bounded_and_no_wild_guess(shape):
+    weight, groups = normal(*shape), 2 if shape == (6, 2, 3, 3) else 1
+    if len(shape) == 2:
+        layer, size = nn.Linear(7, 5), ()
+    else:
+        layer, size = nn.Conv2d(shape[1] * groups, shape[0], shape[2], padding=shape[2] // 2, groups=groups), (5, 6)
+    dense = dense_matrix(weight.abs(), Geometry.of(layer), size)
+    norm = float(torch.linalg.matrix_norm(dense, 2))
+    assert norm <= absolute_norm(weight, groups) <= 2 * norm
+
+
+@pytest.mark.parametrize(
+    ("activation", "largest"), [(nn.ELU(), 1), (nn.Tanh(), 0.7698), (Sine(3.0), 3), (LipSwish(), None)]
+)
+def test_how_much_a_slope_bends(activation, largest):
+    (step,), values = program.read(activation), [t.detach().double() for t in program.tensors(activation)]
+    x = torch.linspace(-6, 6, 20001, dtype=torch.float64).requires_grad_()
+    (first,) = torch.autograd.grad(activation.double()(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    measured = float(second[x.detach() != 0].abs().max())
+    assert measured == pytest.approx(bend(step, values), rel=2e-3)
+    assert largest is None or measured == pytest.approx(largest, rel=2e-3)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.ELU(0.5), nn.Softplus()], ids=str)
+def test_a_slope_that_jumps_proves_nothing_by_a_product(activation):
+    assert bend(program.read(activation)[0], []) == float("inf")
+    block = rouse_(ResidualBlock(constrain_(nn.Sequential(nn.Linear(4, 4), activation, nn.Linear(4, 4)), 0.8))).eval()
+    inverter = Inverter(block, (5, 4), arithmetic=Arithmetic("float16"))
+    assert {s.proof for s in inverter.schedules} == {"residual"}
+    assert bool(inverter.attempt(normal(5, 4)).converged.all())
+    assert not bool(
+        Inverter(block, (5, 4), schedule=PRODUCT, arithmetic=Arithmetic("float16"))
+        .attempt(normal(5, 4))
+        .converged.any()
+    )
+
+
+@pytest.mark.parametrize(("working", "distance"), [("float32", 1e-2), ("float16", 1e-5)])
+def test_one_number_needs_what_a_product_allows(working, distance):
+    # Where phi bends most, a step d misses phi by kappa d^2 / 2; a rounded weight misses by |V - W| d.
+    block = ResidualBlock(nn.Sequential(nn.ELU(), nn.Linear(1, 1, bias=False))).double()
+    with torch.no_grad():
+        block.g[1].weight.fill_(0.75 * (1 + 2.0**-12))  # half way between two numbers of half precision
+        x = torch.full((1, 1), -1e-9, dtype=torch.float64)
+        branch = branch_of(block, x, working)
+        found = refinement.corrected(branch, x, block.reference(x) - distance, terms=3)
+        gap = (found.residual - refinement.residual(branch, found.x, block.reference(x) - distance)).abs()
+    allowed = float(found.slack)
+    assert float(gap) <= allowed <= (1.5 if working == "float32" else 25) * float(gap)
+
+
+@pytest.mark.parametrize("working", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("activation", [nn.ELU, nn.Tanh, Sine, LipSwish])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_product_predicts_the_residual_as_well_as_it_says(activation, working, seed):
+    g = contractive_convnet(4, 6, coefficient=0.95, preactivation=True, activation=activation)
+    block = rouse_(ResidualBlock(g), seed, weight=8.0).eval()
+    branch = branch_of(block, normal(8, 4, 5, 5), working)
+    for size in (1e-2, 1.0, 1e4):  # of x
+        for distance in (1e-9, 1e-5, 1e-2, 1.0):  # from the solution, about
+            x, z = size * normal(8, 4, 5, 5, seed=seed), distance * normal(8, 4, 5, 5, seed=seed + 9)
+            with torch.no_grad():
+                z += x + branch.exact(x)
+                found = refinement.corrected(branch, x, z, terms=2)
+                truth = refinement.residual(branch, found.x, z)
+            gap = refinement.norms(found.residual - truth)
+            assert bool((gap <= found.slack).all())
+    # Not by saying too little: float32 promises four digits of a small correction, half precision one.
+    assert branch.rounding.relative < {"float16": 0.05, "bfloat16": 0.4, "float32": 1e-4}[working]
+
+
+@pytest.mark.parametrize("working", ["float16", "float32"])
+@pytest.mark.parametrize("size", [1.0, 300.0])
+def test_flat_weights_are_proven_by_products(working, size):
+    torch.manual_seed(1)
+    block, x = flat(8), size * normal(4, 8, 6, 6)
+    with torch.no_grad():
+        z = block.reference(x)
+    assert block.bound((8, 6, 6)).value > 0.85
+    inverter = Inverter(block, z, arithmetic=Arithmetic(working))
+    solution = inverter.attempt(z)
+    assert bool(solution.converged.all())
+    assert bool((solution.measured_error(x) <= solution.largest_block_bound).all())
+    (plan,) = inverter.schedules
+    assert plan.proof == "product"
+    assert bool(plan.single) == (working == "float16")
+    assert plan.extended(1).proof == "residual"
+    assert plan.exact_evaluations < plan.extended(1).exact_evaluations
+
+
+# --------------------------------------------------------------------------------------------------- the code residual
+
+
+def test_a_carried_code_residual_is_the_evaluated_one(chain, pair):
+    _, z = pair
+    for working, digits in (("float16", 1e-2), ("float32", 1e-4)):
+        inverter = Inverter(chain, z, tolerance=1e-4, arithmetic=Arithmetic(working, code="linear"))
+        carried, evaluated = inverter.attempt(z), inverter.with_code("float64").attempt(z)
+        assert bool((carried.x == evaluated.x).all())
+        slack = 0.1 * float(evaluated.largest_block_bound.max())
+        torch.testing.assert_close(carried.code_residual, evaluated.code_residual, atol=slack, rtol=digits)
+        assert bool(inverter.with_code("none").attempt(z).code_residual.isnan().all())
+
+
+def test_a_large_code_residual_is_always_evaluated(chain, pair):
+    _, z = pair
+    off = z + 0.1 * normal(*z.shape, seed=7)
+    inverter = Inverter(chain, z, arithmetic=Arithmetic("float16", code="linear"))
+    solution = inverter.attempt(off)
+    residual = (inverter.transform.reference(solution.x) - off).flatten(1).norm(dim=1)
+    torch.testing.assert_close(solution.code_residual, residual)
+
+
+def test_what_float64_can_hold_is_not_reported_in_three_digits(chain, pair):
+    arithmetic = Arithmetic("float16", code="linear")
+    assert Inverter(chain, pair[1], tolerance=None, arithmetic=arithmetic).arithmetic.code == "float64"
 
 
 # --------------------------------------------------------------------------------------------------- schedules, batches
@@ -312,6 +459,10 @@ def test_bad_input_is_refused_in_a_sentence(chain):
         Arithmetic(exact="fft")
     with pytest.raises(ValueError, match="at least one coarse evaluation and no negative number of terms; got 0"):
         Schedule(0)
+    with pytest.raises(ValueError, match="code must be one of float64, linear, none; got 'exact'"):
+        Arithmetic(code="exact")
+    with pytest.raises(ValueError, match="by a product after a refinement in float64; got 'product' and 0 refinements"):
+        Schedule(3, (), proof="product")
     with pytest.raises(ValueError, match=r"z must have shape \(batch, 16, 4, 4\)"):
         Inverter(chain, (2, 16, 4, 4)).solve(normal(2, 16, 8, 8))
     with pytest.raises(ValueError, match="example must be finite"):
@@ -322,7 +473,7 @@ def test_a_branch_without_ways_takes_the_librarys_own():
     g = contractive_convnet(2, 3).double().eval()
     x = normal(1, 2, 4, 4)
     values = [t.detach() for t in program.tensors(g)]
-    torch.testing.assert_close(Branch(program.read(g), values, values)(x), g(x).detach())
+    torch.testing.assert_close(Form(program.read(g), values)(x), g(x).detach())
 
 
 # --------------------------------------------------------------------------------------------------- on a GPU

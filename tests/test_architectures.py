@@ -316,7 +316,7 @@ class TestNetwork:
             ({"dropout": 1.0}, r"dropout must lie in \[0, 1\); got 1.0."),
             ({"padding": -1}, "padding must not be negative; got -1."),
             ({"head": (8, 0)}, r"head must list widths of at least 1; got \[8, 0\]."),
-            ({"activation": "relu"}, "activation must be one of elu, lipswish, maxmin, sine; got 'relu'."),
+            ({"activation": "gelu"}, "activation must be one of elu, lipswish, maxmin, sine, relu; got 'gelu'."),
             ({"estimator": "magic"}, "estimator must be one of auto, series, roulette, exact; got 'magic'."),
             ({"preprocessing": "none"}, "preprocessing must be one of logit, standardise; got 'none'."),
             ({"normalisation": "layer"}, "normalisation must be one of actnorm, batchnorm, none; got 'layer'."),

@@ -51,7 +51,7 @@ def test_every_subcommand_is_shown():
     assert shown >= set(typer.main.get_command(app).commands) - {"demo"}
 
 
-@pytest.mark.parametrize("table", ["data", "network", "objective", "training"])
+@pytest.mark.parametrize("table", ["data", "network", "objective", "training", "acceleration"])
 def test_settings_are_listed_with_their_defaults(table):
     section = TEXTS["docs/guide/train.md"].partition(f"\n### {table}\n")[2].partition("\n### ")[0]
     listed = re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", section, re.MULTILINE)

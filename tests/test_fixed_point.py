@@ -339,9 +339,11 @@ class TestFailure:
         assert not found.converged.any()
         torch.testing.assert_close(found.x, z / 1.5, atol=1e-3, rtol=0)
         sentence = str(ConvergenceError(found, 1e-3, None))
-        assert (
-            "No contraction is proven (Lip(g) <= None): see certify(model), and tighten_(model) repairs it" in sentence
-        )
+        assert "No contraction is proven (no bound of Lip(g) is known): see certify(model)." in sentence
+        assert str(ConvergenceError(found, 1e-3, math.inf)) == sentence
+        sentence = str(ConvergenceError(found, 1e-3, 1.23456))
+        assert "No contraction is proven (Lip(g) <= 1.235): see certify(model). tighten_(model) repairs it " in sentence
+        assert sentence.endswith("where they are not, use constrain_(g) and train.")
 
     @solvers
     def test_an_expanding_map_ends_at_its_limit_without_a_proof(self, solver):

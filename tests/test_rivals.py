@@ -112,7 +112,7 @@ class TestFreeBlock:
         assert not torch.isfinite(solution.x).any()
 
     def test_an_inverse_that_is_not_proven_is_refused(self):
-        with pytest.raises(ConvergenceError, match=r"is not proven to .* No contraction is proven \(Lip\(g\) <= 3.0"):
+        with pytest.raises(ConvergenceError, match=r"is not proven to .* No contraction is proven \(Lip\(g\) <= 3\)"):
             linear([[3.0]]).inverse(torch.ones(2, 1))
 
     def test_shapes_are_checked_as_ever(self):

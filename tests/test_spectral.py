@@ -309,7 +309,6 @@ class TestBound:
         monkeypatch.setattr(fourier, "_multiplies_fast", lambda _: True)
         assert exact * (1 - 1e-9) <= spectral.norm_bound(layer, shape) <= exact * (1 + 1e-6)
 
-
     def test_dropping_hopeless_frequencies_drops_no_winner(self):
         torch.manual_seed(0)
         layer = nn.Conv2d(34, 33, 3, padding=1)

@@ -29,7 +29,7 @@ from iresnet import (
     contractive_convnet,
     contractive_mlp,
 )
-from iresnet.lipschitz import cap_of, refresh_
+from iresnet.lipschitz import Potential, cap_of, refresh_
 
 DOUBLE = torch.float64
 
@@ -106,6 +106,10 @@ def _conv_block(**options: object) -> ResidualBlock:
 
 def _mlp_block(d: int = 4, **options: object) -> ResidualBlock:
     return ResidualBlock(contractive_mlp(d, **{"hidden": (6,), **options}))  # type: ignore[arg-type]
+
+
+def _potential(layer: nn.Module, activation: nn.Module | None = None, lipschitz: float = 0.9) -> ResidualBlock:
+    return _sequence(Potential(layer, activation or nn.ELU()), lipschitz=lipschitz)  # type: ignore[arg-type]
 
 
 def _multiscale() -> Multiscale:
@@ -214,6 +218,9 @@ ZOO = [
     ),
     Case("conv-1d", lambda: _sequence(nn.Conv1d(3, 3, 3, padding=1), nn.ELU(), nn.Conv1d(3, 3, 1)), (3, 5)),
     Case("conv-3d", lambda: _sequence(nn.Conv3d(1, 2, 3, padding=1), nn.ELU(), nn.Conv3d(2, 1, 1)), (1, 2, 3, 2)),
+    Case("potential", lambda: _potential(nn.Linear(4, 7)), (4,)),
+    Case("potential-conv", lambda: _potential(nn.Conv2d(2, 5, 3, padding=1), nn.Softplus()), (2, 4, 3)),
+    Case("potential-chain", lambda: Chain(_potential(nn.Linear(4, 7)), ActNorm(4), _potential(nn.Linear(4, 3))), (4,)),
     Case("asserted", lambda: ResidualBlock(UserNet(), lipschitz=0.7), (4,)),
     Case("actnorm", lambda: ActNorm(4), (4,)),
     Case("actnorm-image", lambda: ActNorm(2), (2, 3, 3)),

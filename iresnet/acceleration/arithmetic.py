@@ -25,24 +25,28 @@ class Arithmetic:
     """How an inverse is computed.
 
     `working` is the precision of most evaluations: float16, bfloat16, tf32 or float32. `exact` is the way to convolve
-    in float64: native, gathered, shifted, or auto, the fastest for each shape. `graph` captures everything as one CUDA
-    graph, `compiled` lets torch.compile join the elementwise work.
+    in float64: native, gathered, banded, shifted, or auto, the fastest for each shape. `graph` captures everything as
+    one CUDA graph, `compiled` lets torch.compile join the elementwise work. `code` is how the code residual is found:
+    float64 evaluates the chain, linear carries the residuals of the blocks through their Jacobians in the working
+    precision (three digits in half precision), none leaves it out (NaN).
     """
 
     working: str = "float16"
     exact: str = "auto"
     graph: bool = True
     compiled: bool = False
+    code: str = "float64"
 
     def __post_init__(self) -> None:
-        for name, known in (("working", [*WORKING]), ("exact", ["auto", *CONVOLUTIONS])):
+        choices = (("working", [*WORKING]), ("exact", ["auto", *CONVOLUTIONS]), ("code", ["float64", "linear", "none"]))
+        for name, known in choices:
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}.")
 
     @classmethod
     def on(cls, device: torch.device) -> Arithmetic:
         """What is best on this kind of device."""
-        return cls() if device.type == "cuda" else cls("float32", "native", graph=False)
+        return cls(code="linear") if device.type == "cuda" else cls("float32", "native", graph=False)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -50,19 +54,27 @@ class Arithmetic:
 
     @contextmanager
     def precision(self, device: torch.device) -> Iterator[None]:
-        """TF32 where it was asked for and only there, no autocast."""
+        """TF32 where it was asked for and only there, sums in float32, no autocast."""
         tf32 = self.working == "tf32"
         with torch.autocast(device_type=device.type, enabled=False):
             if device.type != "cuda":
                 yield
                 return
-            before = torch.get_float32_matmul_precision()
+            # Sums of half precision products are float32 throughout: a proof counts on it.
+            matmul = cast(Any, torch.backends.cuda.matmul)
+            kinds = ("fp16_accumulation", "fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction")
+            names = [f"allow_{kind}" for kind in kinds]
+            before = torch.get_float32_matmul_precision(), [getattr(matmul, name) for name in names]
             torch.set_float32_matmul_precision("high" if tf32 else "highest")
             try:
+                for name in names:
+                    setattr(matmul, name, False)
                 with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=tf32):
                     yield
             finally:
-                torch.set_float32_matmul_precision(before)
+                torch.set_float32_matmul_precision(before[0])
+                for name, value in zip(names, before[1], strict=True):
+                    setattr(matmul, name, value)
 
 
 def captured(function: Run, example: Tensor) -> Run:

@@ -1,6 +1,7 @@
 """Convolutions in float64, where the library's own are slow on a GPU: as matrix products, which reach its tensor cores.
 
 gathered    the patches of the image side by side, one product
+banded      the rows of every patch side by side, one product for every row of the kernel: a third of the copying
 shifted     one product for every place of the kernel, on the padded grid, nothing copied
 native      the library's own
 """
@@ -33,6 +34,21 @@ def gathered(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
     return y.view(n, h, w, out).permute(0, 3, 1, 2)
 
 
+def banded(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
+    """Side by side only what lies in one row of a patch; one product for every row of the kernel, added up."""
+    weight, padded = values[0], _padded(x, step)
+    out, channels, a, b = weight.shape
+    rows = padded.unfold(2, b, 1).permute(0, 1, 2, 4, 3)  # (n, height, w, b, channels)
+    n, height, w = rows.shape[:3]
+    h = height - a + 1
+    rows, matrices = rows.reshape(n, height * w, b * channels), weight.permute(2, 3, 1, 0).reshape(a, -1, out)
+    y = values[1] if len(values) == 2 else None
+    for i in range(a):
+        band, matrix = rows[:, i * w : (i + h) * w], matrices[i].expand(n, -1, -1)
+        y = torch.bmm(band, matrix) if y is None else torch.baddbmm(y, band, matrix)
+    return cast(Tensor, y).view(n, h, w, out).permute(0, 3, 1, 2)
+
+
 def shifted(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
     """One product for every place of the kernel, added up: on the padded grid a shift is an offset, nothing is copied.
 
@@ -62,6 +78,8 @@ def native(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
 def _padded(x: Tensor, step: Step) -> Tensor:
     """A channels-last copy (n, height, width, channels) with the zero padding of the convolution."""
     p, q = cast(Geometry, step.geometry).before
+    if not (p or q):
+        return x.permute(0, 2, 3, 1)
     return F.pad(x.permute(0, 2, 3, 1), (0, 0, q, q, p, p))
 
 
@@ -69,7 +87,9 @@ def _times(rows: Tensor, matrix: Tensor, values: list[Tensor]) -> Tensor:
     return torch.addmm(values[1], rows, matrix) if len(values) == 2 else rows @ matrix
 
 
-CONVOLUTIONS: dict[str, Convolution] = {"native": native, "gathered": gathered, "shifted": shifted}
+CONVOLUTIONS: dict[str, Convolution] = {
+    "native": native, "gathered": gathered, "banded": banded, "shifted": shifted
+}  # fmt: skip
 
 
 def is_simple(step: Step) -> bool:

@@ -6,7 +6,8 @@ made yet, so that all three become one kernel:
     x <- (x + y + b + shift) exp(log_scale),   y <- g(x) without the bias b of its last layer
 
 x stays in the precision of the data (float32); g computes in `dtype`, convolutions with their channels last. All blocks
-of one shape share one compiled function, as g comes as data (`lipschitz.program`).
+of one shape share one compiled function, as g comes as data (`lipschitz.program`); those of the paper's classifier have
+kernels of their own (`kernels`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ..lipschitz import Program, cap_of, program
 from ..lipschitz.constraint import channels_last, stack_of
 from ..residual import ResidualBlock
 from ..transform import Chain, Transform
+from . import kernels
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,10 @@ class Plan:
         with warnings.catch_warnings(), _many_shapes(self.compiled):
             # The compiler looks at .grad of every input, and torch warns of that for scaled weights.
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-            x, y = advance(unit.steps, self.dtype, self.compiled)(x, y, bias, norm, values)
+            if self.compiled and kernels.supported(unit.steps, x, values):
+                x, y = kernels.advance(x, y, bias, norm, values)
+            else:
+                x, y = advance(unit.steps, self.dtype, self.compiled)(x, y, bias, norm, values)
         return x, y, last
 
     def _cast_free_weights(self) -> dict[Tensor, Tensor]:

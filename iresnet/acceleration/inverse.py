@@ -2,10 +2,16 @@
 
     Inverter(transform, codes).solve(z)        the report of `Chain.solve`, x in float64
 
-Block by block, last to first: half precision finds the solution roughly, float64 residuals refine it (`refinement`),
-and a last float64 residual proves it, ||x - x*|| <= ||x + g(x) - z|| / (1 - L). How much each block needs is found on
-the example. On a GPU all of it is one CUDA graph and the only thing read back is whether every sample is proven; those
-that are not get one more refinement, and after that `Chain.solve`, which takes the iterations it needs.
+Block by block, last to first: half precision finds the solution roughly, residuals in float32 and float64 refine it
+(`refinement`), and ||x - x*|| <= ||x + g(x) - z|| / (1 - L) proves it, by a float64 residual or by the correction's
+own product with the Jacobian (`rounding`). How much each block needs is found on the example. On a GPU all of it is
+one CUDA graph and the only thing read back is whether every sample is proven; those that are not get one more
+refinement, and after that `Chain.solve`, which takes the iterations it needs.
+
+The code residual F(x) - z can be carried instead of evaluated. Going forward from x, let e be the difference of the
+recomputed state and the solved one, zero at first. A block with residual r = z - x - g(x) maps it to
+
+    e <- e + J e - r + O(||e||^2),        and a closed form to        e <- F_t(x + e) - z.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import cast
 
@@ -27,11 +33,12 @@ from ..preprocess import Logit, Standardise
 from ..residual import ResidualBlock
 from ..transform import Chain, ChainSolution, Shape, Transform, check_batch, check_finite
 from .arithmetic import Arithmetic, Run, captured
-from .convolution import CONVOLUTIONS, Convolution, arranged, fastest, is_simple, native
-from .refinement import SLOPES, Branch, Schedule, calibrate, norms, solve
+from .branch import SLOPES, Branch, Maker, laid_out
+from .refinement import Schedule, Solved, calibrate, norms, scaled, solve
 
-#: Transforms whose inverse is a formula.
+#: Transforms whose inverse is a formula, and the largest code residual that is carried: its square is left out.
 CLOSED = (ActNorm, InjectivePad, Squeeze, Standardise, Logit)
+FAR = 1e-3
 
 
 @dataclass
@@ -75,6 +82,8 @@ class Inverter:
         self.tolerance, self.shape = tolerance, tuple(z.shape)
         self.arithmetic = Arithmetic.on(z.device) if arithmetic is None else arithmetic
         # The stored weights as they are, in float64: the function that is inverted, and that proves the inverse.
+        if tolerance is None and self.arithmetic.code == "linear":  # three digits of rounding errors say nothing
+            self.arithmetic = replace(self.arithmetic, code="float64")
         exact = cast(Transform, release_(copy.deepcopy(transform)).double().eval().requires_grad_(False))
         self.transform = exact if exact.parts() else Chain(exact)
         #: Why `solve` is that of the chain, in a sentence; empty where it is accelerated.
@@ -100,8 +109,8 @@ class Inverter:
 
     def _prepare(self, z: Tensor, schedule: Schedule | None) -> None:
         self.parts: list[_Part] = []
-        self.ways: dict[tuple[Shape, Shape], Convolution] = {}  # the fastest, by shape of input and weight
-        x = _laid_out(z)
+        self.maker = Maker(self.arithmetic)
+        x = laid_out(z)
         for t in reversed(list(_flat(self.transform))):
             x = self._add(t, x, schedule)
             if self.reason:
@@ -117,20 +126,20 @@ class Inverter:
     def _add(self, t: Transform, z: Tensor, schedule: Schedule | None) -> Tensor:
         """Append the part for one transform, given its codes; its solutions."""
         if not isinstance(t, ResidualBlock):
-            x = _laid_out(t.inverse(z))
+            x = laid_out(t.inverse(z))
             self.parts.append(_Part(t, t.stretch(tuple(x.shape[1:])).inverse))
             return x
         bound = t.bound(tuple(z.shape[1:]))
         if not bound.value < 1:
             self.reason = f"not accelerated: a residual block is no proven contraction, Lip(g) <= {bound.value:.4g}."
             return z
-        branch = self._branch(t, z)
+        branch = self.maker.branch(t, z, bound)
         part = _Part(t, 1 / (1 - bound.value), bound.value, bound.proven, branch)
         if schedule is None:
             goal = self._goal(bound.value) * (1.0 if self.tolerance else float(norms(z).min().clamp_min(1)))
             part.schedule, x = calibrate(branch, z, goal * (1 - bound.value))
         else:
-            part.schedule, x = schedule, solve(branch, z, schedule)[0]
+            part.schedule, x = schedule, solve(branch, z, schedule).x
         self.parts.append(part)
         return x
 
@@ -138,36 +147,6 @@ class Inverter:
         """The tolerance of a block; where none is given, that for a code with a norm of one."""
         one = torch.ones(1, 1, dtype=torch.float64)
         return self.tolerance or float(default_tolerance(one, lipschitz))
-
-    def _branch(self, block: ResidualBlock, z: Tensor) -> Branch:
-        steps = program.read(block.g)
-        assert steps is not None
-        exact = [t.detach() for t in program.tensors(block.g)]
-        working = [_laid_out(t.to(self.arithmetic.dtype)) for t in exact]
-        branch = Branch(steps, exact, working)
-        if self.arithmetic.exact != "native":
-            self._choose(branch, z)
-        return branch
-
-    def _choose(self, branch: Branch, x: Tensor) -> None:
-        first = 0
-        for step in branch.program:
-            values = branch.exact[first : first + step.tensors]
-            way = self._way(step, x, values)
-            if way is not native:
-                branch.exact[first] = values[0] = arranged(values[0])
-            branch.convolutions.append(way)
-            x, first = way(step, x, values), first + step.tensors
-
-    def _way(self, step: program.Step, x: Tensor, values: list[Tensor]) -> Convolution:
-        if not is_simple(step):
-            return native
-        if self.arithmetic.exact != "auto":
-            return CONVOLUTIONS[self.arithmetic.exact]
-        key = (tuple(x.shape), tuple(values[0].shape))
-        if key not in self.ways:
-            self.ways[key] = fastest(step, x, [arranged(values[0]), *values[1:]])
-        return self.ways[key]
 
     def _constants(self, z: Tensor) -> None:
         """What the report needs of every part, as columns on the device."""
@@ -190,6 +169,12 @@ class Inverter:
             run = partial(self._compute, more=more)
             self._runs[more] = captured(run, z) if z.is_cuda and self.arithmetic.graph else run
         return self._runs[more]
+
+    def with_code(self, code: str) -> Inverter:
+        """The same inverse with the code residual found in another way, as `Arithmetic.code` says."""
+        other = copy.copy(self)
+        other.arithmetic, other._runs = replace(self.arithmetic, code=code), {}
+        return other
 
     # ------------------------------------------------------------------------------------------------- solving
 
@@ -222,6 +207,9 @@ class Inverter:
             results = [self._run(part.double(), more)(part.double()) for part in filled]
         rows = [torch.cat(column)[:count] for column in zip(*results, strict=True)]
         x, converged, largest, residual, composed = rows
+        if self.arithmetic.code == "linear" and not bool((residual < FAR).all()):
+            with torch.no_grad():
+                residual = norms(self.transform.reference(x) - z)
         evaluations = sum(s.extended(more).evaluations for s in self.schedules)
         iterations = torch.full((count,), evaluations, device=z.device)
         return ChainSolution(x, iterations, converged, largest, residual, composed, all(p.proven for p in self.parts))
@@ -233,23 +221,39 @@ class Inverter:
 
     def _compute(self, z: Tensor, more: int) -> tuple[Tensor, ...]:
         """(x, converged, largest block bound, code residual, composed bound): kernels only, no value is read."""
-        x, residuals, sizes = _laid_out(z), [], [norms(z)]
+        x, solved = laid_out(z), []
         for part in self.parts:
-            code = x
             if part.branch is None:
-                x = _laid_out(part.transform.inverse(code))
-                r = part.transform.reference(x) - code
+                code, x = x, laid_out(part.transform.inverse(x))
+                r = code - part.transform.reference(x)
+                solved.append(Solved(x, r, r.new_zeros(len(r)), []))
             else:
-                x, r = solve(part.branch, code, part.schedule.extended(more), compiled=self.arithmetic.compiled)
-            residuals.append(norms(r))
-            sizes.append(norms(x))
-        converged, largest, composed = self._judge(torch.stack(residuals), torch.stack(sizes))
-        return x.contiguous(), converged, largest, norms(self._forward(x) - z), composed
+                plan = part.schedule.extended(more)
+                solved.append(solve(part.branch, x, plan, compiled=self.arithmetic.compiled))
+                x = solved[-1].x
+        residuals = torch.stack([norms(s.residual) + s.slack for s in solved])
+        judged = self._judge(residuals, torch.stack([norms(z), *(norms(s.x) for s in solved)]))
+        return x.contiguous(), *judged[:2], self._code_residual(z, solved), judged[2]
 
-    def _forward(self, x: Tensor) -> Tensor:
-        for part in reversed(self.parts):
-            x = _laid_out(part.transform.reference(x)) if part.branch is None else x + part.branch(x)
-        return x
+    def _code_residual(self, z: Tensor, solved: list[Solved]) -> Tensor:
+        """||F(x) - z|| in the way that is asked for."""
+        x = solved[-1].x
+        if self.arithmetic.code == "none":
+            return torch.full_like(norms(z), torch.nan)
+        if self.arithmetic.code == "float64":
+            for part in reversed(self.parts):
+                x = laid_out(part.transform.reference(x)) if part.branch is None else x + part.branch.exact(x)
+            return norms(x - z)
+        e = torch.zeros_like(x)
+        codes = [z, *(s.x for s in solved[:-1])]
+        for part, s, code in zip(self.parts[::-1], solved[::-1], codes[::-1], strict=True):
+            if part.branch is None:
+                e = laid_out(part.transform.reference(s.x + e)) - code
+            else:
+                scale, small = scaled(e, part.branch.dtype)
+                moved = part.branch.working.tangent(small, s.slopes)
+                e = torch.addcmul(e, scale, moved.double()) - s.residual
+        return norms(e)
 
     def _judge(self, residuals: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(converged, largest bound, composed bound) from norms: rows are parts, last to first, columns samples."""
@@ -262,11 +266,6 @@ class Inverter:
         good = (bounds <= goals) & torch.isfinite(bounds)
         composed = torch.where(bounds > 0, self._carried * bounds, 0.0).sum(0)
         return good.all(0), bounds.amax(0), composed
-
-
-def _laid_out(x: Tensor) -> Tensor:
-    """Images with their channels last, which half precision and matrix products want."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.contiguous()
 
 
 def _flat(transform: Transform) -> Iterator[Transform]:

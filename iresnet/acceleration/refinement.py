@@ -1,103 +1,34 @@
 """One block's inverse in mixed precision: x + g(x) = z with x in float64 and most evaluations of g in half precision.
 
     coarse      x <- z - g(x) in the working precision, until its rounding stops it: an error of about 1e-4 ||x||
-    refine      r = z - x - g(x) in float64; d <- r - J d, a few times, in the working precision; x <- x + d
+    refine      r = z - x - g(x) in float32 or float64; d <- r - J d, a few times, in the working precision; x <- x + d
     prove       ||x - x*|| <= ||x + g(x) - z|| / (1 - L), the residual in float64
 
 The correction solves (I + J) d = r by its Neumann series. Only the relative error of d counts, so r is scaled to size
 one first and half precision gains about three digits a refinement, until float64 is reached. J is taken at the last
 coarse iterate: its distance from x is of the size of the correction, and enters as a factor of that correction.
+
+The residual after the last correction need not be evaluated anew: with r and J at x in float64, and d small,
+
+    z - (x + d) - g(x + d) = r - d - J d + error,     ||error|| <= relative ||d|| + floor + curvature / 2 ||d||^2
+
+with one product in the working precision and the constants of `rounding`. A float32 residual before the float64 one
+makes d small enough, about 1e-7 ||x||: then one float64 evaluation of g serves both correction and proof.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ..lipschitz.program import Program, Step, apply, run
-from .convolution import Convolution, native
-
-#: Activations whose slope is known from x and y.
-SLOPES = frozenset({"elu", "tanh", "relu", "softplus", "sine", "lipswish", "identity"})
-
-
-@dataclass
-class Branch:
-    """g of one block: its program, its tensors in float64 and in the working precision, ways to convolve in float64."""
-
-    program: Program
-    exact: list[Tensor]
-    working: list[Tensor]
-    convolutions: list[Convolution] = field(default_factory=list)  # one a step; none: the library's own
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.working[0].dtype
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """g(x) in float64."""
-        left = iter(self.exact)
-        for i, step in enumerate(self.program):
-            values = [next(left) for _ in range(step.tensors)]
-            way = self.convolutions[i] if self.convolutions else native
-            x = way(step, x, values)
-        return x
-
-
-def traced(program: Program, x: Tensor, values: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """g(x) and the slopes of its activations, in order."""
-    left, slopes = iter(values), []
-    for step in program:
-        own = [next(left) for _ in range(step.tensors)]
-        y = apply(step, x, own)
-        if step.geometry is None and step.kind != "linear":
-            slopes.append(slope(step, x, y, own))
-        x = y
-    return x, slopes
-
-
-def slope(step: Step, x: Tensor, y: Tensor, values: list[Tensor]) -> Tensor:
-    """d y / d x of an activation y = step(x)."""
-    match step.kind:
-        case "elu" if step.constant == 1:
-            return y.clamp(max=0) + 1
-        case "elu":
-            return torch.where(x > 0, torch.ones_like(x), y + step.constant)
-        case "tanh":
-            return 1 - y.square()
-        case "relu":
-            return (x > 0).to(x.dtype)
-        case "softplus":
-            return torch.sigmoid(step.constant * x)
-        case "sine":
-            return torch.cos(step.constant * x)
-        case "lipswish":
-            beta = F.softplus(values[0])
-            s = torch.sigmoid(beta * x)
-            return (s + beta * x * s * (1 - s)) / 1.1
-        case _:
-            return torch.ones_like(x)
-
-
-def tangent(program: Program, v: Tensor, values: list[Tensor], slopes: list[Tensor]) -> Tensor:
-    """J v."""
-    left, slope_of = iter(values), iter(slopes)
-    for step in program:
-        own = [next(left) for _ in range(step.tensors)]
-        acts = step.geometry is None and step.kind != "linear"
-        v = v * next(slope_of) if acts else apply(_linear(step), v, own[:1])
-    return v
-
-
-def _linear(step: Step) -> Step:
-    return Step(step.kind, 1, step.geometry, step.constant)
-
+from ..fixed_point import RESIDUAL_ROUNDING
+from ..lipschitz.program import Program, run
+from .branch import Branch, Form
 
 # --------------------------------------------------------------------------------------- the steps of a solve
 
@@ -117,47 +48,87 @@ def series_step(program: Program, compiled: bool) -> Callable[..., Tensor]:
     """(r, d, tensors, slopes) -> r - J d."""
 
     def function(r: Tensor, d: Tensor, values: list[Tensor], slopes: list[Tensor]) -> Tensor:
-        return r - tangent(program, d, values, slopes)
+        return r - Form(program, values).tangent(d, slopes)
 
     return cast(Any, torch.compile(function, dynamic=False)) if compiled else function
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How much is done for one block: coarse evaluations of g, and for every refinement the terms of its series."""
+    """How much is done for one block.
+
+    `coarse` evaluations of g, then for every refinement the terms of its series: first those of `single`, with a
+    residual in float32, then `refinements`, in float64. `proof` is by a "residual" of its own, in float64, or by the
+    "product" with J that follows the last series.
+    """
 
     coarse: int = 8
     refinements: tuple[int, ...] = (6, 4)
+    single: tuple[int, ...] = ()
+    proof: str = "residual"
 
     def __post_init__(self) -> None:
-        if self.coarse < 1 or any(terms < 0 for terms in self.refinements):
+        if self.coarse < 1 or any(terms < 0 for terms in self.single + self.refinements):
             raise ValueError(
                 "a schedule has at least one coarse evaluation and no negative number of terms; "
-                f"got {self.coarse} and {list(self.refinements)}."
+                f"got {self.coarse} and {[*self.single, *self.refinements]}."
+            )
+        if self.proof not in ("residual", "product") or (self.proof == "product" and not self.refinements):
+            raise ValueError(
+                "the proof is by a residual, or by a product after a refinement in float64; "
+                f"got {self.proof!r} and {len(self.refinements)} refinements."
             )
 
     def extended(self, more: int) -> Schedule:
-        """With so many more refinements, each as long as the longest."""
-        terms = max(self.refinements, default=self.coarse)
-        return Schedule(self.coarse, self.refinements + (terms,) * more)
+        """With so many more refinements, each as long as the longest, and a proof by a residual."""
+        if not more:
+            return self
+        terms = max(self.single + self.refinements, default=self.coarse)
+        return replace(self, refinements=self.refinements + (terms,) * more, proof="residual")
+
+    @property
+    def exact_evaluations(self) -> int:
+        """Of g in float64."""
+        return len(self.refinements) + (self.proof == "residual")
 
     @property
     def evaluations(self) -> int:
-        """Of g or its Jacobian, in both precisions, the proof included."""
-        return self.coarse + sum(terms + 1 for terms in self.refinements) + 1
+        """Of g or its Jacobian, in all precisions, the proof included."""
+        return self.coarse + sum(terms + 1 for terms in self.single + self.refinements) + 1
 
 
-def solve(branch: Branch, z: Tensor, schedule: Schedule, *, compiled: bool = False) -> tuple[Tensor, Tensor]:
-    """(x, z - x - g(x)) in float64 by a fixed schedule: nothing is read back, nothing depends on the numbers."""
+@dataclass
+class Solved:
+    """x, z - x - g(x) up to an error of norm `slack` (per sample), and slopes near x, in the working precision."""
+
+    x: Tensor
+    residual: Tensor
+    slack: Tensor
+    slopes: list[Tensor]
+
+
+def solve(branch: Branch, z: Tensor, schedule: Schedule, *, compiled: bool = False) -> Solved:
+    """x in float64 by a fixed schedule: nothing is read back, nothing depends on the numbers."""
     x, slopes = coarse(branch, z, schedule.coarse, compiled=compiled)
-    for terms in schedule.refinements:
-        x = corrected(branch, x, residual(branch, x, z), slopes, terms, compiled=compiled)
-    return x, residual(branch, x, z)
+    for terms in schedule.single:
+        x = _moved(x, *series(branch, single_residual(branch, x, z), slopes, terms, compiled=compiled))
+    by_product = schedule.proof == "product"
+    for terms in schedule.refinements[: len(schedule.refinements) - by_product]:
+        x = _moved(x, *series(branch, residual(branch, x, z), slopes, terms, compiled=compiled))
+    if by_product:
+        return corrected(branch, x, z, schedule.refinements[-1], compiled=compiled)
+    r = residual(branch, x, z)
+    return Solved(x, r, torch.zeros_like(norms(r)), slopes)
 
 
 def residual(branch: Branch, x: Tensor, z: Tensor) -> Tensor:
     """z - x - g(x) in float64."""
-    return (z - x).sub_(branch(x))
+    return (z - x).sub_(branch.exact(x))
+
+
+def single_residual(branch: Branch, x: Tensor, z: Tensor) -> Tensor:
+    """z - x - g(x) with g in float32."""
+    return (z - x).sub_(cast(Form, branch.single)(x.float()))
 
 
 def coarse(branch: Branch, z: Tensor, count: int, *, compiled: bool = False) -> tuple[Tensor, list[Tensor]]:
@@ -165,20 +136,42 @@ def coarse(branch: Branch, z: Tensor, count: int, *, compiled: bool = False) -> 
     start, step = z.to(branch.dtype), plain_step(branch.program, compiled)
     x = start
     for _ in range(count - 1):
-        x = step(start, x, branch.working)
-    y, slopes = traced(branch.program, x, branch.working)
+        x = step(start, x, branch.working.values)
+    y, slopes = branch.working.traced(x)
     return z - y, slopes
 
 
-def corrected(
-    branch: Branch, x: Tensor, r: Tensor, slopes: list[Tensor], terms: int, *, compiled: bool = False
-) -> Tensor:
-    """x + d for (I + J) d = r, by `terms` terms of the Neumann series."""
+def series(
+    branch: Branch, r: Tensor, slopes: list[Tensor], terms: int, *, compiled: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(scale, d / scale) for (I + J) d = r, by `terms` terms of the Neumann series."""
     scale, small = scaled(r, branch.dtype)
     d, step = small, series_step(branch.program, compiled)
     for _ in range(terms):
-        d = step(small, d, branch.working, slopes)
+        d = step(small, d, branch.working.values, slopes)
+    return scale, d
+
+
+def _moved(x: Tensor, scale: Tensor, d: Tensor) -> Tensor:
     return (d * scale).add_(x)
+
+
+def corrected(branch: Branch, x: Tensor, z: Tensor, terms: int, *, compiled: bool = False) -> Solved:
+    """x + d with its residual r - d - J d and a bound of what that leaves out: the proof by a product."""
+    y, slopes = branch.exact.traced(x, branch.dtype)
+    r = (z - x).sub_(y)
+    scale, d = series(branch, r, slopes, terms, compiled=compiled)
+    left = torch.addcmul(r, scale, d.double() + branch.products.tangent(d, slopes), value=-1)
+    return Solved(_moved(x, scale, d), left, _slack(branch, x, z, scale, d), slopes)
+
+
+def _slack(branch: Branch, x: Tensor, z: Tensor, scale: Tensor, d: Tensor) -> Tensor:
+    """What `rounding` allows, and what float64 rounds in g(x), from which residual and slopes both are."""
+    if branch.rounding is None:
+        return torch.full_like(scale.flatten(), torch.inf)
+    scale = scale.flatten()
+    exact = RESIDUAL_ROUNDING * (2 * norms(x) + 2 * norms(z))
+    return branch.rounding.allowance(scale * norms(d.double()), scale) + exact
 
 
 def scaled(r: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -203,21 +196,42 @@ def calibrate(branch: Branch, z: Tensor, goal: float) -> tuple[Schedule, Tensor]
     """The schedule that brings the residual of these codes well below `goal`, and the x it ends at.
 
     Every phase goes on until its precision gains nothing more: evaluations in the working precision are the cheap
-    ones. Values are read back here, and nowhere else.
+    ones. A float32 residual is taken where it saves one in float64. Values are read back here, and nowhere else.
     """
     unit = torch.finfo(branch.dtype).eps / 2
-    count = _stalls(lambda x, start: start - run(branch.program, x, branch.working), z.to(branch.dtype), unit)
+    count = _stalls(lambda x, start: start - run(branch.program, x, branch.working.values), z.to(branch.dtype), unit)
     x, slopes = coarse(branch, z, count)
-    refinements: list[int] = []
+    plan, found = _planned(branch, x, z, slopes, goal, Schedule(count, ()))
+    if branch.single is None or plan.exact_evaluations < 2:
+        return plan, found
+    r = single_residual(branch, x, z)
+    terms = _terms(branch, r, slopes, unit)
+    x = _moved(x, *series(branch, r, slopes, terms))
+    other, better = _planned(branch, x, z, slopes, goal, Schedule(count, (), (terms,)))
+    return (other, better) if other.exact_evaluations < plan.exact_evaluations else (plan, found)
+
+
+def _planned(
+    branch: Branch, x: Tensor, z: Tensor, slopes: list[Tensor], goal: float, plan: Schedule
+) -> tuple[Schedule, Tensor]:
+    """The plan with the refinements in float64 that are needed from x on."""
+    unit = torch.finfo(branch.dtype).eps / 2
     r = residual(branch, x, z)
-    while (size := float(norms(r).max())) > AIM * goal and len(refinements) < MOST_REFINEMENTS:
-        _, small = scaled(r, branch.dtype)
-        enough = max(unit, 0.5 * AIM * goal / size)
-        terms = _stalls(lambda d, r: r - tangent(branch.program, d, branch.working, slopes), small, enough)
-        refinements.append(terms)
-        x = corrected(branch, x, r, slopes, terms)
+    while (size := float(norms(r).max())) > AIM * goal and len(plan.refinements) < MOST_REFINEMENTS:
+        terms = _terms(branch, r, slopes, max(unit, 0.25 * AIM * goal / size))
+        plan = replace(plan, refinements=(*plan.refinements, terms))
+        proof = corrected(branch, x, z, terms)
+        if float((norms(proof.residual) + proof.slack).max()) <= AIM * goal:
+            return replace(plan, proof="product"), proof.x
+        x = _moved(x, *series(branch, r, slopes, terms))
         r = residual(branch, x, z)
-    return Schedule(count, tuple(refinements)), x
+    return plan, x
+
+
+def _terms(branch: Branch, r: Tensor, slopes: list[Tensor], relative: float) -> int:
+    """Terms of the series until it gains less than this."""
+    _, small = scaled(r, branch.dtype)
+    return _stalls(lambda d, r: r - branch.working.tangent(d, slopes), small, relative)
 
 
 def _stalls(step: Callable[[Tensor, Tensor], Tensor], start: Tensor, relative: float) -> int:

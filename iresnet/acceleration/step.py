@@ -105,6 +105,11 @@ class Stepper:
             parts.append(f"blocks {'compiled' if self.compiled else 'fused'}, g in {str(self.dtype)[6:]}")
         return ", ".join(parts)
 
+    @property
+    def precision(self) -> str:
+        """In which precision the steps compute."""
+        return "float32" if self.dtype == torch.float32 else f"float32, g in {str(self.dtype)[6:]}"
+
     def __str__(self) -> str:
         return f"{self.method} ({'; '.join(self.reasons)})" if self.reasons else self.method
 

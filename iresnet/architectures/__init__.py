@@ -7,12 +7,13 @@ a base, a head, or both).
 
 from .branches import Activation, contractive_convnet, contractive_mlp, mlp_flow
 from .build import build
-from .network import ACTIVATIONS, ESTIMATORS, FAMILIES, NORMALISATIONS, PREPROCESSING, READOUTS, Network
+from .network import ACTIVATIONS, BRANCHES, ESTIMATORS, FAMILIES, NORMALISATIONS, PREPROCESSING, READOUTS, Network
 from .readout import NormalisedReadout, Readout
 
 __all__ = [
     "ACTIVATIONS",
     "Activation",
+    "BRANCHES",
     "ESTIMATORS",
     "FAMILIES",
     "NORMALISATIONS",

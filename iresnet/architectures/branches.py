@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
@@ -11,10 +12,10 @@ from torch import nn
 from ..base import DiagonalNormal
 from ..elementary import ActNorm
 from ..flow import Flow
-from ..lipschitz import Conditioned, NormRule, check_contractive, constrain_
+from ..lipschitz import Conditioned, NormRule, Potential, check_contractive, constrain_
 from ..logdet import Estimator
 from ..residual import ResidualBlock
-from ..transform import Chain, Transform
+from ..transform import Chain, Shape, Transform
 
 Activation: TypeAlias = Callable[[], nn.Module]
 
@@ -48,6 +49,17 @@ def alternate(
         channels = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
         steps += [*(between(channels) if i or preactivation else []), layer]
     return nn.Sequential(*steps)
+
+
+def potential(shape: Shape, width: int, activation: nn.Module, kernel: int = 0) -> nn.Module:
+    """-W' activation(W x + b) for x of this shape: W a convolution to so many channels that keeps the size of an image,
+    or with kernel 0 a matrix to so many units."""
+    if kernel:
+        if kernel % 2 == 0:
+            raise ValueError(f"kernels must be odd, so that the size is kept, or 0 for a dense layer; got {kernel}.")
+        return Potential(nn.Conv2d(shape[0], width, kernel, padding=kernel // 2), activation)
+    dense = Potential(nn.Linear(math.prod(shape), width), activation)
+    return dense if len(shape) == 1 else nn.Sequential(nn.Flatten(), dense, nn.Unflatten(1, shape))
 
 
 def _constrain(

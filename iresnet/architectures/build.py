@@ -21,7 +21,7 @@ from ..preprocess import Logit, Standardise
 from ..residual import ResidualBlock
 from ..rivals import FreeBlock, PreActResNet
 from ..transform import Chain, Shape, Transform
-from .branches import Activation, alternate, convolutions, linears
+from .branches import Activation, alternate, convolutions, linears, potential
 from .network import Network
 from .readout import head as make_head
 
@@ -102,7 +102,7 @@ def _scales(network: Network, schema: Schema, first: Transform, normalised: bool
         for t in stage:
             shape = _next_shape(t, shape, schema, network)
         for _ in range(blocks):
-            stage += [*_norm(network, shape), _block(network, shape)]
+            stage += [*_norm(network, shape), _block(network, shape, scale)]
         last = scale == len(network.blocks) - 1
         stages.append([*stage, *(_norm(network, shape) if last and normalised else [])])
         if network.factor_out and not last:
@@ -138,18 +138,20 @@ def _norm(network: Network, shape: Shape) -> list[Transform]:
     return [ActNorm(shape[0])] if network.normalisation == "actnorm" else []
 
 
-def _block(network: Network, shape: Shape) -> ResidualBlock:
-    g = _branch(network, shape)
+def _block(network: Network, shape: Shape, scale: int) -> ResidualBlock:
+    g = _branch(network, shape, scale)
     if not network.constrained:
         return FreeBlock(g)
     return ResidualBlock(constrain_(g, lipschitz=network.lipschitz))
 
 
-def _branch(network: Network, shape: Shape) -> nn.Sequential:
+def _branch(network: Network, shape: Shape, scale: int) -> nn.Module:
     kinds: dict[str, Activation] = {
-        "elu": nn.ELU, "lipswish": LipSwish, "maxmin": MaxMin, "sine": lambda: Sine(network.frequency)
+        "elu": nn.ELU, "lipswish": LipSwish, "maxmin": MaxMin, "sine": lambda: Sine(network.frequency), "relu": nn.ReLU
     }  # fmt: skip
     activation, width, batchnorm = kinds[network.activation], network.width or shape[0], _batchnorm(shape)
+    if network.branch == "potential":
+        return potential(shape, width, activation(), _kernel(network, scale) if len(shape) > 1 else 0)
 
     def between(channels: int) -> list[nn.Module]:
         return [*([batchnorm(channels)] if network.normalisation == "batchnorm" else []), activation()]
@@ -160,6 +162,16 @@ def _branch(network: Network, shape: Shape) -> nn.Sequential:
         else convolutions(shape[0], width, network.kernels)
     )
     return alternate(layers, between, preactivation=network.preactivation)
+
+
+def _kernel(network: Network, scale: int) -> int:
+    """The kernel of a potential at a scale: its own, or the one that all have."""
+    if len(network.kernels) not in (1, len(network.blocks)):
+        raise ValueError(
+            "a potential has one layer: kernels has one entry for all scales or one for each of "
+            f"{len(network.blocks)}; got {list(network.kernels)}. Use kernels = [3]."
+        )
+    return network.kernels[scale if len(network.kernels) > 1 else 0]
 
 
 def _batchnorm(shape: Shape) -> type[nn.BatchNorm1d] | type[nn.BatchNorm2d]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ACTIVATIONS = ("elu", "lipswish", "maxmin", "sine")
+BRANCHES = ("chain", "potential")
+ACTIVATIONS = ("elu", "lipswish", "maxmin", "sine", "relu")
+#: Those that never fall, which a potential needs.
+MONOTONE = ("elu", "relu")
 ESTIMATORS = ("auto", "series", "roulette", "exact")
 PREPROCESSING = ("logit", "standardise")
 NORMALISATIONS = ("actnorm", "batchnorm", "none")
@@ -12,8 +15,8 @@ READOUTS = ("linear", "batchnorm", "lipschitz")
 FAMILIES = ("iresnet", "resnet")
 
 CHOICES = {
-    "activation": ACTIVATIONS, "estimator": ESTIMATORS, "preprocessing": PREPROCESSING, "normalisation": NORMALISATIONS,
-    "readout": READOUTS, "family": FAMILIES,
+    "family": FAMILIES, "branch": BRANCHES, "activation": ACTIVATIONS, "normalisation": NORMALISATIONS,
+    "preprocessing": PREPROCESSING, "readout": READOUTS, "estimator": ESTIMATORS,
 }  # fmt: skip
 
 
@@ -24,7 +27,8 @@ class Network:
     `blocks` counts residual blocks, one entry a scale: an image is squeezed before each scale, the first only with
     `squeeze_first`; a table has one. g has `kernels` convolutions (images) or `depth` hidden layers (tables) of `width`
     channels or units (0: as many as the scale has), with `preactivation` an activation before the first, and Lip(g)
-    stays below `lipschitz` unless the network is not `constrained`. `normalisation` is an ActNorm before every block,
+    stays below `lipschitz` unless the network is not `constrained`. With the `branch` potential g has one layer and its
+    transpose, and no block stretches. `normalisation` is an ActNorm before every block,
     BatchNorm before every activation of an unconstrained g, or none. `factor_out` sends half of the channels straight
     to the code after each scale. The base is a mixture of so many `components`. With `bayes` a hybrid's base has one
     component a class, whose posterior classifies; otherwise `head` lists the hidden widths of its head, none for a
@@ -36,6 +40,7 @@ class Network:
     family: str = "iresnet"
     blocks: tuple[int, ...] = (4, 4)
     squeeze_first: bool = True
+    branch: str = "chain"
     width: int = 64
     kernels: tuple[int, ...] = (3, 1, 3)
     depth: int = 2
@@ -91,3 +96,17 @@ class Network:
             raise ValueError(
                 f"readout 'lipschitz' needs dropout = 0, since dropout has no Lipschitz bound; got {self.dropout}."
             )
+        if self.branch == "potential":
+            self._check_potential()
+
+    def _check_potential(self) -> None:
+        if self.activation not in MONOTONE:
+            raise ValueError(
+                f"branch 'potential' needs an activation that never falls: {' or '.join(MONOTONE)}; "
+                f"got {self.activation!r}."
+            )
+        for name, known in (("preactivation", False), ("constrained", True)):
+            if getattr(self, name) is not known:
+                raise ValueError(
+                    f"branch 'potential' needs {name} = {str(known).lower()}; got {str(not known).lower()}."
+                )

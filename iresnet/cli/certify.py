@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..certificate import Certificate, tighten_
 from ..certificate import certify as prove
-from ..certificate import tighten_
 from ..run import Run, publish
 from .console import Device, choose_device, console, use_threads
 from .output import RunFolder
+
+#: What the remedy is where there is nothing to tighten.
+FREE = (
+    " No layer of it is constrained, so there is nothing to tighten. For a proof, train with network.constrained=true "
+    "and without BatchNorm."
+)
 
 
 def certify(
@@ -41,10 +48,18 @@ def certify(
     elif weights == "model":
         certificate.to_json(opened.output / "certificate.json")
         if tighten:
-            screen.print(
-                f"No layer exceeds its coefficient; the model in {run} stays.", highlight=False, soft_wrap=True
-            )
+            screen.print(_unchanged(certificate, run), highlight=False, soft_wrap=True)
     if not certificate.passed:
         which = " --weights best" if weights == "best" else ""
         hint = "" if tighten else f" Try: iresnet certify {run}{which} --tighten"
-        raise RuntimeError(f"the certificate does not pass.{hint}")
+        raise RuntimeError(f"the certificate does not pass.{hint if _constrained(certificate) else FREE}")
+
+
+def _constrained(certificate: Certificate) -> bool:
+    """Whether a layer has a coefficient that it can be brought back to."""
+    return any(part.coefficient is not None for part in certificate.layers)
+
+
+def _unchanged(certificate: Certificate, run: Path) -> str:
+    why = "exceeds its coefficient" if _constrained(certificate) else "has a coefficient to keep"
+    return f"No layer {why}; the model in {run} stays."

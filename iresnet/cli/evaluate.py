@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from torch import nn
 
 from .. import atomic
 from ..data import Dataset, some
-from ..evaluation import Density, Error, Inverse, probe, robustness
+from ..evaluation import Density, Error, Inverse, has_inverse, probe, robustness
 from ..evaluation import evaluate as judge
 from ..residual import EXACT_UP_TO
 from ..run import Run
@@ -61,6 +62,8 @@ def evaluate(
     use_threads(opened.schema.dimension)
     chosen = choose_device(device)
     available, model = rows_of(opened, data, split, labels=True), opened.model(device=chosen)
+    if linear and not has_inverse(model):
+        raise ValueError("--probe reads codes; an ordinary ResNet, without residual blocks, has none. Leave it out.")
     content = judged(model, available, rows, screen, split=data or split, draws=draws)
     screen.print(f"{'rows':<9}{content['rows']:,} of {content['of']:,}", highlight=False)
     for name, cls in (("error", Error), ("density", Density), ("inverse", Inverse)):
@@ -83,8 +86,7 @@ def _moved(
         with waiting(screen, f"Attacking rows within {radius:g} …"):
             robust = robustness(model, _rows(model, data, rows), radius)
         screen.print(f"{'robust':<9}{robust}", highlight=False, soft_wrap=True)
-        # JSON has no infinity.
-        found.append({k: None if v == float("inf") else v for k, v in asdict(robust).items()})
+        found.append(asdict(robust))
     return found
 
 
@@ -112,5 +114,14 @@ def _rows(model: nn.Module, data: Dataset, rows: int | None) -> Dataset:
 
 def keep(run: Run, content: dict[str, Any]) -> Path:
     """Write the figures of the test part, beside what else was known of it."""
-    known = run.read_json("evaluation.json")
-    return atomic.write(run.output / "evaluation.json", json.dumps({**known, **content}, indent=1) + "\n")
+    text = json.dumps(_finite({**run.read_json("evaluation.json"), **content}), indent=1, allow_nan=False)
+    return atomic.write(run.output / "evaluation.json", text + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for what JSON has no number for: infinite bounds, errors that are not known."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from torch import Tensor
 
+from ..data import Dataset
 from ..evaluation import interpolate as between
 from ..figures import interpolation_picture
+from ..fixed_point import ConvergenceError
 from ..run import Run
 from .console import Device, choose_device, console, use_threads, waiting
 from .output import DataOption, RunFolder, Split, draw_rows, rows_of, save_rows, with_ending
@@ -33,7 +36,7 @@ def interpolate(
     chosen = choose_device(device)
     rows = rows_of(opened, data, split).to(chosen)
     with waiting(screen, f"Solving {pairs * steps:,} codes …"):
-        x = between(opened.model(device=chosen), rows, pairs=pairs, steps=steps, seed=seed)
+        x = _lines(opened, rows, chosen, pairs=pairs, steps=steps, seed=seed)
     path = opened.output / "interpolation" if out is None else out
     flat = x.flatten(0, 1)
     saved = save_rows(path, x if opened.schema.is_image else flat, opened.schema)
@@ -42,3 +45,16 @@ def interpolate(
     else:
         picture = draw_rows(path, flat, rows.x, opened.schema)
     screen.print(f"{len(x)} pairs in {saved}, drawn in {picture}", highlight=False, soft_wrap=True)
+
+
+def _lines(run: Run, rows: Dataset, device: str, **options: Any) -> Tensor:
+    try:
+        return between(run.model(device=device), rows, **options)
+    except ConvergenceError as error:
+        if error.lipschitz is not None and error.lipschitz < 1:
+            raise
+        raise RuntimeError(
+            "a line between codes is decoded by a proven inverse, and not every block is proven to be a contraction. "
+            f"See: iresnet certify {run.folder}. What the iteration does to the codes of rows: iresnet invert "
+            f"{run.folder}"
+        ) from None

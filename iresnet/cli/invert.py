@@ -74,11 +74,12 @@ def _rebuild(run: Run, rows: Dataset, path: Path, device: str, options: dict[str
         atomic.write(with_ending(path, "-errors.csv"), csv_text(COLUMNS, _errors(solution, x))),
     ]
     if run.schema.is_image:
-        tensors = (x.cpu(), solution.x.cpu(), solution.measured_error(x).cpu())
+        rebuilt = torch.nan_to_num(solution.x.cpu()).clamp(-1e6, 1e6)  # what has no bound may be anything
+        tensors = (x.cpu(), rebuilt, solution.measured_error(x).cpu())
         saved.append(reconstruction_picture(*tensors, with_ending(path, ".png"), levels=run.schema.levels or 256))
     screen.print(str(inverse_of(solution, x)), highlight=False, soft_wrap=True)
     screen.print(f"Written: {', '.join(map(str, saved))}", highlight=False, soft_wrap=True)
-    _check(solution)
+    _check(solution, run)
 
 
 def _errors(solution: ChainSolution, x: Tensor) -> list[tuple[Any, ...]]:
@@ -90,7 +91,12 @@ def _errors(solution: ChainSolution, x: Tensor) -> list[tuple[Any, ...]]:
     return list(zip(range(len(x)), *(n.tolist() for n in numbers), strict=True))
 
 
-def _check(solution: ChainSolution) -> None:
+def _check(solution: ChainSolution, run: Run) -> None:
+    if bool(solution.largest_block_bound.isinf().any()):
+        raise RuntimeError(
+            "nothing is proven of this inverse, as not every block is proven to be a contraction; what is written is "
+            f"what the iteration came to. See: iresnet certify {run.folder}"
+        )
     if not bool(solution.converged.all()):
         raise RuntimeError("not every solve was proven. Allow a larger --tolerance, or use --precision float64.")
 
@@ -106,7 +112,7 @@ def _decode(run: Run, codes: Path, path: Path, device: str, options: dict[str, A
     saved = save_rows(path, solution.x, run.schema)
     picture = draw_rows(path, solution.x, solution.x, run.schema)
     screen.print(f"{solution}\nWritten: {saved}, {picture}", highlight=False, soft_wrap=True)
-    _check(solution)
+    _check(solution, run)
 
 
 def _read_codes(path: Path) -> np.ndarray:

@@ -8,6 +8,7 @@ import typer
 
 from .. import config
 from ..presets import PRESETS, find
+from ..run import shipped
 from .console import console, table
 
 
@@ -32,3 +33,9 @@ def presets(
         "NAME-cX is the preset NAME with every layer's norm below X. Example: iresnet train iresnet164-c0.7",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
+    if models := shipped():
+        console().print(
+            f"Trained models that come with the library, for use like run folders: {', '.join(models)}. "
+            f"Example: iresnet evaluate {models[0]}",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip

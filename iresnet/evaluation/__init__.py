@@ -33,7 +33,7 @@ from .likelihood import (
 )
 from .probe import Probe, probe
 from .robustness import Robust, certified_radius, robustness, withstands
-from .solving import Inverse, interpolate, inverse, inverse_of, reconstruct
+from .solving import Inverse, has_inverse, interpolate, inverse, inverse_of, reconstruct
 
 __all__ = [
     "Density",
@@ -55,6 +55,7 @@ __all__ = [
     "evaluate",
     "has_density",
     "has_head",
+    "has_inverse",
     "interpolate",
     "inverse",
     "inverse_of",
@@ -77,5 +78,6 @@ def evaluate(
         content |= {"error": asdict(error(model, data)), "confusion": confusion(model, data)}
     if has_density(model):
         content["density"] = asdict(density(model, data, draws=draws))
-    content["inverse"] = asdict(inverse(model, some(data, rows)))
+    if has_inverse(model):
+        content["inverse"] = asdict(inverse(model, some(data, rows)))
     return content

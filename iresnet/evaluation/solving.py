@@ -6,6 +6,7 @@ All of it works on a limited number of rows at a time, so that memory does not g
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -19,14 +20,18 @@ from ..acceleration.inverse import Inverter
 from ..data import Dataset
 from ..fixed_point import Solver
 from ..objective import centred
-from ..residual import full_precision
+from ..residual import ResidualBlock, full_precision
 from ..transform import Chain, ChainSolution, Transform
 from .likelihood import CHUNK
 
 
 @dataclass(frozen=True)
 class Inverse:
-    """Rows solved back from their codes: what is proven and what was measured, in l2, of the worst row."""
+    """Rows solved back from their codes: what is proven and what was measured, in l2, of the worst row.
+
+    Where not every block is proven to be a contraction, nothing is: the bounds are infinite, and the rest is what the
+    iteration came to. That it diverges does not say that there is no inverse.
+    """
 
     rows: int
     precision: str
@@ -39,12 +44,29 @@ class Inverse:
     iterations: float
 
     def __str__(self) -> str:
+        if math.isinf(self.largest_block_bound):
+            return (
+                f"{self.proven} of {self.rows} rows proven, as not every block is proven to be a contraction; "
+                f"{self._iteration()}"
+            )
         remark = "" if self.informative else " (not informative)"
         return (
             f"{self.proven} of {self.rows} rows proven block by block, {self.iterations:.0f} evaluations a row; "
             f"largest block bound {self.largest_block_bound:.1e}, code residual {self.code_residual:.1e}, "
             f"measured error {self.measured_error:.1e}, composed bound {self.composed_bound:.1e}{remark}"
         )
+
+    def _iteration(self) -> str:
+        """What the iteration came to, as it is."""
+        spent = f"after {self.iterations:.0f} evaluations a row"
+        if not math.isfinite(self.measured_error):
+            return f"the iteration diverges, {spent}"
+        return f"{spent}, code residual {self.code_residual:.1e} and measured error {self.measured_error:.1e}"
+
+
+def has_inverse(model: nn.Module) -> bool:
+    """Whether codes come from residual blocks; those of an ordinary ResNet are its inputs, scaled."""
+    return any(isinstance(part, ResidualBlock) for part in cast(Any, model).transform.modules())
 
 
 @torch.no_grad()
@@ -69,8 +91,17 @@ def solve(model: nn.Module, z: Tensor, *, precision: torch.dtype = torch.float64
 
 def _copied(model: nn.Module, precision: torch.dtype) -> Transform:
     """The model's transform in another precision; a lone block becomes a chain of one, to report as one."""
+    _check_blocks(model)
     transform = cast(Transform, copy.deepcopy(cast(Any, model).transform)).to(precision)
     return transform if transform.parts() else Chain(transform)
+
+
+def _check_blocks(model: nn.Module) -> None:
+    if not has_inverse(model):
+        raise ValueError(
+            "an inverse needs residual blocks; this model holds none (an ordinary ResNet). Train one with "
+            "network.family=iresnet."
+        )
 
 
 def _solve(transform: Transform, z: Tensor, **options: Any) -> ChainSolution:
@@ -141,6 +172,7 @@ def interpolate(model: nn.Module, data: Dataset, *, pairs: int = 6, steps: int =
         raise ValueError(f"pairs must be at least 1 and steps at least 2; got {pairs} and {steps}.")
     if len(data) < 2:
         raise ValueError(f"an interpolation needs two rows; got {len(data)}.")
+    _check_blocks(model)
     transform = cast(Transform, cast(Any, model).transform)
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).tolist()
     chosen = _pairs(order, None if data.y is None else data.y.tolist(), min(pairs, len(data) // 2))

@@ -1,16 +1,16 @@
 """Lipschitz-constrained layers and what is proven of them.
 
 In reading order: `activations` (slopes on record), `rules` (how a norm is taken), `constraint` (Eq. 2 as a
-parametrization, its refresh), `layers` (what users constrain), `bound` (the constant of a network from its parts),
-`program` (g as data),
-`jacobian` (v -> J' v).
+parametrization, its refresh), `potential` (a g that never stretches), `bound` (the constant of a network from its
+parts), `layers` (what users constrain), `program` (g as data), `jacobian` (v -> J' v).
 """
 
-from .activations import LipSwish, MaxMin, Sine, check_contractive, lipschitz_constant
-from .bound import Bound, Conditioned, Part, bound, leaves, nominal, plain, tighten_
+from .activations import LipSwish, MaxMin, Sine, check_contractive, is_monotone, lipschitz_constant
+from .bound import Bound, Conditioned, Part, asked, bound, leaves, nominal, plain, primitives, tighten_
 from .constraint import SpectralCap, cap_of, frozen, is_frozen, refresh_, release_, together, unsettled
 from .jacobian import linearise
 from .layers import LipschitzConv2d, LipschitzLinear, constrain_
+from .potential import Potential
 from .program import Program
 from .rules import GramIteration, NormRule, PowerIteration
 
@@ -24,21 +24,25 @@ __all__ = [
     "MaxMin",
     "NormRule",
     "Part",
+    "Potential",
     "PowerIteration",
     "Program",
     "Sine",
     "SpectralCap",
+    "asked",
     "bound",
     "cap_of",
     "check_contractive",
     "constrain_",
     "frozen",
     "is_frozen",
+    "is_monotone",
     "leaves",
     "linearise",
     "lipschitz_constant",
     "nominal",
     "plain",
+    "primitives",
     "refresh_",
     "release_",
     "tighten_",

@@ -60,9 +60,10 @@ def lipschitz_constant(activation: nn.Module) -> float | None:
     if type(activation).__module__.partition(".")[0] not in ("torch", "iresnet"):
         return None
     match activation:
-        case nn.ELU() | nn.CELU():
-            # CELU has slope exp(x / alpha) <= 1 for x < 0; ELU has alpha exp(x).
-            return max(1.0, abs(float(activation.alpha))) if isinstance(activation, nn.ELU) else 1.0
+        case nn.ELU():
+            return max(1.0, abs(float(activation.alpha)))  # alpha exp(x) for x < 0
+        case nn.CELU():
+            return 1.0 if activation.alpha > 0 else None  # exp(x / alpha) for x < 0: without bound for alpha < 0
         case nn.LeakyReLU():
             return max(1.0, abs(float(activation.negative_slope)))
         case nn.Softplus():
@@ -97,6 +98,21 @@ def check_contractive(activation: nn.Module) -> nn.Module:
         advice = " LipSwish is its contractive form." if isinstance(activation, nn.SiLU) else " Use ELU or LipSwish."
         raise ValueError(f"an activation must have a slope of at most 1; {activation} reaches {constant:.4g}.{advice}")
     return activation
+
+
+def is_monotone(activation: nn.Module) -> bool:
+    """Whether a known activation acts on every number by itself and never falls: its slopes lie in [0, constant]."""
+    if lipschitz_constant(activation) is None:
+        return False
+    match activation:
+        case nn.ELU():
+            return float(activation.alpha) >= 0
+        case nn.LeakyReLU():
+            return float(activation.negative_slope) >= 0
+        case nn.CELU() | nn.Softplus() | nn.Hardtanh() | nn.ReLU() | nn.Tanh() | nn.Softsign() | nn.LogSigmoid():
+            return True
+        case _:
+            return isinstance(activation, nn.Sigmoid | nn.Identity)
 
 
 _ELEMENTWISE = (nn.ELU, nn.Tanh, nn.Softplus, Sine, LipSwish, nn.ReLU, nn.Identity)

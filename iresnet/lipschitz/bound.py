@@ -1,8 +1,9 @@
 """What is proven about a network g: its Lipschitz constant, from those of its parts.
 
 Bounds multiply along an `nn.Sequential` of linear layers, convolutions and known activations, and through
-`Conditioned`. Anything else (a forward of the user's own, which may reuse a layer, add a skip or call an unknown
-function) is not composed: its constant must be asserted, and is shown as asserted.
+`Conditioned`; a `Potential` counts its layer twice, and is known never to stretch. Anything else (a forward of the
+user's own, which may reuse a layer, add a skip or call an unknown function) is not composed: its constant must be
+asserted, and is shown as asserted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .. import spectral
 from ..spectral import Geometry, NoBoundKnown
 from .activations import lipschitz_constant
 from .constraint import _prepare, cap_of, release_
+from .potential import Potential
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -37,11 +39,20 @@ class Part:
 
 @dataclass(frozen=True)
 class Bound:
-    """Lip(g) <= value. `parts` lists the layers in order; an asserted bound has none and is not proven."""
+    """Lip(g) <= value. `parts` lists the layers in order; an asserted bound has none and is not proven.
+
+    Where g `descends`, its Jacobian is symmetric with eigenvalues in [-value, 0].
+    """
 
     value: float
     proven: bool
     parts: tuple[Part, ...] = ()
+    descends: bool = False
+
+    @property
+    def expansion(self) -> float:
+        """Lip(x + g(x)) at most: 1 + Lip(g) (Lemma 2), or that of eigenvalues in [1 - value, 1]."""
+        return max(1.0, self.value - 1) if self.descends else 1 + self.value
 
 
 class Conditioned(nn.Module):
@@ -76,12 +87,32 @@ def leaves(g: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
         raise NoBoundKnown(f"{_where(prefix, g)} had its forward replaced, which may change its function; restore it.")
     if isinstance(g, nn.Sequential) and type(g).forward is nn.Sequential.forward:
         for name, child in zip(g._modules, g, strict=True):  # named_children would leave out a layer used twice
-            yield from leaves(child, f"{prefix}.{name}" if prefix else name)
+            yield from leaves(child, _inside(prefix, name))
     elif type(g) is Conditioned:
-        yield from leaves(g.first, f"{prefix}.first" if prefix else "first")
-        yield from leaves(g.rest, f"{prefix}.rest" if prefix else "rest")
+        yield from leaves(g.first, _inside(prefix, "first"))
+        yield from leaves(g.rest, _inside(prefix, "rest"))
     else:
         yield prefix, g
+
+
+def primitives(g: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The linear layers and activations of g in order, those inside of a `Potential` too."""
+    for name, leaf in leaves(g):
+        if type(leaf) is Potential:
+            yield _inside(name, "layer"), leaf.layer
+            yield from leaves(leaf.activation, _inside(name, "activation"))
+        else:
+            yield name, leaf
+
+
+def _inside(name: str, child: str) -> str:
+    return f"{name}.{child}" if name else child
+
+
+def _descends(g: nn.Module) -> bool:
+    """Whether g is one `Potential`, between reshapings at most: what comes back to x's shape undoes what left it."""
+    rest = [leaf for _, leaf in leaves(g) if not isinstance(leaf, nn.Flatten | nn.Unflatten | nn.Identity)]
+    return len(rest) == 1 and type(rest[0]) is Potential
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -101,11 +132,25 @@ def bound(g: nn.Module, input_shape: Shape | None = None, *, estimate: bool = Fa
     """
     shape = None if input_shape is None else tuple(input_shape)
     parts, value = [], 1.0
-    for name, layer in leaves(g):
-        part, shape = _part(name, layer, shape, estimate)
-        parts.append(part)
-        value *= part.bound
-    return Bound(value, True, tuple(parts))
+    for name, leaf in leaves(g):
+        found, constant, shape = _measured(name, leaf, shape, estimate)
+        parts += found
+        value *= constant
+    return Bound(value, True, tuple(parts), _descends(g))
+
+
+def _measured(
+    name: str, leaf: nn.Module, shape: Shape | None, estimate: bool
+) -> tuple[list[Part], float, Shape | None]:
+    """The parts of a leaf, its constant, and the shape that it returns."""
+    if type(leaf) is not Potential:
+        part, after = _part(name, leaf, shape, estimate)
+        return [part], part.bound, after
+    leaf.check()
+    layer, hidden = _part(_inside(name, "layer"), leaf.layer, shape, estimate)
+    ((within, activation),) = leaves(leaf.activation, _inside(name, "activation"))
+    slope, _ = _part(within, activation, hidden, estimate)
+    return [layer, slope], layer.bound**2 * slope.bound, shape
 
 
 def _part(name: str, layer: nn.Module, shape: Shape | None, estimate: bool) -> tuple[Part, Shape | None]:
@@ -154,16 +199,29 @@ def _geometry(name: str, layer: nn.Module) -> Geometry:
 def nominal(g: nn.Module) -> float:
     """The constant asked for: coefficients where layers are constrained, proven norms where they are not. Cheap."""
     value = 1.0
-    for name, layer in leaves(g):
-        cap, constant = cap_of(layer), lipschitz_constant(layer)
-        if cap is not None:
-            value *= cap.coefficient
-        elif constant is not None:
-            value *= constant
+    for name, leaf in leaves(g):
+        if type(leaf) is Potential:
+            value *= _nominal(_inside(name, "layer"), leaf.layer) ** 2 * nominal(leaf.activation)
         else:
-            geometry = _geometry(name, layer)
-            value *= float(spectral.norm_bounds(cast(Tensor, layer.weight)[None], geometry, None))
+            value *= _nominal(name, leaf)
     return value
+
+
+def _nominal(name: str, layer: nn.Module) -> float:
+    cap, constant = cap_of(layer), lipschitz_constant(layer)
+    if cap is not None:
+        return cap.coefficient
+    if constant is not None:
+        return constant
+    geometry = _geometry(name, layer)
+    return float(spectral.norm_bounds(cast(Tensor, layer.weight)[None], geometry, None))
+
+
+def asked(g: nn.Module) -> Bound:
+    """What the coefficients of g promise, before anything is proven; `NoBoundKnown` where a layer has none."""
+    if any(cap_of(layer) is None and lipschitz_constant(layer) is None for _, layer in primitives(g)):
+        raise NoBoundKnown("A layer of a block is not constrained, so that nothing keeps its norm. Constrain it.")
+    return Bound(nominal(g), False, (), _descends(g))
 
 
 def plain(g: nn.Module) -> nn.Module:

@@ -74,6 +74,9 @@ class SpectralCap(nn.Module):
     def working_size(self, weight: Tensor) -> tuple[int, ...]:
         return self.seen or spectral.default_size(self.geometry, weight)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "ready": None}  # a copy makes its own
+
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         if self.seen:
             self.size.copy_(torch.tensor(self.seen))

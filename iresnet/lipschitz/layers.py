@@ -10,6 +10,7 @@ from torch import nn
 from .activations import check_contractive, lipschitz_constant
 from .bound import Conditioned
 from .constraint import constrain_layer_
+from .potential import Potential
 from .rules import NormRule, PowerIteration
 
 
@@ -22,8 +23,8 @@ def constrain_(
 ) -> nn.Module:
     """Constrain every linear and convolution layer of a module, in place: the user's own network becomes contractive.
 
-    Give `coefficient` per layer, or `lipschitz` for a whole `nn.Sequential` (each of n layers gets the n-th root). The
-    embedding of a `Conditioned` network stays free: only what acts on x counts.
+    Give `coefficient` per layer, or `lipschitz` for a whole `nn.Sequential` (each of n layers gets the n-th root, that
+    of a `Potential` counting twice). The embedding of a `Conditioned` network stays free: only what acts on x counts.
 
     >>> g = constrain_(nn.Sequential(nn.Linear(2, 16), nn.ELU(), nn.Linear(16, 2)), lipschitz=0.9)
     >>> from iresnet import certify, ResidualBlock
@@ -45,7 +46,7 @@ def constrain_(
                     "lipschitz= needs an nn.Sequential of layers and known activations, whose constants multiply; got "
                     f"{type(m).__name__}. Use coefficient= and state the constant: ResidualBlock(g, lipschitz=...)."
                 )
-        coefficient = lipschitz ** (1 / len(layers))
+        coefficient = lipschitz ** (1 / (len(layers) + sum(type(m) is Potential for m in _acting(module))))
     assert coefficient is not None
     for layer in layers:
         constrain_layer_(layer, coefficient, PowerIteration() if norm is None else norm)
@@ -61,7 +62,7 @@ def _acting(module: nn.Module) -> Iterable[nn.Module]:
 
 
 def _is_sequence(module: nn.Module) -> bool:
-    return type(module) is Conditioned or (
+    return type(module) in (Conditioned, Potential) or (
         isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
     )
 

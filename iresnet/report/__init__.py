@@ -11,6 +11,7 @@ document    the page: head, sections, foot
 masthead    name, summary and key figures
 curves      training
 scores      test figures, confusion
+robustness  classes that are proven to hold within a radius
 samples     samples beside data, interpolations
 inverse     reconstructions
 anomalies   scores of corrupted inputs

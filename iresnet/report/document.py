@@ -9,7 +9,7 @@ from .anomalies import anomalies
 from .curves import training
 from .inverse import reconstructions
 from .markup import Markup, joined, tag
-from .masthead import masthead
+from .masthead import kind, masthead
 from .material import Material
 from .proofs import certificate, singular_values
 from .samples import interpolation, samples
@@ -61,7 +61,7 @@ def _head(material: Material) -> Markup:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{material.name}: an invertible residual network"),
+        tag("title", f"{material.name}: {'an' if kind(material).startswith('i') else 'a'} {kind(material)}"),
         tag("link", rel="icon", href="data:,"),
         tag("style", Markup(style)),
     )

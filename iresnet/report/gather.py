@@ -31,7 +31,7 @@ def gather(run: Run, *, device: str = "cpu", seed: int = 0) -> Material:
     model, test = run.model(device=device), run.splits().test
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))
     shown = test.take(order[: IMAGES if run.schema.is_image else POINTS])
-    density = evaluation.has_density(model)
+    density, proven = evaluation.has_density(model), _is_proven(run)
     return Material(
         name=run.experiment.name,
         objective=run.experiment.objective.kind,
@@ -42,10 +42,10 @@ def gather(run: Run, *, device: str = "cpu", seed: int = 0) -> Material:
         log=run.log(),
         evaluation=run.read_json("evaluation.json"),
         certificate=run.read_json("certificate.json"),
-        samples=_samples(model, len(shown), device, seed) if density else None,
+        samples=_samples(model, len(shown), device, seed) if density and proven else None,
         data=shown.x,
         reconstruction=_rebuilt(model, _first(shown, REBUILT).to(device)),
-        interpolation=evaluation.interpolate(model, test.to(device), seed=seed).cpu() if len(test) > 1 else None,
+        interpolation=_lines(model, test.to(device), seed) if proven and len(test) > 1 else None,
         spectra=list(spectra(model, run.schema.shape)),
         anomalies=_anomalies(run, model, shown, device) if density and run.schema.levels else [],
     )
@@ -56,7 +56,18 @@ def _samples(model: nn.Module, count: int, device: str, seed: int) -> Tensor:
     return decode(flow.transform, flow.base.rsample(count, torch.Generator(device).manual_seed(seed))).cpu()
 
 
-def _rebuilt(model: nn.Module, rows: Dataset) -> Reconstruction:
+def _is_proven(run: Run) -> bool:
+    """Whether codes can be decoded with a proof: only a certificate that does not pass says that they cannot."""
+    return bool(run.read_json("certificate.json").get("passed", True))
+
+
+def _lines(model: nn.Module, rows: Dataset, seed: int) -> Tensor | None:
+    return evaluation.interpolate(model, rows, seed=seed).cpu() if evaluation.has_inverse(model) else None
+
+
+def _rebuilt(model: nn.Module, rows: Dataset) -> Reconstruction | None:
+    if not evaluation.has_inverse(model):
+        return None
     solution, x = evaluation.reconstruct(model, rows)
     made = (x, solution.x, solution.measured_error(x), solution.iterations, solution.largest_block_bound)
     return Reconstruction(*(tensor.cpu() for tensor in made))
@@ -82,6 +93,8 @@ def _first(rows: Dataset, count: int) -> Dataset:
 def spectra(model: nn.Module, shape: Shape) -> Iterator[SpectrumOfLayer]:
     """The singular values of every constrained layer whose matrix can be written out."""
     for name, block, at in residual_blocks(model, shape):
+        if not any(lipschitz.cap_of(layer) is not None for layer in block.g.modules()):
+            continue
         for part in lipschitz.bound(block.g, at).parts:
             layer = block.g.get_submodule(part.name) if part.name else block.g
             cap = lipschitz.cap_of(layer)

@@ -7,13 +7,17 @@ blocks is shown beside them, and marked where it says nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from ..figures import raster
 from .markup import Markup, figure, joined, pairs, table, tag
 from .material import Material, Reconstruction
 from .tiles import fitting, look, reduction
-from .words import at_most, count, fixed, number
+from .words import at_most, count, finite, fixed, number
 
 IMAGES, ROWS, COLUMNS = 10, 10, 6
 BUDGET = 31_000  # bytes of pixels in one of the three rows
@@ -32,27 +36,46 @@ def reconstructions(material: Material) -> Markup:
 
 def _numbers(i: dict[str, Any]) -> Markup:
     items = [
-        ("Largest block bound", i.get("largest_block_bound"), at_most, _proven(i)),
-        (
-            "Code residual",
-            i.get("code_residual"),
-            number,
-            "evaluated: ‖F(x̂) − z‖, through the whole network in float64",
-        ),
-        ("Measured error", i.get("measured_error"), number, "measured: ‖x̂ − x‖, as the true x is known here"),
-        ("Composed bound", i.get("composed_bound"), at_most, _composed(i)),
+        ("Largest block bound", "largest_block_bound", at_most, _proven(i)),
+        ("Code residual", "code_residual", number, "evaluated: ‖F(x̂) − z‖, through the whole network in float64"),
+        ("Measured error", "measured_error", number, "measured: ‖x̂ − x‖, as the true x is known here"),
+        ("Composed bound", "composed_bound", at_most, _composed(i)),
     ]
-    shown = [(n, joined([tag("strong", show(v)), tag("p", note)])) for n, v, show, note in items if v is not None]
+    if _unbounded(i):
+        del items[-1]
+    shown = [(name, _number(i[key], show, note)) for name, key, show, note in items if key in i]
     parts = [f"{count(i['rows'], 'row')} inverted"] if i.get("rows") else []
     if i.get("precision"):
         parts.append(f"in {i['precision']}")
     if i.get("iterations") is not None:
         parts.append(f"with {fixed(i['iterations'], 1)} evaluations of g a row on average")
     words = " ".join(parts) + ". Numbers are the largest over the rows, l₂ per row." if parts else ""
+    if _unbounded(i):
+        words += f" {_iteration(i)}"
     return joined([pairs(shown, kind="key numbers"), tag("p", words, class_="note")])
 
 
+def _number(value: float | None, show: Callable[[float | None], str], note: object) -> Markup:
+    """A number with what it is; one that is not finite (null in JSON) is infinite."""
+    text = "∞" if finite(value) is None else show(value)
+    return joined([tag("strong", text), tag("p", note)])
+
+
+def _unbounded(i: dict[str, Any]) -> bool:
+    """Whether a bound was asked for and there is none: a block is not proven to be a contraction."""
+    return "largest_block_bound" in i and finite(i["largest_block_bound"]) is None
+
+
+def _iteration(i: dict[str, Any]) -> str:
+    """What the iteration came to, as it is."""
+    if finite(i.get("measured_error")) is None:
+        return "The iteration diverges, for the worst row at least; that does not say that there is no inverse."
+    return "The errors are those which the iteration came to."
+
+
 def _proven(i: dict[str, Any]) -> str:
+    if _unbounded(i):
+        return f"nothing is proven, for {count(i['rows'], 'row')}: not every block is proven to be a contraction"
     rows = f", for {i['proven']:,} of {count(i['rows'], 'row')}" if "proven" in i and i.get("rows") else ""
     return f"proven: every block’s own solve is this close to its exact solution{rows}"
 
@@ -67,7 +90,8 @@ def _images(material: Material, r: Reconstruction) -> Markup:
     how = look(material)
     originals = fitting(r.originals, IMAGES, BUDGET)
     n = len(originals)
-    rebuilt = fitting(r.rebuilt[:n], n, BUDGET)
+    drawn = _drawable(r.rebuilt[:n], material.levels)
+    rebuilt = fitting(drawn, n, BUDGET)
     difference, largest = raster.differences(originals.double(), rebuilt.double())
     items = zip(
         how.tiles(originals, [f"original {k + 1}" for k in range(n)]),
@@ -81,7 +105,14 @@ def _images(material: Material, r: Reconstruction) -> Markup:
     words = f"From top to bottom: the original, what was rebuilt from its code, and the difference, {scale}"
     words += f" of {material.levels - 1:,} levels. " if largest > 0 else ". "
     words += "Under each: measured error, proven block bound, evaluations of g. "
+    if not torch.equal(drawn, r.rebuilt[:n]):
+        words += "What is far from all levels, or no number, is drawn as a level near them, and so is its difference. "
     return figure(content, words + reduction(material))
+
+
+def _drawable(images: Tensor, levels: int) -> Tensor:
+    """Images with what the iteration may have left brought near their range, so that differences can be drawn."""
+    return torch.nan_to_num(images, nan=0.0).clamp(-levels, 2 * levels)
 
 
 def _facts(r: Reconstruction, k: int) -> Markup:

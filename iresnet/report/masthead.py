@@ -28,7 +28,14 @@ def summary(material: Material) -> str:
     blocks = len(material.certificate.get("blocks") or [])
     size = f"{count(blocks, 'block')} and {material.parameters:,} parameters" if blocks else ""
     size = size or f"{material.parameters:,} parameters"
-    return f"One invertible residual network of {size} that {listed(_deeds(material))}."
+    deeds = _deeds(material)
+    sentence = f"One {kind(material)} of {size}{' that ' + listed(deeds) if deeds else ''}."
+    return f"{sentence} Its inverse is not proven." if material.unproven else sentence
+
+
+def kind(material: Material) -> str:
+    """What the network is called: invertible where that is known."""
+    return "invertible residual network" if material.is_inverted and not material.unproven else "residual network"
 
 
 def _deeds(material: Material) -> list[str]:
@@ -45,6 +52,8 @@ def _deeds(material: Material) -> list[str]:
         deeds.append(f"gives {of} ({number(density['value'])} {density['unit']})")
     if material.samples is not None:
         deeds.append("generates new ones" if deeds else f"generates {rows}")
+    if material.unproven or not material.is_inverted:
+        return deeds
     proof = ", with a proof for every block" if material.certificate.get("passed") else ""
     return [*deeds, f"is inverted{proof}"]
 
@@ -110,18 +119,24 @@ def _density(material: Material) -> tuple[str, Markup] | None:
 
 def _measured(material: Material) -> tuple[str, Markup] | None:
     i: dict[str, Any] = material.evaluation.get("inverse") or {}
-    if i.get("measured_error") is None:
+    if "measured_error" not in i:
         return None
-    note = f"measured: largest l₂ distance to the true input, {count(i['rows'], 'row')}"
-    return "Error of the inverse", _figure(number(i["measured_error"]), "", "", note)
+    found, rows = finite(i["measured_error"]), count(i["rows"], "row")
+    note = f"measured: largest l₂ distance to the true input, {rows}"
+    if found is None:
+        note = f"measured: the iteration diverges for the worst of {rows}"
+    return "Error of the inverse", _figure("∞" if found is None else number(found), "", "", note)
 
 
 def _proven(material: Material) -> tuple[str, Markup] | None:
     i: dict[str, Any] = material.evaluation.get("inverse") or {}
-    if i.get("largest_block_bound") is None:
+    if "largest_block_bound" not in i:
         return None
-    note = f"proven: largest bound of a single block’s solve, {i['proven']:,} of {count(i['rows'], 'row')}"
-    return "Inverse, block by block", _figure(at_most(i["largest_block_bound"]), "", "", note)
+    bound, rows = finite(i["largest_block_bound"]), f"{i['proven']:,} of {count(i['rows'], 'row')}"
+    note = f"proven: largest bound of a single block’s solve, {rows}"
+    if bound is None:
+        note = f"no bound: not every block is proven to be a contraction; {rows} proven"
+    return "Inverse, block by block", _figure("∞" if bound is None else at_most(bound), "", "", note)
 
 
 def _contraction(material: Material) -> tuple[str, Markup] | None:

@@ -119,6 +119,17 @@ class Material:
         return list(self.schema.names)
 
     @property
+    def unproven(self) -> bool:
+        """Whether there are blocks that are not proven to be contractions: what is decoded then has no proof."""
+        return bool(self.certificate.get("blocks")) and not self.certificate.get("passed")
+
+    @property
+    def is_inverted(self) -> bool:
+        """Whether anything is known of an inverse; of an ordinary ResNet nothing is."""
+        known = self.evaluation.get("inverse") or self.certificate.get("blocks")
+        return self.reconstruction is not None or bool(known)
+
+    @property
     def split(self) -> str:
         """The name of the rows that the figures are about."""
         return str(self.evaluation.get("split") or "test")

@@ -100,6 +100,9 @@ def _moments(material: Material, data: Tensor, drawn: Tensor) -> Markup:
 def interpolation(material: Material) -> Markup:
     """Straight lines between the codes of two rows, decoded step by step."""
     lines = material.interpolation
+    if lines is None and material.unproven:
+        words = "Left out: a line is decoded by a proven inverse, and not every block is proven to be a contraction."
+        return tag("p", words, class_="note")
     if lines is None or 0 in lines.shape[:2]:
         return Markup("")
     if material.is_image:

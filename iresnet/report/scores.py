@@ -8,6 +8,7 @@ from typing import Any
 from .markup import Markup, joined, scroller, table, tag
 from .masthead import error_interval
 from .material import Material
+from .robustness import robustness
 from .words import at_most, count, decimals_for, finite, fixed, number
 
 #: Classes for which the whole matrix is shown; beyond that, the most frequent confusions.
@@ -22,6 +23,8 @@ def scores(material: Material) -> Markup:
         counted = material.evaluation.get("rows")
         caption = f"Figures on the {material.split} split" + (f", {count(counted, 'row')}" if counted else "")
         content.append(table(caption, ["figure", "value", "error bar", "what the bar is"], rows, kind="figures"))
+    if robust := material.evaluation.get("robustness"):
+        content.append(robustness(robust, material))
     if confusion := material.evaluation.get("confusion"):
         content.append(_confusion(confusion, _class_names(material, len(confusion)), material.split))
     return joined(content)
@@ -36,10 +39,22 @@ def _rows(material: Material) -> list[list[object]]:
         rows.append(["classification error", f"{fixed(error['value'], 2)} %", bar, wrong + error_interval(material)])
     if density := e.get("density"):
         rows += _density_rows(density)
+    if probe := e.get("probe"):
+        rows += _probe_rows(probe)
     if tightening := e.get("tightening"):
         changed = f"{tightening['predictions_changed']} of {count(tightening['rows'], 'row')}"
         why = f"{count(tightening['layers'], 'layer')} scaled down to the coefficient before these figures were made"
         rows.append(["predictions changed by tightening", changed, "", why])
+    return rows
+
+
+def _probe_rows(p: dict[str, Any]) -> list[list[object]]:
+    """The error of logistic regression on codes, and on the inputs beside it."""
+    rows: list[list[object]] = []
+    for name, e in (("codes", p["codes"]), ("inputs", p["inputs"])):
+        bar = f"{fixed(e['low'], 2)} to {fixed(e['high'], 2)} %"
+        why = f"95 % interval of Wilson, {count(e['rows'], 'row')}; fitted to {count(p['rows'], 'training row')}"
+        rows.append([f"error of a linear probe on {name}", f"{fixed(e['value'], 2)} %", bar, why])
     return rows
 
 

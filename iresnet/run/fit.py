@@ -156,6 +156,7 @@ def _write_environment(run: Run, watch: Watch, model: nn.Module, device: str) ->
     content = {"device": device, "engine": watch.engine} | circumstances(
         seeds=[run.experiment.seed],
         seconds=watch.seconds,
+        precision=watch.precision,
         epochs=run.experiment.training.epochs or None,
         parameters=sum(p.numel() for p in model.parameters()),
     )

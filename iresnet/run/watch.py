@@ -39,7 +39,7 @@ class Watch:
         self.start = time.perf_counter()
         self.log = Log(run.folder, self.step, _validation_names(run.experiment.objective, run.schema))
         self.seen: list[Mapping[str, Tensor]] = []
-        self.engine = ""
+        self.engine, self.precision = "", "float32"
 
     @property
     def seconds(self) -> float:
@@ -49,7 +49,8 @@ class Watch:
         self.seen.append(figures)
 
     def __call__(self, state: State) -> bool:
-        settings, self.step, self.engine = self.run.experiment.training, state.step, str(state.advance)
+        settings, self.step = self.run.experiment.training, state.step
+        self.engine, self.precision = str(state.advance), state.advance.precision
         done, halt = state.step >= settings.steps, self.stop()
         figures: dict[str, float] = {}
         if done or state.step % settings.validate_every == 0:

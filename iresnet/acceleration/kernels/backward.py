@@ -3,8 +3,8 @@
     dL/dh_2 = (W_3^T * dL/dy') ELU'(h_2),   dL/dh_1 = (W_2^T dL/dh_2) ELU'(h_1),   g = g' + (W_1^T * dL/dh_1) ELU'(x')
     dL/dx = dL/dy = g exp(log_scale),   dL/dbias = dL/dshift = sum of dL/dx,   dL/dlog_scale = sum of g x'
 
-h_1 and h_2 the arguments of a_1 and a_2; sums go over pixels. Every program writes the sums of its tile, C numbers each,
-and `weights.reduce` adds them up in an order that is always the same.
+h_1 and h_2 the arguments of a_1 and a_2; sums go over pixels. Every program writes the sums of its tiles, C numbers
+each, and `weights.reduce` adds them up in an order that is always the same.
 """
 
 # mypy: ignore-errors
@@ -64,38 +64,41 @@ def mix_back(
 def leave(
     g1, w1, a0, x, gx, log_scale, dx, dy, sums, P,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, M: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
-    CONVOLVE: tl.constexpr, HAS_NORM: tl.constexpr, EARLY: tl.constexpr,
+    CONVOLVE: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
     """dL/dx and dL/dy from dL/dh_1 and g', with the sums for bias, shift and log_scale; x is x'.
 
-    Without CONVOLVE, g1 holds W_1^T * dL/dh_1 already. A program takes TILES tiles, one after another.
+    Without CONVOLVE, g1 holds W_1^T * dL/dh_1 already. A program takes TILES tiles, one after another; with one alone
+    its sums need no registers of their own.
     """
     program = tl.program_id(0)
     c = tl.arange(0, C)
+    first = sums + program * (2 * C) + c
     factor = tl.exp(tl.load(log_scale + c))[None, :] if HAS_NORM else 1.0
-    plain = tl.zeros((M, C), tl.float32)
-    scaled = tl.zeros((M, C), tl.float32)
+    if TILES > 1:
+        plain = tl.zeros((M, C), tl.float32)
+        scaled = tl.zeros((M, C), tl.float32)
     for t in tl.range(0, TILES, num_stages=1 if CONVOLVE else STAGES):
         p = (program * TILES + t) * M + tl.arange(0, M)
         at = p[:, None] * C + c[None, :]
         keep = (p < P)[:, None]
-        if EARLY:  # on their way while the convolution runs
-            g = tl.load(gx + at, mask=keep, other=0.0)
-            slope = tl.load(a0 + at, mask=keep, other=0.0)
-            value = tl.load(x + at, mask=keep, other=0.0)
         if CONVOLVE:
             d = convolve(g1, w1, p, P, H, W, C, M, True, STAGES)
         else:
             d = tl.load(g1 + at, mask=keep, other=0.0).to(tl.float32)
-        if not EARLY:
-            g = tl.load(gx + at, mask=keep, other=0.0)
-            slope = tl.load(a0 + at, mask=keep, other=0.0)
-            value = tl.load(x + at, mask=keep, other=0.0)
-        g += d * elu_slope(slope)
-        scaled += g * value
+        g = tl.load(gx + at, mask=keep, other=0.0) + d * elu_slope(tl.load(a0 + at, mask=keep, other=0.0))
+        product = g * tl.load(x + at, mask=keep, other=0.0)
+        if TILES > 1:
+            scaled += product
+        else:
+            tl.store(first + C, tl.sum(product, 0))
         g *= factor
-        plain += g
+        if TILES > 1:
+            plain += g
+        else:
+            tl.store(first, tl.sum(g, 0))
         tl.store(dx + at, g, mask=keep)
         tl.store(dy + at, g.to(dy.dtype.element_ty), mask=keep)
-    tl.store(sums + program * (2 * C) + c, tl.sum(plain, 0))
-    tl.store(sums + program * (2 * C) + C + c, tl.sum(scaled, 0))
+    if TILES > 1:
+        tl.store(first, tl.sum(plain, 0))
+        tl.store(first + C, tl.sum(scaled, 0))

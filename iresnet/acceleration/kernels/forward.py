@@ -50,7 +50,15 @@ def convolve_mix(
 
 @jit
 def convolve_plain(
-    a2, w3, y, P, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, M: tl.constexpr, STAGES: tl.constexpr
+    a2,
+    w3,
+    y,
+    P,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    M: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """y' from a_2."""
     p = tl.program_id(0) * M + tl.arange(0, M)
@@ -61,7 +69,18 @@ def convolve_plain(
 
 @jit
 def mix(
-    h1, b1, w2, b2, a1, a2, P, C: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr
+    h1,
+    b1,
+    w2,
+    b2,
+    a1,
+    a2,
+    P,
+    C: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """a_1 and a_2 from h_1 = W_1 * a_0, for many channels: a product of matrices with ELU on the way in and out.
 

@@ -100,8 +100,8 @@ def outer_products(g, a, total, C: tl.constexpr):
 def convolve_both(g, w, a, p, P, totals, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, M: tl.constexpr):
     """Both gradients of a convolution from one reading of g, the gradient of its output; a is the tile of its input.
 
-    Gives the transposed convolution of g, and `totals`, nine matrices (out, in) in four parts, with sum over p of g[p - tap, o] a[p, i]
-    added: the gradient of the weights, for few channels.
+    Gives the transposed convolution of g, and `totals`, nine matrices (out, in) in four parts, with the sum over p of
+    g[p - tap, o] a[p, i] added: the gradient of the weights, for few channels.
     """
     row = (p // W) % H
     column = p % W
@@ -128,7 +128,7 @@ def no_totals(C: tl.constexpr):
 
 @jit
 def store_totals(out, totals, C: tl.constexpr):
-    """The nine matrices as one weight: (out, tap, in)."""
+    """The nine matrices as one weight (out, tap, in), the four parts of each added."""
     at = tl.arange(0, C)[:, None] * (9 * C) + tl.arange(0, C)[None, :]
     for tap in tl.static_range(9):
         tl.store(out + at + tap * C, tl.sum(totals[tap], 0))

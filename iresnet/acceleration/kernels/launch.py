@@ -29,8 +29,9 @@ def inner(s: Shape, a0: Tensor, values: list[Tensor]) -> list[Tensor]:
     w1, b1, w2, b2, w3 = values
     t, p, a1, a2 = s.tuning, s.pixels, torch.empty_like(a0), torch.empty_like(a0)
     if t.method == "library":
-        grid = (t.mix.programs(p), divide(s.channels, t.columns))
-        _launch(forward.mix, grid, _library(a0, w1), b1, w2, b2, a1, a2, p, C=s.channels, N=t.columns, K=t.depth,
+        columns = min(t.columns, s.channels)
+        grid = (t.mix.programs(p), s.channels // columns)
+        _launch(forward.mix, grid, _library(a0, w1), b1, w2, b2, a1, a2, p, C=s.channels, N=columns, K=t.depth,
                 M=t.mix.pixels, STAGES=t.mix.stages, num_warps=t.mix.warps)  # fmt: skip
         return [a1, a2, _library(a2, w3)]
     y = torch.empty_like(a0)
@@ -66,7 +67,8 @@ def _back_narrow(s: Shape, gx: Tensor, gy: Tensor, v: Saved) -> list[Tensor]:
     mixed, left = s.sums(t.mix_back, v.x), s.sums(t.leave, v.x)
     partial = v.x.new_empty(len(left), 19 * s.channels**2)
     _launch(narrow.convolve_mix_back, len(mixed), gy, v.w3, v.w2, v.a1, v.a2, g1, mixed, partial, p, **s.plane,
-            M=t.mix_back.pixels, TILES=t.mix_back.tiles, STAGES=t.mix_back.stages, num_warps=t.mix_back.warps)  # fmt: skip
+            M=t.mix_back.pixels, TILES=t.mix_back.tiles, STAGES=t.mix_back.stages,
+            num_warps=t.mix_back.warps)  # fmt: skip
     dx, dy = torch.empty_like(v.x), torch.empty_like(v.a0)
     _launch(narrow.leave, len(left), g1, v.w1, v.a0, v.x, gx, v.x if v.log_scale is None else v.log_scale, dx, dy, left,
             partial, p, **s.plane, M=t.leave.pixels, TILES=t.leave.tiles, STAGES=t.leave.stages,
@@ -90,12 +92,13 @@ def _back_own(s: Shape, gx: Tensor, gy: Tensor, v: Saved) -> list[Tensor]:
 
 def _back_library(s: Shape, gx: Tensor, gy: Tensor, v: Saved) -> list[Tensor]:
     t, p, g1, g2 = s.tuning, s.pixels, torch.empty_like(v.a0), torch.empty_like(v.a0)
-    mixed, grid = s.sums(t.mix_back, v.x), (t.mix_back.programs(s.pixels), divide(s.channels, t.columns_back))
+    mixed, columns = s.sums(t.mix_back, v.x), min(t.columns_back, s.channels)
     with _aside(s, v.x):
         dw3 = _library_gradient(gy, v.a2, v.w3, weight=True)
     d = _library_gradient(gy, v.a2, v.w3, weight=False)
-    _launch(backward.mix_back, grid, d, v.w2, v.a1, v.a2, g1, g2, mixed, p, C=s.channels, N=t.columns_back,
-            K=t.depth_back, M=t.mix_back.pixels, STAGES=t.mix_back.stages, num_warps=t.mix_back.warps)  # fmt: skip
+    _launch(backward.mix_back, (len(mixed), s.channels // columns), d, v.w2, v.a1, v.a2, g1, g2, mixed, p, C=s.channels,
+            N=columns, K=t.depth_back, M=t.mix_back.pixels, STAGES=t.mix_back.stages,
+            num_warps=t.mix_back.warps)  # fmt: skip
     with _aside(s, v.x):
         partial = _partial_gradients(s, v, g1, g2, gy)
         dw1 = _library_gradient(g1, v.a0, v.w1, weight=True)
@@ -109,8 +112,7 @@ def _leave(s: Shape, g1: Tensor, gx: Tensor, v: Saved) -> tuple[Tensor, Tensor, 
     t, dx, dy, left = s.tuning, torch.empty_like(v.x), torch.empty_like(v.a0), s.sums(s.tuning.leave, v.x)
     _launch(backward.leave, len(left), g1, v.w1, v.a0, v.x, gx, v.x if v.log_scale is None else v.log_scale, dx, dy,
             left, s.pixels, **s.plane, M=t.leave.pixels, TILES=t.leave.tiles, STAGES=t.leave.stages,
-            CONVOLVE=t.method == "own", HAS_NORM=v.log_scale is not None, EARLY=t.early,
-            num_warps=t.leave.warps)  # fmt: skip
+            CONVOLVE=t.method == "own", HAS_NORM=v.log_scale is not None, num_warps=t.leave.warps)  # fmt: skip
     return dx, dy, left
 
 
@@ -118,7 +120,7 @@ def _partial_gradients(s: Shape, v: Saved, g1: Tensor, g2: Tensor, gy: Tensor) -
     b, (splits, steps, jobs), own = s.tuning.gradients, s.split(), s.tuning.method == "own"
     out = v.x.new_empty(splits, (19 if own else 1) * s.channels**2)
     _launch(weights.partial_gradients, (splits, jobs), v.a0, v.a1, v.a2, g1, g2, gy, out, s.pixels, **s.plane,
-            O=min(b.rows, s.channels), J=b.columns, K=b.pixels, STEPS=steps, CONVOLVE=own, STAGES=b.stages,
+            N=min(b.rows, s.channels), J=b.columns, K=b.pixels, STEPS=steps, CONVOLVE=own, STAGES=b.stages,
             num_warps=b.warps)  # fmt: skip
     return out
 
@@ -151,12 +153,13 @@ def _meet(s: Shape, x: Tensor) -> None:
 
 
 def _library(x: Tensor, w: Tensor) -> Tensor:
-    return torch.ops.aten.convolution(x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    return torch.convolution(x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
 
 
 def _library_gradient(g: Tensor, x: Tensor, w: Tensor, *, weight: bool) -> Tensor:
     mask = [not weight, weight, False]
-    found = torch.ops.aten.convolution_backward(g, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, mask)[weight]
+    both = torch.ops.aten.convolution_backward(g, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, mask)
+    found: Tensor = both[weight]
     return found.contiguous(memory_format=torch.channels_last)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -40,8 +39,8 @@ class Tuning:
     """The tiles for one number of channels.
 
     `method`: "narrow": gradients of weights come with the transposed convolutions; "own": they have a kernel of their
-    own; "library": 3 x 3 convolutions are the library's. `columns` and `depth` belong to the matrix product of "library".
-    `aside`: gradients of weights run beside the rest, on a second stream. `early`: `leave` loads before it convolves.
+    own; "library": 3 x 3 convolutions are the library's. `columns` and `depth` belong to the product of "library".
+    `aside`: gradients of weights run beside the rest, on a second stream.
     """
 
     method: str
@@ -51,26 +50,25 @@ class Tuning:
     mix_back: Tile
     leave: Tile
     gradients: Blocks
-    columns: int = 128
+    columns: int = 256
     depth: int = 32
     columns_back: int = 256
     depth_back: int = 64
     aside: bool = False
-    early: bool = False
 
 
 @cache
 def tuning(channels: int) -> Tuning:
     """The tiles for this number of channels."""
     if channels <= 16:
-        tile = Tile(128, 4, 3)
-        return Tuning("narrow", Tile(256), tile, tile, Tile(64, 4, 2, 6), Tile(64, 4, 2, 6), Blocks(16, 64, 128))
+        tile, long = Tile(128, 4, 3), Tile(64, 4, 2, 8)
+        return Tuning("narrow", Tile(256), tile, tile, long, long, Blocks(16, 64, 128))
     if channels <= 64:
         tile, wide = Tile(128, 8, 3), Tile(128, 4, 3)
         return Tuning("own", Tile(64), tile, tile, wide, wide, Blocks(channels, 64, 128, 4, 3, 264), aside=True)
+    enter, leave = Tile(max(1, 4096 // channels)), Tile(max(1, 2048 // channels), 4, 3, 4)
     tile, blocks = Tile(64, 4, 3), Blocks(64, 64, 64, 4, 4, 264)
-    enter, leave = Tile(max(1, 4096 // channels)), Tile(max(1, 2048 // channels), 4, 2, 4)
-    return Tuning("library", enter, tile, tile, tile, leave, blocks, aside=True)
+    return Tuning("library", enter, Tile(64, 8, 3), tile, tile, leave, blocks, aside=True)
 
 
 @dataclass(frozen=True)
@@ -114,4 +112,4 @@ def divide(a: int, b: int) -> int:
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream for work beside the main one."""
-    return cast(torch.cuda.Stream, torch.cuda.Stream(device=device))  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]

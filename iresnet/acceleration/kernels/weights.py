@@ -1,8 +1,8 @@
 """The kernels of the weights' gradients, and the one that adds partial sums up.
 
-dL/dW[o, tap, i] = sum over pixels p of g[p, o] a[p + tap, i], g the gradient of the convolution's output and a its input:
-a product of g^T with the matrix whose columns j = (tap, i) are moved images. It has few rows and columns and a long sum,
-so the pixels are split among programs, each writes its partial sum in float32, and `reduce` adds these.
+dL/dW[o, tap, i] = sum over pixels p of g[p, o] a[p + tap, i], g the gradient of the convolution's output, a its input:
+a product of g^T with the matrix whose columns j = (tap, i) are moved images. It has few rows and columns and a long
+sum, so the pixels are split among programs, each writes its partial sum in float32, and `reduce` adds these.
 """
 
 # mypy: ignore-errors
@@ -15,16 +15,16 @@ from .language import jit, tl
 @jit
 def partial_gradients(
     a0, a1, a2, g1, g2, gy, out, P,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr, J: tl.constexpr, K: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, N: tl.constexpr, J: tl.constexpr, K: tl.constexpr,
     STEPS: tl.constexpr, CONVOLVE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A block of O rows and J columns of one of the three gradients, from STEPS times K pixels.
+    """A block of N rows and J columns of one of the three gradients, from STEPS times K pixels.
 
     The gradients lie one after another: W_1, W_3 (only with CONVOLVE), W_2. W_2 is a kernel of one place, the middle.
     """
     split = tl.program_id(0)
     job = tl.program_id(1)
-    JOBS: tl.constexpr = (C // O) * ((9 * C + J - 1) // J)
+    JOBS: tl.constexpr = (C // N) * ((9 * C + J - 1) // J)
     LENGTH: tl.constexpr = 19 * C * C if CONVOLVE else C * C
     columns = C
     place = 4
@@ -38,14 +38,14 @@ def partial_gradients(
             a, g, columns, place, offset, job = a2, gy, 9 * C, 0, 9 * C * C, job - JOBS
         else:
             offset, job = 18 * C * C, job - 2 * JOBS
-    o = (job % (C // O)) * O + tl.arange(0, O)
-    j = (job // (C // O)) * J + tl.arange(0, J)
+    o = (job % (C // N)) * N + tl.arange(0, N)
+    j = (job // (C // N)) * J + tl.arange(0, J)
     tap = j // C + place
     dy = tap // 3 - 1
     dx = tap % 3 - 1
     moved = ((dy * W + dx) * C + j % C)[None, :]
     used = j < columns
-    acc = tl.zeros((O, J), tl.float32)
+    acc = tl.zeros((N, J), tl.float32)
     for step in tl.range(0, STEPS, num_stages=STAGES):
         p = (split * STEPS + step) * K + tl.arange(0, K)
         row = ((p // W) % H)[:, None] + dy[None, :]

@@ -1,0 +1,189 @@
+"""A branch g in the precisions of a solve, and its Jacobian from the slopes of its activations.
+
+exact       float64: what is inverted, and what proves the inverse
+single      float32, between the two, where the working precision is half
+working     where most evaluations are made
+products    the same weights, every convolution a matrix product: what a proof can count on (`rounding`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..lipschitz import Bound, program
+from ..lipschitz.program import Program, Step, apply
+from ..residual import ResidualBlock
+from ..transform import Shape
+from .arithmetic import Arithmetic
+from .convolution import CONVOLUTIONS, Convolution, arranged, fastest, gathered, is_simple, native
+from .rounding import Rounding, rounding
+
+#: Activations whose slope is known from x and y.
+SLOPES = frozenset({"elu", "tanh", "relu", "softplus", "sine", "lipswish", "identity"})
+
+
+@dataclass
+class Form:
+    """g in one precision: its tensors, and a way to compute each step; without ways, the library's own."""
+
+    program: Program
+    values: list[Tensor]
+    ways: list[Convolution] = field(default_factory=list)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values[0].dtype
+
+    def steps(self) -> Iterator[tuple[Step, Convolution, list[Tensor]]]:
+        """Every step with its way and its tensors."""
+        first = 0
+        for i, step in enumerate(self.program):
+            yield step, self.ways[i] if self.ways else native, self.values[first : first + step.tensors]
+            first += step.tensors
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """g(x)."""
+        for step, way, values in self.steps():
+            x = way(step, x, values)
+        return x
+
+    def traced(self, x: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, list[Tensor]]:
+        """g(x) and the slopes of its activations, in order, in `dtype`."""
+        slopes = []
+        for step, way, values in self.steps():
+            y = way(step, x, values)
+            if acts(step):
+                slopes.append(slope(step, x, y, values, dtype or x.dtype))
+            x = y
+        return x, slopes
+
+    def tangent(self, v: Tensor, slopes: list[Tensor]) -> Tensor:
+        """J v."""
+        slope_of = iter(slopes)
+        for step, way, values in self.steps():
+            v = v * next(slope_of) if acts(step) else way(_linear(step), v, values[:1])
+        return v
+
+
+@dataclass
+class Branch:
+    """g of one block in every precision. `rounding` is None where a product with J proves nothing."""
+
+    exact: Form
+    working: Form
+    products: Form
+    single: Form | None = None
+    rounding: Rounding | None = None
+
+    @property
+    def program(self) -> Program:
+        return self.exact.program
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.working.dtype
+
+
+def acts(step: Step) -> bool:
+    """Whether this step is an activation."""
+    return step.geometry is None and step.kind != "linear"
+
+
+def slope(step: Step, x: Tensor, y: Tensor, values: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """d y / d x of an activation y = step(x), rounded to `dtype` no more than `rounding.SLOPE` times."""
+    match step.kind:
+        case "elu" if step.constant == 1:
+            return y.clamp(max=0).to(dtype) + 1 if y.dtype == dtype else y.to(dtype).clamp_(max=0).add_(1)
+        case "elu":
+            s = torch.where(x > 0, torch.ones_like(x), y + step.constant)
+        case "tanh":
+            s = 1 - y.square()
+        case "relu":
+            s = x > 0
+        case "softplus":
+            s = torch.sigmoid(step.constant * x)
+        case "sine":
+            s = torch.cos(step.constant * x)
+        case "lipswish":
+            beta = F.softplus(values[0])
+            sigmoid = torch.sigmoid(beta * x)
+            s = (sigmoid + beta * x * sigmoid * (1 - sigmoid)) / 1.1
+        case _:
+            s = torch.ones_like(x)
+    return s.to(dtype)
+
+
+def _linear(step: Step) -> Step:
+    return Step(step.kind, 1, step.geometry, step.constant)
+
+
+def laid_out(x: Tensor) -> Tensor:
+    """Images with their channels last, which half precision and matrix products want."""
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.contiguous()
+
+
+# --------------------------------------------------------------------------------------------- making them
+
+
+class Maker:
+    """Makes the branches of a chain; remembers which way to convolve is the fastest for a shape and a precision."""
+
+    def __init__(self, arithmetic: Arithmetic) -> None:
+        self.arithmetic = arithmetic
+        self.ways: dict[tuple[torch.dtype, Shape, Shape], Convolution] = {}
+
+    def branch(self, block: ResidualBlock, x: Tensor, bound: Bound) -> Branch:
+        """The branch of this block for inputs like x."""
+        steps = program.read(block.g)
+        assert steps is not None
+        values = [t.detach() for t in program.tensors(block.g)]
+        dtype = self.arithmetic.dtype
+        working = Form(steps, [laid_out(t.to(dtype)) for t in values])
+        ways: list[Convolution] = [gathered if is_simple(step) else native for step in steps]
+        products = Form(steps, self._arranged(Form(steps, working.values), ways), ways)
+        exact = self._form(steps, values, x)
+        single = None if dtype == torch.float32 else self._form(steps, [t.float() for t in values], x.float())
+        return Branch(exact, working, products, single, self._rounding(exact, products, x, bound))
+
+    def _form(self, steps: Program, values: list[Tensor], x: Tensor) -> Form:
+        """The form of these tensors with the ways that are asked for."""
+        plain = Form(steps, values)
+        if self.arithmetic.exact == "native":
+            return plain
+        ways = []
+        for step, _, own in plain.steps():
+            ways.append(self._way(step, x, own))
+            x = apply(step, x, own)
+        return Form(steps, self._arranged(plain, ways), ways)
+
+    def _arranged(self, form: Form, ways: list[Convolution]) -> list[Tensor]:
+        own = [values for _, _, values in form.steps()]
+        return list(
+            chain.from_iterable(
+                values if way is native else [arranged(values[0]), *values[1:]]
+                for values, way in zip(own, ways, strict=True)
+            )
+        )
+
+    def _way(self, step: Step, x: Tensor, values: list[Tensor]) -> Convolution:
+        if not is_simple(step):
+            return native
+        if self.arithmetic.exact != "auto":
+            return CONVOLUTIONS[self.arithmetic.exact]
+        key = (x.dtype, tuple(x.shape), tuple(values[0].shape))
+        if key not in self.ways:
+            self.ways[key] = fastest(step, laid_out(x), [arranged(values[0]), *values[1:]])
+        return self.ways[key]
+
+    def _rounding(self, exact: Form, products: Form, x: Tensor, bound: Bound) -> Rounding | None:
+        """None where a convolution is no matrix product here, the bound is asserted, or slopes jump."""
+        products_only = all(step.geometry is None or is_simple(step) for step in exact.program)
+        if self.arithmetic.working == "tf32" or len(bound.parts) != len(exact.program) or not products_only:
+            return None
+        return rounding(exact.program, exact.values, products.values, [p.bound for p in bound.parts], x)

@@ -1,0 +1,104 @@
+"""How far J d, computed in a working precision, can lie from g(x + d) - g(x): what a proof by a product has to add.
+
+    ||g(x + d) - g(x) - fl(J d)||  <=  relative ||d|| + floor + curvature / 2 ||d||^2
+
+J is taken at x, its slopes from float64. With v = d before the first layer, m the product of the Lipschitz constants L
+so far and V the rounded weight W, a layer and an activation add at most
+
+    layer        || |V - W| || + gamma_n || |V| || + u L           gamma_n = n a / (1 - n a), n products in a sum
+    activation   SLOPE u + u, and kappa m^2 ||d||^2 / 2            kappa = Lip(phi')
+
+relative to ||v||, and what was there before is carried on by L. The norm of a matrix of absolute values is at most
+sqrt(largest column sum x largest row sum). u is the unit of the precision and a that of the sums: 2^-24 in float32, and
+2^-22 for half precision, whose products are exact and are summed in single precision by hardware that does not specify
+its rounding (truncation would be 2^-23). gamma_n holds for sums in any order; for fast algorithms such as Winograd's it
+does not, so convolutions must be matrix products here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..lipschitz.program import Program, Step, apply
+
+#: Roundings of a slope, each of at most one unit, as no slope is larger than one; and the unit of sums by precision.
+SLOPE = 4
+SUMS = {torch.float16: 2.0**-22, torch.bfloat16: 2.0**-22, torch.float32: 2.0**-24}
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """||g(x + d) - g(x) - fl(J d)|| <= relative ||d|| + floor + curvature / 2 ||d||^2.
+
+    `floor` is what underflow loses, in the scale in which J d is computed.
+    """
+
+    relative: float
+    floor: float
+    curvature: float
+
+    def allowance(self, d: Tensor, scale: Tensor) -> Tensor:
+        """The bound for a correction of norm d (per sample) that was computed divided by `scale`."""
+        return self.relative * d + self.floor * scale + 0.5 * self.curvature * d.square()
+
+
+def rounding(
+    program: Program, exact: list[Tensor], working: list[Tensor], constants: list[float], x: Tensor
+) -> Rounding:
+    """The constants of a branch with these weights and Lipschitz constants of its steps, for inputs like x."""
+    u, smallest = torch.finfo(working[0].dtype).eps / 2, torch.finfo(working[0].dtype).tiny
+    error = floor = curvature = 0.0
+    m, first, one = 1.0, 0, x[:1].double()
+    for step, lipschitz in zip(program, constants, strict=True):
+        own, rounded = (values[first : first + step.tensors] for values in (exact, working))
+        one, first = apply(step, one, own), first + step.tensors
+        if step.kind in ("linear", "conv"):
+            added, kappa = _layer(step, own[0], rounded[0], lipschitz, u), 0.0
+        else:
+            added, kappa = SLOPE * u + u * (1 + SLOPE * u), bend(step, own)
+        error = (lipschitz + added) * error + added * m
+        # Nothing smaller than the smallest normal number is counted on, in the result or in a product of float32.
+        floor = (lipschitz + added) * floor + (1 + 2.0**-20) * smallest * math.sqrt(one.numel())
+        curvature = lipschitz * curvature + kappa * m**2
+        m *= lipschitz
+    return Rounding(error, floor, curvature)
+
+
+def _layer(step: Step, exact: Tensor, working: Tensor, lipschitz: float, u: float) -> float:
+    sums = exact[0].numel() * SUMS[working.dtype]
+    if sums > 0.5:
+        return math.inf
+    groups = step.geometry.groups if step.geometry is not None else 1
+    error = absolute_norm(working.double() - exact, groups)
+    error += sums / (1 - sums) * absolute_norm(working.double(), groups)
+    return error + u * (lipschitz + error)
+
+
+def absolute_norm(weight: Tensor, groups: int = 1) -> float:
+    """A bound of the norm of |W|, as a matrix or a convolution: sqrt(largest column sum x largest row sum)."""
+    out, channels = weight.shape[:2]
+    size = weight.abs().reshape(groups, out // groups, channels, -1)
+    rows, columns = size.sum((2, 3)).amax(), size.sum((1, 3)).amax()
+    return float((rows * columns).sqrt()) * (1 + 2.0**-30)
+
+
+def bend(step: Step, values: list[Tensor]) -> float:
+    """Lip(phi') of an activation; infinite where the slope jumps."""
+    match step.kind:
+        case "identity":
+            return 0.0
+        case "elu" if step.constant == 1:
+            return 1.0
+        case "tanh":
+            return 4 / (3 * math.sqrt(3))
+        case "sine":
+            return abs(step.constant)
+        case "lipswish":
+            return float(F.softplus(values[0].double()).max()) / 2.2
+        case _:  # torch takes softplus as linear from a threshold on, where its slope jumps a little
+            return math.inf

@@ -1,0 +1,64 @@
+"""g(x) = -W' s(W x + b): minus the gradient of a convex function, so that x + g(x) never stretches.
+
+With s elementwise and of slopes in [0, a], the Jacobian -W' D W with 0 <= D <= a is symmetric, and its eigenvalues lie
+in [-L, 0] for L = a ||W||^2. For L < 1 the block x + g(x) is one as any other (Theorem 1), with sharper ends than
+Lemmas 2 and 7 know: Lip(F) <= 1, and ln det lies in [d ln(1 - L), 0]. It is a step of gradient descent on
+sum of S(W x + b), S' = s. A chain of such blocks has Lip(F) <= 1 at any depth.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..spectral import Geometry, NoBoundKnown
+from .activations import is_monotone
+from .constraint import _prepare
+
+Layer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+class Potential(nn.Module):
+    """-W' activation(W x + b), for the W and b of a layer: Lip <= ||W||^2 times the activation's largest slope.
+
+    Constrain the layer to sqrt(c), or let `constrain_(g, lipschitz=c)` do it. A convolution has stride 1 and zero
+    padding, equal on both sides; the activation never falls.
+
+    >>> from iresnet import ResidualBlock, constrain_
+    >>> block = ResidualBlock(constrain_(Potential(nn.Linear(2, 16), nn.ELU()), lipschitz=0.9))
+    >>> block.stretch().forward
+    1.0
+    """
+
+    def __init__(self, layer: Layer, activation: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.activation = layer, activation
+        self.check()
+
+    def check(self) -> None:
+        """`NoBoundKnown` where the parts do not make a convex function, or not one whose gradient is computed here."""
+        if not is_monotone(self.activation):
+            raise NoBoundKnown(
+                f"the activation of a Potential must be elementwise and never fall; got {self.activation}. "
+                "Use ELU, ReLU, Softplus or Tanh."
+            )
+        geometry = Geometry.of(self.layer)
+        if geometry.circular or geometry.before != geometry.after or set(geometry.stride) - {1}:
+            raise NoBoundKnown(
+                "the layer of a Potential must have stride 1 and as many zeros on either side; "
+                f"got {self.layer}. Use an odd kernel with padding=kernel // 2."
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.layer
+        _prepare(layer, (x,))
+        weight = layer.weight  # one and the same on the way there and back: J is symmetric to the last bit of W
+        if isinstance(layer, nn.Linear):
+            return -functional.linear(self.activation(functional.linear(x, weight, layer.bias)), weight.mT)
+        g, none = Geometry.of(layer), (0,) * (weight.dim() - 2)
+        h = torch.convolution(x, weight, layer.bias, g.stride, g.before, g.dilation, False, none, g.groups)
+        h = cast(Tensor, self.activation(h))
+        return -torch.convolution(h, weight, None, g.stride, g.before, g.dilation, True, none, g.groups)

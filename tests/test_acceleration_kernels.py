@@ -1,0 +1,186 @@
+"""A unit by its own kernels: against autograd in float32 (Triton's interpreter), and in bfloat16 on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from iresnet.acceleration import kernels
+from iresnet.acceleration.kernels import tuning
+from iresnet.acceleration.kernels.launch import Saved, _kernel, _kernels
+from iresnet.lipschitz import program
+
+#: One case for every method (narrow, own, library), sizes that fit no tile, with and without bias and ActNorm.
+CASES = [(2, 16, 6, 5, True), (1, 16, 9, 9, False), (1, 32, 5, 7, True), (1, 64, 5, 5, False), (1, 128, 4, 3, True)]
+
+
+def plain(x, y, bias, norm, values, dtype=torch.float32):
+    """The same function by torch, weights and activations in `dtype`."""
+    w1, b1, w2, b2, w3 = values
+    x = x + y if bias is None else x + y + per_channel(bias)
+    if norm is not None:
+        x = (x + per_channel(norm[0])) * per_channel(norm[1]).exp()
+    h = F.conv2d(F.elu(x).to(dtype), w1.to(dtype), padding=1) + per_channel(b1)
+    h = F.conv2d(F.elu(h).to(dtype), w2.to(dtype)) + per_channel(b2)
+    return x, F.conv2d(F.elu(h).to(dtype), w3.to(dtype), padding=1)
+
+
+def per_channel(v: Tensor) -> Tensor:
+    return v.view(-1, 1, 1)
+
+
+def inputs(n, c, h, w, full, device="cpu", dtype=torch.float32):
+    g = torch.Generator().manual_seed(n + c + h)
+    draw = lambda *shape: torch.randn(*shape, generator=g).to(device)  # noqa: E731
+    weights = [draw(c, c, k, k) / (k * c**0.5) for k in (3, 1, 3)]
+    w1, w2, w3 = (v.to(dtype).contiguous(memory_format=torch.channels_last) for v in weights)
+    bias, norm = (draw(c), (draw(c) / 8, draw(c) / 8)) if full else (None, None)
+    return draw(n, c, h, w), draw(n, c, h, w).to(dtype), bias, norm, [w1, draw(c), w2, draw(c), w3]
+
+
+def outputs_and_gradients(function, x, y, bias, norm, values, dtype=None):
+    """x', y' and the gradient of <x', s> + <y', t> in every input, for s and t fixed."""
+    flat = [x, y, *([] if bias is None else [bias]), *(norm or ()), *values]
+    leaves = [v.detach().to(dtype or v.dtype).requires_grad_() for v in flat]
+    it = iter(leaves)
+    first, second = next(it), next(it)
+    bias = None if bias is None else next(it)
+    norm = None if norm is None else (next(it), next(it))
+    results = function(first, second, bias, norm, list(it))
+    seeds = [torch.sin(torch.arange(r.numel(), device=r.device)).view(r.shape).to(r.dtype) for r in results]
+    return [*results, *torch.autograd.grad(results, leaves, seeds)]
+
+
+def largest_error(found, expected) -> float:
+    pairs = zip(found, expected, strict=True)
+    return max(float((a.detach().double() - b.detach().double()).norm() / b.detach().double().norm()) for a, b in pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_kernels_interpreted_equal_autograd_in_float32():
+    # In a process of its own: Triton decides at import whether it interprets.
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    errors = [float(line) for line in done.stdout.split()]
+    assert len(errors) == len(CASES)
+    assert max(errors) < 5e-6
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("c", "size"), [(16, 32), (64, 16), (256, 8), (16, 28), (64, 14), (256, 7)])
+def test_kernels_on_a_gpu_are_as_near_to_float32_as_torch_in_bfloat16(c, size):
+    given = inputs(37, c, size, size, True, "cuda", torch.bfloat16)
+    exact = outputs_and_gradients(plain, *given, dtype=torch.float32)
+    torch_error = largest_error(outputs_and_gradients(lambda *a: plain(*a, torch.bfloat16), *given), exact)
+    assert largest_error(outputs_and_gradients(kernels.advance, *given), exact) < 1.5 * torch_error
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("c", "size"), [(16, 32), (64, 16)])
+def test_kernels_in_a_graph_give_the_same_bits_every_time(c, size):
+    # No sum depends on the order in which programs run, also with gradients of weights on a second stream.
+    given = inputs(64, c, size, size, True, "cuda", torch.bfloat16)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        expected = outputs_and_gradients(three_units, *given)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        found = outputs_and_gradients(three_units, *given)
+    for _ in range(3):
+        for tensor in found:
+            tensor.detach().fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def three_units(x, y, *rest):
+    for _ in range(3):
+        x, y = kernels.advance(x, y, *rest)
+    return x, y
+
+
+def branch(c=16, kernel=(3, 1, 3), activation=nn.ELU, **options) -> nn.Sequential:
+    layers = [nn.Conv2d(c, c, k, padding=k // 2, **options) for k in kernel]
+    return nn.Sequential(*(m for layer in layers for m in (activation(), layer)))
+
+
+def test_unit_of_the_paper_is_known_and_others_are_not():
+    def known(g):
+        return kernels.is_unit(program.read(g))
+
+    assert known(branch())
+    assert not known(branch(kernel=(1, 3, 3)))
+    assert not known(branch(activation=nn.ReLU))
+    assert not known(branch(activation=lambda: nn.ELU(0.5)))
+    assert not known(branch(bias=False))
+    assert not known(branch(dilation=2))
+    assert not known(nn.Sequential(*branch(), nn.ELU()))
+
+
+def test_unit_is_supported_only_on_a_gpu():
+    g, x = branch(), torch.zeros(1, 16, 4, 4)
+    values = [v.detach().bfloat16() for v in program.tensors(g)][:-1]
+    with_gpu = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+    assert not kernels.supported(program.read(g), x, values)
+    assert kernels.supported(program.read(g), x.to("cuda") if with_gpu else x, values) == with_gpu
+
+
+def test_unit_needs_weights_of_bfloat16_and_a_power_of_two_channels():
+    def fits(c, dtype=torch.bfloat16):
+        return kernels._have_sizes(inputs(1, c, 2, 2, True, dtype=dtype)[-1], c)
+
+    assert fits(16)
+    assert fits(64)
+    assert not fits(16, torch.float32)
+    assert not fits(8)
+    assert not fits(48)
+
+
+@pytest.mark.parametrize("c", [16, 32, 64, 128, 256, 512])
+@pytest.mark.parametrize("n", [1, 3, 128])
+def test_programs_cover_every_pixel_once(c, n):
+    shape = tuning.Shape.of(torch.empty(n, c, 7, 7))
+    splits, steps, _ = shape.split()
+    size = steps * shape.tuning.gradients.pixels
+    assert (splits - 1) * size < shape.pixels <= splits * size
+    for tile in (shape.tuning.enter, shape.tuning.mix, shape.tuning.leave):
+        assert (tile.programs(shape.pixels) - 1) * tile.pixels * tile.tiles < shape.pixels
+        assert tile.programs(shape.pixels) * tile.pixels * tile.tiles >= shape.pixels
+
+
+def test_narrow_programs_share_their_sums():
+    # Both kernels write into the same rows.
+    t = tuning.tuning(16)
+    assert t.mix_back.pixels * t.mix_back.tiles == t.leave.pixels * t.leave.tiles
+
+
+def test_gradient_lies_in_memory_as_its_weight():
+    w = torch.randn(4, 3, 3, 3).contiguous(memory_format=torch.channels_last)
+    flat = w.permute(0, 2, 3, 1).reshape(-1)
+    assert torch.equal(_kernel(flat, w), w)
+    assert _kernel(flat, w).stride() == w.stride()
+
+
+def test_gradients_lie_one_after_another_as_w1_w3_w2():
+    w1, w2, w3 = torch.zeros(2, 2, 3, 3), torch.zeros(2, 2, 1, 1), torch.zeros(2, 2, 3, 3)
+    saved = Saved(w1, w1, w1, w1, w1, w2, w3, None)
+    first, middle, last = _kernels(torch.arange(76.0), saved)
+    assert (first.min(), first.max()) == (0, 35)
+    assert (last.min(), last.max()) == (36, 71)
+    assert middle.flatten().tolist() == [72, 73, 74, 75]
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        given = inputs(*case)
+        print(largest_error(outputs_and_gradients(kernels.advance, *given), outputs_and_gradients(plain, *given)))
