@@ -143,7 +143,7 @@ def test_no_block_bound_lies_below_the_error(seed, schedule):
     for working in ("float16", "bfloat16", "float32"):
         if schedule.single and working == "float32":
             continue  # float32 has nothing between itself and float64
-        solution = Inverter(block, z, schedule=schedule, arithmetic=Arithmetic(working)).attempt(z)
+        solution = Inverter(block, z, schedule=schedule, arithmetic=Arithmetic(working, proof="product")).attempt(z)
         assert bool((solution.measured_error(x) <= solution.largest_block_bound + 1e-13).all())
         assert bool((solution.converged == (solution.largest_block_bound <= 1e-5)).all())
 
@@ -217,7 +217,7 @@ def test_evaluation_takes_it_on_a_gpu_and_reports_the_same(chain, pair, monkeypa
 def branch_of(block, x, working):
     """The branch of a block for inputs like x, as the inverse makes it."""
     bound = block.bound(tuple(x.shape[1:]))
-    return Maker(Arithmetic(working, "native")).branch(copy.deepcopy(block).double(), x, bound)
+    return Maker(Arithmetic(working, "native", proof="product")).branch(copy.deepcopy(block).double(), x, bound)
 
 
 def flat(channels):
@@ -261,11 +261,11 @@ def test_how_much_a_slope_bends(activation, largest):
 def test_a_slope_that_jumps_proves_nothing_by_a_product(activation):
     assert bend(program.read(activation)[0], []) == float("inf")
     block = rouse_(ResidualBlock(constrain_(nn.Sequential(nn.Linear(4, 4), activation, nn.Linear(4, 4)), 0.8))).eval()
-    inverter = Inverter(block, (5, 4), arithmetic=Arithmetic("float16"))
+    inverter = Inverter(block, (5, 4), arithmetic=Arithmetic("float16", proof="product"))
     assert {s.proof for s in inverter.schedules} == {"residual"}
     assert bool(inverter.attempt(normal(5, 4)).converged.all())
     assert not bool(
-        Inverter(block, (5, 4), schedule=PRODUCT, arithmetic=Arithmetic("float16"))
+        Inverter(block, (5, 4), schedule=PRODUCT, arithmetic=Arithmetic("float16", proof="product"))
         .attempt(normal(5, 4))
         .converged.any()
     )
@@ -313,7 +313,7 @@ def test_flat_weights_are_proven_by_products(working, size):
     with torch.no_grad():
         z = block.reference(x)
     assert block.bound((8, 6, 6)).value > 0.85
-    inverter = Inverter(block, z, arithmetic=Arithmetic(working))
+    inverter = Inverter(block, z, arithmetic=Arithmetic(working, proof="product"))
     solution = inverter.attempt(z)
     assert bool(solution.converged.all())
     assert bool((solution.measured_error(x) <= solution.largest_block_bound).all())
@@ -330,7 +330,7 @@ def test_flat_weights_are_proven_by_products(working, size):
 def test_a_carried_code_residual_is_the_evaluated_one(chain, pair):
     _, z = pair
     for working, digits in (("float16", 1e-2), ("float32", 1e-4)):
-        inverter = Inverter(chain, z, tolerance=1e-4, arithmetic=Arithmetic(working, code="linear"))
+        inverter = Inverter(chain, z, tolerance=1e-4, arithmetic=Arithmetic(working, code="linear", proof="product"))
         carried, evaluated = inverter.attempt(z), inverter.with_code("float64").attempt(z)
         assert bool((carried.x == evaluated.x).all())
         slack = 0.1 * float(evaluated.largest_block_bound.max())
@@ -341,14 +341,14 @@ def test_a_carried_code_residual_is_the_evaluated_one(chain, pair):
 def test_a_large_code_residual_is_always_evaluated(chain, pair):
     _, z = pair
     off = z + 0.1 * normal(*z.shape, seed=7)
-    inverter = Inverter(chain, z, arithmetic=Arithmetic("float16", code="linear"))
+    inverter = Inverter(chain, z, arithmetic=Arithmetic("float16", code="linear", proof="product"))
     solution = inverter.attempt(off)
     residual = (inverter.transform.reference(solution.x) - off).flatten(1).norm(dim=1)
     torch.testing.assert_close(solution.code_residual, residual)
 
 
 def test_what_float64_can_hold_is_not_reported_in_three_digits(chain, pair):
-    arithmetic = Arithmetic("float16", code="linear")
+    arithmetic = Arithmetic("float16", code="linear", proof="product")
     assert Inverter(chain, pair[1], tolerance=None, arithmetic=arithmetic).arithmetic.code == "float64"
 
 

@@ -99,8 +99,9 @@ class TestOperator:
             torch.testing.assert_close(spectral.apply(weight, geometry, x), expected.detach())
 
     @pytest.mark.parametrize("multiplies", [False, True])
+    @pytest.mark.parametrize("last", [False, True])
     @pytest.mark.parametrize("kind", KINDS)
-    def test_adjoint_and_derivative_are_those_of_autograd(self, kind, multiplies, monkeypatch):
+    def test_adjoint_and_derivative_are_those_of_autograd(self, kind, last, multiplies, monkeypatch):
         """By convolutions, and where stacks of them are slow (on a GPU) by products of matrices."""
         for layer, shape in layers_of(kind, 6):
             geometry, weight = parts(layer)
@@ -111,6 +112,9 @@ class TestOperator:
             u = normal(*y.shape, seed=1)
             expected = torch.autograd.grad((y * u).sum(), (x, w))
             monkeypatch.setattr(operator, "_are_slow", lambda _: multiplies)
+            if last and weight.dim() > 3:  # channels last in memory
+                weight = weight.movedim(2, -1).contiguous().movedim(-1, 2)
+                w = weight.clone().requires_grad_()
             torch.testing.assert_close(spectral.apply(w, geometry, x), y)
             torch.testing.assert_close(spectral.adjoint(weight, geometry, u, shape[1:]), expected[0])
             torch.testing.assert_close(spectral.derivative(weight, geometry, x.detach(), u), expected[1])

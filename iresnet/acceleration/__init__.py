@@ -1,7 +1,8 @@
 """How training steps and inverses are made fast: compiled blocks, low precision where it is harmless, CUDA graphs.
 
-A training step, in reading order: `fused` (residual blocks in few kernels), `step` (the whole of it as one graph). An
-inverse: `refinement` (its mathematics), `convolution` (in float64), `arithmetic` (precisions), `inverse`.
+A training step, in reading order: `kernels` (some blocks by kernels of their own), `fused` (residual blocks in few
+kernels), `step` (the whole of it as one graph). An inverse: `convolution` (in float64), `arithmetic` (precisions),
+`branch` (g in each of them), `rounding` (what a product proves), `refinement` (one block), `inverse`.
 """
 
 from .arithmetic import Arithmetic

@@ -28,7 +28,9 @@ class Arithmetic:
     in float64: native, gathered, banded, shifted, or auto, the fastest for each shape. `graph` captures everything as
     one CUDA graph, `compiled` lets torch.compile join the elementwise work. `code` is how the code residual is found:
     float64 evaluates the chain, linear carries the residuals of the blocks through their Jacobians in the working
-    precision (three digits in half precision), none leaves it out (NaN).
+    precision (three digits in half precision), none leaves it out (NaN). `proof` is how a block's solve is proven:
+    residual evaluates g once more in float64; product takes one product with the Jacobian in the working precision and
+    adds what its rounding can amount to (`rounding`), which counts on how a GPU adds up products of half precision.
     """
 
     working: str = "float16"
@@ -36,10 +38,14 @@ class Arithmetic:
     graph: bool = True
     compiled: bool = False
     code: str = "float64"
+    proof: str = "residual"
 
     def __post_init__(self) -> None:
-        choices = (("working", [*WORKING]), ("exact", ["auto", *CONVOLUTIONS]), ("code", ["float64", "linear", "none"]))
-        for name, known in choices:
+        choices = {
+            "working": [*WORKING], "exact": ["auto", *CONVOLUTIONS], "code": ["float64", "linear", "none"],
+            "proof": ["residual", "product"],
+        }  # fmt: skip
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}.")
 

@@ -182,8 +182,9 @@ class Maker:
         return self.ways[key]
 
     def _rounding(self, exact: Form, products: Form, x: Tensor, bound: Bound) -> Rounding | None:
-        """None where a convolution is no matrix product here, the bound is asserted, or slopes jump."""
+        """None where no proof by products is wanted, or there is none: a convolution, tf32, slopes that jump."""
         products_only = all(step.geometry is None or is_simple(step) for step in exact.program)
-        if self.arithmetic.working == "tf32" or len(bound.parts) != len(exact.program) or not products_only:
+        wanted = self.arithmetic.proof == "product" and self.arithmetic.working != "tf32"
+        if not wanted or len(bound.parts) != len(exact.program) or not products_only:
             return None
         return rounding(exact.program, exact.values, products.values, [p.bound for p in bound.parts], x)

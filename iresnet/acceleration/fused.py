@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ..elementary import ActNorm
 from ..lipschitz import Program, cap_of, program
-from ..lipschitz.constraint import channels_last, stack_of
+from ..lipschitz.scaling import in_precision
 from ..residual import ResidualBlock
 from ..transform import Chain, Transform
 from . import kernels
@@ -87,8 +87,7 @@ class Plan:
         """Weights without a constraint in `dtype`, those of one shape at once; constrained ones come in it already."""
         found: dict[Tensor, Tensor] = {}
         for group in self.free:
-            results = Casting.apply(self.dtype, *group)  # type: ignore[no-untyped-call]
-            found.update(zip(group, results, strict=True))
+            found.update(zip(group, in_precision(group, self.dtype), strict=True))
         return found
 
 
@@ -137,19 +136,6 @@ def _per_channel(value: Tensor, x: Tensor) -> Tensor:
 def _many_shapes(compiled: bool) -> AbstractContextManager[Any]:
     """One function is compiled for every shape: more often than the compiler expects of one function."""
     return torch._dynamo.config.patch(recompile_limit=256) if compiled else nullcontext()
-
-
-class Casting(torch.autograd.Function):
-    """Weights of one shape in another precision, their channels last, in few kernels."""
-
-    @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
-        ctx.like = torch.stack(weights)
-        return channels_last(ctx.like, dtype).unbind(0)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, *stack_of(gradients, ctx.like).to(ctx.like.dtype).contiguous().unbind(0))
 
 
 def _groups(units: list[Unit]) -> list[list[Tensor]]:

@@ -86,9 +86,8 @@ class Stepper:
         self.dtype = torch.bfloat16 if half else torch.float32
         self.fuse = plain is None and (self.compiled or half)
         self.rest = bool(unfused(self.objective))
-        if self.fuse and self.rest and cuda:  # convolutions that are launched as they are want their channels last
-            for layer in unfused(self.objective):
-                layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if self.fuse:  # then no weight, and no gradient, is turned around on its way
+            self.objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def _allow(self, wish: str, what: str, obstacle: str | None) -> bool:
         if wish == "off":

@@ -51,11 +51,11 @@ def spectra_picture(lines: Sequence[SpectrumLine], path: str | Path, *, dpi: int
     panels = [(title, part) for title, part in (("Without constraint", free), ("i-ResNet", bound)) if part]
     with canvas():
         figure = Figure(figsize=(0.2 + 4.5 * len(panels), 3.75), facecolor=PAPER)
-        text_at(figure, 0.2, 3.47, "Largest singular value of every convolution", 10.5)
-        text_at(figure, 0.1 + 4.5 * len(panels), 3.47, _gap(lines), 7, DIM, "right")
+        text_at(figure, 0.2, 3.5, "Largest singular value of every convolution", 10.5)
+        text_at(figure, 0.2, 3.32, _gap(lines), 7, DIM)
         for i, (title, part) in enumerate(panels):
             _spectra(_axes(figure, 0.6 + 4.5 * i, 0.5, 3.2, 2.45), part)
-            text_at(figure, 0.6 + 4.5 * i, 3.08, title, 9, DIM)
+            text_at(figure, 0.6 + 4.5 * i, 3.04, title, 9, DIM)
         save(figure, path, dpi)
     return path
 
@@ -63,7 +63,7 @@ def spectra_picture(lines: Sequence[SpectrumLine], path: str | Path, *, dpi: int
 def _gap(lines: Sequence[SpectrumLine]) -> str:
     """How far the proven bounds, which are drawn, are from the estimates."""
     gap = max(b - e for line in lines for b, e in zip(line.bounds, line.estimates, strict=True))
-    return f"proven from above; estimates from below are at most {gap:.1g} lower"
+    return f"proven from above; estimates from below are at most {math.ceil(100 * gap) / 100:.2g} lower"
 
 
 def _spectra(axes: Axes, lines: Sequence[SpectrumLine]) -> None:
@@ -108,7 +108,8 @@ def decay_picture(lines: Sequence[DecayLine], path: str | Path, *, images: int, 
         last = max(line.iterations[-1] for line in lines)
         axes.set(xlim=(0, last + 0.5), ylim=(min(errors) / 3, 3 * max(errors)))
         axes.set_xlabel("fixed-point iterations in every block", size=8.5, color=DIM)
-        axes.legend(frameon=False, fontsize=8.5, labelcolor=INK, loc="upper right", handlelength=1.4)
+        box = {"facecolor": PAPER, "edgecolor": "none", "framealpha": 0.9}  # so that names are read over lines
+        axes.legend(**box, fontsize=8.5, labelcolor=INK, loc="upper right", handlelength=1.4)
         text_at(figure, 0.2, 3.74, "Reconstruction error", 10.5)
         text_at(
             figure, 6.98, 3.74,

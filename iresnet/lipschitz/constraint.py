@@ -13,9 +13,8 @@ convergence.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, cast
 
 import torch
@@ -25,6 +24,7 @@ from torch.nn.utils import parametrize
 from .. import spectral
 from ..spectral import Geometry
 from .rules import NormRule
+from .scaling import Rule, scaled, stacked
 
 #: Iterations from a random start, when a layer is made or meets a larger input.
 COLD_ITERATIONS = 30
@@ -169,12 +169,14 @@ def together(module: nn.Module) -> Iterator[None]:
         for group in _groups(module, settle=False):
             with torch.no_grad(), _coarse():
                 weight, gradient, sigma = _refresh_group(group, settle=False)
-            first = group[0][0]
-            if len(group) > 1 or first.dtype is not None:
-                scaled = Scaling.apply(weight, gradient, sigma, first, *(w for _, w in group))  # type: ignore[no-untyped-call]
-                for (cap, _), ready in zip(group, scaled, strict=True):
-                    cap.ready = ready
-                    caps.append(cap)
+            cap = group[0][0]
+            if len(group) > 1 or cap.dtype is not None:
+                rule = Rule(cap.coefficient, cap.norm.differentiate, cap.dtype, cap.fast)
+                for (each, _), ready in zip(
+                    group, scaled(weight, gradient, sigma, rule, [w for _, w in group]), strict=True
+                ):
+                    each.ready = ready
+                    caps.append(each)
         yield
     finally:
         for cap in caps:
@@ -220,7 +222,7 @@ def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> 
     cap, first = group[0]
     size = cap.working_size(first)
     dtype = torch.promote_types(first.dtype, torch.float32)  # half precision cannot tell .9 from .903
-    weight = torch.stack([w.detach() for _, w in group]).to(dtype)
+    weight = stacked([w.detach() for _, w in group]).to(dtype)
     shape = (weight.shape[2] * cap.geometry.groups, *size)
     met = cap.seen or None
     cold = any(tuple(c.direction.shape) != shape for c, _ in group)
@@ -239,75 +241,9 @@ def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> 
         for (c, w), direction in zip(group, v, strict=True):
             c.direction = direction.to(w.dtype, copy=True)
     else:
-        _copy([c.direction for c, _ in group], v)
-    _copy([c.gradient for c, _ in group], gradient)
+        torch._foreach_copy_([c.direction for c, _ in group], list(v.unbind(0)))
+    torch._foreach_copy_([c.gradient for c, _ in group], list(gradient.unbind(0)))
     return weight, gradient, sigma
-
-
-def _copy(targets: list[Tensor], stack: Tensor) -> None:
-    torch._foreach_copy_(targets, list(stack.unbind(0)))
-
-
-class Scaling(torch.autograd.Function):
-    """W min(1, c / sigma) for a stack of layers, in few kernels; the gradient of every layer goes to its own weight."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, weight: Tensor, gradient: Tensor, sigma: Tensor, cap: SpectralCap, *originals: Tensor
-    ) -> tuple[Tensor, ...]:
-        scale = cap.coefficient / sigma.clamp_min(cap.coefficient)
-        # How much of <D, W> G is taken off: none where the weight is small enough, or sigma counts as constant.
-        part = torch.where(sigma > cap.coefficient, scale / sigma, 0.0) if cap.norm.differentiate else None
-        ctx.save_for_backward(weight, gradient, scale, part)
-        ctx.fast = cap.fast
-        if cap.dtype is None:
-            return (weight * _along(scale, weight)).to(originals[0].dtype).unbind(0)
-        return _function(scale_down, ctx.fast)(weight, scale, cap.dtype).unbind(0)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        weight, gradient, scale, part = ctx.saved_tensors
-        d = stack_of(gradients, weight)
-        result = _function(pull_back, ctx.fast)(d, weight, gradient, scale, part)
-        return (None, None, None, None, *result.unbind(0))
-
-
-def scale_down(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """The stack times its scales, in another precision."""
-    return channels_last(weight * _along(scale, weight), dtype)
-
-
-def pull_back(d: Tensor, weight: Tensor, gradient: Tensor, scale: Tensor, part: Tensor | None) -> Tensor:
-    """The gradient D of the scaled weights as one of the weights: s D - part <D, W> G."""
-    d = d.to(weight.dtype)
-    if part is None:
-        return (d * _along(scale, d)).contiguous()
-    inner = (d * weight).flatten(1).sum(1)
-    return (d * _along(scale, d) - _along(inner * part, d) * gradient).contiguous()
-
-
-@cache
-def _function(function: Callable[..., Tensor], fast: bool) -> Callable[..., Tensor]:
-    return cast(Any, torch.compile(function, dynamic=False)) if fast else function
-
-
-def _along(scale: Tensor, stack: Tensor) -> Tensor:
-    return scale.view(-1, *(1,) * (stack.dim() - 1))
-
-
-def channels_last(stack: Tensor, dtype: torch.dtype) -> Tensor:
-    """The stack in another precision, each layer of it with its input channels last in memory."""
-    if stack.dim() == 3:
-        return stack.to(dtype)
-    return stack.movedim(2, -1).to(dtype, memory_format=torch.contiguous_format).movedim(-1, 2)
-
-
-def stack_of(gradients: tuple[Tensor | None, ...], like: Tensor) -> Tensor:
-    """Gradients of a stack's layers as one tensor, in their precision and layout; what got none is zero."""
-    filled = [like.new_zeros(like.shape[1:]) if g is None else g for g in gradients]
-    if like.dim() > 3 and filled[0].stride(1) == 1:  # channels last
-        return torch.stack([g.movedim(1, -1) for g in filled]).movedim(-1, 2)
-    return torch.stack(filled)
 
 
 def _prepare(layer: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -81,17 +81,21 @@ def draw(entries: list[Entry], arrays: Arrays, path: Path, job: Job) -> Path:
     for e in sorted(entries, key=lambda e: _row_order(e["model"])):
         if e["model"] not in arrays:
             continue
-        median = e["row"]["median error"]
-        size = "overflows" if median is None else f"l2 error {median:.1e}"
-        rows.append(
-            ImageRow(_name(e["model"]), f"{e['row']['iteration']}\n{size}", torch.from_numpy(arrays[e["model"]]))
-        )
+        rows.append(ImageRow(_name(e["model"]), "\n".join(_remark(e, entries)), torch.from_numpy(arrays[e["model"]])))
     note = (
         f"Codes solved back by {STEPS} steps of x ← z − g(x) in every block, float64. l2 error: median over "
         f"{entries[0]['row']['images']} test images, in grey levels (an image has norm "
         f"{entries[0]['row']['norm of an image']:,.0f})."
     )
     return rows_picture(rows, path, levels=levels, note=note)
+
+
+def _remark(e: Entry, beside: list[Entry]) -> list[str]:
+    """What the iteration did, its error, and for how long the net was trained, where that differs from the others."""
+    median, epochs = e["row"]["median error"], e.get("epochs")
+    size = "overflows" if median is None else f"l2 error {median:.1e}"
+    trained = [f"trained for {epochs} epochs"] if any(b.get("epochs") != epochs for b in beside) else []
+    return [e["row"]["iteration"], size, *trained]
 
 
 def _row_order(model: str) -> int:

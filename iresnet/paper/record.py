@@ -90,9 +90,8 @@ def _mean(name: str, values: Sequence[Any]) -> Any:
 
 
 def _head(e: Entry) -> Row:
-    return {k: e[k] for k in ("dataset", "model", "budget", "recipe")} | (
-        {"settings": " ".join(e["settings"])} if e["settings"] else {}
-    )
+    head = {k: e[k] for k in ("dataset", "model", "budget", "recipe")} | {"epochs": e.get("epochs")}
+    return {**head, "settings": " ".join(e["settings"])} if e["settings"] else head
 
 
 def _place(e: Entry) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -76,7 +77,7 @@ def apply(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
         return torch.bmm(weight, x.unsqueeze(-1)).squeeze(-1)
     if _multiplies(weight, geometry):
         size = geometry.output_size(tuple(x.shape[2:]), tuple(weight.shape[3:]))
-        return torch.bmm(weight.flatten(2), _patches(weight, geometry, x)).reshape(*weight.shape[:2], *size)
+        return torch.bmm(_matrices(weight), _patches(weight, geometry, x)).reshape(*weight.shape[:2], *size)
     padded, flat, groups = _pad(geometry, x), weight.flatten(0, 1), geometry.groups * len(weight)
     n = geometry.axes
     y = torch.convolution(
@@ -90,10 +91,8 @@ def adjoint(weight: Tensor, geometry: Geometry, y: Tensor, size: tuple[int, ...]
     if geometry.axes == 0:
         return torch.bmm(weight.mT, y.unsqueeze(-1)).squeeze(-1)
     if _multiplies(weight, geometry):
-        columns = torch.bmm(weight.flatten(2).mT, y.flatten(2))
-        return _gather(
-            columns.reshape(len(y), weight.shape[2], -1, *y.shape[2:]), tuple(weight.shape[3:]), geometry, size
-        )
+        columns = torch.bmm(_matrices(weight).mT, y.flatten(2))
+        return _gather(_as_kernels(columns, weight, y.shape[2:]), tuple(weight.shape[3:]), geometry, size)
     x = y.new_empty(len(weight), weight.shape[2] * geometry.groups, *size)
     return _convolution_backward(weight, geometry, x, y, (True, False))[0]
 
@@ -103,7 +102,10 @@ def derivative(weight: Tensor, geometry: Geometry, x: Tensor, y: Tensor) -> Tens
     if geometry.axes == 0:
         return y.unsqueeze(-1) * x.unsqueeze(-2)
     if _multiplies(weight, geometry):
-        return torch.bmm(y.flatten(2), _patches(weight, geometry, x).mT).reshape(weight.shape)
+        product = torch.bmm(y.flatten(2), _patches(weight, geometry, x).mT)
+        if not _is_last(weight):
+            return product.reshape(weight.shape)
+        return product.reshape(*weight.shape[:2], *weight.shape[3:], weight.shape[2]).movedim(-1, 2)
     return _convolution_backward(weight, geometry, x, y, (False, True))[1]
 
 
@@ -118,19 +120,38 @@ def _are_slow(weight: Tensor) -> bool:
     return weight.is_cuda
 
 
+def _is_last(weight: Tensor) -> bool:
+    """Whether a stack of convolutions has its input channels last in memory; every sum then goes in that order."""
+    return weight.stride(2) == 1
+
+
+def _matrices(weight: Tensor) -> Tensor:
+    """A stack of convolutions as matrices, in the order of memory: (layers, out, in * kernel or kernel * in)."""
+    return (weight.movedim(2, -1) if _is_last(weight) else weight).flatten(2)
+
+
+def _as_kernels(columns: Tensor, weight: Tensor, size: Sequence[int]) -> Tensor:
+    """Columns in the order of `_matrices` as (layers, in, kernel, *positions)."""
+    channels = weight.shape[2]
+    if _is_last(weight):
+        return columns.reshape(len(columns), -1, channels, *size).transpose(1, 2)
+    return columns.reshape(len(columns), channels, -1, *size)
+
+
 def _is_pointwise(kernel: tuple[int, ...], geometry: Geometry) -> bool:
     return set(kernel) == {1} and set(geometry.stride) == {1} and not any(geometry.before)
 
 
 def _patches(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
-    """What every output position reads, (layers, in * kernel, positions)."""
+    """What every output position reads, in the order of `_matrices`: (layers, what is read, positions)."""
     kernel = tuple(weight.shape[3:])
     if _is_pointwise(kernel, geometry):
         return x.flatten(2)
     windows = _pad(geometry, x)
     for axis, (k, d, s) in enumerate(zip(kernel, geometry.dilation, geometry.stride, strict=True), start=2):
         windows = windows.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
-    return windows.permute(0, 1, 4, 5, 2, 3).reshape(len(x), x.shape[1] * math.prod(kernel), -1)
+    order = (0, 4, 5, 1, 2, 3) if _is_last(weight) else (0, 1, 4, 5, 2, 3)
+    return windows.permute(order).reshape(len(x), x.shape[1] * math.prod(kernel), -1)
 
 
 def _gather(columns: Tensor, kernel: tuple[int, ...], geometry: Geometry, size: tuple[int, ...]) -> Tensor:

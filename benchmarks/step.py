@@ -1,0 +1,118 @@
+"""A training step of the paper's classifier: how long it takes, and what the constraint costs.
+
+    python3 benchmarks/step.py --out results                          on a GPU
+    python3 benchmarks/step.py --blocks 1 1 1 --batch 4 --steps 2     a rehearsal on a CPU
+
+Random images, SGD with momentum, forward + backward + clipping + optimiser, one power iteration a step; the step with
+everything on, the same network without its constraint beside it, and the same operations launched one by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from iresnet import presets
+from iresnet.acceleration import Acceleration, Stepper
+from iresnet.architectures import build
+from iresnet.data.source import schema_of
+from iresnet.lipschitz import refresh_, unsettled
+from iresnet.objective import Classification
+from iresnet.results import Results, circumstances, write
+from iresnet.training import make_optimiser
+
+#: Milliseconds of the paper's released code for this step on the same hardware, and what is to be reached.
+RELEASED, TARGET, TARGET_RATIO = 205.4, 8.0, 1.15
+
+FAST, PLAIN = Acceleration(), Acceleration("off", "off", "float32")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network and how its steps are taken."""
+
+    preset: str
+    batch: int
+    acceleration: Acceleration = FAST
+
+
+def prepare(case: Case, blocks: list[int], device: str) -> tuple[Stepper, Tensor, Tensor, int]:
+    """The stepper of a case, a batch of random images and labels, and the number of parameters."""
+    experiment, schema = presets.find(case.preset), schema_of("cifar10")
+    torch.manual_seed(0)
+    x = torch.randint(0, 256, (case.batch, *schema.shape), dtype=torch.uint8)
+    y = torch.randint(0, 10, (case.batch,), device=device)
+    with unsettled():
+        model = build(replace(experiment.network, blocks=tuple(blocks)), schema, "classification", x).to(device)
+    refresh_(model, settle=True)
+    objective = Classification(model, schema.levels).train()
+    optimiser = make_optimiser(objective, experiment.training)
+    generator = torch.Generator(device).manual_seed(0)
+    stepper = Stepper(objective, optimiser, experiment.training.clip, generator, case.acceleration)
+    return stepper, x.to(device), y, sum(p.numel() for p in model.parameters())
+
+
+def measure(case: Case, blocks: list[int], device: str, steps: int) -> dict[str, Any]:
+    """Milliseconds a step: the median of five rounds, after the steps that prepare it."""
+    start = time.perf_counter()
+    stepper, x, y, parameters = prepare(case, blocks, device)
+    for step in range(8):
+        stepper(x, y, step)
+    _wait(device)
+    setup, times = time.perf_counter() - start, []
+    for _ in range(5):
+        begin = time.perf_counter()
+        for step in range(steps):
+            stepper(x, y, step)
+        _wait(device)
+        times.append(1e3 * (time.perf_counter() - begin) / steps)
+    memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
+    return {
+        "network": case.preset, "batch": case.batch, "steps taken": str(stepper), "ms": median(times),
+        "spread ms": max(times) - min(times), "setup s": setup, "memory GiB": memory, "parameters": parameters,
+    }  # fmt: skip
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Measure all cases, print them, and write results/step.json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--blocks", type=int, nargs=3, default=[18, 18, 18])
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--eager", action="store_true", help="also launch every operation by itself")
+    options = parser.parse_args()
+    cases = [Case("iresnet164", options.batch), Case("vanilla164", options.batch)]
+    cases += [Case("iresnet164", 2 * options.batch)]
+    cases += [Case("iresnet164", options.batch, PLAIN)] if options.eager else []
+    start, rows = time.perf_counter(), []
+    for case in cases:
+        if options.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        rows.append(measure(case, options.blocks, options.device, options.steps))
+        print({k: round(v, 3) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
+    rows[0] |= {
+        "released code ms": RELEASED, "target ms": TARGET, "target ratio": TARGET_RATIO,
+        "with constraint / without": rows[0]["ms"] / rows[1]["ms"],
+    }  # fmt: skip
+    print(f"with the constraint / without it: {rows[0]['with constraint / without']:.3f}")
+    if options.out:
+        run = circumstances(seeds=[0], seconds=time.perf_counter() - start, precision="float32, g in bfloat16")
+        print(write(Results("step", [row | {"run": 0} for row in rows], [run]), options.out))
+
+
+if __name__ == "__main__":
+    main()
