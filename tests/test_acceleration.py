@@ -12,6 +12,10 @@ from iresnet import (
     ActNorm,
     Chain,
     Classifier,
+    DiagonalNormal,
+    Exact,
+    Flow,
+    Multiscale,
     PowerSeries,
     ResidualBlock,
     Squeeze,
@@ -20,7 +24,8 @@ from iresnet import (
     mlp_flow,
 )
 from iresnet.acceleration import Acceleration, Stepper, fused
-from iresnet.acceleration.fused import advance
+from iresnet.acceleration.unit import advance
+from iresnet.lipschitz import MaxMin
 from iresnet.objective import Classification, MaximumLikelihood
 from iresnet.rivals import FreeBlock
 from iresnet.training import Training, make_optimiser, set_rate
@@ -141,17 +146,56 @@ def test_a_cpu_takes_plain_steps_and_says_why():
     assert stepper.reasons == ["no CUDA graph: this device is a CPU", "no compiled blocks: this device is a CPU"]
 
 
-def test_a_density_keeps_its_branches_in_float32_and_says_why():
-    flow = mlp_flow(2, blocks=1, hidden=(4,))
-    _, _, stepper = train(
-        MaximumLikelihood(flow),
-        normal(4, 2, seed=1, dtype=torch.float32),
-        torch.zeros(4),
-        Acceleration(precision="bfloat16"),
-        steps=1,
-    )
+def image_flow(terms=3, kind="plain"):
+    torch.manual_seed(0)
+    activation = MaxMin if kind == "no slope" else partial(nn.ELU, 1.0)
+    parts = [Squeeze()]
+    for _ in range(2):
+        g = contractive_convnet(4, 6, coefficient=0.8, activation=activation)
+        parts += [ActNorm(4), ResidualBlock(g)]
+    stages = [Chain(*parts), Chain(Squeeze(), ActNorm(8), ResidualBlock(contractive_convnet(8, 6)), ActNorm(8))]
+    transform = Multiscale(stages, (1, 12, 12)) if kind == "multiscale" else Chain(*parts)
+    base = DiagonalNormal(transform.output_shape((1, 12, 12)))
+    flow = Flow(transform, base, estimator=PowerSeries(terms=terms), event_shape=(1, 12, 12))
+    return flow, normal(5, 1, 12, 12, seed=1, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("kind", ["plain", "multiscale", "no slope"])
+def test_a_fused_density_is_the_plain_density_with_the_same_probes(kind):
+    flow, x = image_flow(kind=kind)
+    for _ in range(2):
+        flow.train()(x, generator=torch.Generator().manual_seed(0))
+    twin, results = copy.deepcopy(flow), []
+    for each, context in ((flow, nullcontext()), (twin, fused(twin, torch.float32, compiled=False))):
+        with context:
+            log_prob = each(x, generator=torch.Generator().manual_seed(5))
+            log_prob.sum().backward()
+        results.append([log_prob, *(p.grad for p in each.parameters())])
+    torch.testing.assert_close(results[1], results[0], atol=2e-4, rtol=1e-4)
+
+
+def test_an_estimator_that_cannot_be_fused_is_left_as_it_is():
+    flow, x = image_flow()
+    twin = copy.deepcopy(flow.train())
+    with fused(twin, torch.float32, compiled=False):
+        got = twin(x, estimator=Exact())
+    torch.testing.assert_close(got, flow(x, estimator=Exact()), atol=1e-4, rtol=1e-5)
+
+
+def test_a_density_in_bfloat16_stays_near_float32():
+    flow, x = image_flow()
+    plain, _, _ = train(MaximumLikelihood(flow), x, torch.zeros(5), EAGER)
+    quick, _, stepper = train(MaximumLikelihood(flow), x, torch.zeros(5), Acceleration(precision="bfloat16"))
+    assert stepper.dtype is torch.bfloat16
+    assert not torch.equal(quick, plain)
+    torch.testing.assert_close(quick, plain, atol=0.5, rtol=1e-2)
+
+
+def test_an_exact_determinant_keeps_its_branches_in_float32_and_says_why():
+    flow, x = mlp_flow(2, blocks=1, hidden=(4,)), normal(4, 2, seed=1, dtype=torch.float32)
+    _, _, stepper = train(MaximumLikelihood(flow), x, torch.zeros(4), Acceleration(precision="bfloat16"), steps=1)
     assert stepper.dtype is torch.float32
-    assert "no bfloat16: the objective has a log-determinant" in stepper.reasons
+    assert "no bfloat16: the log-determinant is not a power series of one probe" in stepper.reasons
 
 
 @pytest.mark.parametrize("wrong", [{"graph": "yes"}, {"compile": "maybe"}, {"precision": "float8"}])
@@ -177,11 +221,12 @@ def test_a_graph_trains_as_eager_steps_do(kind):
 
 @needs_cuda
 def test_a_captured_density_draws_fresh_noise_at_every_step():
-    flow = mlp_flow(70, blocks=2, hidden=(8,), estimator=PowerSeries(terms=3))
-    x = normal(6, 70, seed=1, dtype=torch.float32)
-    plain, _, _ = train(MaximumLikelihood(flow), x, torch.zeros(6), EAGER, device="cuda")
-    quick, _, stepper = train(MaximumLikelihood(flow), x, torch.zeros(6), Acceleration(), device="cuda")
+    flow, x = image_flow()
+    plain, _, _ = train(MaximumLikelihood(flow), x, torch.zeros(5), EAGER, device="cuda")
+    wish = Acceleration(precision="float32")
+    quick, _, stepper = train(MaximumLikelihood(flow), x, torch.zeros(5), wish, device="cuda")
     assert stepper.graph
+    assert stepper.fuse
     torch.testing.assert_close(quick, plain, atol=1e-3, rtol=1e-3)
 
 

@@ -12,6 +12,8 @@ import iresnet
 from iresnet import config
 from iresnet.cli import app
 from iresnet.presets import Experiment
+from iresnet.results import read
+from tools import ship, tables
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXTS = {p.relative_to(ROOT).as_posix(): p.read_text() for p in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))}
@@ -91,3 +93,20 @@ def test_every_test_on_the_map_exists():
     tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
     named = re.findall(r"`(test_\w+)`", TEXTS["docs/paper-map.md"])
     assert [name for name in named if f"def {name}(" not in tests] == []
+
+
+def test_the_results_of_shipped_models_are_those_in_their_folders():
+    assert ship.results() == read(ROOT / "results" / "shipped.json")
+
+
+def test_every_picture_of_the_documentation_is_shown_and_exists():
+    shown = {
+        (ROOT / name).parent / path for name, text in TEXTS.items() for path in re.findall(r"!\[.*?\]\((.*?)\)", text)
+    }
+    assert {path.resolve() for path in shown} == set((ROOT / "docs" / "images").iterdir())
+
+
+def test_a_marker_for_rows_that_there_are_not_is_refused():
+    page = "<!-- results:table2 model=c=1.9 epochs -->\n<!-- /results -->"
+    with pytest.raises(ValueError, match="no row of table2.json has {'model': 'c=1.9'}. Change the marker"):
+        tables.render(page, ROOT / "results")

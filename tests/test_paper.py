@@ -3,23 +3,24 @@
 import json
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from torch import nn
 
 from iresnet import Chain, InjectivePad, checkpoint, cli
-from iresnet.figures import ImageRow, SpectrumLine, decay_picture, rows_picture, spectra_picture
+from iresnet.figures import ImageRow, SpectrumLine, decay_picture, lines, rows_picture, spectra_picture
 from iresnet.figures import rows as picture_rows
 from iresnet.paper import RESULTS, Job, Stopped, Work, figure3, figure6, figure7, figure8, find, judging, record, table2
 from iresnet.paper import job as jobs
 from iresnet.paper.cells import DATASETS, EPOCHS, Cell, experiment, model_of
 from iresnet.paper.iteration import Unwinder, _leaves
-from iresnet.paper.reconstruction import _keep, _read
+from iresnet.paper.reconstruction import _keep, _read, _remark
 from iresnet.rivals import FreeBlock
 
 FIGURES = [name for name in RESULTS if name.startswith("figure")]
@@ -334,6 +335,27 @@ def test_pictures_of_nothing_and_of_large_norms(tmp_path):
     path = spectra_picture([SpectrumLine("vanilla", None, [0.1, 100.0], [0.1, 99.0])], tmp_path / "a.png", dpi=50)
     with Image.open(path) as picture:
         assert picture.size == (235, 187)
+
+
+@pytest.mark.parametrize("coefficients", [(None,), (0.9,), (None, 0.9)])
+def test_no_words_of_a_picture_cover_others(coefficients, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(lines, "save", lambda figure, path, dpi: figures.append(figure))
+    spectra_picture([SpectrumLine("a", c, [0.1, 2.0], [0.1, 1.9]) for c in coefficients], tmp_path / "a.png")
+    boxes = [text.get_window_extent(FigureCanvasAgg(figures[0]).get_renderer()) for text in figures[0].texts]
+    assert len(boxes) == 2 + len(coefficients)
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+
+
+def test_the_gap_to_the_estimates_is_rounded_up():
+    assert "at most 0.22 lower" in lines._gap([SpectrumLine("a", None, [1.0, 2.0], [0.789, 1.9])])
+
+
+def test_a_picture_says_how_long_its_nets_were_trained_where_that_differs():
+    short, long = ({"epochs": n, "row": {"iteration": "converges", "median error": 0.5}} for n in (12, 110))
+    assert _remark(short, [short, short]) == ["converges", "l2 error 5.0e-01"]
+    assert _remark(short, [short, long])[2:] == ["trained for 12 epochs"]
+    assert record.one_by_one([{**dict.fromkeys(record.KEYS, "x"), "settings": [], **long}])[0]["epochs"] == 110
 
 
 # What is refused

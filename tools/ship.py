@@ -1,7 +1,7 @@
 """Put the model of a run folder among those that come with the library: python tools/ship.py RUN NAME
 
 Writes iresnet/weights/NAME: the settings with a data folder that holds anywhere, and what the other commands read.
-Evaluate the run first: its figures go along.
+Evaluate the run first: its figures go along, and into results/shipped.json.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from iresnet import atomic, config
 from iresnet.data import DataSettings
+from iresnet.results import Results, write
 from iresnet.run import Run
 from iresnet.run.weights import WEIGHTS
 
@@ -41,5 +43,35 @@ def ship(run: Run, name: str) -> Path:
     return target
 
 
+def results() -> Results:
+    """What is known of every model that ships, one row each."""
+    runs = [Run.open(path.parent) for path in sorted(WEIGHTS.glob("*/model.safetensors"))]
+    rows = [{**_row(run), "run": i} for i, run in enumerate(runs)]
+    return Results("shipped", rows, [run.read_json("environment.json") for run in runs])
+
+
+def _row(run: Run) -> dict[str, Any]:
+    found, blocks = run.read_json("evaluation.json"), run.read_json("certificate.json")["blocks"]
+    error, inverse = found["error"], found["inverse"]
+    return {
+        "model": run.folder.name,
+        "dataset": run.experiment.data.source,
+        "error %": error["value"],
+        "low": error["low"],
+        "high": error["high"],
+        "test images": error["rows"],
+        "epochs": run.experiment.training.epochs,
+        "parameters": run.read_json("environment.json")["parameters"],
+        "MiB": (run.folder / "model.safetensors").stat().st_size / 2**20,
+        "blocks proven": f"{sum(b['verdict'] == 'proven' for b in blocks)} of {len(blocks)}",
+        "largest Lip(g)": max(b["lipschitz"] for b in blocks),
+        "inverse": f"{inverse['proven']} of {inverse['rows']} proven, {inverse['precision']}",
+        "largest block bound": inverse["largest_block_bound"],
+        "code residual": inverse["code_residual"],
+        "measured error": inverse["measured_error"],
+    }
+
+
 if __name__ == "__main__":
     print(ship(Run.open(sys.argv[1]), sys.argv[2]))
+    print(write(results(), Path(__file__).resolve().parent.parent / "results"))

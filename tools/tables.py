@@ -40,6 +40,8 @@ def _section(section: re.Match[str], results: Path) -> str:
         words = shlex.split(section["columns"])
         wanted = dict(word.split("=", 1) for word in words if "=" in word.strip("<>= "))
         rows = [r for r in read(path).rows if all(cell(r.get(k)) == v for k, v in wanted.items())]
+        if wanted and not rows:
+            raise ValueError(f"no row of {path.name} has {wanted}. Change the marker, or measure such a row.")
         columns = [word for word in words if word.split("=", 1)[0] not in wanted]
         table = markdown_table(rows, columns or None)
     return f"{section['opening']}\n\n{table}\n\n{section['closing']}"

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..lipschitz import Bound, program
-from ..lipschitz.program import Program, Step, apply
+from ..lipschitz.program import Program, Step, acts, apply
 from ..residual import ResidualBlock
 from ..transform import Shape
 from .arithmetic import Arithmetic
@@ -90,33 +89,11 @@ class Branch:
         return self.working.dtype
 
 
-def acts(step: Step) -> bool:
-    """Whether this step is an activation."""
-    return step.geometry is None and step.kind != "linear"
-
-
 def slope(step: Step, x: Tensor, y: Tensor, values: list[Tensor], dtype: torch.dtype) -> Tensor:
     """d y / d x of an activation y = step(x), rounded to `dtype` no more than `rounding.SLOPE` times."""
-    match step.kind:
-        case "elu" if step.constant == 1:
-            return y.clamp(max=0).to(dtype) + 1 if y.dtype == dtype else y.to(dtype).clamp_(max=0).add_(1)
-        case "elu":
-            s = torch.where(x > 0, torch.ones_like(x), y + step.constant)
-        case "tanh":
-            s = 1 - y.square()
-        case "relu":
-            s = x > 0
-        case "softplus":
-            s = torch.sigmoid(step.constant * x)
-        case "sine":
-            s = torch.cos(step.constant * x)
-        case "lipswish":
-            beta = F.softplus(values[0])
-            sigmoid = torch.sigmoid(beta * x)
-            s = (sigmoid + beta * x * sigmoid * (1 - sigmoid)) / 1.1
-        case _:
-            s = torch.ones_like(x)
-    return s.to(dtype)
+    if step.kind == "elu" and step.constant == 1 and y.dtype != dtype:
+        return y.to(dtype).clamp_(max=0).add_(1)  # in the smaller precision, without a copy in the larger
+    return program.slope(step, x, y, values).to(dtype)
 
 
 def _linear(step: Step) -> Step:

@@ -1,13 +1,8 @@
-"""Residual blocks in few kernels: ActNorm and block as one compiled function for each shape, g in another precision.
+"""Residual blocks in few kernels: which of them, and when. What each computes is in `unit`.
 
-Between two blocks stand a sum, an ActNorm and an activation. The carried pair (x, y) is a state x + y whose sum is not
-made yet, so that all three become one kernel:
-
-    x <- (x + y + b + shift) exp(log_scale),   y <- g(x) without the bias b of its last layer
-
-x stays in the precision of the data (float32); g computes in `dtype`, convolutions with their channels last. All blocks
-of one shape share one compiled function, as g comes as data (`lipschitz.program`); those of the paper's classifier have
-kernels of their own (`kernels`).
+Within `fused` the chains of a model run by a plan: every residual block whose g can be read makes a unit with the
+ActNorm before it, all units of one shape share one compiled function, and those of the paper's classifier have kernels
+of their own (`kernels`). Everything else is called as it is.
 """
 
 from __future__ import annotations
@@ -16,8 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +19,11 @@ from torch import Tensor, nn
 from ..elementary import ActNorm
 from ..lipschitz import Program, cap_of, program
 from ..lipschitz.scaling import in_precision
+from ..logdet import Estimator, PowerSeries, draw
 from ..residual import ResidualBlock
 from ..transform import Chain, Transform
 from . import kernels
+from .unit import advance, advance_with_logdet, settled
 
 
 @dataclass(frozen=True)
@@ -38,12 +34,28 @@ class Unit:
     norm: ActNorm | None
     steps: Program
 
+    @property
+    def affine(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.norm is None else (self.norm.shift, self.norm.log_scale)
+
+
+@dataclass
+class Carried:
+    """A state x + y + bias whose sum is not made yet."""
+
+    x: Tensor
+    y: Tensor | None = None
+    bias: Tensor | None = None
+
+    def settled(self) -> Tensor:
+        return settled(self.x, self.y, self.bias)
+
 
 class Plan:
-    """The forward pass of a chain with runs of blocks fused; everything else is called as it is."""
+    """A chain with runs of blocks fused."""
 
     def __init__(self, chain: Chain, dtype: torch.dtype, compiled: bool) -> None:
-        self.dtype, self.compiled = dtype, compiled
+        self.chain, self.dtype, self.compiled = chain, dtype, compiled
         self.parts = list(_units(list(chain)))
         self.free = _groups(self.units)
 
@@ -51,37 +63,69 @@ class Plan:
     def units(self) -> list[Unit]:
         return [part for part in self.parts if isinstance(part, Unit)]
 
-    def __call__(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        y = bias = None
-        cast = self._cast_free_weights()
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """As `Chain.forward`."""
+        state, given = Carried(x), self._cast_free_weights()
         for part in self.parts:
             if isinstance(part, Unit):
-                x, y, bias = self._advance(part, x, y, bias, cast)
+                values, last = self._enter(part, state, given)
+                y = cast(Tensor, state.y)
+                if self.compiled and kernels.supported(part.steps, state.x, values):
+                    x, y = kernels.advance(state.x, y, state.bias, part.affine, values)
+                else:
+                    function = advance(part.steps, self.dtype, self.compiled)
+                    x, y = self._call(function, state.x, y, state.bias, part.affine, values)
+                state = Carried(x, y, last)
             else:
-                x, y, bias = part(_settled(x, y, bias), context), None, None
-        return _settled(x, y, bias)
+                state = Carried(part(state.settled(), context))
+        return state.settled()
 
-    def _advance(
-        self, unit: Unit, x: Tensor, y: Tensor | None, bias: Tensor | None, cast: dict[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def forward_and_logdet(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As `Chain.forward_and_logdet`; blocks are fused where the estimator is a power series of one probe."""
+        if not is_simple(estimator):
+            return Chain.forward_and_logdet(self.chain, x, context, estimator=estimator, generator=generator)
+        state, given = Carried(x), self._cast_free_weights()
+        total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+        for part in self.parts:
+            if isinstance(part, Unit) and program.has_slopes(part.steps):
+                values, last = self._enter(part, state, given)
+                v = draw(state.x, estimator.probe, generator)
+                function = advance_with_logdet(part.steps, self.dtype, estimator.terms, self.compiled)
+                x, y, logdet = self._call(function, state.x, state.y, state.bias, part.affine, values, v)
+                state = Carried(x, y, last)
+            else:
+                x, logdet = state.settled(), torch.zeros_like(total)
+                for t in _members(part):
+                    x, more = t.forward_and_logdet(x, context, estimator=estimator, generator=generator)
+                    logdet = logdet + more
+                state = Carried(x)
+            total = total + logdet
+        return state.settled(), total
+
+    def _enter(self, unit: Unit, state: Carried, given: dict[Tensor, Tensor]) -> tuple[list[Tensor], Tensor | None]:
+        """The tensors of a unit's g, but for the bias of its last layer, which is carried on; the state made ready."""
         values = program.tensors(unit.block.g)
         last = values.pop() if unit.steps[-1].tensors == 2 else None
-        _note_sizes(unit.block.g, x)
-        values = [cast.get(v, v) for v in values]
-        if x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        if y is None:  # zero, so that the first block of a run is the same function as the others
-            y = torch.zeros_like(x, dtype=self.dtype)
-            bias = None if last is None else torch.zeros_like(last)
-        norm = None if unit.norm is None else (unit.norm.shift, unit.norm.log_scale)
+        program.note_sizes(unit.block.g, tuple(state.x.shape[2:]))
+        if state.x.dim() == 4:
+            state.x = state.x.contiguous(memory_format=torch.channels_last)
+        if state.y is None:  # zero, so that the first block of a run is the same function as the others
+            state.y = torch.zeros_like(state.x, dtype=self.dtype)
+            state.bias = None if last is None else torch.zeros_like(last)
+        return [given.get(v, v) for v in values], last
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         with warnings.catch_warnings(), _many_shapes(self.compiled):
             # The compiler looks at .grad of every input, and torch warns of that for scaled weights.
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-            if self.compiled and kernels.supported(unit.steps, x, values):
-                x, y = kernels.advance(x, y, bias, norm, values)
-            else:
-                x, y = advance(unit.steps, self.dtype, self.compiled)(x, y, bias, norm, values)
-        return x, y, last
+            return function(*arguments)
 
     def _cast_free_weights(self) -> dict[Tensor, Tensor]:
         """Weights without a constraint in `dtype`, those of one shape at once; constrained ones come in it already."""
@@ -91,46 +135,15 @@ class Plan:
         return found
 
 
-@cache
-def advance(steps: Program, dtype: torch.dtype, compiled: bool) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The function of all blocks with these steps: (x, y, bias, ActNorm, tensors of g) -> the next (x, y)."""
-    final = steps[-1]
-    bare = (*steps[:-1], program.Step(final.kind, min(final.tensors, 1), final.geometry, final.constant))
-
-    def function(
-        x: Tensor, y: Tensor | None, bias: Tensor | None, norm: tuple[Tensor, Tensor] | None, values: list[Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        x = _settled(x, y, bias)
-        if norm is not None:
-            x = (x + _per_channel(norm[0], x)) * _per_channel(norm[1], x).exp()
-        return x, _in_precision(bare, x, values, dtype)
-
-    return cast(Any, torch.compile(function, dynamic=False)) if compiled else function
+def is_simple(estimator: Estimator | None) -> TypeGuard[PowerSeries]:
+    """Whether a log-determinant can be estimated within units: a power series, one probe for every sample."""
+    return type(estimator) is PowerSeries and estimator.probes == 1 and not estimator.shared
 
 
-def _in_precision(steps: Program, x: Tensor, values: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """g(x) with linear maps in `dtype`; biases and activations in float32 where the compiler joins them."""
-    h, used = x, 0
-    for step in steps:
-        taken, used = values[used : used + step.tensors], used + step.tensors
-        if step.kind in ("linear", "conv"):
-            bare = program.Step(step.kind, 1, step.geometry)
-            h = program.apply(bare, h.to(dtype), taken[:1])
-            if step.tensors == 2:
-                h = h + _per_channel(taken[1], h)
-        else:
-            h = program.apply(step, h, taken)
-    return h
-
-
-def _settled(x: Tensor, y: Tensor | None, bias: Tensor | None) -> Tensor:
-    if y is None:
-        return x
-    return x + y if bias is None else x + y + _per_channel(bias, x)
-
-
-def _per_channel(value: Tensor, x: Tensor) -> Tensor:
-    return value.view(-1, *(1,) * (x.dim() - 2))
+def _members(part: Transform | Unit) -> list[Transform]:
+    if isinstance(part, Unit):
+        return [part.block] if part.norm is None else [part.norm, part.block]
+    return [part]
 
 
 def _many_shapes(compiled: bool) -> AbstractContextManager[Any]:
@@ -171,14 +184,6 @@ def _ends_linear(steps: Program) -> bool:
     return steps[-1].kind in ("linear", "conv")
 
 
-def _note_sizes(g: nn.Module, x: Tensor) -> None:
-    """What the layers' own hooks would have seen: the size at which their norm is taken."""
-    for layer in g.modules():
-        cap = cap_of(layer)
-        if cap is not None and cap.geometry.axes:
-            cap.see(tuple(x.shape[2:]))
-
-
 def unfused(module: nn.Module) -> list[nn.Module]:
     """The convolutions of a module that no plan covers."""
     chains = [m for m in module.modules() if type(m) is Chain]
@@ -195,12 +200,13 @@ def fused(module: nn.Module, dtype: torch.dtype, *, compiled: bool) -> Iterator[
     caps = [cap for unit in units for m in unit.block.g.modules() if (cap := cap_of(m)) is not None]
     try:
         for chain, plan in plans.items():
-            vars(chain)["forward"] = plan
+            vars(chain).update(forward=plan.forward, forward_and_logdet=plan.forward_and_logdet)
         for cap in caps:
             cap.dtype, cap.fast = dtype, compiled
         yield units
     finally:
         for chain in plans:
-            vars(chain).pop("forward", None)
+            for name in ("forward", "forward_and_logdet"):
+                vars(chain).pop(name, None)
         for cap in caps:
             cap.dtype, cap.fast = None, False

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..guard import guard_gradient, guard_loss
 from ..objective import Classification, Margin, Objective
-from .fused import fused, unfused
+from .fused import fused, is_simple, unfused
 
 #: Loss, norm of the gradient before clipping, and the objective's figures.
 Outcome: TypeAlias = tuple[Tensor, Tensor, Mapping[str, Tensor]]
@@ -38,8 +38,8 @@ class Acceleration:
     """How a step is made fast. `graph`: as one CUDA graph; `compile`: residual blocks by torch.compile, once a shape;
     `precision`: that of g in training, float32 or bfloat16, while the state between the blocks stays in float32.
 
-    "auto" takes what the device has: everything for a classifier on a GPU (a density keeps g in float32), nothing on a
-    CPU.
+    "auto" takes what the device has: everything on a GPU, nothing on a CPU. A density is fused where its estimator is a
+    power series of one probe.
     """
 
     graph: str = "auto"
@@ -50,6 +50,14 @@ class Acceleration:
         for name, known in (("graph", CHOICES), ("compile", CHOICES), ("precision", ("auto", *PRECISIONS))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}.")
+
+
+def _obstacle(objective: Objective) -> str | None:
+    """Why the blocks of this objective's model cannot be fused, if so."""
+    if isinstance(objective, Classification | Margin):
+        return None
+    simple = is_simple(getattr(objective.model, "estimator", None))
+    return None if simple else "the log-determinant is not a power series of one probe"
 
 
 class Stepper:
@@ -72,19 +80,18 @@ class Stepper:
         self._outputs: Outcome | None = None
 
     def _decide(self, wish: Acceleration) -> None:
-        cuda = self.parameters[0].is_cuda
-        self.graph = self._allow(wish.graph, "CUDA graph", None if cuda else "this device is a CPU")
-        plain = None if isinstance(self.objective, Classification | Margin) else "the objective has a log-determinant"
+        device = None if self.parameters[0].is_cuda else "this device is a CPU"
+        self.graph = self._allow(wish.graph, "CUDA graph", device)
+        obstacle = _obstacle(self.objective)
+        # Compiling also works on a CPU, but takes longer than it saves: only where it is asked for.
         self.compiled = self._allow(
-            wish.compile, "compiled blocks", plain or (None if cuda else "this device is a CPU")
+            wish.compile, "compiled blocks", obstacle or (device if wish.compile == "auto" else None)
         )
-        if wish.compile == "on" and plain is None:
-            self.compiled = True
-        half = cuda and plain is None if wish.precision == "auto" else wish.precision == "bfloat16" and plain is None
-        if wish.precision == "bfloat16" and plain is not None:
-            self.reasons.append(f"no bfloat16: {plain}")
-        self.dtype = torch.bfloat16 if half else torch.float32
-        self.fuse = plain is None and (self.compiled or half)
+        half = wish.precision == "bfloat16" or (wish.precision == "auto" and device is None)
+        if half and obstacle is not None:
+            self.reasons.append(f"no bfloat16: {obstacle}")
+        self.dtype = torch.bfloat16 if half and obstacle is None else torch.float32
+        self.fuse = self.compiled or self.dtype == torch.bfloat16
         self.rest = bool(unfused(self.objective))
         if self.fuse:  # then no weight, and no gradient, is turned around on its way
             self.objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -113,36 +113,3 @@ def is_monotone(activation: nn.Module) -> bool:
             return True
         case _:
             return isinstance(activation, nn.Sigmoid | nn.Identity)
-
-
-_ELEMENTWISE = (nn.ELU, nn.Tanh, nn.Softplus, Sine, LipSwish, nn.ReLU, nn.Identity)
-
-
-def has_slope(activation: nn.Module) -> bool:
-    """Whether `slope` knows this module."""
-    return type(activation) in _ELEMENTWISE
-
-
-def slope(activation: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """d activation(x) / dx of an elementwise activation, differentiable in x, with the help of y = activation(x)."""
-    match activation:
-        case nn.ELU():
-            if activation.alpha == 1:
-                return y.clamp(max=0) + 1
-            return torch.where(x > 0, torch.ones_like(x), y + activation.alpha)
-        case nn.Tanh():
-            return 1 - y.square()
-        case nn.Softplus():
-            return torch.sigmoid(activation.beta * x)
-        case Sine():
-            return torch.cos(activation.frequency * x)
-        case LipSwish():
-            beta = functional.softplus(activation.raw_beta)
-            s = torch.sigmoid(beta * x)
-            return (s + beta * x * s * (1 - s)) / 1.1
-        case nn.ReLU():
-            return (x > 0).to(x.dtype)
-        case nn.Identity():
-            return torch.ones_like(x)
-        case _:
-            raise ValueError(f"no closed slope is known for {type(activation).__name__}.")

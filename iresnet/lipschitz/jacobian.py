@@ -1,8 +1,7 @@
 """The Jacobian of g at x as a map v -> J' v: the only thing that series and solvers need of it.
 
-A chain of linear layers, convolutions and elementwise activations is multiplied out, J' = W_1' D_1 W_2' D_2 ...: one
-ordinary graph, which is faster to differentiate than a vector-Jacobian product. Any other g goes through
-`torch.func.vjp`.
+A g that can be read (`program`) is multiplied out, J' = W_1' D_1 W_2' D_2 ...: one ordinary graph, which is faster to
+differentiate than a vector-Jacobian product. Any other g goes through `torch.func.vjp`.
 """
 
 from __future__ import annotations
@@ -11,81 +10,51 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..logdet import Jacobian, Pull
-from ..spectral import Geometry, NoBoundKnown
-from .activations import has_slope, slope
-from .bound import Conditioned, leaves
+from . import program
+from .bound import Conditioned
 from .constraint import _prepare, cap_of
+from .program import Program
 
 
 def linearise(g: nn.Module, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Jacobian]:
     """g(x) and its Jacobian at x, differentiable in x and in the parameters where gradients are on."""
-    if _is_explicit(g, x):
-        transposes: list[Pull] = []
-        y = _through(g, x, context, transposes)
-
-        def pull(v: Tensor) -> Tensor:
-            for transpose in reversed(transposes):
-                v = transpose(v)
-            return v
-
-        return y, Jacobian(pull, broadcasts=x.dim() == 2)
-    y, vjp = cast(Any, torch.func.vjp(lambda t: g(t) if context is None else g(t, context), x))
-    return y, Jacobian(lambda v: cast(Tensor, vjp(v)[0]))
-
-
-def _is_explicit(g: nn.Module, x: Tensor) -> bool:
-    try:
-        return all(_knows(layer, x) for _, layer in leaves(g))
-    except NoBoundKnown:
-        return False
+    stages = _stages(g, x)
+    if stages is None:
+        y, vjp = cast(Any, torch.func.vjp(lambda t: g(t) if context is None else g(t, context), x))
+        return y, Jacobian(lambda v: cast(Tensor, vjp(v)[0]))
+    y, transposes = x, list[Pull]()
+    for i, (stage, steps) in enumerate(stages):
+        if i:
+            y = cast(Conditioned, g).shifted(y, context)
+        _show_sizes(stage, y)
+        y, more = program.linearise(steps, y, program.tensors(stage))
+        transposes += more
+    return y, Jacobian(lambda v: program.pull(transposes, v), broadcasts=x.dim() == 2)
 
 
-def _knows(layer: nn.Module, x: Tensor) -> bool:
-    if isinstance(layer, nn.Linear):
-        return type(layer).forward is nn.Linear.forward and x.dim() == 2
-    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        # Asymmetric and circular padding have a transpose too, but not in one call: they take the general way.
-        return layer.padding_mode == "zeros" and not isinstance(layer.padding, str) and x.dim() == layer.weight.dim()
-    return has_slope(layer)
+def _stages(g: nn.Module, x: Tensor) -> list[tuple[nn.Module, Program]] | None:
+    """The readable networks that g is made of: itself, or what stands before and after a context's shift."""
+    found = []
+    for stage in (g.first, g.rest) if type(g) is Conditioned else (g,):
+        steps = program.read(stage)
+        if steps is None or not program.has_slopes(steps) or not all(_takes(step, x) for step in steps):
+            return None
+        found.append((stage, steps))
+    return found
 
 
-def _through(module: nn.Module, x: Tensor, context: Tensor | None, transposes: list[Pull]) -> Tensor:
-    """Forward through g, noting the transpose of every step."""
-    if isinstance(module, nn.Sequential):
-        for child in module:
-            x = _through(child, x, context, transposes)
-        return x
-    if isinstance(module, Conditioned):
-        h = _through(module.first, x, context, transposes)
-        return _through(module.rest, module.shifted(h, context), context, transposes)
-    if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        if cap_of(module) is not None:
-            _prepare(module, (x,))
-        weight = module.weight  # constrained once, used by the forward pass and by every transpose
-        if isinstance(module, nn.Linear):
-            transposes.append(lambda v: v @ weight)
-            return functional.linear(x, weight, module.bias)
-        return _convolve(module, weight, x, transposes)
-    y = module(x)
-    d = slope(module, x, y)
-    transposes.append(lambda v: v * d)
-    return cast(Tensor, y)
+def _takes(step: program.Step, x: Tensor) -> bool:
+    """Whether a step is meant for inputs with as many axes as x."""
+    axes = 0 if step.geometry is None else step.geometry.axes
+    return program.acts(step) or x.dim() == axes + 2
 
 
-def _convolve(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, weight: Tensor, x: Tensor, transposes: list[Pull]) -> Tensor:
-    geometry = Geometry.of(layer)
-    stride, padding, dilation = geometry.stride, geometry.before, geometry.dilation
-    none = (0,) * geometry.axes
-    y = torch.convolution(x, weight, layer.bias, stride, padding, dilation, False, none, geometry.groups)
-    # What a stride leaves over at the end must be said to the transpose, or its output would be short.
-    rest = tuple(
-        n + 2 * p - d * (k - 1) - 1 - s * (m - 1)
-        for n, p, d, k, s, m in zip(x.shape[2:], padding, dilation, weight.shape[2:], stride, y.shape[2:], strict=True)
-    )
-    transposes.append(
-        lambda v: torch.convolution(v, weight, None, stride, padding, dilation, True, rest, geometry.groups)
-    )
-    return y
+def _show_sizes(g: nn.Module, x: Tensor) -> None:
+    """What the hooks of constrained layers do when they are called, which they are not here."""
+    if x.dim() > 2:
+        program.note_sizes(g, tuple(x.shape[2:]))
+    for layer in g.modules():
+        if cap_of(layer) is not None:
+            _prepare(layer, ())

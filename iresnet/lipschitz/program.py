@@ -14,9 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..logdet import Pull
 from ..spectral import Geometry, NoBoundKnown
 from .activations import LipSwish, MaxMin, Sine
 from .bound import Conditioned, leaves
+from .constraint import cap_of
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,95 @@ def apply(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
             return cast(Tensor, MaxMin()(x))
         case _:
             return x
+
+
+# ---------------------------------------------------------------------------------------------- derivatives
+
+
+def acts(step: Step) -> bool:
+    """Whether a step is an activation."""
+    return step.kind not in ("linear", "conv")
+
+
+def has_slopes(program: Program) -> bool:
+    """Whether every activation is elementwise with a slope in closed form: all but MaxMin."""
+    return all(step.kind != "maxmin" for step in program)
+
+
+def slope(step: Step, x: Tensor, y: Tensor, values: list[Tensor]) -> Tensor:
+    """d y / d x of an activation y = step(x), differentiable in x."""
+    match step.kind:
+        case "elu" if step.constant == 1:
+            return y.clamp(max=0) + 1
+        case "elu":
+            return torch.where(x > 0, torch.ones_like(x), y + step.constant)
+        case "tanh":
+            return 1 - y.square()
+        case "relu":
+            return (x > 0).to(x.dtype)
+        case "softplus":
+            return torch.sigmoid(step.constant * x)
+        case "sine":
+            return torch.cos(step.constant * x)
+        case "lipswish":
+            beta = F.softplus(values[0])
+            s = torch.sigmoid(beta * x)
+            return (s + beta * x * s * (1 - s)) / 1.1
+        case "identity":
+            return torch.ones_like(x)
+        case _:
+            raise ValueError(f"no closed slope is known for {step.kind}.")
+
+
+def linearise(program: Program, x: Tensor, values: list[Tensor]) -> tuple[Tensor, list[Pull]]:
+    """g(x) and the transpose of every step's derivative there: J' v is the last applied to v, and so on to the first.
+
+    All is one ordinary graph: J' = W_1' D_1 W_2' D_2 ..., differentiable in x and in the tensors.
+    """
+    used, transposes = 0, list[Pull]()
+    for step in program:
+        own, used = values[used : used + step.tensors], used + step.tensors
+        y = apply(step, x, own)
+        transposes.append(transpose(step, x, y, own))
+        x = y
+    return x, transposes
+
+
+def pull(transposes: list[Pull], v: Tensor) -> Tensor:
+    """J' v."""
+    for transpose in reversed(transposes):
+        v = transpose(v)
+    return v
+
+
+def transpose(step: Step, x: Tensor, y: Tensor, values: list[Tensor]) -> Pull:
+    """The transpose of the derivative of y = step(x); a v in another precision is brought to that of the weight."""
+    if acts(step):
+        d = slope(step, x, y, values)
+        return lambda v: v * d
+    weight = values[0]
+    if step.kind == "linear":
+        return lambda v: v.to(weight.dtype) @ weight
+    g = cast(Geometry, step.geometry)
+    # What a stride leaves over at the end must be said to the transpose, or its output would be short.
+    rest = tuple(
+        n + 2 * p - d * (k - 1) - 1 - s * (m - 1)
+        for n, p, d, k, s, m in zip(
+            x.shape[2:], g.before, g.dilation, weight.shape[2:], g.stride, y.shape[2:], strict=True
+        )
+    )
+    options = (None, g.stride, g.before, g.dilation, True, rest, g.groups)
+    return lambda v: torch.convolution(v.to(weight.dtype), weight, *options)
+
+
+def note_sizes(g: nn.Module, size: tuple[int, ...]) -> None:
+    """What the hooks of constrained layers would have seen of an input of this spatial size, without calling them."""
+    for _, layer in leaves(g):
+        cap = cap_of(layer)
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            if cap is not None:
+                cap.see(size)
+            size = Geometry.of(layer).output_size(size, tuple(layer.weight.shape[2:]))
 
 
 def _step(layer: nn.Module) -> Step | None:

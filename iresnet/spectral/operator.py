@@ -215,7 +215,7 @@ def power_iteration(weight: Tensor, geometry: Geometry, v: Tensor, iterations: i
     axes, size = tuple(range(1, v.dim())), tuple(v.shape[2:])
     for _ in range(iterations):
         u = _normalise(apply(weight, geometry, v), axes)
-        back = adjoint(weight, geometry, u, size)
+        back = adjoint(weight, geometry, u, size).contiguous()
         norm = torch.linalg.vector_norm(back, dim=axes, keepdim=True)
         v = torch.where(norm > 0, back / norm.clamp_min(torch.finfo(norm.dtype).tiny), v)
     return norm.flatten(), v, derivative(weight, geometry, v, u)
