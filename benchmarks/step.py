@@ -4,7 +4,8 @@
     python3 benchmarks/step.py --blocks 1 1 1 --batch 4 --steps 2     a rehearsal on a CPU
 
 Random images, SGD with momentum, forward + backward + clipping + optimiser, one power iteration a step; the step with
-everything on, the same network without its constraint beside it, and the same operations launched one by one.
+everything on, the same network without its constraint beside it, a batch of twice the size, and with --eager the same
+operations launched one by one.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def measure(case: Case, blocks: list[int], device: str, steps: int) -> dict[str,
         times.append(1e3 * (time.perf_counter() - begin) / steps)
     memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
     return {
-        "network": case.preset, "batch": case.batch, "steps taken": str(stepper), "ms": median(times),
+        "network": case.preset, "batch": case.batch, "steps taken": str(stepper), "precision": stepper.precision,
+        "ms": median(times),
         "spread ms": max(times) - min(times), "setup s": setup, "memory GiB": memory, "parameters": parameters,
     }  # fmt: skip
 
@@ -110,7 +112,7 @@ def main() -> None:
     }  # fmt: skip
     print(f"with the constraint / without it: {rows[0]['with constraint / without']:.3f}")
     if options.out:
-        run = circumstances(seeds=[0], seconds=time.perf_counter() - start, precision="float32, g in bfloat16")
+        run = circumstances(seeds=[0], seconds=time.perf_counter() - start, precision=rows[0]["precision"])
         print(write(Results("step", [row | {"run": 0} for row in rows], [run]), options.out))
 
 

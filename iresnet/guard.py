@@ -39,14 +39,17 @@ def guard_loss(
 
 
 def guard_gradient(objective: Objective, norm: Tensor, step: int) -> None:
-    """Stop before a gradient that is not a number reaches the weights."""
+    """Stop at a gradient that is not a number: on a CPU before it reaches the weights, on a GPU within some steps."""
     if (norm.is_cuda and (step + 1) % GUARD_EVERY) or math.isfinite(float(norm)):
         return
-    bad = (n for n, p in objective.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all()))
-    raise TrainingError(
-        f"the gradient of step {step + 1} is {float(norm)}; that of {next(bad, 'no parameter')} is the first "
-        f"that is not finite. The weights are still those of step {step}. {REMEDY}"
+    bad = [n for n, p in objective.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())]
+    place = f"that of {bad[0]} is the first that is not finite" if bad else "its norm overflows"
+    after = (
+        f"(it is looked at every {GUARD_EVERY} steps)"
+        if norm.is_cuda
+        else f"The weights are still those of step {step}."
     )
+    raise TrainingError(f"the gradient of step {step + 1} is {float(norm)}; {place}. {after} {REMEDY}")
 
 
 def _first_bad_module(objective: Objective, x: Tensor, y: Tensor | None, generator: torch.Generator | None) -> str:

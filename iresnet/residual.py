@@ -25,6 +25,7 @@ from .fixed_point import Anderson, ConvergenceError, Solution, Solver, default_t
 from .fixed_point import solve as solve_fixed_point
 from .lipschitz import Bound, linearise, nominal, plain
 from .logdet import CertifiedSeries, Estimator, Exact, attach_gradient, refuse_second_derivative
+from .precision import float32_products
 from .spectral import NoBoundKnown
 from .transform import Shape, Stretch, Transform, check_batch, check_finite, dimension
 
@@ -327,18 +328,8 @@ def _fingerprint(tensors: list[Tensor]) -> tuple[float, ...]:
 @contextmanager
 def full_precision(like: Tensor) -> Iterator[None]:
     """TF32 and autocast off: both stall an iteration near 1e-3."""
-    kind = like.device.type
-    with torch.autocast(device_type=kind, enabled=False):
-        if kind != "cuda":
-            yield
-            return
-        matmul = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-        try:
-            with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-                yield
-        finally:
-            torch.set_float32_matmul_precision(matmul)
+    with torch.autocast(device_type=like.device.type, enabled=False), float32_products("ieee", like.device):
+        yield
 
 
 @contextmanager

@@ -191,14 +191,16 @@ class State:
             for name, value in entry.items()
             if isinstance(value, Tensor)
         }
-        tensors["generator"] = {"global": torch.get_rng_state()}  # dropout draws from it
+        tensors["generator"] = {"global": torch.get_rng_state()}  # on a CPU dropout draws from it
         if self.generator is not None:
             tensors["generator"]["state"] = self.generator.get_state()
         # Copies: the next step must not change what was the state at this one.
         return Checkpoint({g: {n: t.detach().clone() for n, t in ts.items()} for g, ts in tensors.items()}, state)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to a snapshot of the same model and settings."""
+        """Go back to a snapshot of the same model and settings, before the first step is taken."""
+        if self.advance.taken:
+            raise ValueError("a snapshot is restored before the first step; make a new State for it.")
         model, tensors = self.objective.model, checkpoint.tensors
         made_with = checkpoint.state.get("optimiser", self.settings.optimiser)
         if made_with != self.settings.optimiser:
@@ -232,9 +234,15 @@ class State:
     def _restore_optimiser(self, tensors: Mapping[str, Tensor]) -> None:
         content = self.optimiser.state_dict()
         entries: dict[int, dict[str, Tensor]] = {}
+        owners = [p for group in self.optimiser.param_groups for p in group["params"]]
         for key, value in tensors.items():
             index, _, name = key.partition(".")
-            entries.setdefault(int(index), {})[name] = value.clone()
+            owner = owners[int(index)]
+            # A file keeps no layout, and fused optimisers walk through memory: a moment must lie as its weight does.
+            like = (
+                torch.empty_like(owner, dtype=value.dtype, device=value.device) if value.shape == owner.shape else value
+            )
+            entries.setdefault(int(index), {})[name] = like.clone().copy_(value)
         content["state"] = entries
         self.optimiser.load_state_dict(content)
 
@@ -292,5 +300,7 @@ class Average:
         state.update({name: p.detach() for name, p in self.copy.named_parameters(remove_duplicate=False)})
         result.load_state_dict(state)
         refresh_(result, settle=True)  # all at once, so not one by one on the way to eval
+        for mine, theirs in zip(result.parameters(), model.parameters(), strict=True):
+            mine.requires_grad_(theirs.requires_grad)
         with unsettled():
-            return result.requires_grad_(True).eval()
+            return result.eval()

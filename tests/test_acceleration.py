@@ -25,10 +25,12 @@ from iresnet import (
 )
 from iresnet.acceleration import Acceleration, Stepper, fused
 from iresnet.acceleration.unit import advance
-from iresnet.lipschitz import MaxMin
+from iresnet.checkpoint import load, save
+from iresnet.lipschitz import MaxMin, together
 from iresnet.objective import Classification, MaximumLikelihood
+from iresnet.precision import float32_products
 from iresnet.rivals import FreeBlock
-from iresnet.training import Training, make_optimiser, set_rate
+from iresnet.training import State, Training, make_optimiser, set_rate
 from tests.zoo import normal
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -238,3 +240,70 @@ def test_everything_together_stays_near_eager_float32(kind):
     quick, _, stepper = train(Classification(model), x, y, Acceleration(), device="cuda")
     assert stepper.method == "one CUDA graph, blocks compiled, g in bfloat16"
     torch.testing.assert_close(quick, plain, atol=3e-2, rtol=3e-2)
+
+
+def test_a_resumed_run_keeps_the_layout_of_its_moments(tmp_path):
+    """A file keeps no layout; a fused optimiser that walks through memory would mix channels and positions."""
+    model, x, y = convolutional()
+    settings = Training(optimiser="adam", learning_rate=0.01, steps=6, warmup=1)
+    wish = Acceleration(precision="bfloat16")
+
+    def state_of():
+        return State(Classification(copy.deepcopy(model)).train(), settings, None, wish)
+
+    def advance_by(state, steps):
+        for _ in range(steps):
+            state.advance(x, y, state.step)
+            state.step += 1
+
+    first = state_of()
+    advance_by(first, 4)
+    first.update_average()
+    save(first.snapshot(), tmp_path / "state.safetensors", version="test")
+    second = state_of()
+    second.restore(load(tmp_path / "state.safetensors"))
+    second.advance.taken = 4  # past the eager steps, as the first is
+    for state in (first, second):
+        advance_by(state, 3)
+    torch.testing.assert_close(second.objective.state_dict(), first.objective.state_dict(), atol=1e-6, rtol=1e-5)
+    with pytest.raises(ValueError, match="a snapshot is restored before the first step"):
+        second.restore(load(tmp_path / "state.safetensors"))
+
+
+def test_linear_blocks_on_more_axes_are_left_as_they_are():
+    torch.manual_seed(0)
+    chain = Chain(ResidualBlock(contractive_mlp(4, (8,))))
+    x = normal(5, 4, 4, seed=1, dtype=torch.float32)
+    expected = chain(x)
+    with fused(chain, torch.float32, compiled=False):
+        torch.testing.assert_close(chain(x), expected)
+
+
+def test_a_layer_without_a_part_in_the_loss_gets_no_gradient():
+    torch.manual_seed(0)
+    blocks = nn.ModuleList(ResidualBlock(contractive_mlp(3, (3,))) for _ in range(2))
+    with together(blocks.train()):
+        blocks[0](normal(2, 3, seed=1, dtype=torch.float32)).sum().backward()
+    assert all(p.grad is None for p in blocks[1].parameters())
+    assert all(p.grad is not None for p in blocks[0].parameters())
+
+
+def test_a_second_derivative_through_scaled_weights_is_refused():
+    model, x, _ = dense()
+    model(x)
+    weights = [p for n, p in model.named_parameters() if n.endswith("original")]
+    (gradient,) = torch.autograd.grad(model.train()(x).square().sum(), weights[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable|not have been used"):
+        torch.autograd.grad(gradient.sum(), weights[:1])
+
+
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+def test_products_are_set_back_as_they_were(precision):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        with float32_products("tf32", torch.device("cuda")), float32_products("ieee", torch.device("cuda")):
+            pass
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -313,6 +313,12 @@ class TestBound:
         monkeypatch.setattr(fourier, "_multiplies_fast", lambda _: True)
         assert exact * (1 - 1e-9) <= spectral.norm_bound(layer, shape) <= exact * (1 + 1e-6)
 
+    @pytest.mark.parametrize("scale", [1e-30, 1e18, 1e30])
+    def test_no_size_of_a_wide_weight_overflows(self, scale):
+        weight, geometry = normal(1, 32, 32, 3, 3), Geometry((1, 1), (1, 1), (1, 1), (1, 1))
+        expected = scale * spectral.norm_bounds(weight, geometry, (8, 8))
+        torch.testing.assert_close(spectral.norm_bounds(scale * weight, geometry, (8, 8)), expected, rtol=1e-8, atol=0)
+
     def test_dropping_hopeless_frequencies_drops_no_winner(self):
         torch.manual_seed(0)
         layer = nn.Conv2d(34, 33, 3, padding=1)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from ..precision import chosen_convolutions, float32_products
 from .convolution import CONVOLUTIONS
 
 #: Working precisions by name, and the type that holds each.
@@ -52,7 +53,7 @@ class Arithmetic:
     @classmethod
     def on(cls, device: torch.device) -> Arithmetic:
         """What is best on this kind of device."""
-        return cls(code="linear") if device.type == "cuda" else cls("float32", "native", graph=False)
+        return cls() if device.type == "cuda" else cls("float32", "native", graph=False)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,25 +62,19 @@ class Arithmetic:
     @contextmanager
     def precision(self, device: torch.device) -> Iterator[None]:
         """TF32 where it was asked for and only there, sums in float32, no autocast."""
-        tf32 = self.working == "tf32"
-        with torch.autocast(device_type=device.type, enabled=False):
-            if device.type != "cuda":
-                yield
-                return
-            # Sums of half precision products are float32 throughout: a proof counts on it.
-            matmul = cast(Any, torch.backends.cuda.matmul)
-            kinds = ("fp16_accumulation", "fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction")
-            names = [f"allow_{kind}" for kind in kinds]
-            before = torch.get_float32_matmul_precision(), [getattr(matmul, name) for name in names]
-            torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        # Sums of half precision products are float32 throughout: a proof counts on it.
+        matmul = cast(Any, torch.backends.cuda.matmul)
+        kinds = ("fp16_accumulation", "fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction")
+        names = [f"allow_{kind}" for kind in kinds if hasattr(matmul, f"allow_{kind}")]
+        before = [getattr(matmul, name) for name in names]
+        products = float32_products("tf32" if self.working == "tf32" else "ieee", device)
+        with torch.autocast(device_type=device.type, enabled=False), products, chosen_convolutions():
             try:
                 for name in names:
                     setattr(matmul, name, False)
-                with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=tf32):
-                    yield
+                yield
             finally:
-                torch.set_float32_matmul_precision(before[0])
-                for name, value in zip(names, before[1], strict=True):
+                for name, value in zip(names, before, strict=True):
                     setattr(matmul, name, value)
 
 

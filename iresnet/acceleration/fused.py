@@ -67,7 +67,7 @@ class Plan:
         """As `Chain.forward`."""
         state, given = Carried(x), self._cast_free_weights()
         for part in self.parts:
-            if isinstance(part, Unit):
+            if isinstance(part, Unit) and program.takes(part.steps, state.x):
                 values, last = self._enter(part, state, given)
                 y = cast(Tensor, state.y)
                 if self.compiled and kernels.supported(part.steps, state.x, values):
@@ -77,7 +77,10 @@ class Plan:
                     x, y = self._call(function, state.x, y, state.bias, part.affine, values)
                 state = Carried(x, y, last)
             else:
-                state = Carried(part(state.settled(), context))
+                x = state.settled()
+                for t in _members(part):
+                    x = t(x, context)
+                state = Carried(x)
         return state.settled()
 
     def forward_and_logdet(
@@ -89,12 +92,12 @@ class Plan:
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
         """As `Chain.forward_and_logdet`; blocks are fused where the estimator is a power series of one probe."""
-        if not is_simple(estimator):
+        if not is_fusable(estimator):
             return Chain.forward_and_logdet(self.chain, x, context, estimator=estimator, generator=generator)
         state, given = Carried(x), self._cast_free_weights()
         total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
         for part in self.parts:
-            if isinstance(part, Unit) and program.has_slopes(part.steps):
+            if isinstance(part, Unit) and program.takes(part.steps, state.x):
                 values, last = self._enter(part, state, given)
                 v = draw(state.x, estimator.probe, generator)
                 function = advance_with_logdet(part.steps, self.dtype, estimator.terms, self.compiled)
@@ -135,7 +138,7 @@ class Plan:
         return found
 
 
-def is_simple(estimator: Estimator | None) -> TypeGuard[PowerSeries]:
+def is_fusable(estimator: Estimator | None) -> TypeGuard[PowerSeries]:
     """Whether a log-determinant can be estimated within units: a power series, one probe for every sample."""
     return type(estimator) is PowerSeries and estimator.probes == 1 and not estimator.shared
 
@@ -157,7 +160,8 @@ def _groups(units: list[Unit]) -> list[list[Tensor]]:
     for unit in units:
         for layer in unit.block.g.modules():
             if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and cap_of(layer) is None:
-                groups.setdefault(layer.weight.shape, []).append(layer.weight)
+                key = (layer.weight.shape, layer.weight.dtype, layer.weight.device)
+                groups.setdefault(key, []).append(layer.weight)
     return list(groups.values())
 
 
@@ -167,7 +171,7 @@ def _units(transforms: list[Transform]) -> Iterator[Transform | Unit]:
     for t in transforms:
         readable = isinstance(t, ResidualBlock) and type(t).forward is ResidualBlock.forward
         steps = program.read(cast(ResidualBlock, t).g) if readable else None
-        if steps is not None and _ends_linear(steps):
+        if steps is not None and _ends_linear(steps) and program.has_slopes(steps):
             yield Unit(cast(ResidualBlock, t), waiting, steps)
             waiting = None
             continue

@@ -261,7 +261,7 @@ class Inverter:
         # ||g(x)|| is at most ||x|| + ||z|| + ||r||.
         rounding = RESIDUAL_ROUNDING * torch.where(self._solved, 2 * x + 2 * z + residuals, 1 + z)
         bounds = torch.where(self._factor > 0, self._factor * (residuals + rounding), 0.0)
-        bounds = torch.nan_to_num(bounds, nan=torch.inf)
+        bounds = torch.nan_to_num(bounds, nan=torch.inf, posinf=torch.inf)
         goals = self._goals if self.tolerance else self._goals * z.clamp_min(1)
         good = (bounds <= goals) & torch.isfinite(bounds)
         composed = torch.where(bounds > 0, self._carried * bounds, 0.0).sum(0)

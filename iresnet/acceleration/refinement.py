@@ -113,6 +113,8 @@ def solve(branch: Branch, z: Tensor, schedule: Schedule, *, compiled: bool = Fal
     for terms in schedule.single:
         x = _moved(x, *series(branch, single_residual(branch, x, z), slopes, terms, compiled=compiled))
     by_product = schedule.proof == "product"
+    if by_product and branch.rounding is None:
+        raise ValueError('this branch has no proof by products; got proof="product". Use "residual".')
     for terms in schedule.refinements[: len(schedule.refinements) - by_product]:
         x = _moved(x, *series(branch, residual(branch, x, z), slopes, terms, compiled=compiled))
     if by_product:

@@ -12,8 +12,9 @@ What a device, an objective or a network does not allow is left out, and `reason
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TypeAlias
 
 import torch
@@ -21,7 +22,8 @@ from torch import Tensor, nn
 
 from ..guard import guard_gradient, guard_loss
 from ..objective import Classification, Margin, Objective
-from .fused import fused, is_simple, unfused
+from ..precision import chosen_convolutions
+from .fused import fused, is_fusable, unfused
 
 #: Loss, norm of the gradient before clipping, and the objective's figures.
 Outcome: TypeAlias = tuple[Tensor, Tensor, Mapping[str, Tensor]]
@@ -56,8 +58,12 @@ def _obstacle(objective: Objective) -> str | None:
     """Why the blocks of this objective's model cannot be fused, if so."""
     if isinstance(objective, Classification | Margin):
         return None
-    simple = is_simple(getattr(objective.model, "estimator", None))
+    simple = is_fusable(getattr(objective.model, "estimator", None))
     return None if simple else "the log-determinant is not a power series of one probe"
+
+
+def _no_compiler() -> str | None:
+    return None if find_spec("triton") is not None else "Triton is not installed"
 
 
 class Stepper:
@@ -76,22 +82,24 @@ class Stepper:
         self.taken, self.step, self.reasons = 0, 0, list[str]()
         self._decide(acceleration)
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._stream: torch.cuda.Stream | None = None
         self._inputs: tuple[Tensor, Tensor | None] | None = None
         self._outputs: Outcome | None = None
 
     def _decide(self, wish: Acceleration) -> None:
-        device = None if self.parameters[0].is_cuda else "this device is a CPU"
-        self.graph = self._allow(wish.graph, "CUDA graph", device)
-        obstacle = _obstacle(self.objective)
+        device, obstacle = self.parameters[0].device, _obstacle(self.objective)
+        absent = None if device.type == "cuda" else f"this device is {'a CPU' if device.type == 'cpu' else device.type}"
+        self.graph = self._allow(wish.graph, "CUDA graph", absent or obstacle)
         # Compiling also works on a CPU, but takes longer than it saves: only where it is asked for.
-        self.compiled = self._allow(
-            wish.compile, "compiled blocks", obstacle or (device if wish.compile == "auto" else None)
-        )
-        half = wish.precision == "bfloat16" or (wish.precision == "auto" and device is None)
-        if half and obstacle is not None:
-            self.reasons.append(f"no bfloat16: {obstacle}")
-        self.dtype = torch.bfloat16 if half and obstacle is None else torch.float32
-        self.fuse = self.compiled or self.dtype == torch.bfloat16
+        missing = (absent or _no_compiler()) if wish.compile == "auto" else None
+        self.compiled = self._allow(wish.compile, "compiled blocks", obstacle or missing)
+        coarse = None if absent or torch.cuda.is_bf16_supported() else "this GPU has none"
+        half = wish.precision == "bfloat16" or (wish.precision == "auto" and absent is None)
+        if half and (obstacle or coarse):
+            self.reasons.append(f"no bfloat16: {obstacle or coarse}")
+            half = False
+        self.dtype = torch.bfloat16 if half else torch.float32
+        self.fuse = self.compiled or half
         self.rest = bool(unfused(self.objective))
         if self.fuse:  # then no weight, and no gradient, is turned around on its way
             self.objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -124,24 +132,27 @@ class Stepper:
     def __call__(self, x: Tensor, y: Tensor | None, step: int) -> Outcome:
         """Take step number `step` of the training, counted from 0, on a batch."""
         self.taken, self.step = self.taken + 1, step
-        if self.taken <= EAGER or not (self.graph or self.fuse):
-            return self._eager(x, y, guarded=True)
+        if self.taken <= EAGER:
+            return self._take(x, y, fuse=False)
         if not self.graph:
-            return self._without_graph(x, y)
+            return self._take(x, y, fuse=self.fuse)
         if self._graph is None:
             if self.taken <= EAGER + WARM:
                 return self._aside(x, y)
             self._capture(x, y)
-            if self._graph is None:  # it could not be captured
-                return self._without_graph(x, y)
+        if self._graph is None or not self._fits(x, y):  # it could not be captured, or this batch is another
+            return self._take(x, y, fuse=self.fuse)
         return self._replay(x, y)
 
-    def _eager(self, x: Tensor, y: Tensor | None, *, guarded: bool) -> Outcome:
-        loss, figures = self.objective(x, y, generator=self.generator)
-        if guarded:
-            guard_loss(self.objective, loss, self.step, x, y, self.generator)
-        self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+    def _take(self, x: Tensor, y: Tensor | None, *, fuse: bool, guarded: bool = True) -> Outcome:
+        """One step, operation by operation."""
+        with chosen_convolutions() if fuse else nullcontext():
+            with self._fused() if fuse else nullcontext():
+                loss, figures = self.objective(x, y, generator=self.generator)
+            if guarded:
+                guard_loss(self.objective, loss, self.step, x, y, self.generator)
+            self.optimiser.zero_grad(set_to_none=True)
+            loss.backward()
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         if guarded:
             guard_gradient(self.objective, norm, self.step)
@@ -149,54 +160,52 @@ class Stepper:
         self.optimiser.step()
         return loss.detach(), norm, figures
 
-    def _without_graph(self, x: Tensor, y: Tensor | None) -> Outcome:
-        with self._fused():
-            return self._eager(x, y, guarded=True)
-
     @contextmanager
     def _fused(self) -> Iterator[None]:
         """Blocks fused, and what cannot be fused in the same precision by autocast."""
-        if not self.fuse:
-            yield
-            return
         half = self.dtype != torch.float32 and self.rest
         with (
             fused(self.objective, self.dtype, compiled=self.compiled),
             torch.autocast(self.parameters[0].device.type, self.dtype, enabled=half),
-            torch.backends.cudnn.flags(enabled=True, benchmark=True),
         ):
             yield
 
     def _aside(self, x: Tensor, y: Tensor | None) -> Outcome:
         """A step on a stream of its own, as capturing needs it: what ran on the default stream cannot be captured."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), self._fused():
-            result = self._eager(x, y, guarded=True)
-        torch.cuda.current_stream().wait_stream(stream)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            result = self._take(x, y, fuse=self.fuse)
+        torch.cuda.current_stream().wait_stream(self._stream)
         return result
 
     def _capture(self, x: Tensor, y: Tensor | None) -> None:
-        graph, self._inputs = torch.cuda.CUDAGraph(), (x.clone(), None if y is None else y.clone())
+        """Record the step; where that fails, steps go on operation by operation, and the reason is kept."""
+        graph, inputs, stream = torch.cuda.CUDAGraph(), (x.clone(), None if y is None else y.clone()), self._stream
+        before = torch.cuda.current_stream()
         if self.generator is not None:
             graph.register_generator_state(self.generator)
         self.optimiser.zero_grad(set_to_none=True)
         try:
-            with self._fused(), torch.cuda.graph(graph):
-                self._outputs = self._eager(*self._inputs, guarded=False)
+            with torch.cuda.graph(graph, stream=stream):
+                self._outputs = self._take(*inputs, fuse=self.fuse, guarded=False)
         except RuntimeError as error:
-            self.graph, self._inputs = False, None
+            torch.cuda.set_stream(before)  # a capture that fails leaves its own behind
+            self.graph, cause = False, error.__context__ or error  # the first error says why, not that of its end
             self.optimiser.zero_grad(set_to_none=True)
-            self.reasons.append(f"no CUDA graph: {str(error).splitlines()[0]}")
+            self.reasons.append(f"no CUDA graph: {str(cause).splitlines()[0]}")
         else:
-            self._graph = graph
+            self._graph, self._inputs = graph, inputs
+
+    def _fits(self, x: Tensor, y: Tensor | None) -> bool:
+        assert self._inputs is not None
+        return x.shape == self._inputs[0].shape and (y is None) == (self._inputs[1] is None)
 
     def _replay(self, x: Tensor, y: Tensor | None) -> Outcome:
         assert self._graph is not None
         assert self._inputs is not None
         assert self._outputs is not None
-        if x.shape != self._inputs[0].shape:
-            raise ValueError(f"a captured step takes batches of {len(self._inputs[0])} rows; got {len(x)}.")
         self._inputs[0].copy_(x, non_blocking=True)
         if self._inputs[1] is not None and y is not None:
             self._inputs[1].copy_(y, non_blocking=True)

@@ -89,9 +89,10 @@ def _linearised(
             h = y
             continue
         bare, a = Step(step.kind, 1, step.geometry), h.to(dtype)
-        h = program.apply(bare, a, taken[:1])
+        weight = [taken[0].to(dtype)]  # most come in it
+        h = program.apply(bare, a, weight)
         if transposes is not None:
-            transposes.append(program.transpose(bare, a, h, taken[:1]))
+            transposes.append(program.transpose(bare, a, h, weight))
         if step.tensors == 2:
             h = h + _per_channel(taken[1], h)
     return h

@@ -13,6 +13,7 @@ convergence.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .. import spectral
+from ..precision import float32_products
 from ..spectral import Geometry
 from .rules import NormRule
 from .scaling import Rule, scaled, stacked
@@ -62,7 +64,7 @@ class SpectralCap(nn.Module):
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Called by torch when a weight is assigned: store it as it is and measure its norm."""
-        if not _state.unsettled:
+        if not _own.unsettled:
             with torch.no_grad():
                 _refresh_group([(self, weight)], settle=True)
         return weight
@@ -75,7 +77,7 @@ class SpectralCap(nn.Module):
         return self.seen or spectral.default_size(self.geometry, weight)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "ready": None}  # a copy makes its own
+        return {**self.__dict__, "ready": None, "dtype": None, "fast": False}  # these belong to a pass under way
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         if self.seen:
@@ -98,8 +100,14 @@ class SpectralCap(nn.Module):
 
 
 class _State:
-    frozen = False
+    frozen = False  # of the whole process: a compiler cannot read what belongs to a thread
+
+
+class _Own(threading.local):
     unsettled = False
+
+
+_own = _Own()
 
 
 _state = _State()
@@ -122,11 +130,11 @@ def unsettled() -> Iterator[None]:
     For a model that is moved to another device or filled from a file first: `refresh_(model, settle=True)` must follow,
     or `load_state_dict`.
     """
-    before, _state.unsettled = _state.unsettled, True
+    before, _own.unsettled = _own.unsettled, True
     try:
         yield
     finally:
-        _state.unsettled = before
+        _own.unsettled = before
 
 
 def is_frozen() -> bool:
@@ -167,7 +175,8 @@ def together(module: nn.Module) -> Iterator[None]:
     caps: list[SpectralCap] = []
     try:
         for group in _groups(module, settle=False):
-            with torch.no_grad(), _coarse():
+            # Tensor cores will do for one step of power iteration: its sigma is second order in the error of v.
+            with torch.no_grad(), float32_products("tf32", group[0][1].device):
                 weight, gradient, sigma = _refresh_group(group, settle=False)
             cap = group[0][0]
             if len(group) > 1 or cap.dtype is not None:
@@ -181,17 +190,6 @@ def together(module: nn.Module) -> Iterator[None]:
     finally:
         for cap in caps:
             cap.ready = None
-
-
-@contextmanager
-def _coarse() -> Iterator[None]:
-    """Tensor cores for one step of power iteration: its sigma is second order in the error of v, and an estimate."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _groups(module: nn.Module, *, settle: bool) -> list[list[tuple[SpectralCap, Tensor]]]:
@@ -260,7 +258,7 @@ def _prepare(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 def _train(layer: nn.Module, mode: bool = True) -> nn.Module:
     """`train()` of a constrained layer: on the way to eval, bring the norm to convergence."""
-    leaving = layer.training and not mode and not _state.unsettled
+    leaving = layer.training and not mode and not _own.unsettled
     nn.Module.train(layer, mode)
     if leaving:
         refresh_(layer, settle=True)

@@ -39,16 +39,10 @@ def _stages(g: nn.Module, x: Tensor) -> list[tuple[nn.Module, Program]] | None:
     found = []
     for stage in (g.first, g.rest) if type(g) is Conditioned else (g,):
         steps = program.read(stage)
-        if steps is None or not program.has_slopes(steps) or not all(_takes(step, x) for step in steps):
+        if steps is None or not program.has_slopes(steps) or not program.takes(steps, x):
             return None
         found.append((stage, steps))
     return found
-
-
-def _takes(step: program.Step, x: Tensor) -> bool:
-    """Whether a step is meant for inputs with as many axes as x."""
-    axes = 0 if step.geometry is None else step.geometry.axes
-    return program.acts(step) or x.dim() == axes + 2
 
 
 def _show_sizes(g: nn.Module, x: Tensor) -> None:

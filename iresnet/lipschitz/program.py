@@ -99,6 +99,12 @@ def acts(step: Step) -> bool:
     return step.kind not in ("linear", "conv")
 
 
+def takes(program: Program, x: Tensor) -> bool:
+    """Whether all steps are meant for inputs with as many axes as x: rows for linear layers, or images."""
+    axes = [0 if step.geometry is None else step.geometry.axes for step in program if not acts(step)]
+    return all(x.dim() == n + 2 for n in axes)
+
+
 def has_slopes(program: Program) -> bool:
     """Whether every activation is elementwise with a slope in closed form: all but MaxMin."""
     return all(step.kind != "maxmin" for step in program)

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,18 @@ class Scaling(torch.autograd.Function):
         part = torch.where(sigma > rule.coefficient, scale / sigma, 0.0) if rule.differentiate else None
         ctx.save_for_backward(weight, gradient, scale, part)
         ctx.rule = rule
+        ctx.set_materialize_grads(False)
         if rule.dtype is None:
             return (weight * _along(scale, weight)).to(originals[0].dtype).unbind(0)
         return _function(scale_down, rule.compiled)(weight, scale, rule.dtype).unbind(0)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         weight, gradient, scale, part = ctx.saved_tensors
         d = _filled(gradients, weight)
         result = _function(pull_back, ctx.rule.compiled)(d, weight, gradient, scale, part)
-        return (None, None, None, None, *result.unbind(0))
+        return (None, None, None, None, *_only(gradients, result))
 
 
 class Casting(torch.autograd.Function):
@@ -72,11 +75,13 @@ class Casting(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.like = stacked(weights)
+        ctx.set_materialize_grads(False)
         return _channels_last(ctx.like, dtype).unbind(0)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, *_filled(gradients, ctx.like).to(ctx.like.dtype).unbind(0))
+        return (None, *_only(gradients, _filled(gradients, ctx.like).to(ctx.like.dtype)))
 
 
 def scale_down(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -109,6 +114,11 @@ def _filled(gradients: Sequence[Tensor | None], like: Tensor) -> Tensor:
     """Gradients of a stack's layers as one tensor; what got none is zero."""
     known = next((g for g in gradients if g is not None), like[0])
     return stacked([torch.zeros_like(known) if g is None else g for g in gradients])
+
+
+def _only(gradients: Sequence[Tensor | None], stack: Tensor) -> list[Tensor | None]:
+    """The layers of a stack; None for those that had no part in the result, so that no optimiser moves them."""
+    return [None if g is None else one for g, one in zip(gradients, stack.unbind(0), strict=True)]
 
 
 def _channels_last(stack: Tensor, dtype: torch.dtype) -> Tensor:

@@ -77,9 +77,10 @@ def _like(rows: Tensor, values: Tensor) -> Tensor:
 @contextmanager
 def _judged(g: nn.Module) -> Iterator[None]:
     """g in eval: in training BatchNorm is another function for every batch."""
-    before = g.training
+    before = {m: m.training for m in g.modules()}
     g.eval()
     try:
         yield
     finally:
-        g.train(before)
+        for m, mode in before.items():
+            m.training = mode

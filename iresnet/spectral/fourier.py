@@ -95,9 +95,11 @@ def _largest_of_stack(matrices: Tensor) -> Tensor:
     side = min(matrices.shape[-2:])
     if side < WIDE:
         return largest_singular_values(matrices).amax(1)
-    upper = gram_bound(matrices.to(torch.complex64), iterations=5)
+    # In single precision large weights would overflow, so each stack is brought to size one.
+    size = matrices.abs().amax(dim=(1, 2, 3), keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    upper = gram_bound((matrices / size).to(torch.complex64), iterations=5)
     lower = upper / side ** (1 / 64) * (1 - 1e-3)
-    layer, place = (upper >= lower.amax(1, keepdim=True)).nonzero(as_tuple=True)
+    layer, place = (~(upper < lower.amax(1, keepdim=True))).nonzero(as_tuple=True)
     values = torch.zeros(matrices.shape[:2], dtype=torch.float64, device=matrices.device)
     values[layer, place] = largest_singular_values(matrices[layer, place])
     return values.amax(1)

@@ -30,7 +30,7 @@ def supported(steps: Program, x: Tensor, values: list[Tensor]) -> bool:
 
     `values` as `advance` takes them: the weights of bfloat16, without the bias of the last convolution.
     """
-    fits = x.is_cuda and x.dtype == torch.float32 and x.dim() == 4 and _installed()
+    fits = x.is_cuda and x.dtype == torch.float32 and x.dim() == 4 and _installed() and _is_new(x.device)
     return fits and is_unit(steps) and _have_sizes(values, x.shape[1])
 
 
@@ -64,6 +64,12 @@ def _have_sizes(values: list[Tensor], channels: int) -> bool:
     power = channels >= 16 and channels & (channels - 1) == 0
     kernels = values[::2]
     return power and [tuple(w.shape) for w in kernels] == shapes and all(w.dtype == torch.bfloat16 for w in kernels)
+
+
+@cache
+def _is_new(device: torch.device) -> bool:
+    """Whether a GPU is of the kind that the tiles were chosen for: an older one has less memory for each of them."""
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @cache

@@ -1,0 +1,47 @@
+"""How exactly a GPU multiplies float32: in full ("ieee"), or on its tensor cores with ten bits ("tf32").
+
+Whatever way a user has set it, it is put back as it was. On a CPU nothing is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def float32_products(precision: str, device: torch.device) -> Iterator[None]:
+    """Within this context products and convolutions of float32 are "ieee" or "tf32" on this device."""
+    places = _places() if device.type == "cuda" else []
+    before = [getattr(place, name) for place, name, _ in places]
+    try:
+        for place, name, values in places:
+            setattr(place, name, values[precision])
+        yield
+    finally:
+        for (place, name, _), value in zip(places, before, strict=True):
+            setattr(place, name, value)
+
+
+@contextmanager
+def chosen_convolutions() -> Iterator[None]:
+    """Within this context cuDNN tries its algorithms for every new shape and takes the fastest."""
+    cudnn: Any = torch.backends.cudnn
+    before, cudnn.benchmark = cudnn.benchmark, True
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before
+
+
+def _places() -> list[tuple[Any, str, dict[str, Any]]]:
+    """(object, attribute, its values by name) of every switch: torch had others before 2.9, and does not mix them."""
+    backends: Any = torch.backends
+    if hasattr(backends.cuda.matmul, "fp32_precision"):
+        same = {"ieee": "ieee", "tf32": "tf32"}
+        return [(place, "fp32_precision", same) for place in (backends.cuda.matmul, backends.cudnn.conv)]
+    switch = {"ieee": False, "tf32": True}
+    return [(place, "allow_tf32", switch) for place in (backends.cuda.matmul, backends.cudnn)]
