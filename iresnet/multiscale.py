@@ -1,6 +1,8 @@
 """Multiscale: stages that hand half of their channels to the code and the rest on (App. C.3 of the paper).
 
 z = (half of F_1(x), half of F_2(rest), ..., F_S(rest)),     ln det = the sum over the stages
+
+Its code is one row of numbers, and so is that of Flatten, where nothing leaves early.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from .fixed_point import ConvergenceError, Solution, Solver
 from .logdet import Estimator
-from .transform import ChainSolution, Shape, Stretch, Transform, check_batch, solve_backwards
+from .transform import ISOMETRY, ChainSolution, Shape, Stretch, Transform, check_batch, solve_backwards
 
 
 class Multiscale(Transform):
@@ -180,3 +182,53 @@ def _join(parts: list[Tensor], x: Tensor) -> None:
     """Put what a stage was given back beside the half that went straight to the code."""
     if parts:
         parts.append(torch.cat([parts.pop(), x], dim=1))
+
+
+class Flatten(Transform):
+    """All elements of a sample of this shape in one row, for fully connected blocks after convolutions.
+
+    >>> Flatten((3, 4, 4))(torch.zeros(1, 3, 4, 4)).shape
+    torch.Size([1, 48])
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape: Shape = tuple(shape)
+        if not shape or any(n < 1 for n in shape):
+            raise ValueError(f"shape must list positive sizes; got {self.shape}. Give the shape of one sample.")
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        check_batch(x, shape=self.shape)
+        return x.flatten(1)
+
+    def forward_and_logdet(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return self(x), torch.zeros(len(x), dtype=x.dtype, device=x.device)
+
+    def inverse(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> Tensor:
+        check_batch(z, "z", (math.prod(self.shape),))
+        return z.reshape(-1, *self.shape)
+
+    def stretch(self, input_shape: Shape | None = None) -> Stretch:
+        return ISOMETRY
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        if tuple(input_shape) != self.shape:
+            raise ValueError(f"This Flatten takes samples of shape {self.shape}; got {tuple(input_shape)}.")
+        return (math.prod(self.shape),)
+
+    def extra_repr(self) -> str:
+        return f"{self.shape}"

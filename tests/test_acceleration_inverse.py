@@ -29,6 +29,8 @@ from iresnet.acceleration.refinement import Schedule
 from iresnet.acceleration.rounding import absolute_norm, bend
 from iresnet.evaluation import solving
 from iresnet.lipschitz import linearise, program, refresh_
+from iresnet.mixing import InvertibleConv1x1
+from iresnet.multiscale import Flatten
 from iresnet.spectral import Geometry, dense_matrix
 from tests.zoo import contraction, linear_block, normal, rouse_
 
@@ -496,3 +498,13 @@ def test_settings_of_the_library_are_left_as_they_were(chain, pair):
     Inverter(copy.deepcopy(chain).cuda(), pair[1].cuda(), arithmetic=Arithmetic("tf32"))
     after = (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision())
     assert before == after
+
+
+def test_mixing_and_a_tail_of_rows_are_inverted_too():
+    torch.manual_seed(0)
+    image = [Squeeze(), InvertibleConv1x1(4), ResidualBlock(contractive_convnet(4, 6))]
+    chain = Chain(*image, Flatten((4, 3, 3)), ResidualBlock(contractive_mlp(36, (8,)))).double()
+    x = normal(3, 1, 6, 6, seed=1)
+    solution = Inverter(chain, (3, 36)).solve(chain(x))
+    assert bool(solution.converged.all())
+    assert float(solution.measured_error(x).max()) < 1e-5

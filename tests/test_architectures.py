@@ -120,6 +120,10 @@ CASES = {
     "images-factored-pooled": (replace(SMALL, factor_out=True, pool=True), IMAGES),
     "images-one-scale": (replace(SMALL, blocks=(2,), factor_out=True), IMAGES),
     "images-wide-and-flat": (SMALL, replace(IMAGES, shape=(3, 4, 8))),
+    "images-centred-mixed": (replace(SMALL, preprocessing="centre", mixing=True, last_scale=0.5), IMAGES),
+    "images-tailed": (replace(SMALL, tail=2, tail_width=5), IMAGES),
+    "images-factored-tailed": (replace(SMALL, factor_out=True, tail=1, tail_width=5, mixing=True), IMAGES),
+    "table-mixed-tailed": (replace(FLAT, mixing=True, tail=1), TABLE),
     "table": (FLAT, TABLE),
     "table-deep-head": (replace(FLAT, head=(4, 3), dropout=0.5, pool=True), TABLE),
 }
@@ -170,7 +174,7 @@ class TestBuild:
         model.eval()
         certificate = certify(model, schema.shape)
         assert certificate.passed
-        assert len(certificate.blocks) == sum(network.blocks)
+        assert len(certificate.blocks) == sum(network.blocks) + network.tail
         assert max(certificate.lipschitz.values()) <= network.lipschitz * (1 + 1e-4)
         assert certificate.stretch.proven
 
@@ -315,10 +319,16 @@ class TestNetwork:
             ({"lipschitz": 0.0}, r"lipschitz must lie in \(0, 1\); got 0.0."),
             ({"dropout": 1.0}, r"dropout must lie in \[0, 1\); got 1.0."),
             ({"padding": -1}, "padding must not be negative; got -1."),
+            ({"tail": -1}, "tail must not be negative; got -1."),
+            ({"tail_width": 0}, "tail_width must be at least 1; got 0."),
+            ({"tail": 2, "pool": True}, "a tail leaves no positions to pool; got tail = 2. Use pool = false."),
+            ({"last_scale": 0.0}, r"last_scale must lie in \(0, 1\]; got 0.0. At 0 no gradient passes it."),
+            ({"last_scale": 1.5}, r"last_scale must lie in \(0, 1\]; got 1.5."),
+            ({"branch": "potential", "last_scale": 0.1}, "branch 'potential' needs last_scale = 1.0; got 0.1."),
             ({"head": (8, 0)}, r"head must list widths of at least 1; got \[8, 0\]."),
             ({"activation": "gelu"}, "activation must be one of elu, lipswish, maxmin, sine, relu; got 'gelu'."),
             ({"estimator": "magic"}, "estimator must be one of auto, series, roulette, exact; got 'magic'."),
-            ({"preprocessing": "none"}, "preprocessing must be one of logit, standardise; got 'none'."),
+            ({"preprocessing": "none"}, "preprocessing must be one of logit, standardise, centre; got 'none'."),
             ({"normalisation": "layer"}, "normalisation must be one of actnorm, batchnorm, none; got 'layer'."),
             ({"readout": "mlp"}, "readout must be one of linear, batchnorm, lipschitz; got 'mlp'."),
             ({"family": "glow"}, "family must be one of iresnet, resnet; got 'glow'."),
@@ -367,6 +377,12 @@ class TestNetwork:
                 "every entry of blocks but the first halves the image; 8 x 8 comes to 1 x 1, which cannot be halved.",
             ),
             (
+                replace(SMALL, factor_out=True, squeeze_first=False),
+                IMAGES,
+                "density",
+                "factor_out halves the channels of every scale but the last; got 1 of them at 8 x 8. Use squeeze_first",
+            ),
+            (
                 replace(SMALL, constrained=False),
                 IMAGES,
                 "hybrid",
@@ -391,6 +407,7 @@ class TestNetwork:
             "alpha",
             "kernels",
             "squeezes-later",
+            "odd-channels",
             "free-density",
             "resnet-density",
             "resnet-table",

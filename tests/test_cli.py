@@ -296,10 +296,11 @@ class TestWorkOnARun:
         assert code == 0
         table = rows((folder / "s.csv").read_text())
         assert list(table[0]) == [
-            "row", "log_likelihood", "standard_error", "bias_bound", "bits_per_dim", "anomaly", "class", "probability",
+            "row", "log_likelihood", "standard_error", "bias_bound", "bits_per_dim", "anomaly", "atypicality", "class",
+            "probability",
         ]  # fmt: skip
         assert len(table) == int(text.split()[0])
-        assert all(0 <= float(r["anomaly"]) <= 1 for r in table)
+        assert all(0 <= float(r[name]) <= 1 for r in table for name in ("anomaly", "atypicality"))
 
     def test_report(self, call, folder):
         assert call("report", folder, "--out", folder / "page.html")[0] == 0

@@ -40,7 +40,7 @@ def test_forward_undoes_inverse(built):
 @every
 def test_the_map_is_not_the_identity(case, built):
     transform, x, c = built
-    if case.name != "chain-of-nothing":
+    if case.name not in ("chain-of-nothing", "flatten"):
         assert (transform(x, c).flatten(1) - x.flatten(1)).abs().max() > 1e-2
 
 
@@ -159,7 +159,7 @@ def test_the_error_bound_of_a_solve_holds(case, dtype):
     found = transform.solve(z, c)
     assert found.converged.all()
     # The true solution for the same stored weights, by Newton's method on the float64 reference.
-    x, context = found.x.double(), None if c is None else c.double()
+    x, context = found.x.double().clone(), None if c is None else c.double()
     for _ in range(4):
         residual = transform.reference(x, context) - z.double()
         for i in range(BATCH):

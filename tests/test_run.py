@@ -407,7 +407,7 @@ def test_without_tensorboard_there_is_the_csv(tmp_path, monkeypatch):
 
 
 def test_roulette_is_watched_with_a_series(tmp_path):
-    experiment = tiny("mnist-density", steps=2)
+    experiment = tiny("mnist-flow-small", steps=2)
     path = tmp_path / "images.npz"
     np.savez(path, np.random.default_rng(0).integers(0, 256, (60, 1, 12, 12)).astype(np.uint8))
     network = replace(experiment.network, blocks=(1,), estimator="roulette")

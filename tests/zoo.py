@@ -30,6 +30,8 @@ from iresnet import (
     contractive_mlp,
 )
 from iresnet.lipschitz import Potential, cap_of, refresh_
+from iresnet.mixing import InvertibleConv1x1
+from iresnet.multiscale import Flatten
 
 DOUBLE = torch.float64
 
@@ -46,7 +48,7 @@ def rouse_(module: nn.Module, seed: int = 0, weight: float = 4.0) -> nn.Module:
             noise = torch.randn(p.shape, generator=generator, dtype=DOUBLE).to(p)
             if name.endswith("original"):
                 p.mul_(weight)
-            elif name.endswith(("bias", "shift", "log_scale")):
+            elif name.endswith(("bias", "shift", "log_scale", "factors")):
                 p.add_(0.3 * noise)
     refresh_(module, settle=True)
     return module
@@ -225,6 +227,9 @@ ZOO = [
     Case("actnorm", lambda: ActNorm(4), (4,)),
     Case("actnorm-image", lambda: ActNorm(2), (2, 3, 3)),
     Case("squeeze", Squeeze, (1, 4, 4)),
+    Case("mixing", lambda: InvertibleConv1x1(4), (4,)),
+    Case("mixing-image", lambda: InvertibleConv1x1(3), (3, 2, 2)),
+    Case("flatten", lambda: Flatten((2, 3, 2)), (2, 3, 2)),
     Case("standardise", lambda: Standardise([1.0, -2.0], [0.5, 3.0]), (2, 3)),
     Case("logit", lambda: Logit(levels=1), (2, 3), data=_uniform),
     Case("chain-of-nothing", Chain, (3,)),

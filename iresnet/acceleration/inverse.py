@@ -29,6 +29,8 @@ from torch import Tensor
 from ..elementary import ActNorm, InjectivePad, Squeeze
 from ..fixed_point import RESIDUAL_ROUNDING, default_tolerance
 from ..lipschitz import program, release_
+from ..mixing import InvertibleConv1x1
+from ..multiscale import Flatten
 from ..preprocess import Logit, Standardise
 from ..residual import ResidualBlock
 from ..transform import Chain, ChainSolution, Shape, Transform, check_batch, check_finite
@@ -37,7 +39,7 @@ from .branch import SLOPES, Branch, Maker, laid_out
 from .refinement import Schedule, Solved, calibrate, norms, scaled, solve
 
 #: Transforms whose inverse is a formula, and the largest code residual that is carried: its square is left out.
-CLOSED = (ActNorm, InjectivePad, Squeeze, Standardise, Logit)
+CLOSED = (ActNorm, Flatten, InjectivePad, InvertibleConv1x1, Squeeze, Standardise, Logit)
 FAR = 1e-3
 
 

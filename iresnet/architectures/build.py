@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,8 @@ from ..flow import Flow
 from ..hybrid import Hybrid
 from ..lipschitz import LipSwish, MaxMin, Sine, constrain_
 from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
-from ..multiscale import Multiscale
+from ..mixing import InvertibleConv1x1
+from ..multiscale import Flatten, Multiscale
 from ..preprocess import Logit, Standardise
 from ..residual import ResidualBlock
 from ..rivals import FreeBlock, PreActResNet
@@ -86,6 +88,8 @@ def _last_is_normalised(network: Network, purpose: str) -> bool:
 def _preprocessing(network: Network, schema: Schema, data: Tensor | None) -> Transform:
     if schema.levels is not None and network.preprocessing == "logit":
         return Logit(schema.levels, network.alpha)
+    if schema.levels is not None and network.preprocessing == "centre":  # x / levels - 1/2
+        return Standardise([schema.levels / 2] * schema.shape[0], [float(schema.levels)] * schema.shape[0])
     if data is None:
         return Standardise(torch.zeros(schema.shape[0]), torch.ones(schema.shape[0]))
     if len(data) > FITTED and schema.is_image:  # any rows will do, but not the first: they may be of one class
@@ -95,21 +99,52 @@ def _preprocessing(network: Network, schema: Schema, data: Tensor | None) -> Tra
 
 
 def _scales(network: Network, schema: Schema, first: Transform, normalised: bool) -> Transform:
-    """Preprocessing, then for every scale [squeeze,] blocks of [ActNorm and] x + g(x), and a last ActNorm."""
-    shape, stages = schema.shape, []
+    """Preprocessing, then for every scale [squeeze, mixing,] blocks of [ActNorm and] x + g(x), the tail, an ActNorm."""
+    shape, stages = schema.shape, list[list[Transform]]()
     for scale, blocks in enumerate(network.blocks):
         stage = _entry(network, schema, scale, first)
         for t in stage:
             shape = _next_shape(t, shape, schema, network)
+        stage += [InvertibleConv1x1(shape[0])] if network.mixing else []
         for _ in range(blocks):
             stage += [*_norm(network, shape), _block(network, shape, scale)]
-        last = scale == len(network.blocks) - 1
-        stages.append([*stage, *(_norm(network, shape) if last and normalised else [])])
-        if network.factor_out and not last:
-            shape = (shape[0] // 2, *shape[1:])
-    if network.factor_out and len(stages) > 1:
-        return Multiscale([Chain(*stage) for stage in stages], schema.shape)
-    return Chain(*(t for stage in stages for t in stage))
+        stages.append(stage)
+        if network.factor_out and scale < len(network.blocks) - 1:
+            shape = _halved(shape)
+    return _ended(network, stages, shape, schema, normalised)
+
+
+def _halved(shape: Shape) -> Shape:
+    if shape[0] % 2:
+        raise ValueError(
+            f"factor_out halves the channels of every scale but the last; got {shape[0]} of them at "
+            f"{' x '.join(map(str, shape[1:]))}. Use squeeze_first = true, or factor_out = false."
+        )
+    return (shape[0] // 2, *shape[1:])
+
+
+def _ended(
+    network: Network, stages: list[list[Transform]], shape: Shape, schema: Schema, normalised: bool
+) -> Transform:
+    """The stages joined, and the tail, with an ActNorm last; `shape` is what the last stage returns."""
+    if normalised and not network.tail:
+        stages[-1] += _norm(network, shape)
+    if not (network.factor_out and len(stages) > 1):
+        return Chain(*(t for stage in stages for t in stage), *_tail(network, shape, normalised))
+    split = Multiscale([Chain(*stage) for stage in stages], schema.shape)
+    tail = _tail(network, split.output_shape(schema.shape), normalised)
+    return Chain(split, *tail) if tail else split
+
+
+def _tail(network: Network, shape: Shape, normalised: bool) -> list[Transform]:
+    """Fully connected blocks on a code of this shape, all of it in one row."""
+    if not network.tail:
+        return []
+    steps: list[Transform] = [Flatten(shape)] if len(shape) > 1 else []
+    flat, wide = (math.prod(shape),), replace(network, width=network.tail_width)
+    for _ in range(network.tail):
+        steps += [*_norm(network, flat), _block(wide, flat, 0)]
+    return [*steps, *(_norm(network, flat) if normalised else [])]
 
 
 def _entry(network: Network, schema: Schema, scale: int, first: Transform) -> list[Transform]:
@@ -140,9 +175,19 @@ def _norm(network: Network, shape: Shape) -> list[Transform]:
 
 def _block(network: Network, shape: Shape, scale: int) -> ResidualBlock:
     g = _branch(network, shape, scale)
+    if network.last_scale < 1:
+        _shrink_(g, network.last_scale)
     if not network.constrained:
         return FreeBlock(g)
     return ResidualBlock(constrain_(g, lipschitz=network.lipschitz))
+
+
+@torch.no_grad()
+def _shrink_(g: nn.Module, factor: float) -> None:
+    """Multiply the last layer, and so g(x)."""
+    *_, last = (m for m in g.modules() if isinstance(m, nn.Linear | nn.Conv2d))
+    for p in last.parameters():
+        p.mul_(factor)
 
 
 def _branch(network: Network, shape: Shape, scale: int) -> nn.Module:

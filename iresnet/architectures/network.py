@@ -9,7 +9,7 @@ ACTIVATIONS = ("elu", "lipswish", "maxmin", "sine", "relu")
 #: Those that never fall, which a potential needs.
 MONOTONE = ("elu", "relu")
 ESTIMATORS = ("auto", "series", "roulette", "exact")
-PREPROCESSING = ("logit", "standardise")
+PREPROCESSING = ("logit", "standardise", "centre")
 NORMALISATIONS = ("actnorm", "batchnorm", "none")
 READOUTS = ("linear", "batchnorm", "lipschitz")
 FAMILIES = ("iresnet", "resnet")
@@ -27,10 +27,12 @@ class Network:
     `blocks` counts residual blocks, one entry a scale: an image is squeezed before each scale, the first only with
     `squeeze_first`; a table has one. g has `kernels` convolutions (images) or `depth` hidden layers (tables) of `width`
     channels or units (0: as many as the scale has), with `preactivation` an activation before the first, and Lip(g)
-    stays below `lipschitz` unless the network is not `constrained`. With the `branch` potential g has one layer and its
-    transpose, and no block stretches. `normalisation` is an ActNorm before every block,
-    BatchNorm before every activation of an unconstrained g, or none. `factor_out` sends half of the channels straight
-    to the code after each scale. The base is a mixture of so many `components`. With `bayes` a hybrid's base has one
+    stays below `lipschitz` unless the network is not `constrained`; its last layer starts `last_scale` times as large
+    as it would. With the `branch` potential g has one layer and its transpose, and no block stretches. `normalisation`
+    is an ActNorm before every block, BatchNorm before every activation of an unconstrained g, or none. With `mixing` an
+    invertible 1x1 convolution precedes the blocks of every scale. `factor_out` sends half of the channels straight to
+    the code after each scale. A `tail` of so many blocks, fully connected and `tail_width` wide, acts on the code as a
+    whole. The base is a mixture of so many `components`. With `bayes` a hybrid's base has one
     component a class, whose posterior classifies; otherwise `head` lists the hidden widths of its head, none for a
     linear one, `pool` averages the code over positions before it, and `readout` says what bounds or normalises it.
     `estimator` and `terms` make the log-determinant in training. The `family` resnet is an ordinary ResNet of
@@ -49,11 +51,15 @@ class Network:
     activation: str = "elu"
     frequency: float = 2.0
     preactivation: bool = False
+    last_scale: float = 1.0
     normalisation: str = "actnorm"
     preprocessing: str = "logit"
     alpha: float = 0.05
     padding: int = 0
+    mixing: bool = False
     factor_out: bool = False
+    tail: int = 0
+    tail_width: int = 128
     components: int = 1
     learned_base: bool = True
     bayes: bool = False
@@ -67,17 +73,20 @@ class Network:
     def __post_init__(self) -> None:
         if not self.blocks or any(b < 1 for b in self.blocks):
             raise ValueError(f"blocks must list at least one block for every scale; got {list(self.blocks)}.")
-        for name in ("depth", "terms", "components"):
+        for name in ("depth", "terms", "components", "tail_width"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
         if self.width < 0:
             raise ValueError(f"width must be at least 1, or 0 for that of the scale; got {self.width}.")
         if not 0 < self.lipschitz < 1:
             raise ValueError(f"lipschitz must lie in (0, 1); got {self.lipschitz}. A block with 1 has no inverse.")
+        if not 0 < self.last_scale <= 1:
+            raise ValueError(f"last_scale must lie in (0, 1]; got {self.last_scale}. At 0 no gradient passes it.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1); got {self.dropout}.")
-        if self.padding < 0:
-            raise ValueError(f"padding must not be negative; got {self.padding}.")
+        for name in ("padding", "tail"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative; got {getattr(self, name)}.")
         if any(h < 1 for h in self.head):
             raise ValueError(f"head must list widths of at least 1; got {list(self.head)}.")
         for name, known in CHOICES.items():
@@ -96,6 +105,8 @@ class Network:
             raise ValueError(
                 f"readout 'lipschitz' needs dropout = 0, since dropout has no Lipschitz bound; got {self.dropout}."
             )
+        if self.tail and self.pool:
+            raise ValueError(f"a tail leaves no positions to pool; got tail = {self.tail}. Use pool = false.")
         if self.branch == "potential":
             self._check_potential()
 
@@ -105,8 +116,7 @@ class Network:
                 f"branch 'potential' needs an activation that never falls: {' or '.join(MONOTONE)}; "
                 f"got {self.activation!r}."
             )
-        for name, known in (("preactivation", False), ("constrained", True)):
-            if getattr(self, name) is not known:
-                raise ValueError(
-                    f"branch 'potential' needs {name} = {str(known).lower()}; got {str(not known).lower()}."
-                )
+        for name, known in (("preactivation", False), ("constrained", True), ("last_scale", 1.0)):
+            if getattr(self, name) != known:
+                got = getattr(self, name)
+                raise ValueError(f"branch 'potential' needs {name} = {str(known).lower()}; got {str(got).lower()}.")

@@ -1,4 +1,4 @@
-"""`iresnet evaluate`: error, likelihood and inverse of a trained model, each with its error bar."""
+"""`iresnet evaluate`: error, likelihood and inverse of a trained model, each with its error bar; more if asked."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from torch import nn
 
 from .. import atomic
 from ..data import Dataset, some
-from ..evaluation import Density, Error, Inverse, has_inverse, probe, robustness
+from ..evaluation import Density, Error, Inverse, as_flow, has_inverse, outside, probe, protocol, robustness, strange
 from ..evaluation import evaluate as judge
+from ..evaluation.protocol import LIMIT
 from ..residual import EXACT_UP_TO
 from ..run import Run
 from .console import Device, choose_device, console, use_threads, waiting
@@ -24,10 +25,40 @@ from .output import DataOption, RunFolder, Split, rows_of
 #: Rows that are judged where a likelihood is an estimate, which takes long.
 MANY = 1000
 
+#: Rows of each kind that are told apart.
+STRANGE = 500
+
 Rows = Annotated[
     int | None,
     typer.Option(
         help="How many rows, drawn at random.", min=1, show_default=f"all up to {EXACT_UP_TO} dimensions, else {MANY:,}"
+    ),
+]
+
+Radii = Annotated[
+    list[float] | None,
+    typer.Option(
+        help="Also: which rows keep their class under every change of this l2 length, in the units of the data (36 "
+        "of 255 grey levels is 36/255 for pixels in [0, 1]). May be given more than once."
+    ),
+]
+Linear = Annotated[
+    bool, typer.Option("--probe", help="Also: the error of logistic regression on the codes of training rows.")
+]
+Bits = Annotated[
+    bool,
+    typer.Option(
+        "--protocol",
+        help="Also: the likelihood of all rows as the paper judges it, bias and standard error of the mean below "
+        "--limit.",
+    ),
+]
+Others = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DATA",
+        help="Also: how well likelihood and typicality tell these rows from the run's own: a file, a folder, a "
+        "set's name, or 'corrupted'. May be given more than once.",
     ),
 ]
 
@@ -38,16 +69,11 @@ def evaluate(
     split: Split = "test",
     rows: Rows = None,
     draws: Annotated[int, typer.Option(help="Draws of noise a likelihood is averaged over.", min=2)] = 8,
-    radius: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="Also: which rows keep their class under every change of this l2 length, in the units of the data (36 "
-            "of 255 grey levels is 36/255 for pixels in [0, 1]). May be given more than once."
-        ),
-    ] = None,
-    linear: Annotated[
-        bool, typer.Option("--probe", help="Also: the error of logistic regression on the codes of training rows.")
-    ] = False,
+    radius: Radii = None,
+    linear: Linear = False,
+    bits: Bits = False,
+    limit: Annotated[float, typer.Option(help="Of --protocol, in bits per dimension.")] = LIMIT,
+    ood: Others = None,
     device: Device = "auto",
 ) -> None:
     """Error, likelihood and inverse on rows that were not trained on.
@@ -57,6 +83,8 @@ def evaluate(
     Example: iresnet evaluate runs/demo --split validation
 
     Example: iresnet evaluate runs/robust --radius 36 --radius 72
+
+    Example: iresnet evaluate runs/flow --protocol --ood corrupted --ood fashion-mnist
     """
     opened, screen = Run.open(run), console()
     use_threads(opened.schema.dimension)
@@ -64,6 +92,9 @@ def evaluate(
     available, model = rows_of(opened, data, split, labels=True), opened.model(device=chosen)
     if linear and not has_inverse(model):
         raise ValueError("--probe reads codes; an ordinary ResNet, without residual blocks, has none. Leave it out.")
+    if bits or ood:
+        as_flow(model, "--protocol" if bits else "--ood")  # what cannot be judged is refused first
+    strangers = _strangers(opened, available, ood or [])
     content = judged(model, available, rows, screen, split=data or split, draws=draws)
     screen.print(f"{'rows':<9}{content['rows']:,} of {content['of']:,}", highlight=False)
     for name, cls in (("error", Error), ("density", Density), ("inverse", Inverse)):
@@ -73,6 +104,10 @@ def evaluate(
         content["robustness"] = _moved(model, available, rows, radius, screen)
     if linear:
         content["probe"] = _probed(opened, model, available, screen)
+    if bits:
+        content["protocol"] = _by_protocol(model, available if rows is None else some(available, rows), limit, screen)
+    if strangers:
+        content["outside"] = _told_apart(opened, model, available, strangers, screen)
     if data is None and split == "test":
         screen.print(f"Figures in {keep(opened, content)}", highlight=False, soft_wrap=True)
 
@@ -96,6 +131,34 @@ def _probed(run: Run, model: nn.Module, data: Dataset, screen: Console) -> dict[
         found = probe(model, run.splits().train.to(device), data.to(device))
     screen.print(f"{'probe':<9}{found}", highlight=False, soft_wrap=True)
     return asdict(found)
+
+
+def _by_protocol(model: nn.Module, data: Dataset, limit: float, screen: Console) -> dict[str, Any]:
+    with waiting(screen, f"Judging {len(data):,} rows to the paper's protocol …"):
+        found = protocol(model, data.to(next(model.parameters()).device), bias=limit, error=limit)
+    screen.print(f"{'protocol':<9}{found}", highlight=False, soft_wrap=True)
+    return asdict(found) | {"limit": limit}
+
+
+def _strangers(run: Run, data: Dataset, sources: list[str]) -> dict[str, Dataset]:
+    """The rows to tell from the data, by name; 'corrupted' stands for several kinds, made of the data."""
+    found: dict[str, Dataset] = {}
+    for source in sources:
+        found |= strange(some(data, STRANGE)) if source == "corrupted" else {source: rows_of(run, source)}
+    return found
+
+
+def _told_apart(
+    run: Run, model: nn.Module, data: Dataset, others: dict[str, Dataset], screen: Console
+) -> list[dict[str, Any]]:
+    """How well they are told apart, one line each; the entropy is that of the run's validation rows."""
+    device = next(model.parameters()).device
+    placed = {name: some(rows, STRANGE).to(device) for name, rows in others.items()}
+    with waiting(screen, "Scoring strange rows …"):
+        found = outside(model, some(data, STRANGE).to(device), placed, run.reference(), rows=STRANGE)
+    for detection in found:
+        screen.print(f"{'ood':<9}{detection}", highlight=False, soft_wrap=True)
+    return [asdict(detection) for detection in found]
 
 
 def judged(model: nn.Module, data: Dataset, rows: int | None, screen: Console, **options: Any) -> dict[str, Any]:

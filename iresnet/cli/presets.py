@@ -36,6 +36,6 @@ def presets(
     if models := shipped():
         console().print(
             f"Trained models that come with the library, for use like run folders: {', '.join(models)}. "
-            f"Example: iresnet evaluate {models[0]}",
+            f"Example: iresnet certify {models[0]}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip

@@ -17,20 +17,26 @@ from .console import Device, choose_device, console, ctrl_c, progress, reporter,
 #: What the digits of the budget smoke have.
 SMALL = 64
 
+#: Numbers under these names are shown by their size.
+SMALL_WORDS = ("error", "bias", "deviation", "bound")
+
 
 def reproduce(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help=f"{', '.join(RESULTS)}; none lists them.")
     ] = None,
     budget: Annotated[
-        str, typer.Option(help="smoke: seconds, on 8x8 digits; short: fewer epochs; paper: 200.")
+        str,
+        typer.Option(
+            help="smoke: seconds, on 8x8 digits; short: fewer epochs, flows as their presets say; paper: 200."
+        ),
     ] = "smoke",
     dataset: Annotated[
         list[str] | None,
         typer.Option(help="mnist, cifar10, cifar100; several with commas.", show_default="the paper's"),
     ] = None,
     cells: Annotated[
-        list[str] | None, typer.Option(help="Models, e.g. c=0.9,vanilla,batchnorm,resnet164.", show_default="all")
+        list[str] | None, typer.Option(help="Models, e.g. c=0.9,vanilla,batchnorm,resnet164,flow.", show_default="all")
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(help="ours, or that of the paper.", show_default="paper's for the budget paper")
@@ -40,7 +46,9 @@ def reproduce(
     ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="May be repeated: mean and spread.", show_default="0")] = None,
     out: Annotated[Path, typer.Option(help="Folder for figures and pictures.")] = Path("runs/paper"),
-    runs: Annotated[Path | None, typer.Option(help="Folder for trained models.", show_default="OUT/table2")] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder for trained models.", show_default="OUT/table2, flows OUT/table4")
+    ] = None,
     data_dir: Annotated[str | None, typer.Option(help="Where downloaded sets lie.")] = None,
     device: Device = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1)] = None,
@@ -106,8 +114,9 @@ def show(screen: Console, outcome: Outcome) -> None:
 
 def _table(outcome: Outcome) -> Table:
     rows, several = outcome.results.rows, {}
+    ours = [r for r in rows if r.get("budget") != "published"]
     for name in ("budget", "recipe", "settings"):  # shown where rows differ in it
-        if len({str(r.get(name)) for r in rows}) > 1:
+        if len({str(r.get(name)) for r in ours}) > 1:
             several[name] = name
     columns = {**outcome.columns, **several}
     made = table(*columns, title=outcome.results.name)
@@ -122,9 +131,12 @@ def _table(outcome: Outcome) -> Table:
 def _cell(key: str, value: Any) -> str:
     if isinstance(value, float) and key in ("error %", "paper", "spread"):
         return f"{value:.2f}"
+    if isinstance(value, float) and key in ("bits/dim", "error over images", "error of one image"):
+        return f"{value:.4f}"
     if key == "parameters" and isinstance(value, int):
         return f"{value / 1e6:.1f} M" if value >= 1e6 else f"{value:,}"
-    return f"{value:.1e}" if isinstance(value, float) and "error" in key else cell(value)
+    small = isinstance(value, float) and value != 0 and any(word in key for word in SMALL_WORDS)
+    return f"{value:.1e}" if small else cell(value)
 
 
 def _list(screen: Console) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from .. import atomic
 from ..data import Dataset
-from ..evaluation import anomaly, has_density, has_head, log_likelihood, logits
+from ..evaluation import anomaly, atypicality, has_density, has_head, log_likelihood, logits
 from ..run import Run
 from .console import Device, choose_device, console, use_threads, waiting
 from .output import RunFolder, csv_text, rows_of
@@ -29,6 +29,9 @@ def score(
     log_likelihood is ln p of the row in nats, with its standard error and the bound of its bias.
 
     anomaly is the share of validation rows that are more likely (1: all of them).
+
+    atypicality is the share of validation rows whose log-likelihood is closer to the mean of all of them (1: all of
+    them are): it also notices rows that are too likely, such as blank images.
 
     A model with a head adds the class and its probability.
 
@@ -61,6 +64,7 @@ def _columns(run: Run, model: nn.Module, rows: Dataset, draws: int) -> dict[str,
         if rows.schema.levels is not None:
             columns["bits_per_dim"] = e.bits_per_dim().value.tolist()
         columns["anomaly"] = anomaly(e.value.cpu(), run.reference()).tolist()
+        columns["atypicality"] = atypicality(e.value.cpu(), run.reference()).tolist()
     if has_head(model):
         best = torch.softmax(logits(model, rows).double(), dim=1).max(dim=1)
         columns["class"] = [run.schema.classes[i] for i in best.indices.tolist()]

@@ -5,6 +5,9 @@ likelihood     of integers, E ln p(x + u) over uniform u (App. C.3), a lower bou
                (and of probes, beyond 64 dimensions), with its standard error; of real numbers, ln p(x) itself
 inverse        codes solved back to inputs in float64, the three end-to-end numbers beside each other
 robustness     how far a row may be moved before its class can change, proven, beside what an attack does
+protocol       the likelihood of a test set as the paper has it: bias proven and noise driven below 1e-4 bits/dim
+truncation     what a power series with so many terms is off by, against exact determinants
+typicality     whether a row is as likely as rows of the data are, beside how likely it is
 probe          the error of logistic regression on codes, beside that on the inputs
 score          the likelihood of a row in its own units, and the share of held-out rows that are more likely than it
 """
@@ -32,18 +35,25 @@ from .likelihood import (
     log_likelihood,
 )
 from .probe import Probe, probe
+from .protocol import Likelihood, protocol
 from .robustness import Robust, certified_radius, robustness, withstands
 from .solving import Inverse, has_inverse, interpolate, inverse, inverse_of, reconstruct
+from .truncation import Truncation, truncation
+from .typicality import Detection, atypicality, outside, strange, typicality
 
 __all__ = [
     "Density",
+    "Detection",
     "Draws",
     "Error",
     "Inverse",
+    "Likelihood",
     "Probe",
     "Robust",
+    "Truncation",
     "anomaly",
     "as_flow",
+    "atypicality",
     "certified_radius",
     "confusion",
     "corrupted",
@@ -62,9 +72,14 @@ __all__ = [
     "labels",
     "log_likelihood",
     "logits",
+    "outside",
     "probe",
+    "protocol",
     "reconstruct",
     "robustness",
+    "strange",
+    "truncation",
+    "typicality",
     "withstands",
 ]
 

@@ -73,8 +73,7 @@ def draw(model: nn.Module, data: Dataset, count: int = 8, *, seed: int = 0, shar
     """
     if count < 2:
         raise ValueError(f"draws must be at least 2, to know their error; got {count}.")
-    if model.training:
-        raise ValueError("a likelihood judges a finished model; call model.eval() first.")
+    check_eval(model)
     flow, shape = as_flow(model), data.schema.shape
     estimator: Estimator | None = None
     bias, dimension = 0.0, math.prod(shape)
@@ -83,12 +82,21 @@ def draw(model: nn.Module, data: Dataset, count: int = 8, *, seed: int = 0, shar
         estimator = CertifiedSeries(bias / max(1, len(list(residual_blocks(flow, shape)))), shared=shared)
     elif data.schema.levels is None:
         count = 1
-    return Draws(torch.stack([_draw_once(flow, data, estimator, seed + k, shared) for k in range(count)]), bias)
+    generators = [torch.Generator(data.x.device).manual_seed(seed + k) for k in range(count)]
+    return Draws(torch.stack([draw_once(flow, data, estimator, g, shared=shared) for g in generators]), bias)
 
 
-def _draw_once(flow: Flow, data: Dataset, estimator: Estimator | None, seed: int, shared: bool) -> Tensor:
-    levels, device = data.schema.levels, data.x.device
-    generator, values = torch.Generator(device).manual_seed(seed), []
+def check_eval(model: nn.Module) -> None:
+    """Refuse a model in training."""
+    if model.training:
+        raise ValueError("a likelihood judges a finished model; call model.eval() first.")
+
+
+def draw_once(
+    flow: Flow, data: Dataset, estimator: Estimator | None, generator: torch.Generator, *, shared: bool = False
+) -> Tensor:
+    """ln p of every row in nats, in float64, for one draw of noise and probes; see `draw` for `shared`."""
+    levels, device, values = data.schema.levels, data.x.device, []
     noise = torch.rand(data.schema.shape, generator=generator, device=device) if shared else None
     probes = generator.get_state()  # after the noise, so that they have nothing to do with it
     for x in torch.split(data.x, CHUNK):

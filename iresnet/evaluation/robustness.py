@@ -7,8 +7,8 @@ With logits w_j . z + b_j of the code z = F(x) and K >= Lip(F), no x' can bring 
 so the class holds within  r(x) = min over j of (f_y - f_j)(x) / (K ||w_y - w_j||)  (Tsuzuku, Sato and Sugiyama, 2018).
 K is the certificate's Lip(F), the product of a factor for every block, 1 + Lip(g), or 1 where g is a `Potential`, and
 of what the scaling stretches; w is the linear map from the whole code, pooling included. Lengths are Euclidean and in
-the units of x: grey levels for images, so that 36 of 255 is what other work calls 36/255. The attack (projected gradient
-descent) finds changes that do change the class; what is certified it cannot touch.
+the units of x: grey levels for images, so that 36 of 255 is what other work calls 36/255. The attack (projected
+gradient descent) finds changes that do change the class; what is certified it cannot touch.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 result      a table or figure as an object, and how to add one
 job         what an invocation asks for, and the runs it is made of
-cells       the paper's networks on its data, as experiments
-judging     what a trained cell is judged by; the test images are read once
+cells       the paper's networks on its data, as experiments; flows: those that are densities
+judging     what a trained classifier is judged by; the test images are read once
+series      what a power series is off by, for Figures 4 and 9
 iteration   Algorithm 1 as the paper runs it, whether it converges or not
 record      OUT/NAME.json, filled in several invocations
 """
@@ -11,14 +12,17 @@ record      OUT/NAME.json, filled in several invocations
 from collections.abc import Sequence
 
 from ..spelling import hint
-from . import figure3, figure6, figure7, figure8, table2
+from . import figure3, figure4, figure5, figure6, figure7, figure8, figure9, table2, table4
 from .job import Job, Stopped, Work
 from .result import Outcome, Result
 
 __all__ = ["RESULTS", "Job", "Outcome", "Result", "Stopped", "Work", "find"]
 
 #: Every table and figure that can be reproduced, in the order of the paper.
-RESULTS = {module.RESULT.name: module.RESULT for module in (figure3, table2, figure6, figure7, figure8)}
+RESULTS = {
+    module.RESULT.name: module.RESULT
+    for module in (figure3, table2, figure4, table4, figure5, figure6, figure7, figure8, figure9)
+}
 
 
 def find(names: Sequence[str]) -> list[Result]:

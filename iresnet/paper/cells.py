@@ -1,7 +1,8 @@
-"""The networks of the paper's classification results, each on its data: a cell, and the experiment that makes it.
+"""The networks of the paper's results, each on its data: a cell, and the experiment that makes it.
 
 A cell is a data set and a model: the ResNet-164 baseline, "vanilla" (the architecture of an i-ResNet without its
-constraint), BatchNorm (vanilla with BatchNorm in g), or an i-ResNet with the coefficient c for every layer.
+constraint), BatchNorm (vanilla with BatchNorm in g), an i-ResNet with the coefficient c for every layer, or a flow,
+whose experiments are in `flows`.
 
 budget    smoke: 8x8 digits, three blocks, a few steps; short: fewer epochs; paper: 200
 recipe    ours: that of the preset; paper: SGD, momentum .9, decay 5e-4, rate .1 times .2 after 60, 120 and 160 epochs
@@ -24,6 +25,17 @@ BUDGETS, RECIPES, DATASETS = ("smoke", "short", "paper"), ("ours", "paper"), ("m
 RESNET, VANILLA, BATCHNORM = "ResNet-164", "vanilla", "BatchNorm"
 BASELINES = (RESNET, VANILLA, BATCHNORM)
 
+#: The preset of every flow, by data set and name.
+FLOWS = {
+    ("digits", "flow"): "digits-density",
+    ("mnist", "flow"): "mnist-flow",
+    ("mnist", "flow-small"): "mnist-flow-small",
+    ("cifar10", "flow"): "cifar10-flow",
+    ("cifar10", "flow-appendix"): "cifar10-flow-appendix",
+    ("cifar10", "flow-modern"): "cifar10-flow-modern",
+}
+FLOW_NAMES = tuple(dict.fromkeys(model for _, model in FLOWS))
+
 #: What the budget smoke is made of, whatever the paper's set.
 DIGITS = "digits"
 
@@ -41,11 +53,20 @@ class Cell:
     def __post_init__(self) -> None:
         if self.dataset not in (DIGITS, *DATASETS):
             raise ValueError(f"there is no data set {self.dataset!r} in these results. {hint(self.dataset, DATASETS)}")
+        if self.is_flow and not exists(self.dataset, self.model):
+            raise ValueError(
+                f"there is no {self.model} on {self.dataset}. Flows: {', '.join(' '.join(k) for k in FLOWS)}."
+            )
         if not exists(self.dataset, self.model):
             raise ValueError(f"the paper has no {self.model} on mnist. Its cells there are vanilla and c=0.9 to c=0.5.")
 
     def __str__(self) -> str:
         return f"{self.dataset} {self.model}"
+
+    @property
+    def is_flow(self) -> bool:
+        """Whether it is a density, not a classifier."""
+        return self.model in FLOW_NAMES
 
     @property
     def coefficient(self) -> float | None:
@@ -61,6 +82,8 @@ class Cell:
     def preset(self) -> str:
         """The preset it is made from."""
         small = self.dataset == "mnist"
+        if self.is_flow:
+            return FLOWS[self.dataset, self.model]
         if self.coefficient is not None:
             return f"{'mnist-iresnet64' if small else 'iresnet164'}-c{self.coefficient:g}"
         return (
@@ -70,6 +93,8 @@ class Cell:
 
 def exists(dataset: str, model: str) -> bool:
     """Whether there is a preset for this model on this set: MNIST has no baseline but vanilla."""
+    if model in FLOW_NAMES:
+        return (dataset, model) in FLOWS
     return dataset != "mnist" or model not in (RESNET, BATCHNORM)
 
 
@@ -89,7 +114,7 @@ def model_of(word: str) -> str:
     ('ResNet-164', 'c=0.9', 'c=0.9', 'BatchNorm')
     """
     plain = word.strip().lower().replace("-", "")
-    for name in BASELINES:
+    for name in (*BASELINES, *FLOW_NAMES):
         if plain == name.lower().replace("-", ""):
             return name
     if found := re.fullmatch(r"c=?(\d*\.?\d+)", plain):
@@ -101,8 +126,12 @@ def model_of(word: str) -> str:
 
 
 def order(model: str) -> tuple[int, float]:
-    """The place of a model in the paper's tables: baselines, then c from large to small."""
-    return (BASELINES.index(model), 0.0) if model in BASELINES else (len(BASELINES), -float(model[2:]))
+    """The place of a model in the paper's tables: baselines, then c from large to small; rivals, flows."""
+    if model in BASELINES:
+        return BASELINES.index(model), 0.0
+    if model.startswith("c="):
+        return len(BASELINES), -float(model[2:])
+    return len(BASELINES) + 1 + (model in FLOW_NAMES), 0.0
 
 
 def experiment(

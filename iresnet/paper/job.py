@@ -1,7 +1,8 @@
 """What one invocation asks for, and the runs it is made of: trained if they are missing, taken up where they stopped.
 
-A cell's run folder is RUNS/DATASET-MODEL, with `-seedN` for another seed than 0; RUNS is OUT/table2 unless it is named.
-Every table and figure that shows a cell takes it from there, so that it is trained once.
+A cell's run folder is RUNS/DATASET-MODEL, with `-seedN` for another seed than 0; RUNS is OUT/table2 for classifiers and
+OUT/table4 for flows unless it is named. Every table and figure that shows a cell takes it from there, so that it is
+trained once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..presets import Experiment
 from ..run import Run, resume, start
 from ..spelling import hint
 from ..training import Report
+from . import flows
 from .cells import BUDGETS, DATASETS, DIGITS, RECIPES, Cell, experiment, model_of
 
 #: Settings that change nothing of a result: where data lie, what a run is called, and what follows from the data.
@@ -57,11 +59,12 @@ class Job:
 
     def experiment(self, cell: Cell, seed: int) -> Experiment:
         """All that decides the run of a cell."""
-        return experiment(cell, self.budget, self.recipe, seed=seed, folder=self.folder, changes=self.changes)
+        make = flows.experiment if cell.is_flow else experiment
+        return make(cell, self.budget, self.recipe, seed=seed, folder=self.folder, changes=self.changes)
 
     def run_folder(self, cell: Cell, seed: int) -> Path:
         """Where the run of a cell is."""
-        home = self.out / "table2" if self.runs is None else self.runs
+        home = self.out / ("table4" if cell.is_flow else "table2") if self.runs is None else self.runs
         return home / (cell.folder + (f"-seed{seed}" if seed else ""))
 
 

@@ -1,7 +1,7 @@
 """The experiments that have a name, and how one is found by it.
 
 In reading order: `experiment` (data, network, aim and training as one thing), `general` (digits, tables, points),
-`classifiers` (the paper's, and their rivals).
+`classifiers` (the paper's, and their rivals), `flows` (the paper's densities of images, and others).
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from pathlib import Path
 from ..spelling import hint
 from .classifiers import CLASSIFIERS, with_coefficient
 from .experiment import Experiment, changed, read
+from .flows import FLOWS
 from .general import GENERAL
 
 __all__ = ["PRESETS", "Experiment", "changed", "find", "read"]
 
-PRESETS = {e.name: e for e in (*GENERAL, *CLASSIFIERS)}
+PRESETS = {e.name: e for e in (*GENERAL, *FLOWS, *CLASSIFIERS)}
 
 
 def find(name: str) -> Experiment:

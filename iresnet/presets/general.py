@@ -1,4 +1,4 @@
-"""Experiments on digits, tables, points and photographs: densities, hybrids and small classifiers."""
+"""Experiments on digits, tables and points: densities, hybrids and small classifiers."""
 
 from __future__ import annotations
 
@@ -111,15 +111,4 @@ GENERAL = (
         objective=Aim(kind="classification", label_smoothing=0.05),
     ),
     MNIST,
-    replace(MNIST, name="mnist-density", about="28x28 digits: the density alone", objective=Aim(kind="density")),
-    Experiment(
-        name="cifar10-density",
-        about="32x32 colour photographs: their density",
-        data=DataSettings(source="cifar10", validation=5000, flip=True),
-        network=Network(blocks=(8, 8, 8), width=256, lipschitz=0.9, terms=5),
-        objective=Aim(kind="density"),
-        training=Training(
-            epochs=50, batch=128, learning_rate=2e-3, warmup=500, average=0.999, validate_every=1000, save_every=500
-        ),
-    ),
 )

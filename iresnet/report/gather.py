@@ -101,12 +101,7 @@ def spectra(model: nn.Module, shape: Shape) -> Iterator[SpectrumOfLayer]:
             if cap is None or at is None:
                 continue
             weight = cast(Tensor, layer.weight)
-            inside = (weight.shape[1], *at[1:])
-            if _entries(weight, at) <= LARGEST_MATRIX:
-                values = spectral.singular_values(layer, inside).tolist()
+            places = () if weight.dim() == 2 else at[1:]  # a linear layer of images stands behind Flatten
+            if weight.shape[0] * weight.shape[1] * math.prod(places) ** 2 <= LARGEST_MATRIX:
+                values = spectral.singular_values(layer, (weight.shape[1], *places)).tolist()
                 yield SpectrumOfLayer(f"{name}.{part.name}", cap.coefficient, part.bound, values)
-
-
-def _entries(weight: Tensor, at: Shape) -> int:
-    places = math.prod(at[1:])
-    return int(weight.shape[0] * weight.shape[1]) * places * places

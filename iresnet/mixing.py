@@ -1,0 +1,141 @@
+"""InvertibleConv1x1: a linear map of the channels, the same at every position, with its determinant at hand.
+
+W = P L U, with a fixed permutation P, L lower triangular with a unit diagonal, U upper triangular with diagonal
+sign exp(log_s), so that W is invertible whatever the parameters are (Glow; an option here, not in the paper):
+
+    z = W x,    ln |det| = (height * width) sum(log_s),    x = U^-1 L^-1 P' z    by two triangular solves
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from .fixed_point import Solver
+from .logdet import Estimator
+from .spectral import ROUNDING_MARGIN
+from .transform import Shape, Stretch, Transform, check_batch, dimension
+
+
+class InvertibleConv1x1(Transform):
+    """z = W x in every position of x, of shape (batch, channels, ...); for rows (batch, channels) a matrix product.
+
+    W starts as a random rotation, drawn from the global generator. `factors` holds L below its diagonal, log_s on it
+    and U above it.
+
+    >>> mix = InvertibleConv1x1(3)
+    >>> x = torch.randn(2, 3, 4, 4)
+    >>> torch.allclose(mix.inverse(mix(x)), x, atol=1e-5)
+    True
+    """
+
+    permutation: Tensor
+    sign: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        if channels < 1:
+            raise ValueError(f"channels must be at least 1; got {channels}. Give the size of dimension 1 of the input.")
+        self.channels = channels
+        p, lower, upper = torch.linalg.lu(_rotation(channels))
+        diagonal, dtype = upper.diagonal(), torch.get_default_dtype()
+        factors = lower.tril(-1) + upper.triu(1) + diagonal.abs().log().diag()
+        self.factors = nn.Parameter(factors.to(dtype))
+        self.register_buffer("sign", diagonal.sign().to(dtype))
+        self.register_buffer("permutation", p.argmax(dim=1))
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        self._check(x, "x")
+        with _in_full_precision(x):
+            lower, upper = self._triangles(x.dtype)
+            # A product of matrices, since a convolution may round its factors to TF32.
+            weight = (lower @ upper)[self.permutation]
+            return torch.matmul(weight, x.to(weight.dtype).reshape(len(x), self.channels, -1)).view(x.shape)
+
+    def forward_and_logdet(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        z = self(x)
+        positions = dimension(x) // self.channels
+        return z, (positions * self.log_s.to(z.dtype).sum()).expand(len(x))
+
+    def inverse(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> Tensor:
+        self._check(z, "z")
+        with _in_full_precision(z):
+            lower, upper = self._triangles(z.dtype)
+            columns = z.to(lower.dtype).transpose(0, 1)
+            y = columns.flatten(1)[self.permutation.argsort()]
+            y = torch.linalg.solve_triangular(lower, y, upper=False, unitriangular=True)
+            x = torch.linalg.solve_triangular(upper, y, upper=True)
+            return cast(Tensor, x.reshape(columns.shape).transpose(0, 1).contiguous())
+
+    def stretch(self, input_shape: Shape | None = None) -> Stretch:
+        """From the singular values of W; ln det is exact, but has no bound without a shape, which it grows with."""
+        lower, upper = (t.detach() for t in self._triangles(torch.float64))
+        sigma = torch.linalg.svdvals(lower @ upper)
+        # Rounding moves each singular value by no more than that of the product and of its decomposition.
+        margin = ROUNDING_MARGIN * float(lower.norm() * upper.norm())
+        least = float(sigma.min()) - margin
+        logdet = (-math.inf, math.inf)
+        if input_shape is not None:
+            logdet = (math.prod(input_shape[1:]) * float(self.log_s.detach().double().sum()),) * 2
+        return Stretch(float(sigma.max()) + margin, 1 / least if least > 0 else math.inf, logdet)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}"
+
+    @property
+    def log_s(self) -> Tensor:
+        """ln of the absolute values on the diagonal of U."""
+        return self.factors.diagonal()
+
+    @property
+    def weight(self) -> Tensor:
+        """W."""
+        lower, upper = self._triangles(self.factors.dtype)
+        return (lower @ upper)[self.permutation]
+
+    def _triangles(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        # In the wider of both types, so that a float64 input gets a float64 exponential.
+        factors = self.factors.to(torch.promote_types(dtype, self.factors.dtype))
+        diagonal = self.sign.to(factors.dtype) * factors.diagonal().exp()
+        one = torch.eye(self.channels, dtype=factors.dtype, device=factors.device)
+        return factors.tril(-1) + one, factors.triu(1) + diagonal.diag()
+
+    def _check(self, x: Tensor, name: str) -> None:
+        check_batch(x, name)
+        if x.shape[1] != self.channels:
+            raise ValueError(
+                f"{name} must have shape (batch, {self.channels}, ...) for InvertibleConv1x1({self.channels}); "
+                f"got {tuple(x.shape)}. Give InvertibleConv1x1 the size of dimension 1."
+            )
+
+
+def _rotation(d: int) -> Tensor:
+    """A random orthogonal matrix with determinant 1, evenly distributed, in float64."""
+    q, r = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64))
+    q = q * r.diagonal().sign()
+    q[:, 0] *= torch.linalg.det(q).sign()
+    return cast(Tensor, q)
+
+
+def _in_full_precision(x: Tensor) -> AbstractContextManager[object]:
+    """No autocast: the determinant is that of W, so z must be too."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

@@ -1,0 +1,63 @@
+"""The paper's flows as experiments (App. C.3), and what their results share.
+
+budget    smoke: 8x8 digits, two blocks, a few steps; short: the preset as it is; paper: 200 epochs
+recipe    ours: that of the preset; paper: Adamax, rate .003 from beginning to end, a series of 10 terms for MNIST and 5
+          for CIFAR-10, nothing averaged and nothing clipped
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .. import presets
+from ..presets import Experiment
+from .cells import DIGITS, FLOW_NAMES, Cell
+
+EPOCHS, TERMS = 200, {"mnist": 10, "cifar10": 5}
+
+
+def experiment(
+    cell: Cell, budget: str, recipe: str, *, seed: int = 0, folder: str | None = None, changes: Sequence[str] = ()
+) -> Experiment:
+    """All that decides the run of a flow; `changes` are a user's own settings."""
+    made = presets.find(cell.preset)
+    data = replace(made.data, source=cell.dataset)
+    made = replace(made, seed=seed, data=data if folder is None else replace(data, folder=folder))
+    if recipe == "paper":
+        made = as_in_the_paper(made)
+    if budget == "smoke":
+        made = smallest(made)
+    elif budget == "paper":
+        made = replace(made, training=replace(made.training, epochs=EPOCHS))
+    return presets.changed(made, changes)
+
+
+def as_in_the_paper(made: Experiment) -> Experiment:
+    """The same network, trained as in App. C.3, which is silent about batches and says nothing of other schedules."""
+    network = replace(made.network, estimator="series", terms=TERMS.get(made.data.source, made.network.terms))
+    training = replace(
+        made.training,
+        optimiser="adamax",
+        learning_rate=0.003,
+        schedule="constant",
+        warmup=0,
+        clip=math.inf,
+        weight_decay=0.0,
+        average=0.0,
+        select="last",
+    )
+    return replace(made, network=network, training=training)
+
+
+def smallest(made: Experiment) -> Experiment:
+    """The same kind of flow with two blocks, for 8x8 digits, and training for a few steps."""
+    network = replace(made.network, blocks=(1, 1), width=16)
+    training = replace(made.training, steps=40, epochs=0, batch=64, warmup=5, validate_every=40, save_every=10)
+    return replace(made, data=replace(made.data, source=DIGITS), network=network, training=training)
+
+
+def is_flow(model: str) -> bool:
+    """Whether a model of this name is a flow."""
+    return model in FLOW_NAMES

@@ -1,0 +1,72 @@
+"""Figures 4 and 9 in common: the power series of a trained flow against exact determinants, on test images.
+
+The paper compares with brute force on 1000 test examples and does not say of which set; here it is MNIST, whose 784
+dimensions allow dense Jacobians. Where the paper averages draws, bias and variance are computed from the Jacobians, so
+that neither has noise of its own. They are kept in the run folder, as both figures show them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .. import atomic
+from ..evaluation import Truncation, truncation
+from ..figures import SeriesLine
+from ..logdet import terms_needed
+from ..run import Run
+from .flows import is_flow
+from .job import Job, Work
+from .record import Entry, finite
+from .result import Plan
+
+#: Test images of the paper, those of the budget smoke, and the numbers of terms that are tried.
+IMAGES, FEW, TERMS = 1000, 200, 20
+
+
+@dataclass(frozen=True)
+class Flows(Plan):
+    """Cells that are flows; any of them may be asked for."""
+
+    def takes(self, model: str) -> bool:
+        return is_flow(model)
+
+    def check(self, job: Job) -> None:
+        """Refuse what cannot be made, before anything is trained."""
+        for cell in self.cells(job):
+            job.experiment(cell, job.seeds[0])
+
+
+def measured(work: Work, run: Run) -> Truncation:
+    """What series are off by on test images: kept in the run folder, or made now."""
+    images = work.images(run, FEW if work.job.budget == "smoke" else IMAGES)
+    kept = run.read_json("evaluation.json").get("truncation")
+    if kept is None or (kept["rows"], len(kept["terms"])) != (len(images), TERMS):
+        work.say(f"{run.folder.name}: dense Jacobians of {len(images):,} test images")
+        kept = finite(asdict(truncation(work.model(run), images, terms=TERMS)))
+        keep(run, "truncation", kept)
+    content: dict[str, Any] = {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in kept.items()}
+    return Truncation(**content)
+
+
+def keep(run: Run, name: str, content: Any) -> None:
+    """Put figures beside those that RUN/evaluation.json has."""
+    known = run.read_json("evaluation.json")
+    atomic.write(run.output / "evaluation.json", json.dumps({**known, name: content}, indent=1) + "\n")
+
+
+def terms_proven(run: Run, limit: float) -> int | None:
+    """How many terms Theorem 3 asks for in the worst block, for a bias below so many bits per dimension in all."""
+    blocks = run.read_json("certificate.json").get("blocks", [])
+    if not blocks or any(b["lipschitz"] is None or not b["lipschitz"] < 1 for b in blocks):
+        return None
+    share = limit * run.schema.dimension * math.log(2) / len(blocks)
+    return max(terms_needed(b["lipschitz"], math.prod(b["input_shape"]), share) for b in blocks)
+
+
+def line(e: Entry) -> SeriesLine:
+    """What a picture shows of one flow."""
+    d = e["details"]
+    return SeriesLine(f"{e['dataset']} {e['model']}", d["terms"], d["bias"], d["deviation"], d["bound"])

@@ -1,0 +1,72 @@
+"""What the commands say of densities: the paper's protocol, and strange rows."""
+
+import json
+import sys
+
+import pytest
+
+from iresnet import cli
+from iresnet.data.corruptions import CORRUPTIONS
+from tests.runs import copy_of, trained
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return copy_of(trained(), tmp_path / "run")
+
+
+@pytest.fixture
+def call(capsys):
+    def run(*words):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            cli.main([str(w) for w in words])
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.err
+        return stop.value.code, printed.out + printed.err
+
+    return run
+
+
+def kept(folder):
+    return json.loads((folder / "evaluation.json").read_text())
+
+
+def test_the_protocol_has_a_line_and_is_kept(call, folder):
+    code, text = call("evaluate", folder, "--draws", 2, "--rows", 40, "--protocol", "--limit", 0.05)
+    assert code == 0
+    (line,) = (line for line in text.splitlines() if line.startswith("protocol "))
+    for words in ("bits/dim; bias 0 (exact determinants); estimator ± ", "over 40 rows ± ", "one row ± "):
+        assert words in line
+    found = kept(folder)["protocol"]
+    assert f"{found['value']:.4f}" in line
+    assert found["estimator_error"] <= found["limit"] == 0.05
+    assert found["rows"] == 40
+
+
+def test_strange_rows_have_a_line_each(call, folder, monkeypatch):
+    monkeypatch.setattr(sys.modules["iresnet.cli.evaluate"], "STRANGE", 60)
+    code, text = call("evaluate", folder, "--draws", 2, "--rows", 40, "--ood", "corrupted", "--ood", "digits")
+    assert code == 0
+    lines = [line for line in text.splitlines() if line.startswith("ood ")]
+    assert len(lines) == len(CORRUPTIONS) + 4
+    assert lines[-1].startswith("ood      digits: found by likelihood 0.")
+    found = {d["name"]: d for d in kept(folder)["outside"]}
+    assert abs(found["digits"]["likelihood"] - 0.5) < 0.2  # the run's own kind
+    assert found["noise"]["typicality"] > 0.9
+
+
+@pytest.mark.parametrize("option", [("--protocol",), ("--ood", "corrupted")])
+def test_a_classifier_has_none(call, tmp_path, option):
+    folder = copy_of(trained("digits-classifier"), tmp_path / "run")
+    code, text = call("evaluate", folder, *option)
+    assert code == 2
+    assert f"{option[0]} needs a density; this model only classifies." in text
+
+
+def test_mistakes(call, folder):
+    code, text = call("evaluate", folder, "--protocol", "--limit", 0, "--rows", 5, "--draws", 2)
+    assert (code, "bias must be positive, in bits per dimension; got 0.0." in text) == (2, True)
+    code, text = call("evaluate", folder, "--ood", "nothing-like-it")
+    assert code == 2
+    assert "nothing-like-it" in text
