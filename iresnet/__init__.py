@@ -25,7 +25,8 @@ from .lipschitz import (
     constrain_,
 )
 from .logdet import CertifiedSeries, Exact, PowerSeries, RussianRoulette, terms_needed, truncation_bound
-from .multiscale import Multiscale
+from .mixing import InvertibleConv1x1
+from .multiscale import Flatten, Multiscale
 from .preprocess import Logit, Standardise, dequantise
 from .residual import ResidualBlock
 from .run import load, shipped
@@ -46,10 +47,12 @@ __all__ = [
     "ConvergenceError",
     "DiagonalNormal",
     "Exact",
+    "Flatten",
     "Flow",
     "GramIteration",
     "Hybrid",
     "InjectivePad",
+    "InvertibleConv1x1",
     "LipSwish",
     "LipschitzConv2d",
     "LipschitzLinear",

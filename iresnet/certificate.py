@@ -45,7 +45,7 @@ class BlockCertificate:
             return "no bound known"
         if not self.proven:
             return "asserted"
-        return "proven" if self.passed else "NOT a contraction"
+        return "proven" if self.passed else "not proven (bound >= 1)"
 
 
 @dataclass(frozen=True)

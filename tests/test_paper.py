@@ -22,6 +22,10 @@ from iresnet.paper.cells import DATASETS, EPOCHS, Cell, experiment, model_of
 from iresnet.paper.iteration import Unwinder, _leaves
 from iresnet.paper.reconstruction import _keep, _read, _remark
 from iresnet.rivals import FreeBlock
+from iresnet.run import Run
+from iresnet.run.fit import publish
+from iresnet.run.folder import FILES
+from tests.runs import copy_of
 
 FIGURES = ["figure3", "figure6", "figure7", "figure8"]  # those of flows: test_paper_flows.py
 PLANS = [module.PLAN for module in (table2, figure3, figure6, figure7, figure8)]
@@ -162,6 +166,9 @@ def test_table_2_has_a_row_for_every_cell(made):
     assert rows["c=0.9"]["largest Lip(g)"] <= 0.729
     assert rows["c=0.9"]["inverse"] == "32 of 32 proven, float64"
     assert rows["c=0.9"]["measured error"] < 1e-8
+    assert rows["c=0.9"]["error after 100 steps"] < 1e-8
+    assert rows["vanilla"]["error after 100 steps"] > 0
+    assert (rows["vanilla"]["measured error"], rows["ResNet-164"]["error after 100 steps"]) == (None, None)
     assert rows["vanilla"]["largest Lip(g)"] > 1
     assert rows["vanilla"]["inverse"].startswith("the iteration ")
     assert rows["ResNet-164"]["inverse"].startswith("none")
@@ -246,6 +253,31 @@ def test_nothing_is_trained_or_read_twice(made, monkeypatch):
     monkeypatch.setattr(judging, "_judge", fail)
     again = table2.run(Work(made.work.job))
     assert again.results.rows == made.outcomes["table2"].results.rows
+
+
+def run_of(made, tmp_path, model="c=0.9"):
+    """A job of one cell, whose run folder is a copy."""
+    cell = Cell("digits", model)
+    copy_of(made.work.job.run_folder(cell, 0), tmp_path / "runs" / cell.folder)
+    return Job(out=tmp_path, runs=tmp_path / "runs", models=(model,)), tmp_path / "runs" / cell.folder
+
+
+def test_figures_of_a_few_rows_are_not_taken_for_those_of_the_table(made, tmp_path):
+    job, folder = run_of(made, tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["evaluate", str(folder), "--rows", "5", "--device", "cpu"])
+    assert stop.value.code == 0
+    assert json.loads((folder / "evaluation.json").read_text())["rows"] == 5
+    (row,) = table2.run(Work(job)).results.rows
+    assert row == {**made.outcomes["table2"].results.rows[2], "run": 0}
+
+
+def test_figures_are_dropped_with_the_model_they_are_about(made, tmp_path):
+    _, folder = run_of(made, tmp_path)
+    run = Run.open(folder)
+    publish(run, run.model(), None, run.splits().validation, {})
+    assert not (folder / "judgement.json").exists()
+    assert "judgement.json" in FILES
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(made, tmp_path):
@@ -410,6 +442,27 @@ def test_a_run_with_other_settings_is_not_taken_for_ours(made):
     job = replace(made.work.job, changes=("training.steps=31",))
     with pytest.raises(ValueError, match="holds a run with training.steps = 30; this asks for 31."):
         Work(job).trained(Cell("digits", "c=0.9"), 0)
+
+
+DAMAGED = ["[]", "{", '{"error": {}}', '{"error": 3}', '{"tightening": [1]}']
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_damaged_figures_are_not_taken(made, tmp_path, text):
+    job, folder = run_of(made, tmp_path)
+    (folder / "judgement.json").write_text(text)
+    with pytest.raises(ValueError, match=r"judgement.json is damaged.*\. Remove it; it can be made again."):
+        table2.run(Work(job))
+
+
+@pytest.mark.parametrize("place", [("error", "low"), ("iteration", "images"), ("inverse", "composed_bound")])
+def test_figures_of_another_type_are_not_taken(made, tmp_path, place):
+    job, folder = run_of(made, tmp_path)
+    content = json.loads((folder / "judgement.json").read_text())
+    content[place[0]][place[1]] = "few"
+    (folder / "judgement.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="judgement.json is damaged. Remove it; it can be made again."):
+        table2.run(Work(job))
 
 
 # The command

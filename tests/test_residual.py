@@ -324,7 +324,7 @@ class TestRefusals:
         ("make", "sentence"),
         [
             (lambda: nn.Sequential(nn.Linear(2, 2)), None),
-            (lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "depends on the batch. Remove it"),
+            (lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "no bound is computed through it. Remove it"),
             (lambda: nn.Sequential(LipschitzLinear(2, 2), nn.Dropout()), "another function at every call. Remove it"),
             (
                 UserNet,

@@ -54,7 +54,7 @@ class TestFreeBlock:
         block = linear([[3.0, 0.0], [0.0, 0.5]])
         certificate = certify(block)
         assert certificate.blocks[0].lipschitz == pytest.approx(3.0, rel=1e-4)
-        assert certificate.blocks[0].verdict == "NOT a contraction"
+        assert certificate.blocks[0].verdict == "not proven (bound >= 1)"
         assert not certificate.passed
         assert certificate.stretch.inverse == math.inf
 

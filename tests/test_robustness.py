@@ -217,6 +217,16 @@ class TestRobustness:
         assert found.lipschitz > 1e6
         assert "the product of 54 factors, one a block, says nothing here: Lip(F) <= 3.8e+06 allows" in str(found)
 
+    @pytest.mark.parametrize(("blocks", "radius"), [(2, 3.4), (54, 1e3)])
+    def test_a_radius_beyond_all_is_no_fault_of_the_bound(self, blocks, radius):
+        """With few factors, or where an attack leaves nothing that could have been certified."""
+        model, data = image_net(blocks=blocks)
+        found = robustness(model, data, radius, steps=5, restarts=2)
+        assert found.value == 0
+        assert (found.attacked == 0) == (blocks == 54)
+        largest = float(certified_radius(model, data).max())
+        assert found.remark == f"the largest certified radius is {largest:.3g}"
+
     def test_a_hybrid_with_a_linear_head_has_one(self):
         torch.manual_seed(0)
         block = ResidualBlock(contractive_mlp(4, hidden=(8,)))
@@ -235,9 +245,28 @@ class TestNoBound:
         with pytest.raises(NoBoundKnown, match=r"A margin is read off a linear head; this one has ELU \(1\)."):
             certified_radius(model, data)
         found = robustness(model, data, 0.1)
-        assert (found.value, found.lipschitz) == (0, math.inf)
-        assert found.remark == "no bound is known: A margin is read off a linear head; this one has ELU (1)."
+        assert (found.value, found.median, found.lipschitz) == (0, None, 1)
+        assert found.remark == (
+            "the head (ELU) is not linear, so no margin is read off it. Train with network.head=[], and without "
+            "network.bayes."
+        )
         assert found.attacked <= found.clean
+        assert "no radius, Lip(F) <= 1; the head" in str(found)
+
+    def test_the_papers_head_and_depth(self):
+        """App. C.2's head gives no margin, and the bound of its 54 blocks would be vacuous: both are said."""
+        torch.manual_seed(0)
+        schema = Schema((1, 4, 4), 9, classes=tuple("abc"))
+        network = Network(blocks=(54,), width=2, readout="batchnorm", pool=True, preprocessing="standardise")
+        model = build(network, schema, "classification").eval()
+        data = Dataset(torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.arange(3), schema)
+        found = robustness(model, data, 1.0, steps=1, restarts=1)
+        assert found.lipschitz > 1e5
+        assert str(found).endswith(
+            f"no radius, Lip(F) <= {found.lipschitz:.3g}; the head (BatchNorm and ELU) is not linear, so no margin is "
+            f"read off it; Lip(F) <= {found.lipschitz:.2g} would make a radius vacuous anyway. Train with "
+            "network.readout=lipschitz."
+        )
 
     def test_a_posterior(self):
         base = NormalMixture((3,), 3)
@@ -268,6 +297,12 @@ class TestNoBound:
             for function in (robustness, withstands):
                 with pytest.raises(ValueError, match=sentence):
                     function(model, data, radius)
+        for name in ("steps", "restarts"):
+            with pytest.raises(ValueError, match=f"an attack needs {name} of at least 1; got 0."):
+                robustness(model, data, 1.0, **{name: 0})
+        other = table(normal(6, 7, dtype=FLOAT), torch.arange(6) % 3)
+        with pytest.raises(ValueError, match=r"the model does not take rows of shape \(7,\): "):
+            robustness(model, other, 1.0)
         with pytest.raises(ValueError, match="robustness judges a finished model; call model.eval\\(\\) first."):
             certified_radius(model.train(), data)
         flow = Flow(Chain(), DiagonalNormal(4)).eval()
@@ -294,11 +329,11 @@ class TestCommand:
         assert all(entry["rows"] == 20 for entry in kept["robustness"])
         assert all(entry["value"] <= entry["attacked"] <= entry["clean"] for entry in kept["robustness"])
 
-    def test_infinity_becomes_null(self, tmp_path, capsys):
+    def test_what_is_not_known_becomes_null(self, tmp_path, capsys):
         code, text, kept = self.run(tmp_path, capsys, "--radius", "1", name="digits-hybrid")
         assert code == 0
-        assert "no bound is known: A margin is read off a linear head; this one has Posterior" in text
-        assert kept["robustness"][0]["lipschitz"] is None
+        assert "the head (Posterior) is not linear, so no margin is read off it" in text
+        assert kept["robustness"][0]["median"] is None
 
     def test_a_radius_that_is_none(self, tmp_path, capsys):
         code, text, _ = self.run(tmp_path, capsys, "--radius", "-1")

@@ -60,7 +60,7 @@ class Likelihood:
     reached: bool
 
     def __str__(self) -> str:
-        remark = "" if self.reached else ", MORE than asked for: the number of draws is limited"
+        remark = "" if self.reached else ", MORE than asked for"
         return (
             f"{self.value:.4f} {self.unit}; {self._bias()}; estimator ± {self.estimator_error:.1e} "
             f"({self._draws()}{remark}); over {self.rows:,} rows ± {self.standard_error:.4f}; "
@@ -103,8 +103,8 @@ def protocol(
 ) -> Likelihood:
     """The mean negative log-likelihood with a bias and a standard error below limits, in bits per dimension.
 
-    Up to `exact_up_to` dimensions determinants are exact. At most `most` draws are made; `reached` says whether they
-    were enough.
+    Up to `exact_up_to` dimensions determinants are exact. At most `most` draws are made; `reached` says whether the
+    standard error is below its limit.
     """
     _check(data, bias, error, most)
     check_eval(model)
@@ -132,7 +132,7 @@ def protocol(
         standard_error=float(values.mean(0).std()) / math.sqrt(len(data)) / scale,
         row_error=row_error / scale,
         proven=way.proven,
-        reached=count <= most,
+        reached=row_error <= error * nat * math.sqrt(len(data)),
     )
 
 

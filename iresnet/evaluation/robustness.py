@@ -30,6 +30,12 @@ from ..spectral import NoBoundKnown
 from .classes import error_of, labels
 from .likelihood import CHUNK
 
+#: From where on the product of the blocks' factors makes a radius vacuous.
+LARGE = 1e3
+
+#: Layers that keep a head linear.
+LINEAR = (nn.Linear, nn.Flatten, nn.Identity, nn.Dropout)
+
 #: What is taken off for rounding in float64, relative to logits, to radii and to x: far above what there is.
 ROUNDING = 1e-11
 
@@ -39,7 +45,8 @@ class Robust:
     """Certified accuracy at a radius in percent, with its 95 % interval, between 0 and the accuracy under attack.
 
     `pixel_radius` is the radius for pixels scaled to [0, 1], where the data are images; `lipschitz` bounds Lip(F);
-    `median` is that of the certified radii of all rows. `remark` says why nothing is certified, where that is so.
+    `median` is that of the certified radii of all rows, None where there are none. `remark` says why nothing is
+    certified, where that is so.
     """
 
     value: float
@@ -49,7 +56,7 @@ class Robust:
     attacked: float
     radius: float
     pixel_radius: float | None
-    median: float
+    median: float | None
     lipschitz: float
     rows: int
     remark: str = ""
@@ -59,8 +66,9 @@ class Robust:
         text = (
             f"{self.value:.2f} % certified within {self.radius:g}{pixels} (95 % interval {self.low:.2f} to "
             f"{self.high:.2f} %), {self.attacked:.2f} % under attack, {self.clean:.2f} % clean; "
-            f"median radius {self.median:.3g}, Lip(F) <= {self.lipschitz:.3g}"
+            + ("no radius" if self.median is None else f"median radius {self.median:.3g}")
         )
+        text += f", Lip(F) <= {self.lipschitz:.3g}" if math.isfinite(self.lipschitz) else ""
         return f"{text}; {self.remark}" if self.remark else text
 
 
@@ -68,18 +76,14 @@ def robustness(
     model: nn.Module, data: Dataset, radius: float, *, steps: int = 20, restarts: int = 3, seed: int = 0
 ) -> Robust:
     """The share of rows whose class is right and proven to hold within `radius`, beside what an attack leaves."""
-    _check_radius(radius)
-    known, view, remark = labels(data) != MISSING, _view(model), ""
-    data = data.take(known.nonzero().flatten())
-    try:
-        radii, constant = certified_radius(model, data), lipschitz(model, data)
-    except NoBoundKnown as error:
-        radii, constant, remark = torch.zeros(len(data), dtype=torch.float64), math.inf, f"no bound is known: {error}"
-    clean = _right(view, data)
-    wrong = error_of(int((radii < radius).sum()), len(data))
-    if not remark and wrong.wrong == len(data) and bool(clean.any()):
-        remark = _vacuous(model, data, constant)
+    view = _view(model)
+    data = data.take((labels(data) != MISSING).nonzero().flatten())
     held = withstands(model, data, radius, steps=steps, restarts=restarts, seed=seed)
+    radii, constant, remark = _proven(model, data)
+    wrong = error_of(len(data) if radii is None else int((radii < radius).sum()), len(data))
+    clean = _right(view, data)
+    if radii is not None and wrong.wrong == len(data) and bool(clean.any()):
+        remark = _too_far(model, data, constant, radii, bool(held.any()))
     levels = data.schema.levels
     return Robust(
         value=100 - wrong.value,
@@ -89,14 +93,46 @@ def robustness(
         attacked=100 * float(held.double().mean()),
         radius=radius,
         pixel_radius=None if levels is None else radius / (levels - 1),
-        median=float(radii.median()),
+        median=None if radii is None else float(radii.median()),
         lipschitz=constant,
         rows=len(data),
         remark=remark,
     )
 
 
-def _vacuous(model: nn.Module, data: Dataset, constant: float) -> str:
+def _proven(model: nn.Module, data: Dataset) -> tuple[Tensor | None, float, str]:
+    """The radii, Lip(F), and why there are none; a bound may be known where a margin is not."""
+    try:
+        constant = lipschitz(model, data)
+    except NoBoundKnown as error:
+        return None, math.inf, f"no bound is known: {error}"
+    try:
+        return certified_radius(model, data), constant, ""
+    except NoBoundKnown:
+        return None, constant, _no_margin(model, data, constant)
+
+
+def _no_margin(model: nn.Module, data: Dataset, constant: float) -> str:
+    head, remedy = _view(model).head, "network.head=[], and without network.bayes"
+    names = [type(head).__name__]
+    if isinstance(head, nn.Sequential) or hasattr(head, "layers"):
+        leaves = [m for n, m in head.named_modules() if next(m.children(), None) is None and "parametrizations" not in n]
+        names = [type(m).__name__.removesuffix("1d") for m in leaves if not isinstance(m, LINEAR)]
+    if "BatchNorm" in names:
+        remedy = "network.readout=lipschitz"
+    anyway = f"; Lip(F) <= {constant:.2g} would make a radius vacuous anyway" if _factors(model, data) > LARGE else ""
+    which = " and ".join(dict.fromkeys(names))
+    return f"the head ({which}) is not linear, so no margin is read off it{anyway}. Train with {remedy}."
+
+
+def _factors(model: nn.Module, data: Dataset) -> float:
+    return math.prod(block.stretch(at).forward for _, block, at in residual_blocks(model, data.schema.shape))
+
+
+def _too_far(model: nn.Module, data: Dataset, constant: float, radii: Tensor, stands: bool) -> str:
+    """Why no row is certified: the bound, where rows stand that it could have certified, or the radius."""
+    if not stands or _factors(model, data) <= LARGE:
+        return f"the largest certified radius is {float(radii.max()):.3g}"
     blocks = len(list(residual_blocks(model, data.schema.shape)))
     return (
         f"the product of {blocks} factors, one a block, says nothing here: Lip(F) <= {constant:.2g} allows far more "
@@ -154,7 +190,10 @@ def withstands(
     Every step goes 2.5 radius / steps down the gradient of f_y - max f_j, back into the ball and into the range of the
     data. The first start is x itself, the others are drawn from the ball.
     """
-    _check_radius(radius)
+    check_radius(radius)
+    for name, value in (("steps", steps), ("restarts", restarts)):
+        if value < 1:
+            raise ValueError(f"an attack needs {name} of at least 1; got {value}.")
     view, y = _view(model), labels(data)
     generator = torch.Generator(data.x.device).manual_seed(seed)
     held = _right(view, data)
@@ -197,7 +236,13 @@ def _within(x: Tensor, at: Tensor, radius: float, levels: int | None) -> Tensor:
 @torch.no_grad()
 def _right(view: Classifier, data: Dataset) -> Tensor:
     with full_precision(data.x):
-        found = [view(centred(x, data.schema.levels)).argmax(dim=1) for x in torch.split(data.x, CHUNK)]
+        try:
+            found = [view(centred(x, data.schema.levels)).argmax(dim=1) for x in torch.split(data.x, CHUNK)]
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            why = str(error).splitlines()[0]
+            raise ValueError(f"the model does not take rows of shape {data.schema.shape}: {why}") from None
     return torch.cat(found) == labels(data)
 
 
@@ -211,6 +256,7 @@ def _view(model: nn.Module) -> Classifier:
     raise ValueError("robustness is that of a class; this model only has a density. Train with objective.kind=hybrid.")
 
 
-def _check_radius(radius: float) -> None:
+def check_radius(radius: float) -> None:
+    """Refuse what is no radius."""
     if not 0 < radius < math.inf:
         raise ValueError(f"radius must be positive and finite, in the units of the data; got {radius}.")

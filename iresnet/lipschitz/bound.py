@@ -188,7 +188,7 @@ def _geometry(name: str, layer: nn.Module) -> Geometry:
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             reason = "it is another function at every call. Remove it from g."
         elif isinstance(layer, nn.modules.batchnorm._NormBase):
-            reason = "it depends on the batch. Remove it from g; ActNorm before the block does its work."
+            reason = "no bound is computed through it. Remove it from g; ActNorm before the block does its work."
         elif next(layer.children(), None) is not None:
             reason = "its forward is its own and cannot be read. Write g as an nn.Sequential."
         elif not isinstance(getattr(layer, "weight", None), Tensor):

@@ -1,7 +1,8 @@
 """What a trained cell is judged by. The test images are read once, for the released weights, and the figures kept.
 
-RUN/evaluation.json holds them: the error of the released weights (every layer within its bound) in float32, that of the
-weights before tightening on the same images, and what the inverse does. Where they are there already, nothing is read.
+RUN/judgement.json holds them: the error of the released weights (every layer within its bound) in float32, that of the
+weights before tightening on the same images, and what the inverse does. Where they are there already, nothing is read;
+`iresnet evaluate`, which may look at a few rows only, keeps its figures in a file of its own.
 """
 
 from __future__ import annotations
@@ -25,19 +26,44 @@ from .iteration import Rebuilt, Unwinder
 from .job import Work
 from .record import finite
 
-#: Test images whose codes are solved back, and the steps of Algorithm 1 where nothing is proven, as in the paper.
+#: Where the figures are kept in a run folder.
+FILE = "judgement.json"
+
+#: Test images whose codes are solved back, and the steps of Algorithm 1, as in the paper.
 IMAGES, STEPS = 128, 100
+
+#: What a proven inverse is judged by, in grey levels, of the worst image.
+BOUNDS = ("largest_block_bound", "code_residual", "measured_error", "composed_bound")
 
 
 def judged(work: Work, run: Run, cell: Cell) -> dict[str, Any]:
     """The figures of a cell: those kept in its run folder, or else made now and kept."""
-    known = run.read_json("evaluation.json")
-    if "before" in known.get("tightening", {}):
+    if known := run.read_json(FILE):
+        if not _is_whole(known):
+            raise ValueError(f"{run.folder / FILE} is damaged. Remove it; it can be made again.")
         return known
     work.say(f"{cell}: reading the test images")
-    content = {**known, **finite(_judge(work, run))}
-    atomic.write(run.folder / "evaluation.json", json.dumps(content, indent=1) + "\n")
+    content: dict[str, Any] = finite(_judge(work, run))
+    atomic.write(run.folder / FILE, json.dumps(content, indent=1) + "\n")
     return content
+
+
+def _is_whole(known: dict[str, Any]) -> bool:
+    """Whether all figures that a result shows are there, and are numbers or, where one is infinite, None."""
+    try:
+        t, iteration, inverse = known["tightening"], known.get("iteration", {}), known.get("inverse", {})
+        numbers = [known["parameters"], *(known["error"][k] for k in ("value", "low", "high"))]
+        numbers += [t[k]["value"] for k in ("before", "validation", "validation_before")]
+        numbers += [iteration[k] for k in ("images", "converged", "diverged") if iteration]
+        perhaps = [iteration[k] for k in ("code_residual", "largest_error") if iteration]
+        perhaps += [inverse[k] for k in ("proven", "rows", *BOUNDS) if inverse]
+    except (KeyError, TypeError, AttributeError):
+        return False
+    return all(_is_number(v) for v in (*numbers, *(p for p in perhaps if p is not None)))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _judge(work: Work, run: Run) -> dict[str, Any]:
@@ -63,12 +89,11 @@ def _judge(work: Work, run: Run) -> dict[str, Any]:
 
 
 def _inverted(run: Run, model: nn.Module, images: Dataset) -> dict[str, Any]:
-    """Codes solved back: proven, where every block is proven; else by the paper's own iteration, as it goes."""
+    """Codes solved back by the paper's own iteration, as it goes; and proven, where every block is proven."""
     if not any(True for _ in residual_blocks(model, run.schema.shape)):
         return {}
-    if proven(run)["passed"]:
-        return {"inverse": asdict(evaluation.inverse(model, images))}
-    return {"iteration": iterated(Unwinder(model), images, STEPS)[0]}
+    found: dict[str, Any] = {"iteration": iterated(Unwinder(model), images, STEPS)[0]}
+    return found | {"inverse": asdict(evaluation.inverse(model, images))} if proven(run)["passed"] else found
 
 
 def iterated(unwinder: Unwinder, images: Dataset, steps: int) -> tuple[dict[str, Any], Rebuilt, Tensor]:

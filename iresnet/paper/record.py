@@ -25,7 +25,14 @@ Row: TypeAlias = dict[str, Any]
 KEYS = ("dataset", "model", "budget", "recipe", "settings", "seed")
 
 #: Of several seeds the largest is shown for these, and the mean of other numbers.
-WORST = ("largest Lip(g)", "largest block bound", "code residual", "measured error", "composed bound")
+WORST = (
+    "largest Lip(g)",
+    "largest block bound",
+    "code residual",
+    "measured error",
+    "composed bound",
+    "error after 100 steps",
+)
 
 
 def entry(run: Run, cell: Cell, job: Job, row: Mapping[str, Any], details: Mapping[str, Any]) -> Entry:

@@ -36,6 +36,8 @@ def _bound(r: dict[str, Any], material: Material) -> list[str]:
     """The constant and the middle of what it proves; nothing where there is none, as a remark says then."""
     if finite(r.get("lipschitz")) is None:
         return []
+    if finite(r.get("median")) is None:
+        return [f"Lip(F) {at_most(r['lipschitz'])}."]
     unit = " grey levels" if material.is_image else ""
     return [f"Lip(F) {at_most(r['lipschitz'])}; the median certified radius is {number(r.get('median'))}{unit}."]
 

@@ -140,7 +140,7 @@ def publish(
     if evaluation.has_density(model):
         likelihood = evaluation.log_likelihood(model, some(validation.to(device_of(model)), WATCHED))
         tensors["reference"] = {"log_likelihood": likelihood.value}
-    for name in ("evaluation.json", "report.html"):  # they are about another model
+    for name in ("evaluation.json", "judgement.json", "report.html"):  # they are about another model
         (run.folder / name).unlink(missing_ok=True)
     checkpoint.save(Checkpoint(tensors, state), run.folder / "model.safetensors", version=__version__)
     if certificate is not None:

@@ -9,6 +9,7 @@ last.safetensors    the state of training, to go on from
 best.safetensors    the averaged weights that did best on validation data, or the last ones if `select` says so
 model.safetensors   the model: those weights, every layer within its bound, and the likelihoods of validation rows
 certificate.json    what is proven of it
+judgement.json      what a table or figure of the paper shows of it
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .weights import is_shipped, output_of, resolve
 
 FILES = (
     "config.toml", "schema.json", "data.json", "environment.json", "log.csv", "last.safetensors", "best.safetensors",
-    "model.safetensors", "certificate.json", "evaluation.json", "report.html",
+    "model.safetensors", "certificate.json", "evaluation.json", "judgement.json", "report.html",
 )  # fmt: skip
 
 
