@@ -11,7 +11,7 @@ import dataclasses
 import re
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .spelling import hint
@@ -60,7 +60,18 @@ def _value(kind: Any, value: Any, where: str, name: str) -> Any:
     try:
         return _convert(kind, value)
     except TypeError:
-        raise ValueError(f"{where}: {name} must be {_words(kind)}; got {value!r}.") from None
+        words = f"{name} must be {_words(kind)}; got {value!r}.{_example(kind, value, name)}"
+        raise ValueError(f"{where}: {words}") from None
+
+
+def _example(kind: Any, value: Any, name: str) -> str:
+    """How a list is written, where its entries were given without brackets."""
+    text = f"[{str(value).strip('()')}]"
+    try:
+        _convert(kind, _literal(text))
+    except TypeError:
+        return ""
+    return f" Example: {name}={text}" if get_origin(kind) is tuple else ""
 
 
 def _convert(kind: Any, value: Any) -> Any:
@@ -113,8 +124,10 @@ def dump(settings: Any) -> str:
     return re.sub(r"\[\n([^\[\]]*)\]", lambda m: f"[{', '.join(m[1].replace(',', ' ').split())}]", text)
 
 
-def override(settings: T, assignment: str) -> T:
-    """Settings with one value replaced: "training.steps=500", or "steps=500" where only one table has that key.
+def override(settings: T, *assignments: str) -> T:
+    """Settings with values replaced: "training.steps=500", or "steps=500" where only one table has that key.
+
+    All are replaced before any rule is checked that joins several settings, so their order does not matter.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Settings:
@@ -122,40 +135,48 @@ def override(settings: T, assignment: str) -> T:
     >>> override(Settings(), "steps=500")
     Settings(steps=500)
     """
-    key, equals, text = assignment.partition("=")
+    content = to_mapping(settings)
+    for assignment in assignments:
+        _assign(content, type(settings), assignment)
+    return from_mapping(type(settings), content, " ".join(f"--set {a}" for a in assignments) or "the settings")
+
+
+def place(cls: Any, assignment: str) -> str:
+    """The whole name of the setting that an assignment is about: "training.steps" for "steps=500"."""
+    key, equals, _ = assignment.partition("=")
     key = key.strip()
     if not equals or not key:
         raise ValueError(f"a setting is given as key=value; got {assignment!r}. Example: training.steps=500.")
-    content = to_mapping(settings)
-    table, last = _place(content, type(settings), key)
-    value = _literal(text.strip())
-    # Where a string is asked for, 2020 and true are strings too: a column may have such a name.
-    table[last] = value if isinstance(value, str) or not isinstance(table.get(last), str) else text.strip()
-    return from_mapping(type(settings), content, f"--set {assignment}")
-
-
-def _place(content: dict[str, Any], cls: Any, key: str) -> tuple[dict[str, Any], str]:
-    """The table of `content` that holds `key`, and the key's last part."""
-    paths = list(_paths(cls))
+    paths = list(_kinds(cls))
     found = [p for p in paths if p == key] or [p for p in paths if p.rsplit(".", 1)[-1] == key]
     if not found:
         words = paths if "." in key else sorted({p.rsplit(".", 1)[-1] for p in paths})
         raise ValueError(f"there is no setting {key!r}. {hint(key, words)}")
     if len(found) > 1:
         raise ValueError(f"{key!r} could be any of {', '.join(found)}. Write the one you mean.")
-    *tables, last = found[0].split(".")
+    return found[0]
+
+
+def _assign(content: dict[str, Any], cls: Any, assignment: str) -> None:
+    """Put one value into nested tables; one of another type is refused here, where the assignment is known."""
+    path, text = place(cls, assignment), assignment.partition("=")[2].strip()
+    *tables, last = path.split(".")
     for name in tables:
         content = content[name]
-    return content, last
+    value = _literal(text)
+    # Where a string is asked for, 2020 and true are strings too: a column may have such a name.
+    content[last] = value if isinstance(value, str) or not isinstance(content.get(last), str) else text
+    _value(_kinds(cls)[path], content[last], f"--set {assignment}", path)
 
 
-def _paths(cls: Any, prefix: str = "") -> Iterable[str]:
+def _kinds(cls: Any, prefix: str = "") -> dict[str, Any]:
+    """The type of every setting, by its whole name."""
     hints = get_type_hints(cls)
+    kinds: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(hints[field.name]):
-            yield from _paths(hints[field.name], f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}"
+        kind, name = hints[field.name], f"{prefix}{field.name}"
+        kinds |= _kinds(kind, f"{name}.") if dataclasses.is_dataclass(kind) else {name: kind}
+    return kinds
 
 
 def _literal(text: str) -> Any:

@@ -22,6 +22,8 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor
 
+from .spelling import counted
+
 #: g on a part of the batch: called with x and the indices of its rows in the batch (a context must be cut alike).
 Branch: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -39,7 +41,7 @@ class ConvergenceError(RuntimeError):
         worst = float(solution.error_bound[bad].max())
         sentence = (
             f"the inverse{where and ' of ' + where} is not proven to {tolerance:.1e} for {int(bad.sum())} of "
-            f"{len(bad)} samples: error bound {worst:.1e} after {int(solution.iterations.max())} iterations."
+            f"{len(bad)} samples: error bound {worst:.1e} after {counted(int(solution.iterations.max()), 'iteration')}."
         )
         if lipschitz is None or not lipschitz < 1:
             remedy = (
@@ -69,7 +71,8 @@ def _constant(lipschitz: float | None) -> str:
 class Solution:
     """What a solve achieved, one entry per sample: x, evaluations of g, the bound on ||x - x*||_2, success.
 
-    `proven` is False where the bound rests on a Lipschitz constant that was asserted.
+    `proven` is False where the bound rests on a Lipschitz constant that was asserted. `diverged`, where no contraction
+    is proven: the last step x <- z - g(x) is longer than the first, or numbers overflowed.
     """
 
     x: Tensor
@@ -77,11 +80,12 @@ class Solution:
     error_bound: Tensor
     converged: Tensor
     proven: bool = True
+    diverged: Tensor | None = None
 
     def __str__(self) -> str:
         return (
             f"{int(self.converged.sum())} of {len(self.converged)} samples {verdict(self.proven)}, largest error bound "
-            f"{float(self.error_bound.max()):.1e}, at most {int(self.iterations.max())} iterations"
+            f"{float(self.error_bound.max()):.1e}, at most {counted(int(self.iterations.max()), 'iteration')}"
         )
 
 
@@ -318,8 +322,12 @@ def solve(
         count[behind] += more
         residual = _exact_residual(reference, x, z)
     proven = lipschitz is not None and lipschitz < 1
-    error = residual / gap if proven else torch.full_like(residual, torch.inf)
-    return Solution(x, count, error, error <= goal)
+    if proven:
+        error = residual / gap
+        return Solution(x, count, error, error <= goal)
+    grown = residual > (1 + 1e-6) * _exact_residual(reference, z, z)
+    none = torch.full_like(residual, torch.inf)
+    return Solution(x, count, none, none <= goal, diverged=grown | ~residual.isfinite())
 
 
 def _limit(solver: Solver, contraction: float, z: Tensor, target: float) -> int:

@@ -52,9 +52,10 @@ class InvertibleConv1x1(Transform):
         self._check(x, "x")
         with _in_full_precision(x):
             lower, upper = self._triangles(x.dtype)
-            # A product of matrices, since a convolution may round its factors to TF32.
-            weight = (lower @ upper)[self.permutation]
-            return torch.matmul(weight, x.to(weight.dtype).reshape(len(x), self.channels, -1)).view(x.shape)
+            # A product of matrices, since a convolution may round its factors to TF32; and one that is the same with
+            # and without gradients, which torch.matmul is not.
+            weight = (lower @ upper)[self.permutation].expand(len(x), -1, -1)
+            return torch.bmm(weight, x.to(weight.dtype).reshape(len(x), self.channels, -1)).view(x.shape)
 
     def forward_and_logdet(
         self,

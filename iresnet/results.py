@@ -12,6 +12,7 @@ README and the documentation are made from these files by `tools/tables.py`.
 """
 
 import json
+import math
 import os
 import platform
 import shlex
@@ -25,7 +26,7 @@ from typing import Any
 
 from . import atomic
 
-__all__ = ["Results", "circumstances", "markdown_table", "read", "write"]
+__all__ = ["Results", "circumstances", "finite", "markdown_table", "read", "write"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -77,6 +78,19 @@ def read(path: str | Path) -> Results:
     except ValueError as error:  # also what JSON and UTF-8 decoding raise
         raise ValueError(f"{path} is not a results file: {error}") from error
     return results
+
+
+def finite(value: Any) -> Any:
+    """The same value with None for what JSON has no word for: infinity, and what is no number."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {k: finite(v) for k, v in value.items()}
+        case list() | tuple():
+            return [finite(v) for v in value]
+        case _:
+            return value
 
 
 def circumstances(

@@ -1,4 +1,4 @@
-"""The nearest known word, for the sentence that refuses an unknown one."""
+"""Words for messages: the nearest known word where one is refused as unknown; a number of things."""
 
 from __future__ import annotations
 
@@ -21,3 +21,12 @@ def hint(word: str, known: Iterable[str], beside: Iterable[str] = ()) -> str:
     if close:
         return f"Did you mean {close[0]!r}?"
     return f"Use one of {', '.join(words[:MOST])}{', …' if len(words) > MOST else '.'}"
+
+
+def counted(number: int, word: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "step"), counted(20, "step")
+    ('1 step', '20 steps')
+    """
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -58,6 +58,7 @@ class Training:
     clip: float = 1.0
     betas: tuple[float, float] = (0.9, 0.99)
     momentum: float = 0.9
+    nesterov: bool = True
     weight_decay: float = 0.0
     head_decay: float = 0.0
     average: float = 0.99
@@ -255,8 +256,8 @@ def make_optimiser(objective: Objective, settings: Training) -> torch.optim.Opti
         group["lr"] = torch.tensor(rate, device=groups[0]["params"][0].device) if cuda else rate
     if settings.optimiser == "sgd":
         # Fused, SGD reads the rate from the device; on a CPU it has no fused form for every processor.
-        fused = True if cuda else None
-        return torch.optim.SGD(groups, rate, momentum=settings.momentum, nesterov=settings.momentum > 0, fused=fused)
+        fused, nesterov = True if cuda else None, settings.nesterov and settings.momentum > 0
+        return torch.optim.SGD(groups, rate, momentum=settings.momentum, nesterov=nesterov, fused=fused)
     if settings.optimiser == "adamax":
         return torch.optim.Adamax(groups, rate, betas=settings.betas, capturable=cuda)
     return torch.optim.AdamW(groups, rate, betas=settings.betas, fused=True, capturable=cuda)

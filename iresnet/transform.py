@@ -120,7 +120,8 @@ class ChainSolution:
 
     `largest_block_bound` proves every block's own solve. `code_residual` is ||F(x) - z|| in float64. The measured error
     needs the true x: `measured_error`. `composed_bound` carries the block bounds through all later inverses; it grows
-    like the product of Lip(F_t^-1) and says little for deep chains.
+    like the product of Lip(F_t^-1) and says little for deep chains. `diverged`: in some block, of which nothing is
+    proven, the steps grew or numbers overflowed.
     """
 
     x: Tensor
@@ -129,6 +130,7 @@ class ChainSolution:
     largest_block_bound: Tensor
     code_residual: Tensor
     composed_bound: Tensor
+    diverged: Tensor
     proven: bool = True
 
     @property
@@ -279,6 +281,7 @@ def solve_backwards(
         largest = composed = torch.zeros(len(z), dtype=torch.float64, device=z.device)
         iterations = torch.zeros(len(z), dtype=torch.long, device=z.device)
         converged, proven = torch.ones(len(z), dtype=torch.bool, device=z.device), True
+        diverged = ~converged
         for t in reversed(parts):
             s = solve(t, x)
             # An error e in the code becomes at most Lip(F^-1) e in x, on top of this solve's own error. A solve that
@@ -289,9 +292,10 @@ def solve_backwards(
             own = s.largest_block_bound if isinstance(s, ChainSolution) else s.error_bound
             largest, iterations = torch.maximum(largest, own), iterations + s.iterations
             converged, proven = converged & s.converged, proven and s.proven
+            diverged = diverged if s.diverged is None else diverged | s.diverged
             x = s.x
         residual = _infinite_for_nan((whole.reference(x, context) - z.double()).flatten(1).norm(dim=1))
-    return ChainSolution(x, iterations, converged, largest, residual, composed, proven)
+    return ChainSolution(x, iterations, converged, largest, residual, composed, diverged, proven)
 
 
 def _infinite_for_nan(error: Tensor) -> Tensor:

@@ -14,12 +14,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from iresnet import __version__, checkpoint, cli
+from iresnet import __version__, certify, checkpoint, cli
 from iresnet.cli.console import choose_device, console, ctrl_c, progress, reporter, waiting
 from iresnet.cli.score import _columns
+from iresnet.cli.train import finish
 from iresnet.data import DataSettings
 from iresnet.presets import PRESETS
-from iresnet.run import Run, start
+from iresnet.run import Outcome, Run, start
 from tests.runs import copy_of, tiny, trained
 
 COMMANDS = (
@@ -197,6 +198,12 @@ class TestTrain:
         assert code == 1
         assert "step" in text
         assert "Lower learning_rate" in text
+
+
+def test_one_step_is_one_step(capsys):
+    opened = Run.open(trained())
+    finish(Outcome(opened, 1, True, 0.0, certify(opened.model(), opened.schema.shape)))
+    assert "Trained 1 step in 0 s." in capsys.readouterr().out
 
 
 class TestWorkOnARun:
@@ -452,7 +459,7 @@ class TestOut:
         folder = copy_of(trained(), tmp_path / "[" / "x]")
         code, text = call("sample", folder, "-n", 1)
         assert code == 0
-        assert f"1 samples in {folder}/samples.npz" in text
+        assert f"1 sample in {folder}/samples.npz" in text
 
 
 @pytest.fixture(scope="module")
@@ -548,11 +555,11 @@ class TestConsole:
 
     def test_the_bar_has_room_for_what_it_shows(self):
         screen = Console(file=io.StringIO(), force_terminal=True, width=80, markup=False)
-        figures = {"loss": 3.795, "bits/dim": 3.299, "cross-entropy": 2.444, "error %": 87.8}
+        figures = {"loss": 3.795, "bits/dim": 3.299, "cross-entropy": 2.444, "error %": 87.8, "certified %": 5.17}
         with progress(screen) as bars:
             reporter(bars, "digits-hybrid")(1, 1, {name: torch.tensor(value) for name, value in figures.items()})
         shown = screen.file.getvalue()
-        assert "3.299 bits/dim  87.8 % wrong" in shown
+        assert "3.299 bits/dim  87.8 % wrong  5.2 % certified" in shown.replace("\n", "")
         assert "loss" not in shown
         assert "cross-entropy" not in shown
 

@@ -14,6 +14,7 @@ from torch import nn
 from iresnet import Chain, Classifier, Standardise, __version__, certify, checkpoint, cli, evaluation
 from iresnet.data import Dataset, DataSettings, Schema
 from iresnet.evaluation import Inverse
+from iresnet.fixed_point import Banach
 from iresnet.report import page
 from iresnet.report.gather import gather
 from iresnet.rivals import FreeBlock
@@ -78,16 +79,34 @@ def test_a_block_that_triples_diverges_and_one_that_halves_is_proven():
 
 
 @pytest.mark.parametrize(
-    ("measured", "words"),
+    ("measured", "diverged", "words"),
     [
-        (8.9e-11, "; after 30 evaluations a row, code residual 5.7e-11 and measured error 8.9e-11"),
-        (math.inf, "; the iteration diverges, after 30 evaluations a row"),
-        (math.nan, "; the iteration diverges, after 30 evaluations a row"),
+        (8.9e-11, 0, "; after 30 evaluations a row, code residual 5.7e-11 and measured error 8.9e-11"),
+        (
+            9.0,
+            4,
+            "; the iteration diverges, after 30 evaluations a row, code residual 5.7e-11 and measured error 9.0e+00",
+        ),
+        (math.inf, 1, "; the iteration diverges for 1 of 4 rows, after 30 evaluations a row"),
+        (math.inf, 0, "; the iteration diverges, after 30 evaluations a row"),
+        (math.nan, 4, "; the iteration diverges, after 30 evaluations a row"),
     ],
 )
-def test_what_an_iteration_came_to_is_said_as_it_is(measured, words):
-    found = Inverse(4, "float64", 0, math.inf, 5.7e-11, measured, math.inf, False, 30.2)
+def test_what_an_iteration_came_to_is_said_as_it_is(measured, diverged, words):
+    found = Inverse(4, "float64", 0, math.inf, 5.7e-11, measured, math.inf, False, 30.2, diverged)
     assert str(found) == f"0 of 4 rows proven, as not every block is proven to be a contraction{words}"
+
+
+@pytest.mark.parametrize(("a", "diverged"), [(0.5, False), (0.99, False), (2.0, True)])
+def test_steps_that_grow_are_called_divergence_before_numbers_overflow(a, diverged):
+    """The rule of Algorithm 1 in the paper's tables, in a few steps of which no number is large."""
+    g = nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        nn.init.zeros_(g.weight).fill_diagonal_(a)
+    chain = Chain(FreeBlock(nn.Sequential(g, nn.Softplus(), nn.BatchNorm1d(2)))) if a == 0.5 else Chain(FreeBlock(g))
+    solution = chain.double().eval().solve(torch.ones(3, 2, dtype=torch.float64), solver=Banach(max_iterations=5))
+    assert bool(solution.x.abs().max() < 100)
+    assert solution.diverged.tolist() == [diverged] * 3
 
 
 def test_scaled_inputs_are_no_codes():
@@ -95,7 +114,7 @@ def test_scaled_inputs_are_no_codes():
     data = Dataset(torch.ones(3, 2), torch.zeros(3, dtype=torch.int64), Schema((2,), classes=("a", "b")))
     assert not evaluation.has_inverse(model)
     assert set(evaluation.evaluate(model, data)) == {"split", "rows", "error", "confusion"}
-    sentence = r"an inverse needs residual blocks; this model holds none \(an ordinary ResNet\). Train one with"
+    sentence = r"an inverse needs invertible blocks; this model holds none \(an ordinary ResNet\). Train one with"
     for ask in (evaluation.inverse, evaluation.reconstruct, evaluation.interpolate):
         with pytest.raises(ValueError, match=sentence):
             ask(model, data)
@@ -118,14 +137,14 @@ def test_a_resnet_is_not_inverted(call, tmp_path, command):
     folder = copy_of(trained("resnet164"), tmp_path / "run")
     code, text = call(command, folder)
     assert code == 2
-    assert "an inverse needs residual blocks; this model holds none (an ordinary ResNet)." in text
+    assert "an inverse needs invertible blocks; this model holds none (an ordinary ResNet)." in text
     assert sorted(p.name for p in folder.glob("in*")) == []
 
 
 def test_the_inputs_of_a_resnet_are_not_probed_as_codes(call):
     code, text = call("evaluate", trained("resnet164"), "--probe")
     assert code == 2
-    assert "--probe reads codes; an ordinary ResNet, without residual blocks, has none. Leave it out." in text
+    assert "--probe reads codes; an ordinary ResNet, without invertible blocks, has none. Leave it out." in text
 
 
 def test_the_report_of_a_resnet_shows_no_inverse(call, tmp_path):
@@ -221,4 +240,4 @@ def test_models_that_come_with_the_library_are_listed(capsys, tmp_path, monkeypa
         shown.append(" ".join(capsys.readouterr().out.split()))
     assert "come with the library" not in shown[0]
     assert "Trained models that come with the library" in shown[1]
-    assert "some-classifier. Example: iresnet evaluate some-classifier" in shown[1]
+    assert "some-classifier. Example: iresnet certify some-classifier" in shown[1]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 import pytest
 
 from iresnet import config
-from iresnet.presets import PRESETS, Experiment
+from iresnet.presets import PRESETS, Experiment, changed
 from iresnet.training import Training
 
 if sys.version_info >= (3, 11):
@@ -57,7 +57,7 @@ class TestRoundTrip:
                 yield from leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]
 
         written = set(leaves(tomllib.loads(config.dump(PRESETS[name]))))
-        assert written == set(config._paths(Experiment))
+        assert written == set(config._kinds(Experiment))
 
     def test_awkward_values_come_back(self):
         word = "ü \"quoted\" \\ # not a comment\nnext line [table]\t= '''"
@@ -119,9 +119,16 @@ class TestMistakes:
             ("[middle]\npair = [1, 2, 3]", "middle.pair must be a list of 2 entries, each a number; got [1, 2, 3]."),
             ("[middle]\npair = 0.9", "middle.pair must be a list of 2 entries, each a number; got 0.9."),
             ("[middle]\npair = [1, '2']", "middle.pair must be a list of 2 entries, each a number; got [1, '2']."),
-            ("[middle]\nsizes = 3", "middle.sizes must be a list of entries, each a whole number; got 3."),
+            (
+                "[middle]\nsizes = 3",
+                "middle.sizes must be a list of entries, each a whole number; got 3. Example: middle.sizes=[3]",
+            ),
             ("[middle]\nsizes = [1.5]", "middle.sizes must be a list of entries, each a whole number; got [1.5]."),
-            ("[middle]\nsizes = '12'", "middle.sizes must be a list of entries, each a whole number; got '12'."),
+            (
+                "[middle]\nsizes = '1,2'",
+                "middle.sizes must be a list of entries, each a whole number; got '1,2'. Example: middle.sizes=[1,2]",
+            ),
+            ("[middle]\nsizes = 'a,b'", "middle.sizes must be a list of entries, each a whole number; got 'a,b'."),
             ("[middle]\nsizes = [true]", "middle.sizes must be a list of entries, each a whole number; got [True]."),
             ("[middle]\nlimit = 'x'", "middle.limit must be a whole number or nothing; got 'x'."),
             ("middle = 3", "middle is a table of settings; got 3. Write [middle] and its keys below."),
@@ -214,6 +221,25 @@ class TestOverride:
     )
     def test_numbers_and_lists(self, assignment, name, value):
         assert config.override(Experiment(), assignment) == Experiment(training=replace(Training(), **{name: value}))
+
+    @pytest.mark.parametrize("turn", [1, -1])
+    def test_settings_that_allow_each_other_are_taken_together_in_any_order(self, turn):
+        words = ["objective.kind=hybrid", "objective.radius=0"][::turn]
+        made = changed(PRESETS["digits-certified"], words)
+        assert (made.objective.kind, made.objective.radius) == ("hybrid", 0)
+
+    def test_a_rule_that_several_break_names_them_all_and_a_type_names_its_own(self):
+        with pytest.raises(ValueError, match=r"^--set steps=5 --set batch=0: batch must be at least 1; got 0.$"):
+            config.override(Experiment(), "steps=5", "batch=0")
+        with pytest.raises(ValueError, match=r"^--set batch=few: training.batch must be a whole number; got 'few'.$"):
+            config.override(Experiment(), "steps=5", "batch=few")
+
+    def test_of_two_values_the_last_counts_and_without_any_all_stay(self):
+        assert config.override(Experiment(), "steps=5", "steps=7").training.steps == 7
+        assert config.override(Experiment()) == Experiment()
+
+    def test_the_whole_name_of_a_setting(self):
+        assert config.place(Experiment, "steps=5") == config.place(Experiment, "training.steps = 5") == "training.steps"
 
     def test_true_and_false(self):
         there = config.override(Settings(), "other.on=true")

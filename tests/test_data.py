@@ -404,7 +404,8 @@ class TestSplit:
         assert keep_labels(data, 1, stream(0)) is data
 
     def test_refuses(self):
-        with pytest.raises(ValueError, match="validation takes 5 of 5 rows, which leaves none to train on. Lower it"):
+        sentence = "validation takes 5 of 5 rows.* Lower it, e.g. --set data.validation=0.15, or give more rows."
+        with pytest.raises(ValueError, match=sentence):
             count("validation", 5, 5)
         with pytest.raises(ValueError, match="got 0.5 for rows without labels. Set labelled = 1."):
             keep_labels(numbered(3), 0.5, stream(0))

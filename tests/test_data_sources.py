@@ -227,7 +227,8 @@ class TestMnist:
         with pytest.raises(FileNotFoundError, match="mnist: train-images-idx3-ubyte.gz was not found in") as error:
             load(DataSettings("mnist", folder=str(tmp_path)))
         assert str(tmp_path / "mnist") in str(error.value)
-        assert "Run `iresnet data download mnist`, or name the folder that holds it." in str(error.value)
+        remedy = "Run `iresnet data download mnist`, or name the folder that holds it: --data-dir FOLDER."
+        assert remedy in str(error.value)
 
     @pytest.mark.parametrize(
         ("content", "sentence"),
@@ -670,11 +671,18 @@ class TestArrays:
         with pytest.raises(ValueError, match="the model takes images .* holds a table"):
             read(path, schema)
 
+    @pytest.mark.parametrize(("channels", "shape"), [(1, "N, 4, 4"), (3, "N, 3, 4, 4")])
+    def test_rows_of_pixels_for_a_model_of_images(self, tmp_path, channels, shape):
+        np.save(tmp_path / "a.npy", np.zeros((5, 16 * channels), np.uint8))
+        with pytest.raises(ValueError, match=rf"holds uint8 \(5, {16 * channels}\). Reshape to \({shape}\), as bytes."):
+            read(tmp_path / "a.npy", Schema((channels, 4, 4), 256))
+
     @pytest.mark.parametrize(
         ("arrays", "sentence"),
         [
             ({"x": np.zeros(3)}, r"must hold numbers \(N, D\), or images as bytes \(N, C, H, W\); got float64 \(3,\)."),
-            ({"x": np.zeros((2, 4, 4))}, r"got float64 \(2, 4, 4\)"),
+            ({"x": np.zeros((2, 4, 4))}, r'float64 \(2, 4, 4\). Save \(255 \* x\).round\(\).astype\("uint8"\).$'),
+            ({"x": np.full((2, 4, 4), 200)}, r'got int64 \(2, 4, 4\). Save x.round\(\).astype\("uint8"\).$'),
             ({"x": np.array([["a"]])}, r"got <U1 \(1, 1\)"),
             ({"x": np.zeros((2, 2)), "y": np.zeros(3)}, r"one label a row; got y of shape \(3,\) for 2 rows."),
             ({"a": np.zeros(3), "b": np.zeros(3)}, "must hold 'x' and perhaps 'y', or one array; got a, b."),

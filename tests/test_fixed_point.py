@@ -313,7 +313,7 @@ class TestFailure:
         assert ((found.x - truth).norm(dim=1) <= found.error_bound).all()
         with pytest.raises(
             ConvergenceError,
-            match=r"not proven to 1.0e-06 for 3 of 3 samples: error bound \d.\de[+-]\d\d after 1 iterations. "
+            match=r"not proven to 1.0e-06 for 3 of 3 samples: error bound \d.\de[+-]\d\d after 1 iteration. "
             "Allow a larger tolerance or more iterations",
         ) as raised:
             block.inverse(z, tolerance=1e-6, solver=few)

@@ -647,7 +647,10 @@ class TestBound:
                 bound(g)
 
     def test_what_depends_on_the_batch_or_chance_is_refused(self):
-        reasons = {nn.BatchNorm1d(2): "no bound is computed through it. Remove it from g; ActNorm", nn.Dropout(): "at every call"}
+        reasons = {
+            nn.BatchNorm1d(2): "no bound is computed through it. Remove it from g; ActNorm",
+            nn.Dropout(): "at every call",
+        }
         for bad, reason in reasons.items():
             with pytest.raises(NoBoundKnown, match=reason):
                 bound(nn.Sequential(nn.Linear(2, 2), bad))

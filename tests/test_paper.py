@@ -14,13 +14,30 @@ from PIL import Image
 from torch import nn
 
 from iresnet import Chain, InjectivePad, checkpoint, cli
-from iresnet.figures import ImageRow, SpectrumLine, decay_picture, lines, rows_picture, spectra_picture
+from iresnet.cli.console import console
+from iresnet.cli.reproduce import show
+from iresnet.figures import DecayLine, ImageRow, SpectrumLine, decay_picture, lines, rows_picture, spectra_picture
 from iresnet.figures import rows as picture_rows
-from iresnet.paper import RESULTS, Job, Stopped, Work, figure3, figure6, figure7, figure8, find, judging, record, table2
+from iresnet.paper import (
+    RESULTS,
+    Job,
+    Outcome,
+    Stopped,
+    Work,
+    figure3,
+    figure6,
+    figure7,
+    figure8,
+    find,
+    judging,
+    record,
+    table2,
+)
 from iresnet.paper import job as jobs
 from iresnet.paper.cells import DATASETS, EPOCHS, Cell, experiment, model_of
 from iresnet.paper.iteration import Unwinder, _leaves
 from iresnet.paper.reconstruction import _keep, _read, _remark
+from iresnet.results import Results, finite
 from iresnet.rivals import FreeBlock
 from iresnet.run import Run
 from iresnet.run.fit import publish
@@ -131,6 +148,9 @@ def test_the_papers_recipe_is_that_of_appendix_c2():
     rates = [training.rate(epoch) for epoch in (0, 59, 60, 119, 120, 159, 160, 199)]
     assert rates == pytest.approx([0.1, 0.1, 0.02, 0.02, 0.004, 0.004, 0.0008, 0.0008])
     assert (training.optimiser, training.momentum, training.weight_decay) == ("sgd", 0.9, 5e-4)
+    small = experiment(Cell("digits", "c=0.9"), "smoke", "paper").training
+    assert [(t.nesterov, t.warmup) for t in (training, small)] == [(False, 0), (False, 0)]
+    assert experiment(Cell("digits", "c=0.9"), "smoke", "ours").training.warmup == 5
     assert (made.data.flip, experiment(Cell("mnist", "c=0.9"), "paper", "paper").data.shift) == (True, 2)
     assert Job(budget="paper").recipe == "paper"
     assert Job(budget="short").recipe == "ours"
@@ -205,7 +225,9 @@ def test_no_layer_of_an_i_resnet_exceeds_its_coefficient(made):
         assert all(v["estimate"] <= v["bound"] * (1 + 1e-6) for v in layers)
         if e["model"].startswith("c="):
             assert max(v["bound"] for v in layers) <= float(e["model"][2:])
-        assert all((v["folded"] is None) == (e["model"] != "BatchNorm") or i % 3 == 2 for i, v in enumerate(layers))
+        # Of the three convolutions of a block the last has no BatchNorm after it.
+        folded = [v["folded"] is not None for v in layers]
+        assert folded == ([True, True, False] * 3 if e["model"] == "BatchNorm" else [False] * 9)
 
 
 def test_batchnorm_is_folded_into_the_convolution_before_it():
@@ -219,7 +241,7 @@ def test_batchnorm_is_folded_into_the_convolution_before_it():
     assert layer["folded"] == pytest.approx(6, rel=1e-6)
 
 
-def test_fewer_iterations_suffice_for_a_smaller_coefficient_and_none_is_slower_than_proven(made):
+def test_fewer_iterations_suffice_for_a_smaller_coefficient_and_errors_shrink_at_once(made):
     runs = {e["model"]: e for e in made.outcomes["figure8"].results.runs}
     for e in runs.values():
         errors, bound = e["details"]["mean_error"], e["row"]["largest Lip(g)"]
@@ -318,6 +340,8 @@ def test_several_seeds_give_a_mean_and_a_spread():
             "paper": 6.78,
             "inverse": f"{seed}",
             "blocks proven": "3 of 3",
+            "low": error - 0.5,
+            "high": error + 0.5,
         }
         return {**head, "seed": seed, "row": row}
 
@@ -325,11 +349,38 @@ def test_several_seeds_give_a_mean_and_a_spread():
     assert (row["error %"], row["spread"], row["seeds"]) == (7.0, pytest.approx(math.sqrt(2)), 2)
     assert (row["largest Lip(g)"], row["paper"], row["blocks proven"]) == (0.7, 6.78, "3 of 3")
     assert (row["inverse"], row["settings"], row["run"], row["runs"]) == ("0 / 1", "a=1", 0, [0, 1])
+    assert (row["low"], row["high"]) == (None, None)  # no interval is the mean of others
     assert (other["spread"], other["seeds"], other["run"]) == (None, 1, 2)
+    assert (other["low"], other["high"]) == (4.5, 5.5)
+
+
+def test_the_printed_table_says_how_its_rows_were_made_and_what_seeds_do(capsys):
+    head = {"dataset": "cifar10", "model": "c=0.9", "budget": "short", "recipe": "ours", "run": 0}
+    row = {
+        **head, "error %": 7.0, "paper": 6.78, "spread": 0.25, "seeds": 3, "change by tightening": -0.01, "epochs": 200,
+        "blocks proven": "54 of 54", "largest Lip(g)": 0.72891, "error after 100 steps": 1.23e-10,
+    }  # fmt: skip
+    show(console(), Outcome(Results("table2", [row, {**row, "model": "ResNet-164"}], [{}]), table2.COLUMNS, ()))
+    out = capsys.readouterr().out
+    words = ("7.00", "± 0.25", "3 seeds", "-0.01", "6.78", "54 of 54", "1.2e-10", "cifar10", "ResNet-164")
+    assert all(word in out for word in words)
+    assert "…" not in out
+    assert out.endswith("made with budget short, recipe ours, settings as they are\n")
+    show(console(), Outcome(Results("table2", [row, {**row, "settings": "epochs=7"}], [{}]), table2.COLUMNS, ()))
+    out = capsys.readouterr().out
+    assert "made with a: budget short, recipe ours, settings as they are; b: budget short, recipe ours, set" in out
+    assert "…" not in out
+    assert out.count("6.78") == 2
+
+
+def test_a_figure_says_that_it_shows_the_first_seed_alone(made):
+    said = []
+    figure8.run(Work(replace(made.work.job, seeds=(0, 1), models=("c=0.9",)), say=said.append))
+    assert said[0] == "figure8 is made with the first seed alone, 0"
 
 
 def test_json_has_none_for_what_is_not_finite():
-    assert record.finite({"a": [math.inf, 1.0], "b": (math.nan, "c")}) == {"a": [None, 1.0], "b": [None, "c"]}
+    assert finite({"a": [math.inf, 1.0], "b": (math.nan, "c")}) == {"a": [None, 1.0], "b": [None, "c"]}
 
 
 def test_images_of_another_job_are_not_drawn_beside_ours(tmp_path):
@@ -377,6 +428,21 @@ def test_no_words_of_a_picture_cover_others(coefficients, tmp_path, monkeypatch)
     boxes = [text.get_window_extent(FigureCanvasAgg(figures[0]).get_renderer()) for text in figures[0].texts]
     assert len(boxes) == 2 + len(coefficients)
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+
+
+def test_the_slope_beside_the_errors_is_no_proof_and_names_stand_above(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(lines, "save", lambda figure, path, dpi: figures.append(figure))
+    shown = [DecayLine(f"c={c}", [1, 2, 50], [3.0, c, 1e-9], c**3) for c in (0.9, 0.8, 0.7, 0.6, 0.5)]
+    decay_picture(shown, tmp_path / "a.png", images=64)
+    renderer, (axes,) = FigureCanvasAgg(figures[0]).get_renderer(), figures[0].axes
+    words = " ".join(text.get_text() for text in figures[0].texts)
+    assert "dashes: slope Lip(g) a step, for comparison" in words
+    assert "proven" not in words
+    legend = axes.get_legend().get_window_extent(renderer)
+    assert legend.y0 >= axes.get_window_extent(renderer).y1 - 1
+    assert legend.x0 > 0
+    assert not any(legend.overlaps(text.get_window_extent(renderer)) for text in figures[0].texts)
 
 
 def test_the_gap_to_the_estimates_is_rounded_up():
@@ -435,6 +501,40 @@ def test_cells_that_a_result_does_not_have():
         find(["table22"])
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "seed=3", "data.source=mnist", "source=mnist", "network.family=resnet", "constrained=false",
+        "network.lipschitz=0.5", "kernels=[3]", "normalisation=batch",
+    ],
+)  # fmt: skip
+def test_a_setting_that_makes_another_cell_is_refused(change):
+    with pytest.raises(ValueError, match="c=0.9 is what the cell is; choose it with --cells, --seed or --dataset; got"):
+        RESULTS["figure8"].check(Job(models=("c=0.9",), changes=(change,)))
+
+
+def test_what_cannot_be_made_is_refused_before_anything_is_trained(tmp_path):
+    with pytest.raises(ValueError, match="'trainin.steps'"):
+        RESULTS["table2"].check(Job(changes=("trainin.steps=3",)))
+    with pytest.raises(ValueError, match="the paper's classifiers are chains of blocks; got factor_out=true. Leave"):
+        RESULTS["figure8"].check(Job(changes=("factor_out=true",)))
+    with pytest.raises(FileNotFoundError, match=f"mnist is not in the folder {tmp_path}. Run `iresnet data download m"):
+        RESULTS["table2"].check(Job(budget="short", folder=str(tmp_path)))
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file is a file; --out must be a folder. Choose another --out."):
+        RESULTS["table2"].check(Job(out=tmp_path / "file"))
+    with pytest.raises(ValueError, match="file is a file; --runs must be a folder. Choose another --runs."):
+        RESULTS["table2"].check(Job(out=tmp_path, runs=tmp_path / "file" / "runs"))
+
+
+def test_what_is_trained_needs_no_data_to_be_shown(tmp_path):
+    job = Job(budget="short", out=tmp_path, folder=str(tmp_path), datasets=("mnist",), models=("c=0.9",))
+    folder = job.run_folder(Cell("mnist", "c=0.9"), 0)
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").touch()
+    RESULTS["table2"].check(job)
+
+
 def test_a_run_with_other_settings_is_not_taken_for_ours(made):
     job = replace(made.work.job, changes=("training.batch=32",))
     with pytest.raises(ValueError, match="digits-c0.9 holds a run with training.batch = 64; this asks for 32. Ask for"):
@@ -452,6 +552,33 @@ def test_damaged_figures_are_not_taken(made, tmp_path, text):
     job, folder = run_of(made, tmp_path)
     (folder / "judgement.json").write_text(text)
     with pytest.raises(ValueError, match=r"judgement.json is damaged.*\. Remove it; it can be made again."):
+        table2.run(Work(job))
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 and no more", b"\x80\x04K\x01."])
+def test_damaged_images_are_not_drawn(tmp_path, content):
+    path = tmp_path / "figure3-digits.npz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"^.*figure3-digits.npz is damaged. Remove it; it can be made again.$"):
+        _read(path)
+
+
+def test_images_without_their_originals_are_not_drawn(tmp_path):
+    np.savez(tmp_path / "a.npz", mark=np.array("x"))
+    with pytest.raises(ValueError, match="a.npz is damaged. Remove it; it can be made again."):
+        _read(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    "change", [{"dataset": None}, {"settings": "a"}, {"settings": [1]}, {"seed": "0"}, {"row": {}}, {"row": 3},
+               {"model": 1}, {"details": []}]
+)  # fmt: skip
+def test_damaged_entries_are_not_shown(made, tmp_path, change):
+    job = replace(copied(made, tmp_path, "table2"), models=("c=0.5",))
+    content = json.loads((tmp_path / "table2.json").read_text())
+    content["runs"][0] |= change
+    (tmp_path / "table2.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"^.*table2.json is damaged. Remove it; it can be made again.$"):
         table2.run(Work(job))
 
 
@@ -488,6 +615,8 @@ def test_it_prints_the_tables_and_where_the_files_are(made, capsys, tmp_path):
     out = capsys.readouterr().out
     assert "table2  digits c=0.9: error" in out
     assert "3 of 3" in out
+    assert out.count("made with budget smoke, recipe ours, settings as they are") == 2
+    assert "tightening: what it changed of the error" in out
     assert str(tmp_path / "figure8.png") in out
     assert "…" not in out
     assert {p.name for p in tmp_path.iterdir()} == {"table2.json", "figure8.json", "figure8.png"}

@@ -118,7 +118,15 @@ class TestCoefficient:
         assert found == replace(preset, name=found.name, about=found.about, network=found.network)
         assert found.network == replace(preset.network, lipschitz=0.343)
 
-    @pytest.mark.parametrize(("name", "lipschitz"), [("digits-hybrid-c.5", 0.25), ("table-density-c0.5", 0.125)])
+    @pytest.mark.parametrize(
+        ("name", "lipschitz"),
+        [
+            ("digits-hybrid-c.5", 0.25),
+            ("table-density-c0.5", 0.125),
+            ("iresnet164-c5e-1", 0.125),
+            ("iresnet164-c0.01", 1e-6),
+        ],
+    )
     def test_as_many_factors_as_layers(self, name, lipschitz):
         assert find(name).network.lipschitz == lipschitz
 
@@ -135,6 +143,10 @@ class TestCoefficient:
                 "the coefficient of a layer must lie in (0, 1); got 1.2. Example: iresnet164-c0.9",
             ),
             ("iresnet164-c0", "the coefficient of a layer must lie in (0, 1); got 0. Example: iresnet164-c0.9"),
+            *(
+                (f"iresnet164-c{c}", f"a coefficient below 0.01 leaves nothing of g; got {c}. Example: iresnet164-c0.9")
+                for c in ("1e-3", "0.00001", "1e-200")
+            ),
             (
                 "iresnet164-cold",
                 "there is no preset 'iresnet164-cold'. Did you mean 'iresnet164'? A file of settings ends in .toml.",
@@ -210,7 +222,10 @@ class TestRead:
             ("[trainig]\nsteps = 3\n", "there is no setting 'trainig'. Did you mean 'training'?"),
             ("[training]\nstep = 3\n", "there is no setting 'training.step'. Did you mean 'steps'?"),
             ("[training]\nsteps = 0\n", "steps must be at least 1; got 0."),
-            ("[network]\nblocks = 3\n", "network.blocks must be a list of entries, each a whole number; got 3."),
+            (
+                "[network]\nblocks = 3\n",
+                "network.blocks must be a list of entries, each a whole number; got 3. Example: network.blocks=[3]",
+            ),
             ("[data]\nvalidation = 'x'\n", "data.validation must be a number; got 'x'."),
         ],
     )

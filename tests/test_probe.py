@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from iresnet import Chain, Classifier, DiagonalNormal, Flow, Logit, cli
+from iresnet import Chain, Classifier, DiagonalNormal, Flow, Logit, ResidualBlock, cli, contractive_convnet
 from iresnet.data import Dataset, Schema
 from iresnet.evaluation import probe
 from iresnet.evaluation.probe import _fit, _logits, _minimum
@@ -50,10 +50,14 @@ def flow(d=5):
     return Flow(linear_block(torch.zeros(d, d), lipschitz=0.9), DiagonalNormal(d)).eval()
 
 
+def ringed():
+    return Classifier(Chain(linear_block(torch.zeros(2, 2), lipschitz=0.9), Radius()), nn.Linear(2, 3)).eval()
+
+
 class TestKnownAnswers:
     def test_codes_that_a_plane_separates(self):
         """Rings are no linear matter; their radii are."""
-        found = probe(Classifier(Radius(), nn.Linear(2, 3)).eval(), rings(300, 0), rings(200, 1))
+        found = probe(ringed(), rings(300, 0), rings(200, 1))
         assert found.codes.value == 0
         assert found.inputs.value > 40
         assert (found.rows, found.codes.rows) == (300, 200)
@@ -96,7 +100,7 @@ class TestWhatItSees:
 
     def test_test_labels_change_nothing_but_the_count(self):
         train, test = rings(200, 0), rings(100, 1)
-        model = Classifier(Radius(), nn.Linear(2, 3)).eval()
+        model = ringed()
         other = Dataset(test.x, (test.y + 1) % 3, test.schema)
         assert probe(model, train, test).codes.wrong == 0
         assert probe(model, train, other).codes.wrong == 100
@@ -106,11 +110,12 @@ class TestWhatItSees:
         x[:, :, 0] = 0
         y = (x[:, 0, 1, 1] >= 2).long()
         data = Dataset(x, y, Schema((1, 4, 4), 4, classes=("dark", "bright")))
-        found = probe(Flow(Chain(Logit(4)), DiagonalNormal((1, 4, 4))).eval(), data, data)
+        block = ResidualBlock(contractive_convnet(1, 2, kernels=(3, 3)))
+        found = probe(Flow(Chain(Logit(4), block), DiagonalNormal((1, 4, 4))).eval(), data, data)
         assert found.inputs.value == found.codes.value == 0
 
     def test_it_says_all_in_a_line(self):
-        text = str(probe(Classifier(Radius(), nn.Linear(2, 3)).eval(), rings(300, 0), rings(200, 1)))
+        text = str(probe(ringed(), rings(300, 0), rings(200, 1)))
         assert text.startswith("codes 0.00 % (0 of 200; 95 % interval 0.00 to 1.88 %); inputs ")
         assert text.endswith("; logistic regression on 300 rows")
 
@@ -123,6 +128,9 @@ def test_refuses():
         probe(flow(), coins(5, 0), data)
     with pytest.raises(ValueError, match="a probe judges a finished model; call model.eval\\(\\) first."):
         probe(flow().train(), data, data)
+    sentence = r"a probe reads codes; Classifier holds no invertible blocks \(an ordinary ResNet\), so it has none."
+    with pytest.raises(ValueError, match=sentence):
+        probe(Classifier(Chain(), nn.Linear(5, 4)).eval(), data, data)
     with pytest.raises(ValueError, match="an error needs labels; these data have none."):
         probe(flow(), Dataset(data.x, None, Schema((5,))), data)
 
@@ -134,5 +142,5 @@ def test_the_command_prints_and_keeps_it(tmp_path, capsys):
     assert stop.value.code == 0
     kept = json.loads((folder / "evaluation.json").read_text())["probe"]
     assert f"probe    codes {kept['codes']['value']:.2f} % (" in capsys.readouterr().out
-    assert (kept["rows"], kept["codes"]["rows"]) == (1221, 360)
+    assert (kept["rows"], kept["codes"]["rows"]) == (1221, 30)
     assert kept["inputs"]["value"] < 10

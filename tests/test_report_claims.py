@@ -90,6 +90,19 @@ def test_robustness_that_cannot_be_certified_says_why():
     assert "median certified radius" not in text
 
 
+def test_a_bound_without_a_margin_has_no_radius():
+    found = material.VACUOUS | {"lipschitz": 2.4e9, "median": None, "remark": "the head is not linear."}
+    text = Read(page(digits(evaluation={"robustness": [found]}))).text
+    assert "Lip(F) ≤ 2.4" in text
+    assert "The head is not linear." in text
+    assert "median certified radius" not in text
+
+
+def test_the_rows_for_which_an_iteration_diverges_are_counted():
+    text = Read(page(digits(evaluation={"inverse": material.FREE | {"diverged": 7}}))).text
+    assert "The iteration diverges for 7 of 360 rows; that does not say that there is no inverse." in text
+
+
 def test_robustness_of_a_table_has_no_pixels():
     text = Read(page(material.table(evaluation={"robustness": [material.ROBUST | {"pixel_radius": None}]}))).text
     assert "pixels" not in text

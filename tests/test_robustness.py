@@ -1,5 +1,6 @@
 """Certified radii: exact for a linear classifier, never beaten by an attack, zero with a reason where none is known."""
 
+import importlib
 import json
 import math
 
@@ -335,7 +336,35 @@ class TestCommand:
         assert "the head (Posterior) is not linear, so no margin is read off it" in text
         assert kept["robustness"][0]["median"] is None
 
+    @pytest.mark.parametrize("word", ["36/255", "far"])
+    def test_a_radius_that_is_no_number(self, tmp_path, capsys, word):
+        code, text, kept = self.run(tmp_path, capsys, "--radius", word)
+        assert (code, kept) == (2, {})
+        assert f"--radius is one number, in the units of the data; got {word!r}. For 36/255 of pixels" in text
+
+    def test_figures_are_kept_before_an_attack_that_fails(self, tmp_path, capsys, monkeypatch):
+        def fails(*_, **__):
+            raise RuntimeError("the lights went out.")
+
+        monkeypatch.setattr(importlib.import_module("iresnet.cli.evaluate"), "robustness", fails)
+        code, text, kept = self.run(tmp_path, capsys, "--radius", "1")
+        assert code == 1
+        assert "the lights went out." in text
+        assert kept["rows"] == 20
+        assert "robustness" not in kept
+
+    def test_what_was_known_of_other_rows_is_dropped(self, tmp_path, capsys):
+        folder = copy_of(trained("digits-classifier"), tmp_path / "other")
+        known = {"rows": 30, "robustness": [], "probe": {}, "anomalies": []}
+        (folder / "evaluation.json").write_text(json.dumps(known))
+        for rows, names in ((30, {"robustness", "probe", "anomalies"}), (20, {"anomalies"})):
+            with pytest.raises(SystemExit):
+                cli.main(["evaluate", str(folder), "--rows", str(rows), "--draws", "2"])
+            kept = json.loads((folder / "evaluation.json").read_text())
+            assert names == kept.keys() & {"robustness", "probe", "anomalies"}
+        capsys.readouterr()
+
     def test_a_radius_that_is_none(self, tmp_path, capsys):
-        code, text, _ = self.run(tmp_path, capsys, "--radius", "-1")
-        assert code == 2
+        code, text, kept = self.run(tmp_path, capsys, "--radius", "-1")
+        assert (code, kept) == (2, {})  # before anything is judged
         assert "radius must be positive and finite, in the units of the data; got -1.0." in text

@@ -192,6 +192,14 @@ class TestDecay:
             decays = head if which == "head_decay" else name.endswith("original")
             torch.testing.assert_close(p.detach(), before[name] * (factor if decays else 1), msg=name)
 
+    @pytest.mark.parametrize(("nesterov", "moved"), [(True, 1.9), (False, 1.0)])
+    def test_momentum_looks_ahead_only_where_it_is_nesterovs(self, nesterov, moved):
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(model.weight, 1.0)
+        settings = Training(steps=1, optimiser="sgd", learning_rate=0.1, warmup=0, schedule="constant")
+        train(Plain(model), [torch.full((1, 1), 0.5)], replace(settings, nesterov=nesterov))
+        assert float(model.weight.detach()) == pytest.approx(1 - 0.05 * moved)
+
     @pytest.mark.parametrize("name", OPTIMISERS)
     def test_every_optimiser_goes_downhill(self, name):
         model = nn.Linear(1, 1, bias=False)

@@ -56,9 +56,22 @@ class TestNames:
             iresnet.load("tiny")
 
     def test_other_names_and_paths_are_paths(self, library):
-        for path in ("tin", "runs/tiny"):
+        for path in ("demo", "runs/tiny"):
             with pytest.raises(FileNotFoundError, match=f"{path} does not exist. Train first"):
                 Run.open(path)
+
+    def test_a_name_that_is_misspelt(self, library):
+        sentence = r"tinyy does not exist. Did you mean 'tiny', which comes with the library\? Train first: "
+        with pytest.raises(FileNotFoundError, match=sentence):
+            iresnet.load("tinyy")
+        sentence = r"name a run folder, or a model that comes with the library \(tiny\); got ''."
+        with pytest.raises(ValueError, match=sentence):
+            iresnet.load("")
+
+    def test_only_released_weights(self, library, capsys):
+        assert call("certify", "tiny", "--weights", "best") == 2
+        sentence = "only the released weights come with the library; got 'best' for tiny. Use 'model'."
+        assert sentence in capsys.readouterr().err
 
     def test_nothing_is_listed_where_nothing_is(self, tmp_path, monkeypatch):
         monkeypatch.setattr(weights, "WEIGHTS", tmp_path / "none")
@@ -96,6 +109,28 @@ class TestCommands:
         assert Run.open("tiny").read_json("evaluation.json")["rows"] == 360
         assert call("evaluate", "tiny", "--rows", 20, "--draws", 2) == 0
         assert Run.open("tiny").read_json("evaluation.json")["rows"] == 20
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("evaluate", "mnist-classifier"),
+            ("invert", "mnist-classifier"),
+            ("interpolate", "mnist-classifier"),
+            ("score", "mnist-classifier", "mnist"),
+            ("report", "mnist-classifier"),
+        ],
+    )
+    def test_data_are_looked_for_where_they_are_said_to_lie(self, words, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        assert call(*words, "--data-dir", "elsewhere") == 2
+        text = capsys.readouterr().err
+        assert "was not found in elsewhere" in text
+        assert "Run `iresnet data download mnist`, or name the folder that holds it: --data-dir FOLDER." in text
+
+    def test_the_data_of_a_run_may_lie_elsewhere(self):
+        opened = Run.open(trained())
+        assert opened.with_data_in(None) is opened
+        assert opened.with_data_in(Path("there")).experiment.data.folder == "there"
 
     @pytest.mark.parametrize("words", [("certify", "tiny", "--tighten"), ("train", "--resume", "--out", "tiny")])
     def test_what_would_change_it_is_refused(self, library, words, capsys):

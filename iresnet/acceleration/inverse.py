@@ -214,7 +214,8 @@ class Inverter:
                 residual = norms(self.transform.reference(x) - z)
         evaluations = sum(s.extended(more).evaluations for s in self.schedules)
         iterations = torch.full((count,), evaluations, device=z.device)
-        return ChainSolution(x, iterations, converged, largest, residual, composed, all(p.proven for p in self.parts))
+        proven, diverged = all(p.proven for p in self.parts), torch.zeros_like(converged)
+        return ChainSolution(x, iterations, converged, largest, residual, composed, diverged, proven)
 
     def _again(self, z: Tensor) -> ChainSolution:
         solution = self.transform.solve(z, tolerance=self.tolerance)

@@ -50,7 +50,8 @@ def advance_with_logdet(
     def function(
         x: Tensor, y: Tensor | None, bias: Tensor | None, norm: Affine | None, values: list[Tensor], v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        x, transposes = _entered(x, y, bias, norm), list[Pull]()
+        transposes: list[Pull] = []
+        x = _entered(x, y, bias, norm)
         y = _linearised(bare, x, values, dtype, transposes)
         logdet = series(Jacobian(lambda w: program.pull(transposes, w)), v, *series_weights(terms, x))
         if norm is not None:

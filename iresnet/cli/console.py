@@ -112,10 +112,21 @@ def reporter(bars: Progress, name: str) -> Report:
         (then, first), count = steps_done[0], len(recent)
         speed = f"{(step - first) / (now - then):.1f}/s" if now > then and step > first else ""
         means = {k: sum(float(f[k]) for f in recent) / count for k in figures if k not in LOGGED_ONLY}
-        words = [f"{v:.1f} % wrong" if k == "error %" else f"{v:.3f} {k}" for k, v in means.items()]
+        words = [_figure(name, mean) for name, mean in means.items()]
         bars.update(tasks[0], completed=step, total=steps, figures="  ".join([speed, *words]))
 
     return report
+
+
+def _figure(name: str, value: float) -> str:
+    """A figure with its unit: one digit for percentages.
+
+    >>> _figure("error %", 3.04), _figure("certified %", 51.734), _figure("loss", 1.0)
+    ('3.0 % wrong', '51.7 % certified', '1.000 loss')
+    """
+    if name.endswith(" %"):
+        return f"{value:.1f} % {'wrong' if name == 'error %' else name[:-2]}"
+    return f"{value:.3f} {name}"
 
 
 @contextmanager

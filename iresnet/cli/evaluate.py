@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,13 +16,18 @@ from ..data import Dataset, some
 from ..evaluation import Density, Error, Inverse, as_flow, has_inverse, outside, probe, protocol, robustness, strange
 from ..evaluation import evaluate as judge
 from ..evaluation.protocol import LIMIT
+from ..evaluation.robustness import check_radius
 from ..residual import EXACT_UP_TO
+from ..results import finite
 from ..run import Run
 from .console import Device, choose_device, console, use_threads, waiting
-from .output import DataOption, RunFolder, Split, rows_of
+from .output import DataFolder, DataOption, RunFolder, Split, rows_of
 
 #: Rows that are judged where a likelihood is an estimate, which takes long.
 MANY = 1000
+
+#: Figures that are dropped where other rows are judged.
+OF_ROWS = ("robustness", "probe")
 
 #: Rows of each kind that are told apart.
 STRANGE = 500
@@ -36,10 +40,11 @@ Rows = Annotated[
 ]
 
 Radii = Annotated[
-    list[float] | None,
+    list[str] | None,
     typer.Option(
+        metavar="LENGTH",
         help="Also: which rows keep their class under every change of this l2 length, in the units of the data (36 "
-        "of 255 grey levels is 36/255 for pixels in [0, 1]). May be given more than once."
+        "of 255 grey levels is 36/255 for pixels in [0, 1]). May be given more than once.",
     ),
 ]
 Linear = Annotated[
@@ -74,6 +79,7 @@ def evaluate(
     bits: Bits = False,
     limit: Annotated[float, typer.Option(help="Of --protocol, in bits per dimension.")] = LIMIT,
     ood: Others = None,
+    data_dir: DataFolder = None,
     device: Device = "auto",
 ) -> None:
     """Error, likelihood and inverse on rows that were not trained on.
@@ -86,12 +92,13 @@ def evaluate(
 
     Example: iresnet evaluate runs/flow --protocol --ood corrupted --ood fashion-mnist
     """
-    opened, screen = Run.open(run), console()
+    opened, screen = Run.open(run).with_data_in(data_dir), console()
     use_threads(opened.schema.dimension)
     chosen = choose_device(device)
     available, model = rows_of(opened, data, split, labels=True), opened.model(device=chosen)
+    radii = [_length(word) for word in radius or []]
     if linear and not has_inverse(model):
-        raise ValueError("--probe reads codes; an ordinary ResNet, without residual blocks, has none. Leave it out.")
+        raise ValueError("--probe reads codes; an ordinary ResNet, without invertible blocks, has none. Leave it out.")
     if bits or ood:
         as_flow(model, "--protocol" if bits else "--ood")  # what cannot be judged is refused first
     strangers = _strangers(opened, available, ood or [])
@@ -100,16 +107,32 @@ def evaluate(
     for name, cls in (("error", Error), ("density", Density), ("inverse", Inverse)):
         if name in content:
             screen.print(f"{name:<9}{cls(**content[name])}", highlight=False, soft_wrap=True)
-    if radius:
-        content["robustness"] = _moved(model, available, rows, radius, screen)
+    kept = data is None and split == "test"
+    if kept:
+        keep(opened, content)  # what follows may take long, or fail
+    if radii:
+        content["robustness"] = _moved(model, available, rows, radii, screen)
     if linear:
-        content["probe"] = _probed(opened, model, available, screen)
+        content["probe"] = _probed(opened, model, available if rows is None else some(available, rows), screen)
     if bits:
         content["protocol"] = _by_protocol(model, available if rows is None else some(available, rows), limit, screen)
     if strangers:
         content["outside"] = _told_apart(opened, model, available, strangers, screen)
-    if data is None and split == "test":
+    if kept:
         screen.print(f"Figures in {keep(opened, content)}", highlight=False, soft_wrap=True)
+
+
+def _length(word: str) -> float:
+    """A radius as it was typed; a fraction is of pixels in [0, 1], which are not the units of the data."""
+    try:
+        radius = float(word)
+    except ValueError:
+        raise ValueError(
+            f"--radius is one number, in the units of the data; got {word!r}. For 36/255 of pixels in [0, 1] with 256 "
+            "grey levels, give 36."
+        ) from None
+    check_radius(radius)
+    return radius
 
 
 def _moved(
@@ -176,15 +199,9 @@ def _rows(model: nn.Module, data: Dataset, rows: int | None) -> Dataset:
 
 
 def keep(run: Run, content: dict[str, Any]) -> Path:
-    """Write the figures of the test part, beside what else was known of it."""
-    text = json.dumps(_finite({**run.read_json("evaluation.json"), **content}), indent=1, allow_nan=False)
+    """Write the figures of the test part, beside what else was known of the same rows."""
+    known = run.read_json("evaluation.json")
+    if known.get("rows") != content["rows"]:
+        known = {name: value for name, value in known.items() if name not in OF_ROWS}
+    text = json.dumps(finite({**known, **content}), indent=1, allow_nan=False)
     return atomic.write(run.output / "evaluation.json", text + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """The same with null for what JSON has no number for: infinite bounds, errors that are not known."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value

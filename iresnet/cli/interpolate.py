@@ -14,7 +14,7 @@ from ..figures import interpolation_picture
 from ..fixed_point import ConvergenceError
 from ..run import Run
 from .console import Device, choose_device, console, use_threads, waiting
-from .output import DataOption, RunFolder, Split, draw_rows, rows_of, save_rows, with_ending
+from .output import DataFolder, DataOption, RunFolder, Split, draw_rows, rows_of, save_rows, with_ending
 
 
 def interpolate(
@@ -25,13 +25,14 @@ def interpolate(
     steps: Annotated[int, typer.Option(help="Steps from one row to the other, both counted.", min=2)] = 9,
     seed: Annotated[int, typer.Option(help="Seed that picks the pairs.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Path without ending.", show_default="RUN/interpolation")] = None,
+    data_dir: DataFolder = None,
     device: Device = "auto",
 ) -> None:
     """Walk in a straight line from the code of one row to that of another, and decode every step.
 
     Example: iresnet interpolate runs/demo --pairs 8 --steps 11
     """
-    opened, screen = Run.open(run), console()
+    opened, screen = Run.open(run).with_data_in(data_dir), console()
     use_threads(opened.schema.dimension)
     chosen = choose_device(device)
     rows = rows_of(opened, data, split).to(chosen)

@@ -22,7 +22,7 @@ from ..fixed_point import Anderson, Banach
 from ..run import Run
 from ..transform import ChainSolution, Transform
 from .console import Device, choose_device, console, use_threads, waiting
-from .output import DataOption, RunFolder, Split, csv_text, draw_rows, rows_of, save_rows, with_ending
+from .output import DataFolder, DataOption, RunFolder, Split, csv_text, draw_rows, rows_of, save_rows, with_ending
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 SOLVERS = {"anderson": Anderson(), "banach": Banach()}
@@ -41,6 +41,7 @@ def invert(
     precision: Annotated[str, typer.Option(help="float32 or float64.")] = "float64",
     solver: Annotated[str, typer.Option(help="anderson or banach.")] = "anderson",
     out: Annotated[Path | None, typer.Option(help="Path without ending.", show_default="RUN/inverse")] = None,
+    data_dir: DataFolder = None,
     device: Device = "auto",
 ) -> None:
     """Encode rows, solve their codes back, and say how far the result is off, row by row.
@@ -52,7 +53,7 @@ def invert(
     for name, value, known in (("precision", precision, PRECISIONS), ("solver", solver, SOLVERS)):
         if value not in known:
             raise ValueError(f"{name} must be {' or '.join(known)}; got {value!r}.")
-    opened, chosen = Run.open(run), choose_device(device)
+    opened, chosen = Run.open(run).with_data_in(data_dir), choose_device(device)
     use_threads(opened.schema.dimension)
     path = opened.output / "inverse" if out is None else out
     options: dict[str, Any] = {

@@ -23,6 +23,9 @@ RunFolder = Annotated[
 DataOption = Annotated[
     str | None, typer.Option("--data", help="Rows to take instead of the run's own: a file, a folder, or a set's name.")
 ]
+DataFolder = Annotated[
+    Path | None, typer.Option("--data-dir", help="Where downloaded sets lie.", show_default="as in training")
+]
 Split = Annotated[str, typer.Option(help="Which of the run's own rows: test, validation or train.")]
 
 #: What `--out` need not end in: each command adds its own.

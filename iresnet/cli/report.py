@@ -12,7 +12,7 @@ from ..report.gather import gather
 from ..run import Run
 from .console import Device, choose_device, console, use_threads, waiting
 from .evaluate import Rows, judged, keep
-from .output import RunFolder
+from .output import DataFolder, RunFolder
 
 
 def report(
@@ -20,6 +20,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="The file to write.", show_default="RUN/report.html")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the samples and of the rows shown.")] = 0,
     rows: Rows = None,
+    data_dir: DataFolder = None,
     device: Device = "auto",
 ) -> None:
     """Write a page about a run: figures, curves, samples, reconstructions, certificate. It can be read offline.
@@ -28,7 +29,7 @@ def report(
 
     Example: iresnet report runs/demo --out demo.html
     """
-    opened, screen = Run.open(run), console()
+    opened, screen = Run.open(run).with_data_in(data_dir), console()
     use_threads(opened.schema.dimension)
     chosen = choose_device(device)
     if rows is not None or not opened.read_json("evaluation.json"):

@@ -106,6 +106,7 @@ def _words(values: list[str] | None) -> tuple[str, ...]:
 def show(screen: Console, outcome: Outcome) -> None:
     """The table of one result, what is to be said about it, and where its files are."""
     screen.print(_table(outcome))
+    screen.print(_made_with(outcome), highlight=False, soft_wrap=True)
     for note in outcome.notes:
         screen.print(note, highlight=False, soft_wrap=True)
     for path in outcome.files:
@@ -113,24 +114,52 @@ def show(screen: Console, outcome: Outcome) -> None:
 
 
 def _table(outcome: Outcome) -> Table:
-    rows, several = outcome.results.rows, {}
-    ours = [r for r in rows if r.get("budget") != "published"]
-    for name in ("budget", "recipe", "settings"):  # shown where rows differ in it
-        if len({str(r.get(name)) for r in ours}) > 1:
-            several[name] = name
-    columns = {**outcome.columns, **several}
+    letters, columns = _letters(outcome), dict(outcome.columns)
+    if len(letters) > 1:
+        columns["as"] = "as"
+    if len({r.get("seed") for r in outcome.results.rows if _made_as(r) in letters}) > 1:
+        columns["seed"] = "seed"
     made = table(*columns, title=outcome.results.name)
     made.collapse_padding, made.pad_edge = True, False
     for column, key in zip(made.columns, columns.values(), strict=True):
-        column.no_wrap = key != "paper"
-    for row in rows:
-        made.add_row(*(_cell(key, row.get(key)) for key in columns.values()))
+        column.no_wrap, column.min_width = key != "paper", 5 if key == "paper" else None
+    for row in outcome.results.rows:
+        row = {**row, "as": letters.get(_made_as(row))}
+        made.add_row(*(_cell(key, row.get(key)) + _spread(key, row) for key in columns.values()))
     return made
+
+
+def _made_as(row: dict[str, Any]) -> str:
+    return f"budget {row.get('budget')}, recipe {row.get('recipe')}, settings {row.get('settings') or 'as they are'}"
+
+
+def _letters(outcome: Outcome) -> dict[str, str]:
+    """A letter for every way in which our rows were made."""
+    ways = dict.fromkeys(_made_as(r) for r in outcome.results.rows if r.get("budget") != "published")
+    return {way: _letter(i) for i, way in enumerate(ways)}
+
+
+def _letter(i: int) -> str:
+    return chr(ord("a") + i) if i < 26 else str(i + 1)
+
+
+def _made_with(outcome: Outcome) -> str:
+    """The budget, recipe and settings of our rows; with letters, where there are several ways."""
+    letters = _letters(outcome)
+    return "made with " + "; ".join(f"{a}: {way}" if len(letters) > 1 else way for way, a in letters.items())
+
+
+def _spread(key: str, row: dict[str, Any]) -> str:
+    """What stands behind a mean over seeds."""
+    several = key == "error %" and row.get("spread") is not None
+    return f"\n± {row['spread']:.2f}\n{row['seeds']} seeds" if several else ""
 
 
 def _cell(key: str, value: Any) -> str:
     if isinstance(value, float) and key in ("error %", "paper", "spread"):
         return f"{value:.2f}"
+    if isinstance(value, float) and key == "change by tightening":
+        return f"{value:+.2f}"
     if isinstance(value, float) and key in ("bits/dim", "error over images", "error of one image"):
         return f"{value:.4f}"
     if key == "parameters" and isinstance(value, int):

@@ -14,7 +14,7 @@ from ..base import Posterior
 from ..evaluation import as_flow
 from ..evaluation.solving import decode
 from ..run import Run
-from ..spelling import hint
+from ..spelling import counted, hint
 from .console import Device, choose_device, console, use_threads, waiting
 from .output import RunFolder, draw_rows, rows_of, save_rows
 
@@ -54,7 +54,7 @@ def sample(
         x = decode(flow.transform, z, tolerance=tolerance)
     path = opened.output / "samples" if out is None else out
     saved = save_rows(path, x, opened.schema)
-    screen.print(f"{count} samples in {saved}{_drawn(path, x, opened)}", highlight=False, soft_wrap=True)
+    screen.print(f"{counted(count, 'sample')} in {saved}{_drawn(path, x, opened)}", highlight=False, soft_wrap=True)
 
 
 def _drawn(path: Path, x: Tensor, run: Run) -> str:

@@ -13,8 +13,9 @@ from .. import atomic
 from ..data import Dataset
 from ..evaluation import anomaly, atypicality, has_density, has_head, log_likelihood, logits
 from ..run import Run
+from ..spelling import counted
 from .console import Device, choose_device, console, use_threads, waiting
-from .output import RunFolder, csv_text, rows_of
+from .output import DataFolder, RunFolder, csv_text, rows_of
 
 
 def score(
@@ -22,6 +23,7 @@ def score(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A table, a folder of images, or a set's name.")],
     out: Annotated[Path | None, typer.Option(help="The CSV to write.", show_default="print it")] = None,
     draws: Annotated[int, typer.Option(help="Draws of noise a likelihood is averaged over.", min=2)] = 8,
+    data_dir: DataFolder = None,
     device: Device = "auto",
 ) -> None:
     """Score every row, in the units of the file, as CSV.
@@ -37,7 +39,7 @@ def score(
 
     Example: iresnet score runs/mine new.csv --out scores.csv
     """
-    opened, screen = Run.open(run), console()
+    opened, screen = Run.open(run).with_data_in(data_dir), console()
     use_threads(opened.schema.dimension)
     chosen = choose_device(device)
     rows, model = rows_of(opened, file).to(chosen), opened.model(device=chosen)
@@ -48,7 +50,7 @@ def score(
         typer.echo(text, nl=False)
         return
     atomic.write(out, text)
-    screen.print(f"{len(rows)} rows scored in {out}", highlight=False, soft_wrap=True)
+    screen.print(f"{counted(len(rows), 'row')} scored in {out}", highlight=False, soft_wrap=True)
 
 
 def _columns(run: Run, model: nn.Module, rows: Dataset, draws: int) -> dict[str, list[Any]]:

@@ -13,6 +13,7 @@ from .. import presets
 from ..data import load
 from ..presets import Experiment
 from ..run import Outcome, Run, resume, start
+from ..spelling import counted
 from .console import Device, choose_device, console, ctrl_c, progress, reporter, use_threads
 
 
@@ -111,7 +112,7 @@ def finish(outcome: Outcome) -> None:
     words = ", ".join(f"{name} {value:.3f}" for name, value in best.items() if name != "step")
     when = "Best at" if outcome.run.experiment.training.select == "best" else "After"
     screen.print(
-        f"Trained {outcome.step} steps in {outcome.seconds:.0f} s. {when} step {best['step']:.0f}: {words}.",
+        f"Trained {counted(outcome.step, 'step')} in {outcome.seconds:.0f} s. {when} step {best['step']:.0f}: {words}.",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
     if torch.cuda.is_available() and outcome.engine:

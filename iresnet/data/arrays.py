@@ -48,12 +48,21 @@ def open_arrays(path: Path, *, labels: bool = True) -> Arrays:
 def _checked(path: Path, x: NDArray[Any], y: NDArray[Any] | None) -> Arrays:
     images = x.ndim in (3, 4) and x.dtype == np.uint8
     if not images and (x.ndim != 2 or x.dtype.kind not in "biuf"):
-        raise ValueError(f"{path} must hold numbers (N, D), or images as bytes (N, C, H, W); got {x.dtype} {x.shape}.")
+        remedy = _as_bytes(x) if x.ndim in (3, 4) and x.dtype.kind in "biuf" and x.size else ""
+        raise ValueError(
+            f"{path} must hold numbers (N, D), or images as bytes (N, C, H, W); got {x.dtype} {x.shape}.{remedy}"
+        )
     if y is not None and y.shape != x.shape[:1]:
         raise ValueError(f"{path} must hold one label a row; got y of shape {y.shape} for {len(x)} rows.")
     if x.ndim == 4 and x.shape[1] not in (1, 3):
         raise ValueError(f"{path} must hold images of 1 or 3 channels, (N, C, H, W); got {x.shape}. Transpose them.")
     return Arrays(x[:, None] if x.ndim == 3 else x, y)
+
+
+def _as_bytes(x: NDArray[Any]) -> str:
+    """How numbers become bytes: those in [0, 1] are parts of the brightest."""
+    scale = "(255 * x)" if x.dtype.kind in "bf" and x.min() >= 0 and x.max() <= 1 else "x"
+    return f' Save {scale}.round().astype("uint8").'
 
 
 def table(path: Path, arrays: Arrays, choose: Choose) -> Table:

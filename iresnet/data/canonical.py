@@ -118,7 +118,7 @@ def _not_there(name: str, folder: str | Path, remote: Remote) -> NoReturn:
     searched = ", ".join(str(place) for place in places(name, folder))
     raise FileNotFoundError(
         f"{name}: {remote.file} was not found in {searched}. "
-        f"Run `iresnet data download {name}`, or name the folder that holds it."
+        f"Run `iresnet data download {name}`, or name the folder that holds it: --data-dir FOLDER."
     )
 
 

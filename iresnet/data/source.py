@@ -189,6 +189,10 @@ def _read_file(path: Path, schema: Schema, *, labels: bool) -> Dataset:
         _expect(path, schema, images=False)
         return table.read(arrays.parquet(path, choose), schema)
     content = arrays.open_arrays(path, labels=labels)
+    if schema.is_image and content.x.ndim == 2 and content.x.shape[1] == schema.dimension:
+        raise ValueError(
+            f"the model takes {schema}; {path} holds {content.x.dtype} {content.x.shape}. {_unflattened(schema)}"
+        )
     _expect(path, schema, images=content.x.ndim == 4)
     if schema.is_image:
         return arrays.images(path, content, schema)
@@ -232,6 +236,11 @@ def _expect(path: Path, schema: Schema, *, images: bool) -> None:
         raise ValueError(
             f"the model takes {schema}; {path} holds {'images' if images else 'a table'}. Choose other data."
         )
+
+
+def _unflattened(schema: Schema) -> str:
+    shape = schema.shape[1:] if schema.shape[0] == 1 else schema.shape
+    return f"Reshape to (N, {', '.join(map(str, shape))}), as bytes."
 
 
 def _path(source: str | Path) -> Path:

@@ -30,7 +30,8 @@ def count(name: str, part: float, rows: int) -> int:
     n = int(part) if part >= 1 else max(1, round(part * rows))
     if n >= rows:
         raise ValueError(
-            f"{name} takes {n} of {rows} rows, which leaves none to train on. Lower it, or give more rows."
+            f"{name} takes {n} of {rows} rows, which leaves none to train on. Lower it, e.g. --set data.{name}=0.15, "
+            "or give more rows."
         )
     return n
 

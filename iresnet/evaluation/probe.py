@@ -22,6 +22,7 @@ from ..residual import full_precision
 from ..transform import Transform
 from .classes import Error, error_of, labels
 from .likelihood import CHUNK
+from .solving import has_inverse
 
 #: Penalties that are tried, from the strongest on; each starts where the one before ended.
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
@@ -48,6 +49,11 @@ def probe(model: nn.Module, train: Dataset, test: Dataset, *, rows: int = 10_000
         raise ValueError(f"rows must be at least 10, to learn from some and choose by others; got {rows}.")
     if model.training:
         raise ValueError("a probe judges a finished model; call model.eval() first.")
+    if not has_inverse(model):
+        raise ValueError(
+            f"a probe reads codes; {type(model).__name__} holds no invertible blocks (an ordinary ResNet), so it has "
+            "none."
+        )
     train, test = (some(_labelled(part), rows) for part in (train, test))
     if len(train) < 10:
         raise ValueError(f"a probe learns from at least 10 rows with a label; got {len(train)}.")

@@ -116,8 +116,8 @@ def _no_margin(model: nn.Module, data: Dataset, constant: float) -> str:
     head, remedy = _view(model).head, "network.head=[], and without network.bayes"
     names = [type(head).__name__]
     if isinstance(head, nn.Sequential) or hasattr(head, "layers"):
-        leaves = [m for n, m in head.named_modules() if next(m.children(), None) is None and "parametrizations" not in n]
-        names = [type(m).__name__.removesuffix("1d") for m in leaves if not isinstance(m, LINEAR)]
+        parts = [m for name, m in head.named_modules() if "parametrizations" not in name and not isinstance(m, LINEAR)]
+        names = [type(m).__name__.removesuffix("1d") for m in parts if next(m.children(), None) is None]
     if "BatchNorm" in names:
         remedy = "network.readout=lipschitz"
     anyway = f"; Lip(F) <= {constant:.2g} would make a radius vacuous anyway" if _factors(model, data) > LARGE else ""

@@ -30,7 +30,8 @@ class Inverse:
     """Rows solved back from their codes: what is proven and what was measured, in l2, of the worst row.
 
     Where not every block is proven to be a contraction, nothing is: the bounds are infinite, and the rest is what the
-    iteration came to. That it diverges does not say that there is no inverse.
+    iteration came to. It diverges for a row where its steps grew in some block or numbers overflowed, which does not
+    say that there is no inverse.
     """
 
     rows: int
@@ -42,6 +43,7 @@ class Inverse:
     composed_bound: float
     informative: bool
     iterations: float
+    diverged: int = 0
 
     def __str__(self) -> str:
         if math.isinf(self.largest_block_bound):
@@ -58,14 +60,18 @@ class Inverse:
 
     def _iteration(self) -> str:
         """What the iteration came to, as it is."""
-        spent = f"after {self.iterations:.0f} evaluations a row"
-        if not math.isfinite(self.measured_error):
-            return f"the iteration diverges, {spent}"
-        return f"{spent}, code residual {self.code_residual:.1e} and measured error {self.measured_error:.1e}"
+        words = f"after {self.iterations:.0f} evaluations a row"
+        overflown = not math.isfinite(self.measured_error)
+        if self.diverged or overflown:
+            some = f" for {self.diverged} of {self.rows} rows" if 0 < self.diverged < self.rows else ""
+            words = f"the iteration diverges{some}, {words}"
+        if overflown:
+            return words
+        return f"{words}, code residual {self.code_residual:.1e} and measured error {self.measured_error:.1e}"
 
 
 def has_inverse(model: nn.Module) -> bool:
-    """Whether codes come from residual blocks; those of an ordinary ResNet are its inputs, scaled."""
+    """Whether codes come from invertible blocks; those of an ordinary ResNet are its inputs, scaled."""
     return any(isinstance(part, ResidualBlock) for part in cast(Any, model).transform.modules())
 
 
@@ -99,7 +105,7 @@ def _copied(model: nn.Module, precision: torch.dtype) -> Transform:
 def _check_blocks(model: nn.Module) -> None:
     if not has_inverse(model):
         raise ValueError(
-            "an inverse needs residual blocks; this model holds none (an ordinary ResNet). Train one with "
+            "an inverse needs invertible blocks; this model holds none (an ordinary ResNet). Train one with "
             "network.family=iresnet."
         )
 
@@ -162,6 +168,7 @@ def inverse_of(solution: ChainSolution, x: Tensor) -> Inverse:
         composed_bound=composed,
         informative=composed < 0.1 * max(size, 1e-12),
         iterations=float(solution.iterations.double().mean()),
+        diverged=int(solution.diverged.sum()),
     )
 
 

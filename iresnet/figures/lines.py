@@ -92,7 +92,7 @@ def _colours(lines: Sequence[SpectrumLine | DecayLine]) -> list[str]:
 
 
 def decay_picture(lines: Sequence[DecayLine], path: str | Path, *, images: int, dpi: int = 200) -> Path:
-    """Write error against iterations as one PNG, on a logarithmic scale, with the proven rate lightly beside."""
+    """Write error against iterations as one PNG, on a logarithmic scale, with the slope Lip(g) lightly beside."""
     path = png_path(path)
     if not lines:
         raise ValueError("lines must hold at least one net; got none.")
@@ -108,12 +108,14 @@ def decay_picture(lines: Sequence[DecayLine], path: str | Path, *, images: int, 
         last = max(line.iterations[-1] for line in lines)
         axes.set(xlim=(0, last + 0.5), ylim=(min(errors) / 3, 3 * max(errors)))
         axes.set_xlabel("fixed-point iterations in every block", size=8.5, color=DIM)
-        box = {"facecolor": PAPER, "edgecolor": "none", "framealpha": 0.9}  # so that names are read over lines
-        axes.legend(**box, fontsize=8.5, labelcolor=INK, loc="upper right", handlelength=1.4)
+        axes.legend(
+            loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.0, ncols=len(lines), frameon=False,
+            fontsize=8.5, labelcolor=INK, handlelength=1.4, columnspacing=1.4,
+        )  # fmt: skip
         text_at(figure, 0.2, 3.74, "Reconstruction error", 10.5)
         text_at(
             figure, 6.98, 3.74,
-            f"l2, grey levels, mean of {images} test images; dashes: the proven rate Lip(g)ⁿ, largest block",
+            f"l2, grey levels, mean of {images} test images; dashes: slope Lip(g) a step, for comparison",
             7, DIM, "right",
         )  # fmt: skip
         save(figure, path, dpi)

@@ -24,7 +24,8 @@ def linearise(g: nn.Module, x: Tensor, context: Tensor | None = None) -> tuple[T
     if stages is None:
         y, vjp = cast(Any, torch.func.vjp(lambda t: g(t) if context is None else g(t, context), x))
         return y, Jacobian(lambda v: cast(Tensor, vjp(v)[0]))
-    y, transposes = x, list[Pull]()
+    transposes: list[Pull] = []
+    y = x
     for i, (stage, steps) in enumerate(stages):
         if i:
             y = cast(Conditioned, g).shifted(y, context)

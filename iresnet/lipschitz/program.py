@@ -140,7 +140,7 @@ def linearise(program: Program, x: Tensor, values: list[Tensor]) -> tuple[Tensor
 
     All is one ordinary graph: J' = W_1' D_1 W_2' D_2 ..., differentiable in x and in the tensors.
     """
-    used, transposes = 0, list[Pull]()
+    used, transposes = 0, cast("list[Pull]", [])
     for step in program:
         own, used = values[used : used + step.tensors], used + step.tensors
         y = apply(step, x, own)

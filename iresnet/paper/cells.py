@@ -71,7 +71,7 @@ class Cell:
     @property
     def coefficient(self) -> float | None:
         """c, where the network is constrained."""
-        return float(self.model[2:]) if self.model.startswith("c=") else None
+        return coefficient_of(self.model)
 
     @property
     def folder(self) -> str:
@@ -107,6 +107,15 @@ def constrained(*coefficients: float) -> tuple[str, ...]:
     return tuple(f"c={c:g}" for c in coefficients)
 
 
+def coefficient_of(model: str) -> float | None:
+    """c of an i-ResNet, by its name; None for other models.
+
+    >>> coefficient_of("c=0.9"), coefficient_of("vanilla")
+    (0.9, None)
+    """
+    return float(model[2:]) if model.startswith("c=") else None
+
+
 def model_of(word: str) -> str:
     """The model that a user means.
 
@@ -129,8 +138,8 @@ def order(model: str) -> tuple[int, float]:
     """The place of a model in the paper's tables: baselines, then c from large to small; rivals, flows."""
     if model in BASELINES:
         return BASELINES.index(model), 0.0
-    if model.startswith("c="):
-        return len(BASELINES), -float(model[2:])
+    if (c := coefficient_of(model)) is not None:
+        return len(BASELINES), -c
     return len(BASELINES) + 1 + (model in FLOW_NAMES), 0.0
 
 
@@ -161,6 +170,7 @@ def as_in_the_paper(made: Experiment) -> Experiment:
         batch=128,
         learning_rate=0.1,
         momentum=0.9,
+        nesterov=False,
         weight_decay=5e-4,
         head_decay=5e-4,
         schedule="milestones",
@@ -178,8 +188,9 @@ def smallest(made: Experiment) -> Experiment:
     """The same kind of network with three blocks, for 8x8 digits, and training for a few steps."""
     network = replace(made.network, blocks=(1, 1, 1), padding=3 if made.network.padding else 0)
     data = replace(made.data, source=DIGITS, validation=0.15, shift=1, flip=False)
+    warmup = min(5, made.training.warmup)
     training = replace(
-        made.training, steps=30, epochs=0, batch=64, warmup=5, learning_rate=0.1, validate_every=30, save_every=10
+        made.training, steps=30, epochs=0, batch=64, warmup=warmup, learning_rate=0.1, validate_every=30, save_every=10
     )
     return replace(made, data=data, network=network, training=training)
 

@@ -23,7 +23,7 @@ from ..run import Run
 from ..transform import ChainSolution
 from .cells import Cell
 from .job import Job, Work
-from .record import alike
+from .record import alike, arrays
 from .result import Measured, Outcome, Result, datasets_of, fill, picture_path
 from .series import Flows
 
@@ -97,8 +97,8 @@ def run(work: Work) -> Outcome:
     for dataset in datasets_of(PLAN, work.job):
         for e in alike(results.runs, work.job, dataset):
             name = "figure5" if e["model"] == "flow" else f"figure5-{e['model']}"
-            with np.load(work.job.out / e["details"]["images"]) as kept:
-                x, levels = torch.from_numpy(kept["x"]), int(kept["levels"])
+            kept = arrays(work.job.out / e["details"]["images"], "x", "levels")
+            x, levels = torch.from_numpy(kept["x"]), int(kept["levels"])
             files.append(image_grid(x, picture_path(work.job, name, dataset, "cifar10"), levels=levels))
     note = (
         f"every block's solve proven to {TOLERANCE:g} in l2, float64; evaluations of a block; seconds for all samples"

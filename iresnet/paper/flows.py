@@ -54,7 +54,8 @@ def as_in_the_paper(made: Experiment) -> Experiment:
 def smallest(made: Experiment) -> Experiment:
     """The same kind of flow with two blocks, for 8x8 digits, and training for a few steps."""
     network = replace(made.network, blocks=(1, 1), width=16)
-    training = replace(made.training, steps=40, epochs=0, batch=64, warmup=5, validate_every=40, save_every=10)
+    warmup = min(5, made.training.warmup)
+    training = replace(made.training, steps=40, epochs=0, batch=64, warmup=warmup, validate_every=40, save_every=10)
     return replace(made, data=replace(made.data, source=DIGITS), network=network, training=training)
 
 

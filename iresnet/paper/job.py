@@ -7,8 +7,9 @@ trained once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 
 from .. import config, data
 from ..data import Dataset, DataSettings, Splits, some
+from ..data.download import REGISTRY, present
 from ..presets import Experiment
 from ..run import Run, resume, start
 from ..spelling import hint
@@ -25,6 +27,10 @@ from .cells import BUDGETS, DATASETS, DIGITS, RECIPES, Cell, experiment, model_o
 
 #: Settings that change nothing of a result: where data lie, what a run is called, and what follows from the data.
 BESIDE = ("name", "about", "data.folder", "training.steps")
+
+#: Settings that say which cell it is: to change them is to ask for another.
+FIXED = ("seed", "data.source")
+FIXED_OF_CLASSIFIERS = tuple(f"network.{k}" for k in ("family", "constrained", "lipschitz", "kernels", "normalisation"))
 
 
 @dataclass(frozen=True)
@@ -58,9 +64,28 @@ class Job:
         object.__setattr__(self, "recipe", self.recipe or ("paper" if self.budget == "paper" else "ours"))
 
     def experiment(self, cell: Cell, seed: int) -> Experiment:
-        """All that decides the run of a cell."""
+        """All that decides the run of a cell; a setting that would make another cell of it is refused."""
+        fixed = FIXED if cell.is_flow else (*FIXED, *FIXED_OF_CLASSIFIERS)
+        for assignment in self.changes:
+            if config.place(Experiment, assignment) in fixed:
+                raise ValueError(
+                    f"{cell.model} is what the cell is; choose it with --cells, --seed or --dataset; "
+                    f"got --set {assignment}."
+                )
         make = flows.experiment if cell.is_flow else experiment
         return make(cell, self.budget, self.recipe, seed=seed, folder=self.folder, changes=self.changes)
+
+    def check(self, cells: Sequence[Cell]) -> None:
+        """Refuse what cannot be made, before anything is trained: folders, settings, and data that are not there."""
+        for name, path in (("--out", self.out), ("--runs", self.runs)):
+            if path is not None and (file := next((p for p in (path, *path.parents) if p.is_file()), None)):
+                raise ValueError(f"{file} is a file; {name} must be a folder. Choose another {name}.")
+        for cell, seed in product(cells, self.seeds):
+            wanted = self.experiment(cell, seed)
+            if wanted.network.factor_out and not cell.is_flow:
+                raise ValueError("the paper's classifiers are chains of blocks; got factor_out=true. Leave it out.")
+            if not (self.run_folder(cell, seed) / "model.safetensors").is_file():
+                _check_there(wanted.data)
 
     def run_folder(self, cell: Cell, seed: int) -> Path:
         """Where the run of a cell is."""
@@ -126,6 +151,14 @@ class Work:
         if key not in self._splits:
             self._splits[key] = data.load(settings)
         return self._splits[key]
+
+
+def _check_there(settings: DataSettings) -> None:
+    if settings.source in REGISTRY and not present(settings.source, settings.folder):
+        raise FileNotFoundError(
+            f"{settings.source} is not in the folder {settings.folder}. Run `iresnet data download {settings.source}`, "
+            "or name the folder that holds it: --data-dir."
+        )
 
 
 def _check_same(run: Run, wanted: Experiment) -> None:

@@ -20,11 +20,12 @@ from ..certificate import residual_blocks
 from ..data import Dataset
 from ..evaluation import error_of
 from ..objective import centred
+from ..results import finite
 from ..run import Run
 from .cells import Cell
 from .iteration import Rebuilt, Unwinder
 from .job import Work
-from .record import finite
+from .record import damaged
 
 #: Where the figures are kept in a run folder.
 FILE = "judgement.json"
@@ -40,7 +41,7 @@ def judged(work: Work, run: Run, cell: Cell) -> dict[str, Any]:
     """The figures of a cell: those kept in its run folder, or else made now and kept."""
     if known := run.read_json(FILE):
         if not _is_whole(known):
-            raise ValueError(f"{run.folder / FILE} is damaged. Remove it; it can be made again.")
+            raise damaged(run.folder / FILE)
         return known
     work.say(f"{cell}: reading the test images")
     content: dict[str, Any] = finite(_judge(work, run))

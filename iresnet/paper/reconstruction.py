@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +22,11 @@ from .cells import DIGITS, Cell
 from .iteration import Unwinder
 from .job import Job, Work
 from .judging import IMAGES, STEPS, iterated, verdict
-from .record import Entry, alike
+from .record import Arrays, Entry, alike, arrays
 from .result import Measured, Outcome, Plan, datasets_of, fill, picture_path
 
 #: Images in the picture.
 SHOWN = 10
-
-Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 COLUMNS = {
     "data": "dataset",
@@ -74,14 +72,14 @@ def rebuilt(work: Work, run: Run, cell: Cell, path: Path) -> Measured:
     return row, details, f"{verdict(found)}; median error {found['median_error']:.1e}"
 
 
-def draw(entries: list[Entry], arrays: Arrays, path: Path, job: Job) -> Path:
+def draw(entries: list[Entry], kept: Arrays, path: Path, job: Job) -> Path:
     """The picture of what was kept: originals first, then the models in the paper's order."""
     levels = 17 if entries[0]["dataset"] == DIGITS else 256
-    rows = [ImageRow("original", "", torch.from_numpy(arrays["originals"]))]
+    rows = [ImageRow("original", "", torch.from_numpy(kept["originals"]))]
     for e in sorted(entries, key=lambda e: _row_order(e["model"])):
-        if e["model"] not in arrays:
+        if e["model"] not in kept:
             continue
-        rows.append(ImageRow(_name(e["model"]), "\n".join(_remark(e, entries)), torch.from_numpy(arrays[e["model"]])))
+        rows.append(ImageRow(_name(e["model"]), "\n".join(_remark(e, entries)), torch.from_numpy(kept[e["model"]])))
     note = (
         f"Codes solved back by {STEPS} steps of x ← z − g(x) in every block, float64. l2 error: median over "
         f"{entries[0]['row']['images']} test images, in grey levels (an image has norm "
@@ -120,11 +118,10 @@ def _keep(path: Path, mark: str, originals: NDArray[Any], model: str, images: ND
     if str(before.get("mark")) != mark or not np.array_equal(before["originals"], originals):
         before = {}
     buffer = io.BytesIO()
-    arrays: dict[str, Any] = {**before, "mark": np.array(mark), "originals": originals, model: images}
-    np.savez_compressed(buffer, **arrays)
+    kept: dict[str, Any] = {**before, "mark": np.array(mark), "originals": originals, model: images}
+    np.savez_compressed(buffer, **kept)
     atomic.write(path, buffer.getvalue())
 
 
 def _read(path: Path) -> Arrays:
-    with np.load(path) as file:
-        return {name: file[name] for name in file.files}
+    return arrays(path, "mark", "originals")

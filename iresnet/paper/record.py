@@ -7,19 +7,27 @@ replaces the entry of the same cell, budget, recipe, settings and seed, and the 
 
 from __future__ import annotations
 
-import math
 import statistics
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..results import Results, read, write
+import numpy as np
+from numpy.typing import NDArray
+
+from ..results import Results, finite, read, write
 from ..run import Run
-from .cells import DATASETS, Cell, order
+from .cells import DATASETS, DIGITS, Cell, order
 from .job import Job
 
 Entry: TypeAlias = dict[str, Any]
 Row: TypeAlias = dict[str, Any]
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+
+#: Every data set, in the order of the paper.
+SETS = (DIGITS, *DATASETS)
 
 #: Together they name an entry.
 KEYS = ("dataset", "model", "budget", "recipe", "settings", "seed")
@@ -54,11 +62,49 @@ def merge(name: str, made: Sequence[Entry], folder: Path, rows: Callable[[Sequen
     """Put entries into OUT/NAME.json, in the order of the paper, and derive its rows anew."""
     path = folder / f"{name}.json"
     before = read(path).runs if path.is_file() else []
+    if not all(map(_is_whole, before)):
+        raise damaged(path)
     new = [key(e) for e in made]
     runs = sorted([*(e for e in before if key(e) not in new), *made], key=_place)
-    results = Results(name, rows(runs), runs)
+    try:
+        results = Results(name, rows(runs), runs)
+    except (KeyError, TypeError):  # what was made now has all figures
+        raise damaged(path) from None
     write(results, folder)
     return results
+
+
+def _is_whole(e: Entry) -> bool:
+    """Whether an entry that was read has what names it, and figures."""
+    words = [e.get(k) for k in ("model", "budget", "recipe")]
+    settings = e.get("settings")
+    return (
+        e.get("dataset") in SETS
+        and all(isinstance(w, str) for w in words)
+        and isinstance(settings, list)
+        and all(isinstance(s, str) for s in settings)
+        and isinstance(e.get("seed"), int)
+        and all(isinstance(e.get(k), dict) for k in ("row", "details"))
+    )
+
+
+def damaged(path: Path) -> ValueError:
+    """What is said of a file that holds something else than was written."""
+    return ValueError(f"{path} is damaged. Remove it; it can be made again.")
+
+
+def arrays(path: Path, *names: str) -> Arrays:
+    """The arrays that were kept for a picture; `names` must be among them."""
+    try:
+        with path.open("rb") as stream, np.load(stream) as file:
+            found = {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error):
+        raise damaged(path) from None
+    if any(name not in found for name in names):
+        raise damaged(path)
+    return found
 
 
 def key(e: Entry) -> tuple[Any, ...]:
@@ -68,7 +114,7 @@ def key(e: Entry) -> tuple[Any, ...]:
 
 def one_by_one(runs: Sequence[Entry]) -> list[Row]:
     """A row for every entry."""
-    return [{**_head(e), **e["row"], "run": i} for i, e in enumerate(runs)]
+    return [{**_head(e), "seed": e["seed"], **e["row"], "run": i} for i, e in enumerate(runs)]
 
 
 def over_seeds(runs: Sequence[Entry]) -> list[Row]:
@@ -84,7 +130,8 @@ def _together(entries: Sequence[Entry], members: list[int]) -> Row:
     row = {**_head(entries[0]), **{name: _mean(name, [r.get(name) for r in rows]) for name in rows[0]}}
     errors = [r["error %"] for r in rows]
     row |= {"seeds": len(rows), "spread": statistics.stdev(errors) if len(rows) > 1 else None, "run": members[0]}
-    return row if len(rows) == 1 else {**row, "runs": members}
+    # The interval of one net's error is over test images; a mean over nets has the spread instead.
+    return row if len(rows) == 1 else {**row, **{k: None for k in ("low", "high") if k in row}, "runs": members}
 
 
 def _mean(name: str, values: Sequence[Any]) -> Any:
@@ -102,8 +149,7 @@ def _head(e: Entry) -> Row:
 
 
 def _place(e: Entry) -> tuple[Any, ...]:
-    sets = ("digits", *DATASETS)
-    return sets.index(e["dataset"]), order(e["model"]), e["budget"], e["recipe"], e["settings"], e["seed"]
+    return SETS.index(e["dataset"]), order(e["model"]), e["budget"], e["recipe"], e["settings"], e["seed"]
 
 
 def alike(runs: Iterable[Entry], job: Job, dataset: str) -> list[Entry]:
@@ -112,16 +158,3 @@ def alike(runs: Iterable[Entry], job: Job, dataset: str) -> list[Entry]:
     return [
         e for e in runs if e["dataset"] == dataset and (e["budget"], e["recipe"], e["settings"], e["seed"]) == wanted
     ]
-
-
-def finite(value: Any) -> Any:
-    """The same value with None for what JSON has no word for: infinity, and what is no number."""
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case Mapping():
-            return {k: finite(v) for k, v in value.items()}
-        case list() | tuple():
-            return [finite(v) for v in value]
-        case _:
-            return value

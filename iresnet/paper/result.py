@@ -62,6 +62,10 @@ class Plan:
             raise ValueError(f"{self.name} has no cell {asked} on {sets}. Its cells are {', '.join(known)}.")
         return cells
 
+    def check(self, job: Job) -> None:
+        """Refuse what cannot be made, before anything is trained."""
+        job.check(self.cells(job))
+
     def _own(self, job: Job) -> dict[str, tuple[str, ...]]:
         """The models of every set that the job asks for."""
         if job.budget == "smoke":
@@ -94,6 +98,8 @@ def fill(
 ) -> Results:
     """Train, measure and record cell after cell; what is done is on the disk before the next begins."""
     results = None
+    if len(seeds) < len(work.job.seeds):
+        work.say(f"{plan.name} is made with the first seed alone, {seeds[0]}")
     for cell in plan.cells(work.job):
         for seed in seeds:
             if work.stop():

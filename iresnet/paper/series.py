@@ -16,10 +16,11 @@ from .. import atomic
 from ..evaluation import Truncation, truncation
 from ..figures import SeriesLine
 from ..logdet import terms_needed
+from ..results import finite
 from ..run import Run
 from .flows import is_flow
-from .job import Job, Work
-from .record import Entry, finite
+from .job import Work
+from .record import Entry
 from .result import Plan
 
 #: Test images of the paper, those of the budget smoke, and the numbers of terms that are tried.
@@ -32,11 +33,6 @@ class Flows(Plan):
 
     def takes(self, model: str) -> bool:
         return is_flow(model)
-
-    def check(self, job: Job) -> None:
-        """Refuse what cannot be made, before anything is trained."""
-        for cell in self.cells(job):
-            job.experiment(cell, job.seeds[0])
 
 
 def measured(work: Work, run: Run) -> Truncation:

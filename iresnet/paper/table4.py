@@ -13,11 +13,12 @@ from typing import Any
 
 from ..evaluation import Likelihood, protocol
 from ..evaluation.protocol import LIMIT
+from ..results import finite
 from ..run import Run
 from .cells import DIGITS, Cell
 from .job import Job, Work
 from .judging import proven
-from .record import Entry, finite, merge, one_by_one
+from .record import Entry, merge, one_by_one
 from .result import Measured, Outcome, Result, datasets_of, fill
 from .series import Flows, keep
 

@@ -34,7 +34,7 @@ def find(name: str) -> Experiment:
                 f"there is no file {path}. Write one with: iresnet presets digits-hybrid > {path.name}"
             )
         return read(path)
-    parts = re.fullmatch(r"(.+)-c(\d*\.?\d+)", name)
+    parts = re.fullmatch(r"(.+)-c(\d*\.?\d+(?:e[+-]?\d+)?)", name)
     if parts and parts[1] in PRESETS:
         return with_coefficient(PRESETS[parts[1]], parts[2])
     raise ValueError(f"there is no preset {name!r}. {hint(name, PRESETS)} A file of settings ends in .toml.")

@@ -14,6 +14,9 @@ from ..objective import Aim
 from ..training import Training
 from .experiment import Experiment
 
+#: The smallest coefficient of a layer: of three such layers, float32 still sees g beside x.
+SMALLEST = 0.01
+
 # ---------------------------------------------------------------------------------------------- recipes
 
 #: SGD with Nesterov's momentum, decay on all weights, the last weights released.
@@ -177,6 +180,10 @@ def with_coefficient(experiment: Experiment, coefficient: str) -> Experiment:
         raise ValueError(
             f"the coefficient of a layer must lie in (0, 1); got {coefficient}. Example: {experiment.name}-c0.9"
         )
+    if c < SMALLEST:
+        raise ValueError(
+            f"a coefficient below {SMALLEST:g} leaves nothing of g; got {coefficient}. Example: {experiment.name}-c0.9"
+        )
     layers = len(network.kernels) if schema_of(experiment.data.source).is_image else network.depth + 1
     if network.branch == "potential":  # W and W'
         layers = 2
@@ -184,5 +191,5 @@ def with_coefficient(experiment: Experiment, coefficient: str) -> Experiment:
         experiment,
         name=f"{experiment.name}-c{coefficient}",
         about=f"{experiment.about}; here every layer below {coefficient}",
-        network=replace(network, lipschitz=round(c**layers, 12)),
+        network=replace(network, lipschitz=float(f"{c**layers:.12g}")),
     )

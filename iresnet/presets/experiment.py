@@ -30,8 +30,7 @@ class Experiment:
 
 def changed(experiment: Experiment, assignments: Sequence[str]) -> Experiment:
     """The experiment with settings replaced, each given as "training.steps=500". Steps go before epochs."""
-    for assignment in assignments:
-        experiment = config.override(experiment, assignment)
+    experiment = config.override(experiment, *assignments)
     keys = {a.partition("=")[0].strip().rsplit(".", 1)[-1] for a in assignments}
     if "steps" in keys and "epochs" not in keys:
         experiment = replace(experiment, training=replace(experiment.training, epochs=0))

@@ -68,6 +68,9 @@ def _unbounded(i: dict[str, Any]) -> bool:
 
 def _iteration(i: dict[str, Any]) -> str:
     """What the iteration came to, as it is."""
+    if i.get("diverged"):
+        which = f"for {i['diverged']} of {count(i['rows'], 'row')}"
+        return f"The iteration diverges {which}; that does not say that there is no inverse."
     if finite(i.get("measured_error")) is None:
         return "The iteration diverges, for the worst row at least; that does not say that there is no inverse."
     return "The errors are those which the iteration came to."

@@ -57,12 +57,20 @@ class FreeBlock(ResidualBlock):
             if bool(finite.all()):
                 return super().solve(z, context, tolerance=tolerance, solver=solver)
             none = torch.full((len(z),), torch.inf, dtype=torch.float64, device=z.device)
-            lost = Solution(z.clone(), torch.zeros_like(none).long(), none, torch.zeros_like(finite))
+            lost = Solution(
+                z.clone(),
+                torch.zeros_like(none).long(),
+                none,
+                torch.zeros_like(finite),
+                diverged=torch.ones_like(finite),
+            )
             if not bool(finite.any()):
                 return lost
             part = None if context is None else context[finite]
             found = super().solve(z[finite], part, tolerance=tolerance, solver=solver)
-        names = ("x", "iterations", "error_bound", "converged")
+        if found.diverged is None:
+            found = replace(found, diverged=torch.zeros_like(found.converged))
+        names = ("x", "iterations", "error_bound", "converged", "diverged")
         return replace(
             lost,
             **{n: getattr(lost, n).masked_scatter(_like(finite, getattr(lost, n)), getattr(found, n)) for n in names},

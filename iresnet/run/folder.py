@@ -18,7 +18,7 @@ import csv
 import io
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from ..data import Schema, Splits
 from ..lipschitz import unsettled
 from ..presets import Experiment
 from ..version import __version__
-from .weights import is_shipped, output_of, resolve
+from .weights import is_shipped, meant, output_of, resolve, shipped
 
 FILES = (
     "config.toml", "schema.json", "data.json", "environment.json", "log.csv", "last.safetensors", "best.safetensors",
@@ -50,10 +50,15 @@ class Run:
     @classmethod
     def open(cls, folder: str | Path) -> Run:
         """The run in a folder, or the model of this name that comes with the library; or why there is none."""
+        if not str(folder):
+            raise ValueError(
+                f"name a run folder, or a model that comes with the library ({', '.join(shipped())}); got ''."
+            )
         folder = resolve(Path(folder))
         if not (folder / "config.toml").is_file():
-            what = "is not a run folder: it has no config.toml" if folder.is_dir() else "does not exist"
-            raise FileNotFoundError(f"{folder} {what}. Train first: iresnet train digits-hybrid --out {folder}")
+            what = "is not a run folder: it has no config.toml" if folder.is_dir() else f"does not exist{meant(folder)}"
+            end = "" if what.endswith("?") else "."
+            raise FileNotFoundError(f"{folder} {what}{end} Train first: iresnet train digits-hybrid --out {folder}")
         text = (folder / "config.toml").read_text(encoding="utf-8")
         header, _, body = text.partition("\n")
         _check_header(header, folder)
@@ -89,6 +94,13 @@ class Run:
             )
         return self
 
+    def with_data_in(self, folder: str | Path | None) -> Run:
+        """This run, its downloaded sets looked for in another folder; None: where they were when it was trained."""
+        if folder is None:
+            return self
+        settings = replace(self.experiment.data, folder=str(folder))
+        return replace(self, experiment=replace(self.experiment, data=settings))
+
     def splits(self) -> Splits:
         """The data it was trained, watched and is tested on; refused where they are not those any more."""
         splits = data.load(self.experiment.data)
@@ -108,6 +120,10 @@ class Run:
         """The trained model in eval: `weights` is "model" (released) or "best" (as trained, not tightened)."""
         if weights not in ("model", "best"):
             raise ValueError(f"weights must be 'model' or 'best'; got {weights!r}.")
+        if weights == "best" and is_shipped(self.folder):
+            raise ValueError(
+                f"only the released weights come with the library; got 'best' for {self.folder.name}. Use 'model'."
+            )
         path = self.folder / f"{weights}.safetensors"
         if not path.is_file():
             raise FileNotFoundError(

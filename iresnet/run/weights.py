@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..spelling import hint
+
 WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 
 
@@ -19,6 +21,12 @@ def shipped() -> list[str]:
 def resolve(folder: Path) -> Path:
     """The folder itself, or that of the shipped model of this name where there is no such folder."""
     return WEIGHTS / folder if not folder.exists() and str(folder) in shipped() else folder
+
+
+def meant(folder: Path) -> str:
+    """Which shipped model a name that does not exist is close to: the beginning of a message, or nothing."""
+    words = hint(str(folder), shipped()) if len(folder.parts) == 1 else ""
+    return f". {words[:-1]}, which comes with the library?" if words.startswith("Did you mean") else ""
 
 
 def is_shipped(folder: Path) -> bool:
