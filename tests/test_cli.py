@@ -40,21 +40,6 @@ def folder(tmp_path):
     return copy_of(trained(), tmp_path / "run")
 
 
-@pytest.fixture
-def call(capsys):
-    """Run the command; (exit code, what it printed). Anything but a clean exit is a failure of the test."""
-
-    def run(*words):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            cli.main([str(w) for w in words])
-        printed = capsys.readouterr()
-        assert "Traceback" not in printed.err
-        return stop.value.code, printed.out + printed.err
-
-    return run
-
-
 def rows(text):
     return list(csv.DictReader(io.StringIO(text)))
 

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from iresnet import cli
 from iresnet.data.corruptions import CORRUPTIONS
 from tests.runs import copy_of, trained
 
@@ -13,19 +12,6 @@ from tests.runs import copy_of, trained
 @pytest.fixture
 def folder(tmp_path):
     return copy_of(trained(), tmp_path / "run")
-
-
-@pytest.fixture
-def call(capsys):
-    def run(*words):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            cli.main([str(w) for w in words])
-        printed = capsys.readouterr()
-        assert "Traceback" not in printed.err
-        return stop.value.code, printed.out + printed.err
-
-    return run
 
 
 def kept(folder):

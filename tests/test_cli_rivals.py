@@ -47,19 +47,6 @@ def exploded(folder):
     return folder
 
 
-@pytest.fixture
-def call(capsys):
-    def run(*words):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            cli.main([*(str(w) for w in words), "--device", "cpu"])
-        printed = capsys.readouterr()
-        assert "Traceback" not in printed.err
-        return stop.value.code, " ".join((printed.out + printed.err).split())
-
-    return run
-
-
 # Known answers
 
 

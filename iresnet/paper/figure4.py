@@ -12,9 +12,8 @@ from ..figures import bias_picture
 from ..run import Run
 from .cells import Cell
 from .job import Work
-from .record import alike
-from .result import Measured, Outcome, Result, datasets_of, fill, picture_path
-from .series import Flows, line, measured
+from .result import Measured, Outcome, Result
+from .series import Flows, drawn, measured
 
 #: Sec. 3.3: so many terms give a bias below .001 bits per dimension.
 PAPER = "5 to 10"
@@ -49,13 +48,14 @@ def measure(work: Work, run: Run, cell: Cell) -> Measured:
 
 def run(work: Work) -> Outcome:
     """Measure the flows, and draw bias and deviation."""
-    results, files = fill(work, PLAN, measure, seeds=work.job.seeds[:1]), []
-    for dataset in datasets_of(PLAN, work.job):
-        entries = alike(results.runs, work.job, dataset)
-        path = picture_path(work.job, "figure4", dataset, "mnist")
-        files.append(bias_picture([line(e) for e in entries], path, images=entries[0]["row"]["images"]))
-    note = "bits per dimension, one probe a block; the mean over images has the deviation / sqrt(images)"
-    return Outcome(results, COLUMNS, (work.job.out / "figure4.json", *files), (note,))
+    return drawn(
+        work,
+        PLAN,
+        measure,
+        bias_picture,
+        COLUMNS,
+        "bits per dimension, one probe a block; the mean over images has the deviation / sqrt(images)",
+    )
 
 
 RESULT = Result(

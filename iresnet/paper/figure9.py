@@ -11,9 +11,8 @@ from ..figures import convergence_picture
 from ..run import Run
 from .cells import Cell
 from .job import Work
-from .record import alike
-from .result import Measured, Outcome, Result, datasets_of, fill, picture_path
-from .series import Flows, line, measured, terms_proven
+from .result import Measured, Outcome, Result
+from .series import Flows, drawn, measured, terms_proven
 
 #: App. E, and what is taken for it here, in bits per dimension.
 PAPER = "negligible after 10, zero after 20"
@@ -48,13 +47,14 @@ def measure(work: Work, run: Run, cell: Cell) -> Measured:
 
 def run(work: Work) -> Outcome:
     """Measure the flows, and draw how their errors shrink."""
-    results, files = fill(work, PLAN, measure, seeds=work.job.seeds[:1]), []
-    for dataset in datasets_of(PLAN, work.job):
-        entries = alike(results.runs, work.job, dataset)
-        path = picture_path(work.job, "figure9", dataset, "mnist")
-        files.append(convergence_picture([line(e) for e in entries], path, images=entries[0]["row"]["images"]))
-    note = "terms until the mean bias over the images stays below that, in bits per dimension; largest: over the images"
-    return Outcome(results, COLUMNS, (work.job.out / "figure9.json", *files), (note,))
+    return drawn(
+        work,
+        PLAN,
+        measure,
+        convergence_picture,
+        COLUMNS,
+        "terms until the mean bias over the images stays below that, in bits per dimension; largest: over the images",
+    )
 
 
 RESULT = Result(

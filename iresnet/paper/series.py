@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from .. import atomic
@@ -18,10 +20,11 @@ from ..figures import SeriesLine
 from ..logdet import terms_needed
 from ..results import finite
 from ..run import Run
+from .cells import Cell
 from .flows import is_flow
 from .job import Work
-from .record import Entry
-from .result import Plan
+from .record import Entry, alike
+from .result import Measured, Outcome, Plan, datasets_of, fill, picture_path
 
 #: Test images of the paper, those of the budget smoke, and the numbers of terms that are tried.
 IMAGES, FEW, TERMS = 1000, 200, 20
@@ -66,3 +69,20 @@ def line(e: Entry) -> SeriesLine:
     """What a picture shows of one flow."""
     d = e["details"]
     return SeriesLine(f"{e['dataset']} {e['model']}", d["terms"], d["bias"], d["deviation"], d["bound"])
+
+
+def drawn(
+    work: Work,
+    plan: Flows,
+    measure: Callable[[Work, Run, Cell], Measured],
+    picture: Callable[..., Path],
+    columns: Mapping[str, str],
+    note: str,
+) -> Outcome:
+    """Measure the flows of a plan, and draw those of every data set."""
+    results, files = fill(work, plan, measure, seeds=work.job.seeds[:1]), []
+    for dataset in datasets_of(plan, work.job):
+        entries = alike(results.runs, work.job, dataset)
+        path = picture_path(work.job, plan.name, dataset, "mnist")
+        files.append(picture([line(e) for e in entries], path, images=entries[0]["row"]["images"]))
+    return Outcome(results, columns, (work.job.out / f"{plan.name}.json", *files), (note,))
