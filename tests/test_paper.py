@@ -152,6 +152,11 @@ def test_the_papers_recipe_is_that_of_appendix_c2():
     assert [(t.nesterov, t.warmup) for t in (training, small)] == [(False, 0), (False, 0)]
     assert experiment(Cell("digits", "c=0.9"), "smoke", "ours").training.warmup == 5
     assert (made.data.flip, experiment(Cell("mnist", "c=0.9"), "paper", "paper").data.shift) == (True, 2)
+    # Neither cutout nor smoothing, which are ours; 8x8 digits would vanish behind the cutout of a photograph.
+    assert (made.data.cutout, made.objective.label_smoothing) == (0, 0)
+    ours = experiment(Cell("cifar10", "c=0.9"), "short", "ours")
+    assert (ours.data.cutout, ours.objective.label_smoothing) == (8, 0.1)
+    assert experiment(Cell("cifar10", "c=0.9"), "smoke", "ours").data.cutout == 0
     assert Job(budget="paper").recipe == "paper"
     assert Job(budget="short").recipe == "ours"
 

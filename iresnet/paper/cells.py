@@ -163,7 +163,7 @@ def experiment(
 def as_in_the_paper(made: Experiment) -> Experiment:
     """The same network, trained as in App. C.2; shifts bring in zeros, up to 4 pixels on CIFAR (the released code)."""
     small = made.data.source == "mnist"
-    data = replace(made.data, shift=2 if small else 4, shifted=1.0, border="blank", flip=not small)
+    data = replace(made.data, shift=2 if small else 4, shifted=1.0, border="blank", flip=not small, cutout=0)
     training = replace(
         made.training,
         optimiser="sgd",
@@ -187,7 +187,7 @@ def as_in_the_paper(made: Experiment) -> Experiment:
 def smallest(made: Experiment) -> Experiment:
     """The same kind of network with three blocks, for 8x8 digits, and training for a few steps."""
     network = replace(made.network, blocks=(1, 1, 1), padding=3 if made.network.padding else 0)
-    data = replace(made.data, source=DIGITS, validation=0.15, shift=1, flip=False)
+    data = replace(made.data, source=DIGITS, validation=0.15, shift=1, flip=False, cutout=0)
     warmup = min(5, made.training.warmup)
     training = replace(
         made.training, steps=30, epochs=0, batch=64, warmup=warmup, learning_rate=0.1, validate_every=30, save_every=10

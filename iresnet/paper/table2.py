@@ -69,6 +69,8 @@ def measure(work: Work, run: Run, cell: Cell) -> Measured:
         "epochs": training.epochs or None,
         "steps": training.steps,
         "batch": training.batch,
+        "cutout": run.experiment.data.cutout,
+        "smoothing": run.experiment.objective.label_smoothing,
         "parameters": found["parameters"],
         "training s": run.read_json("environment.json").get("seconds"),
         "blocks proven": f"{certificate['proven']} of {certificate['blocks']}" if certificate["blocks"] else None,

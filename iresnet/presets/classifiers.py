@@ -19,14 +19,15 @@ SMALLEST = 0.01
 
 # ---------------------------------------------------------------------------------------------- recipes
 
-#: SGD with Nesterov's momentum, decay on all weights, the last weights released.
+#: SGD with Nesterov's momentum, decay on all weights, the last weights released. With cutout and smoothed labels it
+#: was chosen on held-out images of CIFAR-10.
 RECIPE = Training(
-    epochs=100,
+    epochs=135,
     batch=128,
     optimiser="sgd",
     learning_rate=0.1,
     schedule="cosine",
-    warmup=500,
+    warmup=400,
     clip=10.0,
     weight_decay=5e-4,
     head_decay=5e-4,
@@ -35,13 +36,16 @@ RECIPE = Training(
     validate_every=2000,
     save_every=2000,
 )
-MNIST_RECIPE = replace(RECIPE, epochs=20, validate_every=1000, save_every=1000)
+MNIST_RECIPE = replace(RECIPE, epochs=20, warmup=500, validate_every=1000, save_every=1000)
 #: The plain logits that validation looks at are not what is trained for: the last weights it is.
 CERTIFIED_RECIPE = Training(
     epochs=20, batch=128, learning_rate=5e-3, schedule="cosine", warmup=200, average=0.99, select="last"
 )
 
-CIFAR = DataSettings(source="cifar10", validation=5000, shift=4, flip=True)
+#: Smoothing of the labels, beside cutout.
+SMOOTHING = 0.1
+
+CIFAR = DataSettings(source="cifar10", validation=5000, shift=4, flip=True, cutout=8)
 MNIST = DataSettings(source="mnist", validation=5000, shift=2, border="blank")
 DIGITS = DataSettings(source="digits", shift=1, shifted=0.1, border="blank")
 
@@ -76,7 +80,8 @@ CERTIFIED = Network(
 
 
 def _classifier(name: str, about: str, data: DataSettings, network: Network, training: Training) -> Experiment:
-    return Experiment(name, about, 0, data, network, Aim(kind="classification"), training)
+    smoothing = SMOOTHING if data.cutout else 0.0
+    return Experiment(name, about, 0, data, network, Aim("classification", label_smoothing=smoothing), training)
 
 
 def _certified(
@@ -157,7 +162,7 @@ CLASSIFIERS = (
     _certified(
         "cifar10-certified",
         "32x32 colour photographs: classes that are proven to hold in a ball",
-        CIFAR,
+        replace(CIFAR, cutout=0),
         replace(CERTIFIED, blocks=(4, 4, 8), kernels=(3, 3, 0), padding=1),
         replace(CERTIFIED_RECIPE, epochs=30, learning_rate=2e-3),
         radius=54.0,
