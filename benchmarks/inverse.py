@@ -8,8 +8,9 @@
 The chain is that of `iresnet164`: 18 + 18 + 18 blocks on 16 x 32 x 32, 64 x 16 x 16 and 256 x 8 x 8, an ActNorm before
 each, every layer at its coefficient of 0.9. `--weights random` scales random weights up until the constraint bites: few
 singular values are at the coefficient. `--weights flat` has nearly all of them there, the hardest case.
-The Inverter's time is given with the code residual carried through the Jacobians ("linear"), without it ("none"), and
-with one that is evaluated in float64.
+The Inverter's time is given with a code residual evaluated in float64, by which the blocks are proven as well
+("forward"), and with every block proven by a residual of its own: with that code residual, with one that is carried
+through the Jacobians ("linear"), and without ("none").
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from iresnet import (
     contractive_convnet,
     tighten_,
 )
-from iresnet.acceleration import refinement
-from iresnet.acceleration.arithmetic import Arithmetic, captured
-from iresnet.acceleration.branch import laid_out
-from iresnet.acceleration.inverse import Inverter
-from iresnet.acceleration.refinement import Schedule
+from iresnet.inversion import refinement
+from iresnet.inversion.arithmetic import Arithmetic, captured
+from iresnet.inversion.branch import laid_out
+from iresnet.inversion.inverter import Inverter
+from iresnet.inversion.refinement import Schedule
 from iresnet.lipschitz import refresh_, unsettled
 from iresnet.results import Results, circumstances, write
 from iresnet.transform import ChainSolution
@@ -203,7 +204,10 @@ def compare(transform: Chain, x: Tensor, z: Tensor, arithmetic: Arithmetic) -> l
     print("schedules, last block first:", counted(inverter.schedules))
     print("convolutions:", {" ".join(map(str, k)): w.__name__ for k, w in inverter.maker.ways.items()})
     print("one pass, ms:", {k: round(v, 2) for k, v in phases(inverter, z).items()}, flush=True)
-    rows = [ours(inverter.with_code(code), x, z) | {"setup ms": setup} for code in ("linear", "none", "float64")]
+    blockwise = inverter.with_code("float64")
+    blockwise.goes_forward = False
+    ways = [*([inverter] if inverter.goes_forward else []), blockwise, *map(inverter.with_code, ("linear", "none"))]
+    rows = [ours(way, x, z) | {"setup ms": setup} for way in ways]
     return [*rows, ordinary(inverter, x, z), plain(inverter, x, z)]
 
 
@@ -215,7 +219,8 @@ def counted(schedules: list[Schedule]) -> dict[str, int]:
 def ours(inverter: Inverter, x: Tensor, z: Tensor) -> Row:
     """The accelerated inverse."""
     solution = inverter.solve(z)
-    row: Row = {"method": f"Inverter, code residual: {inverter.arithmetic.code}"}
+    proof = "forward" if inverter.goes_forward else "block by block"
+    row: Row = {"method": f"Inverter, proven {proof}, code residual: {inverter.arithmetic.code}"}
     row |= {"ms": milliseconds(partial(inverter.solve, z), z.device)} | describe(solution, x)
     print(row_line(row), flush=True)
     return row
@@ -275,6 +280,7 @@ def main() -> None:
     parser.add_argument("--weights", choices=["random", "flat"], nargs="+", default=["random"])
     parser.add_argument("--run", type=Path, help="folder of a trained model")
     parser.add_argument("--working", help="working precision: float16, bfloat16, tf32 or float32")
+    parser.add_argument("--single", help="residuals of float32: float32 or split")
     parser.add_argument("--exact", help="how to convolve in float64: auto, native, gathered, banded or shifted")
     parser.add_argument("--compiled", action="store_true", help="let torch.compile join elementwise work")
     options = parser.parse_args()
@@ -283,6 +289,7 @@ def main() -> None:
         usual,
         working=options.working or usual.working,
         exact=options.exact or usual.exact,
+        single=options.single or usual.single,
         compiled=options.compiled,
     )
     names = options.weights if options.run is None else [options.run.name]

@@ -104,6 +104,11 @@ class ActNorm(Transform):
         self._ready = True
         return self
 
+    @property
+    def waits(self) -> bool:
+        """Whether the next batch will set shift and scale."""
+        return self.training and not self._ready and torch.is_grad_enabled()
+
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         """Exact, but for ln det without a shape: it grows with the number of positions, so it has no bound then."""
         log_scale = self.log_scale.detach().double()
@@ -117,7 +122,7 @@ class ActNorm(Transform):
 
     def _prepare(self, x: Tensor) -> None:
         self._check(x, "x")
-        if self.training and not self._ready and torch.is_grad_enabled():
+        if self.waits:
             # Decorated here, as importing the compiler for a decorator would double the time to import this package.
             torch.compiler.disable(self._first_batch)(x)  # type: ignore[no-untyped-call]
 

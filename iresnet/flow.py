@@ -1,7 +1,7 @@
 """Flow: a density from a transform and a base, log p(x) = log p_base(F(x)) + ln |det dF/dx| (Eq. 3).
 
 `Flow.forward` IS the log-likelihood, so that everything that wraps forward (DDP, compile) wraps the loss. Sampling
-draws a code and inverts it, block by block, each solve proven.
+draws a code and inverts it, block by block, each solve proven; on a GPU the first call prepares what later ones use.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .base import Base
 from .certificate import residual_blocks
 from .elementary import ActNorm, InjectivePad
 from .fixed_point import Solver
+from .inversion import Decoder
 from .logdet import CertifiedSeries, Estimator
 from .residual import EVAL_SEED, EXACT_UP_TO, entering
 from .transform import Shape, Transform, check_batch, dimension
@@ -69,6 +70,8 @@ class Flow(nn.Module):
     ) -> None:
         super().__init__()
         self.transform, self.base, self.estimator, self.event_shape = transform, base, estimator, event_shape
+        #: What turns codes into samples: `decoder.reason` says why the last ones were not accelerated.
+        self.decoder = Decoder()
         if any(isinstance(m, InjectivePad) for m in transform.modules()):
             raise ValueError(
                 "a density needs a transform that keeps the dimension; this one has injective padding, on whose "
@@ -155,11 +158,15 @@ class Flow(nn.Module):
         tolerance: float | None = None,
         solver: Solver | None = None,
     ) -> Tensor:
-        """Draw samples of shape `shape` + (batch of the context) + event, every block's solve proven."""
+        """Draw samples of shape `shape` + (batch of the context) + event, every block's solve proven.
+
+        In eval on a GPU they come from an `Inverter`, which the first call prepares (seconds) and later calls use
+        until the weights change.
+        """
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         count, flat, batch = _spread(shape, context)
         z = self.base.rsample(count, generator)
-        x = self.transform.inverse(z, flat, tolerance=tolerance, solver=solver)
+        x = self.decoder(self.transform, z, flat, tolerance=tolerance, solver=solver)
         return x.reshape(*shape, *batch, *x.shape[1:])
 
     def rsample_and_log_prob(

@@ -16,6 +16,7 @@ from .base import Base
 from .classifier import Classifier
 from .fixed_point import Solver
 from .flow import Flow, LogProb, code_and_log_prob
+from .inversion import Decoder
 from .logdet import Estimator
 from .residual import entering
 from .transform import Shape, Transform
@@ -52,14 +53,14 @@ class Hybrid(nn.Module):
     ) -> None:
         super().__init__()
         self.transform, self.base, self.head = transform, base, head
-        self.estimator, self.event_shape = estimator, event_shape
+        self.estimator, self.event_shape, self.decoder = estimator, event_shape, Decoder()
         _ = self.flow  # refuses a transform that has no density
 
     @property
     def flow(self) -> Flow:
         """The density alone, sharing every weight."""
         view = Flow(self.transform, self.base, estimator=self.estimator, event_shape=self.event_shape)
-        view.training = self.training
+        view.training, view.decoder = self.training, self.decoder
         return view
 
     @property

@@ -9,7 +9,8 @@ product, that of s, needs a graph. Memory does not grow with the number of terms
 in expectation, not probe by probe, and cannot be differentiated again: that raises.
 
 Weights of the roulette, P_k = P(N >= k): value (-1)^(k+1) / (k P_k), k = 1..N; gradient (-1)^k / P_(k+1), k = 0..N-1.
-With continuation probability q the variance is finite for certain only if q > L^2.
+With continuation probability q the variance is finite for certain only if q > L^2. A training step draws one N for all
+(`StoppedRoulette`): its number of terms is then known before it starts, and it can be compiled and recorded.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from torch import Tensor
 
 Pull: TypeAlias = Callable[[Tensor], Tensor]
 Probe: TypeAlias = Literal["rademacher", "gaussian"]
+
+#: How often a series that stops by itself is asked whether it may, in terms: on a GPU asking means waiting.
+LOOK_EVERY = 4
 
 #: Elements of the basis batch that `Jacobian.matrix` handles at once.
 _CHUNK = 1 << 22
@@ -105,8 +109,40 @@ def _check_positive(det: Tensor) -> None:
         )
 
 
+class FixedSeries(Estimator):
+    """A series whose number of terms and whose weights are known before x is: what a compiled step can take."""
+
+    probes: int
+    probe: Probe
+    shared: bool
+
+    @abstractmethod
+    def weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(value, gradient) weights of the terms, each (terms, 1), in the precision of x."""
+
+    def noise(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        """What one probe of every sample is made of: Gaussian numbers, or bits (`signs`)."""
+        return draw_noise(x[:1] if self.shared else x, self.probe, generator).expand_as(x)
+
+    def __call__(
+        self,
+        jacobian: Jacobian,
+        x: Tensor,
+        *,
+        lipschitz: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        value, gradient = self.weights(x)
+        like = x[:1] if self.shared else x
+
+        def once() -> Tensor:
+            return series(jacobian, draw(like, self.probe, generator).expand_as(x), value, gradient)
+
+        return _mean_over_probes(self.probes, once)
+
+
 @dataclass(frozen=True)
-class PowerSeries(Estimator):
+class PowerSeries(FixedSeries):
     """The first `terms` terms of the series, traces estimated with `probes` random vectors a sample (Algorithm 2).
 
     With `shared`, all samples get the same vectors: a sample's number then does not depend on the rest of its batch,
@@ -121,26 +157,16 @@ class PowerSeries(Estimator):
     def __post_init__(self) -> None:
         _check_settings(self.terms, self.probes, self.probe)
 
-    def __call__(
-        self,
-        jacobian: Jacobian,
-        x: Tensor,
-        *,
-        lipschitz: float | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        value, gradient = series_weights(self.terms, x)
-        like = x[:1] if self.shared else x
-
-        def once() -> Tensor:
-            return series(jacobian, draw(like, self.probe, generator).expand_as(x), value, gradient)
-
-        return _mean_over_probes(self.probes, once)
+    def weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return series_weights(self.terms, x)
 
 
 @dataclass(frozen=True)
 class CertifiedSeries(Estimator):
-    """A power series with as many terms as Theorem 3 asks for: truncation costs at most `tolerance` nats a block."""
+    """A power series of which every probe leaves out at most `tolerance` nats a block, with at most Theorem 3's terms.
+
+    Without a graph most samples need fewer, since ||J^n v|| is known on the way (`settled_series`).
+    """
 
     tolerance: float = 1e-3
     probes: int = 1
@@ -161,8 +187,16 @@ class CertifiedSeries(Estimator):
                 f"the number of terms follows from a proven contraction; got Lip(g) <= {lipschitz}. See "
                 "certify(model); tighten_(model) repairs it, or name PowerSeries(terms=...)."
             )
-        terms = terms_needed(lipschitz, math.prod(x.shape[1:]), self.tolerance)
-        return PowerSeries(terms, self.probes, self.probe, self.shared)(jacobian, x, generator=generator)
+        terms, bound = terms_needed(lipschitz, math.prod(x.shape[1:]), self.tolerance), lipschitz
+        whole = PowerSeries(terms, self.probes, self.probe, self.shared)
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return whole(jacobian, x, generator=generator)
+
+        def once() -> Tensor:
+            v = signs(whole.noise(x, generator), x.dtype)
+            return settled_series(jacobian, v, terms, bound, self.tolerance)
+
+        return _mean_over_probes(self.probes, once)
 
 
 @dataclass(frozen=True)
@@ -216,6 +250,39 @@ class RussianRoulette(Estimator):
 
         return _mean_over_probes(self.probes, once)
 
+    def stopped(self, lipschitz: float, u: float) -> StoppedRoulette:
+        """The outcome for a number u, uniform in (0, 1], where every J has a norm of at most `lipschitz`.
+
+        >>> RussianRoulette(terms=2, continuation=0.5).stopped(0.6, u=0.2).count
+        4
+        """
+        if not 0 < u <= 1:
+            raise ValueError(f"u must lie in (0, 1]; got {u}. Draw it as 1 - torch.rand(()).")
+        q = self.probability(lipschitz)
+        count = self.terms + math.floor(math.log(u) / math.log(q))
+        return StoppedRoulette(count, self.terms, q, self.probes, self.probe)
+
+
+@dataclass(frozen=True)
+class StoppedRoulette(FixedSeries):
+    """A roulette that is over: `count` terms, drawn once for all samples and all blocks of a training step.
+
+    `terms` and `continuation` are those it was drawn with. Its mean over the draws is exact, like that of the roulette,
+    and a step takes as many terms as were drawn once, where a batch that draws for every sample takes the most of all.
+    The price is variance: that of the count no longer averages out over the batch and the blocks.
+    """
+
+    count: int
+    terms: int
+    continuation: float
+    probes: int = 1
+    probe: Probe = "rademacher"
+    shared: bool = False
+
+    def weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        k = torch.arange(1, self.count + 1, dtype=torch.float64, device=x.device)[:, None]
+        return _reweighted(k, self.terms, self.continuation, x.dtype)
+
 
 def _check_settings(terms: int, probes: int, probe: str) -> None:
     if terms < 1:
@@ -235,10 +302,19 @@ def _mean_over_probes(probes: int, once: Callable[[], Tensor]) -> Tensor:
 
 def draw(x: Tensor, probe: Probe, generator: torch.Generator | None) -> Tensor:
     """Random vectors like x with mean 0 and covariance I."""
+    return signs(draw_noise(x, probe, generator), x.dtype)
+
+
+def draw_noise(x: Tensor, probe: Probe, generator: torch.Generator | None) -> Tensor:
+    """What `draw` draws: Gaussian numbers, or a bit for every sign."""
     if probe == "gaussian":
         return torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=generator)
-    bits = torch.randint(0, 2, x.shape, device=x.device, generator=generator)
-    return bits.to(x.dtype) * 2 - 1
+    return torch.randint(0, 2, x.shape, dtype=torch.int8, device=x.device, generator=generator)
+
+
+def signs(noise: Tensor, dtype: torch.dtype) -> Tensor:
+    """Noise as probes: bits as signs, other numbers as they are."""
+    return noise if noise.is_floating_point() else noise.to(dtype) * 2 - 1
 
 
 def series_weights(terms: int, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,10 +334,16 @@ def roulette_weights(terms: int, q: float, x: Tensor, generator: torch.Generator
     extra = torch.floor(u.clamp_min(1e-300).log() / math.log(q))
     n = int(extra.max()) + terms
     k = torch.arange(1, n + 1, dtype=torch.float64, device=x.device)[:, None]
-    survival = q ** (k - terms).clamp_min(0)  # P(N >= k)
-    alive = (k <= extra + terms).double()
+    value, gradient = _reweighted(k, terms, q, x.dtype)
+    alive = (k <= extra + terms).to(x.dtype)
+    return value * alive, gradient * alive
+
+
+def _reweighted(k: Tensor, terms: int, q: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The weights of terms k that are reached, one over P(N >= k) each."""
+    survival = q ** (k - terms).clamp_min(0)
     sign = 1 - 2 * ((k - 1) % 2)
-    return (sign / k / survival * alive).to(x.dtype), (sign / survival * alive).to(x.dtype)
+    return (sign / k / survival).to(dtype), (sign / survival).to(dtype)
 
 
 def series(jacobian: Jacobian, v: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
@@ -279,6 +361,24 @@ def series(jacobian: Jacobian, v: Tensor, value: Tensor, gradient: Tensor) -> Te
         return total
     surrogate = (jacobian(s) * v).flatten(1).sum(1)
     return attach_gradient(total, surrogate)
+
+
+def settled_series(jacobian: Jacobian, v: Tensor, most: int, lipschitz: float, tolerance: float) -> Tensor:
+    """sum_k (-1)^(k+1) v' J^k v / k, for each sample until the rest is at most `tolerance`; at most `most` terms.
+
+    After n terms the rest is at most ||v|| ||(J')^n v|| sum_k>n L^(k-n) / k. A sample's number of terms is its own,
+    so that its value has nothing to do with the samples beside it.
+    """
+    total, w, going = v.new_zeros(len(v)), v, torch.ones(len(v), dtype=torch.bool, device=v.device)
+    factor = v.flatten(1).norm(dim=1) * (lipschitz / (1 - lipschitz))
+    for k in range(1, most + 1):
+        w = jacobian(w)
+        term = (w * v).flatten(1).sum(1) * ((1 - 2 * ((k - 1) % 2)) / k)
+        total = total + torch.where(going, term, 0.0)
+        going = going & ~(factor * w.flatten(1).norm(dim=1) / (k + 1) <= tolerance)
+        if k % LOOK_EVERY == 0 and not bool(going.any()):
+            break
+    return total
 
 
 def attach_gradient(value: Tensor, surrogate: Tensor) -> Tensor:

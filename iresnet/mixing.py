@@ -1,9 +1,11 @@
-"""InvertibleConv1x1: a linear map of the channels, the same at every position, with its determinant at hand.
+"""Linear maps of the channels, the same at every position: InvertibleConv1x1, its determinant at hand, and Reverse.
 
 W = P L U, with a fixed permutation P, L lower triangular with a unit diagonal, U upper triangular with diagonal
 sign exp(log_s), so that W is invertible whatever the parameters are (Glow; an option here, not in the paper):
 
     z = W x,    ln |det| = (height * width) sum(log_s),    x = U^-1 L^-1 P' z    by two triangular solves
+
+Reverse is the permutation that such convolutions came to replace: the channels in the opposite order.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from .fixed_point import Solver
 from .logdet import Estimator
 from .spectral import ROUNDING_MARGIN
-from .transform import Shape, Stretch, Transform, check_batch, dimension
+from .transform import ISOMETRY, Shape, Stretch, Transform, check_batch, dimension
 
 
 class InvertibleConv1x1(Transform):
@@ -52,10 +54,7 @@ class InvertibleConv1x1(Transform):
         self._check(x, "x")
         with _in_full_precision(x):
             lower, upper = self._triangles(x.dtype)
-            # A product of matrices, since a convolution may round its factors to TF32; and one that is the same with
-            # and without gradients, which torch.matmul is not.
-            weight = (lower @ upper)[self.permutation].expand(len(x), -1, -1)
-            return torch.bmm(weight, x.to(weight.dtype).reshape(len(x), self.channels, -1)).view(x.shape)
+            return _product((lower @ upper).index_select(0, self.permutation), x)
 
     def forward_and_logdet(
         self,
@@ -126,6 +125,54 @@ class InvertibleConv1x1(Transform):
                 f"{name} must have shape (batch, {self.channels}, ...) for InvertibleConv1x1({self.channels}); "
                 f"got {tuple(x.shape)}. Give InvertibleConv1x1 the size of dimension 1."
             )
+
+
+class Reverse(Transform):
+    """The channels in the opposite order: an isometry, and its own inverse.
+
+    >>> Reverse()(torch.tensor([[1.0, 2.0, 3.0]])).tolist()
+    [[3.0, 2.0, 1.0]]
+    """
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        check_batch(x)
+        return x.flip(1)
+
+    def forward_and_logdet(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return self(x), torch.zeros(len(x), dtype=x.dtype, device=x.device)
+
+    def inverse(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> Tensor:
+        check_batch(z, "z")
+        return z.flip(1)
+
+    def stretch(self, input_shape: Shape | None = None) -> Stretch:
+        return ISOMETRY
+
+
+def _product(weight: Tensor, x: Tensor) -> Tensor:
+    """W x in every position: a product of matrices, since a convolution may round its factors to TF32; and one that is
+    the same with and without gradients, which torch.matmul is not. What lies in rows of channels stays so."""
+    x = x.to(weight.dtype)
+    if x.dim() == 2:
+        return torch.mm(x, weight.T)
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
+        rows = x.permute(0, 2, 3, 1)
+        return torch.mm(rows.reshape(-1, len(weight)), weight.T).view(rows.shape).permute(0, 3, 1, 2)
+    return torch.bmm(weight.expand(len(x), -1, -1), x.reshape(len(x), len(weight), -1)).view(x.shape)
 
 
 def _rotation(d: int) -> Tensor:

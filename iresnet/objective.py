@@ -210,7 +210,10 @@ def expansion(transform: Transform) -> Tensor | float:
         return 1 / transform.std.min()
     parts = transform.parts()
     if not parts:
-        return transform.stretch().forward
+        own = transform.stretch().forward
+        if math.isinf(own):
+            raise NoBoundKnown(f"No Lipschitz constant is known for {type(transform).__name__}.")
+        return own
     total: Tensor | float = 1.0
     for position, (_, part, _) in enumerate(parts):
         factor = expansion(part)

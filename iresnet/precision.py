@@ -37,6 +37,17 @@ def chosen_convolutions() -> Iterator[None]:
         cudnn.benchmark = before
 
 
+@contextmanager
+def float32_sums() -> Iterator[None]:
+    """Within this context products of bfloat16 that are made in parts are added up in float32, parts and all."""
+    matmul: Any = torch.backends.cuda.matmul
+    before, matmul.allow_bf16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction, False
+    try:
+        yield
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction = before
+
+
 def _places() -> list[tuple[Any, str, dict[str, Any]]]:
     """(object, attribute, its values by name) of every switch: torch had others before 2.9, and does not mix them."""
     backends: Any = torch.backends

@@ -41,8 +41,8 @@ class Training:
     linear: flat, then straight down to zero over the last `cooldown` part; cosine: half a cosine down to zero;
     constant: flat; milestones: times `decay` after each of these parts of training. With `epochs` the number of steps
     follows from the data. `weight_decay` acts on the weights of linear layers and convolutions in residual branches
-    alone, `head_decay` on those of the head: decoupled from the gradient for adam, and as an l2 penalty for adamax and
-    sgd. `select` says which weights a run releases: the best on validation data, or the last.
+    and conditioners alone, `head_decay` on those of the head: decoupled from the gradient for adam, and as an l2
+    penalty for adamax and sgd. `select` says which weights a run releases: the best on validation data, or the last.
     """
 
     steps: int = 1000
@@ -264,10 +264,11 @@ def make_optimiser(objective: Objective, settings: Training) -> torch.optim.Opti
 
 
 def parameter_groups(objective: Objective, settings: Training) -> list[dict[str, Any]]:
-    """Weights of residual branches, those of the head, and the rest (biases, scales, the base), which never decays."""
+    """Weights of branches and conditioners, those of the head, and the rest (biases, scales, the base), undecayed."""
     branches, head, rest = [], [], []
     for name, parameter in objective.named_parameters():
-        if name.endswith(".original") or (".g." in name and parameter.dim() > 1):
+        inside = any(place in name for place in (".g.", ".conditioner.", ".lazy."))  # of blocks, couplings, zuko's
+        if name.endswith(".original") or (inside and parameter.dim() > 1):
             branches.append(parameter)
         elif name.startswith("model.head.") and parameter.dim() > 1:
             head.append(parameter)

@@ -21,13 +21,13 @@ from iresnet import (
     contractive_convnet,
     contractive_mlp,
 )
-from iresnet.acceleration import convolution, refinement
-from iresnet.acceleration.arithmetic import Arithmetic
-from iresnet.acceleration.branch import Form, Maker
-from iresnet.acceleration.inverse import Inverter
-from iresnet.acceleration.refinement import Schedule
-from iresnet.acceleration.rounding import absolute_norm, bend
 from iresnet.evaluation import solving
+from iresnet.inversion import convolution, refinement
+from iresnet.inversion.arithmetic import Arithmetic
+from iresnet.inversion.branch import Form, Maker
+from iresnet.inversion.inverter import Inverter
+from iresnet.inversion.refinement import Schedule
+from iresnet.inversion.rounding import absolute_norm, bend
 from iresnet.lipschitz import linearise, program, refresh_
 from iresnet.mixing import InvertibleConv1x1
 from iresnet.multiscale import Flatten
@@ -111,6 +111,18 @@ def test_every_way_convolves(way, kernel, padding, bias):
         torch.testing.assert_close(way(step, x, values), layer(x), atol=1e-12, rtol=1e-12)
         values[0] = convolution.arranged(values[0])
         torch.testing.assert_close(way(step, x, values), layer(x), atol=1e-12, rtol=1e-12)
+
+
+def test_a_way_that_does_not_fit_is_not_taken(monkeypatch):
+    layer = nn.Conv2d(3, 5, 3, padding=1, dtype=torch.float64)
+    (step,), values, x = program.read(nn.Sequential(layer)), program.tensors(layer), normal(2, 3, 6, 7)
+
+    def large(*arguments):
+        raise torch.cuda.OutOfMemoryError("no")
+
+    ways = {name: convolution.native if name == "native" else large for name in convolution.CONVOLUTIONS}
+    monkeypatch.setattr(convolution, "CONVOLUTIONS", ways)
+    assert convolution.fastest(step, x, values) is convolution.native
 
 
 @pytest.mark.parametrize(
@@ -211,6 +223,106 @@ def test_evaluation_takes_it_on_a_gpu_and_reports_the_same(chain, pair, monkeypa
         solving._solve(model, z, **options)
     solving._solve(images(MaxMin).double(), z)
     assert [bool(i.reason) for i in made] == [False, True]
+
+
+# --------------------------------------------------------------------------------------------------- proof by states
+
+
+def test_the_states_that_x_leads_to_are_solutions():
+    """All blocks but the last have no residual; the last has that of its code, and so has the whole."""
+    chain, z = Chain(linear_block(A), linear_block(A), ActNorm(3).double()), normal(4, 3)
+    inverter = Inverter(chain, z, tolerance=1e-2, arithmetic=Arithmetic("bfloat16", "native"))
+    assert inverter.goes_forward
+    solution = inverter.attempt(z)
+    one = torch.eye(3, dtype=A.dtype) + A
+    residual = (solution.x @ (one @ one).T - z).norm(dim=1)
+    gap = 1 - chain[0].bound((3,)).value
+    torch.testing.assert_close(solution.code_residual, residual, atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(solution.largest_block_bound, residual / gap, atol=1e-10, rtol=1e-9)
+    torch.testing.assert_close(solution.composed_bound, residual / gap**2, atol=1e-9, rtol=1e-9)
+    exact = z @ (INVERSE @ INVERSE).T
+    assert bool(((solution.x - exact).norm(dim=1) <= solution.composed_bound).all())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_state_is_as_close_to_its_solution_as_was_asked(seed):
+    torch.manual_seed(seed)
+    blocks = [rouse_(ResidualBlock(contractive_mlp(6, (12,), lipschitz=0.9)), seed + i).eval() for i in range(4)]
+    chain, z = Chain(*blocks), 3 * normal(8, 6, seed=seed)
+    inverter = Inverter(chain, z, tolerance=1e-3, arithmetic=Arithmetic("float16", "native"))
+    solution = inverter.attempt(z)
+    assert inverter.goes_forward
+    assert bool(solution.converged.all())
+    states = [solution.x]
+    with torch.no_grad():
+        for block in blocks[:-1]:
+            states.append(block.reference(states[-1]))
+    for block, x, code in zip(blocks, states, [*states[1:], z], strict=True):
+        exact = copy.deepcopy(block).double().solve(code, tolerance=1e-11).x
+        assert float((x - exact).norm(dim=1).max()) <= float(solution.largest_block_bound.max()) <= 1e-3
+
+
+def test_one_evaluation_in_float64_proves_and_gives_the_code_residual(chain, pair, monkeypatch):
+    _, z = pair
+    inverter = Inverter(chain, z)
+    blockwise = inverter.with_code("float64")
+    blockwise.goes_forward = False
+    counts, plain = [], Form.__call__
+    monkeypatch.setattr(Form, "__call__", lambda self, x: counts.append(x.dtype) or plain(self, x))
+    forward = inverter.attempt(z)
+    few, _ = counts.count(torch.float64), counts.clear()
+    by_blocks = blockwise.attempt(z)
+    assert counts.count(torch.float64) - few == len(inverter.schedules)
+    assert bool((forward.x == by_blocks.x).all())
+    torch.testing.assert_close(forward.code_residual, by_blocks.code_residual, atol=1e-12, rtol=1e-6)
+
+
+def test_where_errors_add_up_every_block_is_proven_by_itself():
+    """Blocks that all stretch by 1.8: what is left of the first is multiplied by all that follow."""
+    stretch, z, plan = linear_block(0.8 * torch.eye(3, dtype=A.dtype)), normal(4, 3), Schedule(12, ())
+    for depth in (1, 12):
+        chain = Chain(*(copy.deepcopy(stretch) for _ in range(depth)))
+        inverter = Inverter(chain, z, tolerance=2.0, schedule=plan, arithmetic=Arithmetic("float32", "native"))
+        solution = inverter.attempt(z)
+        assert bool(solution.converged.all())
+        assert inverter.goes_forward == (depth == 1)
+        assert (float(solution.code_residual.max()) / 0.2 > 2.0) == (depth == 12)
+
+
+def test_only_what_evaluates_the_code_goes_forward(chain, pair):
+    _, z = pair
+    inverter = Inverter(chain, z)
+    assert inverter.goes_forward
+    assert not inverter.with_code("none").goes_forward
+    assert not Inverter(chain, z, arithmetic=Arithmetic("float32", "native", proof="residual")).goes_forward
+
+
+# --------------------------------------------------------------------------------------------------- float32 in parts
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(5, 4, 3, padding=1), nn.Conv2d(4, 6, 3, stride=2, bias=False), nn.Linear(7, 3)], ids=str
+)
+def test_two_parts_are_the_whole_but_for_a_few_millionths(layer):
+    (step,), values = program.read(nn.Sequential(layer)), [t.detach() for t in program.tensors(layer)]
+    x = normal(3, layer.weight.shape[1], *(() if isinstance(layer, nn.Linear) else (6, 6))).float()
+    exact = program.apply(step, x.double(), [v.double() for v in values])
+    found = convolution.split(step, x, [convolution.parted(values[0]), *values[1:]])
+    assert float((found - exact).norm() / exact.norm()) < 2.0**-20
+    upper = convolution._upper(x)
+    assert bool((upper.view(torch.int32) % 2**13 == 0).all())
+    assert float(((x - upper) / x).abs().max()) <= 2.0**-11
+
+
+def test_residuals_in_two_parts_refine_as_well(chain, pair):
+    x, z = pair
+    inverter = Inverter(chain, z, tolerance=1e-6, arithmetic=Arithmetic("float16", "gathered", single="split"))
+    assert any(s.single for s in inverter.schedules)
+    solution = inverter.attempt(z)
+    assert bool(solution.converged.all())
+    assert float(solution.measured_error(x).max()) <= float(solution.composed_bound.max())
+    grouped = nn.Conv2d(4, 4, 3, groups=2)
+    assert not convolution.can_split(program.read(nn.Sequential(grouped))[0])
 
 
 # --------------------------------------------------------------------------------------------------- proof by a product
@@ -432,7 +544,7 @@ def test_what_is_not_accelerated_says_why_and_is_solved(transform, sentence):
     inverter = Inverter(Chain(transform.double().eval()), (3, 4))
     assert sentence in inverter.reason
     assert bool(inverter.solve(normal(3, 4)).converged.all())
-    with pytest.raises(ValueError, match="attempt needs a chain that is accelerated"):
+    with pytest.raises(ValueError, match="attempt needs a transform that is accelerated"):
         inverter.attempt(normal(3, 4))
 
 
@@ -461,6 +573,8 @@ def test_bad_input_is_refused_in_a_sentence(chain):
         Arithmetic(exact="fft")
     with pytest.raises(ValueError, match="at least one coarse evaluation and no negative number of terms; got 0"):
         Schedule(0)
+    with pytest.raises(ValueError, match="single must be one of float32, split; got 'half'"):
+        Arithmetic(single="half")
     with pytest.raises(ValueError, match="code must be one of float64, linear, none; got 'exact'"):
         Arithmetic(code="exact")
     with pytest.raises(ValueError, match="by a product after a refinement in float64; got 'product' and 0 refinements"):
@@ -482,10 +596,11 @@ def test_a_branch_without_ways_takes_the_librarys_own():
 
 
 @GPU
+@pytest.mark.parametrize("single", ["float32", "split"])
 @pytest.mark.parametrize("working", ["float16", "bfloat16", "tf32", "float32"])
-def test_a_graph_computes_what_the_chain_does(chain, pair, working):
+def test_a_graph_computes_what_the_chain_does(chain, pair, working, single):
     x, z = (t.cuda() for t in pair)
-    inverter = Inverter(copy.deepcopy(chain).cuda(), z, arithmetic=Arithmetic(working))
+    inverter = Inverter(copy.deepcopy(chain).cuda(), z, arithmetic=Arithmetic(working, single=single))
     first, second = inverter.attempt(z), inverter.attempt(z.flip(0))
     assert bool(first.converged.all())
     assert float(first.measured_error(x).max()) <= float(first.composed_bound.max())

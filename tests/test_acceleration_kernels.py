@@ -6,19 +6,25 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from iresnet.acceleration import kernels
-from iresnet.acceleration.kernels import tuning
+from iresnet.acceleration import dual as dual_unit
+from iresnet.acceleration import kernels, maps
+from iresnet.acceleration.kernels import tuning, wide
 from iresnet.acceleration.kernels.launch import Saved, _kernel, _kernels
+from iresnet.acceleration.maps import Dense, Unrolled
 from iresnet.lipschitz import program
 
 #: One case for every method (narrow, own, library), sizes that fit no tile, with and without bias and ActNorm.
 CASES = [(2, 16, 6, 5, True), (1, 16, 9, 9, False), (1, 32, 5, 7, True), (1, 64, 5, 5, False), (1, 128, 4, 3, True)]
+
+#: Rows, depth, columns and period of products: sizes that fit no tile, and rows of slopes that repeat.
+PRODUCTS = [(70, 40, 128, 70), (140, 64, 256, 70)]
 
 
 def plain(x, y, bias, norm, values, dtype=torch.float32):
@@ -71,7 +77,7 @@ def test_kernels_interpreted_equal_autograd_in_float32():
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     errors = [float(line) for line in done.stdout.split()]
-    assert len(errors) == len(CASES)
+    assert len(errors) == len(CASES) + 2 * len(PRODUCTS)
     assert max(errors) < 5e-6
 
 
@@ -180,7 +186,136 @@ def test_gradients_lie_one_after_another_as_w1_w3_w2():
     assert middle.flatten().tolist() == [72, 73, 74, 75]
 
 
+def product_error(rows, depth, columns, period, dtype=torch.float32, device="cpu") -> float:
+    """The error of `product_times`, relative to the result in float64."""
+    g = torch.Generator().manual_seed(rows)
+    a, b, d = (
+        torch.randn(*s, generator=g).to(device, dtype) for s in ((rows, depth), (depth, columns), (period, columns))
+    )
+    expected = (a.double() @ b.double()) * d.double().repeat(rows // period, 1)
+    return max(
+        largest_error([kernels.product_times(a, b, d, tile)], [expected])
+        for tile in kernels.PRODUCT_TILES
+        if columns % tile.columns == 0
+    )
+
+
+def bent(a, m, bias, dual):
+    """What `wide.bend` computes, by torch."""
+    rows = len(a) // (1 + dual)
+    h, t = (a @ m.T)[:rows] + bias, (a @ m.T)[rows:]
+    return torch.cat([F.elu(h), t * torch.where(h > 0, 1.0, h.exp())]) if dual else F.elu(h)
+
+
+def bent_back(a, b, made, dual):
+    """What `wide.bend_back` computes: the same gradients from the values that were made."""
+    rows = len(a) // (1 + dual)
+    g, q = (a @ b)[:rows], (a @ b)[rows:]
+    value, tangent = made[:rows], made[rows:]
+    slope = value.clamp(max=0) + 1
+    g = g * slope + (torch.where(value < 0, q * tangent, 0 * q) if dual else 0)
+    return torch.cat([g, q * slope] if dual else [g]), g.float()
+
+
+def bend_error(rows, depth, columns, dtype=torch.float32, device="cpu") -> float:
+    """The error of `bend` and `bend_back` beside torch's, with tangents and without."""
+    g, errors = torch.Generator().manual_seed(rows), []
+    draw = lambda *shape: (torch.randn(*shape, generator=g) / 4).to(device, dtype)  # noqa: E731
+    for dual in (True, False):
+        a, m, bias, made = draw(2 * rows, depth), draw(columns, depth), draw(columns).float(), draw(2 * rows, columns)
+        if not dual:
+            a, made = a[:rows].contiguous(), made[:rows].contiguous()
+        exact = [t.double() for t in (a, m, bias, made)]
+        expected = [bent(exact[0], exact[1], exact[2], dual), *bent_back(exact[0], exact[1].T, exact[3], dual)]
+        for tile in wide.TILES:
+            out = a.new_empty(len(a), columns)
+            wide._launch_bend(a, m, bias, out, dual, tile)
+            back, sums = wide._launch_back(a, m.T.contiguous(), made, dual, tile)
+            errors.append(largest_error([out, back, sums.sum(0)], [*expected[:2], expected[2].sum(0)]))
+    return max(errors)
+
+
+def test_the_backward_of_an_activation_and_its_tangent_is_that_of_autograd():
+    """Only the values that were made are needed: a'' t' is t where h < 0."""
+    g = torch.Generator().manual_seed(0)
+    h, t, p, q = (torch.randn(6, 5, generator=g, dtype=torch.float64) for _ in range(4))
+    leaves = [h.requires_grad_(), t.requires_grad_()]
+    made = torch.cat([F.elu(h), t * torch.where(h > 0, 1.0, h.exp())])
+    expected = torch.cat(torch.autograd.grad(made, leaves, torch.cat([p, q])))
+    eye = torch.eye(5, dtype=torch.float64)
+    torch.testing.assert_close(bent_back(torch.cat([p, q]), eye, made.detach(), True)[0], expected)
+
+
+@pytest.mark.parametrize("dual", [True, False])
+def test_a_wide_unit_is_its_layers_one_by_one(monkeypatch, dual):
+    """The differentiable function with torch in place of the kernels."""
+    monkeypatch.setattr(wide, "bend", bent)
+    monkeypatch.setattr(wide, "bend_back", lambda *arguments: bent_back(*arguments))
+    torch.manual_seed(0)
+    way = dual_unit.Way(torch.float32, int(dual), False)
+    parts = dual_unit.stages(program.read(wide_branch()))
+    values = [v.detach().clone().requires_grad_() for v in program.tensors(wide_branch())[:-1]]
+    layers = dual_unit.read_layers(parts, values, (4, 3), 2, way)
+    layers = [
+        replace(t, map=m, matrix=m.matrix(t.weight.detach()))
+        for t in layers
+        for m in [Unrolled(tuple(t.weight.shape), (4, 3), False) if t.weight.shape[2] == 3 else t.map]
+    ]
+    x = torch.randn(24, 2, requires_grad=True)
+    both = torch.cat([x.detach(), torch.randn(24, 2)]) if dual else x.detach()
+    results = []
+    for through in (dual_unit._by_kernels, dual_unit._layer_by_layer):
+        h, slopes = through(way, layers, x, both)
+        made = [maps.slope_of(s.values) if s.activated else s.values for s in slopes[1:]] if dual else []
+        results.append([h, *made, *torch.autograd.grad(h, [x, *values], torch.ones_like(h).cumsum(0) / 9)])
+    torch.testing.assert_close(results[0], results[1], atol=1e-4, rtol=1e-4)
+
+
+def wide_branch():
+    torch.manual_seed(1)
+    layers = [nn.Conv2d(2, 20, 3, padding=1), nn.Conv2d(20, 20, 1), nn.Conv2d(20, 2, 3, padding=1)]
+    return nn.Sequential(layers[0], nn.ELU(), layers[1], nn.ELU(), layers[2])
+
+
+def test_a_wide_unit_is_known_by_its_layers():
+    def known(*, kinds=("", "elu", "elu"), bias=True, ready=True, inner=128):
+        first, last = Unrolled((inner, 2, 3, 3), (4, 4), True), Unrolled((2, inner, 3, 3), (4, 4), True)
+        biases = [torch.zeros(inner) if bias else None, torch.zeros(inner), None]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(wide, "is_ready", lambda *_: ready)
+            return wide.supported([first, Dense((inner, inner, 1, 1)), last], list(kinds), biases, torch.zeros(1))
+
+    assert known()
+    assert not known(kinds=("elu", "elu", "elu"))
+    assert not known(kinds=("", "elu", "lipswish"))
+    assert not known(bias=False)
+    assert not known(ready=False)
+    assert not known(inner=96)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("rows", "depth"), [(2048, 512), (500, 112), (33, 432)])
+def test_products_with_an_activation_on_a_gpu_are_those_of_torch(rows, depth):
+    assert bend_error(rows, depth, 512, torch.bfloat16, "cuda") < 1e-2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("rows", "depth", "period"), [(2048, 512, 2048), (1000, 112, 500), (4096, 432, 2048)])
+def test_a_product_times_slopes_on_a_gpu_is_that_of_torch(rows, depth, period):
+    assert product_error(rows, depth, 512, period, torch.bfloat16, "cuda") < 5e-3
+
+
+def test_products_are_multiplied_by_kernels_only_on_a_gpu_and_in_bfloat16():
+    tile, cpu = kernels.PRODUCT_TILES[0], torch.device("cpu")
+    assert not kernels.multiplies((512, 512), torch.bfloat16, cpu, tile)
+    if torch.cuda.is_available():
+        assert not kernels.multiplies((512, 512), torch.float32, torch.device("cuda", 0), tile)
+
+
 if __name__ == "__main__":
+    for product in PRODUCTS:
+        print(product_error(*product))
+        print(bend_error(*product[:3]))
     for case in CASES:
         given = inputs(*case)
         print(largest_error(outputs_and_gradients(kernels.advance, *given), outputs_and_gradients(plain, *given)))

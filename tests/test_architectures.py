@@ -331,7 +331,11 @@ class TestNetwork:
             ({"preprocessing": "none"}, "preprocessing must be one of logit, standardise, centre; got 'none'."),
             ({"normalisation": "layer"}, "normalisation must be one of actnorm, batchnorm, none; got 'layer'."),
             ({"readout": "mlp"}, "readout must be one of linear, batchnorm, lipschitz; got 'mlp'."),
-            ({"family": "glow"}, "family must be one of iresnet, resnet; got 'glow'."),
+            (
+                {"family": "glov"},
+                "family must be one of iresnet, resnet, glow, glow-additive, realnvp, nice, irevnet, made, maf, "
+                "ffjord; got 'glov'.",
+            ),
             (
                 {"normalisation": "batchnorm"},
                 "normalisation 'batchnorm' has no Lipschitz bound, so it needs constrained = false; got true.",

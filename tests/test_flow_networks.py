@@ -83,19 +83,29 @@ class TestMixing:
 class TestTail:
     def test_blocks_on_all_of_the_code(self):
         model = made(replace(SMALL, tail=2, tail_width=5, depth=1))
-        pair = ["ActNorm", "ResidualBlock"]
-        assert kinds(model.transform)[-6:] == ["Flatten", *pair, *pair, "ActNorm"]
+        assert kinds(model.transform)[-5:] == ["ResidualBlock", "ActNorm", "Flatten", "ResidualBlock", "ResidualBlock"]
         assert kinds(model.transform).count("Flatten") == 1
         g = model.transform[-2].g
         assert [(m.in_features, m.out_features) for m in g if isinstance(m, nn.Linear)] == [(64, 5), (5, 64)]
-        assert model.transform[-1].channels == 64
         assert model.base.shape == (64,)
+
+    def test_a_pixel_that_was_blank_in_the_first_batch_is_not_impossible_later(self):
+        """An ActNorm for every number of the code would divide by the spread of its noise."""
+        model = made(replace(SMALL, tail=1, preprocessing="centre"), Schema((1, 8, 8), levels=256))
+        x = 128 + 60 * torch.rand(32, 1, 8, 8)
+        x[:, :, 0, 0] = torch.rand(32, 1)  # blank but for the noise of dequantisation
+        model(x)
+        model.eval()
+        ordinary, bright = x[:1].clone(), x[:1].clone()
+        bright[:, :, 0, 0] = 200.0
+        nats = (model.log_prob(ordinary) - model.log_prob(bright)).item()
+        assert abs(nats) < 100
 
     def test_after_splits_the_code_is_in_a_row_already(self):
         model = made(replace(SMALL, tail=1, factor_out=True))
         assert type(model.transform) is Chain
-        assert kinds(model.transform) == ["Multiscale", "ActNorm", "ResidualBlock", "ActNorm"]
-        assert type(list(model.transform[0])[-1][-1]) is ResidualBlock  # the last ActNorm comes after the tail
+        assert kinds(model.transform) == ["Multiscale", "ResidualBlock"]
+        assert type(list(model.transform[0])[-1][-1]) is ActNorm  # the last one comes before the tail
 
     def test_a_row_of_a_table_needs_no_flattening(self):
         model = made(replace(SMALL, blocks=(1,), tail=1), Schema((5,), columns=tuple("abcde")))
@@ -155,10 +165,11 @@ class TestPresets:
         model, schema = shaped(name)
         assert [at for _, _, at in residual_blocks(model, schema.shape)] == SHAPES[name]
 
-    def test_an_actnorm_before_every_block_and_last(self, name):
+    def test_an_actnorm_before_every_block_but_those_of_the_tail_and_one_more(self, name):
         model, _ = shaped(name)
         blocks = [m for m in model.modules() if isinstance(m, ResidualBlock)]
-        assert sum(isinstance(m, ActNorm) for m in model.modules()) == len(blocks) + 1
+        tail = min(1, PRESETS[name].network.tail)
+        assert sum(isinstance(m, ActNorm) for m in model.modules()) == len(blocks) - tail + 1
 
     def test_the_base_is_a_learned_normal(self, name):
         model, schema = shaped(name)
@@ -207,7 +218,7 @@ def test_blocks_and_coefficients():
     assert {name: (n.blocks, n.width, n.terms) for name, n in networks.items()} == {
         "cifar10-flow": ((16, 16, 16), 512, 5),
         "cifar10-flow-appendix": ((32, 32, 32), 512, 5),
-        "cifar10-flow-modern": ((16, 16, 16), 512, 2),
+        "cifar10-flow-modern": ((16, 16, 16), 128, 2),
         "mnist-flow": ((32, 32, 32), 32, 10),
         "mnist-flow-small": ((16, 16), 64, 8),
     }
@@ -215,8 +226,16 @@ def test_blocks_and_coefficients():
     assert all(networks[name].lipschitz == pytest.approx(0.9**3) for name in paper)
     assert all((networks[name].activation, networks[name].kernels) == ("elu", (3, 1, 3)) for name in paper)
     modern = networks["cifar10-flow-modern"]
-    assert modern.lipschitz == pytest.approx(0.98**3)
+    assert (modern.branch, modern.kernels, modern.lipschitz) == ("dense", (3, 3, 3, 1), 0.98)
     assert (modern.activation, modern.estimator, modern.tail) == ("lipswish", "roulette", 4)
+    assert PRESETS["cifar10-flow-modern"].training.average == 0.999
+
+
+def test_every_layer_of_the_modern_one_has_the_norm_098():
+    model, _ = shaped("cifar10-flow-modern")
+    convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    assert {cap_of(m).coefficient for m in convolutions} == {0.98}
+    assert all(block.bound(at).value <= 0.98 for _, block, at in residual_blocks(model, (3, 32, 32)))
 
 
 def test_half_of_the_channels_leaves_after_each_scale_of_the_released_shape():

@@ -22,7 +22,7 @@ from iresnet import (
     terms_needed,
     truncation_bound,
 )
-from iresnet.logdet import Jacobian, draw, roulette_weights, series, series_weights
+from iresnet.logdet import Jacobian, StoppedRoulette, draw, roulette_weights, series, series_weights
 from tests.zoo import DOUBLE, UserNet, contraction, dense_jacobian, linear_block, normal, rouse_
 
 PROBES = ["rademacher", "gaussian"]
@@ -279,7 +279,44 @@ class TestSeries:
         for estimator in (Exact(), PowerSeries(3), RussianRoulette(), CertifiedSeries()):
             assert estimator(linear(contraction(3, 0.5), x), x, lipschitz=0.5).shape == (1,)
 
-    def test_certified_series_takes_its_terms_from_the_bound(self):
+    @pytest.mark.parametrize("probe", PROBES)
+    @pytest.mark.parametrize("tolerance", [1e-1, 1e-3, 1e-6])
+    def test_a_certified_series_stops_as_soon_as_the_rest_is_small_for_certain(self, tolerance, probe):
+        """The rest of a probe's series is within the tolerance, and J that is smaller than its bound needs less."""
+        a, x, products = contraction(6, 0.4), normal(50, 6), []
+        jacobian = Jacobian(lambda v: products.append(1) or v @ a)
+        with torch.no_grad():
+            got = CertifiedSeries(tolerance, probe=probe)(jacobian, x, lipschitz=0.9, generator=seeded(0))
+        whole = PowerSeries(200, probe=probe)(linear(a, x), x, generator=seeded(0))
+        assert 0 < (got - whole).abs().max() <= tolerance
+        assert len(products) < terms_needed(0.9, 6, tolerance) / 2
+
+    def test_the_rest_of_a_certified_series_is_bounded_where_it_is_largest(self):
+        """J = -L I: every bound is an equality but the last, and a looser rule would stop too early."""
+        x, bound = normal(3, 4), 0.9
+        with torch.no_grad():
+            for tolerance in (1.0, 1e-2, 1e-4):
+                series = CertifiedSeries(tolerance)
+                got = series(linear(-bound * torch.eye(4, dtype=DOUBLE), x), x, lipschitz=bound, generator=seeded(0))
+                rest = (got - 4 * math.log(1 - bound)).abs()
+                assert rest.max() <= tolerance
+                assert rest.max() > tolerance / 10
+
+    def test_a_certified_sum_has_nothing_to_do_with_the_samples_beside_it(self):
+        """Samples whose Jacobians differ stop at their own terms: alone, and among others that take longer."""
+        scale = torch.tensor([0.01, 0.3, 0.9], dtype=DOUBLE)[:, None]
+        a, x = contraction(5, 1.0), normal(3, 5)
+        series = CertifiedSeries(1e-2, shared=True)
+        with torch.no_grad():
+            together = series(Jacobian(lambda v: scale * (v @ a)), x, lipschitz=0.9, generator=seeded(0))
+            for i in range(3):
+                one = scale[i : i + 1]
+                alone = series(
+                    Jacobian(lambda v, one=one: one * (v @ a)), x[i : i + 1], lipschitz=0.9, generator=seeded(0)
+                )
+                torch.testing.assert_close(alone[0], together[i], rtol=1e-12, atol=1e-12)
+
+    def test_with_a_graph_a_certified_series_takes_its_terms_from_the_bound(self):
         a, x = contraction(3, 0.8), normal(2, 3)
         n = terms_needed(0.8, 3, 1e-4)
         got = CertifiedSeries(1e-4)(linear(a, x), x, lipschitz=0.8, generator=seeded(0))
@@ -387,6 +424,56 @@ class TestRoulette:
         drawn = RussianRoulette(terms=2)(linear(a, x), x, lipschitz=lipschitz, generator=seeded(0))
         truth = torch.tensor(d * math.log(1 - lipschitz), dtype=DOUBLE)
         assert_mean(drawn, truth, sharp=0.05)
+
+
+class TestOneDrawForAll:
+    """`StoppedRoulette`: the number of terms of a training step, the same for all samples and blocks."""
+
+    def test_counts_have_the_distribution_of_the_roulette(self):
+        """N >= k exactly for u <= q^(k - terms)."""
+        roulette = RussianRoulette(terms=2, continuation=0.6)
+        for k in range(2, 12):
+            p = 0.6 ** (k - 2)
+            assert roulette.stopped(0.7, u=p * (1 - 1e-9)).count >= k
+            assert k == 2 or roulette.stopped(0.7, u=min(1.0, p * (1 + 1e-9))).count < k
+
+    def test_weights_are_those_of_a_sample_that_drew_this_count(self):
+        x = torch.zeros(200, 1, dtype=DOUBLE)
+        value, gradient = roulette_weights(3, 0.7, x, seeded(0))
+        i = int((value != 0).sum(0).argmax())
+        stopped = StoppedRoulette(len(value), 3, 0.7)
+        for got, expected in zip(stopped.weights(x), (value, gradient), strict=True):
+            torch.testing.assert_close(got[:, 0], expected[:, i])
+
+    @pytest.mark.parametrize("kind", ["mlp", "conv"])
+    def test_value_and_gradient_are_unbiased(self, kind):
+        """Groups of samples share a draw: the mean of a group is one draw of the estimate."""
+        block, shape = block_of(kind, lipschitz=0.6)
+        base, params = normal(2, *shape, seed=1), list(block.parameters())
+        weight = torch.tensor([1.0, -2.0], dtype=DOUBLE)
+        exact = block.forward_and_logdet(base)[1]
+        expected = gradient((exact * weight).sum(), params)
+        generator, x, roulette = seeded(2), base.repeat(30, *(1,) * len(shape)), RussianRoulette(terms=1)
+        values, gradients, counts = [], [], set()
+        for _ in range(250):
+            stopped = roulette.stopped(0.6, 1 - torch.rand((), dtype=DOUBLE, generator=generator).item())
+            counts.add(stopped.count)
+            drawn = block.forward_and_logdet(x, estimator=stopped, generator=generator)[1].reshape(30, 2).mean(0)
+            values.append(drawn.detach())
+            gradients.append(gradient((drawn * weight).sum(), params))
+        assert len(counts) > 4
+        assert_mean(torch.stack(values), exact.detach(), sharp=0.2)
+        for got, truth in zip(zip(*gradients, strict=True), expected, strict=True):
+            assert_mean(torch.stack(got), truth, sharp=0.5)
+
+    @pytest.mark.parametrize("u", [0.0, -0.5, 1.5, math.nan])
+    def test_a_number_outside_of_the_unit_interval_is_refused(self, u):
+        with pytest.raises(ValueError, match=r"u must lie in \(0, 1\]; got .*\. Draw it as 1 - torch.rand"):
+            RussianRoulette().stopped(0.5, u)
+
+    def test_a_bound_above_one_is_refused(self):
+        with pytest.raises(ValueError, match="RussianRoulette needs a Lipschitz bound below 1"):
+            RussianRoulette().stopped(1.2, 0.5)
 
 
 class TestDefaults:

@@ -333,7 +333,7 @@ class TestNetwork:
             ),
             ({"preactivation": True}, "branch 'potential' needs preactivation = false; got true."),
             ({"constrained": False}, "branch 'potential' needs constrained = true; got false."),
-            ({"branch": "gradient"}, "branch must be one of chain, potential; got 'gradient'."),
+            ({"branch": "gradient"}, "branch must be one of chain, potential, dense; got 'gradient'."),
         ],
     )
     def test_settings_that_contradict_it(self, changes, sentence):

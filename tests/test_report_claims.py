@@ -1,9 +1,12 @@
 """What a report claims, and does not: inverses without a proof, certified robustness, a linear probe."""
 
 import math
+from dataclasses import replace
 
+import pytest
 import torch
 
+from iresnet.architectures import ORIGINS
 from iresnet.report import Reconstruction, page
 from iresnet.report.masthead import summary
 from tests import material
@@ -115,3 +118,38 @@ def test_a_linear_probe_stands_beside_one_on_the_inputs():
     why = "95 % interval of Wilson, 360 rows; fitted to 1,221 training rows"
     assert f"error of a linear probe on codes 1.94 % 0.95 to 3.96 % {why}" in text
     assert f"error of a linear probe on inputs 3.89 % 2.33 to 6.42 % {why}" in text
+
+
+# Other families
+
+
+@pytest.mark.parametrize("family", list(ORIGINS))
+def test_another_family_is_called_by_its_name_and_cited(family):
+    m = digits(family=family, certificate={})
+    name, source = ORIGINS[family]
+    text = Read(page(m)).text
+    assert summary(m).startswith(f"One {name} of 412,330 parameters that classifies")
+    assert f"Method: {source}. Compared with in Behrmann" in text
+    assert "residual network" not in text
+    assert f"<title>digits-hybrid: {'an' if name[0] in 'ai' else 'a'} {name}</title>" in page(m)
+
+
+@pytest.mark.parametrize("bound", [1e-12, math.inf])
+@pytest.mark.parametrize("image", [True, False])
+def test_beneath_what_a_formula_rebuilt_stands_what_is_known(bound, image):
+    whole = digits() if image else material.table()
+    x = whole.data[:4].double()
+    zero, bounds = torch.zeros(4, dtype=torch.long), torch.full((4,), bound)
+    m = replace(whole, reconstruction=Reconstruction(x, x, torch.full((4,), 3e-14).double(), zero, bounds))
+    text = Read(page(m)).text
+    assert "measured error" in text
+    assert ("proven block bound" in text) == math.isfinite(bound)
+    assert "evaluations of g. " not in text
+    assert "proven block bound evaluations of g" not in text
+    assert " eval." not in text
+
+
+def test_an_integral_is_not_called_exact():
+    text = Read(page(digits(family="ffjord"))).text
+    assert "the integral of a trace, within the tolerances of its solver" in text
+    assert "truncating the series" not in text

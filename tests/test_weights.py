@@ -1,20 +1,47 @@
 """Models that come with the library: found by name, read like a run, never written to."""
 
+import csv
 import hashlib
 import importlib
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import iresnet
-from iresnet import cli, run
+from iresnet import checkpoint, cli, run
 from iresnet.run import Run, shipped
 from tests.runs import copy_of, trained
 from tools import ship
 
 weights = importlib.import_module("iresnet.run.weights")
+
+#: What `iresnet evaluate --protocol` keeps of a hybrid, as far as shipping reads it.
+FIGURES: dict[str, Any] = {
+    "split": "test",
+    "rows": 360,
+    "error": {"value": 2.5, "low": 1.3, "high": 4.7, "rows": 360},
+    "protocol": {
+        "value": 2.25,
+        "bias_bound": 0.0,
+        "estimator_error": 1e-4,
+        "standard_error": 0.01,
+        "rows": 360,
+    },
+    "inverse": {
+        "rows": 360,
+        "proven": 360,
+        "precision": "float64",
+        "largest_block_bound": 1e-9,
+        "code_residual": 1e-9,
+        "measured_error": 1e-9,
+    },
+}
 
 
 @pytest.fixture
@@ -23,7 +50,7 @@ def library(tmp_path, monkeypatch):
     for module in (weights, ship):
         monkeypatch.setattr(module, "WEIGHTS", tmp_path / "weights")
     folder = copy_of(trained(), tmp_path / "source")
-    (folder / "evaluation.json").write_text(json.dumps({"split": "test", "rows": 360}))
+    (folder / "evaluation.json").write_text(json.dumps(FIGURES))
     ship.ship(Run.open(folder), "tiny")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -160,7 +187,140 @@ class TestShipping:
         folder = copy_of(trained(), tmp_path / "source")
         with pytest.raises(FileNotFoundError, match="has no evaluation.json. Train it to the end, and evaluate it."):
             ship.ship(Run.open(folder), "tiny")
-        (folder / "evaluation.json").write_text("{}")
+        (folder / "evaluation.json").write_text(json.dumps(FIGURES))
         monkeypatch.setattr(ship, "LARGEST", 1000)
         with pytest.raises(ValueError, match="a model must take at most 1,000 bytes; got "):
             ship.ship(Run.open(folder), "tiny")
+        assert not (tmp_path / "weights").exists()
+
+    @pytest.mark.parametrize(
+        ("kind", "changes", "lacking"),
+        [
+            ("digits-hybrid", {"error": None, "inverse": None}, "error, inverse"),
+            ("digits-hybrid", {"protocol": {**FIGURES["protocol"], "rows": 100}}, "protocol"),
+            ("digits-density", {"error": None, "protocol": None}, "protocol"),
+            ("digits-classifier", {"error": {**FIGURES["error"], "rows": 359}, "protocol": None}, "error"),
+        ],
+    )
+    def test_figures_must_be_those_of_its_kind_on_all_test_rows(self, kind, changes, lacking, tmp_path, monkeypatch):
+        monkeypatch.setattr(ship, "WEIGHTS", tmp_path / "weights")
+        folder = copy_of(trained(kind), tmp_path / "source")
+        figures = {name: value for name, value in {**FIGURES, **changes}.items() if value is not None}
+        (folder / "evaluation.json").write_text(json.dumps(figures))
+        aim = Run.open(folder).experiment.objective.kind
+        option = "" if aim == "classification" else " --protocol"
+        sentence = (
+            f"must have the figures of a {aim} on all 360 test rows; it lacks {lacking}. "
+            f"Run: iresnet evaluate .*source --rows 360{option}$"
+        )
+        with pytest.raises(ValueError, match=sentence):
+            ship.ship(Run.open(folder), "tiny")
+
+    def test_every_kind_has_its_own_figures_in_the_table(self, library):
+        density = copy_of(trained("digits-density"), library.parent / "density")
+        classifier = copy_of(trained("digits-classifier"), library.parent / "classifier")
+        for folder, other in ((density, "error"), (classifier, "protocol")):
+            figures = {name: value for name, value in FIGURES.items() if name != other}
+            (folder / "evaluation.json").write_text(json.dumps(figures))
+            ship.ship(Run.open(folder), folder.name)
+        rows = {r["model"]: r for r in ship.results().rows}
+        assert {name: (r["kind"], r["error %"], r["bits/dim"]) for name, r in rows.items()} == {
+            "classifier": ("classification", 2.5, None),
+            "density": ("density", None, 2.25),
+            "tiny": ("hybrid", 2.5, 2.25),
+        }
+        errors = ("bias bound", "estimator error", "error over images", "test images")
+        assert [rows["density"][k] for k in errors] == [0.0, 1e-4, 0.01, 360]
+        assert [rows["classifier"][k] for k in errors] == [None, None, None, 360]
+        assert len({tuple(r) for r in rows.values()}) == 1  # a page may name any column whatever ships
+
+
+class TestSlim:
+    """What a shipped file leaves out is what power iteration keeps, and nothing that the function needs."""
+
+    def test_the_function_is_the_same_to_the_last_bit(self, library):
+        x = 17 * torch.rand(5, 1, 8, 8)
+        whole, small = iresnet.load(trained()), iresnet.load("tiny")
+        assert torch.equal(whole.logits(x), small.logits(x))
+        assert torch.equal(whole.log_prob(x), small.log_prob(x))
+        assert iresnet.certify(small, (1, 8, 8)) == iresnet.certify(whole, (1, 8, 8))
+        assert torch.equal(Run.open("tiny").reference(), Run.open(trained()).reference())
+
+    def test_it_has_half_the_bytes(self, library):
+        kept = checkpoint.load(library / "tiny" / "model.safetensors").tensors["weights"]
+        assert not any(name.endswith(("gradient", "direction")) for name in kept)
+        whole = (trained() / "model.safetensors").stat().st_size
+        assert (library / "tiny" / "model.safetensors").stat().st_size < 0.8 * whole
+
+    def test_it_can_be_trained_on_and_stays_within_its_bounds(self, library):
+        model = iresnet.load("tiny").train()
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(3):  # steps that push the norms up
+            optimiser.zero_grad()
+            (-sum(p.square().sum() for n, p in model.named_parameters() if n.endswith("original"))).backward()
+            model.log_prob(17 * torch.rand(4, 1, 8, 8))
+            optimiser.step()
+        bounds = iresnet.certify(model.eval(), (1, 8, 8)).lipschitz.values()
+        assert max(bounds) < Run.open("tiny").experiment.network.lipschitz * 1.01
+
+    def test_a_file_that_lacks_more_is_refused(self, library):
+        path = library / "tiny" / "model.safetensors"
+        content = checkpoint.load(path)
+        kept = dict(content.tensors["weights"])
+        kept.pop(next(name for name in kept if name.endswith("original")))
+        checkpoint.save(replace(content, tensors={"weights": kept}), path, version="0")
+        with pytest.raises(ValueError, match="does not fit"):
+            iresnet.load("tiny")
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """A density on digits, trained for a few steps and judged by the command, as whoever ships it does."""
+    folder = copy_of(trained("digits-density"), tmp_path_factory.mktemp("flow") / "source")
+    assert call("evaluate", folder, "--protocol", "--limit", 0.02, "--draws", 2, "--device", "cpu") == 0
+    return folder
+
+
+class TestFlow:
+    """What `mnist-flow` must do, at the size of seconds."""
+
+    @pytest.fixture
+    def flow(self, judged, tmp_path, monkeypatch):
+        for module in (weights, ship):
+            monkeypatch.setattr(module, "WEIGHTS", tmp_path / "weights")
+        ship.ship(Run.open(judged), "digits-flow")
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        return tmp_path / "weights" / "digits-flow"
+
+    def test_samples_are_drawn_and_proven_by_name(self, flow, capsys):
+        assert call("sample", "digits-flow", "-n", 64) == 0
+        assert "64 samples in runs/digits-flow-shipped/samples.npz, drawn in" in capsys.readouterr().out
+        with np.load("runs/digits-flow-shipped/samples.npz") as made:
+            assert made["x"].shape == (64, 1, 8, 8)
+            z = iresnet.load("digits-flow").double().transform(torch.from_numpy(made["x"]).double()).detach()
+        expected = iresnet.load("digits-flow").base.rsample(64, torch.Generator().manual_seed(0)).detach()
+        torch.testing.assert_close(z.float(), expected, atol=1e-3, rtol=0)
+
+    def test_images_of_a_file_are_scored_by_name(self, flow, capsys):
+        np.save("images.npy", np.random.default_rng(0).integers(0, 17, (3, 1, 8, 8)).astype(np.uint8))
+        assert call("score", "digits-flow", "images.npy", "--draws", 2) == 0
+        rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+        assert [float(r["anomaly"]) for r in rows] == [1.0, 1.0, 1.0]  # noise is less likely than any digit
+        assert all(float(r["bits_per_dim"]) > 2 for r in rows)
+
+    def test_likelihoods_and_certificate_are_those_of_the_run(self, flow, judged):
+        x = torch.full((2, 1, 8, 8), 3.5)
+        model = iresnet.load("digits-flow")
+        torch.testing.assert_close(model.log_prob(x), iresnet.load(judged).log_prob(x))
+        bounds = iresnet.certify(model, (1, 8, 8)).lipschitz
+        kept = json.loads((flow / "certificate.json").read_text())["blocks"]
+        assert [b["lipschitz"] for b in kept] == pytest.approx(list(bounds.values()), abs=1e-12)
+
+    def test_the_table_has_bits_and_their_errors(self, flow, judged):
+        (row,) = ship.results().rows
+        found = json.loads((judged / "evaluation.json").read_text())["protocol"]
+        assert row["bits/dim"] == found["value"]
+        assert 0 < row["estimator error"] <= 0.02
+        assert row["error over images"] == found["standard_error"] > 0
+        assert (row["error %"], row["bias bound"], row["test images"], row["epochs"]) == (None, 0.0, 360, None)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -29,9 +30,25 @@ from iresnet import (
     contractive_convnet,
     contractive_mlp,
 )
-from iresnet.lipschitz import Potential, cap_of, refresh_
-from iresnet.mixing import InvertibleConv1x1
+from iresnet.lipschitz import Concatenated, Potential, cap_of, refresh_
+from iresnet.mixing import InvertibleConv1x1, Reverse
 from iresnet.multiscale import Flatten
+from iresnet.rivals import (
+    AdditiveCoupling,
+    AffineCoupling,
+    Alternate,
+    Checkerboard,
+    Halves,
+    Split,
+    additive_glow,
+    glow,
+    i_revnet,
+    made,
+    maf,
+    nice,
+    real_nvp,
+)
+from iresnet.rivals.conditioner import ResidualConvolutions, convolutions, mlp
 
 DOUBLE = torch.float64
 
@@ -48,7 +65,9 @@ def rouse_(module: nn.Module, seed: int = 0, weight: float = 4.0) -> nn.Module:
             noise = torch.randn(p.shape, generator=generator, dtype=DOUBLE).to(p)
             if name.endswith("original"):
                 p.mul_(weight)
-            elif name.endswith(("bias", "shift", "log_scale", "factors")):
+            elif (
+                name.endswith(("bias", "shift", "log_scale", "factors", "angle")) or not p.any()
+            ):  # or it starts at zero
                 p.add_(0.3 * noise)
     refresh_(module, settle=True)
     return module
@@ -114,10 +133,67 @@ def _potential(layer: nn.Module, activation: nn.Module | None = None, lipschitz:
     return _sequence(Potential(layer, activation or nn.ELU()), lipschitz=lipschitz)  # type: ignore[arg-type]
 
 
+def _dense() -> nn.Sequential:
+    """Two layers that keep what they are given, one inside of the other as well, and one back."""
+    inner = nn.Sequential(Concatenated(nn.Sequential(nn.Linear(4, 3), nn.ELU())), nn.Linear(7, 3), nn.Tanh())
+    return nn.Sequential(Concatenated(inner), Concatenated(nn.Sequential(nn.Linear(7, 2), nn.ELU())), nn.Linear(9, 4))
+
+
 def _multiscale() -> Multiscale:
     first = Chain(Squeeze(), ActNorm(4), ResidualBlock(contractive_convnet(4, hidden=3, kernels=(3, 1))))
     second = Chain(ResidualBlock(contractive_convnet(2, hidden=2, kernels=(1, 3))), ActNorm(2))
     return Multiscale([first, second], input_shape=(1, 4, 4))
+
+
+def _net(inputs: int, outputs: int) -> nn.Sequential:
+    return mlp(inputs, outputs, (6, 5), nn.ELU)
+
+
+def _convolutions(inputs: int, outputs: int) -> nn.Sequential:
+    return convolutions(inputs, outputs, 4, activation=nn.ELU)
+
+
+def _residual(inputs: int, outputs: int) -> nn.Module:
+    return ResidualConvolutions(inputs, outputs, 3, 1, nn.ELU)
+
+
+def _affine(channels: int, split: Split, net: Callable[[int, int], nn.Module] = _net) -> AffineCoupling:
+    kept, moved = split.sizes(channels)
+    return AffineCoupling(net(kept, 2 * moved), split)
+
+
+def _additive(channels: int, split: Split, net: Callable[[int, int], nn.Module] = _net) -> AdditiveCoupling:
+    return AdditiveCoupling(net(*split.sizes(channels)), split)
+
+
+def _image_glow() -> Multiscale:
+    first = Chain(Squeeze(), *glow((4, 2, 2), 1, _convolutions))
+    return Multiscale([first, Chain(*glow((2, 2, 2), 1, _convolutions), ActNorm(2))], input_shape=(1, 4, 4))
+
+
+def _image_real_nvp() -> Chain:
+    board = real_nvp((1, 4, 4), 2, _residual, Checkerboard)
+    return Chain(*board, Squeeze(), *real_nvp((4, 2, 2), 2, _residual))
+
+
+def _i_revnet() -> Chain:
+    return Chain(*i_revnet((16, 2, 2), 2, first=True), Squeeze(), *i_revnet((64, 1, 1), 2, squeezed=True))
+
+
+class Told(nn.Module):
+    """A conditioner with a context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = _net(5, 4)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        return self.net(torch.cat([x, context], dim=1))
+
+
+def _autoregressive(make: Callable[..., list[Transform]]) -> Chain:
+    pytest.importorskip("zuko", reason="MADE and MAF are zuko's: pip install 'iresnet[rivals]'")
+    return Chain(*make(4 if make is made else 3, hidden=(6, 6), activation=nn.ELU))
 
 
 def _uniform(*shape: int, seed: int = 0) -> Tensor:
@@ -131,6 +207,7 @@ class Case:
     shape: tuple[int, ...]
     context: int | None = None
     data: Callable[..., Tensor] = normal
+    proven: bool = True  # whether the error of an inverse is bounded
 
     def build(self, seed: int = 0, dtype: torch.dtype = DOUBLE) -> Transform:
         return copy.deepcopy(_prototype(self, seed)).to(dtype)
@@ -223,6 +300,14 @@ ZOO = [
     Case("potential", lambda: _potential(nn.Linear(4, 7)), (4,)),
     Case("potential-conv", lambda: _potential(nn.Conv2d(2, 5, 3, padding=1), nn.Softplus()), (2, 4, 3)),
     Case("potential-chain", lambda: Chain(_potential(nn.Linear(4, 7)), ActNorm(4), _potential(nn.Linear(4, 3))), (4,)),
+    Case("dense", lambda: ResidualBlock(constrain_(_dense(), lipschitz=0.9)), (4,)),
+    Case(
+        "dense-conv",
+        lambda: _sequence(
+            Concatenated(nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), LipSwish())), nn.Conv2d(5, 2, 3, padding=1)
+        ),
+        (2, 4, 3),
+    ),
     Case("asserted", lambda: ResidualBlock(UserNet(), lipschitz=0.7), (4,)),
     Case("actnorm", lambda: ActNorm(4), (4,)),
     Case("actnorm-image", lambda: ActNorm(2), (2, 3, 3)),
@@ -245,6 +330,27 @@ ZOO = [
         "chain-of-data", lambda: Chain(Logit(levels=1), Standardise([0.1], [2.0]), _mlp_block(1)), (1,), data=_uniform
     ),
     Case("multiscale", _multiscale, (1, 4, 4)),
+    Case("reverse", Reverse, (3, 2, 2)),
+    Case("affine", lambda: _affine(4, Halves()), (4,)),
+    Case("affine-odd", lambda: _affine(5, Halves(swapped=True)), (5,)),
+    Case("affine-alternate", lambda: _affine(5, Alternate()), (5,)),
+    Case("affine-conditional", lambda: AffineCoupling(Told()), (4,), context=3),
+    Case("affine-image", lambda: _affine(4, Halves(), _convolutions), (4, 3, 2)),
+    Case("affine-checkerboard", lambda: _affine(2, Checkerboard(), _convolutions), (2, 3, 3)),
+    Case("affine-checkerboard-swapped", lambda: _affine(1, Checkerboard(swapped=True), _residual), (1, 3, 2)),
+    Case("additive", lambda: _additive(4, Halves(swapped=True)), (4,)),
+    Case("additive-alternate", lambda: _additive(5, Alternate(swapped=True)), (5,)),
+    Case("additive-image", lambda: _additive(2, Halves(), lambda a, b: nn.Conv2d(a, b, 3, padding=1)), (2, 4, 3)),
+    Case("additive-checkerboard", lambda: _additive(1, Checkerboard(), _convolutions), (1, 4, 3)),
+    Case("glow", lambda: Chain(*glow((3,), 2, _net)), (3,)),
+    Case("glow-additive", lambda: Chain(*additive_glow((3,), 2, _net)), (3,)),
+    Case("glow-image", _image_glow, (1, 4, 4)),
+    Case("real-nvp", lambda: Chain(*real_nvp((3,), 3, _net)), (3,)),
+    Case("real-nvp-image", _image_real_nvp, (1, 4, 4)),
+    Case("nice", lambda: Chain(*nice((5,), 3, _net)), (5,)),
+    Case("i-revnet", _i_revnet, (16, 2, 2)),
+    Case("made", partial(_autoregressive, made), (4,), proven=False),
+    Case("maf", partial(_autoregressive, partial(maf, blocks=2)), (3,), proven=False),
 ]
 
 

@@ -1,15 +1,13 @@
-"""How training steps and inverses are made fast: compiled blocks, low precision where it is harmless, CUDA graphs.
+"""How training steps are made fast: compiled blocks, low precision where it is harmless, CUDA graphs.
 
-A training step, in reading order: `unit` (an ActNorm and a block as one function), `kernels` (the same by kernels of
-its own), `fused` (which blocks make units), `step` (the whole of it as one graph). An inverse: `convolution` (in
-float64), `arithmetic` (precisions), `branch` (g in each of them), `rounding` (what a product proves), `refinement` (one
-block), `inverse`.
+In reading order: `unit` (an ActNorm and a block as one function), `kernels` (the same by kernels of its own); `maps`
+(the linear maps of g), `dual` (values and tangents), `density` (a unit with its log-determinant); `fused` (which blocks
+make units), `recording` (CUDA graphs), `step` (the whole of it as one). `compiler` and `timing` serve them. Inverses
+have a package of their own, `inversion`, whose names are here as well.
 """
 
-from .arithmetic import Arithmetic
+from ..inversion import Arithmetic, Inverter, Schedule
 from .fused import fused
-from .inverse import Inverter
-from .refinement import Schedule
 from .step import Acceleration, Stepper
 
 __all__ = ["Acceleration", "Arithmetic", "Inverter", "Schedule", "Stepper", "fused"]

@@ -7,11 +7,12 @@ of their own (`kernels`). Everything else is called as it is.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +20,13 @@ from torch import Tensor, nn
 from ..elementary import ActNorm
 from ..lipschitz import Program, cap_of, program
 from ..lipschitz.scaling import in_precision
-from ..logdet import Estimator, PowerSeries, draw
+from ..logdet import Estimator, FixedSeries
 from ..residual import ResidualBlock
 from ..transform import Chain, Transform
-from . import kernels
-from .unit import advance, advance_with_logdet, settled
+from . import density, kernels, maps
+from .density import advance_with_logdet, pack
+from .dual import Stage, Way, stages
+from .unit import advance, settled
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Unit:
     block: ResidualBlock
     norm: ActNorm | None
     steps: Program
+    stages: tuple[Stage, ...]
 
     @property
     def affine(self) -> tuple[Tensor, Tensor] | None:
@@ -71,7 +75,10 @@ class Plan:
                 values, last = self._enter(part, state, given)
                 y = cast(Tensor, state.y)
                 if self.compiled and kernels.supported(part.steps, state.x, values):
-                    x, y = kernels.advance(state.x, y, state.bias, part.affine, values)
+                    x, y = kernels.advance(state.x, y.to(self.dtype), state.bias, part.affine, values)
+                elif self.compiled and maps.may_unroll(part.steps, values, state.x):
+                    way = Way(self.dtype, 0, True)
+                    x, y = self._call(density.advance, part.stages, way, state.x, y, state.bias, part.affine, values)
                 else:
                     function = advance(part.steps, self.dtype, self.compiled)
                     x, y = self._call(function, state.x, y, state.bias, part.affine, values)
@@ -91,36 +98,44 @@ class Plan:
         estimator: Estimator | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As `Chain.forward_and_logdet`; blocks are fused where the estimator is a power series of one probe."""
-        if not is_fusable(estimator):
+        """As `Chain.forward_and_logdet`; blocks are fused where the number of terms is known before x is."""
+        if not isinstance(estimator, FixedSeries):
             return Chain.forward_and_logdet(self.chain, x, context, estimator=estimator, generator=generator)
+        way, weights = Way(self.dtype, estimator.probes, self.compiled), pack(*estimator.weights(x))
         state, given = Carried(x), self._cast_free_weights()
-        total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+        logdets, scales = [x.new_zeros(len(x))], dict[int, list[Tensor]]()
         for part in self.parts:
             if isinstance(part, Unit) and program.takes(part.steps, state.x):
                 values, last = self._enter(part, state, given)
-                v = draw(state.x, estimator.probe, generator)
-                function = advance_with_logdet(part.steps, self.dtype, estimator.terms, self.compiled)
-                x, y, logdet = self._call(function, state.x, state.y, state.bias, part.affine, values, v)
+                drawn = [estimator.noise(state.x, generator) for _ in range(estimator.probes)]
+                noise = drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+                arguments = state.x, state.y, state.bias, part.affine, values, noise, weights
+                x, y, logdet = self._call(advance_with_logdet, part.stages, way, *arguments)
                 state = Carried(x, y, last)
+                logdets.append(logdet)
+                if part.norm is not None:
+                    scales.setdefault(math.prod(x.shape[2:]), []).append(part.norm.log_scale)
             else:
-                x, logdet = state.settled(), torch.zeros_like(total)
+                x = state.settled()
                 for t in _members(part):
-                    x, more = t.forward_and_logdet(x, context, estimator=estimator, generator=generator)
-                    logdet = logdet + more
+                    x, logdet = t.forward_and_logdet(x, context, estimator=estimator, generator=generator)
+                    logdets.append(logdet)
                 state = Carried(x)
-            total = total + logdet
-        return state.settled(), total
+        logdets += [(pixels * torch.cat(each).sum()).expand(len(x)) for pixels, each in scales.items()]
+        return state.settled(), torch.stack(logdets).sum(0)
 
     def _enter(self, unit: Unit, state: Carried, given: dict[Tensor, Tensor]) -> tuple[list[Tensor], Tensor | None]:
         """The tensors of a unit's g, but for the bias of its last layer, which is carried on; the state made ready."""
         values = program.tensors(unit.block.g)
         last = values.pop() if unit.steps[-1].tensors == 2 else None
         program.note_sizes(unit.block.g, tuple(state.x.shape[2:]))
+        if unit.norm is not None and unit.norm.waits:
+            unit.norm(state.settled().detach())  # its first batch initialises it
         if state.x.dim() == 4:
             state.x = state.x.contiguous(memory_format=torch.channels_last)
         if state.y is None:  # zero, so that the first block of a run is the same function as the others
-            state.y = torch.zeros_like(state.x, dtype=self.dtype)
+            sums = self.compiled and maps.may_unroll(unit.steps, values, state.x)  # whose results are in float32
+            state.y = torch.zeros_like(state.x, dtype=state.x.dtype if sums else self.dtype)
             state.bias = None if last is None else torch.zeros_like(last)
         return [given.get(v, v) for v in values], last
 
@@ -136,11 +151,6 @@ class Plan:
         for group in self.free:
             found.update(zip(group, in_precision(group, self.dtype), strict=True))
         return found
-
-
-def is_fusable(estimator: Estimator | None) -> TypeGuard[PowerSeries]:
-    """Whether a log-determinant can be estimated within units: a power series, one probe for every sample."""
-    return type(estimator) is PowerSeries and estimator.probes == 1 and not estimator.shared
 
 
 def _members(part: Transform | Unit) -> list[Transform]:
@@ -171,8 +181,9 @@ def _units(transforms: list[Transform]) -> Iterator[Transform | Unit]:
     for t in transforms:
         readable = isinstance(t, ResidualBlock) and type(t).forward is ResidualBlock.forward
         steps = program.read(cast(ResidualBlock, t).g) if readable else None
-        if steps is not None and _ends_linear(steps) and program.has_slopes(steps):
-            yield Unit(cast(ResidualBlock, t), waiting, steps)
+        parts = None if steps is None or not program.has_slopes(steps) else stages(steps)
+        if steps is not None and parts is not None:
+            yield Unit(cast(ResidualBlock, t), waiting, steps, parts)
             waiting = None
             continue
         if waiting is not None:
@@ -182,10 +193,6 @@ def _units(transforms: list[Transform]) -> Iterator[Transform | Unit]:
             yield t
     if waiting is not None:
         yield waiting
-
-
-def _ends_linear(steps: Program) -> bool:
-    return steps[-1].kind in ("linear", "conv")
 
 
 def unfused(module: nn.Module) -> list[nn.Module]:

@@ -5,13 +5,12 @@ made yet, so that all three become one kernel:
 
     x <- (x + y + b + shift) exp(log_scale),   y <- g(x) without the bias b of its last layer
 
-x stays in the precision of the data (float32); g computes in `dtype`, convolutions with their channels last. With a
-log-determinant, the power series of ln det(I + J) is made beside it, products with J' in `dtype`, sums in float32.
+x stays in the precision of the data (float32); g computes in `dtype`, convolutions with their channels last. What it
+computes beside that with a log-determinant is in `density`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
@@ -21,7 +20,6 @@ from torch import Tensor
 
 from ..lipschitz import Program, program
 from ..lipschitz.program import Step
-from ..logdet import Jacobian, Pull, series, series_weights
 
 Affine = tuple[Tensor, Tensor]
 
@@ -35,28 +33,7 @@ def advance(steps: Program, dtype: torch.dtype, compiled: bool) -> Callable[...,
         x: Tensor, y: Tensor | None, bias: Tensor | None, norm: Affine | None, values: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
         x = _entered(x, y, bias, norm)
-        return x, _linearised(bare, x, values, dtype, None)
-
-    return cast(Any, torch.compile(function, dynamic=False)) if compiled else function
-
-
-@cache
-def advance_with_logdet(
-    steps: Program, dtype: torch.dtype, terms: int, compiled: bool
-) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """The same with a probe v: (x, y, bias, ActNorm, tensors of g, v) -> the next (x, y), and ln det of both maps."""
-    bare = _without_last_bias(steps)
-
-    def function(
-        x: Tensor, y: Tensor | None, bias: Tensor | None, norm: Affine | None, values: list[Tensor], v: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        transposes: list[Pull] = []
-        x = _entered(x, y, bias, norm)
-        y = _linearised(bare, x, values, dtype, transposes)
-        logdet = series(Jacobian(lambda w: program.pull(transposes, w)), v, *series_weights(terms, x))
-        if norm is not None:
-            logdet = logdet + math.prod(x.shape[2:]) * norm[1].sum()
-        return x, y, logdet
+        return x, _branch(bare, x, values, dtype)
 
     return cast(Any, torch.compile(function, dynamic=False)) if compiled else function
 
@@ -73,34 +50,19 @@ def _entered(x: Tensor, y: Tensor | None, bias: Tensor | None, norm: Affine | No
     return x if norm is None else (x + _per_channel(norm[0], x)) * _per_channel(norm[1], x).exp()
 
 
-def _linearised(
-    steps: Program, x: Tensor, values: list[Tensor], dtype: torch.dtype, transposes: list[Pull] | None
-) -> Tensor:
-    """g(x) with linear maps in `dtype`; biases and activations in float32, where the compiler joins them.
-
-    The transposes of the derivatives of all steps are noted, if a list is given for them.
-    """
+def _branch(steps: Program, x: Tensor, values: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """g(x) with linear maps in `dtype`; biases and activations in float32, where the compiler joins them."""
     h, used = x, 0
     for step in steps:
         taken, used = values[used : used + step.tensors], used + step.tensors
         if program.acts(step):
-            y = program.apply(step, h, taken)
-            if transposes is not None:
-                transposes.append(_times(program.slope(step, h, y, taken).to(dtype)))
-            h = y
+            h = program.apply(step, h, taken)
             continue
-        bare, a = Step(step.kind, 1, step.geometry), h.to(dtype)
-        weight = [taken[0].to(dtype)]  # most come in it
-        h = program.apply(bare, a, weight)
-        if transposes is not None:
-            transposes.append(program.transpose(bare, a, h, weight))
+        # Most weights come in this precision.
+        h = program.apply(Step(step.kind, 1, step.geometry), h.to(dtype), [taken[0].to(dtype)])
         if step.tensors == 2:
             h = h + _per_channel(taken[1], h)
     return h
-
-
-def _times(d: Tensor) -> Pull:
-    return lambda v: v.to(d.dtype) * d
 
 
 def _without_last_bias(steps: Program) -> Program:

@@ -12,7 +12,7 @@ from torch import nn
 from ..base import DiagonalNormal
 from ..elementary import ActNorm
 from ..flow import Flow
-from ..lipschitz import Conditioned, NormRule, Potential, check_contractive, constrain_
+from ..lipschitz import Concatenated, Conditioned, NormRule, Potential, check_contractive, constrain_
 from ..logdet import Estimator
 from ..residual import ResidualBlock
 from ..transform import Chain, Shape, Transform
@@ -60,6 +60,26 @@ def potential(shape: Shape, width: int, activation: nn.Module, kernel: int = 0) 
         return Potential(nn.Conv2d(shape[0], width, kernel, padding=kernel // 2), activation)
     dense = Potential(nn.Linear(math.prod(shape), width), activation)
     return dense if len(shape) == 1 else nn.Sequential(nn.Flatten(), dense, nn.Unflatten(1, shape))
+
+
+def dense(shape: Shape, growth: int, activation: Activation, kernels: Sequence[int]) -> nn.Sequential:
+    """Layers that each add so many channels to those they are given, and one back to the channels of x.
+
+    For images the kernels are those of convolutions, the last one's included; for rows only their number counts.
+    """
+    steps, channels = list[nn.Module](), shape[0]
+    for kernel in kernels[:-1]:
+        steps.append(Concatenated(nn.Sequential(_layer(channels, growth, kernel, len(shape)), activation())))
+        channels += growth
+    return nn.Sequential(*steps, _layer(channels, shape[0], kernels[-1], len(shape)))
+
+
+def _layer(inputs: int, outputs: int, kernel: int, axes: int) -> nn.Module:
+    if axes == 1:
+        return nn.Linear(inputs, outputs)
+    if kernel < 1 or kernel % 2 == 0:
+        raise ValueError(f"kernels must be odd, so that the size is kept; got {kernel}.")
+    return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
 
 
 def _constrain(

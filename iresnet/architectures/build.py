@@ -23,7 +23,8 @@ from ..preprocess import Logit, Standardise
 from ..residual import ResidualBlock
 from ..rivals import FreeBlock, PreActResNet
 from ..transform import Chain, Shape, Transform
-from .branches import Activation, alternate, convolutions, linears, potential
+from . import rivals
+from .branches import Activation, alternate, convolutions, dense, linears, potential
 from .network import Network
 from .readout import head as make_head
 
@@ -45,7 +46,8 @@ def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = 
     if network.family == "resnet":
         width = network.width or RESNET_WIDTH
         return Classifier(first, PreActResNet(schema.shape[0], len(schema.classes), network.blocks, width))
-    transform = _scales(network, schema, first, _last_is_normalised(network, purpose))
+    make = rivals.transform if rivals.is_rival(network) else _scales
+    transform = make(network, schema, first, _last_is_normalised(network, purpose))
     base = _base(network, transform.output_shape(schema.shape))
     if purpose == "density":
         return Flow(transform, base, estimator=_estimator(network, schema), event_shape=schema.shape)
@@ -59,6 +61,8 @@ def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = 
 
 
 def _check(network: Network, schema: Schema, purpose: str) -> None:
+    if rivals.is_rival(network):
+        rivals.check(network, schema, purpose)
     if purpose != "density" and len(schema.classes) < 2:
         raise ValueError(
             f"{purpose} needs at least two classes; these data have {len(schema.classes)}. "
@@ -99,7 +103,7 @@ def _preprocessing(network: Network, schema: Schema, data: Tensor | None) -> Tra
 
 
 def _scales(network: Network, schema: Schema, first: Transform, normalised: bool) -> Transform:
-    """Preprocessing, then for every scale [squeeze, mixing,] blocks of [ActNorm and] x + g(x), the tail, an ActNorm."""
+    """Preprocessing, then for every scale [squeeze, mixing,] blocks of [ActNorm and] x + g(x), an ActNorm, the tail."""
     shape, stages = schema.shape, list[list[Transform]]()
     for scale, blocks in enumerate(network.blocks):
         stage = _entry(network, schema, scale, first)
@@ -126,25 +130,28 @@ def _halved(shape: Shape) -> Shape:
 def _ended(
     network: Network, stages: list[list[Transform]], shape: Shape, schema: Schema, normalised: bool
 ) -> Transform:
-    """The stages joined, and the tail, with an ActNorm last; `shape` is what the last stage returns."""
-    if normalised and not network.tail:
-        stages[-1] += _norm(network, shape)
+    """The stages joined, with an ActNorm last, and the tail; `shape` is what the last stage returns."""
+    stages[-1] += _norm(network, shape) if normalised else []
     if not (network.factor_out and len(stages) > 1):
-        return Chain(*(t for stage in stages for t in stage), *_tail(network, shape, normalised))
+        return Chain(*(t for stage in stages for t in stage), *_tail(network, shape))
     split = Multiscale([Chain(*stage) for stage in stages], schema.shape)
-    tail = _tail(network, split.output_shape(schema.shape), normalised)
+    tail = _tail(network, split.output_shape(schema.shape))
     return Chain(split, *tail) if tail else split
 
 
-def _tail(network: Network, shape: Shape, normalised: bool) -> list[Transform]:
-    """Fully connected blocks on a code of this shape, all of it in one row."""
+def _tail(network: Network, shape: Shape) -> list[Transform]:
+    """Fully connected blocks on a code of this shape, all of it in one row.
+
+    They have no ActNorms, which would scale every number of the code by the spread it has in the first batch: none, of
+    pixels that are blank there, and the first image in which one is not would be impossible.
+    """
     if not network.tail:
         return []
     steps: list[Transform] = [Flatten(shape)] if len(shape) > 1 else []
-    flat, wide = (math.prod(shape),), replace(network, width=network.tail_width)
-    for _ in range(network.tail):
-        steps += [*_norm(network, flat), _block(wide, flat, 0)]
-    return [*steps, *(_norm(network, flat) if normalised else [])]
+    # A dense branch ends with a layer from all that it kept: on a whole code, a matrix as large as the code squared.
+    branch = "chain" if network.branch == "dense" else network.branch
+    flat, wide = (math.prod(shape),), replace(network, width=network.tail_width, branch=branch)
+    return [*steps, *(_block(wide, flat, 0) for _ in range(network.tail))]
 
 
 def _entry(network: Network, schema: Schema, scale: int, first: Transform) -> list[Transform]:
@@ -198,6 +205,9 @@ def _branch(network: Network, shape: Shape, scale: int) -> nn.Module:
     if network.branch == "potential":
         return potential(shape, width, activation(), _kernel(network, scale) if len(shape) > 1 else 0)
 
+    if network.branch == "dense":
+        return dense(shape, width, activation, network.kernels if len(shape) > 1 else (1,) * (network.depth + 1))
+
     def between(channels: int) -> list[nn.Module]:
         return [*([batchnorm(channels)] if network.normalisation == "batchnorm" else []), activation()]
 
@@ -230,6 +240,8 @@ def _base(network: Network, shape: Shape) -> Base:
 
 
 def _estimator(network: Network, schema: Schema) -> Estimator | None:
+    if rivals.is_rival(network):  # it has a determinant of its own
+        return None
     if network.estimator == "exact" or (network.estimator == "auto" and math.prod(schema.shape) <= FEW):
         return Exact()
     if network.estimator == "roulette":

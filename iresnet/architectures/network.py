@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BRANCHES = ("chain", "potential")
+BRANCHES = ("chain", "potential", "dense")
 ACTIVATIONS = ("elu", "lipswish", "maxmin", "sine", "relu")
 #: Those that never fall, which a potential needs.
 MONOTONE = ("elu", "relu")
@@ -12,7 +12,20 @@ ESTIMATORS = ("auto", "series", "roulette", "exact")
 PREPROCESSING = ("logit", "standardise", "centre")
 NORMALISATIONS = ("actnorm", "batchnorm", "none")
 READOUTS = ("linear", "batchnorm", "lipschitz")
-FAMILIES = ("iresnet", "resnet")
+FAMILIES = (
+    "iresnet", "resnet", "glow", "glow-additive", "realnvp", "nice", "irevnet", "made", "maf", "ffjord",
+)  # fmt: skip
+
+#: Of families without residual blocks: what their inverse is, and why there is nothing to certify.
+_FORMULA = (
+    "its inverse is a formula, and no block of it a contraction; `iresnet invert` computes the error, row by row."
+)
+_ZUKO = "its inverse is zuko's, and no block of it a contraction; `iresnet invert` measures the error, row by row."
+INVERSES = {
+    "resnet": "an ordinary ResNet has no inverse to prove.",
+    **dict.fromkeys(("glow", "glow-additive", "realnvp", "nice", "irevnet"), _FORMULA),
+    **dict.fromkeys(("made", "maf", "ffjord"), _ZUKO),
+}
 
 CHOICES = {
     "family": FAMILIES, "branch": BRANCHES, "activation": ACTIVATIONS, "normalisation": NORMALISATIONS,
@@ -28,15 +41,16 @@ class Network:
     `squeeze_first`; a table has one. g has `kernels` convolutions (images) or `depth` hidden layers (tables) of `width`
     channels or units (0: as many as the scale has), with `preactivation` an activation before the first, and Lip(g)
     stays below `lipschitz` unless the network is not `constrained`; its last layer starts `last_scale` times as large
-    as it would. With the `branch` potential g has one layer and its transpose, and no block stretches. `normalisation`
-    is an ActNorm before every block, BatchNorm before every activation of an unconstrained g, or none. With `mixing` an
-    invertible 1x1 convolution precedes the blocks of every scale. `factor_out` sends half of the channels straight to
-    the code after each scale. A `tail` of so many blocks, fully connected and `tail_width` wide, acts on the code as a
-    whole. The base is a mixture of so many `components`. With `bayes` a hybrid's base has one
-    component a class, whose posterior classifies; otherwise `head` lists the hidden widths of its head, none for a
-    linear one, `pool` averages the code over positions before it, and `readout` says what bounds or normalises it.
-    `estimator` and `terms` make the log-determinant in training. The `family` resnet is an ordinary ResNet of
-    bottlenecks, `width` wide at first (0: 16), which has no inverse.
+    as it would. With the `branch` potential g has one layer and its transpose, and no block stretches; with dense each
+    layer of g but the last adds `width` channels to those it is given. `normalisation` is an ActNorm before every
+    block, BatchNorm before every activation of an unconstrained g, or none. With `mixing` an invertible 1x1 convolution
+    precedes the blocks of every scale. `factor_out` sends half of the channels straight to the code after each scale. A
+    `tail` of so many blocks, fully connected and `tail_width` wide, never dense, acts on the code as a whole. The base
+    is a mixture of so many `components`. With `bayes` a hybrid's base has one component a class, whose posterior
+    classifies; otherwise `head` lists the hidden widths of its head, none for a linear one, `pool` averages the code
+    over positions before it, and `readout` says what bounds or normalises it. `estimator` and `terms` make the
+    log-determinant in training. The `family` resnet is an ordinary ResNet of bottlenecks, `width` wide at first (0:
+    16), which has no inverse.
     """
 
     family: str = "iresnet"
@@ -109,6 +123,8 @@ class Network:
             raise ValueError(f"a tail leaves no positions to pool; got tail = {self.tail}. Use pool = false.")
         if self.branch == "potential":
             self._check_potential()
+        if self.branch == "dense":
+            self._check_plain("dense", (("preactivation", False), ("constrained", True)))
 
     def _check_potential(self) -> None:
         if self.activation not in MONOTONE:
@@ -116,7 +132,9 @@ class Network:
                 f"branch 'potential' needs an activation that never falls: {' or '.join(MONOTONE)}; "
                 f"got {self.activation!r}."
             )
-        for name, known in (("preactivation", False), ("constrained", True), ("last_scale", 1.0)):
-            if getattr(self, name) != known:
-                got = getattr(self, name)
-                raise ValueError(f"branch 'potential' needs {name} = {str(known).lower()}; got {str(got).lower()}.")
+        self._check_plain("potential", (("preactivation", False), ("constrained", True), ("last_scale", 1.0)))
+
+    def _check_plain(self, branch: str, settings: tuple[tuple[str, float], ...]) -> None:
+        for name, known in settings:
+            if (got := getattr(self, name)) != known:
+                raise ValueError(f"branch {branch!r} needs {name} = {str(known).lower()}; got {str(got).lower()}.")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..architectures import INVERSES
 from ..certificate import Certificate, tighten_
 from ..certificate import certify as prove
 from ..run import Run, publish
@@ -34,6 +35,8 @@ def certify(
     """
     opened, screen = Run.open(run).own() if tighten else Run.open(run), console()
     use_threads(opened.schema.dimension)
+    if opened.experiment.network.family in INVERSES:
+        raise ValueError(f"nothing to certify: {INVERSES[opened.experiment.network.family]}")
     model = opened.model(weights, choose_device(device))
     changed = tighten_(model, opened.schema.shape) if tighten else []
     certificate = prove(model, opened.schema.shape)

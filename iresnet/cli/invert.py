@@ -14,6 +14,7 @@ import typer
 from torch import Tensor
 
 from .. import atomic
+from ..architectures import INVERSES
 from ..data import Dataset
 from ..evaluation import inverse_of, reconstruct
 from ..evaluation.solving import solve
@@ -93,6 +94,10 @@ def _errors(solution: ChainSolution, x: Tensor) -> list[tuple[Any, ...]]:
 
 
 def _check(solution: ChainSolution, run: Run) -> None:
+    if bool(solution.largest_block_bound.isinf().any()) and run.experiment.network.family in INVERSES:
+        raise RuntimeError(
+            "no bound is known for this inverse; what is written is what it came to, and the error measured."
+        )
     if bool(solution.largest_block_bound.isinf().any()):
         raise RuntimeError(
             "nothing is proven of this inverse, as not every block is proven to be a contraction; what is written is "

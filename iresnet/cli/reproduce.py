@@ -33,7 +33,10 @@ def reproduce(
     ] = "smoke",
     dataset: Annotated[
         list[str] | None,
-        typer.Option(help="mnist, cifar10, cifar100; several with commas.", show_default="the paper's"),
+        typer.Option(
+            help="mnist, cifar10, cifar100, for figure2 moons, rings, ...; several with commas.",
+            show_default="the paper's",
+        ),
     ] = None,
     cells: Annotated[
         list[str] | None, typer.Option(help="Models, e.g. c=0.9,vanilla,batchnorm,resnet164,flow.", show_default="all")

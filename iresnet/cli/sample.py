@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from ..base import Posterior
 from ..evaluation import as_flow
 from ..evaluation.solving import decode
+from ..inversion import Decoder
 from ..run import Run
 from ..spelling import counted, hint
 from .console import Device, choose_device, console, use_threads, waiting
@@ -37,6 +39,8 @@ def sample(
 ) -> None:
     """Draw samples: every block is inverted, and every solve proven.
 
+    On a GPU most of the time is spent once, on preparing; it is said beside the whole.
+
     Example: iresnet sample runs/demo -n 100 --seed 1
 
     Example: iresnet sample runs/demo -n 16 --class 7 --out sevens
@@ -49,12 +53,21 @@ def sample(
     model = opened.model(device=chosen)
     flow = as_flow(model, "a sample")
     options = {} if kind is None else {"component": _component(kind, opened, model)}
+    decoder, begin = Decoder(), time.perf_counter()
     with torch.no_grad(), waiting(screen, f"Solving {count:,} codes …"):
         z = flow.base.rsample(count, torch.Generator(chosen).manual_seed(seed), temperature=temperature, **options)
-        x = decode(flow.transform, z, tolerance=tolerance)
+        x = decode(flow.transform, z, tolerance=tolerance, decoder=decoder).cpu()
+    screen.print(f"Solved in {_spent(time.perf_counter() - begin, decoder, z)}.", highlight=False, soft_wrap=True)
     path = opened.output / "samples" if out is None else out
     saved = save_rows(path, x, opened.schema)
     screen.print(f"{counted(count, 'sample')} in {saved}{_drawn(path, x, opened)}", highlight=False, soft_wrap=True)
+
+
+def _spent(seconds: float, decoder: Decoder, z: Tensor) -> str:
+    """The time, and on a GPU how much of it went into preparing, or why nothing was prepared."""
+    if not z.is_cuda:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.1f} s, {decoder.reason.strip('.') or f'{decoder.seconds:.1f} s of it to prepare'}"
 
 
 def _drawn(path: Path, x: Tensor, run: Run) -> str:

@@ -10,6 +10,7 @@ import torch
 import typer
 
 from .. import presets
+from ..architectures import INVERSES
 from ..data import load
 from ..presets import Experiment
 from ..run import Outcome, Run, resume, start
@@ -134,6 +135,6 @@ def finish(outcome: Outcome) -> None:
 def unproven(outcome: Outcome) -> str:
     """Why nothing is expected to be proven of a model; empty where a proof is."""
     network = outcome.run.experiment.network
-    if network.family == "resnet":
-        return "an ordinary ResNet has no inverse to prove."
+    if network.family in INVERSES:
+        return INVERSES[network.family]
     return "" if network.constrained else "it was trained without the constraint, on purpose (constrained = false)."

@@ -77,9 +77,10 @@ def draw(model: nn.Module, data: Dataset, count: int = 8, *, seed: int = 0, shar
     flow, shape = as_flow(model), data.schema.shape
     estimator: Estimator | None = None
     bias, dimension = 0.0, math.prod(shape)
-    if dimension > EXACT_UP_TO:
+    blocks = len(list(residual_blocks(flow, shape)))
+    if dimension > EXACT_UP_TO and blocks:  # other transforms have determinants of their own
         bias = BIAS * dimension * math.log(2)
-        estimator = CertifiedSeries(bias / max(1, len(list(residual_blocks(flow, shape)))), shared=shared)
+        estimator = CertifiedSeries(bias / blocks, shared=shared)
     elif data.schema.levels is None:
         count = 1
     generators = [torch.Generator(data.x.device).manual_seed(seed + k) for k in range(count)]

@@ -24,6 +24,7 @@ from ..flow import Flow
 from ..logdet import CertifiedSeries, Estimator, Exact, RussianRoulette, terms_needed, truncation_bound
 from ..objective import unit, unit_name
 from ..residual import EXACT_UP_TO
+from ..rivals import Imported
 from .likelihood import as_flow, check_eval, draw_once
 
 #: What truncation may cost and what the standard error of the mean may be, in bits per dimension: the paper's.
@@ -70,6 +71,8 @@ class Likelihood:
     def _bias(self) -> str:
         if self.method == "exact":
             return "bias 0 (exact determinants)"
+        if self.method == "probe":
+            return "bias 0 but for the solver's (a trace of one probe)"
         if self.method == "roulette":
             return f"bias 0, roulette ({self.terms} terms and more at random)"
         how = "" if self.proven else ", as asserted"
@@ -150,7 +153,8 @@ def _way(flow: Flow, shape: tuple[int, ...], bias: float) -> _Way:
     """A series with terms from the proven bounds, `bias` nats shared evenly among the blocks; or the roulette."""
     blocks = [(block.bound(at), math.prod(at or shape)) for _, block, at in residual_blocks(flow, shape)]
     if not blocks:
-        return _Way("exact", Exact())
+        estimated = any(isinstance(m, Imported) and m.random for m in flow.modules())
+        return _Way("probe" if estimated else "exact", Exact())
     if worst := [b.value for b, _ in blocks if not b.value < 1]:
         raise ValueError(
             f"a likelihood needs contractions; got Lip(g) <= {max(worst):.4g}. See certify(model); tighten_(model) "

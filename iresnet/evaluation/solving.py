@@ -15,12 +15,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..acceleration.arithmetic import Arithmetic
-from ..acceleration.inverse import Inverter
 from ..data import Dataset
 from ..fixed_point import Solver
+from ..inversion import Arithmetic, Decoder, Inverter
 from ..objective import centred
-from ..residual import ResidualBlock, full_precision
+from ..preprocess import Logit, Standardise
+from ..residual import full_precision
 from ..transform import Chain, ChainSolution, Transform
 from .likelihood import CHUNK
 
@@ -29,9 +29,9 @@ from .likelihood import CHUNK
 class Inverse:
     """Rows solved back from their codes: what is proven and what was measured, in l2, of the worst row.
 
-    Where not every block is proven to be a contraction, nothing is: the bounds are infinite, and the rest is what the
-    iteration came to. It diverges for a row where its steps grew in some block or numbers overflowed, which does not
-    say that there is no inverse.
+    A closed form takes no evaluations. Where not every block is proven to be a contraction, nothing is: the bounds are
+    infinite, and the rest is what the iteration came to. It diverges for a row where its steps grew in some block or
+    numbers overflowed, which does not say that there is no inverse.
     """
 
     rows: int
@@ -46,14 +46,20 @@ class Inverse:
     diverged: int = 0
 
     def __str__(self) -> str:
+        if math.isinf(self.largest_block_bound) and not self.iterations:
+            return (
+                f"{self.proven} of {self.rows} rows proven, as no bound is known for this inverse; code residual "
+                f"{self.code_residual:.1e}, measured error {self.measured_error:.1e}"
+            )
         if math.isinf(self.largest_block_bound):
             return (
                 f"{self.proven} of {self.rows} rows proven, as not every block is proven to be a contraction; "
                 f"{self._iteration()}"
             )
         remark = "" if self.informative else " (not informative)"
+        effort = f"{self.iterations:.0f} evaluations a row" if self.iterations else "in closed form"
         return (
-            f"{self.proven} of {self.rows} rows proven block by block, {self.iterations:.0f} evaluations a row; "
+            f"{self.proven} of {self.rows} rows proven block by block, {effort}; "
             f"largest block bound {self.largest_block_bound:.1e}, code residual {self.code_residual:.1e}, "
             f"measured error {self.measured_error:.1e}, composed bound {self.composed_bound:.1e}{remark}"
         )
@@ -72,7 +78,8 @@ class Inverse:
 
 def has_inverse(model: nn.Module) -> bool:
     """Whether codes come from invertible blocks; those of an ordinary ResNet are its inputs, scaled."""
-    return any(isinstance(part, ResidualBlock) for part in cast(Any, model).transform.modules())
+    parts = [part for part in cast(Any, model).transform.modules() if isinstance(part, Transform)]
+    return any(not isinstance(part, Chain | Logit | Standardise) for part in parts)
 
 
 @torch.no_grad()
@@ -140,9 +147,12 @@ def concatenate(solutions: Sequence[ChainSolution]) -> ChainSolution:
 
 
 @torch.no_grad()
-def decode(transform: Transform, z: Tensor, *, tolerance: float | None = None) -> Tensor:
-    """The rows of codes, every solve proven."""
-    return _in_chunks(lambda part: transform.inverse(part, tolerance=tolerance), z)
+def decode(
+    transform: Transform, z: Tensor, *, tolerance: float | None = None, decoder: Decoder | None = None
+) -> Tensor:
+    """The rows of codes, every solve proven; a `decoder` remembers what it has prepared."""
+    decoder = Decoder() if decoder is None else decoder
+    return _in_chunks(lambda part: decoder(transform, part, tolerance=tolerance), z)
 
 
 def _in_chunks(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:

@@ -1,13 +1,15 @@
 """Lipschitz-constrained layers and what is proven of them.
 
 In reading order: `activations` (slopes on record), `rules` (how a norm is taken), `scaling` (many layers at once),
-`constraint` (Eq. 2 as a parametrization, its refresh), `potential` (a g that never stretches), `bound` (the constant of
-a network from its parts), `layers` (what users constrain), `program` (g as data), `jacobian` (v -> J' v).
+`constraint` (Eq. 2 as a parametrization, its refresh), `potential` (a g that never stretches), `dense` (layers that
+keep their input), `bound` (the constant of a network from its parts), `layers` (what users constrain), `program` (g as
+data), `jacobian` (v -> J' v).
 """
 
 from .activations import LipSwish, MaxMin, Sine, check_contractive, is_monotone, lipschitz_constant
 from .bound import Bound, Conditioned, Part, asked, bound, leaves, nominal, plain, primitives, tighten_
 from .constraint import SpectralCap, cap_of, frozen, is_frozen, refresh_, release_, together, unsettled
+from .dense import Concatenated
 from .jacobian import linearise
 from .layers import LipschitzConv2d, LipschitzLinear, constrain_
 from .potential import Potential
@@ -16,6 +18,7 @@ from .rules import GramIteration, NormRule, PowerIteration
 
 __all__ = [
     "Bound",
+    "Concatenated",
     "Conditioned",
     "GramIteration",
     "LipSwish",

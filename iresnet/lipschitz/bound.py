@@ -1,9 +1,9 @@
 """What is proven about a network g: its Lipschitz constant, from those of its parts.
 
 Bounds multiply along an `nn.Sequential` of linear layers, convolutions and known activations, and through
-`Conditioned`; a `Potential` counts its layer twice, and is known never to stretch. Anything else (a forward of the
-user's own, which may reuse a layer, add a skip or call an unknown function) is not composed: its constant must be
-asserted, and is shown as asserted.
+`Conditioned`; a `Potential` counts its layer twice, and is known never to stretch; a `Concatenated` layer weighs what
+it keeps and what it makes. Anything else (a forward of the user's own, which may reuse a layer, add a skip or call an
+unknown function) is not composed: its constant must be asserted, and is shown as asserted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .. import spectral
 from ..spectral import Geometry, NoBoundKnown
 from .activations import lipschitz_constant
 from .constraint import _prepare, cap_of, release_
+from .dense import Concatenated
 from .potential import Potential
 
 Shape: TypeAlias = tuple[int, ...]
@@ -95,10 +96,12 @@ def leaves(g: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
         yield prefix, g
 
 
-def primitives(g: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The linear layers and activations of g in order, those inside of a `Potential` too."""
-    for name, leaf in leaves(g):
-        if type(leaf) is Potential:
+def primitives(g: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The linear layers and activations of g in order, those inside of a `Potential` or `Concatenated` too."""
+    for name, leaf in leaves(g, prefix):
+        if type(leaf) is Concatenated:
+            yield from primitives(leaf.f, _inside(name, "f"))
+        elif type(leaf) is Potential:
             yield _inside(name, "layer"), leaf.layer
             yield from leaves(leaf.activation, _inside(name, "activation"))
         else:
@@ -130,19 +133,28 @@ def bound(g: nn.Module, input_shape: Shape | None = None, *, estimate: bool = Fa
     Sizes: the given shape, else the largest each layer has met, else the supremum over all sizes. With `estimate` the
     norms from below are computed as well. Raises `NoBoundKnown` where a part has no bound.
     """
-    shape = None if input_shape is None else tuple(input_shape)
-    parts, value = [], 1.0
-    for name, leaf in leaves(g):
+    parts, value, _ = _composed("", g, None if input_shape is None else tuple(input_shape), estimate)
+    return Bound(value, True, tuple(parts), _descends(g))
+
+
+def _composed(prefix: str, g: nn.Module, shape: Shape | None, estimate: bool) -> tuple[list[Part], float, Shape | None]:
+    """The parts of g, its constant, and the shape that it returns."""
+    parts, value = list[Part](), 1.0
+    for name, leaf in leaves(g, prefix):
         found, constant, shape = _measured(name, leaf, shape, estimate)
         parts += found
         value *= constant
-    return Bound(value, True, tuple(parts), _descends(g))
+    return parts, value, shape
 
 
 def _measured(
     name: str, leaf: nn.Module, shape: Shape | None, estimate: bool
 ) -> tuple[list[Part], float, Shape | None]:
     """The parts of a leaf, its constant, and the shape that it returns."""
+    if type(leaf) is Concatenated:
+        parts, value, made = _composed(_inside(name, "f"), leaf.f, shape, estimate)
+        joined = None if shape is None or made is None else (shape[0] + made[0], *shape[1:])
+        return parts, leaf.constant(value), joined
     if type(leaf) is not Potential:
         part, after = _part(name, leaf, shape, estimate)
         return [part], part.bound, after
@@ -200,7 +212,9 @@ def nominal(g: nn.Module) -> float:
     """The constant asked for: coefficients where layers are constrained, proven norms where they are not. Cheap."""
     value = 1.0
     for name, leaf in leaves(g):
-        if type(leaf) is Potential:
+        if type(leaf) is Concatenated:
+            value *= max(1.0, nominal(leaf.f))  # whatever the angle is, which is not read from a device
+        elif type(leaf) is Potential:
             value *= _nominal(_inside(name, "layer"), leaf.layer) ** 2 * nominal(leaf.activation)
         else:
             value *= _nominal(name, leaf)

@@ -1,7 +1,8 @@
 """The Jacobian of g at x as a map v -> J' v: the only thing that series and solvers need of it.
 
 A g that can be read (`program`) is multiplied out, J' = W_1' D_1 W_2' D_2 ...: one ordinary graph, which is faster to
-differentiate than a vector-Jacobian product. Any other g goes through `torch.func.vjp`.
+differentiate than a vector-Jacobian product; layers that keep their input add what comes back along both ways. Any
+other g goes through `torch.func.vjp`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _stages(g: nn.Module, x: Tensor) -> list[tuple[nn.Module, Program]] | None:
     """The readable networks that g is made of: itself, or what stands before and after a context's shift."""
     found = []
     for stage in (g.first, g.rest) if type(g) is Conditioned else (g,):
-        steps = program.read(stage)
+        steps = program.read(stage, nested=True)
         if steps is None or not program.has_slopes(steps) or not program.takes(steps, x):
             return None
         found.append((stage, steps))

@@ -10,6 +10,7 @@ from torch import nn
 from .activations import check_contractive, lipschitz_constant
 from .bound import Conditioned
 from .constraint import constrain_layer_
+from .dense import Concatenated
 from .potential import Potential
 from .rules import NormRule, PowerIteration
 
@@ -24,7 +25,8 @@ def constrain_(
     """Constrain every linear and convolution layer of a module, in place: the user's own network becomes contractive.
 
     Give `coefficient` per layer, or `lipschitz` for a whole `nn.Sequential` (each of n layers gets the n-th root, that
-    of a `Potential` counting twice). The embedding of a `Conditioned` network stays free: only what acts on x counts.
+    of a `Potential` counting twice, and those in a `Concatenated`, whose constant is at most 1 with any root, not at
+    all). The embedding of a `Conditioned` network stays free: only what acts on x counts.
 
     >>> g = constrain_(nn.Sequential(nn.Linear(2, 16), nn.ELU(), nn.Linear(16, 2)), lipschitz=0.9)
     >>> from iresnet import certify, ResidualBlock
@@ -46,11 +48,20 @@ def constrain_(
                     "lipschitz= needs an nn.Sequential of layers and known activations, whose constants multiply; got "
                     f"{type(m).__name__}. Use coefficient= and state the constant: ResidualBlock(g, lipschitz=...)."
                 )
-        coefficient = lipschitz ** (1 / (len(layers) + sum(type(m) is Potential for m in _acting(module))))
+        coefficient = lipschitz ** (1 / _factors(module, layers))
     assert coefficient is not None
     for layer in layers:
         constrain_layer_(layer, coefficient, PowerIteration() if norm is None else norm)
     return module
+
+
+def _factors(module: nn.Module, layers: list[nn.Module]) -> int:
+    """How many norms multiply to the constant of a module."""
+    dense = {m for c in _acting(module) if type(c) is Concatenated for m in _acting(c)}
+    count = sum(m not in dense for m in (*layers, *(p for p in _acting(module) if type(p) is Potential)))
+    if count < 1:
+        raise ValueError("lipschitz= needs a layer after the last Concatenated, which keeps its input; got none.")
+    return count
 
 
 def _acting(module: nn.Module) -> Iterable[nn.Module]:
@@ -62,7 +73,7 @@ def _acting(module: nn.Module) -> Iterable[nn.Module]:
 
 
 def _is_sequence(module: nn.Module) -> bool:
-    return type(module) in (Conditioned, Potential) or (
+    return type(module) in (Concatenated, Conditioned, Potential) or (
         isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
     )
 

@@ -2,7 +2,8 @@
 
 A standard g (linear layers, convolutions with zero padding, known activations, one after another) is read into a
 `Program`, a hashable tuple; `run(program, x, tensors)` is then a pure function, the same for all branches of one
-shape, whatever their weights. A g with a forward of its own has no program.
+shape, whatever their weights. A g with a forward of its own has no program. A layer that keeps its input
+(`Concatenated`) is a step with a program inside, for those who ask for nested ones.
 """
 
 from __future__ import annotations
@@ -19,27 +20,31 @@ from ..spectral import Geometry, NoBoundKnown
 from .activations import LipSwish, MaxMin, Sine
 from .bound import Conditioned, leaves
 from .constraint import cap_of
+from .dense import Concatenated, beside
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of g: a linear layer, a convolution or an activation, with its constants and its number of tensors."""
+    """One step of g: a linear layer, a convolution or an activation, with its constants and its number of tensors; or
+    a dense one, which has steps inside."""
 
     kind: str
     tensors: int = 0
     geometry: Geometry | None = None
     constant: float = 0.0
+    inner: tuple[Step, ...] = ()
 
 
 Program: TypeAlias = tuple[Step, ...]
 
 
-def read(g: nn.Module) -> Program | None:
-    """The program of g; None where it has a forward, a layer or a padding that cannot be read."""
+def read(g: nn.Module, *, nested: bool = False) -> Program | None:
+    """The program of g; None where it has a forward, a layer or a padding that cannot be read, or steps within steps
+    unless they are `nested` on purpose."""
     if any(isinstance(m, Conditioned) for m in g.modules()):
         return None
     try:
-        steps = [_step(layer) for _, layer in leaves(g)]
+        steps = [_nested(layer) if nested and type(layer) is Concatenated else _step(layer) for _, layer in leaves(g)]
     except NoBoundKnown:
         return None
     return None if None in steps else cast(Program, tuple(steps))
@@ -49,7 +54,9 @@ def tensors(g: nn.Module) -> list[Tensor]:
     """What `run` takes beside x: constrained weights, biases and parameters of activations, in order, with gradient."""
     found: list[Tensor | None] = []
     for _, layer in leaves(g):
-        if isinstance(layer, LipSwish):
+        if type(layer) is Concatenated:
+            found += [layer.angle, *tensors(layer.f)]
+        elif isinstance(layer, LipSwish):
             found.append(layer.raw_beta)
         elif isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             found += [layer.weight, layer.bias]
@@ -87,6 +94,8 @@ def apply(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
             return x * torch.sigmoid(F.softplus(values[0]) * x) / 1.1
         case "maxmin":
             return cast(Tensor, MaxMin()(x))
+        case "dense":
+            return beside(values[0], x, run(step.inner, x, values[1:]))
         case _:
             return x
 
@@ -96,18 +105,19 @@ def apply(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
 
 def acts(step: Step) -> bool:
     """Whether a step is an activation."""
-    return step.kind not in ("linear", "conv")
+    return step.kind not in ("linear", "conv", "dense")
 
 
 def takes(program: Program, x: Tensor) -> bool:
     """Whether all steps are meant for inputs with as many axes as x: rows for linear layers, or images."""
-    axes = [0 if step.geometry is None else step.geometry.axes for step in program if not acts(step)]
-    return all(x.dim() == n + 2 for n in axes)
+    linear = [step for step in program if step.kind in ("linear", "conv")]
+    axes = [0 if step.geometry is None else step.geometry.axes for step in linear]
+    return all(x.dim() == n + 2 for n in axes) and all(takes(step.inner, x) for step in program)
 
 
 def has_slopes(program: Program) -> bool:
     """Whether every activation is elementwise with a slope in closed form: all but MaxMin."""
-    return all(step.kind != "maxmin" for step in program)
+    return all(step.kind != "maxmin" and has_slopes(step.inner) for step in program)
 
 
 def slope(step: Step, x: Tensor, y: Tensor, values: list[Tensor]) -> Tensor:
@@ -143,10 +153,26 @@ def linearise(program: Program, x: Tensor, values: list[Tensor]) -> tuple[Tensor
     used, transposes = 0, cast("list[Pull]", [])
     for step in program:
         own, used = values[used : used + step.tensors], used + step.tensors
+        if step.kind == "dense":
+            made, within = linearise(step.inner, x, own[1:])
+            transposes.append(_pull_beside(own[0], x, within))
+            x = beside(own[0], x, made)
+            continue
         y = apply(step, x, own)
         transposes.append(transpose(step, x, y, own))
         x = y
     return x, transposes
+
+
+def _pull_beside(angle: Tensor, x: Tensor, within: list[Pull]) -> Pull:
+    """(v, w) -> cos(t) v + sin(t) J' w for the derivative J of what is made of x, given by its transposes."""
+    a, b, channels, dim = angle.cos(), angle.sin(), x.shape[1], 1 if x.dim() > 2 else -1
+
+    def pulled(v: Tensor) -> Tensor:
+        kept, made = torch.split(v, [channels, v.shape[dim] - channels], dim)
+        return a * kept + pull(within, b * made)
+
+    return pulled
 
 
 def pull(transposes: list[Pull], v: Tensor) -> Tensor:
@@ -180,10 +206,17 @@ def note_sizes(g: nn.Module, size: tuple[int, ...]) -> None:
     """What the hooks of constrained layers would have seen of an input of this spatial size, without calling them."""
     for _, layer in leaves(g):
         cap = cap_of(layer)
+        if type(layer) is Concatenated:
+            note_sizes(layer.f, size)
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             if cap is not None:
                 cap.see(size)
             size = Geometry.of(layer).output_size(size, tuple(layer.weight.shape[2:]))
+
+
+def _nested(layer: Concatenated) -> Step | None:
+    inner = read(layer.f, nested=True)
+    return None if inner is None else Step("dense", 1 + sum(step.tensors for step in inner), inner=inner)
 
 
 def _step(layer: nn.Module) -> Step | None:

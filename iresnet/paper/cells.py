@@ -1,8 +1,9 @@
 """The networks of the paper's results, each on its data: a cell, and the experiment that makes it.
 
 A cell is a data set and a model: the ResNet-164 baseline, "vanilla" (the architecture of an i-ResNet without its
-constraint), BatchNorm (vanilla with BatchNorm in g), an i-ResNet with the coefficient c for every layer, or a flow,
-whose experiments are in `flows`.
+constraint), BatchNorm (vanilla with BatchNorm in g), an i-ResNet with the coefficient c for every layer; a flow, whose
+experiments are in `flows`; a flow on a density in the plane (`planes`); a rival's classifier (Table 3); or a hybrid
+with the weight w of its cross-entropy.
 
 budget    smoke: 8x8 digits, three blocks, a few steps; short: fewer epochs; paper: 200
 recipe    ours: that of the preset; paper: SGD, momentum .9, decay 5e-4, rate .1 times .2 after 60, 120 and 160 epochs
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .. import presets
+from ..data import toy
 from ..objective import Aim
 from ..presets import Experiment
 from ..spelling import hint
@@ -36,8 +38,28 @@ FLOWS = {
 }
 FLOW_NAMES = tuple(dict.fromkeys(model for _, model in FLOWS))
 
+#: Densities in the plane (Figure 2), and the preset of every model on them.
+DENSITIES = tuple(toy.names())
+PLANES = {"Glow": "toy-glow", "i-ResNet": "toy-iresnet"}
+
+#: The preset of the hybrid on every data set that has one.
+HYBRIDS = {"digits": "digits-hybrid", "mnist": "mnist-hybrid", "cifar10": "cifar10-hybrid"}
+
+#: Classifiers beside the paper's own (Table 3), on CIFAR-10 and on the digits of the budget smoke.
+RIVALS = {
+    "affine Glow": "cifar10-glow-classifier",
+    "additive Glow": "cifar10-additive-classifier",
+    "i-RevNet": "cifar10-irevnet",
+    "i-ResNet Glow-style": "cifar10-iresnet-glow-style",
+}
+#: Of these, those that need Adam and small rates (Sec. 5.2), whatever the recipe is.
+COUPLINGS = ("affine Glow", "additive Glow")
+
 #: What the budget smoke is made of, whatever the paper's set.
 DIGITS = "digits"
+
+#: The data set of what is made of none.
+NONE = "-"
 
 #: Epochs of a budget; MNIST needs fewer in the short one.
 EPOCHS = {"short": {"mnist": 10, "cifar10": 30, "cifar100": 30}, "paper": dict.fromkeys(DATASETS, 200)}
@@ -51,12 +73,21 @@ class Cell:
     model: str
 
     def __post_init__(self) -> None:
-        if self.dataset not in (DIGITS, *DATASETS):
+        if self.dataset not in (DIGITS, *DATASETS, *DENSITIES):
             raise ValueError(f"there is no data set {self.dataset!r} in these results. {hint(self.dataset, DATASETS)}")
         if self.is_flow and not exists(self.dataset, self.model):
             raise ValueError(
                 f"there is no {self.model} on {self.dataset}. Flows: {', '.join(' '.join(k) for k in FLOWS)}."
             )
+        if self.dataset in DENSITIES and not self.is_plane:
+            raise ValueError(f"there is no {self.model} on {self.dataset}. Models there: {', '.join(PLANES)}.")
+        if self.is_plane and self.dataset not in DENSITIES:
+            known = ", ".join(DENSITIES)
+            raise ValueError(f"{self.model} is a model of densities in the plane, {known}; got {self.dataset}.")
+        if self.is_rival and not exists(self.dataset, self.model):
+            raise ValueError(f"there is no {self.model} on {self.dataset}; there is one on cifar10.")
+        if self.weight is not None and self.dataset not in HYBRIDS:
+            raise ValueError(f"there is no hybrid on {self.dataset}. Hybrids: {', '.join(HYBRIDS)}.")
         if not exists(self.dataset, self.model):
             raise ValueError(f"the paper has no {self.model} on mnist. Its cells there are vanilla and c=0.9 to c=0.5.")
 
@@ -69,14 +100,29 @@ class Cell:
         return self.model in FLOW_NAMES
 
     @property
+    def is_plane(self) -> bool:
+        """Whether it is a density in the plane."""
+        return self.model in PLANES
+
+    @property
+    def is_rival(self) -> bool:
+        """Whether it is a classifier that stands beside the paper's own."""
+        return self.model in RIVALS
+
+    @property
     def coefficient(self) -> float | None:
         """c, where the network is constrained."""
         return coefficient_of(self.model)
 
     @property
+    def weight(self) -> float | None:
+        """w, where it is a hybrid."""
+        return weight_of(self.model)
+
+    @property
     def folder(self) -> str:
         """The name of its run folder."""
-        return f"{self.dataset}-{self.model.lower().replace('=', '').replace('-', '')}"
+        return f"{self.dataset}-{self.model.lower().replace('=', '').replace('-', '').replace(' ', '-')}"
 
     @property
     def preset(self) -> str:
@@ -84,6 +130,10 @@ class Cell:
         small = self.dataset == "mnist"
         if self.is_flow:
             return FLOWS[self.dataset, self.model]
+        if self.is_plane or self.is_rival:
+            return PLANES.get(self.model) or RIVALS[self.model]
+        if self.weight is not None:
+            return HYBRIDS[self.dataset]
         if self.coefficient is not None:
             return f"{'mnist-iresnet64' if small else 'iresnet164'}-c{self.coefficient:g}"
         return (
@@ -95,6 +145,12 @@ def exists(dataset: str, model: str) -> bool:
     """Whether there is a preset for this model on this set: MNIST has no baseline but vanilla."""
     if model in FLOW_NAMES:
         return (dataset, model) in FLOWS
+    if model in PLANES or dataset in DENSITIES:
+        return model in PLANES and dataset in DENSITIES
+    if model in RIVALS:
+        return dataset in (DIGITS, "cifar10")
+    if weight_of(model) is not None:
+        return dataset in HYBRIDS
     return dataset != "mnist" or model not in (RESNET, BATCHNORM)
 
 
@@ -116,30 +172,52 @@ def coefficient_of(model: str) -> float | None:
     return float(model[2:]) if model.startswith("c=") else None
 
 
+def weighted(*weights: float) -> tuple[str, ...]:
+    """The names of hybrids.
+
+    >>> weighted(0.1, 10)
+    ('w=0.1', 'w=10')
+    """
+    return tuple(f"w={w:g}" for w in weights)
+
+
+def weight_of(model: str) -> float | None:
+    """w of a hybrid, by its name; None for other models."""
+    return float(model[2:]) if model.startswith("w=") else None
+
+
 def model_of(word: str) -> str:
     """The model that a user means.
 
-    >>> model_of("resnet164"), model_of("c=.9"), model_of("C0.90"), model_of("batchnorm")
-    ('ResNet-164', 'c=0.9', 'c=0.9', 'BatchNorm')
+    >>> model_of("resnet164"), model_of("c=.9"), model_of("C0.90"), model_of("batchnorm"), model_of("w=.5")
+    ('ResNet-164', 'c=0.9', 'c=0.9', 'BatchNorm', 'w=0.5')
     """
-    plain = word.strip().lower().replace("-", "")
-    for name in (*BASELINES, *FLOW_NAMES):
-        if plain == name.lower().replace("-", ""):
+    plain = _plain(word)
+    for name in (*BASELINES, *FLOW_NAMES, *PLANES, *RIVALS):
+        if plain == _plain(name):
             return name
     if found := re.fullmatch(r"c=?(\d*\.?\d+)", plain):
         c = float(found[1])
         if not 0 < c < 1:
             raise ValueError(f"c is a layer's coefficient, in (0, 1); got {word!r}. Use e.g. c=0.9.")
         return constrained(c)[0]
+    if found := re.fullmatch(r"w=(\d*\.?\d+)", plain):
+        return weighted(float(found[1]))[0]
     raise ValueError(f"there is no cell {word!r}. {hint(word, ('c=0.9', 'c=0.5', VANILLA, 'batchnorm', 'resnet164'))}")
 
 
+def _plain(word: str) -> str:
+    return word.strip().lower().replace("-", "").replace(" ", "")
+
+
 def order(model: str) -> tuple[int, float]:
-    """The place of a model in the paper's tables: baselines, then c from large to small; rivals, flows."""
+    """The place of a model in the paper's tables: baselines, then c from large to small; rivals, flows; hybrids."""
     if model in BASELINES:
         return BASELINES.index(model), 0.0
     if (c := coefficient_of(model)) is not None:
         return len(BASELINES), -c
+    if (w := weight_of(model)) is not None:
+        return len(BASELINES) + 3, w
     return len(BASELINES) + 1 + (model in FLOW_NAMES), 0.0
 
 
@@ -154,7 +232,7 @@ def experiment(
         else replace(made.data, source=cell.dataset, folder=folder)
     )
     made = replace(made, seed=seed, data=data)
-    if recipe == "paper":
+    if recipe == "paper" and cell.model not in COUPLINGS:
         made = as_in_the_paper(made)
     made = smallest(made) if budget == "smoke" else _with_epochs(made, EPOCHS[budget][cell.dataset])
     return presets.changed(made, changes)
@@ -186,11 +264,12 @@ def as_in_the_paper(made: Experiment) -> Experiment:
 
 def smallest(made: Experiment) -> Experiment:
     """The same kind of network with three blocks, for 8x8 digits, and training for a few steps."""
-    network = replace(made.network, blocks=(1, 1, 1), padding=3 if made.network.padding else 0)
+    few = replace(made.network, blocks=(1, 1, 1), padding=3 if made.network.padding else 0)
+    network = replace(few, width=min(few.width, 16))
     data = replace(made.data, source=DIGITS, validation=0.15, shift=1, flip=False, cutout=0)
-    warmup = min(5, made.training.warmup)
+    warmup, rate = min(5, made.training.warmup), 0.1 if made.training.optimiser == "sgd" else 0.01
     training = replace(
-        made.training, steps=30, epochs=0, batch=64, warmup=warmup, learning_rate=0.1, validate_every=30, save_every=10
+        made.training, steps=30, epochs=0, batch=64, warmup=warmup, learning_rate=rate, validate_every=30, save_every=10
     )
     return replace(made, data=data, network=network, training=training)
 

@@ -1,4 +1,4 @@
-"""The paper's flows as experiments (App. C.3), and what their results share.
+"""The paper's flows as experiments (App. C.3), and hybrids with a weight.
 
 budget    smoke: 8x8 digits, two blocks, a few steps; short: the preset as it is; paper: 200 epochs
 recipe    ours: that of the preset; paper: Adamax, rate .003 from beginning to end, a series of 10 terms for MNIST and 5
@@ -23,6 +23,8 @@ def experiment(
 ) -> Experiment:
     """All that decides the run of a flow; `changes` are a user's own settings."""
     made = presets.find(cell.preset)
+    if cell.weight is not None:
+        made = replace(made, objective=replace(made.objective, weight=cell.weight))
     data = replace(made.data, source=cell.dataset)
     made = replace(made, seed=seed, data=data if folder is None else replace(data, folder=folder))
     if recipe == "paper":

@@ -1,8 +1,8 @@
 """What one invocation asks for, and the runs it is made of: trained if they are missing, taken up where they stopped.
 
-A cell's run folder is RUNS/DATASET-MODEL, with `-seedN` for another seed than 0; RUNS is OUT/table2 for classifiers and
-OUT/table4 for flows unless it is named. Every table and figure that shows a cell takes it from there, so that it is
-trained once.
+A cell's run folder is RUNS/DATASET-MODEL, with `-seedN` for another seed than 0; RUNS is OUT/table2 for classifiers,
+OUT/table4 for flows, OUT/figure2 for densities in the plane and OUT/hybrid for hybrids unless it is named. Every table
+and figure that shows a cell takes it from there, so that it is trained once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..presets import Experiment
 from ..run import Run, resume, start
 from ..spelling import hint
 from ..training import Report
-from . import flows
-from .cells import BUDGETS, DATASETS, DIGITS, RECIPES, Cell, experiment, model_of
+from . import flows, planes
+from .cells import BUDGETS, DATASETS, DENSITIES, DIGITS, RECIPES, Cell, experiment, model_of
 
 #: Settings that change nothing of a result: where data lie, what a run is called, and what follows from the data.
 BESIDE = ("name", "about", "data.folder", "training.steps")
@@ -55,7 +55,7 @@ class Job:
                 raise ValueError(f"{name} must be one of {', '.join(words)}; got {got!r}. {hint(got, words)}")
         known_sets = (DIGITS,) if self.budget == "smoke" else DATASETS
         for name in self.datasets:
-            if name not in known_sets:
+            if name not in (*known_sets, *DENSITIES):
                 remedy = "Leave --dataset out." if self.budget == "smoke" else hint(name, DATASETS)
                 raise ValueError(f"the budget {self.budget} is made of {', '.join(known_sets)}; got {name!r}. {remedy}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -65,14 +65,16 @@ class Job:
 
     def experiment(self, cell: Cell, seed: int) -> Experiment:
         """All that decides the run of a cell; a setting that would make another cell of it is refused."""
-        fixed = FIXED if cell.is_flow else (*FIXED, *FIXED_OF_CLASSIFIERS)
+        fixed = FIXED if cell.is_flow or cell.is_plane else (*FIXED, *FIXED_OF_CLASSIFIERS)
+        fixed = fixed if cell.weight is None else (*FIXED, "objective.kind", "objective.weight")
         for assignment in self.changes:
             if config.place(Experiment, assignment) in fixed:
                 raise ValueError(
                     f"{cell.model} is what the cell is; choose it with --cells, --seed or --dataset; "
                     f"got --set {assignment}."
                 )
-        make = flows.experiment if cell.is_flow else experiment
+        flow = cell.is_flow or cell.weight is not None
+        make = flows.experiment if flow else planes.experiment if cell.is_plane else experiment
         return make(cell, self.budget, self.recipe, seed=seed, folder=self.folder, changes=self.changes)
 
     def check(self, cells: Sequence[Cell]) -> None:
@@ -82,15 +84,16 @@ class Job:
                 raise ValueError(f"{file} is a file; {name} must be a folder. Choose another {name}.")
         for cell, seed in product(cells, self.seeds):
             wanted = self.experiment(cell, seed)
-            if wanted.network.factor_out and not cell.is_flow:
+            if wanted.network.factor_out and not (cell.is_flow or cell.is_rival) and cell.weight is None:
                 raise ValueError("the paper's classifiers are chains of blocks; got factor_out=true. Leave it out.")
             if not (self.run_folder(cell, seed) / "model.safetensors").is_file():
                 _check_there(wanted.data)
 
     def run_folder(self, cell: Cell, seed: int) -> Path:
         """Where the run of a cell is."""
-        home = self.out / ("table4" if cell.is_flow else "table2") if self.runs is None else self.runs
-        return home / (cell.folder + (f"-seed{seed}" if seed else ""))
+        home = "table4" if cell.is_flow else "figure2" if cell.is_plane else "table2"
+        home = home if cell.weight is None else "hybrid"
+        return (self.out / home if self.runs is None else self.runs) / (cell.folder + (f"-seed{seed}" if seed else ""))
 
 
 class Stopped(Exception):

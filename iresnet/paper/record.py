@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 from ..results import Results, finite, read, write
 from ..run import Run
-from .cells import DATASETS, DIGITS, Cell, order
+from .cells import DATASETS, DENSITIES, DIGITS, NONE, Cell, order
 from .job import Job
 
 Entry: TypeAlias = dict[str, Any]
 Row: TypeAlias = dict[str, Any]
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
-#: Every data set, in the order of the paper.
-SETS = (DIGITS, *DATASETS)
+#: Every data set, in the order of the paper; results that are made of no data set have the last.
+SETS = (DIGITS, *DATASETS, *DENSITIES, NONE)
 
 #: Together they name an entry.
 KEYS = ("dataset", "model", "budget", "recipe", "settings", "seed")

@@ -69,6 +69,11 @@ class Plan:
     def _own(self, job: Job) -> dict[str, tuple[str, ...]]:
         """The models of every set that the job asks for."""
         if job.budget == "smoke":
+            if job.datasets and DIGITS not in job.datasets:
+                raise ValueError(
+                    f"{self.name} of the budget smoke is made of digits; got {', '.join(job.datasets)}. "
+                    "Leave --dataset out."
+                )
             return {DIGITS: self.smoke}
         first = next(iter(self.models.values()))
         known = {**self.models, **{d: tuple(m for m in first if exists(d, m)) for d in self.others}}

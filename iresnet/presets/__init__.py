@@ -1,7 +1,8 @@
 """The experiments that have a name, and how one is found by it.
 
 In reading order: `experiment` (data, network, aim and training as one thing), `general` (digits, tables, points),
-`classifiers` (the paper's, and their rivals), `flows` (the paper's densities of images, and others).
+`classifiers` (the paper's, and ResNets), `flows` (the paper's densities of images, and others), `rivals` (Glow and
+others).
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from .classifiers import CLASSIFIERS, with_coefficient
 from .experiment import Experiment, changed, read
 from .flows import FLOWS
 from .general import GENERAL
+from .rivals import RIVALS
 
 __all__ = ["PRESETS", "Experiment", "changed", "find", "read"]
 
-PRESETS = {e.name: e for e in (*GENERAL, *FLOWS, *CLASSIFIERS)}
+PRESETS = {e.name: e for e in (*GENERAL, *FLOWS, *CLASSIFIERS, *RIVALS)}
 
 
 def find(name: str) -> Experiment:

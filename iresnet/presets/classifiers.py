@@ -177,7 +177,7 @@ def with_coefficient(experiment: Experiment, coefficient: str) -> Experiment:
     0.125
     """
     network, c = experiment.network, float(coefficient)
-    if network.family == "resnet" or not network.constrained:
+    if network.family != "iresnet" or not network.constrained:
         raise ValueError(
             f"{experiment.name} has no constraint, so no coefficient either; got {coefficient}. Use {experiment.name}."
         )
@@ -190,8 +190,8 @@ def with_coefficient(experiment: Experiment, coefficient: str) -> Experiment:
             f"a coefficient below {SMALLEST:g} leaves nothing of g; got {coefficient}. Example: {experiment.name}-c0.9"
         )
     layers = len(network.kernels) if schema_of(experiment.data.source).is_image else network.depth + 1
-    if network.branch == "potential":  # W and W'
-        layers = 2
+    if network.branch != "chain":  # W and W'; or the last layer, since those before it keep their input
+        layers = 2 if network.branch == "potential" else 1
     return replace(
         experiment,
         name=f"{experiment.name}-c{coefficient}",

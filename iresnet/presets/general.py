@@ -35,10 +35,31 @@ MNIST = Experiment(
     name="mnist-hybrid",
     about="28x28 digits: one network that classifies and gives likelihoods",
     data=DataSettings(source="mnist", validation=5000),
-    network=Network(blocks=(8, 8), width=64, lipschitz=0.9, alpha=0.01, head=(256,), dropout=0.3, terms=6),
+    network=Network(blocks=(8, 8), width=64, lipschitz=0.9, alpha=1e-4, head=(256,), dropout=0.3, terms=6),
     objective=Aim(kind="hybrid", weight=1.0, label_smoothing=0.1),
     training=Training(
         epochs=30, batch=128, learning_rate=2e-3, warmup=200, average=0.999, validate_every=500, save_every=500
+    ),
+)
+
+CIFAR = Experiment(
+    name="cifar10-hybrid",
+    about="32x32 colour photographs: one network that classifies and gives likelihoods",
+    data=DataSettings(source="cifar10", validation=5000, shift=4, shifted=0.0, flip=True),
+    network=Network(
+        blocks=(8, 8, 8),
+        width=256,
+        lipschitz=0.729,
+        last_scale=0.1,
+        preprocessing="centre",
+        readout="batchnorm",
+        pool=True,
+        estimator="series",
+        terms=5,
+    ),
+    objective=Aim(kind="hybrid", weight=1.0, shifted=1.0),
+    training=Training(
+        epochs=30, batch=128, learning_rate=2e-3, warmup=500, average=0.999, validate_every=2000, save_every=1000
     ),
 )
 
@@ -95,6 +116,22 @@ GENERAL = (
         objective=Aim(kind="density"),
         training=Training(steps=1200, batch=256, learning_rate=8e-3),
     ),
+    Experiment(
+        name="toy-iresnet",
+        about="points in the plane: the paper's density of 100 blocks, 2-64-64-64-2 (Figure 2); toy-glow is its rival",
+        data=DataSettings(source="checkerboard"),
+        network=Network(
+            blocks=(100,),
+            width=64,
+            depth=3,
+            lipschitz=0.97,
+            preprocessing="standardise",
+            learned_base=False,
+            estimator="exact",
+        ),
+        objective=Aim(kind="density"),
+        training=Training(steps=1500, batch=256, learning_rate=4e-3, warmup=100),
+    ),
     TABLE,
     replace(
         TABLE,
@@ -111,4 +148,5 @@ GENERAL = (
         objective=Aim(kind="classification", label_smoothing=0.05),
     ),
     MNIST,
+    CIFAR,
 )

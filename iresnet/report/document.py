@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import atomic
+from ..architectures import ORIGINS
 from .anomalies import anomalies
 from .curves import training
 from .inverse import reconstructions
@@ -41,7 +42,7 @@ def page(material: Material) -> str:
         masthead(material),
         tag("nav", joined(tag("a", t, href=f"#{_slug(t)}") for t in shown), aria_label="Sections"),
         tag("main", joined(_section(title, content) for title, content in shown.items())),
-        _foot(),
+        _foot(material),
     ]
     return f"<!doctype html>\n{tag('html', _head(material), tag('body', *body), lang='en')}\n"
 
@@ -61,7 +62,7 @@ def _head(material: Material) -> Markup:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{material.name}: {'an' if kind(material).startswith('i') else 'a'} {kind(material)}"),
+        tag("title", f"{material.name}: {'an' if kind(material)[0] in 'ai' else 'a'} {kind(material)}"),
         tag("link", rel="icon", href="data:,"),
         tag("style", Markup(style)),
     )
@@ -76,7 +77,9 @@ def _slug(title: str) -> str:
     return title.lower().replace(" ", "-")
 
 
-def _foot() -> Markup:
+def _foot(material: Material) -> Markup:
     link = tag("a", "Invertible Residual Networks", href=PAPER)
-    words = ["Method: Behrmann, Grathwohl, Chen, Duvenaud and Jacobsen, ", link, ", ICML 2019. "]
-    return tag("footer", tag("p", *words, "Theorems and lemmas are numbered as there."))
+    paper = ["Behrmann, Grathwohl, Chen, Duvenaud and Jacobsen, ", link, ", ICML 2019. "]
+    if material.family in ORIGINS:
+        return tag("footer", tag("p", f"Method: {ORIGINS[material.family][1]}. Compared with in ", *paper))
+    return tag("footer", tag("p", "Method: ", *paper, "Theorems and lemmas are numbered as there."))

@@ -48,6 +48,7 @@ def gather(run: Run, *, device: str = "cpu", seed: int = 0) -> Material:
         interpolation=_lines(model, test.to(device), seed) if proven and len(test) > 1 else None,
         spectra=list(spectra(model, run.schema.shape)),
         anomalies=_anomalies(run, model, shown, device) if density and run.schema.levels else [],
+        family=run.experiment.network.family,
     )
 
 

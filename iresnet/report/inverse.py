@@ -47,10 +47,12 @@ def _numbers(i: dict[str, Any]) -> Markup:
     parts = [f"{count(i['rows'], 'row')} inverted"] if i.get("rows") else []
     if i.get("precision"):
         parts.append(f"in {i['precision']}")
-    if i.get("iterations") is not None:
+    if i.get("iterations") == 0:
+        parts.append("without an iteration")
+    elif i.get("iterations") is not None:
         parts.append(f"with {fixed(i['iterations'], 1)} evaluations of g a row on average")
     words = " ".join(parts) + ". Numbers are the largest over the rows, l₂ per row." if parts else ""
-    if _unbounded(i):
+    if _unbounded(i) and i.get("iterations") != 0:
         words += f" {_iteration(i)}"
     return joined([pairs(shown, kind="key numbers"), tag("p", words, class_="note")])
 
@@ -78,9 +80,16 @@ def _iteration(i: dict[str, Any]) -> str:
 
 def _proven(i: dict[str, Any]) -> str:
     if _unbounded(i):
-        return f"nothing is proven, for {count(i['rows'], 'row')}: not every block is proven to be a contraction"
+        return f"nothing is proven, for {count(i['rows'], 'row')}: {unproven(i)}"
     rows = f", for {i['proven']:,} of {count(i['rows'], 'row')}" if "proven" in i and i.get("rows") else ""
     return f"proven: every block’s own solve is this close to its exact solution{rows}"
+
+
+def unproven(i: dict[str, Any]) -> str:
+    """Why an inverse has no bound."""
+    if i.get("iterations") == 0:
+        return "no bound is known for this inverse"
+    return "not every block is proven to be a contraction"
 
 
 def _composed(i: dict[str, Any]) -> Markup:
@@ -100,14 +109,14 @@ def _images(material: Material, r: Reconstruction) -> Markup:
         how.tiles(originals, [f"original {k + 1}" for k in range(n)]),
         how.tiles(rebuilt, [f"rebuilt {k + 1}" for k in range(n)]),
         how.shades(difference, [f"difference {k + 1}" for k in range(n)]),
-        (_facts(r, k) for k in range(n)),
+        (_beneath(r, k) for k in range(n)),
         strict=True,
     )
     content = tag("div", joined(tag("div", *item) for item in items), class_="columns")
     scale = f"magnified: its full scale is {number(largest)}" if largest > 0 else "which is zero everywhere"
     words = f"From top to bottom: the original, what was rebuilt from its code, and the difference, {scale}"
     words += f" of {material.levels - 1:,} levels. " if largest > 0 else ". "
-    words += "Under each: measured error, proven block bound, evaluations of g. "
+    words += f"Under each: {', '.join(fact for fact, _, _ in _facts(r))}. "
     if not torch.equal(drawn, r.rebuilt[:n]):
         words += "What is far from all levels, or no number, is drawn as a level near them, and so is its difference. "
     return figure(content, words + reduction(material))
@@ -118,14 +127,29 @@ def _drawable(images: Tensor, levels: int) -> Tensor:
     return torch.nan_to_num(images, nan=0.0).clamp(-levels, 2 * levels)
 
 
-def _facts(r: Reconstruction, k: int) -> Markup:
-    lines = (number(float(r.errors[k])), at_most(float(r.bounds[k])), f"{int(r.iterations[k])} eval.")
+def _facts(r: Reconstruction) -> list[tuple[str, Tensor, Callable[[float], str]]]:
+    """What is known of every row that was rebuilt: its name, values, and how to write one.
+
+    A formula takes no evaluations of g; an inverse without iterations and bounds has its errors alone.
+    """
+    facts: list[tuple[str, Tensor, Callable[[float], str]]] = [("measured error", r.errors, number)]
+    iterates = bool(r.iterations.any())
+    if iterates or bool(torch.isfinite(r.bounds).any()):
+        facts.append(("proven block bound", r.bounds, at_most))
+    if iterates:
+        facts.append(("evaluations of g", r.iterations, lambda n: str(int(n))))
+    return facts
+
+
+def _beneath(r: Reconstruction, k: int) -> Markup:
+    lines = [write(float(values[k])) for _, values, write in _facts(r)]
+    lines[2:] = [f"{text} eval." for text in lines[2:]]
     return tag("p", joined(tag("span", text.replace(" × ", "×")) for text in lines), class_="facts")
 
 
 def _rows(material: Material, r: Reconstruction) -> Markup:
     names = material.columns[:COLUMNS]
-    head = ["row", *names, "measured error", "block bound", "evaluations of g"]
+    head = ["row", *names, *(fact for fact, _, _ in _facts(r))]
     rows = [[str(k + 1), *_cells(r, k)] for k in range(min(ROWS, len(r.originals)))]
     first = f", first {COLUMNS} of {len(material.columns)} columns" if len(material.columns) > COLUMNS else ""
     return table(f"Rows rebuilt from their codes{first}", head, rows, kind="data")
@@ -133,4 +157,4 @@ def _rows(material: Material, r: Reconstruction) -> Markup:
 
 def _cells(r: Reconstruction, k: int) -> list[str]:
     values = [number(float(v)) for v in r.originals[k, :COLUMNS]]
-    return [*values, number(float(r.errors[k])), at_most(float(r.bounds[k])), str(int(r.iterations[k]))]
+    return [*values, *(write(float(found[k])) for _, found, write in _facts(r))]

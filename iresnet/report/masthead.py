@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..architectures import ORIGINS
 from .chart import Mark, drawing
+from .inverse import unproven
 from .markup import Markup, joined, pairs, tag
 from .material import Material
 from .words import at_most, count, decimals_for, duration, finite, fixed, listed, number
@@ -34,7 +36,9 @@ def summary(material: Material) -> str:
 
 
 def kind(material: Material) -> str:
-    """What the network is called: invertible where that is known."""
+    """What the network is called: by its family's name, and a residual network invertible where that is known."""
+    if material.family in ORIGINS:
+        return ORIGINS[material.family][0]
     return "invertible residual network" if material.is_inverted and not material.unproven else "residual network"
 
 
@@ -135,7 +139,7 @@ def _proven(material: Material) -> tuple[str, Markup] | None:
     bound, rows = finite(i["largest_block_bound"]), f"{i['proven']:,} of {count(i['rows'], 'row')}"
     note = f"proven: largest bound of a single block’s solve, {rows}"
     if bound is None:
-        note = f"no bound: not every block is proven to be a contraction; {rows} proven"
+        note = f"no bound: {unproven(i)}; {rows} proven"
     return "Inverse, block by block", _figure("∞" if bound is None else at_most(bound), "", "", note)
 
 

@@ -70,7 +70,7 @@ class Material:
 
     `log` holds the rows of log.csv; `evaluation` the content of evaluation.json; `certificate` that of
     `Certificate.to_json`; `interpolation` decoded lines (pairs, steps, *shape); `pictures` triples of title, path of
-    a PNG file, caption.
+    a PNG file, caption; `family` the network's, as in its settings.
     """
 
     name: str
@@ -89,6 +89,7 @@ class Material:
     spectra: list[SpectrumOfLayer] = field(default_factory=list)
     anomalies: list[Anomaly] = field(default_factory=list)
     pictures: list[tuple[str, str | Path, str]] = field(default_factory=list)
+    family: str = "iresnet"
 
     def __post_init__(self) -> None:
         if self.objective not in PURPOSES:

@@ -38,7 +38,7 @@ def _rows(material: Material) -> list[list[object]]:
         wrong = f"{count(error['wrong'], 'row')} wrong; " if error.get("wrong") is not None else ""
         rows.append(["classification error", f"{fixed(error['value'], 2)} %", bar, wrong + error_interval(material)])
     if density := e.get("density"):
-        rows += _density_rows(density)
+        rows += _density_rows(density, integrated=material.family == "ffjord")
     if probe := e.get("probe"):
         rows += _probe_rows(probe)
     if tightening := e.get("tightening"):
@@ -58,7 +58,7 @@ def _probe_rows(p: dict[str, Any]) -> list[list[object]]:
     return rows
 
 
-def _density_rows(d: dict[str, Any]) -> list[list[object]]:
+def _density_rows(d: dict[str, Any], *, integrated: bool = False) -> list[list[object]]:
     se, unit = finite(d.get("standard_error")), d["unit"]
     decimals = decimals_for(se)
     value = f"{fixed(d['value'], decimals)} {unit}"
@@ -68,7 +68,10 @@ def _density_rows(d: dict[str, Any]) -> list[list[object]]:
     if estimator := finite(d.get("estimator_error")):
         draws = f", {count(d['draws'], 'draw')} a row" if d.get("draws") else ""
         rows.append(["", "", f"± {number(estimator)}", f"one standard error of the estimate itself{draws}"])
-    if (bias := d.get("bias_bound")) is not None:
+    if integrated:
+        why = "the log-determinant is the integral of a trace, within the tolerances of its solver"
+        rows.append(["", "", "no bound known", why])
+    elif (bias := d.get("bias_bound")) is not None:
         exact = (
             "the log-determinant is exact, not estimated"
             if bias == 0

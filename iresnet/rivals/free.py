@@ -8,8 +8,6 @@ that there is no inverse. In eval BatchNorm is an affine map, and that is the fu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -20,6 +18,7 @@ from ..lipschitz import Bound
 from ..residual import ResidualBlock
 from ..spectral import NoBoundKnown
 from ..transform import Shape
+from .coupling import judged
 
 
 class FreeBlock(ResidualBlock):
@@ -52,7 +51,7 @@ class FreeBlock(ResidualBlock):
         solver: Solver | None = None,
     ) -> Solution:
         """What the iteration came to, with a report; a code that is not finite any more stays as it is."""
-        with _judged(self.g):
+        with judged(self.g):
             finite = torch.isfinite(z).flatten(1).all(1)
             if bool(finite.all()):
                 return super().solve(z, context, tolerance=tolerance, solver=solver)
@@ -80,15 +79,3 @@ class FreeBlock(ResidualBlock):
 def _like(rows: Tensor, values: Tensor) -> Tensor:
     """A mask of rows in the shape of all their values."""
     return rows.reshape(-1, *(1,) * (values.dim() - 1)).expand_as(values)
-
-
-@contextmanager
-def _judged(g: nn.Module) -> Iterator[None]:
-    """g in eval: in training BatchNorm is another function for every batch."""
-    before = {m: m.training for m in g.modules()}
-    g.eval()
-    try:
-        yield
-    finally:
-        for m, mode in before.items():
-            m.training = mode

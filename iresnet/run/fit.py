@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import atomic, checkpoint, data, evaluation
-from ..architectures import build
+from ..architectures import INVERSES, build
 from ..certificate import Certificate, certify, tighten_
 from ..checkpoint import Checkpoint
 from ..data import Batches, Dataset, Splits, some
@@ -128,8 +128,8 @@ def release(run: Run, validation: Dataset, device: str = "cpu") -> tuple[Certifi
 
 
 def proven(run: Run, model: nn.Module) -> Certificate | None:
-    """What is proven of a run's model; None for an ordinary ResNet, which has no blocks to prove anything of."""
-    return None if run.experiment.network.family == "resnet" else certify(model, run.schema.shape)
+    """What is proven of a run's model; None for a rival, which has no residual blocks to prove anything of."""
+    return None if run.experiment.network.family in INVERSES else certify(model, run.schema.shape)
 
 
 def publish(

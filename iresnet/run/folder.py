@@ -31,7 +31,7 @@ from ..data import Schema, Splits
 from ..lipschitz import unsettled
 from ..presets import Experiment
 from ..version import __version__
-from .weights import is_shipped, meant, output_of, resolve, shipped
+from .weights import completed, is_shipped, meant, output_of, resolve, shipped
 
 FILES = (
     "config.toml", "schema.json", "data.json", "environment.json", "log.csv", "last.safetensors", "best.safetensors",
@@ -132,7 +132,7 @@ class Run:
         with torch.random.fork_rng(devices=[]), unsettled():  # a user's random numbers are not ours to change
             model = self.blank().eval()
         try:
-            model.load_state_dict(dict(checkpoint.load(path).tensors["weights"]))
+            model.load_state_dict(completed(model, checkpoint.load(path).tensors["weights"]))
         except (KeyError, RuntimeError) as error:
             raise ValueError(f"{path} does not fit {self.folder / 'config.toml'}: {error}. Train again.") from None
         return model.to(device)

@@ -2,12 +2,21 @@
 
 Wherever a run folder is expected, such a name will do, unless a folder of that name is there. The folders are never
 written to: what a command makes of such a model goes to runs/NAME-shipped.
+
+Their files are `slim`: weights stand in them as they are used, W min(1, c / sigma), to the last bit, and what power
+iteration keeps beside them (as much again, and a vector as large as an image for every layer) is left out. With G = 0
+the constraint leaves such a weight as it is; training measures its norm anew.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
+from torch import Tensor, nn
+
+from ..lipschitz import SpectralCap, cap_of
 from ..spelling import hint
 
 WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
@@ -37,3 +46,32 @@ def is_shipped(folder: Path) -> bool:
 def output_of(folder: Path) -> Path:
     """Where commands put what they make of the model in a folder."""
     return Path("runs") / f"{folder.name}-shipped" if is_shipped(folder) else folder
+
+
+# ---------------------------------------------------------------------------------------------- what a file holds
+
+
+def slim(model: nn.Module) -> dict[str, Tensor]:
+    """The state of a model in eval, constrained weights written out, without what power iteration keeps."""
+    state = dict(model.state_dict())
+    for name, layer, _ in _constrained(model):
+        state[f"{name}.original"] = cast(Tensor, layer.weight).detach()
+        del state[f"{name}.0.gradient"], state[f"{name}.0.direction"]
+    return state
+
+
+def completed(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state of a file, with what a slim one left out: a G that constrains nothing, no direction."""
+    found = dict(state)
+    for name, _, cap in _constrained(model):
+        if f"{name}.0.gradient" not in found and f"{name}.0.direction" not in found:
+            found[f"{name}.0.gradient"] = cap.gradient.new_zeros(cap.gradient.shape)
+            found[f"{name}.0.direction"] = cap.direction.new_empty(0)
+    return found
+
+
+def _constrained(model: nn.Module) -> Iterator[tuple[str, nn.Module, SpectralCap]]:
+    """(where its state is, layer, constraint) of every constrained layer."""
+    for name, layer in model.named_modules():
+        if (cap := cap_of(layer)) is not None:
+            yield f"{name}.parametrizations.weight", layer, cap

@@ -7,19 +7,22 @@ in Triton, an optional package that comes with torch on CUDA.
 
 language    Triton itself, ELU, a convolution          forward, backward, weights    the kernels
 launch      sizes of tiles and launches                unit                          the differentiable function
+
+For densities, `product` has products of matrices with what comes after them, and `wide` the units made of them.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...lipschitz import Program
 
-__all__ = ["supported", "advance"]
+__all__ = ["PRODUCT_TILES", "ProductTile", "advance", "is_ready", "multiplies", "product_times", "supported"]
 
 #: Kernel sizes of the three convolutions.
 SIZES = (3, 1, 3)
@@ -50,6 +53,43 @@ def advance(
 
     shift, log_scale = (None, None) if norm is None else norm
     out: tuple[Tensor, Tensor] = UnitFunction.apply(x, y, bias, shift, log_scale, *values)  # type: ignore[no-untyped-call]
+    return out
+
+
+class ProductTile(NamedTuple):
+    """How `product.times` is cut: rows, columns and depth of a tile, warps, stages."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+#: Few, since each is compiled to be tried.
+PRODUCT_TILES = (ProductTile(128, 128, 64, 8, 4), ProductTile(64, 128, 64, 4, 4))
+
+
+def multiplies(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, tile: ProductTile) -> bool:
+    """Whether `product_times` takes a matrix b of this shape with these tiles: of bfloat16, on a GPU."""
+    return is_ready(dtype, device) and shape[1] % tile.columns == 0 and shape[0] % 8 == 0
+
+
+def is_ready(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the kernels of `product` can be had for matrices of this precision, on this device."""
+    return device.type == "cuda" and dtype == torch.bfloat16 and _installed() and _is_new(device)
+
+
+def product_times(a: Tensor, b: Tensor, d: Tensor, tile: ProductTile, *, activated: bool = False) -> Tensor:
+    """(a b) times d, entry by entry, the rows of d repeating; `activated`: times the slope of ELU where it made d."""
+    from .product import times
+
+    a, b, d = a.contiguous(), b.contiguous(), d.contiguous()
+    (rows, depth), columns = a.shape, b.shape[1]
+    out = a.new_empty(rows, columns)
+    times[(-(-rows // tile.rows) * (columns // tile.columns),)](
+        a, b, d, out, rows, len(d), K=depth, N=columns, BM=tile.rows, BN=tile.columns, BK=tile.depth,
+        STAGES=tile.stages, ACTIVATED=activated, num_warps=tile.warps)  # fmt: skip
     return out
 
 

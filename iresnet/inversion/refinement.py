@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ..fixed_point import RESIDUAL_ROUNDING
-from ..lipschitz.program import Program, run
+from ..lipschitz.program import Program
 from .branch import Branch, Form
 
 # --------------------------------------------------------------------------------------- the steps of a solve
@@ -38,7 +38,7 @@ def plain_step(program: Program, compiled: bool) -> Callable[..., Tensor]:
     """(z, x, tensors) -> z - g(x), one function for all branches with this program."""
 
     def function(z: Tensor, x: Tensor, values: list[Tensor]) -> Tensor:
-        return z - run(program, x, values)
+        return z - Form(program, values)(x)
 
     return cast(Any, torch.compile(function, dynamic=False)) if compiled else function
 
@@ -109,18 +109,25 @@ class Solved:
 
 def solve(branch: Branch, z: Tensor, schedule: Schedule, *, compiled: bool = False) -> Solved:
     """x in float64 by a fixed schedule: nothing is read back, nothing depends on the numbers."""
+    if schedule.proof == "product":
+        if branch.rounding is None:
+            raise ValueError('this branch has no proof by products; got proof="product". Use "residual".')
+        *earlier, last = schedule.refinements
+        x, _ = found(branch, z, replace(schedule, refinements=tuple(earlier), proof="residual"), compiled=compiled)
+        return corrected(branch, x, z, last, compiled=compiled)
+    x, slopes = found(branch, z, schedule, compiled=compiled)
+    r = residual(branch, x, z)
+    return Solved(x, r, torch.zeros_like(norms(r)), slopes)
+
+
+def found(branch: Branch, z: Tensor, schedule: Schedule, *, compiled: bool = False) -> tuple[Tensor, list[Tensor]]:
+    """x in float64 by a fixed schedule, with nothing proven, and slopes near it, in the working precision."""
     x, slopes = coarse(branch, z, schedule.coarse, compiled=compiled)
     for terms in schedule.single:
         x = _moved(x, *series(branch, single_residual(branch, x, z), slopes, terms, compiled=compiled))
-    by_product = schedule.proof == "product"
-    if by_product and branch.rounding is None:
-        raise ValueError('this branch has no proof by products; got proof="product". Use "residual".')
-    for terms in schedule.refinements[: len(schedule.refinements) - by_product]:
+    for terms in schedule.refinements:
         x = _moved(x, *series(branch, residual(branch, x, z), slopes, terms, compiled=compiled))
-    if by_product:
-        return corrected(branch, x, z, schedule.refinements[-1], compiled=compiled)
-    r = residual(branch, x, z)
-    return Solved(x, r, torch.zeros_like(norms(r)), slopes)
+    return x, slopes
 
 
 def residual(branch: Branch, x: Tensor, z: Tensor) -> Tensor:
@@ -191,7 +198,7 @@ def norms(x: Tensor) -> Tensor:
 
 
 #: Refinements and coarse evaluations at the most, and the part of the tolerance that is aimed at.
-MOST_REFINEMENTS, MOST_COARSE, AIM = 6, 60, 0.7
+MOST_REFINEMENTS, MOST_COARSE, AIM = 6, 120, 0.7
 
 
 def calibrate(branch: Branch, z: Tensor, goal: float) -> tuple[Schedule, Tensor]:
@@ -201,7 +208,7 @@ def calibrate(branch: Branch, z: Tensor, goal: float) -> tuple[Schedule, Tensor]
     ones. A float32 residual is taken where it saves one in float64. Values are read back here, and nowhere else.
     """
     unit = torch.finfo(branch.dtype).eps / 2
-    count = _stalls(lambda x, start: start - run(branch.program, x, branch.working.values), z.to(branch.dtype), unit)
+    count = _stalls(lambda x, start: start - branch.working(x), z.to(branch.dtype), unit)
     x, slopes = coarse(branch, z, count)
     plan, found = _planned(branch, x, z, slopes, goal, Schedule(count, ()))
     if branch.single is None or plan.exact_evaluations < 2:

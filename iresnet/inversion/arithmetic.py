@@ -25,13 +25,16 @@ Run: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
 class Arithmetic:
     """How an inverse is computed.
 
-    `working` is the precision of most evaluations: float16, bfloat16, tf32 or float32. `exact` is the way to convolve
-    in float64: native, gathered, banded, shifted, or auto, the fastest for each shape. `graph` captures everything as
+    `working` is the precision of most evaluations: float16, bfloat16, tf32 or float32. `single` is how residuals of
+    float32 are evaluated: float32, or split into numbers that tensor cores take. `exact` is the way to convolve in
+    float64: native, gathered, banded, shifted, or auto, the fastest for each shape. `graph` captures everything as
     one CUDA graph, `compiled` lets torch.compile join the elementwise work. `code` is how the code residual is found:
     float64 evaluates the chain, linear carries the residuals of the blocks through their Jacobians in the working
-    precision (three digits in half precision), none leaves it out (NaN). `proof` is how a block's solve is proven:
-    residual evaluates g once more in float64; product takes one product with the Jacobian in the working precision and
-    adds what its rounding can amount to (`rounding`), which counts on how a GPU adds up products of half precision.
+    precision (three digits in half precision), none leaves it out (NaN). `proof` is how the blocks' solves are proven:
+    residual evaluates each g once more in float64; forward proves a chain by the float64 evaluation that gives its code
+    residual (`judgement`), and is as residual where there is none; product takes one product with the Jacobian in the
+    working precision and adds what its rounding can amount to (`rounding`), which counts on how a GPU adds up products
+    of half precision.
     """
 
     working: str = "float16"
@@ -39,12 +42,13 @@ class Arithmetic:
     graph: bool = True
     compiled: bool = False
     code: str = "float64"
-    proof: str = "residual"
+    proof: str = "forward"
+    single: str = "float32"
 
     def __post_init__(self) -> None:
         choices = {
             "working": [*WORKING], "exact": ["auto", *CONVOLUTIONS], "code": ["float64", "linear", "none"],
-            "proof": ["residual", "product"],
+            "proof": ["forward", "residual", "product"], "single": ["float32", "split"],
         }  # fmt: skip
         for name, known in choices.items():
             if getattr(self, name) not in known:

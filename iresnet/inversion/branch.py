@@ -16,15 +16,24 @@ import torch
 from torch import Tensor
 
 from ..lipschitz import Bound, program
-from ..lipschitz.program import Program, Step, acts, apply
+from ..lipschitz.program import Program, Step
 from ..residual import ResidualBlock
 from ..transform import Shape
 from .arithmetic import Arithmetic
-from .convolution import CONVOLUTIONS, Convolution, arranged, fastest, gathered, is_simple, native
+from .convolution import (
+    CONVOLUTIONS,
+    Convolution,
+    arranged,
+    can_split,
+    fastest,
+    gathered,
+    is_simple,
+    native,
+    parted,
+    split,
+)
+from .reading import acts, advance, read, tensors
 from .rounding import Rounding, rounding
-
-#: Activations whose slope is known from x and y.
-SLOPES = frozenset({"elu", "tanh", "relu", "softplus", "sine", "lipswish", "identity"})
 
 
 @dataclass
@@ -48,15 +57,16 @@ class Form:
 
     def __call__(self, x: Tensor) -> Tensor:
         """g(x)."""
+        kept = list[Tensor]()
         for step, way, values in self.steps():
-            x = way(step, x, values)
+            x = advance(step, way, x, values, kept)
         return x
 
     def traced(self, x: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, list[Tensor]]:
         """g(x) and the slopes of its activations, in order, in `dtype`."""
-        slopes = []
+        slopes, kept = [], list[Tensor]()
         for step, way, values in self.steps():
-            y = way(step, x, values)
+            y = advance(step, way, x, values, kept)
             if acts(step):
                 slopes.append(slope(step, x, y, values, dtype or x.dtype))
             x = y
@@ -64,9 +74,9 @@ class Form:
 
     def tangent(self, v: Tensor, slopes: list[Tensor]) -> Tensor:
         """J v."""
-        slope_of = iter(slopes)
+        slope_of, kept = iter(slopes), list[Tensor]()
         for step, way, values in self.steps():
-            v = v * next(slope_of) if acts(step) else way(_linear(step), v, values[:1])
+            v = v * next(slope_of) if acts(step) else advance(_linear(step), way, v, values[:1], kept)
         return v
 
 
@@ -117,26 +127,36 @@ class Maker:
 
     def branch(self, block: ResidualBlock, x: Tensor, bound: Bound) -> Branch:
         """The branch of this block for inputs like x."""
-        steps = program.read(block.g)
+        steps = read(block.g)
         assert steps is not None
-        values = [t.detach() for t in program.tensors(block.g)]
+        values = [t.detach() for t in tensors(block.g)]
         dtype = self.arithmetic.dtype
         working = Form(steps, [laid_out(t.to(dtype)) for t in values])
         ways: list[Convolution] = [gathered if is_simple(step) else native for step in steps]
         products = Form(steps, self._arranged(Form(steps, working.values), ways), ways)
         exact = self._form(steps, values, x)
-        single = None if dtype == torch.float32 else self._form(steps, [t.float() for t in values], x.float())
+        single = None if dtype == torch.float32 else self._single(steps, [t.float() for t in values], x.float())
         return Branch(exact, working, products, single, self._rounding(exact, products, x, bound))
+
+    def _single(self, steps: Program, values: list[Tensor], x: Tensor) -> Form:
+        """g in float32, as it is asked for."""
+        if self.arithmetic.single == "float32":
+            return self._form(steps, values, x)
+        ways: list[Convolution] = [split if can_split(step) else native for step in steps]
+        prepared = list[Tensor]()
+        for way, (_, _, own) in zip(ways, Form(steps, values).steps(), strict=True):
+            prepared += [laid_out(parted(own[0])), *own[1:]] if way is split else own
+        return Form(steps, prepared, ways)
 
     def _form(self, steps: Program, values: list[Tensor], x: Tensor) -> Form:
         """The form of these tensors with the ways that are asked for."""
         plain = Form(steps, values)
         if self.arithmetic.exact == "native":
             return plain
-        ways = []
+        ways, kept = list[Convolution](), list[Tensor]()
         for step, _, own in plain.steps():
             ways.append(self._way(step, x, own))
-            x = apply(step, x, own)
+            x = advance(step, native, x, own, kept)
         return Form(steps, self._arranged(plain, ways), ways)
 
     def _arranged(self, form: Form, ways: list[Convolution]) -> list[Tensor]:
@@ -159,7 +179,7 @@ class Maker:
         return self.ways[key]
 
     def _rounding(self, exact: Form, products: Form, x: Tensor, bound: Bound) -> Rounding | None:
-        """None where no proof by products is wanted, or there is none: a convolution, tf32, slopes that jump."""
+        """None where no proof by products is wanted, or there is none: a convolution, tf32, layers that keep."""
         products_only = all(step.geometry is None or is_simple(step) for step in exact.program)
         wanted = self.arithmetic.proof == "product" and self.arithmetic.working != "tf32"
         if not wanted or len(bound.parts) != len(exact.program) or not products_only:

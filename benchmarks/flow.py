@@ -1,0 +1,256 @@
+"""A training step of the paper's flows: how long it takes, what its log-determinant costs, and the memory it needs.
+
+    python3 benchmarks/flow.py --out results                                        on a GPU
+    python3 benchmarks/flow.py --out results --profile                              and where its time goes
+    python3 benchmarks/flow.py --blocks 1 --width 16 --batch 2 --steps 1            a rehearsal on a CPU
+
+Random images, Adam, forward + backward + clipping + optimiser, one power iteration a step. The shapes are those of the
+released script (12 @ 16, 24 @ 8, 48 @ 4) and of the appendix (3 @ 32, 12 @ 16, 48 @ 8), 16 blocks a scale; beside each
+stands the same flow by the same engine without its log-determinant, and the ratio of the operations that both take, as
+counted. Then a roulette in place of the series, a batch of twice the size, and with --eager operations one by one. They
+are measured in this order for as long as --seconds allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from iresnet import presets
+from iresnet.acceleration import Acceleration, Stepper, fused, timing
+from iresnet.architectures import build
+from iresnet.data.source import schema_of
+from iresnet.flow import Flow
+from iresnet.lipschitz import frozen, refresh_, unsettled
+from iresnet.logdet import Estimator, PowerSeries, RussianRoulette
+from iresnet.objective import Loss, MaximumLikelihood, Objective, continuous, unit, unit_name
+from iresnet.residual import entering
+from iresnet.results import Results, circumstances, write
+from iresnet.training import make_optimiser
+
+#: What is to be reached, in milliseconds; what the paper's released code takes on the same hardware; and the ratio.
+TARGETS = {"cifar10-flow": 36.0, "cifar10-flow-appendix": 100.0}
+RELEASED, RELEASED_GIB, TARGET_GIB, TARGET_RATIO = 893.8, 33.4, 8.0, 3.7
+
+#: Steps before the first that is timed.
+PREPARING = 8
+
+FAST, PLAIN = Acceleration(), Acceleration("off", "off", "float32")
+SERIES, ROULETTE = PowerSeries(terms=5), RussianRoulette(terms=3)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A flow, its estimator (None: without a log-determinant), and how its steps are taken."""
+
+    preset: str
+    batch: int
+    estimator: Estimator | None = SERIES
+    acceleration: Acceleration = FAST
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the networks are, and how long they are measured."""
+
+    blocks: int
+    width: int
+    device: str
+    steps: int
+
+
+class WithoutDeterminant(Objective):
+    """The density of the code alone: what the same flow costs without its log-determinant."""
+
+    model: Flow
+
+    def __init__(self, model: Flow, levels: int | None) -> None:
+        super().__init__()
+        self.model, self.levels = model, levels
+
+    def forward(self, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None) -> Loss:
+        x = continuous(x, self.levels, generator)
+        with entering(self.model, x):
+            nats = -self.model.base.log_prob(self.model.transform(x)).mean()
+        loss = nats / unit(x, self.levels)
+        return loss, {unit_name(self.levels): loss.detach()}
+
+
+def prepare(case: Case, scale: Scale) -> tuple[Objective, Tensor]:
+    """The objective of a case, and a batch of random images."""
+    experiment, schema = presets.find(case.preset), schema_of("cifar10")
+    torch.manual_seed(0)
+    x = torch.randint(0, 256, (case.batch, *schema.shape), dtype=torch.uint8)
+    network = replace(experiment.network, blocks=(scale.blocks,) * 3, width=scale.width)
+    with unsettled():
+        model = cast(Flow, build(network, schema, "density", x)).to(scale.device)
+    refresh_(model, settle=True)
+    if case.estimator is None:
+        return WithoutDeterminant(model, schema.levels).train(), x.to(scale.device)
+    model.estimator = case.estimator
+    return MaximumLikelihood(model, schema.levels).train(), x.to(scale.device)
+
+
+def operations(case: Case, scale: Scale) -> float:
+    """Operations of one step's products and convolutions, forward and backward, in units of 1e12.
+
+    Counted on two images and one block a scale, operation by operation, and without power iteration, which does not
+    grow with the batch.
+    """
+    objective, x = prepare(replace(case, batch=2), replace(scale, blocks=1))
+    generator = torch.Generator(scale.device).manual_seed(0)
+    objective(x, None, generator=generator)  # initialises ActNorms
+    with frozen(), fused(objective, torch.float32, compiled=False), FlopCounterMode(display=False) as counter:
+        objective(x, None, generator=generator)[0].backward()
+    return float(counter.get_total_flops() * scale.blocks * case.batch / 2 / 1e12)
+
+
+def measure(case: Case, scale: Scale, profile: bool) -> dict[str, Any]:
+    """Milliseconds a step: the median of five rounds, after the steps that prepare it."""
+    counted = operations(case, scale) if case.estimator is None or isinstance(case.estimator, PowerSeries) else None
+    _clear(scale.device)
+    start = time.perf_counter()
+    objective, x = prepare(case, scale)
+    training = replace(presets.find(case.preset).training, optimiser="adam")
+    optimiser, generator = make_optimiser(objective, training), torch.Generator(scale.device).manual_seed(0)
+    stepper = Stepper(objective, optimiser, training.clip, generator, case.acceleration)
+    timed = range(PREPARING, PREPARING + scale.steps)  # the same steps in every round: a roulette draws the same terms
+    for step in range(PREPARING + (scale.steps if isinstance(case.estimator, RussianRoulette) else 0)):
+        stepper(x, None, step)
+    _wait(scale.device)
+    setup, times = time.perf_counter() - start, []
+    for _ in range(5):
+        begin = time.perf_counter()
+        for step in timed:
+            stepper(x, None, step)
+        _wait(scale.device)
+        times.append(1e3 * (time.perf_counter() - begin) / scale.steps)
+    if profile:
+        print_profile(stepper, x, timed[0])
+    cuda = scale.device == "cuda"
+    peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else None
+    return {
+        "network": case.preset, "blocks": 3 * scale.blocks, "batch": case.batch,
+        "log-determinant": "none" if case.estimator is None else str(case.estimator),
+        "mean terms": mean_terms(stepper, timed), "steps taken": str(stepper), "precision": stepper.precision,
+        "ms": median(times),
+        "spread ms": max(times) - min(times), "setup s": setup,
+        "memory GiB": held() if cuda and stepper.graph else peak, "peak GiB": peak,
+        "operations": counted, "parameters": sum(p.numel() for p in objective.parameters()),
+    }  # fmt: skip
+
+
+def held() -> float:
+    """GiB that steps hold which are one graph: weights, optimiser, and all that passes between its kernels.
+
+    The peak is that of all steps so far, the first ones included, which are launched one by one in float32.
+    """
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved() / 2**30
+
+
+def mean_terms(stepper: Stepper, steps: range) -> float | None:
+    """How many terms a roulette takes on average in these steps."""
+    counts = []
+    for stepper.step in steps:
+        with stepper._drawn() as drawn:
+            counts += [] if drawn is None else [drawn.count]
+    return mean(counts) if counts else None
+
+
+def print_profile(stepper: Stepper, x: Tensor, step: int, rows: int = 30) -> None:
+    """The kernels that one step spends most of its time in."""
+    kind = torch.profiler.ProfilerActivity.CUDA if x.is_cuda else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[kind]) as profiler:
+        stepper(x, None, step)
+        _wait(x.device.type)
+    name = "self_device_time_total" if x.is_cuda else "self_cpu_time_total"
+    events = sorted(profiler.key_averages(), key=lambda e: getattr(e, name), reverse=True)
+    whole = sum(getattr(e, name) for e in events)
+    print(f"{whole / 1e3:9.3f} ms in {sum(e.count for e in events)} kernels of {len(events)} kinds")
+    for e in events[:rows]:
+        print(f"{getattr(e, name) / 1e3:9.3f} ms {e.count:6d} x {getattr(e, name) / e.count:8.1f} us  {e.key[:110]}")
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _clear(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def cases(batch: int, eager: bool) -> list[Case]:
+    """What is measured, the most wanted first."""
+    first, second = TARGETS
+    found = [Case(first, batch), Case(first, batch, None), Case(first, batch, ROULETTE)]
+    found += [Case(second, batch), Case(second, batch, None), Case(first, 2 * batch)]
+    return found + ([Case(first, batch, SERIES, PLAIN)] if eager else [])
+
+
+def compared(row: dict[str, Any], without: dict[str, Any]) -> dict[str, Any]:
+    """A row beside the one of the same flow without its log-determinant."""
+    return row | {
+        "target ms": TARGETS[row["network"]], "target GiB": TARGET_GIB, "target ratio": TARGET_RATIO,
+        "with log-det / without": row["ms"] / without["ms"],
+        "operations with / without": row["operations"] / without["operations"],
+        "TFLOP/s": 1e3 * row["operations"] / row["ms"],
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Measure the cases, print them, and write results/flow.json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--blocks", type=int, default=16, help="blocks a scale")
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=20, help="steps in each of five rounds")
+    parser.add_argument("--seconds", type=float, default=100.0, help="no case is begun after this time")
+    parser.add_argument("--cases", type=int, nargs="*", help="only these, counted from 0 in the order above")
+    parser.add_argument("--eager", action="store_true", help="also launch every operation by itself")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of a step of every case")
+    options = parser.parse_args()
+    scale = Scale(options.blocks, options.width, options.device, options.steps)
+    start, rows = time.perf_counter(), list[dict[str, Any]]()
+    chosen = cases(options.batch, options.eager)
+    for case in chosen if options.cases is None else [chosen[i] for i in options.cases]:
+        if time.perf_counter() - start > options.seconds:
+            print(f"no time left for {case}")
+            continue
+        row = measure(case, scale, options.profile)
+        if case.estimator is None and rows and rows[-1]["network"] == case.preset:
+            rows[-1] = compared(rows[-1], row)
+        if case == Case("cifar10-flow", options.batch):
+            row |= {"released code ms": RELEASED, "released code GiB": RELEASED_GIB}
+        rows.append(row)
+        print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+    if options.profile:
+        for what, ways, times in timing.MEASURED:
+            print(what, ", ".join(f"{way}: {t:.1f} us" for way, t in zip(ways, times, strict=True)), sep=": ")
+    for row in rows:
+        if "with log-det / without" in row:
+            with_, counted = row["with log-det / without"], row["operations with / without"]
+            print(f"{row['network']}: with log-det / without {with_:.3f}; operations {counted:.3f}; {row['ms']:.2f} ms")
+    if options.out:
+        run = circumstances(seeds=[0], seconds=time.perf_counter() - start, precision=rows[0]["precision"])
+        print(write(Results("flow", [row | {"run": 0} for row in rows], [run]), options.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""A unit with its log-determinant, from the pair (y', J v) that `dual` makes.
+
+    x' = (x + y + b + shift) exp(log_scale),   y' = g(x'),   s = sum_k c_(k+1) (J')^k v, held fixed,
+    ln det ~ sum_k a_k v' J^k v,   d ln det ~ d (s' J v),     a and c the weights of value and gradient
+
+The backward pass of (y', J v), with the gradients (that of y', s), is all there is to differentiate. Since v' J^k v is
+(J'^(k-1) v)' (J v), n terms take n - 1 products with J', which need no graph. Nothing that is compiled depends on n,
+and nothing that is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ..logdet import refuse_second_derivative
+from .compiler import compiled_or_plain
+from .dual import Layer, Slope, Stage, Way, forward, read_layers
+from .maps import Unrolled, rows
+
+
+def advance_with_logdet(
+    parts: Sequence[Stage], way: Way, x: Tensor, y: Tensor, bias: Tensor | None, norm: tuple[Tensor, Tensor] | None,
+    values: list[Tensor], noise: Tensor, weights: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The next (x, y), and ln det of the block: one number a sample, without that of the ActNorm.
+
+    `values` are the tensors of g without the bias of its last layer, `noise` the probes (probes x batch, ...), as signs
+    or as bits, `weights` those of `pack`.
+    """
+    layers: Sequence[Layer] = read_layers(parts, values, tuple(x.shape[2:]), len(x) * (1 + way.probes), way)
+    after, v, h, layers, slopes = forward(way, layers, rows(x), rows(y), bias, norm, noise)
+    s, value = estimate(way, layers, slopes, v, h.detach()[len(after) :], weights, len(x))
+    y, logdet = End.apply(way, h, s, value)  # type: ignore[no-untyped-call]
+    return _like(after, x.shape), _like(y, x.shape), logdet
+
+
+def advance(
+    parts: Sequence[Stage], way: Way, x: Tensor, y: Tensor, bias: Tensor | None, norm: tuple[Tensor, Tensor] | None,
+    values: list[Tensor],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The next (x, y) alone, without probes."""
+    layers = read_layers(parts, values, tuple(x.shape[2:]), len(x), way)
+    after, _, h, *_ = forward(way, layers, rows(x), rows(y), bias, norm, None)
+    return _like(after, x.shape), _like(h, x.shape)
+
+
+def _like(matrix: Tensor, shape: torch.Size) -> Tensor:
+    return matrix.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+
+
+class End(torch.autograd.Function):
+    """(y', J v) -> y', ln det; the gradient of the latter is that of s' J v."""
+
+    @staticmethod
+    def forward(ctx: Any, way: Way, h: Tensor, s: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.way, ctx.dtype = way, h.dtype
+        ctx.save_for_backward(s)
+        return h[: len(h) // (1 + way.probes)], value
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
+        (s,) = ctx.saved_tensors
+        return None, compiled_or_plain(seed, ctx.way.compiled)(gy, g, s, ctx.way.probes, ctx.dtype), None, None
+
+
+def seed(gy: Tensor, g: Tensor, s: Tensor, probes: int, dtype: torch.dtype) -> Tensor:
+    """The gradients of y' and of J v as one matrix, given those of y' and of ln det."""
+    s = s.view(probes, len(g), -1, s.shape[1]) * (g / probes)[:, None, None]
+    return torch.cat([gy.to(dtype), s.flatten(0, 2).to(dtype)])
+
+
+def estimate(
+    way: Way, layers: Sequence[Layer], slopes: Sequence[Slope], v: Tensor, jv: Tensor, weights: Tensor,
+    batch: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """s and the value of the series, averaged over the probes; `jv` is J v."""
+    with torch.no_grad():
+        s, total, w = v, torch.zeros_like(v), v
+        for row in weights[:-1]:
+            w, s, total = term(way, layers, slopes, w, s, total, row)
+        return s, compiled_or_plain(finish, way.compiled)(total, v, w, jv, weights[-1], way.probes, batch)
+
+
+def term(
+    way: Way, layers: Sequence[Layer], slopes: Sequence[Slope], w: Tensor, s: Tensor, total: Tensor, row: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """J' w for all probes, added to both sums with its two weights."""
+    for layer, slope in zip(layers[:0:-1], slopes[:0:-1], strict=True):
+        w = layer.map.transpose_times(w, layer.matrix, cast(Tensor, slope.values), activated=slope.activated)
+    first, d = layers[0], slopes[0].values
+    if d is None and isinstance(first.map, Unrolled) and first.map.widens:
+        found: tuple[Tensor, Tensor, Tensor] = first.map.transpose_then(add, w, first.matrix, s, total, row)
+        return found
+    m = first.matrix
+    w = first.map.transpose(w, m) if d is None else first.map.transpose_times(w, m, d)
+    return cast("tuple[Tensor, Tensor, Tensor]", compiled_or_plain(add, way.compiled)(w, s, total, row))
+
+
+def add(w: Tensor, s: Tensor, total: Tensor, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One more term."""
+    return w, s + row[1] * w, total + row[0] * w
+
+
+def finish(total: Tensor, v: Tensor, w: Tensor, jv: Tensor, row: Tensor, probes: int, batch: int) -> Tensor:
+    """The sum of all terms, one number a sample; the last comes from J v."""
+    terms = total * v + row[0] * w * jv
+    return terms.view(probes, batch, -1).sum(2).mean(0)
+
+
+def pack(value: Tensor, gradient: Tensor) -> Tensor:
+    """The weights of a series, (terms, 1) each, as rows: that of a term's value, and of the next one's gradient.
+
+    Rows of eight numbers, so that each is aligned in memory; those that are left over are zero.
+    """
+    n = len(value)
+    following = torch.cat([gradient[1:], torch.zeros_like(gradient[:1])])
+    return torch.cat([value, following, value.new_zeros(n, 6)], dim=1)

@@ -1,0 +1,148 @@
+"""What is reported of an inverse: bounds from the residuals of its parts, and the residual of the code.
+
+    bound of a part      Lip(F^-1) (||F(x) - z|| + rounding)           1 / (1 - L) for a residual block
+    composed bound       the bounds of all parts, each carried through the inverses after it (`path.carried`)
+
+The code residual F(x) - z can be carried instead of evaluated. Going forward from x, let e be the difference of the
+recomputed state and the solved one, zero at first. A block with residual r = z - x - g(x) maps it to
+
+    e <- e + J e - r + O(||e||^2),        and a closed form to        e <- F_t(x + e) - z.
+
+Where it is evaluated, that proves the blocks of a chain as well. The states F_1(x), F_2(F_1(x)), ... that x leads to
+are solutions of every block for the next state, with no error but rounding; only the last block, whose code is given,
+has a residual. So one evaluation of every g in float64 gives both, and the solves on the way to x need no proof.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..elementary import InjectivePad
+from ..fixed_point import RESIDUAL_ROUNDING
+from ..transform import Transform
+from .branch import Branch, laid_out
+from .path import Halves, Row, carried
+from .refinement import Schedule, Solved, norms, scaled
+
+
+@dataclass
+class Part:
+    """One transform of a path; `branch` is the g of a residual block, None for a closed form.
+
+    `goal` is the error that is asked for, infinite for a closed form. `rounding` bounds the error of a formula that is
+    known to be this exact, so that no residual is needed; 0 elsewhere. `unmixing` is W^-1 of an invertible convolution,
+    made once: products with it are few kernels, and what it rounds shows in the residual like anything else.
+    """
+
+    transform: Transform
+    expansion: float  # Lip(F^-1)
+    goal: float = math.inf
+    lipschitz: float = 0.0
+    proven: bool = True
+    branch: Branch | None = None
+    schedule: Schedule = field(default_factory=Schedule)
+    rounding: float = 0.0
+    unmixing: Tensor | None = None
+
+    def inverse(self, z: Tensor) -> Tensor:
+        """The x of a closed form."""
+        if self.unmixing is None:
+            return laid_out(self.transform.inverse(z))
+        columns = z.reshape(len(z), len(self.unmixing), -1)
+        return laid_out((self.unmixing @ columns).view(z.shape))
+
+    def reference(self, x: Tensor) -> Tensor:
+        """F(x) in float64."""
+        return laid_out(self.transform.reference(x)) if self.branch is None else x + self.branch.exact(x)
+
+    def carry(self, e: Tensor, code: Tensor, s: Solved) -> Tensor:
+        """F(x + e) - z, to first order for a block."""
+        if self.branch is None:
+            return laid_out(self.transform.reference(s.x + e)) - code
+        scale, small = scaled(e, self.branch.dtype)
+        moved = self.branch.working.tangent(small, s.slopes)
+        return torch.addcmul(e, scale, moved.double()) - s.residual
+
+
+#: A path from code to data.
+Way = Sequence[Part | Halves | Row]
+
+
+class Judge:
+    """The bounds of a path's parts, as kernels only; `relative`: goals are for codes with a norm of one.
+
+    `share` is the part of its goal that a bound may reach.
+    """
+
+    def __init__(self, way: Way, device: torch.device, *, relative: bool, share: float = 1.0) -> None:
+        def column(values: Sequence[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
+
+        parts, self.relative = [p for p in way if isinstance(p, Part)], relative
+        self.goals = share * column([p.goal for p in parts])
+        self.solved = column([float(p.branch is not None) for p in parts]) > 0
+        self.rounding = column([p.rounding for p in parts])
+        self.factor = column([0.0 if isinstance(p.transform, InjectivePad) else p.expansion for p in parts])
+        self.carried = column(carried([s.expansion if isinstance(s, Part) else s for s in reversed(way)])[::-1])
+
+    def __call__(self, residuals: Tensor, z: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(converged, largest bound, composed bound) from norms: rows are parts, last to first, columns samples."""
+        # ||g(x)|| is at most ||x|| + ||z|| + ||r||.
+        rounding = RESIDUAL_ROUNDING * torch.where(self.solved, 2 * x + 2 * z + residuals, 1 + z)
+        bounds = torch.where(self.factor > 0, self.factor * (residuals + rounding), 0.0)
+        bounds = torch.where(self.rounding > 0, self.rounding, bounds)
+        bounds = torch.nan_to_num(bounds, nan=torch.inf, posinf=torch.inf)
+        goals = self.goals * z.clamp_min(1) if self.relative else self.goals
+        good = (bounds <= goals) & torch.isfinite(bounds)
+        composed = torch.where(bounds > 0, self.carried * bounds, 0.0).sum(0)
+        return good.all(0), bounds.amax(0), composed
+
+
+def evaluated(way: Way, x: Tensor, z: Tensor) -> Tensor:
+    """||F(x) - z||, everything in float64."""
+    return norms(_forward(way, x, lambda part, x: part.reference(x)) - z)
+
+
+def carried_over(way: Way, codes: Sequence[Tensor], solved: Sequence[Solved]) -> Tensor:
+    """||F(x) - z|| from the residuals of the parts, carried through their Jacobians."""
+    found = list(zip(codes, solved, strict=True))
+    start = torch.zeros_like(solved[-1].x)
+    return norms(_forward(way, start, lambda part, e: part.carry(e, *found.pop())))
+
+
+def led_to(parts: Sequence[Part], x: Tensor, z: Tensor, codes: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """(residuals, norms of codes, norms of solutions; code residual) of the states of a chain that x leads to.
+
+    `codes` are those that the parts were given on the way to x, last to first: what comes after the last block, in
+    closed form, is proven by itself.
+    """
+    last = next(i for i, part in enumerate(parts) if part.branch is not None)
+    none, rows = torch.zeros_like(norms(x)), list[tuple[Tensor, ...]]()
+    size = norms(x)
+    for part in reversed(parts[last + 1 :]):
+        x, before = part.reference(x), size
+        size = norms(x)
+        rows.append((none, size, before))
+    x = parts[last].reference(x)
+    rows.append((norms(codes[last] - x), norms(codes[last]), size))
+    for i in reversed(range(last)):
+        x, own = parts[i].reference(x), norms(codes[i] - parts[i].reference(codes[i + 1]))
+        rows.append((own, norms(codes[i]), norms(codes[i + 1])))
+    return *(torch.stack(column[::-1]) for column in zip(*rows, strict=True)), norms(x - z)
+
+
+def _forward(way: Way, x: Tensor, act: Callable[[Part, Tensor], Tensor]) -> Tensor:
+    """From data to code."""
+    stack = [x]
+    for step in reversed(way):
+        if isinstance(step, Part):
+            stack.append(act(step, stack.pop()))
+        else:
+            step.forward(stack)
+    (z,) = stack
+    return z

@@ -1,0 +1,44 @@
+"""h -> (a h, b f(h)): a layer that keeps what it was given beside what it makes of it (dense networks).
+
+With a^2 + b^2 = 1 both together stretch no more than either,
+
+    ||(a h, b f(h)) - (a k, b f(k))||^2 <= (a^2 + b^2 Lip(f)^2) ||h - k||^2,
+
+so a chain of such layers with Lip(f) <= 1 has the constant 1 at any depth, and what follows decides that of g.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from ..spectral import ROUNDING_MARGIN
+
+
+class Concatenated(nn.Module):
+    """(cos(t) h, sin(t) f(h)), side by side along dimension 1, with a learned angle t, at first that of equal parts.
+
+    >>> Concatenated(nn.Linear(2, 3))(torch.zeros(5, 2)).shape
+    torch.Size([5, 5])
+    """
+
+    def __init__(self, f: nn.Module) -> None:
+        super().__init__()
+        self.f = f
+        self.angle = nn.Parameter(torch.tensor(math.pi / 4))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return beside(self.angle, h, cast(Tensor, self.f(h)))
+
+    def constant(self, lipschitz: float) -> float:
+        """The Lipschitz constant, for that of f."""
+        a, b = math.cos(float(self.angle.detach())), math.sin(float(self.angle.detach()))
+        return math.hypot(a, b * lipschitz) * (1 + ROUNDING_MARGIN)
+
+
+def beside(angle: Tensor, h: Tensor, made: Tensor) -> Tensor:
+    """(cos(t) h, sin(t) made), along dimension 1."""
+    return torch.cat([angle.cos() * h, angle.sin() * made], dim=1)

@@ -1,0 +1,194 @@
+"""Figure 2: densities in the plane, data beside what a Glow and an i-ResNet of as many layers learn of them.
+
+Both have 100 layers whose networks have the widths 64-64-64 (App. C.3): residual blocks of an i-ResNet with an ActNorm
+after each, or affine couplings of a Glow with an invertible linear map before each. Under every picture stand the nats
+of held-out points, with exact log-determinants: they cannot be below the entropy of the density, which is known. The
+paper has two densities, which it does not name, and no numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import atomic
+from ..data import toy
+from ..evaluation import as_flow, log_likelihood
+from ..figures import Plane, plane_points, planes_picture, square
+from ..run import Run
+from .cells import DENSITIES, PLANES, Cell
+from .job import Job, Work
+from .judging import proven
+from .record import Arrays, Entry, Row, alike, arrays, one_by_one
+from .result import Measured, Outcome, Plan, Result, datasets_of, fill
+from .series import keep
+
+GLOW, OURS = PLANES
+#: Those that are made without being asked for; any other of `data.toy` may be.
+USUAL = ("eight_gaussians", "rings", "spirals", "checkerboard")
+#: Pixels of a density's picture along one side, and those of the budget smoke; points of its data.
+PIXELS, FEW, POINTS = 180, 40, 4000
+#: Where a run folder keeps what the picture shows.
+FILE, NAMES = "figure2.npz", ("data", "density", "window", "values")
+
+COLUMNS = {
+    "density": "dataset",
+    "model": "model",
+    "nats": "nats",
+    "±": "error over points",
+    "above\nfloor": "above the floor",
+    "nearer than\nGlow by": "nearer than Glow by",
+    "para-\nmeters": "parameters",
+    "training\ns": "training s",
+}
+
+
+@dataclass(frozen=True)
+class Densities(Plan):
+    """Both models on every density that is asked for."""
+
+    def _own(self, job: Job) -> dict[str, tuple[str, ...]]:
+        if strangers := [d for d in job.datasets if d not in DENSITIES]:
+            raise ValueError(
+                f"{self.name} is made of densities in the plane; got {', '.join(strangers)}. "
+                f"Ask for some of {', '.join(DENSITIES)}."
+            )
+        usual = USUAL[:1] if job.budget == "smoke" else USUAL
+        return dict.fromkeys(job.datasets or usual, tuple(PLANES))
+
+
+PLAN = Densities("figure2", models={}, smoke=())
+
+
+def measure(work: Work, run: Run, cell: Cell) -> Measured:
+    """Held-out nats of one flow, and its density on the pixels of the picture."""
+    flow, kept = as_flow(work.model(run)), _seen(work, run)
+    values = torch.from_numpy(kept["values"])
+    nats, error = float(-values.mean()), float(values.std()) / math.sqrt(len(values))
+    floor, certificate, training = toy.entropy(cell.dataset), proven(run), run.experiment.training
+    row: dict[str, Any] = {
+        "nats": nats,
+        "error over points": error,
+        "points": len(values),
+        "floor": floor,
+        "above the floor": nats - floor,
+        "parameters": sum(p.numel() for p in flow.parameters()),
+        "steps": training.steps,
+        "batch": training.batch,
+        "training s": run.read_json("environment.json").get("seconds"),
+        "blocks proven": f"{certificate['proven']} of {certificate['blocks']}" if certificate["blocks"] else None,
+        "largest Lip(g)": certificate["largest"],
+        **_beside_glow(work, run, cell, values),
+        "paper": None,
+    }
+    return row, {}, f"{nats:.3f} ± {error:.3f} nats; no model can do better than {floor:.3f}"
+
+
+def _seen(work: Work, run: Run) -> Arrays:
+    """What the picture needs: data, the density on pixels, and the likelihood of every held-out point; made once."""
+    n, path = FEW if work.job.budget == "smoke" else PIXELS, run.output / FILE
+    made = {"pixels": n, "points": len(work.splits(run).test)}
+    if run.read_json("evaluation.json").get("figure2") != made or not path.is_file():
+        _look(work, run, n, path)
+        keep(run, "figure2", made)
+    return arrays(path, *NAMES)
+
+
+@torch.no_grad()
+def _look(work: Work, run: Run, n: int, path: Path) -> None:
+    flow, test = as_flow(work.model(run)), work.splits(run).test.to(work.job.device)
+    values, window = log_likelihood(flow, test).value, square(test.x.cpu())
+    pixels = torch.split(plane_points(window, n).to(test.x), 4096)
+    density = torch.cat([flow.log_prob(p).double() for p in pixels]).exp().reshape(n, n)
+    with atomic.replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(
+            file, data=test.x[:POINTS].float().cpu().numpy(), density=density.float().cpu().numpy(),
+            window=np.array(window), values=values.cpu().numpy(),
+        )  # fmt: skip
+
+
+def _beside_glow(work: Work, run: Run, cell: Cell, values: Tensor) -> Row:
+    """How much nearer to the floor this flow comes than the Glow that was made alike, on the same points."""
+    folder = work.job.run_folder(Cell(cell.dataset, GLOW), run.experiment.seed)
+    if cell.model == GLOW or not (folder / FILE).is_file():
+        return {"nearer than Glow by": None, "error of the difference": None}
+    theirs = torch.from_numpy(arrays(folder / FILE, "values")["values"])
+    if not _alike(Run.open(folder), run) or len(theirs) != len(values):
+        return {"nearer than Glow by": None, "error of the difference": None}
+    d = values - theirs
+    return {"nearer than Glow by": float(d.mean()), "error of the difference": float(d.std()) / math.sqrt(len(d))}
+
+
+def _alike(a: Run, b: Run) -> bool:
+    """Whether two runs had the same points, as many steps and as large batches."""
+    return all(
+        (r.experiment.data, r.experiment.training.steps, r.experiment.training.batch)
+        == (a.experiment.data, a.experiment.training.steps, a.experiment.training.batch)
+        for r in (a, b)
+    )
+
+
+def in_order(runs: Sequence[Entry]) -> list[Row]:
+    """A row for every flow; of a density, Glow comes first."""
+    models = list(PLANES)
+    return sorted(one_by_one(runs), key=lambda r: (DENSITIES.index(r["dataset"]), models.index(r["model"])))
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """Where the i-ResNet wins and where it does not, in a sentence; a difference within two standard errors is none."""
+    judged: dict[str, list[str]] = {"nearer": [], "farther": [], "level": []}
+    for row in rows:
+        if (d := row.get("nearer than Glow by")) is not None:
+            apart = abs(d) > 2 * row["error of the difference"]
+            judged["level" if not apart else "nearer" if d > 0 else "farther"].append(row["dataset"])
+    words = {
+        "nearer": "the i-ResNet comes nearer to the floor than Glow on",
+        "farther": "it does not on",
+        "level": "the two cannot be told apart on",
+    }
+    parts = [f"{words[k]} {', '.join(names)}" for k, names in judged.items() if names]
+    if judged["farther"] and not judged["nearer"]:
+        parts[0] = f"Glow comes nearer to the floor than the i-ResNet on {', '.join(judged['farther'])}"
+    return "; ".join(parts) or "one of the two models is missing: nothing to compare"
+
+
+def run(work: Work) -> Outcome:
+    """Train both models on every density, judge them on held-out points, and draw them side by side."""
+    results = fill(work, PLAN, measure, seeds=work.job.seeds[:1], rows=in_order)
+    alikes = {d: alike(results.runs, work.job, d) for d in datasets_of(PLAN, work.job)}
+    path = planes_picture([_plane(d, entries, work.job) for d, entries in alikes.items()], work.job.out / "figure2.png")
+    notes = (
+        "nats of held-out points, exact; floor: the entropy of the density, which no model can beat; ±: over points",
+        verdict([{"dataset": d, **e["row"]} for d, entries in alikes.items() for e in entries]),
+    )
+    return Outcome(results, COLUMNS, (work.job.out / "figure2.json", path), notes)
+
+
+def _plane(density: str, entries: Sequence[Entry], job: Job) -> Plane:
+    """What the picture shows of one density."""
+    by = {e["model"]: e for m in PLANES for e in entries if e["model"] == m}
+    kept = {m: arrays(job.run_folder(Cell(density, m), e["seed"]) / FILE, *NAMES) for m, e in by.items()}
+    first = next(iter(kept.values()))
+    panels = {m: (kept[m]["density"], e["row"]["nats"]) for m, e in by.items()}
+    return Plane(density.replace("_", " "), first["data"], tuple(first["window"]), toy.entropy(density), panels)
+
+
+RESULT = Result(
+    name="figure2",
+    about="densities in the plane: data, a Glow of 100 + 100 layers, an i-ResNet of 100 blocks, with held-out nats",
+    says="pictures of two densities, unnamed: the i-ResNet fits them more accurately; no numbers",
+    costs={
+        "smoke": "one density, four blocks, 30 steps: seconds",
+        "short": "4 densities, both models with 100 layers: ten minutes a cell on one core",
+        "paper": "the same with 20,000 steps: hours a cell on one core",
+    },
+    run=run,
+    check=PLAN.check,
+)

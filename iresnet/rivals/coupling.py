@@ -1,0 +1,268 @@
+"""Couplings: one part of x stays as it is and says how the other is moved (NICE, Real NVP, Glow, i-RevNet).
+
+additive    z2 = x2 + t(x1)                 ln det = 0           x2 = z2 - t(z1)
+affine      z2 = x2 exp(s(x1)) + t(x1)      ln det = sum s       x2 = (z2 - t(z1)) exp(-s(z1))      with z1 = x1
+
+The network that gives s and t, the conditioner, is free: it is never inverted. x1 comes back without an error, so that
+of the whole is known exactly, ||x - x*|| = ||exp(-s(x1)) (F(x) - z)_2||: `solve` computes it in float64.
+
+An additive coupling has the singular values of [[I, 0], [T, I]], so both Lip(F) and Lip(F^-1) are at most
+(L + sqrt(L^2 + 4)) / 2 with L = Lip(t). An affine one has no Lipschitz constant at all: dz2/dx1 grows with x2.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .. import lipschitz as lip
+from ..fixed_point import RESIDUAL_ROUNDING, Solution, Solver
+from ..logdet import Estimator
+from ..residual import full_precision
+from ..spectral import NoBoundKnown
+from ..transform import Shape, Stretch, Transform, check_batch
+from .split import Halves, Split
+
+#: The largest |s| of an affine coupling: no layer stretches a coordinate by more than e^2 or shrinks it by more.
+LARGEST = 2.0
+
+
+class Coupling(Transform):
+    """What additive and affine couplings have in common.
+
+    `conditioner` takes the part that stays (see `split.sizes`) and returns `outputs` numbers for each one that is
+    moved, channel by channel. It may hold BatchNorm: an inverse takes it as it is in eval, whatever the mode.
+    """
+
+    #: Numbers that the conditioner returns for each one that is moved.
+    outputs: int
+    #: Whether ln det is zero, whatever the weights are.
+    volume_preserving: bool
+
+    def __init__(self, conditioner: nn.Module, split: Split | None = None) -> None:
+        super().__init__()
+        self.conditioner, self.split = conditioner, Halves() if split is None else split
+        self._takes_context = "context" in inspect.signature(type(conditioner).forward).parameters
+
+    @abstractmethod
+    def move(self, moved: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(z2, s, or None where it is zero) for x2 and what the conditioner says."""
+
+    @abstractmethod
+    def back(self, moved: Tensor, h: Tensor) -> Tensor:
+        """x2 for z2."""
+
+    @abstractmethod
+    def shrinking(self, h: Tensor) -> Tensor | None:
+        """exp(-s), by which an error in z2 is multiplied in x2; None for one."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        return self._through(x, context)[0]
+
+    def forward_and_logdet(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        z, s = self._through(x, context)
+        return z, x.new_zeros(len(x)) if s is None else s.flatten(1).sum(1)
+
+    def inverse(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> Tensor:
+        self._check(z, "z")
+        kept, moved = self.split.take(z)
+        with judged(self.conditioner), full_precision(z):
+            return self.split.join(kept, self.back(moved, self._ask(kept, moved, context)))
+
+    def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        kept, moved = self.split.take(x.double())
+        return self.split.join(kept, self.move(moved, self._ask_exactly(kept, moved, context))[0])
+
+    def solve(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> Solution:
+        """The inverse and its error, which a closed form allows to compute; no gradient."""
+        with torch.no_grad():
+            x = self.inverse(z, context)
+            kept, moved = self.split.take(x.double())
+            h = self._ask_exactly(kept, moved, context)
+            residual, factor = self.move(moved, h)[0] - self.split.take(z.double())[1], self.shrinking(h)
+            allowance = RESIDUAL_ROUNDING * (1 + z.double().flatten(1).norm(dim=1))
+            if factor is not None:
+                residual, allowance = residual * factor, allowance * factor.flatten(1).amax(1)
+            bound = torch.nan_to_num(residual.flatten(1).norm(dim=1) + allowance, nan=torch.inf, posinf=torch.inf)
+        return Solution(x, torch.zeros_like(bound).long(), bound, torch.isfinite(bound))
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        self.split.check(input_shape)
+        return input_shape
+
+    def extra_repr(self) -> str:
+        return str(self.split)
+
+    def _check(self, x: Tensor, name: str) -> None:
+        check_batch(x, name)
+        self.split.check(tuple(x.shape[1:]))
+
+    def _through(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        self._check(x, "x")
+        kept, moved = self.split.take(x)
+        h = self._ask(kept, moved, context)
+        if h.dim() == 4 and h.is_contiguous(memory_format=torch.channels_last):  # the layout that convolutions chose
+            kept, moved = self.split.take(x.contiguous(memory_format=torch.channels_last))
+        moved, s = self.move(moved, h)
+        return self.split.join(kept, moved), s
+
+    def _ask(self, kept: Tensor, moved: Tensor, context: Tensor | None) -> Tensor:
+        h = self.conditioner(kept, context) if self._takes_context else self.conditioner(kept)
+        # In the type of x again, where autocast made it coarser: s is then one number in the map and in ln det.
+        return self._checked(h.to(moved.dtype), moved)
+
+    def _ask_exactly(self, kept: Tensor, moved: Tensor, context: Tensor | None) -> Tensor:
+        """The conditioner as stored, in float64 and in eval."""
+        arguments = (kept, None if context is None else context.double()) if self._takes_context else (kept,)
+        with judged(self.conditioner), full_precision(kept):
+            return self._checked(
+                cast(Tensor, functional_call(self.conditioner, _doubled(self.conditioner), arguments)), moved
+            )
+
+    def _checked(self, h: Tensor, moved: Tensor) -> Tensor:
+        expected = (len(moved), self.outputs * moved.shape[1], *moved.shape[2:])
+        if h.shape != expected:
+            raise ValueError(
+                f"the conditioner of this {type(self).__name__} must return shape {expected}, {self.outputs} for every "
+                f"number that is moved; got {tuple(h.shape)}. Give its last layer {expected[1]} outputs."
+            )
+        return self.split.only(h)
+
+
+class AdditiveCoupling(Coupling):
+    """z2 = x2 + t(x1) (NICE). It preserves volume: ln det is zero, exactly.
+
+    >>> coupling = AdditiveCoupling(nn.Linear(1, 1))
+    >>> coupling.volume_preserving, coupling.forward_and_logdet(torch.ones(3, 2))[1].tolist()
+    (True, [0.0, 0.0, 0.0])
+    """
+
+    outputs, volume_preserving = 1, True
+
+    def move(self, moved: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        return moved + h, None
+
+    def back(self, moved: Tensor, h: Tensor) -> Tensor:
+        return moved - h
+
+    def shrinking(self, h: Tensor) -> Tensor | None:
+        return None
+
+    def stretch(self, input_shape: Shape | None = None) -> Stretch:
+        """From Lip(t), where the conditioner's layers can be read; else there is no bound but for ln det."""
+        constant = self._lipschitz(input_shape)
+        most = (constant + math.sqrt(constant * constant + 4)) / 2
+        return Stretch(most, most, (0.0, 0.0))
+
+    def _lipschitz(self, input_shape: Shape | None) -> float:
+        if lip.program.read(self.conditioner) is None:
+            return math.inf
+        shape = None if input_shape is None else (self.split.sizes(input_shape[0])[0], *input_shape[1:])
+        try:
+            return lip.bound(self.conditioner, shape).value
+        except NoBoundKnown:
+            return math.inf
+
+
+class AffineCoupling(Coupling):
+    """z2 = x2 exp(s(x1)) + t(x1) (Real NVP, Glow). The conditioner returns the channels of s, then those of t.
+
+    s = largest tanh(r / largest) of what the conditioner returns, r: close to r near zero, and bounded. (Real NVP has a
+    tanh with a learned factor; Glow ln sigmoid(r + 2), which has no lower bound.)
+
+    >>> coupling = AffineCoupling(nn.Linear(1, 2))
+    >>> x = torch.randn(5, 2)
+    >>> torch.allclose(coupling.inverse(coupling(x)), x, atol=1e-5)
+    True
+    """
+
+    outputs, volume_preserving = 2, False
+
+    def __init__(self, conditioner: nn.Module, split: Split | None = None, *, largest: float = LARGEST) -> None:
+        super().__init__(conditioner, split)
+        if not 0 < largest < math.inf:
+            raise ValueError(f"largest must be positive, a bound for |s|; got {largest}. Use AdditiveCoupling for 0.")
+        self.largest = largest
+
+    def move(self, moved: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        s, t = self._read(h)
+        return moved * s.exp() + t, s
+
+    def back(self, moved: Tensor, h: Tensor) -> Tensor:
+        s, t = self._read(h)
+        return (moved - t) * (-s).exp()
+
+    def shrinking(self, h: Tensor) -> Tensor | None:
+        return (-self._read(h)[0]).exp()
+
+    def stretch(self, input_shape: Shape | None = None) -> Stretch:
+        """No Lipschitz constant either way; ln det is at most `largest` times what is moved."""
+        most = math.inf if input_shape is None else self.largest * self.split.moves(input_shape)
+        return Stretch(math.inf, math.inf, (-most, most))
+
+    def extra_repr(self) -> str:
+        return f"{self.split}, largest={self.largest:g}"
+
+    def _read(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        r, t = h.chunk(2, dim=1)
+        return self.largest * torch.tanh(r / self.largest), t
+
+
+def preserves_volume(transform: Transform) -> bool:
+    """Whether ln det is zero for all weights and inputs, by what the transform is made of: NICE, i-RevNet.
+
+    Padding with zeros counts as keeping volume, since it is an isometry onto its image.
+    """
+    parts = transform.parts()
+    if parts:
+        return all(preserves_volume(part) for _, part, _ in parts)
+    if isinstance(transform, Coupling):
+        return transform.volume_preserving
+    return not list(transform.parameters()) and transform.stretch().logdet in (None, (0.0, 0.0))
+
+
+@contextmanager
+def judged(g: nn.Module) -> Iterator[None]:
+    """g in eval: in training BatchNorm is another function for every batch."""
+    before = {m: m.training for m in g.modules()}
+    g.eval()
+    try:
+        yield
+    finally:
+        for m, mode in before.items():
+            m.training = mode
+
+
+def _doubled(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, numbers in float64."""
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: t.double() if t.is_floating_point() else t for name, t in named.items()}

@@ -1,0 +1,203 @@
+"""Flows made of couplings: their layouts, what they learn, volumes, and training steps."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from iresnet import ActNorm, Chain, DiagonalNormal, Flow, InjectivePad, Squeeze, certify
+from iresnet.acceleration import Acceleration, Stepper
+from iresnet.logdet import PowerSeries
+from iresnet.mixing import InvertibleConv1x1, Reverse
+from iresnet.objective import MaximumLikelihood
+from iresnet.rivals import (
+    AdditiveCoupling,
+    AffineCoupling,
+    additive_glow,
+    glow,
+    i_revnet,
+    mlp_glow,
+    nice,
+    preserves_volume,
+    real_nvp,
+)
+from iresnet.rivals.conditioner import convolutions, mlp
+from tests.zoo import DOUBLE, dense_jacobian, normal
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def roused(module, seed=0):
+    """Weights that are zero at first, away from zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.2 * torch.randn(p.shape, generator=generator, dtype=DOUBLE).to(p))
+    return module
+
+
+class TestFlows:
+    @pytest.mark.parametrize(
+        ("make", "kinds"),
+        [
+            (glow, [ActNorm, InvertibleConv1x1, AffineCoupling]),
+            (additive_glow, [ActNorm, Reverse, AdditiveCoupling]),
+            (real_nvp, [ActNorm, AffineCoupling]),
+            (nice, [AdditiveCoupling]),
+        ],
+    )
+    def test_what_they_are_made_of(self, make, kinds):
+        made = make((4,), 3, mlp)
+        assert [type(t) for t in made] == kinds * 3
+
+    @pytest.mark.parametrize("make", [real_nvp, nice])
+    def test_couplings_take_turns(self, make):
+        splits = [t.split.swapped for t in make((4,), 4, mlp) if hasattr(t, "split")]
+        assert splits == [False, True, False, True]
+
+    @pytest.mark.parametrize("make", [glow, additive_glow, real_nvp, nice])
+    def test_every_output_comes_to_depend_on_every_input(self, make):
+        torch.manual_seed(0)
+        transform = roused(Chain(*make((4,), 4, mlp))).double().eval()
+        assert float(dense_jacobian(transform, normal(1, 4)).abs().min()) > 1e-9
+
+    def test_couplings_start_as_the_identity(self):
+        x = normal(50, 4).float()
+        assert torch.equal(Chain(*nice((4,), 3, mlp))(x), x)
+
+    def test_the_glow_of_figure_2(self):
+        flow = mlp_glow(2)
+        kinds = [type(t) for t in flow.transform]
+        assert kinds.count(AffineCoupling) == kinds.count(InvertibleConv1x1) == 100
+        assert sum(p.numel() for p in flow.parameters()) == 100 * (8578 + 4 + 4) + 4
+
+    @pytest.mark.parametrize("family", [glow, additive_glow, real_nvp, nice])
+    def test_it_learns_a_density(self, family):
+        """A normal with the wrong scales and correlation: its entropy is known."""
+        torch.manual_seed(0)
+        mix = torch.tensor([[2.0, 0.0], [1.0, 0.5]])
+        flow = mlp_glow(2, 4, (16,), family=family, learned_base=True)
+        optimiser = torch.optim.Adam(flow.parameters(), 1e-2)
+        for i in range(150):
+            loss = -flow(normal(256, 2, seed=i).float() @ mix.T).mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        entropy = math.log(2 * math.pi * math.e) + math.log(float(torch.linalg.det(mix)))
+        with torch.no_grad():
+            nats = -flow.eval()(normal(4000, 2, seed=999).float() @ mix.T).mean()
+        assert float(nats) == pytest.approx(entropy, abs=0.1)
+
+    def test_samples_have_the_likelihood_that_is_reported(self):
+        torch.manual_seed(0)
+        flow = roused(mlp_glow(3, 2, (8,))).eval()
+        x, log_prob = flow.rsample_and_log_prob((20,))
+        torch.testing.assert_close(flow(x), log_prob, atol=1e-4, rtol=1e-4)
+
+    def test_there_is_nothing_to_certify(self):
+        with pytest.raises(ValueError, match="nothing to certify: Flow holds no ResidualBlock"):
+            certify(mlp_glow(2, 1))
+
+    @pytest.mark.parametrize(
+        ("make", "sentence"),
+        [
+            (lambda: glow((2,), 0, mlp), "there must be at least one step; got 0"),
+            (lambda: nice((2,), 0, mlp), "there must be at least one step; got 0"),
+            (lambda: i_revnet((3, 4, 4), 1), "an i-RevNet has an even number of channels, two halves; got 3"),
+            (lambda: i_revnet((12, 4, 4), 1, squeezed=True), "two halves; got 12 after squeezing. Pad by one more"),
+            (lambda: mlp_glow(1), "a coupling needs two coordinates, one that stays and one that is moved; got 1"),
+        ],
+    )
+    def test_wrong_arguments_get_a_sentence(self, make, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            make()
+
+
+class TestVolume:
+    """NICE and i-RevNet preserve volume, and it can be read off what they are made of."""
+
+    @pytest.mark.parametrize(
+        ("make", "known"),
+        [
+            (lambda: nice((4,), 3, mlp), True),
+            (lambda: [InjectivePad(1), *i_revnet((4, 4, 4), 2), Squeeze(), *i_revnet((16, 2, 2), 1)], True),
+            (lambda: [Reverse(), AdditiveCoupling(nn.Linear(2, 2))], True),
+            (lambda: additive_glow((4,), 1, mlp), False),  # its ActNorm scales
+            (lambda: real_nvp((4,), 1, mlp), False),
+            (lambda: glow((4,), 1, mlp), False),
+        ],
+    )
+    def test_it_is_known(self, make, known):
+        assert preserves_volume(Chain(*make())) is known
+
+    def test_an_i_revnet_keeps_volumes(self):
+        torch.manual_seed(0)
+        net = Chain(*i_revnet((4, 2, 2), 3)).double().eval()
+        sign, logdet = torch.linalg.slogdet(dense_jacobian(net, normal(3, 4, 2, 2)))
+        assert sign.tolist() == [1.0] * 3
+        torch.testing.assert_close(logdet, torch.zeros(3, dtype=DOUBLE), atol=1e-12, rtol=0)
+        assert net.forward_and_logdet(normal(3, 4, 2, 2))[1].tolist() == [0.0] * 3
+
+
+class TestSteps:
+    """A training step needs no estimator of a log-determinant, and says what it is made of."""
+
+    def stepper(self, flow, **wish):
+        optimiser = torch.optim.Adam(flow.parameters())
+        return Stepper(MaximumLikelihood(flow), optimiser, 1.0, None, Acceleration(**wish))
+
+    def test_what_is_left_out_has_a_reason(self):
+        stepper = self.stepper(mlp_glow(2, 1, (8,)), compile="on", precision="bfloat16")
+        assert stepper.method == "operation by operation"
+        assert stepper.precision == "float32"
+        assert stepper.reasons == [
+            "no CUDA graph: this device is a CPU",
+            "no compiled blocks: there are no residual blocks",
+            "no bfloat16: there are neither residual blocks nor convolutions",
+        ]
+
+    def test_convolutions_may_run_in_bfloat16(self):
+        torch.manual_seed(0)
+        steps = Chain(Squeeze(), *glow((4, 2, 2), 2, lambda a, b: convolutions(a, b, 8)))
+        flow = Flow(steps, DiagonalNormal((4, 2, 2)), event_shape=(1, 4, 4))
+        stepper = self.stepper(flow.train(), precision="bfloat16")
+        assert stepper.method == "operation by operation, convolutions in bfloat16"
+        losses = [float(stepper(normal(64, 1, 4, 4).float(), None, i)[0]) for i in range(8)]
+        assert losses[-1] < losses[0]
+
+    def test_an_estimator_is_not_asked(self):
+        flow = mlp_glow(2, 2, (8,)).eval()
+        x = normal(3, 2).float()
+        assert torch.equal(flow(x), flow(x, estimator=PowerSeries(1)))
+
+    @needs_cuda
+    @pytest.mark.parametrize("image", [False, True])
+    def test_a_recorded_step_trains_as_eager_steps_do(self, image):
+        torch.manual_seed(0)
+        if image:
+            steps = Chain(Squeeze(), *glow((4, 4, 4), 2, lambda a, b: convolutions(a, b, 16)))
+            flow = Flow(steps, DiagonalNormal((4, 4, 4)), event_shape=(1, 8, 8))
+        else:
+            flow = mlp_glow(2, 4, (16,))
+        shape, runs = flow.event_shape, []
+        for wish in (Acceleration("off", "off", "float32"), Acceleration("on", "auto", "float32")):
+            model = copy.deepcopy(flow).cuda().train()
+            optimiser = torch.optim.Adam(model.parameters(), 1e-3, capturable=True)
+            stepper = Stepper(MaximumLikelihood(model), optimiser, 1.0, None, wish)
+            runs.append([float(stepper(normal(64, *shape, seed=i).float().cuda(), None, i)[0]) for i in range(20)])
+        assert stepper.method == "one CUDA graph"
+        assert stepper.reasons == ["no compiled blocks: there are no residual blocks"]
+        assert runs[1] == pytest.approx(runs[0], rel=1e-3)
+
+    @needs_cuda
+    def test_convolutions_run_in_bfloat16_within_the_graph(self):
+        torch.manual_seed(0)
+        steps = Chain(Squeeze(), *glow((4, 4, 4), 2, lambda a, b: convolutions(a, b, 64)))
+        flow = Flow(steps, DiagonalNormal((4, 4, 4)), event_shape=(1, 8, 8)).cuda().train()
+        optimiser = torch.optim.Adam(flow.parameters(), 1e-3, capturable=True)
+        stepper = Stepper(MaximumLikelihood(flow), optimiser, 1.0, None, Acceleration())
+        losses = [float(stepper(normal(64, 1, 8, 8).float().cuda(), None, i)[0]) for i in range(30)]
+        assert stepper.method == "one CUDA graph, convolutions in bfloat16"
+        assert losses[-1] < losses[0]

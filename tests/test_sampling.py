@@ -1,0 +1,456 @@
+"""Codes to rows of flows with several scales: inverses of all that presets build, prepared once, always proven."""
+
+import copy
+import pickle
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from iresnet import (
+    ActNorm,
+    Banach,
+    Chain,
+    ConvergenceError,
+    DiagonalNormal,
+    Flow,
+    Hybrid,
+    InvertibleConv1x1,
+    Logit,
+    MaxMin,
+    Multiscale,
+    ResidualBlock,
+    Squeeze,
+    constrain_,
+    contractive_convnet,
+)
+from iresnet.architectures import build
+from iresnet.cli.sample import _spent
+from iresnet.data.source import schema_of
+from iresnet.fixed_point import default_tolerance
+from iresnet.inversion import Arithmetic, Decoder, Inverter, Schedule, decoder, unwinding
+from iresnet.inversion.branch import Form
+from iresnet.inversion.path import Halves, Row, carried, path, refusal
+from iresnet.inversion.reading import read, tensors
+from iresnet.lipschitz import Concatenated
+from iresnet.presets import PRESETS
+from iresnet.presets.flows import FLOWS
+from tests.zoo import contraction, linear_block, normal, rouse_
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+A = contraction(4, 0.6)
+
+
+@cache
+def flow_of(name, **changes):
+    """The flow of a preset, narrow and with few blocks, their layers at their coefficients."""
+    network, source = PRESETS[name].network, PRESETS[name].data.source
+    settings = {"blocks": (1,) * len(network.blocks), "tail": min(network.tail, 1), "width": 4, "tail_width": 4}
+    torch.manual_seed(0)
+    flow = build(replace(network, **settings | changes), schema_of(source), "density")
+    for m in flow.modules():
+        if isinstance(m, ResidualBlock):
+            rouse_(m, weight=8.0)
+        if isinstance(m, ActNorm):
+            nn.init.normal_(m.log_scale, std=0.1)
+            nn.init.normal_(m.shift, std=0.1)
+    return flow.eval()
+
+
+#: Every preset, one with all that may be switched on as well.
+FLOW: dict = {e.name: {} for e in FLOWS} | {"cifar10-flow": {"mixing": True, "tail": 1, "preprocessing": "logit"}}
+
+
+def codes_of(flow, count=3, dtype=torch.float64):
+    return flow.base.rsample(count, torch.Generator().manual_seed(1)).detach().to(dtype)
+
+
+def split(first=2.0, second=3.0):
+    """Scales of one ActNorm each, (4) -> two numbers that leave early and two that are scaled once more."""
+    stages = [ActNorm(4), ActNorm(2)]
+    for t, scale in zip(stages, (first, second), strict=True):
+        with torch.no_grad():
+            t.log_scale.fill_(-torch.tensor(scale).log())
+    return Multiscale(stages, (4,))
+
+
+# --------------------------------------------------------------------------------------------------- paths
+
+
+def through(transform, x):
+    """F(x) step by step."""
+    stack = [x]
+    for step in path(transform):
+        if isinstance(step, Halves | Row):
+            step.forward(stack)
+        else:
+            stack.append(step(stack.pop()))
+    (z,) = stack
+    return z
+
+
+@pytest.mark.parametrize(
+    ("transform", "shape"),
+    [
+        (split(), (4,)),
+        (Multiscale([Squeeze()], (1, 8, 8)), (1, 8, 8)),
+        (Chain(Squeeze(), Multiscale([Squeeze(), ActNorm(8), Chain()], (4, 4, 4)), ActNorm(64)), (1, 8, 8)),
+        (Chain(Multiscale([Chain(ActNorm(4), split()), ActNorm(2)], (4,)), ActNorm(4)), (4,)),
+    ],
+    ids=["rows", "one stage", "images", "nested"],
+)
+def test_a_path_is_the_transform(transform, shape):
+    x = normal(2, *shape)
+    z = rouse_(transform.double(), seed=3)(x)
+    torch.testing.assert_close(through(transform, x), z)
+    stack = [z]
+    for step in reversed(list(path(transform))):
+        if isinstance(step, Halves | Row):
+            step.inverse(stack)
+        else:
+            stack.append(step.inverse(stack.pop()))
+    torch.testing.assert_close(stack, [x])
+
+
+def test_what_leaves_early_is_stretched_less_or_more():
+    # Behind the last step: what left early was stretched 2 times, the rest 2 x 3 or 2 x 0.1 times.
+    assert carried([2.0, Halves(), 3.0, Row(split(2.0, 3.0)), 5.0]) == [1.0, 2.0, 6.0]
+    assert carried([2.0, Halves(), 0.1, Row(split(2.0, 0.1)), 5.0]) == [1.0, 2.0, 2.0]
+    for second in (3.0, 0.1):
+        whole = split(2.0, second)
+        assert whole.stretch((4,)).inverse == pytest.approx(carried([2.0, Halves(), second, Row(whole), 1.0])[-1])
+
+
+# --------------------------------------------------------------------------------------------------- inverses
+
+
+def test_a_split_of_linear_blocks_is_linear_algebra():
+    b = contraction(2, 0.5, seed=1)
+    chain = Chain(Multiscale([linear_block(A), linear_block(b)], (4,)), linear_block(A))
+    one, other = (torch.linalg.inv(torch.eye(len(m), dtype=m.dtype) + m).T for m in (A, b))
+    z = normal(5, 4)
+    y = z @ one
+    exact = torch.cat([y[:, :2], y[:, 2:] @ other], dim=1) @ one
+    solution = Inverter(chain, z, tolerance=1e-9).attempt(z)
+    torch.testing.assert_close(solution.x, exact, atol=1e-8, rtol=0)
+    assert bool(solution.converged.all())
+    assert bool(((solution.x - exact).norm(dim=1) <= solution.composed_bound).all())
+
+
+@pytest.mark.parametrize("name", FLOW)
+@pytest.mark.parametrize("arithmetic", [None, Arithmetic("float16", "gathered", code="linear")], ids=str)
+def test_everything_that_presets_build_is_inverted_and_proven(name, arithmetic):
+    flow = flow_of(name, **FLOW[name])
+    z = codes_of(flow)
+    inverter = Inverter(flow.transform, z, tolerance=1e-5, arithmetic=arithmetic)
+    assert inverter.reason == ""
+    ours, ordinary = inverter.attempt(z), inverter.transform.solve(z, tolerance=1e-7)
+    assert bool(ours.converged.all())
+    assert ours.proven
+    assert float(ours.largest_block_bound.max()) <= 1e-5
+    residual = (inverter.transform.reference(ours.x) - z).flatten(1).norm(dim=1)
+    torch.testing.assert_close(ours.code_residual, residual, atol=1e-9, rtol=2e-2)
+    distance = (ours.x - ordinary.x).flatten(1).norm(dim=1)
+    assert bool((distance <= ours.composed_bound + ordinary.composed_bound).all())
+    assert float(distance.max()) < 0.02  # of values up to 256
+
+
+@pytest.mark.parametrize("name", FLOW)
+def test_nothing_is_read_back_while_it_is_computed(name):
+    """What a CUDA graph asks for: the computation goes through on tensors that have no values."""
+    flow = flow_of(name, **FLOW[name])
+    z = codes_of(flow)
+    inverter = Inverter(flow.transform, z, arithmetic=Arithmetic("float16", "banded", graph=False, single="split"))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        for more in range(2):
+            x, converged, *_ = inverter._compute(mode.from_tensor(z), more)
+    assert (len(x), tuple(converged.shape)) == (3, (3,))
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 3, 3)])
+def test_mixed_channels_are_unmixed_by_a_matrix_and_judged(shape):
+    mix = InvertibleConv1x1(4).double()
+    x = normal(3, *shape)
+    z = mix(x).detach()
+    inverter = Inverter(Chain(mix), z, tolerance=1e-9)
+    solution = inverter.attempt(z)
+    torch.testing.assert_close(solution.x, x, atol=1e-12, rtol=0)
+    assert 0 < float(solution.largest_block_bound.max()) < 1e-12
+    inverter.parts[0].unmixing.mul_(1.5)  # a wrong matrix is noticed
+    assert float(inverter.attempt(z).largest_block_bound.min()) > 0.1
+
+
+def test_a_saturated_logit_is_as_exact_as_any():
+    alpha, slope = 1e-4, (1 - 2e-4) / 256
+    z = torch.tensor([[-800.0, -60.0, -9.0, 0.0, 9.0, 60.0, 800.0]], dtype=torch.float64)
+    solution = Inverter(Logit(256, alpha), z, tolerance=1e-9).attempt(z)
+    exact = torch.tensor([[0, 0, 0.00012339457598623172, 0.5, 0.9998766054240137, 1, 1]], dtype=torch.float64)
+    error = float((solution.x - (exact - alpha) / slope).norm())
+    assert error <= float(solution.largest_block_bound.max()) < 1e-10
+    assert bool(solution.converged.all())
+    assert bool(solution.code_residual.isinf().all())  # as it is: no float64 gives such codes
+
+
+def test_a_composed_bound_is_the_one_of_the_ordinary_report():
+    """With a fixed number of steps in every block both ways have the same residuals, so the same bounds."""
+    flow = flow_of("cifar10-flow", mixing=True, tail=1)
+    z = codes_of(flow)
+    steps = Schedule(3, ())
+    inverter = Inverter(flow.transform, z, schedule=steps, arithmetic=Arithmetic("float32", "native", graph=False))
+    ours = inverter.attempt(z)
+    ordinary = inverter.transform.solve(z, solver=Banach(max_iterations=steps.coarse))
+    torch.testing.assert_close(ours.largest_block_bound, ordinary.largest_block_bound, rtol=1e-2, atol=0)
+    torch.testing.assert_close(ours.composed_bound, ordinary.composed_bound, rtol=1e-2, atol=0)
+
+
+def test_without_a_tolerance_the_precision_of_the_codes_decides():
+    flow = flow_of("mnist-flow-small")
+    for dtype in (torch.float32, torch.float64):
+        z = codes_of(flow, dtype=dtype)
+        inverter = Inverter(flow.transform, z, tolerance=None)
+        goals = [p.goal for p in inverter.parts if p.branch is not None]
+        one = torch.ones(1, 1, dtype=dtype)
+        constants = [p.lipschitz for p in inverter.parts if p.branch is not None]
+        assert goals == [float(default_tolerance(one, c)) for c in constants]
+        assert bool(inverter.attempt(z).converged.all())
+
+
+# --------------------------------------------------------------------------------------------------- dense branches
+
+
+def dense():
+    inner = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
+    steps = [Concatenated(inner), Concatenated(nn.Sequential(nn.Linear(5, 4), nn.ELU())), nn.Linear(9, 3)]
+    return rouse_(constrain_(nn.Sequential(*steps), lipschitz=0.9)).double().eval()
+
+
+def test_layers_that_keep_their_input_are_read_and_linearised():
+    g, x, v = dense(), normal(1, 3, seed=2), normal(1, 3, seed=3)
+    form = Form(read(g), [t.detach() for t in tensors(g)])
+    with torch.no_grad():
+        y, slopes = form.traced(x)
+        torch.testing.assert_close(form(x), g(x))
+        torch.testing.assert_close(y, g(x))
+        moved = form.tangent(v, slopes)
+    jacobian = torch.autograd.functional.jacobian(g, x).reshape(3, 3)
+    torch.testing.assert_close(moved, v @ jacobian.T)
+
+
+class Own(nn.Module):
+    def forward(self, x):
+        return x
+
+
+def test_what_is_kept_beside_something_free_is_not_read():
+    assert read(nn.Sequential(Concatenated(nn.Sequential(Own())), nn.Linear(4, 2))) is None
+    assert read(nn.Sequential(Concatenated(nn.Linear(2, 2)), Own())) is None
+
+
+@pytest.mark.parametrize("working", ["float16", "float32"])
+def test_a_dense_block_is_proven_by_residuals(working):
+    z = normal(4, 3)
+    inverter = Inverter(ResidualBlock(dense()), z, arithmetic=Arithmetic(working, "native", proof="product"))
+    solution = inverter.attempt(z)
+    assert {s.proof for s in inverter.schedules} == {"residual"}
+    assert bool(solution.converged.all())
+    exact = inverter.transform.solve(z, tolerance=1e-11).x
+    assert bool(((solution.x - exact).norm(dim=1) <= solution.largest_block_bound + 1e-11).all())
+
+
+# --------------------------------------------------------------------------------------------------- on a CPU
+
+
+@pytest.mark.parametrize("name", ["cifar10-flow", "cifar10-flow-modern", "mnist-flow-small"])
+def test_unwinding_is_the_inverse(name):
+    flow = flow_of(name)
+    z = codes_of(flow, dtype=torch.float32)
+    with torch.no_grad():
+        x, ordinary = unwinding.unwind(flow.transform, z), flow.transform.inverse(z)
+    assert x.dtype == ordinary.dtype
+    torch.testing.assert_close(x, ordinary, atol=0.02, rtol=0)
+
+
+def test_unwinding_proves_or_gives_nothing():
+    flow = flow_of("mnist-flow-small")
+    z = codes_of(flow, dtype=torch.float32)
+    assert unwinding.unwind(flow.transform, z, tolerance=1e-2) is not None
+    assert unwinding.unwind(flow.transform, z, tolerance=1e-12) is None  # no float32 holds it
+    with torch.no_grad(), pytest.raises(ConvergenceError, match="is not proven to 1.0e-12"):
+        Decoder()(flow.transform, z, tolerance=1e-12)
+
+
+def test_codes_that_are_none_are_refused_in_a_sentence():
+    flow = linear_flow()
+    with pytest.raises(ValueError, match="z must hold at least one sample"):
+        flow.sample((0,))
+    with torch.no_grad(), pytest.raises(ValueError, match="z must be finite; sample 1 of 2"):
+        flow.decoder(flow.transform, torch.tensor([[0.0] * 4, [torch.nan] * 4], dtype=torch.float64))
+    with torch.no_grad(), pytest.raises(ValueError, match=r"z must have shape \(batch, ..., 4\) for this block"):
+        flow.decoder(flow.transform, normal(2, 3))
+    with pytest.raises(ValueError, match="tolerance must be positive; got 0"):
+        flow.sample((2,), tolerance=0.0)
+
+
+def test_unwinding_measures_with_the_stored_weights():
+    block, z = ResidualBlock(contractive_convnet(4, 6, lipschitz=0.8)), normal(3, 4, 5, 5).float()
+    rouse_(block, weight=8.0).eval()
+    x = unwinding.unwind(block, z, tolerance=1e-4)
+    residual = (block.reference(x) - z.double()).flatten(1).norm(dim=1)
+    assert float(residual.max()) <= 1e-4 * (1 - block.bound((4, 5, 5)).value)
+
+
+# --------------------------------------------------------------------------------------------------- the decoder
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """The way of a GPU on the CPU; the inverters that were made."""
+    made = []
+    monkeypatch.setattr(decoder, "_on_gpu", lambda z: True)
+    monkeypatch.setattr(decoder, "Inverter", lambda *a, **o: made.append(Inverter(*a, **o)) or made[-1])
+    return made
+
+
+def linear_flow(*matrices):
+    return Flow(Chain(*map(linear_block, matrices or (A, A))), DiagonalNormal(4)).double().eval()
+
+
+def test_samples_come_from_what_was_prepared_once(gpu):
+    flow = linear_flow()
+    x = flow.sample((5,), generator=torch.Generator().manual_seed(3))
+    z = flow.base.rsample(5, torch.Generator().manual_seed(3))
+    inverse = torch.linalg.inv(torch.eye(4, dtype=A.dtype) + A).T
+    torch.testing.assert_close(x, z @ inverse @ inverse, atol=1e-8, rtol=0)
+    flow.sample((2, 2))
+    assert flow.sample().shape == (4,)
+    assert len(gpu) == 1
+    assert flow.decoder.reason == ""
+    assert flow.decoder.seconds == gpu[0].seconds > 0
+    assert gpu[0].arithmetic.code == "none"
+
+
+def test_other_weights_tolerances_or_more_codes_are_prepared_anew(gpu):
+    flow, z = linear_flow(), normal(3, 4)
+    with torch.no_grad():
+        before = flow.decoder(flow.transform, z)
+        for p in flow.transform.parameters():
+            p.mul_(0.5)
+        after = flow.decoder(flow.transform, z)
+        assert len(gpu) == 2
+        half = torch.linalg.inv(torch.eye(4, dtype=A.dtype) + A / 2).T
+        torch.testing.assert_close(after, z @ half @ half, atol=1e-8, rtol=0)
+        assert float((before - after).abs().max()) > 1e-3
+        flow.decoder(flow.transform, z, tolerance=1e-3)
+        assert [len(gpu), gpu[-1].tolerance] == [3, 1e-3]
+        flow.decoder(flow.transform, normal(7, 4), tolerance=1e-3)
+        assert [len(gpu), gpu[-1].shape[0]] == [4, 7]
+
+
+def test_many_codes_go_through_in_parts(gpu, monkeypatch):
+    monkeypatch.setattr(decoder, "LARGEST", 4)
+    flow, z = linear_flow(), normal(10, 4)
+    with torch.no_grad():
+        x = flow.decoder(flow.transform, z)
+        torch.testing.assert_close(x, flow.transform.inverse(z), atol=1e-8, rtol=0)
+        flow.decoder(flow.transform, normal(11, 4))
+    assert [i.shape[0] for i in gpu] == [4]
+
+
+def test_samples_in_float32_are_float32(gpu):
+    flow = copy.deepcopy(flow_of("cifar10-flow"))
+    x = flow.sample((3,), generator=torch.Generator().manual_seed(0), tolerance=1e-4)
+    assert x.dtype == torch.float32
+    assert x.shape == (3, 3, 32, 32)
+    assert float(gpu[0].attempt(codes_of(flow)).largest_block_bound.max()) <= 1e-4
+
+
+def test_a_copy_has_nothing_prepared(gpu):
+    flow = linear_flow()
+    flow.sample((2,))
+    for other in (copy.deepcopy(flow), pickle.loads(pickle.dumps(flow))):
+        assert other.decoder.seconds == 0.0
+        assert other.sample((2,)).shape == (2, 4)
+    assert len(gpu) == 3
+    assert set(flow.state_dict()) == set(linear_flow().state_dict())
+
+
+def test_a_hybrid_prepares_once(gpu):
+    model = Hybrid(linear_flow().transform, DiagonalNormal(4), nn.Linear(4, 2)).double().eval()
+    model.sample((3,))
+    model.sample((3,))
+    assert len(gpu) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "words"),
+    [
+        (lambda f: f, {"solver": Banach()}, "a solver was named"),
+        (lambda f: f, {"context": normal(3, 2)}, "a context was given"),
+        (lambda f: f.train(), {}, "the model is in training"),
+    ],
+)
+def test_what_is_not_accelerated_says_why(gpu, change, options, words):
+    flow = change(linear_flow())
+    with torch.no_grad():
+        x = flow.decoder(flow.transform, normal(3, 4), **options)
+    assert x.shape == (3, 4)
+    assert flow.decoder.reason == f"not accelerated: {words}."
+    assert not gpu
+
+
+def test_gradients_half_precision_and_free_branches_take_the_ordinary_way(gpu):
+    flow = linear_flow()
+    z = normal(3, 4).requires_grad_()
+    flow.decoder(flow.transform, z).sum().backward()
+    assert z.grad is not None
+    assert "a gradient may be asked for" in flow.decoder.reason
+    with torch.no_grad():
+        flow.decoder(flow.transform, normal(3, 4).to(torch.bfloat16), tolerance=1.0)
+        assert "codes of torch.bfloat16 are no float32 or float64" in flow.decoder.reason
+        block = ResidualBlock(constrain_(nn.Sequential(nn.Linear(4, 4), MaxMin()), 0.5)).double().eval()
+        flow.decoder(block, normal(3, 4))
+    assert "without a slope, maxmin" in flow.decoder.reason
+    assert flow.decoder.seconds == 0.0
+    assert refusal(block) == flow.decoder.reason
+
+
+def test_what_is_no_contraction_is_refused_as_ever(gpu):
+    flow = linear_flow()
+    with torch.no_grad():
+        flow.transform[0].g[0].weight.mul_(2)
+    with pytest.raises(ConvergenceError, match="No contraction is proven"):
+        flow.sample((2,))
+    assert "no proven contraction" in flow.decoder.reason
+
+
+def test_a_solve_that_is_not_proven_raises(gpu):
+    with pytest.raises(ConvergenceError, match="is not proven to 1.0e-18"):
+        linear_flow().sample((2,), tolerance=1e-18)
+
+
+def test_the_command_says_how_long_it_took():
+    on_gpu, on_cpu = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
+    assert _spent(1.24, Decoder(), on_cpu) == "1.2 s"
+    assert _spent(1.24, SimpleNamespace(reason="", seconds=1.1), on_gpu) == "1.2 s, 1.1 s of it to prepare"
+    why = SimpleNamespace(reason="not accelerated: a solver was named.", seconds=0.0)
+    assert _spent(1.24, why, on_gpu) == "1.2 s, not accelerated: a solver was named"
+
+
+# --------------------------------------------------------------------------------------------------- on a GPU
+
+
+@GPU
+@pytest.mark.parametrize("name", FLOW)
+def test_every_preset_is_captured_and_drawn_from(name):
+    flow = copy.deepcopy(flow_of(name, **FLOW[name])).cuda()
+    with torch.no_grad():
+        z = flow.base.rsample(4, torch.Generator("cuda").manual_seed(0))
+        first, second = (flow.decoder(flow.transform, z, tolerance=1e-4) for _ in range(2))
+    assert flow.decoder.reason == ""
+    torch.testing.assert_close(first, second, atol=0.02, rtol=0)
+    ordinary = copy.deepcopy(flow).double().transform.solve(z.double(), tolerance=1e-6).x
+    torch.testing.assert_close(first.double(), ordinary, atol=0.02, rtol=0)

@@ -1,0 +1,153 @@
+"""Put what was tried into the log of recipes: python -m tools.trial RUN_OR_PILOTS ... [--note "..."]
+
+A run folder gives one row: what differs from its preset, how long it took, and the figures on held-out rows by which
+its weights were chosen. A results file of `tools.pilots`, or of this tool on another machine, gives all its rows. They
+go to results/recipes-DATASET-TASK.json, which docs/recipes.md shows; one that is there already is left as it is.
+Nothing of the test part is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from iresnet import config
+from iresnet.presets import Experiment, find
+from iresnet.residual import EXACT_UP_TO
+from iresnet.results import Results, finite, read, write
+from iresnet.run import Run
+from iresnet.run.watch import WATCHED
+
+Trial: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+
+#: What every row has, so that a page may show it, whatever became of a trial.
+COLUMNS = (
+    "dataset", "task", "preset", "settings", "training rows", "batch", "steps", "seconds", "bits/dim", "±", "error %",
+    "held-out rows", "method", "on", "note",
+)  # fmt: skip
+
+#: Settings that change nothing of what is tried.
+BESIDE = ("name", "about", "data.folder")
+
+
+def of_run(run: Run) -> Trial:
+    """The row of a finished run and its circumstances."""
+    experiment, environment = run.experiment, run.read_json("environment.json")
+    preset, differences = settings_of(experiment)
+    row: dict[str, Any] = {
+        "dataset": Path(experiment.data.source).name,
+        "task": experiment.objective.kind,
+        "preset": preset,
+        "settings": " ".join(differences) or None,
+        "training rows": run.read_json("data.json")["train"]["rows"],
+        "batch": experiment.training.batch,
+        "steps": experiment.training.steps,
+        "seconds": environment["seconds"],
+        **_figures(run),
+    }
+    return finite(row), environment
+
+
+def _figures(run: Run) -> dict[str, Any]:
+    """What the weights were chosen by: the likelihoods that the model keeps share their noise, which a mean would show.
+
+    A run that is not finished is refused.
+    """
+    if not (run.folder / "model.safetensors").is_file():
+        raise FileNotFoundError(f"{run.folder} is not finished. Go on: iresnet train --resume --out {run.folder}")
+    best, rows = run.best(), int(run.read_json("data.json")["validation"]["rows"])
+    figures = {"bits/dim": best.get("validation bits/dim"), "±": None, "error %": best.get("validation error %")}
+    if figures["bits/dim"] is None:
+        return figures | {"held-out rows": rows}
+    network = run.experiment.network
+    exact = run.schema.dimension <= EXACT_UP_TO
+    how = "exact" if exact else f"as in training: {network.estimator}, {network.terms} terms"
+    return figures | {"held-out rows": min(rows, WATCHED), "method": how}
+
+
+def settings_of(experiment: Experiment) -> tuple[str, list[str]]:
+    """The preset that an experiment began with, and what it changed of it."""
+    try:
+        preset = find(experiment.name)
+    except (ValueError, OSError):
+        preset = Experiment()
+    here, there = (dict(_flat(config.to_mapping(e))) for e in (experiment, preset))
+    skipped = {*BESIDE, "training.steps"} if experiment.training.epochs else {*BESIDE, "training.epochs"}
+    changes = [f"{key}={_word(here[key])}" for key in here if key not in skipped and here[key] != there.get(key)]
+    return experiment.name if preset.name == experiment.name else "none", changes
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _word(value: Any) -> str:
+    """A value as a user would type it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_word, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def trials(path: Path) -> list[Trial]:
+    """Those of a run folder, or of a results file of pilots."""
+    if path.suffix != ".json":
+        return [of_run(Run.open(path))]
+    found = read(path)
+    if any(k not in row for row in found.rows for k in ("dataset", "task", "preset", "run")):
+        raise ValueError(f"{path} is not a file of tools.pilots: its rows must have dataset, task, preset and run.")
+    return [({k: v for k, v in row.items() if k != "run"}, found.runs[row["run"]]) for row in found.rows]
+
+
+def record(made: Sequence[Trial], folder: Path, note: str | None = None) -> dict[Path, int]:
+    """Append trials to the files of their data sets and tasks; how many were new to each."""
+    added: dict[Path, int] = {}
+    for row, about in made:
+        name = f"recipes-{row['dataset']}-{row['task']}"
+        path = folder / f"{name}.json"
+        kept = read(path) if path.is_file() else Results(name, [], [])
+        added.setdefault(path, 0)
+        if about in kept.runs and any(_same(row, r) for r in kept.rows):
+            continue
+        notes = "; ".join(n for n in (row.get("note"), note) if n) or None
+        gpu = about.get("hardware", {}).get("gpu")
+        new = {**dict.fromkeys(COLUMNS), **row, "on": gpu or "CPU", "note": notes, "run": len(kept.runs)}
+        write(Results(name, [*kept.rows, new], [*kept.runs, about]), folder)
+        added[path] += 1
+    return added
+
+
+def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return all(a.get(k) == b.get(k) for k in ("preset", "settings", "steps", "bits/dim", "error %"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Record what is named, and say where it went."""
+    parser = argparse.ArgumentParser(prog="python -m tools.trial", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_PILOTS")
+    parser.add_argument("--note", help="what is to be said about them, in a few words")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the files are; the project's own")
+    asked = parser.parse_args(arguments)
+    try:
+        made = [trial for path in asked.paths for trial in trials(path)]
+        for path, count in record(made, asked.results, asked.note).items():
+            print(f"{count} new in {path}")
+    except (ValueError, OSError) as error:
+        print(f"trial: {error}", file=sys.stderr)
+        return 2
+    print("Show them: make tables")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
