@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--steps", type=int, default=20, help="steps in each of five rounds")
-    parser.add_argument("--seconds", type=float, default=100.0, help="no case is begun after this time")
+    parser.add_argument("--seconds", type=float, default=300.0, help="no case is begun after this time")
     parser.add_argument("--cases", type=int, nargs="*", help="only these, counted from 0 in the order above")
     parser.add_argument("--eager", action="store_true", help="also launch every operation by itself")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a step of every case")

@@ -200,6 +200,11 @@ def _deployed(model: nn.Module, example: Tensor, context: Tensor | None) -> tupl
 
 def _traced(forward: Forward, inputs: Tensors) -> tuple[ExportedProgram, float]:
     """The program, and how far it is from the model."""
+    if any(getattr(m, "adaptive", False) for m in forward.modules()):
+        raise RuntimeError(
+            "the forward pass cannot be traced into one program: its solver chooses its steps by the values of x "
+            "(FFJORD). The model runs with this library; save_weights writes its weights alone."
+        )
     # A program keeps the example it was traced with: zeros, not somebody's data; two rows, as one would be a constant.
     blank = tuple(torch.zeros(2, *t.shape[1:], dtype=t.dtype) for t in inputs.values())
     batch = torch.export.Dim("batch", min=1)

@@ -161,7 +161,7 @@ class Flow(nn.Module):
         """Draw samples of shape `shape` + (batch of the context) + event, every block's solve proven.
 
         In eval on a GPU they come from an `Inverter`, which the first call prepares (seconds) and later calls use
-        until the weights change.
+        until the transform changes; it lives, and keeps its memory, in `decoder.inverter`.
         """
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         count, flat, batch = _spread(shape, context)

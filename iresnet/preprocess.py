@@ -118,7 +118,7 @@ class Logit(Transform):
         if torch.compiler.is_compiling() or (x.is_cuda and (self.training or torch.cuda.is_current_stream_capturing())):
             return s, rest
         if not bool((torch.minimum(s, rest) > 0).all()):
-            low, high = float(x.min()), float(x.max())
+            low, high = float(x.detach().min()), float(x.detach().max())
             raise ValueError(
                 f"x must lie in [0, {self.levels}] for Logit(levels={self.levels}); got values from {low:g} to "
                 f"{high:g}. Give the number of levels the data have, or rescale them."

@@ -24,6 +24,7 @@ from . import lipschitz as lip
 from .fixed_point import Anderson, ConvergenceError, Solution, Solver, default_tolerance, iteration_limit
 from .fixed_point import solve as solve_fixed_point
 from .lipschitz import Bound, linearise, nominal, plain
+from .lipschitz.mark import mark_of
 from .logdet import CertifiedSeries, Estimator, Exact, attach_gradient, refuse_second_derivative
 from .precision import float32_products
 from .spectral import NoBoundKnown
@@ -202,10 +203,9 @@ class ResidualBlock(Transform):
         return x + cast(Tensor, y)
 
     def _frozen_copy(self, input_shape: Shape | None) -> tuple[nn.Module, Bound]:
-        """(g in float64 with its stored weights, its bound), made anew when weights or shape have changed."""
-        tensors = [*self.g.parameters(), *self.g.buffers()]
+        """(g in float64 with its stored weights, its bound), made anew when weights, layers or shape have changed."""
         sizes = tuple(m.seen for m in self.g.modules() if isinstance(m, lip.SpectralCap))
-        mark = (input_shape, sizes, *((t.dtype, t.device) for t in tensors), *_fingerprint(tensors))
+        mark = (input_shape, self.asserted, sizes, *mark_of(self.g))
         if self._snapshot is None or self._snapshot[0] != mark:
             with torch.no_grad():
                 self._snapshot = (mark, plain(self.g).double(), self._measured(input_shape))
@@ -312,17 +312,6 @@ class _Adjoint(torch.autograd.Function):
         with torch.no_grad(), full_precision(v):
             w, _ = ctx.solver.run(pull, v, v, relative * v.flatten(1).norm(dim=1), ctx.constant, limit)
         return w, None, None, None
-
-
-def _fingerprint(tensors: list[Tensor]) -> tuple[float, ...]:
-    """Numbers that change when weights do, however they were written (fused optimisers hide from version counters)."""
-    if not tensors:
-        return ()
-    with torch.no_grad():
-        flat = [t.detach().flatten().double() for t in tensors if t.numel()]
-        # A sum with a weight for every place: reordered entries count as a change.
-        sums = [f for t in flat for f in (t @ torch.linspace(1, 2, len(t), dtype=t.dtype, device=t.device), t.norm())]
-        return tuple(torch.stack(sums).tolist())
 
 
 @contextmanager

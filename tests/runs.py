@@ -14,10 +14,10 @@ def tiny(name: str = "digits-hybrid", **training) -> Experiment:
     preset = PRESETS[name]
     blocks = tuple(1 for _ in preset.network.blocks)
     settings = {"steps": 6, "epochs": 0, "batch": 16, "validate_every": 3, "save_every": 3, "warmup": 2} | training
-    series = {"terms": 2} if preset.network.family == "iresnet" else {}
+    terms = 2 if preset.network.family == "iresnet" else preset.network.terms
     return replace(
         preset,
-        network=replace(preset.network, blocks=blocks, width=4, **series),
+        network=replace(preset.network, blocks=blocks, width=4, terms=terms),
         training=replace(preset.training, **settings),
     )
 

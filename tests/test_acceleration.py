@@ -25,7 +25,7 @@ from iresnet import (
     contractive_mlp,
     mlp_flow,
 )
-from iresnet.acceleration import Acceleration, Stepper, compiler, dual, fused, maps, step
+from iresnet.acceleration import Acceleration, Stepper, compiler, dual, fused, maps, recording, step
 from iresnet.acceleration.unit import advance
 from iresnet.checkpoint import load, save
 from iresnet.lipschitz import LipSwish, MaxMin, program, together
@@ -161,6 +161,24 @@ def test_the_compiled_density_is_the_plain_one(monkeypatch):
     assert stepper.compiled
     torch.testing.assert_close(quick, plain, atol=1e-4, rtol=1e-5)
     torch.testing.assert_close(quick_state, plain_state, atol=2e-5, rtol=1e-4)
+
+
+def test_nothing_that_is_compiled_depends_on_the_number_of_terms(monkeypatch):
+    """A number of terms that is met late must not set the compiler to work for seconds."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    compiler._compiled.cache_clear()
+    torch.manual_seed(0)
+    chain = Chain(ActNorm(2), ResidualBlock(contractive_convnet(2, 24)), ActNorm(2))
+    x, made = normal(3, 2, 5, 4, seed=1, dtype=torch.float32), torch._dynamo.utils.counters["stats"]
+    with fused(chain.train(), torch.float32, compiled=True):
+        graphs = []
+        for count in (3, 2, 5, 1, 1, 4):
+            chain.forward_and_logdet(x, estimator=StoppedRoulette(count, 1, 0.7))[1].sum().backward()
+            graphs.append(made["unique_graphs"])
+    compiler._compiled.cache_clear()
+    assert graphs[0] > 0
+    assert graphs[:3] == [graphs[0]] * 3
+    assert graphs[4:] == [graphs[3]] * 2  # one alone is a case of its own
 
 
 def test_a_wide_branch_without_its_log_determinant_is_the_plain_one_when_compiled(monkeypatch):
@@ -427,7 +445,7 @@ def test_every_number_of_terms_has_a_graph_and_rare_ones_have_none(monkeypatch):
     stepper = with_stand_in(monkeypatch, copy.deepcopy(flow), graphs=5)
     got = torch.stack([stepper(x, None, i)[0] for i in range(24)])
     assert torch.equal(got, losses)
-    after = plain[5:]  # two eager steps, three that warm up
+    after = plain[4:]  # two eager steps, two that warm up
     assert set(stepper._recordings.made) == {n for n in after if n < 2 + 5}
     assert max(after) >= 2 + 5
     assert len(stepper._recordings.made) > 2
@@ -463,16 +481,87 @@ def test_where_a_step_cannot_be_recorded_it_goes_on_without_and_says_why(monkeyp
     assert stepper.reasons[-1] == "no CUDA graph: no memory for it"
 
 
-def test_steps_of_one_term_do_not_count_as_warming_up(monkeypatch):
+def test_a_number_of_terms_is_taken_once_before_it_is_recorded(monkeypatch):
+    """One term alone compiles a function of its own: two of its arguments are then the same tensor."""
     flow, x = roulette_flow(terms=1, continuation=0.6)
     drawn, _ = counts_of(copy.deepcopy(flow), x, EAGER, steps=16)
-    stepper = with_stand_in(monkeypatch, copy.deepcopy(flow))
+    stepper, seen = with_stand_in(monkeypatch, copy.deepcopy(flow)), []
+    aside, record = Repeated.aside, Repeated.record
+    monkeypatch.setattr(Repeated, "aside", lambda *a: (seen.append(drawn[stepper.step]), aside(*a))[1])
+    monkeypatch.setattr(Repeated, "record", lambda s, key, f: (seen.append(-key), record(s, key, f))[1])
     for i in range(16):
         stepper(x, None, i)
-        warmed = sum(n > 1 for n in drawn[2 : i + 1])
-        made = 0 if stepper._recordings is None else len(stepper._recordings.made)
-        assert made == 0 or warmed >= 3
-    assert 1 in drawn[2:5]
+    assert 1 in drawn[2:]
+    recorded = [-n for n in seen if n < 0]
+    assert sorted(recorded) == sorted(set(drawn[4:]))
+    assert all(seen[seen.index(-n) - 1] == n for n in recorded)
+
+
+def test_a_recording_that_fails_gives_stream_pool_and_generators_back(monkeypatch):
+    """Else the next random number would be refused, and the next release of memory."""
+    done = []
+
+    class Generator:
+        def clone_state(self):
+            return "as before"
+
+        def graphsafe_set_state(self, state):
+            done.append((self, state))
+
+    class Refusing:
+        def __init__(self, *_, **options):
+            assert options == {"pool": "a pool", "stream": "aside"}
+
+        def __enter__(self):
+            return None
+
+        def __exit__(self, *_):
+            raise RuntimeError("capture was invalidated")
+
+    own, default = Generator(), Generator()
+    for name, value in {
+        "Stream": lambda: "aside", "graph_pool_handle": lambda: "a pool", "CUDAGraph": Graph, "graph": Refusing,
+        "current_stream": lambda: "main", "set_stream": lambda s: done.append(s), "current_device": lambda: 0,
+        "default_generators": (default,),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *arguments: done.append(arguments), raising=False)
+    recordings = recording.Recordings(own)
+    recordings.made[3] = Graph(), None
+
+    def step():
+        raise RuntimeError("something was read\nin between")
+
+    assert recordings.record(4, step) == "something was read"
+    assert done == ["main", (0, "a pool"), (default, "as before"), (own, "as before")]
+    assert recordings.made == {}
+
+
+class Graph:
+    """Stands in for a CUDA graph."""
+
+    def register_generator_state(self, generator):
+        pass
+
+
+class Reading(MaximumLikelihood):
+    """Reads from the device in every step, which no graph can record."""
+
+    def forward(self, x, y=None, *, generator=None):
+        assert float(x.abs().max()) > 0
+        return super().forward(x, y, generator=generator)
+
+
+@needs_cuda
+def test_steps_that_cannot_be_recorded_go_on_with_the_same_noise():
+    flow, x = roulette_flow()
+    plain, _, _ = train(Reading(flow), x, torch.zeros(5), EAGER, steps=12, device="cuda")
+    wish = Acceleration(precision="float32")
+    quick, _, stepper = train(Reading(flow), x, torch.zeros(5), wish, steps=12, device="cuda")
+    assert not stepper.graph
+    assert len(stepper.reasons) == 1
+    torch.testing.assert_close(quick, plain, atol=2e-3, rtol=2e-3)
+    torch.cuda.empty_cache()
 
 
 @needs_cuda

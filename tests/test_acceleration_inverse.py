@@ -162,6 +162,17 @@ def test_no_block_bound_lies_below_the_error(seed, schedule):
         assert bool((solution.converged == (solution.largest_block_bound <= 1e-5)).all())
 
 
+@pytest.mark.parametrize("tolerance", [1e-5, None])
+def test_a_code_that_overflows_does_not_spoil_the_others(tolerance):
+    torch.manual_seed(0)
+    blocks = [rouse_(ResidualBlock(contractive_mlp(6, (12,), lipschitz=0.9)), i).eval() for i in range(3)]
+    z = normal(4, 6)
+    z[2] *= 1e6  # more than half precision holds
+    inverter = Inverter(Chain(*blocks), z, tolerance=tolerance, arithmetic=Arithmetic("float16", "native"))
+    assert inverter.attempt(z).converged.tolist() == [True, True, False, True]
+    assert bool(inverter.solve(z).converged.all())
+
+
 def test_the_report_is_that_of_the_chain(chain, pair):
     x, z = pair
     inverter = Inverter(chain, z, tolerance=1e-9)

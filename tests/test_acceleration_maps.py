@@ -1,6 +1,8 @@
 """The ways to a linear map give the same numbers: against autograd of the library's own layers."""
 
+import gc
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from iresnet import PowerSeries
 from iresnet.acceleration import density, dual, kernels, maps, timing
 from iresnet.acceleration.dual import Stage, stages
 from iresnet.acceleration.kernels import wide
-from iresnet.acceleration.maps import Convolution, Dense, Unrolled, aligned, candidates, image, rows
+from iresnet.acceleration.maps import Convolution, Dense, Unrolled, candidates, image, rows
+from iresnet.acceleration.neighbours import aligned, spread, summed
 from iresnet.lipschitz import program
 from iresnet.lipschitz.program import Step
 from iresnet.spectral import Geometry
@@ -86,14 +89,14 @@ def test_a_convolution_between_few_and_many_channels_may_be_unrolled_and_no_othe
 @pytest.mark.parametrize("back", [False, True])
 def test_spread_puts_neighbours_beside_a_pixel_and_its_transpose_adds_them_up(back):
     a, size = normal(2 * 4 * 3, 2, seed=1), (4, 3)
-    u = maps.spread(a, size, 3, back, DOUBLE)
+    u = spread(a, size, 3, back, DOUBLE)
     assert u.shape == (24, aligned(18))
     assert u[:, 18:].abs().max() == 0
     places = F.unfold(image(a, size), 3, padding=1).transpose(1, 2).reshape(24, 2, 9)
     places = places.flip(2).flatten(1) if back else places.transpose(1, 2).flatten(1)
     torch.testing.assert_close(u[:, :18], places)
     z = normal(24, aligned(18), seed=2)
-    total = maps.summed(z, size, 3, not back, 2)
+    total = summed(z, size, 3, not back, 2)
     torch.testing.assert_close((u * z).sum(), (a * total).sum(), atol=1e-4, rtol=1e-5)  # summed in float32
 
 
@@ -136,6 +139,52 @@ def test_the_fastest_way_is_taken_and_what_was_measured_is_kept(monkeypatch):
     assert timing.fastest("a sum", ["slow", "fast", "none"], {"slow": 3.0, "fast": 1.0, "none": math.inf}.get) == "fast"
     (kept,) = timing.MEASURED
     assert kept == ("a sum", ["slow", "fast", "none"], [3e6, 1e6, math.inf])
+
+
+@pytest.mark.parametrize(("times", "taken"), [((1.0, 0.99), 0), ((1.0, 0.9), 1), ((math.inf, 5.0), 1)])
+def test_the_first_way_is_left_only_for_one_that_is_clearly_faster(monkeypatch, times, taken):
+    monkeypatch.setattr(timing, "_seconds", lambda function, repeats: repeats * function())
+    assert timing.fastest("a sum", [0, 1], times.__getitem__) == taken
+    assert timing.fastest("a sum", [0, 1], lambda _: math.inf) == 0
+
+
+def test_a_way_that_cannot_be_recorded_is_not_taken_and_its_recording_ends(monkeypatch):
+    ended = []
+
+    class Graph:
+        def capture_begin(self):
+            pass
+
+        def capture_end(self):
+            ended.append(True)
+
+    class Stream:
+        def wait_stream(self, _):
+            pass
+
+    for name, value in {
+        "CUDAGraph": Graph, "synchronize": lambda: None, "current_stream": Stream, "stream": lambda _: nullcontext(),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(timing, "_stream", Stream)
+    calls = iter([None, None, "recorded"])
+
+    def way():
+        if next(calls) == "recorded":
+            raise RuntimeError("not while a stream is recorded")
+
+    assert timing._seconds(way, 5) == math.inf
+    assert ended == [True]
+    assert gc.isenabled()
+
+
+def test_entries_that_32_bits_cannot_number_are_left_to_the_library(tried, monkeypatch):
+    monkeypatch.setattr(kernels, "multiplies", lambda *_: True)
+    assert kernels.counts(2 * 256 * 32 * 32, 512)
+    assert not kernels.counts(2**22, 512)
+    maps._tile.cache_clear()
+    assert maps._tile(2**22, (512, 512), (2**22, 512), torch.bfloat16, torch.device("cpu"), False) is None
+    assert tried == []
 
 
 def test_all_ways_to_a_convolution_are_tried_on_matrices_of_its_size(tried):

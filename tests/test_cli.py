@@ -19,6 +19,7 @@ from iresnet.cli.console import choose_device, console, ctrl_c, progress, report
 from iresnet.cli.score import _columns
 from iresnet.cli.train import finish
 from iresnet.data import DataSettings
+from iresnet.evaluation import solving
 from iresnet.presets import PRESETS
 from iresnet.run import Outcome, Run, start
 from tests.runs import copy_of, tiny, trained
@@ -241,6 +242,15 @@ class TestWorkOnARun:
         assert all(float(r["measured_error"]) < 1e-5 and r["proven"] == "True" for r in table)
         test = Run.open(folder).splits().test.x[:4].double() + 0.5
         assert np.allclose(np.load(folder / "inverse.npz")["x"], test.numpy(), atol=1e-5)
+
+    @pytest.mark.parametrize("named", [(), ("--solver", "banach")])
+    def test_invert_takes_the_fastest_way_unless_a_solver_is_named(self, call, folder, monkeypatch, named):
+        made, accelerated = [], solving._accelerated
+        monkeypatch.setattr(solving, "_on_gpu", lambda z: True)
+        monkeypatch.setattr(solving, "_accelerated", lambda *a, **o: made.append(accelerated(*a, **o)) or made[-1])
+        code, text = call("invert", folder, "-n", 2, *named)
+        assert (code, "2 of 2 rows proven" in text) == (0, True)
+        assert [way is not None for way in made] == [not named]
 
     def test_invert_codes(self, call, folder):
         opened = Run.open(folder)

@@ -54,6 +54,10 @@ class TestConcatenated:
         found = bound(nn.Sequential(dense), (4,)).value
         assert exact <= found <= exact * (1 + 1e-8)
 
+    def test_f_must_not_overwrite_what_is_kept(self):
+        with pytest.raises(ValueError, match=r"f must leave h as it is, .*ReLU\(inplace=True\).*Use inplace=False"):
+            Concatenated(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(2, 2)))
+
     def test_layers_are_listed_where_they_are(self):
         g = constrain_(nn.Sequential(Concatenated(nn.Linear(2, 3)), nn.Linear(5, 2)), lipschitz=0.9)
         assert [p.name for p in bound(g, (2,)).parts] == ["0.f", "1"]

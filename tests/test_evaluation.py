@@ -283,7 +283,7 @@ class TestLikelihood:
             truths = torch.stack([flow.log_prob(p, estimator=Exact()).double() for p in points])
         own = truths.std(0) / math.sqrt(len(points)) if len(points) > 1 else 0.0
         got = log_likelihood(model, data, draws=16)
-        assert got.bias_bound.tolist() == pytest.approx([1e-5 * d * math.log(2)] * 9)
+        assert got.bias_bound.tolist() == pytest.approx([1e-4 * d * math.log(2)] * 9)
         assert (got.standard_error > 0).all()
         assert ((got.value - truths.mean(0)).abs() <= got.bias_bound + 5 * (got.standard_error + own)).all()
 

@@ -862,7 +862,7 @@ def test_hooks_send_the_jacobian_the_general_way():
 
 
 def test_a_jacobian_of_many_columns_is_made_in_pieces(monkeypatch):
-    monkeypatch.setattr("iresnet.logdet._CHUNK", 7)
+    monkeypatch.setattr("iresnet.logdet.jacobian._CHUNK", 7)
     a, x = contraction(6, 0.5), normal(2, 6)
     jacobian = Jacobian(torch.func.vjp(lambda t: t @ a.T, x)[1])
     wrapped = Jacobian(lambda v: jacobian(v)[0])

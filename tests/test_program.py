@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from iresnet.lipschitz import Conditioned, LipSwish, MaxMin, Sine, constrain_, program
+from iresnet.lipschitz import Conditioned, LipSwish, MaxMin, Sine, constrain_, linearise, program
 from tests.zoo import normal
 
 ACTIVATIONS = [
@@ -58,3 +58,15 @@ class Own(nn.Sequential):
 )
 def test_what_cannot_be_read_has_no_program(g):
     assert program.read(g) is None
+
+
+@pytest.mark.parametrize("activation", [nn.ELU, LipSwish])
+def test_without_a_graph_on_a_cpu_channels_come_last_and_nothing_else_changes(activation):
+    g = constrain_(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), activation(), nn.Conv2d(8, 3, 1)), 0.9).double()
+    x, v = normal(2, 3, 5, 6), normal(2, 3, 5, 6, seed=1)
+    y, jacobian = linearise(g, x)
+    with torch.no_grad():
+        fast, fast_jacobian = linearise(g, x)
+        torch.testing.assert_close(fast, y, atol=1e-12, rtol=0)
+        torch.testing.assert_close(fast_jacobian(v), jacobian(v), atol=1e-12, rtol=0)
+        assert fast.is_contiguous(memory_format=torch.channels_last)

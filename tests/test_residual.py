@@ -26,7 +26,7 @@ from iresnet import (
     contractive_convnet,
     contractive_mlp,
 )
-from iresnet.lipschitz import refresh_
+from iresnet.lipschitz import cap_of, refresh_
 from tests.zoo import DOUBLE, UserNet, constrained_layers, contraction, dense_jacobian, linear_block, normal, rouse_
 
 SOLVERS = {"banach": Banach(), "anderson": Anderson()}
@@ -246,6 +246,24 @@ class TestMemory:
         assert (block.reference(x) - before).abs().max() > 1e-3
         if how in ("in place", "data", "load"):
             assert block.bound((4,)).value < bound
+
+    @pytest.mark.parametrize("how", ["activation", "slope", "coefficient"])
+    def test_a_change_of_layers_is_seen(self, how):
+        """Else a solve would be proven for a function that is no more."""
+        block = rouse_(mlp(d=4, dtype=torch.float32, lipschitz=0.5), weight=8.0)
+        z = normal(3, 4, dtype=torch.float32)
+        block.solve(z)
+        if how == "activation":
+            block.g[1] = nn.Tanh()
+        elif how == "slope":
+            block.g[1].alpha = 0.1
+        else:
+            for layer in (block.g[0], block.g[2]):
+                cap_of(layer).coefficient = 0.9
+            assert block.bound((4,)).value == pytest.approx(0.81, rel=0.02)
+        solution = block.solve(z)
+        error = (block(solution.x) - z).norm(dim=1) / (1 + block.bound((4,)).value)
+        assert bool((error <= solution.error_bound + 1e-6).all())
 
     def test_nothing_is_computed_twice_for_the_same_weights(self, monkeypatch):
         import iresnet.lipschitz as lip

@@ -17,7 +17,7 @@ from iresnet.rivals import (
     Halves,
 )
 from iresnet.rivals.conditioner import NormalisedConv2d, ResidualConvolutions, bottleneck, convolutions, mlp
-from tests.zoo import DOUBLE, dense_jacobian, normal
+from tests.zoo import DOUBLE, dense_jacobian, normal, roused
 
 
 class Says(nn.Module):
@@ -37,15 +37,6 @@ def linear(weight, bias=0.0):
         layer.weight.copy_(torch.tensor(weight, dtype=DOUBLE))
         layer.bias.fill_(bias)
     return layer
-
-
-def roused(module, seed=0):
-    """Weights that are zero at first, away from zero."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.add_(0.2 * torch.randn(p.shape, generator=generator, dtype=DOUBLE).to(p))
-    return module
 
 
 class TestSplits:

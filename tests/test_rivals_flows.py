@@ -24,18 +24,9 @@ from iresnet.rivals import (
     real_nvp,
 )
 from iresnet.rivals.conditioner import convolutions, mlp
-from tests.zoo import DOUBLE, dense_jacobian, normal
+from tests.zoo import DOUBLE, dense_jacobian, normal, roused
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
-def roused(module, seed=0):
-    """Weights that are zero at first, away from zero."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.add_(0.2 * torch.randn(p.shape, generator=generator, dtype=DOUBLE).to(p))
-    return module
 
 
 class TestFlows:

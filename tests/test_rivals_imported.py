@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from iresnet import Chain, DiagonalNormal, Flow
+from iresnet import Chain, DiagonalNormal, Flow, export
 from iresnet.acceleration import Acceleration, Stepper
 from iresnet.data import Dataset, Schema
 from iresnet.evaluation import protocol
@@ -163,6 +163,14 @@ def test_a_step_of_an_adaptive_solver_is_not_recorded():
     steps = importlib.import_module("iresnet.acceleration.step")
     assert steps._adaptive(stepper.objective) == "an adaptive solver chooses its steps while it goes"
     assert steps._adaptive(MaximumLikelihood(Flow(chain(maf, 2), DiagonalNormal(2)))) is None
+
+
+def test_an_adaptive_solver_is_not_traced(capfd, tmp_path):
+    flow = Flow(chain(ffjord, 2), DiagonalNormal(2), event_shape=(2,)).eval()
+    with pytest.raises(RuntimeError, match="its solver chooses its steps by the values of x .FFJORD.. The model runs"):
+        export.export(flow, normal(2, 2).float(), tmp_path)
+    assert capfd.readouterr() == ("", "")
+    assert export.save_weights(flow, tmp_path / "weights.safetensors").exists()
 
 
 def test_the_paper_s_protocol_says_that_a_trace_is_estimated():

@@ -1,7 +1,9 @@
 """Codes to rows of flows with several scales: inverses of all that presets build, prepared once, always proven."""
 
 import copy
+import gc
 import pickle
+import weakref
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -27,6 +29,8 @@ from iresnet import (
     Squeeze,
     constrain_,
     contractive_convnet,
+    contractive_mlp,
+    tighten_,
 )
 from iresnet.architectures import build
 from iresnet.cli.sample import _spent
@@ -36,7 +40,7 @@ from iresnet.inversion import Arithmetic, Decoder, Inverter, Schedule, decoder, 
 from iresnet.inversion.branch import Form
 from iresnet.inversion.path import Halves, Row, carried, path, refusal
 from iresnet.inversion.reading import read, tensors
-from iresnet.lipschitz import Concatenated
+from iresnet.lipschitz import Concatenated, SpectralCap
 from iresnet.presets import PRESETS
 from iresnet.presets.flows import FLOWS
 from tests.zoo import contraction, linear_block, normal, rouse_
@@ -250,6 +254,13 @@ def test_what_is_kept_beside_something_free_is_not_read():
     assert read(nn.Sequential(Concatenated(nn.Linear(2, 2)), Own())) is None
 
 
+def test_angles_are_those_of_float64_wherever_something_is_proven():
+    block, x = ResidualBlock(dense().float()).eval(), normal(8, 3)
+    _, exact = unwinding._forms(block, torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(x + exact(x), block.reference(x), atol=1e-13, rtol=0)
+
+
 @pytest.mark.parametrize("working", ["float16", "float32"])
 def test_a_dense_block_is_proven_by_residuals(working):
     z = normal(4, 3)
@@ -348,6 +359,108 @@ def test_other_weights_tolerances_or_more_codes_are_prepared_anew(gpu):
         assert [len(gpu), gpu[-1].tolerance] == [3, 1e-3]
         flow.decoder(flow.transform, normal(7, 4), tolerance=1e-3)
         assert [len(gpu), gpu[-1].shape[0]] == [4, 7]
+
+
+def _swap(flow):
+    flow.transform[1].g[1] = nn.Tanh()
+
+
+def _bend(flow):
+    flow.transform[1].g[1].alpha = 0.5
+
+
+def _cap(flow):
+    for m in flow.modules():
+        if isinstance(m, SpectralCap):
+            m.coefficient *= 0.9
+
+
+def _turn(flow):
+    flow.transform.transforms = nn.ModuleList(reversed(flow.transform.transforms))
+
+
+def _scale(flow):
+    flow.transform[0].levels = 2.0
+
+
+def _load(flow):
+    state = {name: t.clone() for name, t in flow.state_dict().items()}
+    state["transform.transforms.2.shift"] += 0.1
+    flow.load_state_dict(state)
+
+
+def _tighten(flow):
+    with torch.no_grad():
+        for p in flow.transform[1].parameters():
+            p.mul_(1.3)
+    tighten_(flow, (4,))
+
+
+@pytest.mark.parametrize("change", [_swap, _bend, _cap, _turn, _scale, _load, _tighten, Flow.float])
+def test_whatever_changes_the_function_is_prepared_anew(gpu, change):
+    """Not only weights: activations, coefficients, constants, the order, and the precision that they are rounded in."""
+    block = rouse_(ResidualBlock(contractive_mlp(4, (8,), lipschitz=0.9)), weight=8.0)
+    flow = Flow(Chain(Logit(levels=1.0), block, ActNorm(4)), DiagonalNormal(4)).double().eval()
+    z = normal(3, 4)
+    with torch.no_grad():
+        flow.decoder(flow.transform, z)
+        change(flow)
+        x = flow.decoder(flow.transform, z)
+        assert len(gpu) == 2
+        assert float((flow.transform.reference(x) - z).norm(dim=1).max()) < 1e-8
+
+
+def test_a_rounded_solution_is_proven_as_it_is_rounded(gpu):
+    """float32 holds no solution to 1e-9, though float64 finds one: as on a CPU, that raises."""
+    flow = linear_flow().float()
+    with pytest.raises(ConvergenceError, match="is not proven to 1.0e-09"):
+        flow.sample((3,), tolerance=1e-9)
+    assert flow.decoder.reason == ""
+    assert flow.sample((3,), tolerance=1e-4).dtype == torch.float32
+    closed = Flow(Chain(ActNorm(4), *linear_flow().transform), DiagonalNormal(4)).float().eval()
+    assert closed.sample((3,), tolerance=1e-9).dtype == torch.float32  # a closed form has no tolerance
+
+
+def test_as_many_codes_at_once_as_memory_holds(monkeypatch):
+    sizes = []
+
+    def small(transform, z, **options):
+        sizes.append(len(z))
+        if len(z) > limit:
+            raise torch.cuda.OutOfMemoryError("no")
+        return Inverter(transform, z, **options)
+
+    monkeypatch.setattr(decoder, "_on_gpu", lambda z: True)
+    monkeypatch.setattr(decoder, "Inverter", small)
+    flow, z, limit = linear_flow(), normal(20, 4), 6
+    with torch.no_grad():
+        for _ in range(2):
+            x = flow.decoder(flow.transform, z)
+            torch.testing.assert_close(x, flow.transform.inverse(z), atol=1e-8, rtol=0)
+        assert sizes == [20, 10, 5]
+        limit = 0
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            flow.decoder(flow.transform, z, tolerance=1e-3)
+
+
+def test_what_was_prepared_is_given_back(gpu, monkeypatch):
+    """With its flow, or where that has left the GPU; nothing waits for the collector of cycles."""
+    flow = linear_flow()
+    flow.sample((2,))
+    gone = weakref.ref(gpu.pop())
+    assert gone() is flow.decoder.inverter
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, "_on_gpu", lambda z: False)
+        flow.sample((2,))
+    assert gone() is None
+    flow.sample((2,))
+    gone = weakref.ref(gpu.pop())
+    gc.disable()
+    try:
+        del flow
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_many_codes_go_through_in_parts(gpu, monkeypatch):

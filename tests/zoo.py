@@ -73,6 +73,15 @@ def rouse_(module: nn.Module, seed: int = 0, weight: float = 4.0) -> nn.Module:
     return module
 
 
+def roused(module: nn.Module, seed: int = 0) -> nn.Module:
+    """All weights moved a little: away from zero, where they start there."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.2 * torch.randn(p.shape, generator=generator, dtype=DOUBLE).to(p))
+    return module
+
+
 def linear_block(matrix: Tensor, *, lipschitz: float | None = None) -> ResidualBlock:
     """x + A x, the block whose inverse and determinant are linear algebra."""
     d = len(matrix)
@@ -167,7 +176,7 @@ def _additive(channels: int, split: Split, net: Callable[[int, int], nn.Module] 
 
 
 def _image_glow() -> Multiscale:
-    first = Chain(Squeeze(), *glow((4, 2, 2), 1, _convolutions))
+    first = Chain(Squeeze(), *glow((4, 2, 2), 1, _convolutions, Halves(swapped=True)))
     return Multiscale([first, Chain(*glow((2, 2, 2), 1, _convolutions), ActNorm(2))], input_shape=(1, 4, 4))
 
 
@@ -177,7 +186,8 @@ def _image_real_nvp() -> Chain:
 
 
 def _i_revnet() -> Chain:
-    return Chain(*i_revnet((16, 2, 2), 2, first=True), Squeeze(), *i_revnet((64, 1, 1), 2, squeezed=True))
+    later = i_revnet((64, 1, 1), 2, nn.ELU, squeezed=True, before=3)
+    return Chain(*i_revnet((16, 2, 2), 3, nn.ELU, first=True), Squeeze(), *later)
 
 
 class Told(nn.Module):

@@ -123,14 +123,9 @@ def run(pilot: Pilot, budget: Budget, folder: str | None = None) -> tuple[dict[s
     """Train and judge one pilot: its row, and its circumstances. One that fails has the reason as its note."""
     if budget.threads:
         torch.set_num_threads(budget.threads)
-    experiment = pilot.experiment(folder)
-    row: dict[str, Any] = {
-        "dataset": experiment.data.source,
-        "task": experiment.objective.kind,
-        "preset": pilot.preset,
-        "settings": " ".join(pilot.settings) or None,
-    }
-    begun = time.time()
+    experiment, begun = pilot.experiment(folder), time.time()
+    row: dict[str, Any] = {"dataset": experiment.data.source, "task": experiment.objective.kind}
+    row |= {"preset": pilot.preset, "settings": " ".join(pilot.settings) or None}
     if begun + RESERVE >= budget.end:
         return {**row, "note": "not begun: no time was left"}, circumstances(seeds=[experiment.seed], seconds=0.0)
     try:
@@ -170,12 +165,8 @@ def _train(experiment: Experiment, budget: Budget) -> tuple[dict[str, Any], dict
     seconds = clock.elapsed
     figures = judged(state.averaged(), splits.validation.to(device), experiment)
     row = {"training rows": len(train), "batch": batches.size, "steps": state.step, "seconds": round(seconds, 1)}
-    about = circumstances(
-        seeds=[experiment.seed],
-        seconds=seconds,
-        precision=state.advance.precision,
-        parameters=sum(p.numel() for p in model.parameters()),
-    )
+    size, precision = sum(p.numel() for p in model.parameters()), state.advance.precision
+    about = circumstances(seeds=[experiment.seed], seconds=seconds, precision=precision, parameters=size)
     return row | finite(figures), about | {"engine": str(state.advance)}
 
 

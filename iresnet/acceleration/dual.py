@@ -19,7 +19,8 @@ from ..lipschitz.program import Step
 from ..logdet import signs
 from .compiler import compiled_or_plain
 from .kernels import wide
-from .maps import Convolution, Map, Size, candidates, find, rows
+from .maps import Convolution, Map, candidates, find, rows
+from .neighbours import Size
 from .timing import can_measure, fastest
 
 
@@ -146,7 +147,6 @@ def _kernels_win(way: Way, layers: Sequence[Layer], x: Tensor, h: Tensor) -> boo
             return True
         twins = [replace(t, weight=_leaf(t.weight), bias=None if t.bias is None else _leaf(t.bias)) for t in layers]
         inputs = [_leaf(x), *(t for twin in twins for t in (twin.weight, twin.bias) if t is not None)]
-
         unrolled = [_unrolled(twin) for twin in twins]
 
         def call(kernels: bool) -> None:

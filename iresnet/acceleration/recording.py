@@ -1,9 +1,13 @@
-"""Steps recorded as CUDA graphs, one for each key, all of them in one pool of memory: they never run at once."""
+"""Steps recorded as CUDA graphs, one for each key, all of them in one pool of memory: they never run at once.
+
+What one recording leaves in that memory (gradients, say) holds until another is launched, which may write over it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from contextlib import suppress
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 
@@ -31,19 +35,37 @@ class Recordings(Generic[T]):
         return result
 
     def record(self, key: int, function: Callable[[], T]) -> str | None:
-        """Record a function, which is not run by that; where it fails, the reason."""
+        """Record a function, which is not run by that; where it fails, the reason, and no other recording is kept."""
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        states = [(generator, generator.clone_state()) for generator in self._generators()]
         if self.generator is not None:
             graph.register_generator_state(self.generator)
         try:
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
                 outputs = function()
         except RuntimeError as error:
-            torch.cuda.set_stream(before)  # a recording that fails leaves its own behind
+            self._recover(before, states)
             cause = error.__context__ or error  # the first error says why, not that of its end
             return str(cause).splitlines()[0]
         self.made[key] = graph, outputs
         return None
+
+    def _generators(self) -> list[torch.Generator]:
+        """All that a recording changes: the default one takes part in every graph."""
+        default = torch.cuda.default_generators[torch.cuda.current_device()]
+        return [default] if self.generator is None else [default, self.generator]
+
+    def _recover(self, stream: torch.cuda.Stream, states: list[tuple[torch.Generator, torch.Generator]]) -> None:
+        """Undo what a recording that fails leaves behind: its stream, its pool, generators that wait for its end.
+
+        Without that the next random number is refused, and so is giving memory back.
+        """
+        torch.cuda.set_stream(stream)
+        with suppress(RuntimeError):  # it has ended
+            cast(Any, torch._C)._cuda_endAllocateToPool(torch.cuda.current_device(), self.pool)
+        self.made.clear()  # they draw from the generators' old states
+        for generator, state in states:
+            generator.graphsafe_set_state(state)
 
     def launch(self, key: int) -> T:
         """Run a recording; its outputs hold until the next one is launched."""

@@ -5,12 +5,14 @@ fused       runs of residual blocks as compiled functions, g in bfloat16 (`fused
 graph       the whole step (forward, backward, clipping, optimiser) as one CUDA graph, launched at once
 
 The first steps are eager: they initialise ActNorms, show every layer its input size and fill the optimiser's state.
-Then fused steps warm the compiler up, and the graph is recorded; all of them are steps of the training like any other.
+Then fused steps warm the compiler up, and the graph is recorded after one more; all of them are steps of the training
+like any other.
 What a device, an objective or a network does not allow is left out, and `reasons` say why.
 
 With a `RussianRoulette` a step draws one number of terms for all samples and blocks, from the seed of the generator and
 the number of the step, so that a resumed run draws what it would have drawn. It is then a power series, and there is a
-graph for each number of terms; the few steps with very many are launched operation by operation.
+graph for each number of terms, recorded after its first step; the few with very many are launched operation by
+operation.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ Outcome: TypeAlias = tuple[Tensor, Tensor, Mapping[str, Tensor]]
 CHOICES = ("auto", "on", "off")
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-#: Steps that run eagerly, and steps that warm the fused functions up, before a graph is captured.
-EAGER, WARM = 2, 3
+#: Steps that run eagerly, and steps that warm the fused functions up, before the first that may be recorded.
+EAGER, WARM = 2, 2
 
 #: How many numbers of terms of a roulette have a graph: the smallest, which are drawn most often.
 GRAPHS = 32
@@ -169,12 +171,12 @@ class Stepper:
         with self._drawn() as drawn:
             if self.taken <= EAGER or not self.graph:
                 return self._take(x, y, fuse=self.fuse and self.taken > EAGER)
-            if self._warm < WARM:
-                return self._aside(x, y, drawn)
+            if self._recordings is None or self._warm < WARM:
+                return self._aside(x, y)
             key, rare = (0, False) if drawn is None else (drawn.count, drawn.count >= drawn.terms + GRAPHS)
-            if not rare and self._is_recorded(key, x, y):
-                return self._launch(key, x, y)
-            return self._take(x, y, fuse=self.fuse)
+            if rare or not self._fits(x, y):
+                return self._take(x, y, fuse=self.fuse)
+            return self._launch(key, x, y) if key in self._recordings else self._first(key, x, y)
 
     @contextmanager
     def _drawn(self) -> Iterator[StoppedRoulette | None]:
@@ -226,33 +228,34 @@ class Stepper:
         ):
             yield
 
-    def _aside(self, x: Tensor, y: Tensor | None, drawn: StoppedRoulette | None) -> Outcome:
-        """A step that warms up what will be recorded: one with more than one term, where the number of them varies."""
+    def _aside(self, x: Tensor, y: Tensor | None) -> Outcome:
+        """A step as it will be recorded, which compiles, measures and allocates what a recording cannot."""
         if self._recordings is None:
             self._recordings = Recordings(self.generator)
-        self._warm += drawn is None or drawn.count > 1
+        self._warm += 1
         return self._recordings.aside(lambda: self._take(x, y, fuse=self.fuse))
 
-    def _is_recorded(self, key: int, x: Tensor, y: Tensor | None) -> bool:
-        """Whether there is a graph for this batch; it is made where there is none yet."""
-        assert self._recordings is not None
+    def _fits(self, x: Tensor, y: Tensor | None) -> bool:
+        """Whether recorded steps take such a batch."""
         if self._inputs is None:
             self._inputs = x.clone(), None if y is None else y.clone()
-        if x.shape != self._inputs[0].shape or (y is None) != (self._inputs[1] is None):
-            return False
-        if key not in self._recordings:
-            self._record(key)
-        return key in self._recordings
+        return x.shape == self._inputs[0].shape and (y is None) == (self._inputs[1] is None)
+
+    def _first(self, key: int, x: Tensor, y: Tensor | None) -> Outcome:
+        """The first step of a kind: taken, since what it compiles may be its own, and then recorded."""
+        outcome = self._aside(x, y)
+        self._record(key)
+        return outcome
 
     def _record(self, key: int) -> None:
         """Record the step; where that fails, steps go on operation by operation, and the reason is kept."""
         assert self._recordings is not None
         assert self._inputs is not None
         inputs = self._inputs
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimiser.zero_grad(set_to_none=True)  # or their memory would be kept from this recording
         reason = self._recordings.record(key, lambda: self._take(*inputs, fuse=self.fuse, guarded=False))
         if reason is not None:
-            self.graph = False
+            self.graph, self._recordings = False, None
             self.optimiser.zero_grad(set_to_none=True)
             self.reasons.append(f"no CUDA graph: {reason}")
 

@@ -53,7 +53,7 @@ ORIGINS = {
 #: Settings that only residual blocks have.
 OTHERS = (
     "branch", "constrained", "lipschitz", "frequency", "preactivation", "last_scale", "normalisation", "mixing", "tail",
-    "tail_width", "estimator", "terms",
+    "estimator", "terms",
 )  # fmt: skip
 
 #: Settings that some families use, and which of them each does on images; of rows all use those of ROWS.
@@ -98,7 +98,8 @@ def _check_unused(network: Network, names: Sequence[str], why: str) -> None:
     for name in names:
         # A width of 0 says what a network without the setting has: that of the scale.
         if (got := getattr(network, name)) not in (defaults[name], *([0] if name == "width" else [])):
-            raise ValueError(f"the family {network.family} {why} does not use {name}; got {got!r}. Leave it out.")
+            shown = list(got) if isinstance(got, tuple) else got
+            raise ValueError(f"the family {network.family} {why} does not use {name}; got {shown!r}. Leave it out.")
 
 
 def transform(network: Network, schema: Schema, first: Transform, normalised: bool) -> Transform:
@@ -138,7 +139,8 @@ def _rows(network: Network, dimension: int, normalised: bool) -> list[Transform]
         "maf": lambda: maf(dimension, blocks, hidden, activation),
         "ffjord": lambda: ffjord(dimension, blocks, hidden, activation),
     }
-    first = [ActNorm(dimension)] if network.family in ("made", "maf", "ffjord") else []  # the others begin with one
+    # Glow and Real NVP begin with an ActNorm of their own, and one would change NICE's volumes.
+    first = [ActNorm(dimension)] if network.family in ("made", "maf", "ffjord") else []
     last = [ActNorm(dimension)] if normalised and network.family not in FLAT else []
     return [*first, *steps[network.family](), *last]
 

@@ -40,7 +40,7 @@ def invert(
         float | None, typer.Option(help="Proven l2 error of every block's solve, in the block's units.")
     ] = None,
     precision: Annotated[str, typer.Option(help="float32 or float64.")] = "float64",
-    solver: Annotated[str, typer.Option(help="anderson or banach.")] = "anderson",
+    solver: Annotated[str | None, typer.Option(help="anderson or banach.", show_default="the fastest there is")] = None,
     out: Annotated[Path | None, typer.Option(help="Path without ending.", show_default="RUN/inverse")] = None,
     data_dir: DataFolder = None,
     device: Device = "auto",
@@ -52,13 +52,13 @@ def invert(
     Example: iresnet invert runs/demo --codes codes.npy --out decoded
     """
     for name, value, known in (("precision", precision, PRECISIONS), ("solver", solver, SOLVERS)):
-        if value not in known:
+        if value is not None and value not in known:
             raise ValueError(f"{name} must be {' or '.join(known)}; got {value!r}.")
     opened, chosen = Run.open(run).with_data_in(data_dir), choose_device(device)
     use_threads(opened.schema.dimension)
     path = opened.output / "inverse" if out is None else out
     options: dict[str, Any] = {
-        "precision": PRECISIONS[precision], "tolerance": tolerance, "solver": SOLVERS[solver],
+        "precision": PRECISIONS[precision], "tolerance": tolerance, "solver": solver and SOLVERS[solver],
     }  # fmt: skip
     if codes is not None:
         _decode(opened, codes, path, chosen, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ Window: TypeAlias = tuple[float, ...]  # left, right, bottom, top
 
 #: Inches: the side of a panel, the gap between columns, the row labels, the head, the line under a panel, the margin.
 SIDE, GAP, LABEL, HEAD, FOOT, MARGIN = 2.1, 0.12, 0.95, 0.44, 0.3, 0.2
+#: The height of a line of the caption, in inches, and the letters of it in one inch.
+LINE, LETTERS = 0.18, 14
 BEST = "#f7c873"
 
 
@@ -36,14 +39,14 @@ class Plane:
     models: Mapping[str, tuple[NDArray[Any], float]]
 
 
-def planes_picture(planes: Sequence[Plane], path: str | Path, *, dpi: int = 200) -> Path:
+def planes_picture(planes: Sequence[Plane], path: str | Path, *, caption: str = "", dpi: int = 200) -> Path:
     """Write the densities as one PNG: a column for each, data at the top, a row for every model, nats under each."""
     path = png_path(path)
     if not planes:
         raise ValueError("planes must hold at least one density; got none.")
     names = list(dict.fromkeys(name for plane in planes for name in plane.models))
     with canvas():
-        save(_compose(planes, names), path, dpi)
+        save(_compose(planes, names, caption), path, dpi)
     return path
 
 
@@ -63,10 +66,11 @@ def plane_points(window: Window, n: int) -> Tensor:
     return torch.stack([x, y], dim=-1).reshape(-1, 2)
 
 
-def _compose(planes: Sequence[Plane], names: Sequence[str]) -> Figure:
+def _compose(planes: Sequence[Plane], names: Sequence[str], caption: str) -> Figure:
     rows = len(names) + 1
     width = MARGIN + LABEL + len(planes) * (SIDE + GAP) - GAP + MARGIN
-    height = HEAD + rows * (SIDE + FOOT) + MARGIN / 2
+    lines = textwrap.wrap(caption, max(20, int(LETTERS * (width - 2 * MARGIN))))
+    height = HEAD + rows * (SIDE + FOOT) + MARGIN / 2 + LINE * len(lines)
     figure = Figure(figsize=(width, height), facecolor=GROUND)
 
     def write(x: float, y: float, text: str, size: float, colour: str, align: str = "left") -> None:
@@ -83,6 +87,8 @@ def _compose(planes: Sequence[Plane], names: Sequence[str]) -> Figure:
         x, y = MARGIN + LABEL + column * (SIDE + GAP), height - HEAD - (row + 1) * (SIDE + FOOT) + FOOT
         write(x + SIDE / 2, y - 0.16, text, 8, colour, "center")
 
+    for i, line in enumerate(lines):
+        write(MARGIN, MARGIN / 2 + LINE * (len(lines) - 1 - i) + 0.03, line, 8, DIM)
     for row, name in enumerate(("Data", *names)):
         write(MARGIN, height - HEAD - row * (SIDE + FOOT) - SIDE / 2 - 0.05, name, 11, INK)
     for j, plane in enumerate(planes):

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from ..fixed_point import Solver
+from ..lipschitz.mark import mark_of
 from ..transform import Transform, check_batch
 from .arithmetic import Arithmetic
 from .inverter import Inverter
 from .path import refusal
+from .refinement import norms
 from .unwinding import unwind
 
 #: Codes that are solved at once, at the most.
@@ -38,6 +40,7 @@ class Decoder:
     def __init__(self) -> None:
         self.reason = ""
         self._mark: tuple[Any, ...] = ()
+        self._most = LARGEST  # codes at once, as far as memory goes
         #: What is prepared, if anything is.
         self.inverter: Inverter | None = None
 
@@ -72,6 +75,7 @@ class Decoder:
     def _fast(self, transform: Transform, z: Tensor, tolerance: float | None) -> Tensor | None:
         """The x with these codes, or None where not every solve is proven."""
         if not _on_gpu(z):
+            self.inverter = None  # made before the model moved here, whose memory it holds
             self.reason = "not accelerated: the codes are not on a GPU."
             return unwind(transform, z, tolerance=tolerance)
         inverter = self._prepared(transform, z, tolerance)
@@ -79,18 +83,32 @@ class Decoder:
         if self.reason:
             return None
         solution = inverter.solve(z)
-        return solution.x.to(z.dtype) if bool(solution.converged.all()) else None
+        x, good = solution.x.to(z.dtype), solution.converged
+        if tolerance is not None and inverter.parts[-1].branch is not None:  # a solution of a block is rounded here
+            good = good & (solution.largest_block_bound + norms(x.double() - solution.x) <= tolerance)
+        return x if bool(good.all()) else None
 
     def _prepared(self, transform: Transform, z: Tensor, tolerance: float | None) -> Inverter:
         """What is prepared for such codes, made anew for other weights, another tolerance or more codes at once."""
-        size, mark = min(len(z), LARGEST), (z.dtype, z.device, tolerance, tuple(z.shape[1:]), *_mark(transform))
+        size, mark = min(len(z), self._most), (z.dtype, z.device, tolerance, tuple(z.shape[1:]), *mark_of(transform))
         if self.inverter is None or mark != self._mark or self.inverter.shape[0] < size:
-            # No residual of the whole code: nobody reads it here.
-            arithmetic = replace(Arithmetic.on(z.device), code="none")
             self.inverter = None  # before the next one is made, which may need its memory
-            self.inverter = Inverter(transform, z[:size], tolerance=tolerance, arithmetic=arithmetic)
-            self._mark = mark
+            while (made := _fitting(transform, z[:size], tolerance)) is None:
+                size = self._most = size // 2
+            self.inverter, self._mark = made, mark
         return self.inverter
+
+
+def _fitting(transform: Transform, z: Tensor, tolerance: float | None) -> Inverter | None:
+    """An inverter for such codes; None where memory does not suffice for so many at once."""
+    # No residual of the whole code: nobody reads it here.
+    arithmetic = replace(Arithmetic.on(z.device), code="none")
+    try:
+        return Inverter(transform, z, tolerance=tolerance, arithmetic=arithmetic)
+    except torch.cuda.OutOfMemoryError:
+        if len(z) == 1:
+            raise
+        return None
 
 
 def _obstacle(transform: Transform, z: Tensor, context: Tensor | None, solver: Solver | None) -> str:
@@ -108,17 +126,3 @@ def _obstacle(transform: Transform, z: Tensor, context: Tensor | None, solver: S
 
 def _on_gpu(z: Tensor) -> bool:
     return z.is_cuda
-
-
-@torch.no_grad()
-def _mark(transform: Transform) -> tuple[float, ...]:
-    """Numbers that change when weights do, however they were written (fused optimisers hide from version counters)."""
-    tensors = [t.detach().flatten() for t in (*transform.parameters(), *transform.buffers()) if t.numel()]
-    kinds = {t.dtype for t in tensors}
-    sums = list[Tensor]()
-    for kind in sorted(kinds, key=str):
-        flat = torch.cat([t for t in tensors if t.dtype == kind]).double()
-        # A weight for every place: reordered entries count as a change.
-        places = torch.linspace(1, 2, len(flat), dtype=flat.dtype, device=flat.device)
-        sums += [(flat * places).sum(), flat.square().sum()]
-    return tuple(torch.stack(sums).tolist()) if sums else ()

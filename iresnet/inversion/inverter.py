@@ -163,7 +163,7 @@ class Inverter:
             return
         branch, goal = self.maker.branch(t, z, bound), self._goal(bound.value)
         if schedule is None:
-            size = 1.0 if self.tolerance else float(norms(z).min().clamp_min(1))
+            size = 1.0 if self.tolerance else float(torch.nan_to_num(norms(z), nan=torch.inf).min().clamp_min(1))
             plan, x = calibrate(branch, z, share * goal * size * (1 - bound.value))
         else:
             plan, x = schedule, solve(branch, z, schedule).x
@@ -177,9 +177,11 @@ class Inverter:
 
     def _run(self, z: Tensor, more: int) -> Run:
         """The computation for codes like z, with so many more refinements, prepared once."""
+        run = partial(self._compute, more=more)
+        if not (z.is_cuda and self.arithmetic.graph):
+            return run
         if more not in self._runs:
-            run = partial(self._compute, more=more)
-            self._runs[more] = captured(run, z) if z.is_cuda and self.arithmetic.graph else run
+            self._runs[more] = captured(run, z)
         return self._runs[more]
 
     def with_code(self, code: str) -> Inverter:

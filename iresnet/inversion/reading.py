@@ -36,11 +36,12 @@ def read(g: nn.Module) -> Program | None:
 
 
 def tensors(g: nn.Module) -> list[Tensor]:
-    """What the steps take beside x, in order."""
+    """What the steps take beside x, in order; cos and sin are those of float64, as in what is proven."""
     found = list[Tensor]()
     for _, leaf in leaves(g):
         if type(leaf) is Concatenated:
-            found += [*tensors(leaf.f), torch.stack([leaf.angle.cos(), leaf.angle.sin()])]
+            angle = leaf.angle.double()
+            found += [*tensors(leaf.f), torch.stack([angle.cos(), angle.sin()])]
         else:
             found += program.tensors(leaf)
     return found

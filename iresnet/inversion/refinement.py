@@ -226,15 +226,21 @@ def _planned(
     """The plan with the refinements in float64 that are needed from x on."""
     unit = torch.finfo(branch.dtype).eps / 2
     r = residual(branch, x, z)
-    while (size := float(norms(r).max())) > AIM * goal and len(plan.refinements) < MOST_REFINEMENTS:
+    while (size := _largest(norms(r), r)) > AIM * goal and len(plan.refinements) < MOST_REFINEMENTS:
         terms = _terms(branch, r, slopes, max(unit, 0.25 * AIM * goal / size))
         plan = replace(plan, refinements=(*plan.refinements, terms))
-        proof = corrected(branch, x, z, terms)
-        if float((norms(proof.residual) + proof.slack).max()) <= AIM * goal:
-            return replace(plan, proof="product"), proof.x
+        if branch.rounding is not None:
+            proof = corrected(branch, x, z, terms)
+            if _largest(norms(proof.residual) + proof.slack, r) <= AIM * goal:
+                return replace(plan, proof="product"), proof.x
         x = _moved(x, *series(branch, r, slopes, terms))
         r = residual(branch, x, z)
     return plan, x
+
+
+def _largest(sizes: Tensor, r: Tensor) -> float:
+    """The largest size of samples whose r is finite: what overflowed is no example, and is solved otherwise."""
+    return float(torch.where(norms(r).isfinite(), sizes, 0.0).max())
 
 
 def _terms(branch: Branch, r: Tensor, slopes: list[Tensor], relative: float) -> int:
@@ -249,8 +255,8 @@ def _stalls(step: Callable[[Tensor, Tensor], Tensor], start: Tensor, relative: f
     for count in range(1, MOST_COARSE):
         following = step(x, start)
         moved, size = norms((following - x).double()), relative * norms(following.double())
-        done = (moved <= size) | ((moved <= 64 * size) & (moved > 0.9 * before))
+        done = (moved <= size) | ((moved <= 64 * size) & (moved > 0.9 * before)) | ~moved.isfinite()
         x, before = following, moved
-        if bool(done.all()) or not bool(torch.isfinite(x).all()):
+        if bool(done.all()):
             return count
     return MOST_COARSE

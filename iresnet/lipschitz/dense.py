@@ -27,6 +27,9 @@ class Concatenated(nn.Module):
 
     def __init__(self, f: nn.Module) -> None:
         super().__init__()
+        for layer in f.modules():
+            if getattr(layer, "inplace", False):
+                raise ValueError(f"f must leave h as it is, which is kept beside f(h); got {layer}. Use inplace=False.")
         self.f = f
         self.angle = nn.Parameter(torch.tensor(math.pi / 4))
 

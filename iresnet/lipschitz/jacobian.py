@@ -31,7 +31,7 @@ def linearise(g: nn.Module, x: Tensor, context: Tensor | None = None) -> tuple[T
         if i:
             y = cast(Conditioned, g).shifted(y, context)
         _show_sizes(stage, y)
-        y, more = program.linearise(steps, y, program.tensors(stage))
+        y, more = program.linearise(steps, y, _laid_out(program.tensors(stage), y))
         transposes += more
     return y, Jacobian(lambda v: program.pull(transposes, v), broadcasts=x.dim() == 2)
 
@@ -45,6 +45,14 @@ def _stages(g: nn.Module, x: Tensor) -> list[tuple[nn.Module, Program]] | None:
             return None
         found.append((stage, steps))
     return found
+
+
+def _laid_out(tensors: list[Tensor], x: Tensor) -> list[Tensor]:
+    """On a CPU, for images and without a graph: weights with their channels last, which products take on. That halves
+    the time of a series."""
+    if x.device.type != "cpu" or x.dim() != 4 or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return tensors
+    return [t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in tensors]
 
 
 def _show_sizes(g: nn.Module, x: Tensor) -> None:

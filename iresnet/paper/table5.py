@@ -27,7 +27,7 @@ from ..architectures import Network, build
 from ..data.source import schema_of
 from ..lipschitz import refresh_, unsettled
 from ..objective import Aim, Objective
-from ..results import circumstances
+from ..results import Results, circumstances
 from ..training import Training, make_optimiser
 from .job import Job, Stopped, Work
 from .record import Entry, Row, merge, one_by_one
@@ -187,15 +187,15 @@ def _entry(name: str, s: Size, engine: str, job: Job) -> Entry:
 
 def run(work: Work) -> Outcome:
     """Measure every network; on a GPU twice, launched alike and as they are trained."""
-    s, made = size(work.job), list[Entry]()
+    s, results = size(work.job), Results("table5")
     engines = list(ENGINES) if work.job.device.startswith("cuda") else ["alike"]
     for engine in engines:
         for name in CASES:
             if work.stop():
                 raise Stopped(f"table5 {name} was not begun")
-            made.append(_entry(name, s, engine, work.job))
-            work.say(f"table5  {name}, {engine}: {made[-1]['row']['ms']:.2f} ms a step")
-    results = merge("table5", made, work.job.out, compared)
+            made = _entry(name, s, engine, work.job)
+            results = merge("table5", [made], work.job.out, compared)
+            work.say(f"table5  {name}, {engine}: {made['row']['ms']:.2f} ms a step")
     notes = (
         "ms: a training step, the median over rounds; to Glow: times that of the Glow which does the same job",
         "operations: those of convolutions and matrix products in a forward and backward pass, in billions",

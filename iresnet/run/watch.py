@@ -25,6 +25,9 @@ from .log import Log
 
 LOG_EVERY = 10
 
+#: Terms by which a density is watched that is trained with a roulette, whose few certain ones say too little.
+TERMS = 20
+
 #: Rows by which a density is watched during training; the final figures use all of them.
 WATCHED = 1000
 
@@ -105,7 +108,8 @@ def _validation_names(aim: Aim, schema: Schema) -> list[str]:
 def judge(model: nn.Module, rows: Dataset, aim: Aim) -> tuple[dict[str, float], float]:
     """Validation figures by name, and the one number that decides which weights are best: the objective itself.
 
-    Likelihoods are exact up to 64 dimensions; beyond, they are estimated as in training, which is cheap enough.
+    Likelihoods are exact up to 64 dimensions; beyond, they are estimated as in training, which is cheap enough, and in
+    place of a roulette by a series.
     """
     figures, criterion, levels = {}, 0.0, rows.schema.levels
     if aim.kind != "classification":
@@ -115,7 +119,7 @@ def judge(model: nn.Module, rows: Dataset, aim: Aim) -> tuple[dict[str, float], 
         flow = evaluation.as_flow(model)
         estimator = flow.estimator if math.prod(x.shape[1:]) > EXACT_UP_TO else None
         if isinstance(estimator, RussianRoulette):  # it needs a bound below 1, which weights not tightened may lack
-            estimator = PowerSeries(terms=2 * estimator.terms)
+            estimator = PowerSeries(terms=max(TERMS, 2 * estimator.terms))
         with full_precision(x):
             values = [flow.log_prob(p, estimator=estimator, generator=generator) for p in points]
         nats = -float(torch.cat(values).double().mean())

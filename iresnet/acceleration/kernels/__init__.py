@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...lipschitz import Program
 
-__all__ = ["PRODUCT_TILES", "ProductTile", "advance", "is_ready", "multiplies", "product_times", "supported"]
+__all__ = ["PRODUCT_TILES", "ProductTile", "advance", "counts", "is_ready", "multiplies", "product_times", "supported"]
 
 #: Kernel sizes of the three convolutions.
 SIZES = (3, 1, 3)
@@ -73,6 +73,11 @@ PRODUCT_TILES = (ProductTile(128, 128, 64, 8, 4), ProductTile(64, 128, 64, 4, 4)
 def multiplies(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, tile: ProductTile) -> bool:
     """Whether `product_times` takes a matrix b of this shape with these tiles: of bfloat16, on a GPU."""
     return is_ready(dtype, device) and shape[1] % tile.columns == 0 and shape[0] % 8 == 0
+
+
+def counts(rows: int, columns: int) -> bool:
+    """Whether the kernels of `product` can number the entries of such a matrix: by 32 bits."""
+    return rows * columns < 2**31
 
 
 def is_ready(dtype: torch.dtype, device: torch.device) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..maps import Dense, Map, Unrolled
 from ..timing import can_measure, fastest
-from . import is_ready
+from . import counts, is_ready
 
 
 class Tile(NamedTuple):
@@ -40,7 +40,8 @@ def supported(maps: list[Map], kinds: list[str], biases: list[Tensor | None], li
         return False
     first, middle, last = maps
     wide = first.widens and not last.widens and middle.shape[0] % 128 == 0 and middle.shape[1] % 128 == 0  # type: ignore[attr-defined]
-    return wide and biases[0] is not None and biases[1] is not None and is_ready(like.dtype, like.device)
+    fits = wide and counts(len(like), max(middle.shape))  # type: ignore[attr-defined]
+    return fits and biases[0] is not None and biases[1] is not None and is_ready(like.dtype, like.device)
 
 
 class Wide(torch.autograd.Function):

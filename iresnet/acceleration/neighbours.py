@@ -1,0 +1,51 @@
+"""A convolution of k x k as a product: the pixels of an image beside their neighbours, and sums over these.
+
+Images are matrices, as in `maps`: rows are pixels, columns the channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Size = tuple[int, ...]
+
+
+def spread(a: Tensor, size: Size, k: int, back: bool, dtype: torch.dtype) -> Tensor:
+    """Every row beside its k x k neighbours, in `dtype`; `back`: they lie in the other direction, the channels first.
+
+    The columns are (place, channel), or (channel, place) with `back`: as the weights lie in memory.
+    """
+    half, c = k // 2, a.shape[1]
+    x = F.pad(a.to(dtype).view(-1, *size, c), (0, 0, half, half, half, half))
+    windows = x.unfold(1, k, 1).unfold(2, k, 1)  # (image, row, column, channel, place, place)
+    windows = windows.flip(-2, -1) if back else windows.permute(0, 1, 2, 4, 5, 3)
+    return F.pad(windows.reshape(-1, c * k * k), (0, aligned(c * k * k) - c * k * k))
+
+
+def summed(z: Tensor, size: Size, k: int, back: bool, channels: int) -> Tensor:
+    """The transpose of `spread` with the other `back`, in float32: what k x k neighbours hold for a pixel, added up."""
+    half, (height, width) = k // 2, size
+    z = z[:, : channels * k * k].float().view(-1, height, width, channels * k * k)
+    z = F.pad(z, (0, 0, half, half, half, half))
+    total = torch.zeros((), device=z.device)
+    for i in range(k):
+        for j in range(k):
+            up, left, place = (k - 1 - i, k - 1 - j, i * k + j) if back else (i, j, i * k + j)
+            at = slice(place * channels, (place + 1) * channels) if back else slice(place, None, k * k)
+            total = total + z[:, up : up + height, left : left + width, at]
+    return total.reshape(-1, channels)
+
+
+def summed_then(function: Callable[..., Any], arguments: tuple[Any, ...], *more: Any) -> Any:
+    """`function` of what `summed` gives, and more."""
+    return function(summed(*arguments), *more)
+
+
+def aligned(columns: int) -> int:
+    """The next multiple of eight: products of half precision are slow elsewhere."""
+    return -(-columns // 8) * 8

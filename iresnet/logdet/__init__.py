@@ -1,0 +1,62 @@
+"""ln det(I + J) of a residual block: exactly, as a truncated power series, or unbiased by Russian roulette.
+
+    ln det(I + J) = tr ln(I + J) = sum_k (-1)^(k+1) tr(J^k) / k,     tr(A) = E[v' A v]        (Eq. 4, 5, Algorithm 2)
+
+`PowerSeries` stops after n terms, with an error of at most `truncation_bound` (Theorem 3); `RussianRoulette` stops at
+random and reweights, so that the mean is exact. Value and gradient come in one pass: the gradient of ln det is
+tr((I + J)^-1 dJ) = E[s' dJ v] with the Neumann sum s = sum_k (-1)^k (J')^k v, so that only ONE vector-Jacobian
+product, that of s, needs a graph. Memory does not grow with the number of terms. The gradient equals that of the value
+in expectation, not probe by probe, and cannot be differentiated again: that raises.
+
+Weights of the roulette, P_k = P(N >= k): value (-1)^(k+1) / (k P_k), k = 1..N; gradient (-1)^k / P_(k+1), k = 0..N-1.
+With continuation probability q the variance is finite for certain only if q > L^2. A training step draws one N for all
+(`StoppedRoulette`): its number of terms is then known before it starts, and it can be compiled and recorded.
+
+In reading order: `bounds` (how many terms), `jacobian` (J as a map), `probes` (random vectors), `sums` (value and
+gradient from products with J'), `estimators`.
+"""
+
+from .bounds import terms_needed, truncation_bound
+from .estimators import (
+    CertifiedSeries,
+    Estimator,
+    Exact,
+    FixedSeries,
+    PowerSeries,
+    RussianRoulette,
+    StoppedRoulette,
+)
+from .jacobian import Jacobian, Pull
+from .probes import Probe, draw, draw_noise, signs
+from .sums import (
+    attach_gradient,
+    refuse_second_derivative,
+    roulette_weights,
+    series,
+    series_weights,
+    settled_series,
+)
+
+__all__ = [
+    "CertifiedSeries",
+    "Estimator",
+    "Exact",
+    "FixedSeries",
+    "Jacobian",
+    "PowerSeries",
+    "Probe",
+    "Pull",
+    "RussianRoulette",
+    "StoppedRoulette",
+    "attach_gradient",
+    "draw",
+    "draw_noise",
+    "refuse_second_derivative",
+    "roulette_weights",
+    "series",
+    "series_weights",
+    "settled_series",
+    "signs",
+    "terms_needed",
+    "truncation_bound",
+]

@@ -1,0 +1,105 @@
+"""Sums over products with J': their weights, their value with its gradient, and when they may stop."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from .jacobian import Jacobian
+
+#: How often a series that stops by itself is asked whether it may, in terms: on a GPU asking means waiting.
+LOOK_EVERY = 4
+
+
+def series_weights(terms: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    """(value, gradient) weights of the truncated series, each (terms, 1)."""
+    k = torch.arange(1, terms + 1, dtype=x.dtype, device=x.device)
+    sign = 1 - 2 * ((k - 1) % 2)
+    return (sign / k)[:, None], sign[:, None]
+
+
+def roulette_weights(terms: int, q: float, x: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """(value, gradient) weights of the roulette, each (N, batch) with N the largest number of terms drawn.
+
+    A sample draws N = terms + floor(ln U / ln q), so that P(N >= k) = q^(k - terms) beyond `terms`: a power, never a
+    difference of distribution functions, which would lose all digits.
+    """
+    u = torch.rand(len(x), dtype=torch.float64, device=x.device, generator=generator)
+    extra = torch.floor(u.clamp_min(1e-300).log() / math.log(q))
+    n = int(extra.max()) + terms
+    k = torch.arange(1, n + 1, dtype=torch.float64, device=x.device)[:, None]
+    value, gradient = reweighted(k, terms, q, x.dtype)
+    alive = (k <= extra + terms).to(x.dtype)
+    return value * alive, gradient * alive
+
+
+def reweighted(k: Tensor, terms: int, q: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The weights of terms k that are reached, one over P(N >= k) each."""
+    survival = q ** (k - terms).clamp_min(0)
+    sign = 1 - 2 * ((k - 1) % 2)
+    return (sign / k / survival).to(dtype), (sign / survival).to(dtype)
+
+
+def series(jacobian: Jacobian, v: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+    """sum_k value_k v' J^k v, with the gradient of E[s' J v], s = sum_k gradient_k (J')^(k-1) v."""
+    lead = (-1, *(1,) * (v.dim() - 1))
+    with torch.no_grad():
+        total = torch.zeros(len(v), dtype=v.dtype, device=v.device)
+        s, w = gradient[0].reshape(lead) * v, v
+        for k in range(len(value)):
+            w = jacobian(w)
+            total = total + value[k] * (w * v).flatten(1).sum(1)
+            if k + 1 < len(value):
+                s = s + gradient[k + 1].reshape(lead) * w
+    if not torch.is_grad_enabled():
+        return total
+    surrogate = (jacobian(s) * v).flatten(1).sum(1)
+    return attach_gradient(total, surrogate)
+
+
+def settled_series(jacobian: Jacobian, v: Tensor, most: int, lipschitz: float, tolerance: float) -> Tensor:
+    """sum_k (-1)^(k+1) v' J^k v / k, for each sample until the rest is at most `tolerance`; at most `most` terms.
+
+    After n terms the rest is at most ||v|| ||(J')^n v|| sum_k>n L^(k-n) / k. A sample's number of terms is its own,
+    so that its value has nothing to do with the samples beside it.
+    """
+    total, w, going = v.new_zeros(len(v)), v, torch.ones(len(v), dtype=torch.bool, device=v.device)
+    factor = v.flatten(1).norm(dim=1) * (lipschitz / (1 - lipschitz))
+    for k in range(1, most + 1):
+        w = jacobian(w)
+        term = (w * v).flatten(1).sum(1) * ((1 - 2 * ((k - 1) % 2)) / k)
+        total = total + torch.where(going, term, 0.0)
+        going = going & ~(factor * w.flatten(1).norm(dim=1) / (k + 1) <= tolerance)
+        if k % (LOOK_EVERY if v.is_cuda else 1) == 0 and not bool(going.any()):
+            break
+    return total
+
+
+def attach_gradient(value: Tensor, surrogate: Tensor) -> Tensor:
+    """The first tensor's value with the second one's gradient; differentiating twice raises."""
+    if torch.compiler.is_compiling():
+        return value + (surrogate - surrogate.detach())
+    return cast(Tensor, _Attach.apply(value, surrogate))  # type: ignore[no-untyped-call]
+
+
+def refuse_second_derivative() -> None:
+    """Called within a backward pass: raise if a graph of it is being recorded, for its gradient would be wrong."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "trying to differentiate twice: the gradient of an estimated log-determinant or of an inverse has none "
+            "itself. Use Exact() and first-order methods, or leave create_graph=True out."
+        )
+
+
+class _Attach(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, value: Tensor, surrogate: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> tuple[None, Tensor]:
+        refuse_second_derivative()
+        return None, grad
