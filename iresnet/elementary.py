@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from .fixed_point import Solution, Solver
 from .logdet import Estimator
 from .transform import (
-    ISOMETRY,
+    Rearrangement,
     Shape,
     Stretch,
     Transform,
@@ -152,7 +152,7 @@ class ActNorm(Transform):
         self._ready = bool(state_dict.get(f"{prefix}initialised", self._ready))
 
 
-class Squeeze(Transform):
+class Squeeze(Rearrangement):
     """Space to depth: each factor x factor patch of an image becomes factor^2 channels. A permutation of the elements.
 
     >>> Squeeze()(torch.zeros(1, 3, 32, 32)).shape
@@ -170,16 +170,6 @@ class Squeeze(Transform):
         self.output_shape(tuple(x.shape[1:]))
         return F.pixel_unshuffle(x, self.factor)
 
-    def forward_and_logdet(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        estimator: Estimator | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        return self(x), torch.zeros(len(x), dtype=x.dtype, device=x.device)
-
     def inverse(
         self,
         z: Tensor,
@@ -195,9 +185,6 @@ class Squeeze(Transform):
                 f"got {tuple(z.shape)}. Pass a code that Squeeze made."
             )
         return F.pixel_shuffle(z, self.factor)
-
-    def stretch(self, input_shape: Shape | None = None) -> Stretch:
-        return ISOMETRY
 
     def output_shape(self, input_shape: Shape) -> Shape:
         if len(input_shape) != 3 or input_shape[1] % self.factor or input_shape[2] % self.factor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from .fixed_point import Solver
 from .logdet import Estimator
 from .spectral import ROUNDING_MARGIN
-from .transform import ISOMETRY, Shape, Stretch, Transform, check_batch, dimension
+from .transform import Rearrangement, Shape, Stretch, Transform, check_batch, dimension
 
 
 class InvertibleConv1x1(Transform):
@@ -127,7 +127,7 @@ class InvertibleConv1x1(Transform):
             )
 
 
-class Reverse(Transform):
+class Reverse(Rearrangement):
     """The channels in the opposite order: an isometry, and its own inverse.
 
     >>> Reverse()(torch.tensor([[1.0, 2.0, 3.0]])).tolist()
@@ -137,16 +137,6 @@ class Reverse(Transform):
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         check_batch(x)
         return x.flip(1)
-
-    def forward_and_logdet(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        estimator: Estimator | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        return self(x), torch.zeros(len(x), dtype=x.dtype, device=x.device)
 
     def inverse(
         self,
@@ -158,9 +148,6 @@ class Reverse(Transform):
     ) -> Tensor:
         check_batch(z, "z")
         return z.flip(1)
-
-    def stretch(self, input_shape: Shape | None = None) -> Stretch:
-        return ISOMETRY
 
 
 def _product(weight: Tensor, x: Tensor) -> Tensor:

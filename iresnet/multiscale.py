@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .fixed_point import ConvergenceError, Solution, Solver
 from .logdet import Estimator
-from .transform import ISOMETRY, ChainSolution, Shape, Stretch, Transform, check_batch, solve_backwards
+from .transform import ChainSolution, Rearrangement, Shape, Stretch, Transform, check_batch, solve_backwards
 
 
 class Multiscale(Transform):
@@ -184,7 +184,7 @@ def _join(parts: list[Tensor], x: Tensor) -> None:
         parts.append(torch.cat([parts.pop(), x], dim=1))
 
 
-class Flatten(Transform):
+class Flatten(Rearrangement):
     """All elements of a sample of this shape in one row, for fully connected blocks after convolutions.
 
     >>> Flatten((3, 4, 4))(torch.zeros(1, 3, 4, 4)).shape
@@ -201,16 +201,6 @@ class Flatten(Transform):
         check_batch(x, shape=self.shape)
         return x.flatten(1)
 
-    def forward_and_logdet(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        estimator: Estimator | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        return self(x), torch.zeros(len(x), dtype=x.dtype, device=x.device)
-
     def inverse(
         self,
         z: Tensor,
@@ -221,9 +211,6 @@ class Flatten(Transform):
     ) -> Tensor:
         check_batch(z, "z", (math.prod(self.shape),))
         return z.reshape(-1, *self.shape)
-
-    def stretch(self, input_shape: Shape | None = None) -> Stretch:
-        return ISOMETRY
 
     def output_shape(self, input_shape: Shape) -> Shape:
         if tuple(input_shape) != self.shape:

@@ -114,6 +114,23 @@ class Transform(nn.Module, ABC):
         return Solution(x, torch.zeros_like(bound).long(), bound, torch.isfinite(bound))
 
 
+class Rearrangement(Transform):
+    """The elements of a sample in another order or shape: an isometry that changes no volume."""
+
+    def forward_and_logdet(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return self(x), torch.zeros(len(x), dtype=x.dtype, device=x.device)
+
+    def stretch(self, input_shape: Shape | None = None) -> Stretch:
+        return ISOMETRY
+
+
 @dataclass(frozen=True)
 class ChainSolution:
     """What inverting a chain achieved, per sample: three numbers that say different things and are never merged.
