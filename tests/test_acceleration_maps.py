@@ -127,7 +127,12 @@ def tried(monkeypatch):
     for module in (maps, dual, wide):
         monkeypatch.setattr(module, "can_measure", lambda _: True)
         monkeypatch.setattr(module, "fastest", fastest)
+    _forget()
     yield seen
+    _forget()
+
+
+def _forget():
     for function in (maps._find, maps._tile, wide._tile):
         function.cache_clear()
     dual._WINS.clear()

@@ -16,8 +16,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ..compiler import compiled_or_plain
 from ..logdet import refuse_second_derivative
-from .compiler import compiled_or_plain
 from .dual import Layer, Slope, Stage, Way, forward, read_layers
 from .maps import Unrolled, rows
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..compiler import compiled_or_plain
 from ..lipschitz import Program, program
 from ..lipschitz.program import Step
 from ..logdet import signs
-from .compiler import compiled_or_plain
 from .kernels import wide
 from .maps import Convolution, Map, candidates, find, rows
 from .neighbours import Size

@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..compiler import compiled_or_plain
 from ..lipschitz.program import Program, Step
 from ..spectral import Geometry
 from . import kernels
-from .compiler import compiled_or_plain
 from .neighbours import Size, aligned, spread, summed, summed_then
 from .timing import can_measure, fastest
 

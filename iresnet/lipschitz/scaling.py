@@ -6,14 +6,15 @@ sigma > c, a gradient D of the scaled weights becomes s D - (s / sigma) <D, W> G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from ..compiler import compiled_or_plain
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,15 @@ class Scaling(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if rule.dtype is None:
             return (weight * _along(scale, weight)).to(originals[0].dtype).unbind(0)
-        return _function(scale_down, rule.compiled)(weight, scale, rule.dtype).unbind(0)
+        small: Tensor = compiled_or_plain(scale_down, rule.compiled)(weight, scale, rule.dtype)
+        return small.unbind(0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         weight, gradient, scale, part = ctx.saved_tensors
         d = _filled(gradients, weight)
-        result = _function(pull_back, ctx.rule.compiled)(d, weight, gradient, scale, part)
+        result = compiled_or_plain(pull_back, ctx.rule.compiled)(d, weight, gradient, scale, part)
         return (None, None, None, None, *_only(gradients, result))
 
 
@@ -96,11 +98,6 @@ def pull_back(d: Tensor, weight: Tensor, gradient: Tensor, scale: Tensor, part: 
         return d * _along(scale, d)
     inner = (d * weight).sum(tuple(range(1, d.dim())))
     return d * _along(scale, d) - _along(inner * part, d) * gradient
-
-
-@cache
-def _function(function: Callable[..., Tensor], compiled: bool) -> Callable[..., Tensor]:
-    return cast(Any, torch.compile(function, dynamic=False)) if compiled else function
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:
