@@ -12,13 +12,12 @@ ActNorm is initialised by data: the first training batch leaves it with mean 0 a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .first_batch import FirstBatch
 from .fixed_point import Solution, Solver
 from .logdet import Estimator
 from .transform import (
@@ -32,19 +31,14 @@ from .transform import (
 )
 
 
-class ActNorm(Transform):
+class ActNorm(FirstBatch):
     """A scale and a shift per channel, z = (x + shift) exp(log_scale), for x of shape (batch, channels, ...).
 
-    The first batch seen in training (train mode, gradients enabled) sets both so that z has mean 0 and variance 1 in
-    each channel; `initialise_` does so explicitly. A saved or copied ActNorm never does it again. Before
-    `torch.compile` with a full graph, a CUDA graph or DistributedDataParallel (where each rank would see a batch of its
-    own), pass one batch through the plain model first.
+    The first batch seen in training sets both so that z has mean 0 and variance 1 in each channel (`first_batch`).
 
     >>> ActNorm(2).initialise_(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))(torch.tensor([[3.0, 6.0]])).tolist()
     [[1.0, 1.0]]
     """
-
-    initialised: Tensor
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -53,12 +47,9 @@ class ActNorm(Transform):
         self.channels = channels
         self.shift = nn.Parameter(torch.zeros(channels))
         self.log_scale = nn.Parameter(torch.zeros(channels))
-        # The buffer is saved; its twin, a plain bool, is what the code branches on, so that no step waits for the
-        # device and a compiled graph has no branch on a tensor.
-        self.register_buffer("initialised", torch.tensor(False))
-        self._ready = False
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        self._check(x, "x")
         self._prepare(x)
         shift, log_scale = self._affine(x)
         return (x + shift) * log_scale.exp()
@@ -100,14 +91,8 @@ class ActNorm(Transform):
         std = torch.where(std > rounding, std, torch.ones_like(std))
         self.shift.copy_(-rows.mean(dim=1))
         self.log_scale.copy_(-std.log())
-        self.initialised.fill_(True)
-        self._ready = True
+        self._is_initialised()
         return self
-
-    @property
-    def waits(self) -> bool:
-        """Whether the next batch will set shift and scale."""
-        return self.training and not self._ready and torch.is_grad_enabled()
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         """Exact, but for ln det without a shape: it grows with the number of positions, so it has no bound then."""
@@ -119,19 +104,6 @@ class ActNorm(Transform):
 
     def extra_repr(self) -> str:
         return f"{self.channels}"
-
-    def _prepare(self, x: Tensor) -> None:
-        self._check(x, "x")
-        if self.waits:
-            # Decorated here, as importing the compiler for a decorator would double the time to import this package.
-            torch.compiler.disable(self._first_batch)(x)  # type: ignore[no-untyped-call]
-
-    def _first_batch(self, x: Tensor) -> None:
-        # The buffer may know more than the bool: an averaged copy of a model gets its buffers copied from the original.
-        if bool(self.initialised):
-            self._ready = True
-        else:
-            self.initialise_(x)
 
     def _check(self, x: Tensor, name: str) -> None:
         check_batch(x, name)
@@ -146,10 +118,6 @@ class ActNorm(Transform):
         dtype = torch.promote_types(x.dtype, self.log_scale.dtype)
         shape = (self.channels,) + (1,) * (x.dim() - 2)
         return self.shift.to(dtype).view(shape), self.log_scale.to(dtype).view(shape)
-
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        self._ready = bool(state_dict.get(f"{prefix}initialised", self._ready))
 
 
 class Squeeze(Rearrangement):

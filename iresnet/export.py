@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from . import atomic
-from .elementary import ActNorm
+from .first_batch import uninitialised
 from .lipschitz import frozen, release_
 from .transform import Shape, Transform, check_batch
 from .version import __version__
@@ -168,7 +168,7 @@ def export(
 
 
 def _check_ready(model: nn.Module) -> None:
-    cold = [name for name, m in model.named_modules() if isinstance(m, ActNorm) and not bool(m.initialised)]
+    cold = uninitialised(model)
     if cold:
         raise ValueError(
             f"a model is exported once every ActNorm has seen data; {len(cold)} have not, the first is "

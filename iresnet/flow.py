@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from .base import Base
 from .certificate import residual_blocks
-from .elementary import ActNorm, InjectivePad
+from .elementary import InjectivePad
+from .first_batch import uninitialised
 from .fixed_point import Solver
 from .inversion import Decoder
 from .logdet import CertifiedSeries, Estimator
@@ -184,7 +185,7 @@ class Flow(nn.Module):
                 f"{type(self.base).__name__} draws a component, which has no gradient; samples of it cannot be "
                 "differentiated. Use DiagonalNormal as the base."
             )
-        if self.training and any(isinstance(m, ActNorm) and not bool(m.initialised) for m in self.modules()):
+        if self.training and uninitialised(self):
             raise ValueError(
                 "in training the first batch initialises ActNorm, and samples must not be that batch; call the flow on "
                 "data first, or flow.eval() to sample it as it is."

@@ -1,11 +1,13 @@
-"""Linear maps of the channels, the same at every position: InvertibleConv1x1, its determinant at hand, and Reverse.
+"""Linear maps of the channels, the same at every position: InvertibleConv1x1, PrincipalAxes and Reverse.
 
 W = P L U, with a fixed permutation P, L lower triangular with a unit diagonal, U upper triangular with diagonal
 sign exp(log_s), so that W is invertible whatever the parameters are (Glow; an option here, not in the paper):
 
     z = W x,    ln |det| = (height * width) sum(log_s),    x = U^-1 L^-1 P' z    by two triangular solves
 
-Reverse is the permutation that such convolutions came to replace: the channels in the opposite order.
+PrincipalAxes is such a convolution that begins at the axes of the data: the residual blocks after it need not spend
+their Lipschitz constants on what linear algebra finds. Reverse is the permutation that such convolutions came to
+replace: the channels in the opposite order.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from .first_batch import FirstBatch
 from .fixed_point import Solver
 from .logdet import Estimator
 from .spectral import ROUNDING_MARGIN
-from .transform import Rearrangement, Shape, Stretch, Transform, check_batch, dimension
+from .transform import Rearrangement, Shape, Stretch, Transform, check_batch, check_finite, dimension
 
 
 class InvertibleConv1x1(Transform):
@@ -43,12 +46,11 @@ class InvertibleConv1x1(Transform):
         if channels < 1:
             raise ValueError(f"channels must be at least 1; got {channels}. Give the size of dimension 1 of the input.")
         self.channels = channels
-        p, lower, upper = torch.linalg.lu(_rotation(channels))
-        diagonal, dtype = upper.diagonal(), torch.get_default_dtype()
-        factors = lower.tril(-1) + upper.triu(1) + diagonal.abs().log().diag()
+        factors, sign, permutation = _factored(_rotation(channels))
+        dtype = torch.get_default_dtype()
         self.factors = nn.Parameter(factors.to(dtype))
-        self.register_buffer("sign", diagonal.sign().to(dtype))
-        self.register_buffer("permutation", p.argmax(dim=1))
+        self.register_buffer("sign", sign.to(dtype))
+        self.register_buffer("permutation", permutation)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         self._check(x, "x")
@@ -127,6 +129,38 @@ class InvertibleConv1x1(Transform):
             )
 
 
+class PrincipalAxes(InvertibleConv1x1, FirstBatch):
+    """An InvertibleConv1x1 that the first batch seen in training turns to the principal axes of its channels.
+
+    They are in the order of their variance, the smallest first: where the first half of the channels leaves early, that
+    is the detail. A rotation, since scales are left to an ActNorm after it; learned from there on.
+
+    >>> axes = PrincipalAxes(2).initialise_(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
+    >>> (axes(torch.tensor([[3.0, 3.0]])) ** 2).round().tolist()
+    [[0.0, 18.0]]
+    """
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        self._check(x, "x")
+        self._prepare(x)
+        return super().forward(x, context)
+
+    @torch.no_grad()
+    def initialise_(self, x: Tensor) -> PrincipalAxes:
+        """Turn the channels to the axes of this batch; the largest entry of each is positive."""
+        self._check(x, "x")
+        check_finite(x, "x")
+        rows = x.double().transpose(0, 1).flatten(1)
+        axes = torch.linalg.eigh(torch.cov(rows).view(self.channels, self.channels)).eigenvectors.T
+        largest = axes.gather(1, axes.abs().argmax(dim=1, keepdim=True))
+        factors, sign, permutation = _factored(axes * largest.sign())
+        self.factors.copy_(factors)
+        self.sign.copy_(sign)
+        self.permutation.copy_(permutation)
+        self._is_initialised()
+        return self
+
+
 class Reverse(Rearrangement):
     """The channels in the opposite order: an isometry, and its own inverse.
 
@@ -160,6 +194,13 @@ def _product(weight: Tensor, x: Tensor) -> Tensor:
         rows = x.permute(0, 2, 3, 1)
         return torch.mm(rows.reshape(-1, len(weight)), weight.T).view(rows.shape).permute(0, 3, 1, 2)
     return torch.bmm(weight.expand(len(x), -1, -1), x.reshape(len(x), len(weight), -1)).view(x.shape)
+
+
+def _factored(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """W = P L U as it is stored: the factors, the signs of U's diagonal, and the permutation."""
+    p, lower, upper = torch.linalg.lu(weight)
+    diagonal = upper.diagonal()
+    return lower.tril(-1) + upper.triu(1) + diagonal.abs().log().diag(), diagonal.sign(), p.argmax(dim=1)
 
 
 def _rotation(d: int) -> Tensor:

@@ -2,13 +2,17 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from iresnet.mixing import InvertibleConv1x1
+from iresnet.architectures import Network, build
+from iresnet.data.source import schema_of
+from iresnet.mixing import InvertibleConv1x1, PrincipalAxes
 from iresnet.multiscale import Flatten
+from iresnet.objective import MaximumLikelihood
 from iresnet.transform import ISOMETRY
 from tests.zoo import DOUBLE, normal
 
@@ -157,3 +161,53 @@ class TestFlatten:
 def test_wrong_input_gets_a_sentence(act, sentence):
     with pytest.raises(ValueError, match=sentence):
         act()
+
+
+class TestPrincipalAxes:
+    def test_the_first_batch_is_decorrelated_with_the_smallest_variance_first(self):
+        x = torch.einsum(
+            "ij,bjhw->bihw", torch.tensor([[3.0, 0, 0], [2, 1, 0], [1, 1, 0.1]], dtype=DOUBLE), normal(64, 3, 4, 4)
+        )
+        axes = PrincipalAxes(3).double()
+        z = axes(x).detach()
+        covariance = torch.cov(z.transpose(0, 1).flatten(1))
+        expected = torch.linalg.eigvalsh(torch.cov(x.transpose(0, 1).flatten(1)))
+        torch.testing.assert_close(covariance, expected.diag(), atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(axes.weight @ axes.weight.T, torch.eye(3, dtype=DOUBLE), atol=1e-9, rtol=0)
+
+    def test_only_the_first_batch_in_training_turns_them(self):
+        axes = PrincipalAxes(3).double()
+        before = axes.weight.detach().clone()
+        axes.eval()(normal(8, 3))
+        assert axes.waits is False
+        assert torch.equal(axes.weight, before)
+        axes.train()(normal(8, 3, seed=1))
+        once = axes.weight.detach().clone()
+        axes(normal(8, 3, seed=2))
+        assert not torch.allclose(once, before)
+        assert torch.equal(axes.weight, once)
+
+    def test_what_is_saved_is_not_turned_again(self):
+        axes, other = PrincipalAxes(4).double(), PrincipalAxes(4).double()
+        axes(normal(16, 4))
+        other.load_state_dict(axes.state_dict())
+        other(normal(16, 4, seed=5))
+        assert torch.equal(other.weight, axes.weight)
+
+    def test_a_network_starts_from_a_model_of_its_linear_part(self):
+        """On smooth images, the density at the start is that of a Gaussian of patches, not of independent pixels."""
+        x = (128 + 20 * normal(64, 3, 1, 1).cumsum(1) + 3 * normal(64, 3, 8, 8)).clamp(0, 255).to(torch.uint8)
+        schema = replace(schema_of("cifar10"), shape=(3, 8, 8))
+        bits = []
+        for principal in (False, True):
+            torch.manual_seed(0)
+            network = Network(
+                blocks=(1, 1), width=8, last_scale=0.1, preprocessing="centre", mixing=True, principal=principal
+            )
+            objective = MaximumLikelihood(build(network, schema, "density", x), schema.levels)
+            bits.append(float(objective(x, None, generator=torch.Generator().manual_seed(0))[0].detach()))
+        assert bits[1] < bits[0] - 0.5
+
+    def test_it_is_an_option_of_mixing(self):
+        with pytest.raises(ValueError, match="needs mixing = true"):
+            Network(principal=True)

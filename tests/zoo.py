@@ -31,7 +31,7 @@ from iresnet import (
     contractive_mlp,
 )
 from iresnet.lipschitz import Concatenated, Potential, cap_of, refresh_
-from iresnet.mixing import InvertibleConv1x1, Reverse
+from iresnet.mixing import InvertibleConv1x1, PrincipalAxes, Reverse
 from iresnet.multiscale import Flatten
 from iresnet.rivals import (
     AdditiveCoupling,
@@ -324,6 +324,7 @@ ZOO = [
     Case("squeeze", Squeeze, (1, 4, 4)),
     Case("mixing", lambda: InvertibleConv1x1(4), (4,)),
     Case("mixing-image", lambda: InvertibleConv1x1(3), (3, 2, 2)),
+    Case("principal-axes", lambda: PrincipalAxes(3), (3, 2, 2)),
     Case("flatten", lambda: Flatten((2, 3, 2)), (2, 3, 2)),
     Case("standardise", lambda: Standardise([1.0, -2.0], [0.5, 3.0]), (2, 3)),
     Case("logit", lambda: Logit(levels=1), (2, 3), data=_uniform),

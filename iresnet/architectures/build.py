@@ -17,7 +17,7 @@ from ..flow import Flow
 from ..hybrid import Hybrid
 from ..lipschitz import LipSwish, MaxMin, Sine, constrain_
 from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
-from ..mixing import InvertibleConv1x1
+from ..mixing import InvertibleConv1x1, PrincipalAxes
 from ..multiscale import Flatten, Multiscale
 from ..preprocess import Logit, Standardise
 from ..residual import ResidualBlock
@@ -109,7 +109,8 @@ def _scales(network: Network, schema: Schema, first: Transform, normalised: bool
         stage = _entry(network, schema, scale, first)
         for t in stage:
             shape = _next_shape(t, shape, schema, network)
-        stage += [InvertibleConv1x1(shape[0])] if network.mixing else []
+        mixing = PrincipalAxes if network.principal else InvertibleConv1x1
+        stage += [mixing(shape[0])] if network.mixing else []
         for _ in range(blocks):
             stage += [*_norm(network, shape), _block(network, shape, scale)]
         stages.append(stage)

@@ -38,17 +38,18 @@ class Network:
     """A network as settings.
 
     `blocks` counts residual blocks, one entry a scale: an image is squeezed before each scale, the first only with
-    `squeeze_first`; a table has one. g has `kernels` convolutions (images) or `depth` hidden layers (tables) of `width`
-    channels or units (0: as many as the scale has), with `preactivation` an activation before the first, and Lip(g)
-    stays below `lipschitz` unless the network is not `constrained`; its last layer starts `last_scale` times as large
-    as it would. With the `branch` potential g has one layer and its transpose, and no block stretches; with dense each
-    layer of g but the last adds `width` channels to those it is given. `normalisation` is an ActNorm before every
-    block, BatchNorm before every activation of an unconstrained g, or none. With `mixing` an invertible 1x1 convolution
-    precedes the blocks of every scale. `factor_out` sends half of the channels straight to the code after each scale. A
-    `tail` of so many blocks, fully connected and `tail_width` wide, never dense, acts on the code as a whole. The base
-    is a mixture of so many `components`. With `bayes` a hybrid's base has one component a class, whose posterior
-    classifies; otherwise `head` lists the hidden widths of its head, none for a linear one, `pool` averages the code
-    over positions before it, and `readout` says what bounds or normalises it. `estimator` and `terms` make the
+    `squeeze_first`; a table has one. g has `kernels` convolutions (images) or `depth` hidden layers (tables) of
+    `width` channels or units (0: as many as the scale has), with `preactivation` an activation before the first,
+    and Lip(g) stays below `lipschitz` unless the network is not `constrained`; its last layer starts `last_scale`
+    times as large as it would. With the `branch` potential g has one layer and its transpose, and no block
+    stretches; with dense each layer of g but the last adds `width` channels to those it is given. `normalisation`
+    is an ActNorm before every block, BatchNorm before every activation of an unconstrained g, or none. With
+    `mixing` an invertible 1x1 convolution precedes the blocks of every scale, which with `principal` starts at the
+    axes of the first batch. `factor_out` sends half of the channels straight to the code after each scale. A `tail`
+    of so many blocks, fully connected and `tail_width` wide, never dense, acts on the code as a whole. The base is
+    a mixture of so many `components`. With `bayes` a hybrid's base has one component a class, whose posterior
+    classifies; otherwise `head` lists the hidden widths of its head, none for a linear one, `pool` averages the
+    code over positions before it, and `readout` says what bounds or normalises it. `estimator` and `terms` make the
     log-determinant in training. The `family` resnet is an ordinary ResNet of bottlenecks, `width` wide at first (0:
     16), which has no inverse.
     """
@@ -71,6 +72,7 @@ class Network:
     alpha: float = 0.05
     padding: int = 0
     mixing: bool = False
+    principal: bool = False
     factor_out: bool = False
     tail: int = 0
     tail_width: int = 128
@@ -118,6 +120,10 @@ class Network:
         if self.readout == "lipschitz" and self.dropout:
             raise ValueError(
                 f"readout 'lipschitz' needs dropout = 0, since dropout has no Lipschitz bound; got {self.dropout}."
+            )
+        if self.principal and not self.mixing:
+            raise ValueError(
+                "principal says where the convolutions of mixing start; it needs mixing = true; got false."
             )
         if self.tail and self.pool:
             raise ValueError(f"a tail leaves no positions to pool; got tail = {self.tail}. Use pool = false.")

@@ -52,8 +52,8 @@ ORIGINS = {
 
 #: Settings that only residual blocks have.
 OTHERS = (
-    "branch", "constrained", "lipschitz", "frequency", "preactivation", "last_scale", "normalisation", "mixing", "tail",
-    "estimator", "terms",
+    "branch", "constrained", "lipschitz", "frequency", "preactivation", "last_scale", "normalisation", "mixing",
+    "principal", "tail", "estimator", "terms",
 )  # fmt: skip
 
 #: Settings that some families use, and which of them each does on images; of rows all use those of ROWS.
