@@ -21,14 +21,15 @@ from iresnet import (
     ResidualBlock,
     RussianRoulette,
     Squeeze,
+    compiler,
     contractive_convnet,
     contractive_mlp,
     mlp_flow,
 )
-from iresnet.acceleration import Acceleration, Stepper, compiler, dual, fused, maps, recording, step
+from iresnet.acceleration import Acceleration, Stepper, dual, fused, maps, recording, step
 from iresnet.acceleration.unit import advance
 from iresnet.checkpoint import load, save
-from iresnet.lipschitz import LipSwish, MaxMin, program, together
+from iresnet.lipschitz import LipSwish, MaxMin, Sine, program, together
 from iresnet.logdet import StoppedRoulette
 from iresnet.objective import Classification, MaximumLikelihood
 from iresnet.precision import float32_products, float32_sums
@@ -578,27 +579,30 @@ def test_a_recorded_roulette_trains_as_eager_steps_do():
 
 
 @needs_cuda
+@pytest.mark.parametrize("activation", [nn.ELU, partial(Sine, 2.5)])
 @pytest.mark.parametrize("estimator", [PowerSeries(4), RussianRoulette(2, 0.85), PowerSeries(3, probes=2)])
-def test_a_density_of_wide_branches_by_kernels_stays_near_eager_float32(estimator):
+def test_a_density_of_wide_branches_by_kernels_stays_near_eager_float32(estimator, activation):
     """Few channels outside and 128 inside: products of matrices, or kernels, whichever is faster."""
     torch.manual_seed(0)
     parts = [Squeeze()]
     for _ in range(3):
-        parts += [ActNorm(4), ResidualBlock(contractive_convnet(4, 128, coefficient=0.8))]
+        parts += [ActNorm(4), ResidualBlock(contractive_convnet(4, 128, coefficient=0.8, activation=activation))]
     flow = Flow(Chain(*parts), DiagonalNormal((4, 6, 6)), estimator=estimator, event_shape=(1, 12, 12))
     x = normal(64, 1, 12, 12, seed=1, dtype=torch.float32)
     plain, _, _ = train(MaximumLikelihood(flow), x, torch.zeros(64), EAGER, steps=20, device="cuda")
     quick, _, stepper = train(MaximumLikelihood(flow), x, torch.zeros(64), Acceleration(), steps=20, device="cuda")
     assert stepper.method == "one CUDA graph, blocks compiled, g in bfloat16"
-    assert estimator.probes > 1 or any(way.probes == 1 for way, *_ in dual._WINS)
+    (bend,) = program.read(nn.Sequential(activation()))
+    assert estimator.probes > 1 or any(way.probes == 1 and act == bend for way, _, act, *_ in dual._WINS)
     torch.testing.assert_close(quick, plain, atol=0.5, rtol=2e-2)
 
 
 @needs_cuda
+@pytest.mark.parametrize("activation", [nn.ELU, partial(Sine, 2.5)])
 @pytest.mark.parametrize("probes", [0, 1])
-def test_a_wide_unit_by_kernels_has_the_gradients_of_float32(probes):
+def test_a_wide_unit_by_kernels_has_the_gradients_of_float32(probes, activation):
     torch.manual_seed(0)
-    g = contractive_convnet(12, 512, coefficient=0.8).cuda()
+    g = contractive_convnet(12, 512, coefficient=0.8, activation=activation).cuda()
     values = [v.detach() for v in program.tensors(g)[:-1]]
     x = torch.randn(16 * 64, 12, device="cuda")
     both = torch.cat([x, torch.randn(probes * 16 * 64, 12, device="cuda")])

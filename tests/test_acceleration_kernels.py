@@ -15,16 +15,20 @@ from torch import Tensor, nn
 
 from iresnet.acceleration import dual as dual_unit
 from iresnet.acceleration import kernels, maps
-from iresnet.acceleration.kernels import tuning, wide
+from iresnet.acceleration.kernels import language, tuning, wide
 from iresnet.acceleration.kernels.launch import Saved, _kernel, _kernels
 from iresnet.acceleration.maps import Dense, Unrolled
-from iresnet.lipschitz import program
+from iresnet.lipschitz import Sine, program
+from iresnet.lipschitz.program import Step
 
 #: One case for every method (narrow, own, library), sizes that fit no tile, with and without bias and ActNorm.
 CASES = [(2, 16, 6, 5, True), (1, 16, 9, 9, False), (1, 32, 5, 7, True), (1, 64, 5, 5, False), (1, 128, 4, 3, True)]
 
 #: Rows, depth, columns and period of products: sizes that fit no tile, and rows of slopes that repeat.
 PRODUCTS = [(70, 40, 128, 70), (140, 64, 256, 70)]
+
+#: Activations of wide units: 0 is ELU, other numbers are frequencies of a sine.
+FREQUENCIES = [0.0, 2.5]
 
 
 def plain(x, y, bias, norm, values, dtype=torch.float32):
@@ -77,7 +81,7 @@ def test_kernels_interpreted_equal_autograd_in_float32():
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     errors = [float(line) for line in done.stdout.split()]
-    assert len(errors) == len(CASES) + 2 * len(PRODUCTS)
+    assert len(errors) == len(CASES) + (1 + len(FREQUENCIES)) * len(PRODUCTS) + 2 * len(FREQUENCIES)
     assert max(errors) < 5e-6
 
 
@@ -200,67 +204,94 @@ def product_error(rows, depth, columns, period, dtype=torch.float32, device="cpu
     )
 
 
-def bent(a, m, bias, dual):
+def bent(a, m, bias, dual, frequency):
     """What `wide.bend` computes, by torch."""
     rows = len(a) // (1 + dual)
     h, t = (a @ m.T)[:rows] + bias, (a @ m.T)[rows:]
-    return torch.cat([F.elu(h), t * torch.where(h > 0, 1.0, h.exp())]) if dual else F.elu(h)
+    if not frequency:
+        made = torch.cat([F.elu(h), t * torch.where(h > 0, 1.0, h.exp())]) if dual else F.elu(h)
+        return made, made
+    value, slope = torch.sin(frequency * h) / frequency, torch.cos(frequency * h)
+    if not dual:
+        return value, slope
+    return torch.cat([value, slope * t]), torch.cat([slope, -frequency * torch.sin(frequency * h) * t])
 
 
-def bent_back(a, b, made, dual):
-    """What `wide.bend_back` computes: the same gradients from the values that were made."""
+def bent_back(a, b, kept, dual, frequency):
+    """What `wide.bend_back` computes: the same gradients from what was kept."""
     rows = len(a) // (1 + dual)
     g, q = (a @ b)[:rows], (a @ b)[rows:]
-    value, tangent = made[:rows], made[rows:]
-    slope = value.clamp(max=0) + 1
-    g = g * slope + (torch.where(value < 0, q * tangent, 0 * q) if dual else 0)
+    slope, change = kept[:rows], kept[rows:]
+    if not frequency:
+        slope, change = slope.clamp(max=0) + 1, torch.where(slope[: len(change)] < 0, change, 0 * change)
+    g = g * slope + (q * change if dual else 0)
     return torch.cat([g, q * slope] if dual else [g]), g.float()
 
 
-def bend_error(rows, depth, columns, dtype=torch.float32, device="cpu") -> float:
+def bend_error(rows, depth, columns, frequency, dtype=torch.float32, device="cpu") -> float:
     """The error of `bend` and `bend_back` beside torch's, with tangents and without."""
     g, errors = torch.Generator().manual_seed(rows), []
     draw = lambda *shape: (torch.randn(*shape, generator=g) / 4).to(device, dtype)  # noqa: E731
     for dual in (True, False):
-        a, m, bias, made = draw(2 * rows, depth), draw(columns, depth), draw(columns).float(), draw(2 * rows, columns)
-        if not dual:
-            a, made = a[:rows].contiguous(), made[:rows].contiguous()
-        exact = [t.double() for t in (a, m, bias, made)]
-        expected = [bent(exact[0], exact[1], exact[2], dual), *bent_back(exact[0], exact[1].T, exact[3], dual)]
+        count = (1 + dual) * rows
+        a, m, bias, kept = draw(count, depth), draw(columns, depth), 8 * draw(columns).float(), draw(count, columns)
+        made = bent(a.double(), m.double(), bias.double(), dual, frequency)
+        back = bent_back(a.double(), m.double().T, kept.double(), dual, frequency)
         for tile in wide.TILES:
-            out = a.new_empty(len(a), columns)
-            wide._launch_bend(a, m, bias, out, dual, tile)
-            back, sums = wide._launch_back(a, m.T.contiguous(), made, dual, tile)
-            errors.append(largest_error([out, back, sums.sum(0)], [*expected[:2], expected[2].sum(0)]))
+            out, beside = a.new_empty(count, columns), a.new_empty(count, columns)
+            wide._launch_bend(a, m, bias, out, beside if frequency else out, dual, frequency, tile)
+            errors.append(largest_error([out, beside if frequency else out], made))
+            found, sums = wide._launch_back(a, m.T.contiguous(), kept, dual, frequency, tile)
+            errors.append(largest_error([found, sums.sum(0)], [back[0], back[1].sum(0)]))
     return max(errors)
 
 
-def test_the_backward_of_an_activation_and_its_tangent_is_that_of_autograd():
-    """Only the values that were made are needed: a'' t' is t where h < 0."""
+def test_sine_and_cosine_are_those_of_torch(monkeypatch):
+    """What the kernels compute, with torch in place of Triton."""
+    monkeypatch.setattr(language, "tl", torch)
+    function = getattr(language.sine_and_cosine, "fn", language.sine_and_cosine)
+    for largest, limit in ((10, 2e-6), (50, 5e-6)):
+        x = torch.linspace(-largest, largest, 100_001)
+        s, c = function(x)
+        assert float((s - x.double().sin()).abs().max()) < limit
+        assert float((c - x.double().cos()).abs().max()) < limit
+    small = torch.tensor([0.0, 1e-30, -1e-3])
+    torch.testing.assert_close(torch.stack(function(small)), torch.stack([small.sin(), small.cos()]), atol=0, rtol=1e-6)
+    assert all(t.isnan().all() for t in function(torch.tensor([float("inf"), float("nan")])))
+
+
+@pytest.mark.parametrize("frequency", FREQUENCIES)
+def test_the_backward_of_an_activation_and_its_tangent_is_that_of_autograd(frequency):
+    """What is kept is enough: for ELU the values that were made, since a'' t' is t where h < 0."""
     g = torch.Generator().manual_seed(0)
     h, t, p, q = (torch.randn(6, 5, generator=g, dtype=torch.float64) for _ in range(4))
-    leaves = [h.requires_grad_(), t.requires_grad_()]
-    made = torch.cat([F.elu(h), t * torch.where(h > 0, 1.0, h.exp())])
+    leaves, eye, zero = [h.requires_grad_(), t.requires_grad_()], torch.eye(5).double(), torch.zeros(5).double()
+    made, kept = bent(torch.cat(leaves), eye, zero, True, frequency)
     expected = torch.cat(torch.autograd.grad(made, leaves, torch.cat([p, q])))
-    eye = torch.eye(5, dtype=torch.float64)
-    torch.testing.assert_close(bent_back(torch.cat([p, q]), eye, made.detach(), True)[0], expected)
+    torch.testing.assert_close(bent_back(torch.cat([p, q]), eye, kept.detach(), True, frequency)[0], expected)
 
 
+@pytest.mark.parametrize("frequency", FREQUENCIES)
 @pytest.mark.parametrize("dual", [True, False])
-def test_a_wide_unit_is_its_layers_one_by_one(monkeypatch, dual):
+def test_a_wide_unit_is_its_layers_one_by_one(monkeypatch, dual, frequency):
     """The differentiable function with torch in place of the kernels."""
     monkeypatch.setattr(wide, "bend", bent)
-    monkeypatch.setattr(wide, "bend_back", lambda *arguments: bent_back(*arguments))
-    torch.manual_seed(0)
-    way = dual_unit.Way(torch.float32, int(dual), False)
-    parts = dual_unit.stages(program.read(wide_branch()))
-    values = [v.detach().clone().requires_grad_() for v in program.tensors(wide_branch())[:-1]]
-    layers = dual_unit.read_layers(parts, values, (4, 3), 2, way)
+    monkeypatch.setattr(wide, "bend_back", bent_back)
+    by_kernels, by_layers = unit_results(frequency, dual, 20)
+    torch.testing.assert_close(by_kernels, by_layers, atol=1e-4, rtol=1e-4)
+
+
+def unit_results(frequency, dual, inner):
+    """Values, slopes and gradients of a wide unit in float32, by kernels and layer by layer."""
+    way, branch = dual_unit.Way(torch.float32, int(dual), False), wide_branch(frequency, inner)
+    values = [v.detach().clone().requires_grad_() for v in program.tensors(branch)[:-1]]
+    layers = dual_unit.read_layers(dual_unit.stages(program.read(branch)), values, (4, 3), 2, way)
     layers = [
         replace(t, map=m, matrix=m.matrix(t.weight.detach()))
         for t in layers
         for m in [Unrolled(tuple(t.weight.shape), (4, 3), False) if t.weight.shape[2] == 3 else t.map]
     ]
+    torch.manual_seed(0)
     x = torch.randn(24, 2, requires_grad=True)
     both = torch.cat([x.detach(), torch.randn(24, 2)]) if dual else x.detach()
     results = []
@@ -268,35 +299,44 @@ def test_a_wide_unit_is_its_layers_one_by_one(monkeypatch, dual):
         h, slopes = through(way, layers, x, both)
         made = [maps.slope_of(s.values) if s.activated else s.values for s in slopes[1:]] if dual else []
         results.append([h, *made, *torch.autograd.grad(h, [x, *values], torch.ones_like(h).cumsum(0) / 9)])
-    torch.testing.assert_close(results[0], results[1], atol=1e-4, rtol=1e-4)
+    return results
 
 
-def wide_branch():
+def wide_branch(frequency, inner):
     torch.manual_seed(1)
-    layers = [nn.Conv2d(2, 20, 3, padding=1), nn.Conv2d(20, 20, 1), nn.Conv2d(20, 2, 3, padding=1)]
-    return nn.Sequential(layers[0], nn.ELU(), layers[1], nn.ELU(), layers[2])
+    layers = [nn.Conv2d(2, inner, 3, padding=1), nn.Conv2d(inner, inner, 1), nn.Conv2d(inner, 2, 3, padding=1)]
+    first, second = (Sine(frequency) if frequency else nn.ELU() for _ in range(2))
+    return nn.Sequential(layers[0], first, layers[1], second, layers[2])
 
 
 def test_a_wide_unit_is_known_by_its_layers():
-    def known(*, kinds=("", "elu", "elu"), bias=True, ready=True, inner=128):
+    elu, sine = Step("elu", constant=1.0), Step("sine", constant=2.5)
+
+    def known(*, bends=(None, elu, elu), bias=True, ready=True, inner=128):
         first, last = Unrolled((inner, 2, 3, 3), (4, 4), True), Unrolled((2, inner, 3, 3), (4, 4), True)
         biases = [torch.zeros(inner) if bias else None, torch.zeros(inner), None]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(wide, "is_ready", lambda *_: ready)
-            return wide.supported([first, Dense((inner, inner, 1, 1)), last], list(kinds), biases, torch.zeros(1))
+            return wide.supported([first, Dense((inner, inner, 1, 1)), last], list(bends), biases, torch.zeros(1))
 
     assert known()
-    assert not known(kinds=("elu", "elu", "elu"))
-    assert not known(kinds=("", "elu", "lipswish"))
+    assert known(bends=(None, sine, sine))
+    assert not known(bends=(elu, elu, elu))
+    assert not known(bends=(None, None, None))
+    assert not known(bends=(None, elu, sine))
+    assert not known(bends=(None, sine, Step("sine", constant=2.0)))
+    assert not known(bends=(None, Step("lipswish", 1), Step("lipswish", 1)))
+    assert not known(bends=(None, Step("elu", constant=0.5), Step("elu", constant=0.5)))
     assert not known(bias=False)
     assert not known(ready=False)
     assert not known(inner=96)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("frequency", FREQUENCIES)
 @pytest.mark.parametrize(("rows", "depth"), [(2048, 512), (500, 112), (33, 432)])
-def test_products_with_an_activation_on_a_gpu_are_those_of_torch(rows, depth):
-    assert bend_error(rows, depth, 512, torch.bfloat16, "cuda") < 1e-2
+def test_products_with_an_activation_on_a_gpu_are_those_of_torch(rows, depth, frequency):
+    assert bend_error(rows, depth, 512, frequency, torch.bfloat16, "cuda") < 1e-2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -315,7 +355,11 @@ def test_products_are_multiplied_by_kernels_only_on_a_gpu_and_in_bfloat16():
 if __name__ == "__main__":
     for product in PRODUCTS:
         print(product_error(*product))
-        print(bend_error(*product[:3]))
+        for frequency in FREQUENCIES:
+            print(bend_error(*product[:3], frequency))
+    for frequency in FREQUENCIES:
+        for dual in (True, False):
+            print(largest_error(*unit_results(frequency, dual, 128)))
     for case in CASES:
         given = inputs(*case)
         print(largest_error(outputs_and_gradients(kernels.advance, *given), outputs_and_gradients(plain, *given)))

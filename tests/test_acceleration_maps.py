@@ -3,6 +3,7 @@
 import gc
 import math
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from iresnet.acceleration.dual import Stage, stages
 from iresnet.acceleration.kernels import wide
 from iresnet.acceleration.maps import Convolution, Dense, Unrolled, candidates, image, rows
 from iresnet.acceleration.neighbours import aligned, spread, summed
-from iresnet.lipschitz import program
+from iresnet.lipschitz import Sine, program
 from iresnet.lipschitz.program import Step
 from iresnet.spectral import Geometry
 from tests.test_acceleration_kernels import bent, bent_back
@@ -221,11 +222,19 @@ def test_products_times_slopes_are_tried_with_every_tile(tried, monkeypatch, act
     assert used == [*kernels.PRODUCT_TILES, kernels.PRODUCT_TILES[-1]]
 
 
+def launch_bent(a, m, bias, out, kept, dual, frequency, _):
+    made, beside = bent(a, m, bias, dual, frequency)
+    assert (kept is out) == (not frequency)
+    kept.copy_(beside)
+    out.copy_(made)
+
+
+@pytest.mark.parametrize("activation", [nn.ELU, partial(Sine, 2.5)])
 @pytest.mark.parametrize("probes", [0, 1])
-def test_kernels_of_a_unit_are_tried_against_its_layers_forward_and_backward(tried, monkeypatch, probes):
+def test_kernels_of_a_unit_are_tried_against_its_layers_forward_and_backward(tried, monkeypatch, probes, activation):
     """With torch in place of the kernels: what is left is the whole of a step as a GPU takes it."""
-    monkeypatch.setattr(wide, "_launch_bend", lambda a, m, bias, out, dual, _: out.copy_(bent(a, m, bias, dual)))
-    monkeypatch.setattr(wide, "_launch_back", lambda a, b, made, dual, _: bent_back(a, b, made, dual))
+    monkeypatch.setattr(wide, "_launch_bend", launch_bent)
+    monkeypatch.setattr(wide, "_launch_back", lambda *arguments: bent_back(*arguments[:-1]))
     monkeypatch.setattr(wide, "is_ready", lambda *_: True)
     monkeypatch.setattr(maps, "compiled_or_plain", lambda function, _: function)
     monkeypatch.setattr(dual, "compiled_or_plain", lambda function, _: function)
@@ -233,9 +242,8 @@ def test_kernels_of_a_unit_are_tried_against_its_layers_forward_and_backward(tri
     monkeypatch.setattr(dual, "find", lambda step, w, size, *_, compiled: candidates(
         step.geometry, tuple(w.shape), size, True)[-1])  # fmt: skip
     torch.manual_seed(0)
-    g = nn.Sequential(
-        nn.Conv2d(2, 128, 3, padding=1), nn.ELU(), nn.Conv2d(128, 128, 1), nn.ELU(), nn.Conv2d(128, 2, 3, padding=1)
-    )
+    layers = nn.Conv2d(2, 128, 3, padding=1), nn.Conv2d(128, 128, 1), nn.Conv2d(128, 2, 3, padding=1)
+    g = nn.Sequential(layers[0], activation(), layers[1], activation(), layers[2])
     parts, values = dual.stages(program.read(g)), [v.detach().requires_grad_() for v in program.tensors(g)[:-1]]
     x = normal(3, 2, 4, 3, seed=1, dtype=torch.float32).requires_grad_()
     noise, weights = torch.ones(3, 2, 4, 3, dtype=torch.int8), density.pack(*PowerSeries(4).weights(x))

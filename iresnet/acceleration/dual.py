@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -119,10 +119,8 @@ def _layer_by_layer(way: Way, layers: Sequence[Layer], x: Tensor, h: Tensor) -> 
 
 def _has_kernels(way: Way, layers: Sequence[Layer], h: Tensor) -> bool:
     """Whether the layers are a unit that has kernels of its own."""
-    bends = [layer.stage.bend for layer in layers]
-    kinds = ["" if b is None else b.kind if b.kind != "elu" or b.constant == 1 else "other" for b in bends]
-    usual = way.compiled and way.probes <= 1
-    return usual and wide.supported([_unrolled_map(t) for t in layers], kinds, [t.bias for t in layers], h)
+    bends, usual = [layer.stage.bend for layer in layers], way.compiled and way.probes <= 1
+    return usual and wide.supported([_unrolled_map(t) for t in layers], bends, [t.bias for t in layers], h)
 
 
 def _unrolled_map(layer: Layer) -> Map:
@@ -141,7 +139,7 @@ _WINS: dict[Any, bool] = {}
 
 def _kernels_win(way: Way, layers: Sequence[Layer], x: Tensor, h: Tensor) -> bool:
     """Whether these kernels are faster than the layers one by one, forward and backward; measured once a shape."""
-    key = (way, len(x), *(layer.map for layer in layers))
+    key = (way, len(x), layers[1].stage.bend, *(layer.map for layer in layers))
     if key not in _WINS:
         if not can_measure(x.device):
             return True
@@ -166,8 +164,9 @@ def _leaf(t: Tensor) -> Tensor:
 def _by_kernels(way: Way, layers: Sequence[Layer], x: Tensor, h: Tensor) -> tuple[Tensor, list[Slope]]:
     tensors = [t for layer in layers for t in (layer.weight, layer.bias) if t is not None]
     maps, matrices = [layer.map for layer in layers], [layer.matrix for layer in layers]
-    h, a1, a2 = wide.Wide.apply(maps, matrices, x, h, *tensors)  # type: ignore[no-untyped-call]
-    return h, [Slope(None), Slope(a1[: len(x)], activated=True), Slope(a2[: len(x)], activated=True)]
+    frequency = cast(float, wide.frequency(layers[1].stage.bend))
+    h, d1, d2 = wide.Wide.apply(maps, matrices, frequency, x, h, *tensors)  # type: ignore[no-untyped-call]
+    return h, [Slope(None), *(Slope(d[: len(x)], activated=not frequency) for d in (d1, d2))]
 
 
 # ---------------------------------------------------------------------------------------------- the way in

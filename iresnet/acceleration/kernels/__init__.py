@@ -5,7 +5,7 @@ for every reduction, though its data pass through the cache in two. Here activat
 convolutions, and all sums of the backward pass end in one kernel: three launches forward, four back. They are written
 in Triton, an optional package that comes with torch on CUDA.
 
-language    Triton itself, ELU, a convolution          forward, backward, weights    the kernels
+language    Triton itself, ELU, sine, a convolution    forward, backward, weights    the kernels
 launch      sizes of tiles and launches                unit                          the differentiable function
 
 For densities, `product` has products of matrices with what comes after them, and `wide` the units made of them.

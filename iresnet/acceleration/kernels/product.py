@@ -1,19 +1,21 @@
 """Products of matrices with what comes after them, so that no result is read and written once more for it.
 
-With [h; t] a state and its tangents, both R rows (`dual`), and a the activation ELU:
+With [h; t] a state and its tangents, both R rows (`dual`), and a the activation, ELU or sine, sin(w h) / w:
 
-    bend        a b = [h; t]   ->   [a(h + bias); a'(h + bias) t]
-    bend_back   a b = [p; q], the gradients of what `bend` made   ->   those of [h; t], and sums for that of the bias
-    times       a b            ->   (a b) * d, d slopes, or activations whose slopes are meant
+    bend        a b = [h; t]   ->   [a(h + bias); a'(h + bias) t], and for sine also [a'; a'' t]
+    bend_back   a b = [p; q], the gradients of what `bend` made   ->   [p a' + q a'' t; q a'], those of [h; t], and sums
+                for that of the bias
+    times       a b            ->   (a b) * d, d slopes, or what ELU made, whose slopes are meant
 
-ELU' follows from the activation, and so does its derivative: a'' t' is a' t' = t where h < 0, t' the tangent before.
+For ELU all follows from what was made: a' from a, and a'' t' is a' t' = t where h < 0, t' the tangent before. A sine's
+slope does not follow from it, so a' and a'' t are written beside it.
 """
 
 # mypy: ignore-errors
 
 from __future__ import annotations
 
-from .language import elu, elu_slope, jit, tl
+from .language import elu, elu_slope, jit, sine_and_cosine, tl
 
 
 @jit
@@ -65,11 +67,14 @@ def times(
 
 @jit
 def bend(
-    a, b, bias, out, rows,
+    a, b, bias, out, kept, rows,
     K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-    DUAL: tl.constexpr,
+    DUAL: tl.constexpr, FREQUENCY: tl.constexpr,
 ):  # fmt: skip
-    """[a(h + bias); a'(h + bias) t] for a b' = [h; t], b (N, K); without DUAL there are no tangents."""
+    """[a(h + bias); a'(h + bias) t] for a b' = [h; t], b (N, K); without DUAL there are no tangents.
+
+    FREQUENCY: that of a sine, for which `kept` gets [a'; a'' t]; 0: ELU, for which `kept` is not touched.
+    """
     tile = tl.program_id(0)
     p = (tile // (N // BN)) * BM + tl.arange(0, BM)
     n = (tile % (N // BN)) * BN + tl.arange(0, BN)
@@ -80,19 +85,33 @@ def bend(
         h, t = multiply_two(a, b, p, n, keep, rows, zero, zero, K, N, BK, True, STAGES)
     else:
         h = multiply(a, b, p, n, keep, zero, K, N, BK, True, STAGES)
-    value = elu(h + tl.load(bias + n)[None, :])
+    h += tl.load(bias + n)[None, :]
+    if FREQUENCY == 0:
+        value = elu(h)
+        slope = elu_slope(value)
+    else:
+        value, slope = sine_and_cosine(h * FREQUENCY)
+        value *= 1.0 / FREQUENCY
     tl.store(out + at, value.to(out.dtype.element_ty), mask=keep)
     if DUAL:
-        tl.store(out + rows * N + at, (t * elu_slope(value)).to(out.dtype.element_ty), mask=keep)
+        tl.store(out + rows * N + at, (t * slope).to(out.dtype.element_ty), mask=keep)
+    if FREQUENCY != 0:
+        tl.store(kept + at, slope.to(kept.dtype.element_ty), mask=keep)
+        if DUAL:
+            change = t * value * (-FREQUENCY * FREQUENCY)
+            tl.store(kept + rows * N + at, change.to(kept.dtype.element_ty), mask=keep)
 
 
 @jit
 def bend_back(
-    a, b, made, out, sums, rows,
+    a, b, kept, out, sums, rows,
     K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-    DUAL: tl.constexpr,
+    DUAL: tl.constexpr, ACTIVATED: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of [h; t] from a b = [p; q], b (K, N), those of what `bend` `made`; and sums over a tile's rows."""
+    """The gradients of [h; t] from a b = [p; q], b (K, N), those of what `bend` made; and sums over a tile's rows.
+
+    ACTIVATED: `kept` is what `bend` made of ELU; else [a'; a'' t].
+    """
     tile = tl.program_id(0)
     p = (tile // (N // BN)) * BM + tl.arange(0, BM)
     n = (tile % (N // BN)) * BN + tl.arange(0, BN)
@@ -103,11 +122,12 @@ def bend_back(
         g, q = multiply_two(a, b, p, n, keep, rows, zero, zero, K, N, BK, False, STAGES)
     else:
         g = multiply(a, b, p, n, keep, zero, K, N, BK, False, STAGES)
-    value = tl.load(made + at, mask=keep, other=0.0).to(tl.float32)
-    g *= elu_slope(value)
+    value = tl.load(kept + at, mask=keep, other=0.0).to(tl.float32)
+    slope = elu_slope(value) if ACTIVATED else value
+    g *= slope
     if DUAL:
-        tangent = tl.load(made + rows * N + at, mask=keep, other=0.0).to(tl.float32)
-        g += tl.where(value < 0, q * tangent, 0.0)
-        tl.store(out + rows * N + at, (q * elu_slope(value)).to(out.dtype.element_ty), mask=keep)
+        change = tl.load(kept + rows * N + at, mask=keep, other=0.0).to(tl.float32)
+        g += tl.where(value < 0, q * change, 0.0) if ACTIVATED else q * change
+        tl.store(out + rows * N + at, (q * slope).to(out.dtype.element_ty), mask=keep)
     tl.store(out + at, g.to(out.dtype.element_ty), mask=keep)
     tl.store(sums + (tile // (N // BN)) * N + n, tl.sum(g, 0))
