@@ -25,6 +25,9 @@ from .logdet import Estimator
 from .spectral import ROUNDING_MARGIN
 from .transform import Rearrangement, Shape, Stretch, Transform, check_batch, check_finite, dimension
 
+#: Vectors of channels that a batch must have for each of them, to know its axes.
+ENOUGH = 4
+
 
 class InvertibleConv1x1(Transform):
     """z = W x in every position of x, of shape (batch, channels, ...); for rows (batch, channels) a matrix product.
@@ -133,9 +136,11 @@ class PrincipalAxes(InvertibleConv1x1, FirstBatch):
     """An InvertibleConv1x1 that the first batch seen in training turns to the principal axes of its channels.
 
     They are in the order of their variance, the smallest first: where the first half of the channels leaves early, that
-    is the detail. A rotation, since scales are left to an ActNorm after it; learned from there on.
+    is the detail. A rotation, since scales are left to an ActNorm after it; learned from there on. Fewer than four
+    vectors for every channel say little about the narrowest axes, which an ActNorm would blow up: such a batch leaves
+    the random rotation as it is.
 
-    >>> axes = PrincipalAxes(2).initialise_(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
+    >>> axes = PrincipalAxes(2).initialise_(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]).repeat(4, 1))
     >>> (axes(torch.tensor([[3.0, 3.0]])) ** 2).round().tolist()
     [[0.0, 18.0]]
     """
@@ -150,14 +155,16 @@ class PrincipalAxes(InvertibleConv1x1, FirstBatch):
         """Turn the channels to the axes of this batch; the largest entry of each is positive."""
         self._check(x, "x")
         check_finite(x, "x")
+        self._is_initialised()
         rows = x.double().transpose(0, 1).flatten(1)
+        if rows.shape[1] < ENOUGH * self.channels:
+            return self
         axes = torch.linalg.eigh(torch.cov(rows).view(self.channels, self.channels)).eigenvectors.T
         largest = axes.gather(1, axes.abs().argmax(dim=1, keepdim=True))
         factors, sign, permutation = _factored(axes * largest.sign())
         self.factors.copy_(factors)
         self.sign.copy_(sign)
         self.permutation.copy_(permutation)
-        self._is_initialised()
         return self
 
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from iresnet.data.corruptions import CORRUPTIONS, corrupt
+from iresnet.data.corruptions import CORRUPTIONS, INVENTED, MANY, corrupt
 
+RANDOM = {"pixel noise", "shuffled", *INVENTED} - {"blank"}
 IMAGE = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8]], dtype=torch.uint8).reshape(1, 1, 3, 3)
 
 
@@ -62,7 +63,46 @@ class TestKnownAnswers:
         assert counts.min() > 0.7 * counts.float().mean()
 
 
-@pytest.mark.parametrize("name", CORRUPTIONS)
+class TestInvented:
+    def test_blank_and_one_colour(self):
+        assert not corrupt("blank", images(), 17).any()
+        one = corrupt("one colour", images(200, (3, 4, 5)), 17).flatten(2)
+        assert torch.equal(one, one[..., :1].expand_as(one))
+        assert len(one[:, 0, 0].unique()) == 17  # every level of 0 .. 16, and channels by themselves
+        assert not torch.equal(one[:, 0], one[:, 1])
+
+    def test_a_gradient_is_even_along_a_line_and_spans_its_two_colours(self):
+        x = corrupt("gradient", images(100, (1, 9, 9), 256), 256)[:, 0].double()
+        for steps in (x.diff(dim=1), x.diff(dim=2)):  # the same step everywhere, up to rounding
+            assert (steps - steps.mean((1, 2), keepdim=True)).abs().max() <= 1.01
+        corners = x[:, [0, 0, -1, -1], [0, -1, 0, -1]]
+        assert torch.equal(corners.amax(1), x.amax((1, 2)))
+        assert torch.equal(corners.amin(1), x.amin((1, 2)))
+        assert (corners.amax(1) - corners.amin(1)).mean() > 50  # 85 for two levels of 256 drawn at random
+
+    def test_a_checkerboard_has_two_colours_by_turns(self):
+        x = corrupt("checkerboard", images(60, (1, 8, 8), 256), 256)[:, 0]
+        assert all(len(board.unique()) <= 2 for board in x)
+        fine = x[:, 0, 0] != x[:, 0, 1]  # squares of one pixel; the others are two wide, a quarter of eight
+        assert 10 < int(fine.sum()) < 50
+        assert torch.equal(x[fine][:, 2:, :], x[fine][:, :-2, :])
+        assert torch.equal(x[~fine][:, 4:, :], x[~fine][:, :-4, :])
+        assert torch.equal(x[~fine][:, ::2], x[~fine][:, 1::2])
+
+    def test_the_mean_of_many_is_close_to_the_mean_of_all(self):
+        x = images(300, (1, 6, 6), 256)
+        mean, all_of_them = corrupt("mean image", x, 256).double(), x.double().mean(0)
+        deviation = float((mean - all_of_them).std())
+        assert deviation == pytest.approx(float(x.double().std(0).mean()) / MANY**0.5, rel=0.1)
+        assert len(mean.flatten(1).unique(dim=0)) > 290
+
+    def test_noise_has_every_level_equally_often(self):
+        counts = torch.bincount(corrupt("noise", images(500), 17).flatten().long())
+        assert len(counts) == 17
+        assert float((counts / counts.sum() - 1 / 17).abs().max()) < 4 * (16 / 17**2 / 20_000) ** 0.5
+
+
+@pytest.mark.parametrize("name", [*CORRUPTIONS, *INVENTED])
 class TestEvery:
     def test_type_shape_and_range_are_kept(self, name):
         for levels, shape in ((2, (1, 4, 4)), (17, (2, 4, 5)), (256, (3, 6, 6))):
@@ -73,7 +113,7 @@ class TestEvery:
             assert got.is_contiguous()
 
     def test_the_images_given_stay_as_they_are(self, name):
-        x = images()
+        x = images(seed=5)
         before = x.clone()
         assert not torch.equal(corrupt(name, x, 17), before)
         assert torch.equal(x, before)
@@ -83,4 +123,4 @@ class TestEvery:
         first, again, other = (corrupt(name, x, 17, seed) for seed in (1, 1, 2))
         assert torch.equal(torch.get_rng_state(), state)
         assert torch.equal(first, again)
-        assert torch.equal(first, other) == (name not in ("pixel noise", "shuffled"))
+        assert torch.equal(first, other) == (name not in RANDOM)

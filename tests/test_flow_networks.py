@@ -148,6 +148,7 @@ SHAPES = {
     "cifar10-flow": [(12, 16, 16), (24, 8, 8), (48, 4, 4)],
     "cifar10-flow-appendix": [(3, 32, 32), (12, 16, 16), (48, 8, 8)],
     "cifar10-flow-modern": [(3, 32, 32), (12, 16, 16), (48, 8, 8), (3072,)],
+    "cifar10-flow-principal": [(12, 16, 16), (48, 8, 8), (192, 4, 4)],
     "mnist-flow": [(1, 28, 28), (4, 14, 14), (16, 7, 7)],
     "mnist-flow-small": [(4, 14, 14), (16, 7, 7), (784,)],
 }
@@ -219,6 +220,7 @@ def test_blocks_and_coefficients():
         "cifar10-flow": ((16, 16, 16), 512, 5),
         "cifar10-flow-appendix": ((32, 32, 32), 512, 5),
         "cifar10-flow-modern": ((16, 16, 16), 128, 2),
+        "cifar10-flow-principal": ((16, 16, 16), 512, 5),
         "mnist-flow": ((32, 32, 32), 32, 10),
         "mnist-flow-small": ((16, 16), 64, 8),
     }

@@ -178,14 +178,22 @@ class TestPrincipalAxes:
     def test_only_the_first_batch_in_training_turns_them(self):
         axes = PrincipalAxes(3).double()
         before = axes.weight.detach().clone()
-        axes.eval()(normal(8, 3))
+        axes.eval()(normal(16, 3))
         assert axes.waits is False
         assert torch.equal(axes.weight, before)
-        axes.train()(normal(8, 3, seed=1))
+        axes.train()(normal(16, 3, seed=1))
         once = axes.weight.detach().clone()
         axes(normal(8, 3, seed=2))
         assert not torch.allclose(once, before)
         assert torch.equal(axes.weight, once)
+
+    def test_a_batch_that_is_too_small_leaves_the_rotation(self):
+        """The axes of 7 rows in 8 directions include one of no width at all."""
+        axes = PrincipalAxes(8).double()
+        before = axes.weight.detach().clone()
+        axes(normal(7, 8))
+        assert torch.equal(axes.weight, before)
+        assert not axes.waits
 
     def test_what_is_saved_is_not_turned_again(self):
         axes, other = PrincipalAxes(4).double(), PrincipalAxes(4).double()

@@ -446,7 +446,7 @@ def test_what_cannot_be_made_is_refused_before_anything_is_trained(result, job, 
     ("dataset", "model", "message"),
     [
         ("moons", "vanilla", "there is no vanilla on moons. Models there: Glow, i-ResNet."),
-        ("cifar10", "Glow", "Glow is a model of densities in the plane, moons, .*; got cifar10."),
+        ("cifar10", "i-ResNet", "i-ResNet is a model of densities in the plane, moons, .*; got cifar10."),
         ("mnist", "affine Glow", "there is no affine Glow on mnist; there is one on cifar10."),
     ],
 )

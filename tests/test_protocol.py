@@ -2,6 +2,7 @@
 
 import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from iresnet import Chain, Classifier, DiagonalNormal, Flow, terms_needed
 from iresnet.evaluation import density, protocol
+from iresnet.evaluation.likelihood import room
 from iresnet.residual import ResidualBlock
 from tests.test_evaluation import image_hybrid, images, pixel_flow, table, table_flow
 from tests.zoo import contraction, linear_block
@@ -210,3 +212,11 @@ class TestRefused:
             flow.transform[0].g[0].weight.mul_(2)
         with pytest.raises(ValueError, match=r"a likelihood needs contractions; got Lip\(g\) <= 1.8. See certify"):
             protocol(flow, table(3, 70))
+
+
+def test_a_gpu_with_much_memory_judges_more_rows_at_a_time(monkeypatch):
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    for gib, times in ((6, 1), (8, 1), (24, 3), (140, 18)):
+        properties = SimpleNamespace(total_memory=gib * 2**30)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, found=properties: found)
+        assert (room(cuda), room(cpu)) == (times, 1)

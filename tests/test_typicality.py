@@ -7,8 +7,8 @@ import torch
 
 from iresnet import Chain, DiagonalNormal, Flow, Logit
 from iresnet.data import Dataset, Schema
-from iresnet.data.corruptions import CORRUPTIONS
-from iresnet.evaluation import atypicality, log_likelihood, outside, strange, typicality
+from iresnet.data.corruptions import CORRUPTIONS, INVENTED
+from iresnet.evaluation import atypicality, below_chance, detection, log_likelihood, outside, strange, typicality
 from tests.test_evaluation import images, pixel_flow, table
 from tests.zoo import normal
 
@@ -49,6 +49,12 @@ class TestScores:
     def test_it_is_spread_evenly_over_rows_like_the_reference(self):
         shares = atypicality(normal(2000, seed=1), normal(2000, seed=2))
         assert abs(float(shares.mean()) - 0.5) < 4 * math.sqrt(1 / 12 / 2000 * 2)
+
+    def test_an_area_is_below_chance_beyond_what_the_choice_of_rows_explains(self):
+        draws = [detection(normal(50, seed=2 * i), normal(50, seed=2 * i + 1)) for i in range(400)]
+        below = sum(below_chance(a, 50) for a in draws) / 400
+        assert below == pytest.approx(0.0228, abs=4 * math.sqrt(0.0228 / 400))  # two standard errors, on one side
+        assert below_chance(0.3, 50)
 
 
 class TestOutside:
@@ -103,19 +109,15 @@ class TestOutside:
 
 
 class TestStrange:
-    def test_corrupted_ones_one_level_and_noise(self):
-        data = images(50, levels=7)
+    def test_corrupted_ones_and_invented_ones(self):
+        data = images(50, levels=7, seed=5)
         made = strange(data)
-        assert list(made) == [*CORRUPTIONS, "blank", "one level", "noise"]
+        assert list(made) == [*CORRUPTIONS, *INVENTED]
         for other in made.values():
             assert other.schema == data.schema
             assert other.x.shape == data.x.shape
             assert int(other.x.max()) < 7
-        assert int(made["blank"].x.max()) == 0
-        level = made["one level"].x.flatten(1)
-        assert torch.equal(level, level[:, :1].expand_as(level))
-        assert len(level[:, 0].unique()) > 3
-        assert len(made["noise"].x.unique()) == 7
+            assert not torch.equal(other.x, data.x)
 
     def test_they_are_the_same_every_time(self):
         data = images(12)
@@ -133,6 +135,23 @@ class TestStrange:
         assert found["blank"].likelihood < 0.2
         assert found["blank"].batches > 0.9
         assert found["noise"].likelihood > 0.99
+
+    def test_images_of_one_grey_are_too_likely_by_half_a_nat_a_pixel(self):
+        """Pixels of N(128, 20^2): the entropy is ln(20 sqrt(2 pi e)), and -ln p at the mean is 1/2 less, by algebra."""
+        base = DiagonalNormal((1, 8, 8))
+        base.mean.fill_(128.5)
+        base.log_scale.fill_(math.log(20.0))
+        model, schema = Flow(Chain(), base).eval(), Schema((1, 8, 8), 256)
+        parts = (128 + 20 * normal(2, 400, 1, 8, 8, seed=3)).round().clamp(0, 255).to(torch.uint8)
+        data, held = (Dataset(part, None, schema) for part in parts)
+        grey = Dataset(torch.full_like(data.x, 128), None, schema)
+        (found,) = outside(model, data, {"grey": grey}, log_likelihood(model, held).value)
+        entropy = math.log2(20 * math.sqrt(2 * math.pi * math.e))
+        assert found.data == pytest.approx(entropy, abs=4 * math.sqrt(0.5 / 64 / 400) / math.log(2))
+        assert found.value == pytest.approx(entropy - 0.5 / math.log(2), abs=1e-3)
+        assert (found.likelihood, found.typicality, found.batches) == (0.0, 1.0, 1.0)
+        assert below_chance(found.likelihood, found.rows)
+        assert found.error < 1e-3
 
     def test_tables_have_none(self):
         with pytest.raises(ValueError, match="corruptions are made of images of integers; got rows of 3 numbers. Give"):

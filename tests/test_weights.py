@@ -111,6 +111,20 @@ class TestNames:
             assert not opened.model().training
             assert (opened.folder / "model.safetensors").stat().st_size <= ship.LARGEST
 
+    def test_the_shipped_flow_draws_digits_and_knows_what_is_none(self):
+        """Samples lie in the range of pixels, ink in the middle; what is shuffled is less likely than each of them."""
+        flow = iresnet.load("mnist-flow")
+        torch.manual_seed(0)
+        with torch.no_grad():
+            x = flow.sample((6,))
+            assert x.shape == (6, 1, 28, 28)
+            assert -1 < float(x.min()) < float(x.max()) < 257
+            assert x[..., 7:21, 7:21].mean() > 10 * x[..., :2].mean()
+            bytes_ = x.floor().clamp(0, 255)
+            spoilt = bytes_.flatten(1)[:, torch.randperm(784)].view_as(bytes_)
+            drawn, strange = flow.log_prob(torch.cat([bytes_, spoilt]) + 0.5).chunk(2)
+        assert float(strange.max()) < float(drawn.min())
+
 
 class TestCommands:
     @pytest.mark.parametrize(

@@ -34,12 +34,12 @@ def reproduce(
     dataset: Annotated[
         list[str] | None,
         typer.Option(
-            help="mnist, cifar10, cifar100, for figure2 moons, rings, ...; several with commas.",
+            help="mnist, cifar10, cifar100, for table4 digits, for figure2 moons, ...; several with commas.",
             show_default="the paper's",
         ),
     ] = None,
     cells: Annotated[
-        list[str] | None, typer.Option(help="Models, e.g. c=0.9,vanilla,batchnorm,resnet164,flow.", show_default="all")
+        list[str] | None, typer.Option(help="Models, e.g. c=0.9,vanilla,resnet164; flow,Glow,MAF.", show_default="all")
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(help="ours, or that of the paper.", show_default="paper's for the budget paper")
@@ -84,7 +84,7 @@ def reproduce(
     )
     for result in results:
         result.check(job)  # what cannot be made is refused before anything is trained
-    use_threads(SMALL if budget == "smoke" else SMALL**2, threads)
+    use_threads(SMALL if budget == "smoke" or job.datasets == ("digits",) else SMALL**2, threads)
     with ctrl_c() as stop, progress(screen) as bars:
         work = Work(
             job,
@@ -154,8 +154,9 @@ def _made_with(outcome: Outcome) -> str:
 
 def _spread(key: str, row: dict[str, Any]) -> str:
     """What stands behind a mean over seeds."""
-    several = key == "error %" and row.get("spread") is not None
-    return f"\n± {row['spread']:.2f}\n{row['seeds']} seeds" if several else ""
+    main = "error %" if "error %" in row else "bits/dim"
+    several = key == main and row.get("spread") is not None
+    return f"\n± {_cell(main, row['spread'])}\n{row['seeds']} seeds" if several else ""
 
 
 def _cell(key: str, value: Any) -> str:

@@ -39,7 +39,7 @@ from .protocol import Likelihood, protocol
 from .robustness import Robust, certified_radius, robustness, withstands
 from .solving import Inverse, has_inverse, interpolate, inverse, inverse_of, reconstruct
 from .truncation import Truncation, truncation
-from .typicality import Detection, atypicality, outside, strange, typicality
+from .typicality import Detection, atypicality, below_chance, outside, strange, told_apart, typicality
 
 __all__ = [
     "Density",
@@ -54,6 +54,7 @@ __all__ = [
     "anomaly",
     "as_flow",
     "atypicality",
+    "below_chance",
     "certified_radius",
     "confusion",
     "corrupted",
@@ -78,6 +79,7 @@ __all__ = [
     "reconstruct",
     "robustness",
     "strange",
+    "told_apart",
     "truncation",
     "typicality",
     "withstands",

@@ -22,8 +22,8 @@ from ..residual import EXACT_UP_TO, full_precision
 #: rows, and of one row, whose noise is larger by far.
 BIAS, ROW_BIAS = 1e-5, 1e-4
 
-#: Rows that pass through a model at a time.
-CHUNK = 500
+#: Rows that pass through a model at a time, where there is little memory; and how much of a GPU's is little.
+CHUNK, LITTLE = 500, 8 * 2**30
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,13 @@ def check_eval(model: nn.Module) -> None:
         raise ValueError("a likelihood judges a finished model; call model.eval() first.")
 
 
+def room(device: torch.device) -> int:
+    """How many times more can be done at a time than with little memory: small batches leave a GPU idle."""
+    if device.type != "cuda":
+        return 1
+    return max(1, round(torch.cuda.get_device_properties(device).total_memory / LITTLE))
+
+
 def draw_once(
     flow: Flow, data: Dataset, estimator: Estimator | None, generator: torch.Generator, *, shared: bool = False
 ) -> Tensor:
@@ -104,7 +111,7 @@ def draw_once(
     levels, device, values = data.schema.levels, data.x.device, []
     noise = torch.rand(data.schema.shape, generator=generator, device=device) if shared else None
     probes = generator.get_state()  # after the noise, so that they have nothing to do with it
-    for x in torch.split(data.x, CHUNK):
+    for x in torch.split(data.x, CHUNK * room(device)):
         if levels is None:
             point = x
         elif noise is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,9 +22,9 @@ from torch import Tensor, nn
 from ..data import Dataset
 from ..logdet import Estimator, Exact, Jacobian, truncation_bound
 from ..objective import continuous
-from .likelihood import as_flow, check_eval
+from .likelihood import as_flow, check_eval, room
 
-#: Entries of the Jacobians that are held at a time.
+#: Entries of the Jacobians that are held at a time, where there is little memory.
 ENTRIES = 1 << 22
 
 
@@ -93,14 +94,14 @@ def _given(j: Tensor) -> Jacobian:
     return known
 
 
-def _partial_sums(j: Tensor, terms: int) -> list[Tensor]:
+def _partial_sums(j: Tensor, terms: int) -> Iterator[Tensor]:
     """A_1 ... A_terms."""
-    power, total, sums = j, j, [j]
+    power = total = j
+    yield total
     for k in range(2, terms + 1):
         power = power @ j
         total = total + (-1) ** (k + 1) / k * power
-        sums.append(total)
-    return sums
+        yield total
 
 
 def _moments(a: Tensor, logdet: Tensor) -> Tensor:
@@ -123,7 +124,7 @@ def truncation(model: nn.Module, data: Dataset, *, terms: int = 20, seed: int = 
     check_eval(model)
     flow, d = copy.deepcopy(as_flow(model)).double(), data.schema.dimension
     generator, parts, watch = torch.Generator(data.x.device).manual_seed(seed), [], _Dense(terms)
-    for x in torch.split(data.x, max(1, ENTRIES // d**2)):
+    for x in torch.split(data.x, max(1, ENTRIES * room(data.x.device) // d**2)):
         watch = _Dense(terms)
         flow.log_prob(continuous(x, data.schema.levels, generator).double(), estimator=watch)
         if watch.sums is None:

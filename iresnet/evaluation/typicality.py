@@ -11,6 +11,7 @@ It notices rows that are too likely. Rows that happen to be as likely as the dat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Dataset, some
-from ..data.corruptions import CORRUPTIONS, corrupt
-from ..data.dataset import stream
+from ..data.corruptions import CORRUPTIONS, INVENTED, corrupt
+from ..flow import LogProb
 from ..objective import unit
 from .likelihood import detection, log_likelihood
 
@@ -33,7 +34,8 @@ class Detection:
 
     `likelihood` is how often a strange row is less likely than one of the data, `typicality` how often it is further
     from the entropy, and `batches` the same for batches of ten rows. `value` is the mean of -log p of the strange rows
-    and `data` that of the data, in bits per dimension for integers, else in nats.
+    and `data` that of the data, in bits per dimension for integers, else in nats; `error` is what noise and probes make
+    of one strange row, root mean square, in the same unit.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Detection:
     likelihood: float
     typicality: float
     batches: float
+    error: float
 
     def __str__(self) -> str:
         than = "more" if self.value < self.data else "less"
@@ -77,18 +80,23 @@ def atypicality(values: Tensor, reference: Tensor) -> Tensor:
     return torch.searchsorted(ordered, distance.contiguous()).double() / len(ordered)
 
 
+def below_chance(area: float, rows: int) -> bool:
+    """Whether an area is below 1/2 by more than the choice of rows explains: two standard errors, n rows on each side.
+
+    Where both sides are alike, the area has the variance (2n + 1) / (12 n^2) (Mann and Whitney, 1947).
+
+    >>> below_chance(0.45, 500), below_chance(0.45, 50)
+    (True, False)
+    """
+    return area < 0.5 - 2 * math.sqrt((2 * rows + 1) / (12 * rows * rows))
+
+
 def strange(data: Dataset) -> dict[str, Dataset]:
-    """Images that are none of the data's: corrupted ones, all of one level, and noise."""
-    levels, x = data.schema.levels, data.x
+    """Images that are none of the data's: corrupted ones, patterns, their mean, and noise."""
+    levels = data.schema.levels
     if levels is None or not data.schema.is_image:
         raise ValueError(f"corruptions are made of images of integers; got {data.schema}. Give rows of your own.")
-    generator = stream(0, "strange")
-    one = torch.randint(levels, (len(x), *[1] * (x.dim() - 1)), generator=generator)
-    made = {name: corrupt(name, x, levels) for name in CORRUPTIONS}
-    made["blank"] = torch.zeros_like(x)
-    made["one level"] = one.to(x).expand_as(x).contiguous()
-    made["noise"] = torch.randint(levels, x.shape, generator=generator).to(x)
-    return {name: Dataset(rows, None, data.schema) for name, rows in made.items()}
+    return {n: Dataset(corrupt(n, data.x, levels), None, data.schema) for n in (*CORRUPTIONS, *INVENTED)}
 
 
 def outside(
@@ -108,25 +116,30 @@ def outside(
     for name, dataset in {"the data": data, **others}.items():
         if min(len(dataset), rows) < BATCH:
             raise ValueError(f"batches of {BATCH} rows need that many; got {min(len(dataset), rows)} of {name}.")
-    normal, found = log_likelihood(model, some(data, rows), draws=draws).value, []
-    scale = unit(data.x, data.schema.levels)
-    for name, dataset in others.items():
-        values = log_likelihood(model, some(dataset, rows), draws=draws).value
-        found.append(_detection(name, normal, values, reference, scale))
-    return found
+    normal, scale = log_likelihood(model, some(data, rows), draws=draws), unit(data.x, data.schema.levels)
+    return [
+        told_apart(name, normal, log_likelihood(model, some(dataset, rows), draws=draws), reference, scale)
+        for name, dataset in others.items()
+    ]
 
 
-def _detection(name: str, normal: Tensor, values: Tensor, reference: Tensor, scale: float) -> Detection:
+def told_apart(name: str, normal: LogProb, strange: LogProb, reference: Tensor, scale: float) -> Detection:
+    """How well strange rows are told from the data, by the likelihoods of both; `scale` is a unit in nats.
+
+    All three kinds of likelihoods must have had the same noise and probes, as `log_likelihood` gives them.
+    """
+
     def area(batch: int) -> float:
-        inside, beyond = (-typicality(v, reference, batch) for v in (normal, values))
+        inside, beyond = (-typicality(rows.value, reference, batch) for rows in (normal, strange))
         return detection(inside, beyond)
 
     return Detection(
         name=name,
-        rows=len(values),
-        value=-float(values.mean()) / scale,
-        data=-float(normal.mean()) / scale,
-        likelihood=detection(normal, values),
+        rows=len(strange.value),
+        value=-float(strange.value.mean()) / scale,
+        data=-float(normal.value.mean()) / scale,
+        likelihood=detection(normal.value, strange.value),
         typicality=area(1),
         batches=area(BATCH),
+        error=float(strange.standard_error.square().mean().sqrt()) / scale,
     )

@@ -7,6 +7,7 @@ paths       the dynamics of networks on the line, with the places where paths cr
 rows        the same images as several networks rebuild them
 lines       curves: norms of every layer, error against iterations
 series      curves of the power series: bias and deviation against its terms
+ridges      likelihoods of several kinds of images, row by row, beside how well they are found
 tradeoff    error against bits per dimension, for every weight of a hybrid
 scatter     points and columns: samples beside the data
 raster      pixels into PNG
@@ -19,6 +20,7 @@ from .grids import image_grid, interpolation_picture, reconstruction_picture
 from .lines import DecayLine, SpectrumLine, decay_picture, spectra_picture
 from .paths import Crossing, Dynamics, paths_picture
 from .planes import Plane, plane_points, planes_picture, square
+from .ridges import Ridge, ridges_picture
 from .rows import ImageRow, rows_picture
 from .scatter import columns_picture, points_picture
 from .series import SeriesLine, bias_picture, convergence_picture
@@ -32,6 +34,7 @@ __all__ = [
     "Dynamics",
     "ImageRow",
     "Plane",
+    "Ridge",
     "SeriesLine",
     "SpectrumLine",
     "ToyPanel",
@@ -46,6 +49,7 @@ __all__ = [
     "planes_picture",
     "points_picture",
     "reconstruction_picture",
+    "ridges_picture",
     "rows_picture",
     "spectra_picture",
     "square",

@@ -24,6 +24,7 @@ from . import (
     figure8,
     figure9,
     hybrid,
+    outliers,
     table1,
     table2,
     table3,
@@ -54,6 +55,7 @@ RESULTS = {
         figure8,
         figure9,
         hybrid,
+        outliers,
     )
 }
 

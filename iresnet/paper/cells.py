@@ -1,9 +1,9 @@
 """The networks of the paper's results, each on its data: a cell, and the experiment that makes it.
 
 A cell is a data set and a model: the ResNet-164 baseline, "vanilla" (the architecture of an i-ResNet without its
-constraint), BatchNorm (vanilla with BatchNorm in g), an i-ResNet with the coefficient c for every layer; a flow, whose
-experiments are in `flows`; a flow on a density in the plane (`planes`); a rival's classifier (Table 3); or a hybrid
-with the weight w of its cross-entropy.
+constraint), BatchNorm (vanilla with BatchNorm in g), an i-ResNet with the coefficient c for every layer; a flow, ours
+or a rival's (Table 4), whose experiments are in `flows`; a flow on a density in the plane (`planes`); a rival's
+classifier (Table 3); or a hybrid with the weight w of its cross-entropy.
 
 budget    smoke: 8x8 digits, three blocks, a few steps; short: fewer epochs; paper: 200
 recipe    ours: that of the preset; paper: SGD, momentum .9, decay 5e-4, rate .1 times .2 after 60, 120 and 160 epochs
@@ -35,8 +35,18 @@ FLOWS = {
     ("cifar10", "flow"): "cifar10-flow",
     ("cifar10", "flow-appendix"): "cifar10-flow-appendix",
     ("cifar10", "flow-modern"): "cifar10-flow-modern",
+    ("cifar10", "flow-principal"): "cifar10-flow-principal",
 }
 FLOW_NAMES = tuple(dict.fromkeys(model for _, model in FLOWS))
+
+#: The flows of others that Table 4 has, in its order, and Glow with additive couplings; their presets by data set.
+OTHERS = ("NICE", "MADE", "MAF", "Real NVP", "Glow", "additive", "FFJORD")
+OTHER_FLOWS = {
+    (dataset, model): preset
+    for dataset in dict.fromkeys(d for d, _ in FLOWS)
+    for model in OTHERS
+    if (preset := f"{dataset}-{model.lower().replace(' ', '')}") in presets.PRESETS
+}
 
 #: Densities in the plane (Figure 2), and the preset of every model on them.
 DENSITIES = tuple(toy.names())
@@ -75,12 +85,13 @@ class Cell:
     def __post_init__(self) -> None:
         if self.dataset not in (DIGITS, *DATASETS, *DENSITIES):
             raise ValueError(f"there is no data set {self.dataset!r} in these results. {hint(self.dataset, DATASETS)}")
-        if self.is_flow and not exists(self.dataset, self.model):
-            raise ValueError(
-                f"there is no {self.model} on {self.dataset}. Flows: {', '.join(' '.join(k) for k in FLOWS)}."
-            )
-        if self.dataset in DENSITIES and not self.is_plane:
+        if self.dataset in DENSITIES and self.model not in PLANES:
             raise ValueError(f"there is no {self.model} on {self.dataset}. Models there: {', '.join(PLANES)}.")
+        if self.is_flow and not exists(self.dataset, self.model):
+            flows = FLOWS if self.model in FLOW_NAMES else [k for k in OTHER_FLOWS if k[1] == self.model]
+            raise ValueError(
+                f"there is no {self.model} on {self.dataset}. Flows: {', '.join(' '.join(k) for k in flows)}."
+            )
         if self.is_plane and self.dataset not in DENSITIES:
             known = ", ".join(DENSITIES)
             raise ValueError(f"{self.model} is a model of densities in the plane, {known}; got {self.dataset}.")
@@ -96,13 +107,18 @@ class Cell:
 
     @property
     def is_flow(self) -> bool:
-        """Whether it is a density, not a classifier."""
-        return self.model in FLOW_NAMES
+        """Whether it is a density of images, not a classifier: ours or a rival's."""
+        return self.dataset not in DENSITIES and is_flow(self.model)
+
+    @property
+    def is_other(self) -> bool:
+        """Whether it is a rival's density of images."""
+        return self.is_flow and self.model in OTHERS
 
     @property
     def is_plane(self) -> bool:
-        """Whether it is a density in the plane."""
-        return self.model in PLANES
+        """Whether it is a density in the plane; a Glow is one by its data."""
+        return self.model in PLANES and not self.is_flow
 
     @property
     def is_rival(self) -> bool:
@@ -129,7 +145,7 @@ class Cell:
         """The preset it is made from."""
         small = self.dataset == "mnist"
         if self.is_flow:
-            return FLOWS[self.dataset, self.model]
+            return {**FLOWS, **OTHER_FLOWS}[self.dataset, self.model]
         if self.is_plane or self.is_rival:
             return PLANES.get(self.model) or RIVALS[self.model]
         if self.weight is not None:
@@ -143,15 +159,20 @@ class Cell:
 
 def exists(dataset: str, model: str) -> bool:
     """Whether there is a preset for this model on this set: MNIST has no baseline but vanilla."""
-    if model in FLOW_NAMES:
-        return (dataset, model) in FLOWS
-    if model in PLANES or dataset in DENSITIES:
+    if dataset in DENSITIES or (model in PLANES and not is_flow(model)):
         return model in PLANES and dataset in DENSITIES
+    if is_flow(model):
+        return (dataset, model) in {**FLOWS, **OTHER_FLOWS}
     if model in RIVALS:
         return dataset in (DIGITS, "cifar10")
     if weight_of(model) is not None:
         return dataset in HYBRIDS
     return dataset != "mnist" or model not in (RESNET, BATCHNORM)
+
+
+def is_flow(model: str) -> bool:
+    """Whether a model of this name is a density of images, ours or a rival's."""
+    return model in FLOW_NAMES or model in OTHERS
 
 
 def constrained(*coefficients: float) -> tuple[str, ...]:
@@ -193,7 +214,7 @@ def model_of(word: str) -> str:
     ('ResNet-164', 'c=0.9', 'c=0.9', 'BatchNorm', 'w=0.5')
     """
     plain = _plain(word)
-    for name in (*BASELINES, *FLOW_NAMES, *PLANES, *RIVALS):
+    for name in (*BASELINES, *FLOW_NAMES, *OTHERS, *PLANES, *RIVALS):
         if plain == _plain(name):
             return name
     if found := re.fullmatch(r"c=?(\d*\.?\d+)", plain):
@@ -203,7 +224,8 @@ def model_of(word: str) -> str:
         return constrained(c)[0]
     if found := re.fullmatch(r"w=(\d*\.?\d+)", plain):
         return weighted(float(found[1]))[0]
-    raise ValueError(f"there is no cell {word!r}. {hint(word, ('c=0.9', 'c=0.5', VANILLA, 'batchnorm', 'resnet164'))}")
+    known = ("c=0.9", "c=0.5", VANILLA, "batchnorm", "resnet164", *FLOW_NAMES)
+    raise ValueError(f"there is no cell {word!r}. {hint(word, known, beside=(*OTHERS, *RIVALS))}")
 
 
 def _plain(word: str) -> str:

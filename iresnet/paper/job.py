@@ -53,10 +53,10 @@ class Job:
             if (got := getattr(self, name)) not in known:
                 words = [w for w in known if w]
                 raise ValueError(f"{name} must be one of {', '.join(words)}; got {got!r}. {hint(got, words)}")
-        known_sets = (DIGITS,) if self.budget == "smoke" else DATASETS
+        known_sets = (DIGITS,) if self.budget == "smoke" else (*DATASETS, DIGITS)
         for name in self.datasets:
             if name not in (*known_sets, *DENSITIES):
-                remedy = "Leave --dataset out." if self.budget == "smoke" else hint(name, DATASETS)
+                remedy = "Leave --dataset out." if self.budget == "smoke" else hint(name, known_sets)
                 raise ValueError(f"the budget {self.budget} is made of {', '.join(known_sets)}; got {name!r}. {remedy}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must be different numbers, at least one; got {list(self.seeds)}.")
@@ -66,6 +66,7 @@ class Job:
     def experiment(self, cell: Cell, seed: int) -> Experiment:
         """All that decides the run of a cell; a setting that would make another cell of it is refused."""
         fixed = FIXED if cell.is_flow or cell.is_plane else (*FIXED, *FIXED_OF_CLASSIFIERS)
+        fixed = (*FIXED, "network.family") if cell.is_other else fixed
         fixed = fixed if cell.weight is None else (*FIXED, "objective.kind", "objective.weight")
         for assignment in self.changes:
             if config.place(Experiment, assignment) in fixed:

@@ -40,6 +40,10 @@ WORST = (
     "measured error",
     "composed bound",
     "error after 100 steps",
+    "bias bound",
+    "solver error",
+    "terms",
+    "draws",
 )
 
 
@@ -117,18 +121,18 @@ def one_by_one(runs: Sequence[Entry]) -> list[Row]:
     return [{**_head(e), "seed": e["seed"], **e["row"], "run": i} for i, e in enumerate(runs)]
 
 
-def over_seeds(runs: Sequence[Entry]) -> list[Row]:
-    """A row for every cell: means over its seeds, with the spread of the error between them."""
+def over_seeds(runs: Sequence[Entry], of: str = "error %") -> list[Row]:
+    """A row for every cell: means over its seeds, with the spread between them of its main figure."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, e in enumerate(runs):
         groups.setdefault(key(e)[:-1], []).append(i)
-    return [_together([runs[i] for i in members], members) for members in groups.values()]
+    return [_together([runs[i] for i in members], members, of) for members in groups.values()]
 
 
-def _together(entries: Sequence[Entry], members: list[int]) -> Row:
+def _together(entries: Sequence[Entry], members: list[int], of: str) -> Row:
     rows = [e["row"] for e in entries]
     row = {**_head(entries[0]), **{name: _mean(name, [r.get(name) for r in rows]) for name in rows[0]}}
-    errors = [r["error %"] for r in rows]
+    errors = [r[of] for r in rows]
     row |= {"seeds": len(rows), "spread": statistics.stdev(errors) if len(rows) > 1 else None, "run": members[0]}
     # The interval of one net's error is over test images; a mean over nets has the spread instead.
     return row if len(rows) == 1 else {**row, **{k: None for k in ("low", "high") if k in row}, "runs": members}

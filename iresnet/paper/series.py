@@ -20,8 +20,7 @@ from ..figures import SeriesLine
 from ..logdet import terms_needed
 from ..results import finite
 from ..run import Run
-from .cells import Cell
-from .flows import is_flow
+from .cells import FLOW_NAMES, Cell
 from .job import Work
 from .record import Entry, alike
 from .result import Measured, Outcome, Plan, datasets_of, fill, picture_path
@@ -32,10 +31,10 @@ IMAGES, FEW, TERMS = 1000, 200, 20
 
 @dataclass(frozen=True)
 class Flows(Plan):
-    """Cells that are flows; any of them may be asked for."""
+    """Cells that are flows of ours; any of them may be asked for."""
 
     def takes(self, model: str) -> bool:
-        return is_flow(model)
+        return model in FLOW_NAMES
 
 
 def measured(work: Work, run: Run) -> Truncation:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..run import Run
-from .cells import DATASETS, EPOCHS, FLOW_NAMES, RESNET, VANILLA, Cell, constrained, weight_of
+from .cells import DATASETS, EPOCHS, RESNET, VANILLA, Cell, constrained, is_flow, weight_of
 from .job import Work
 from .judging import STEPS, judged, proven, verdict
 from .record import over_seeds
@@ -29,7 +29,7 @@ class Table(Plan):
     """The cells of the table; any other classifier may stand beside them, without a value of the paper's."""
 
     def takes(self, model: str) -> bool:
-        return model not in FLOW_NAMES and weight_of(model) is None
+        return not is_flow(model) and weight_of(model) is None
 
 
 PLAN = Table(

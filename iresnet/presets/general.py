@@ -82,6 +82,7 @@ GENERAL = (
         about="8x8 digits: the density alone",
         network=replace(DIGITS.network, components=10, bayes=False),
         objective=Aim(kind="density"),
+        training=replace(DIGITS.training, learning_rate=2e-2),
     ),
     replace(
         DIGITS,
