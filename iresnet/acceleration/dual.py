@@ -182,6 +182,7 @@ class Enter(torch.autograd.Function):
         ctx.way, ctx.has_bias, ctx.dtype = way, bias is not None, y.dtype
         ctx.save_for_backward(x, log_scale)
         ctx.mark_non_differentiable(*([both] if v is None else [v, both]))
+        ctx.set_materialize_grads(False)  # or zeros as large as these are written in every backward pass
         return x, v, both
 
     @staticmethod
@@ -242,6 +243,7 @@ class Bend(torch.autograd.Function):
         ctx.save_for_backward(h, bias, *parameters)
         both, slope = compiled_or_plain(bend, way.compiled)(ctx.bend, way, *_plain(h, bias), _plain(*parameters))
         ctx.mark_non_differentiable(slope)
+        ctx.set_materialize_grads(False)
         return layer.map.forward(both, layer.matrix), slope
 
     @staticmethod

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..elementary import ActNorm, InjectivePad, Squeeze
-from ..mixing import InvertibleConv1x1
+from ..mixing import InvertibleConv1x1, PrincipalAxes
 from ..multiscale import Flatten, Multiscale
 from ..preprocess import Logit, Standardise
 from ..residual import ResidualBlock
@@ -24,7 +24,7 @@ from .branch import laid_out
 from .reading import read, unknown
 
 #: Transforms whose inverse is a formula.
-CLOSED = (ActNorm, Flatten, InjectivePad, InvertibleConv1x1, Squeeze, Standardise, Logit)
+CLOSED = (ActNorm, Flatten, InjectivePad, InvertibleConv1x1, PrincipalAxes, Squeeze, Standardise, Logit)
 
 
 class Halves:

@@ -76,6 +76,7 @@ class Wide(torch.autograd.Function):
         ctx.maps, ctx.matrices, ctx.frequency, ctx.rows, ctx.dual = maps, matrices, frequency, len(x), dual
         ctx.save_for_backward(both, a1, a2, d1, d2)
         ctx.mark_non_differentiable(d1, d2)
+        ctx.set_materialize_grads(False)  # or zeros as large as these are written in every backward pass
         return maps[2].forward(a2, matrices[2]), d1, d2
 
     @staticmethod
