@@ -35,10 +35,22 @@ MNIST = Experiment(
     name="mnist-hybrid",
     about="28x28 digits: one network that classifies and gives likelihoods",
     data=DataSettings(source="mnist", validation=5000),
-    network=Network(blocks=(8, 8), width=64, lipschitz=0.9, alpha=1e-4, head=(256,), dropout=0.3, terms=6),
+    network=Network(
+        blocks=(8, 8),
+        width=64,
+        lipschitz=0.9,
+        activation="sine",
+        frequency=2.5,
+        alpha=1e-4,
+        mixing=True,
+        principal=True,
+        head=(256,),
+        dropout=0.3,
+        terms=6,
+    ),
     objective=Aim(kind="hybrid", weight=1.0, label_smoothing=0.1),
     training=Training(
-        epochs=30, batch=128, learning_rate=2e-3, warmup=200, average=0.999, validate_every=500, save_every=500
+        epochs=30, batch=128, learning_rate=4e-3, warmup=200, average=0.999, validate_every=500, save_every=500
     ),
 )
 
