@@ -184,3 +184,11 @@ def test_the_paper_s_protocol_says_that_a_trace_is_estimated():
 def test_float64_gets_float64():
     transform = chain(maf, 3).float()
     assert transform.reference(normal(2, 3).float()).dtype == DOUBLE
+
+
+def test_a_likelihood_to_the_protocol_says_that_a_solver_made_it():
+    x = normal(8, 2).float()
+    rows = Dataset(x, None, Schema((2,)))
+    found = protocol(Flow(chain(ffjord, 2), DiagonalNormal(2)).eval(), rows)
+    assert (found.method, found.draws) == ("trace", 1)
+    assert "but for the solver's (the whole trace)" in str(found)

@@ -33,6 +33,9 @@ LIMIT = 1e-4
 #: More terms than this are absurd; then the roulette, after so many terms for certain.
 MOST_TERMS, CERTAIN_TERMS = 200, 20
 
+#: Log-determinants that a solver integrates, of which nothing is proven, by what is integrated.
+SOLVED = {"trace": "the whole trace", "probe": "a trace of one probe"}
+
 #: Rows and draws of the pilot, and the most draws that are made.
 PILOT_ROWS, PILOT_DRAWS, MOST_DRAWS = 200, 8, 1000
 
@@ -71,8 +74,8 @@ class Likelihood:
     def _bias(self) -> str:
         if self.method == "exact":
             return "bias 0 (exact determinants)"
-        if self.method == "probe":
-            return "bias 0 but for the solver's (a trace of one probe)"
+        if self.method in SOLVED:
+            return f"bias 0 but for the solver's ({SOLVED[self.method]})"
         if self.method == "roulette":
             return f"bias 0, roulette ({self.terms} terms and more at random)"
         how = "" if self.proven else ", as asserted"
@@ -113,13 +116,13 @@ def protocol(
     check_eval(model)
     flow, d = as_flow(model), data.schema.dimension
     nat, scale = d * math.log(2), unit(data.x, data.schema.levels)  # one bit a dimension, and the unit, in nats
-    way = _Way("exact", Exact()) if d <= exact_up_to else _way(flow, data.schema.shape, bias * nat)
+    way = _Way(_plain(flow), Exact()) if d <= exact_up_to else _way(flow, data.schema.shape, bias * nat)
     generator = torch.Generator(data.x.device).manual_seed(seed)
 
     def drawn(rows: Dataset, count: int) -> Tensor:
         return torch.stack([draw_once(flow, rows, way.estimator, generator) for _ in range(count)])
 
-    random = way.method != "exact" or data.schema.levels is not None
+    random = way.method not in ("exact", "trace") or data.schema.levels is not None
     count = _draws_needed(drawn(some(data, PILOT_ROWS), PILOT_DRAWS), len(data), error * nat) if random else 1
     values = drawn(data, min(count, most))
     row_error = float(values.var(0).mean().div(len(values)).sqrt()) if random else 0.0
@@ -153,8 +156,7 @@ def _way(flow: Flow, shape: tuple[int, ...], bias: float) -> _Way:
     """A series with terms from the proven bounds, `bias` nats shared evenly among the blocks; or the roulette."""
     blocks = [(block.bound(at), math.prod(at or shape)) for _, block, at in residual_blocks(flow, shape)]
     if not blocks:
-        estimated = any(isinstance(m, Imported) and m.random for m in flow.modules())
-        return _Way("probe" if estimated else "exact", Exact())
+        return _Way(_plain(flow), Exact())
     if worst := [b.value for b, _ in blocks if not b.value < 1]:
         raise ValueError(
             f"a likelihood needs contractions; got Lip(g) <= {max(worst):.4g}. See certify(model); tighten_(model) "
@@ -166,6 +168,12 @@ def _way(flow: Flow, shape: tuple[int, ...], bias: float) -> _Way:
         return _Way("roulette", RussianRoulette(CERTAIN_TERMS), CERTAIN_TERMS, 0.0, proven)
     total = sum(truncation_bound(b.value, d, n) for (b, d), n in zip(blocks, terms, strict=True))
     return _Way("series", CertifiedSeries(share), max(terms), total, proven)
+
+
+def _plain(flow: Flow) -> str:
+    """The method where no series is needed: determinants in closed form, or those that a solver integrates."""
+    solved = [m for m in flow.modules() if isinstance(m, Imported) and m.adaptive]
+    return ("probe" if any(m.random for m in solved) else "trace") if solved else "exact"
 
 
 def _draws_needed(pilot: Tensor, rows: int, error: float) -> int:
