@@ -171,7 +171,7 @@ def _check_ready(model: nn.Module) -> None:
     cold = uninitialised(model)
     if cold:
         raise ValueError(
-            f"a model is exported once every ActNorm has seen data; {len(cold)} have not, the first is "
+            f"a model is exported once all that data initialise has seen some; {len(cold)} have not, the first is "
             f"{cold[0] or 'the model itself'}. Train the model, or call it on one batch in training mode."
         )
 

@@ -187,8 +187,8 @@ class Flow(nn.Module):
             )
         if self.training and uninitialised(self):
             raise ValueError(
-                "in training the first batch initialises ActNorm, and samples must not be that batch; call the flow on "
-                "data first, or flow.eval() to sample it as it is."
+                "in training the first batch initialises ActNorms and principal axes, and samples must not be that "
+                "batch; call the flow on data first, or flow.eval() to sample it as it is."
             )
         count, flat, batch = _spread(shape, context)
         with entering(self, self.base.mean.new_zeros(1, 1)):

@@ -446,7 +446,7 @@ def test_onnx_loads_as_the_readme_says_without_this_library(onnx, tmp_path):
 
 def test_a_model_that_has_not_seen_data_is_refused(tmp_path):
     model = flow()
-    sentence = "every ActNorm has seen data; 3 have not, the first is transform.transforms.0. Train the model"
+    sentence = "all that data initialise has seen some; 3 have not, the first is transform.transforms.0. Train"
     with pytest.raises(ValueError, match=sentence):
         export(model, rows(2, 2), tmp_path)
     with pytest.raises(ValueError, match=sentence):
