@@ -600,9 +600,10 @@ def test_a_density_of_wide_branches_by_kernels_stays_near_eager_float32(estimato
 @needs_cuda
 @pytest.mark.parametrize("activation", [nn.ELU, partial(Sine, 2.5)])
 @pytest.mark.parametrize("probes", [0, 1])
-def test_a_wide_unit_by_kernels_has_the_gradients_of_float32(probes, activation):
+@pytest.mark.parametrize("kernels", [(3, 1, 3), (3, 3)])
+def test_a_wide_unit_by_kernels_has_the_gradients_of_float32(kernels, probes, activation):
     torch.manual_seed(0)
-    g = contractive_convnet(12, 512, coefficient=0.8, activation=activation).cuda()
+    g = contractive_convnet(12, 512, kernels=kernels, coefficient=0.8, activation=activation).cuda()
     values = [v.detach() for v in program.tensors(g)[:-1]]
     x = torch.randn(16 * 64, 12, device="cuda")
     both = torch.cat([x, torch.randn(probes * 16 * 64, 12, device="cuda")])

@@ -273,17 +273,18 @@ def test_the_backward_of_an_activation_and_its_tangent_is_that_of_autograd(frequ
 
 @pytest.mark.parametrize("frequency", FREQUENCIES)
 @pytest.mark.parametrize("dual", [True, False])
-def test_a_wide_unit_is_its_layers_one_by_one(monkeypatch, dual, frequency):
+@pytest.mark.parametrize("middle", [0, 1, 2])
+def test_a_wide_unit_is_its_layers_one_by_one(monkeypatch, middle, dual, frequency):
     """The differentiable function with torch in place of the kernels."""
     monkeypatch.setattr(wide, "bend", bent)
     monkeypatch.setattr(wide, "bend_back", bent_back)
-    by_kernels, by_layers = unit_results(frequency, dual, 20)
+    by_kernels, by_layers = unit_results(frequency, dual, 20, middle)
     torch.testing.assert_close(by_kernels, by_layers, atol=1e-4, rtol=1e-4)
 
 
-def unit_results(frequency, dual, inner):
+def unit_results(frequency, dual, inner, middle):
     """Values, slopes and gradients of a wide unit in float32, by kernels and layer by layer."""
-    way, branch = dual_unit.Way(torch.float32, int(dual), False), wide_branch(frequency, inner)
+    way, branch = dual_unit.Way(torch.float32, int(dual), False), wide_branch(frequency, inner, middle)
     values = [v.detach().clone().requires_grad_() for v in program.tensors(branch)[:-1]]
     layers = dual_unit.read_layers(dual_unit.stages(program.read(branch)), values, (4, 3), 2, way)
     layers = [
@@ -302,34 +303,41 @@ def unit_results(frequency, dual, inner):
     return results
 
 
-def wide_branch(frequency, inner):
+def wide_branch(frequency, inner, middle):
     torch.manual_seed(1)
-    layers = [nn.Conv2d(2, inner, 3, padding=1), nn.Conv2d(inner, inner, 1), nn.Conv2d(inner, 2, 3, padding=1)]
-    first, second = (Sine(frequency) if frequency else nn.ELU() for _ in range(2))
-    return nn.Sequential(layers[0], first, layers[1], second, layers[2])
+    layers = [nn.Conv2d(2, inner, 3, padding=1), *(nn.Conv2d(inner, inner, 1) for _ in range(middle))]
+    parts = [part for layer in layers for part in (layer, Sine(frequency) if frequency else nn.ELU())]
+    return nn.Sequential(*parts, nn.Conv2d(inner, 2, 3, padding=1))
 
 
 def test_a_wide_unit_is_known_by_its_layers():
     elu, sine = Step("elu", constant=1.0), Step("sine", constant=2.5)
 
-    def known(*, bends=(None, elu, elu), bias=True, ready=True, inner=128):
+    def known(*bends, bias=True, ready=True, inner=128):
         first, last = Unrolled((inner, 2, 3, 3), (4, 4), True), Unrolled((2, inner, 3, 3), (4, 4), True)
-        biases = [torch.zeros(inner) if bias else None, torch.zeros(inner), None]
+        middle = [Dense((inner, inner, 1, 1))] * (len(bends) - 2)
+        biases = [torch.zeros(inner) if bias else None, *[torch.zeros(inner)] * len(middle), None]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(wide, "is_ready", lambda *_: ready)
-            return wide.supported([first, Dense((inner, inner, 1, 1)), last], list(bends), biases, torch.zeros(1))
+            return wide.supported([first, *middle, last][: len(bends)], list(bends), biases, torch.zeros(1))
 
-    assert known()
-    assert known(bends=(None, sine, sine))
-    assert not known(bends=(elu, elu, elu))
-    assert not known(bends=(None, None, None))
-    assert not known(bends=(None, elu, sine))
-    assert not known(bends=(None, sine, Step("sine", constant=2.0)))
-    assert not known(bends=(None, Step("lipswish", 1), Step("lipswish", 1)))
-    assert not known(bends=(None, Step("elu", constant=0.5), Step("elu", constant=0.5)))
-    assert not known(bias=False)
-    assert not known(ready=False)
-    assert not known(inner=96)
+    assert known(None, elu, elu)
+    assert known(None, sine, sine)
+    assert known(None, sine)
+    assert known(None, sine, sine, sine)
+    assert not known(None)
+    assert not known(elu, elu, elu)
+    assert not known(None, None, None)
+    assert not known(None, elu, sine)
+    assert not known(None, sine, Step("sine", constant=2.0))
+    assert not known(None, sine, sine, elu)
+    assert not known(None, Step("lipswish", 1), Step("lipswish", 1))
+    assert not known(None, Step("elu", constant=0.5), Step("elu", constant=0.5))
+    assert not known(None, elu, elu, bias=False)
+    assert not known(None, sine, bias=False)
+    assert not known(None, elu, elu, ready=False)
+    assert not known(None, elu, elu, inner=96)
+    assert not known(None, sine, inner=96)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

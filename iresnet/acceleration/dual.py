@@ -165,8 +165,8 @@ def _by_kernels(way: Way, layers: Sequence[Layer], x: Tensor, h: Tensor) -> tupl
     tensors = [t for layer in layers for t in (layer.weight, layer.bias) if t is not None]
     maps, matrices = [layer.map for layer in layers], [layer.matrix for layer in layers]
     frequency = cast(float, wide.frequency(layers[1].stage.bend))
-    h, d1, d2 = wide.Wide.apply(maps, matrices, frequency, x, h, *tensors)  # type: ignore[no-untyped-call]
-    return h, [Slope(None), *(Slope(d[: len(x)], activated=not frequency) for d in (d1, d2))]
+    h, *kept = wide.Wide.apply(maps, matrices, frequency, x, h, *tensors)  # type: ignore[no-untyped-call]
+    return h, [Slope(None), *(Slope(d[: len(x)], activated=not frequency) for d in kept)]
 
 
 # ---------------------------------------------------------------------------------------------- the way in

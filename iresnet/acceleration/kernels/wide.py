@@ -1,12 +1,12 @@
-"""A unit of few channels outside and many inside, of convolutions of k, 1 and k places, by `product`.
+"""A unit of few channels outside and many inside, by `product`: convolutions of k places, of 1 place, of k places.
 
-Its activation is ELU or a sine, sin(w h) / w, the same both times; here it is a number, w, or 0 for ELU.
+There may be any number of those in the middle, none too. The activation is ELU or a sine, sin(w h) / w, the same each
+time; here it is a number, w, or 0 for ELU. With U the values and tangents beside their neighbours (`maps.spread`), all
+linear maps are products of matrices:
 
-With U the values and tangents beside their neighbours (`maps.spread`), all linear maps are products of matrices:
+    A_1 = bend(U W_1'),   A_2 = bend(A_1 W_2'), ...,   [y'; J v] = sums over neighbours of the last A times the last W'
 
-    A_1 = bend(U W_1'),   A_2 = bend(A_1 W_2'),   [y'; J v] = sums over neighbours of A_2 W_3'
-
-and a gradient goes back by `bend_back` twice. Only A_1 and A_2 are kept, and for a sine its slopes with their
+and a gradient goes back by `bend_back`, once for every A. Only they are kept, and for a sine its slopes with their
 derivatives along the tangents, D = [a'; a'' t], which no A tells: twice as much.
 """
 
@@ -40,12 +40,15 @@ TILES = (Tile(64, 128, 64, 8, 3), Tile(128, 128, 64, 8, 3))
 
 def supported(maps: list[Map], bends: list[Step | None], biases: list[Tensor | None], like: Tensor) -> bool:
     """Whether maps, activations before them (None for none) and biases make such a unit, for matrices like `like`."""
-    if [type(m) for m in maps] != [Unrolled, Dense, Unrolled] or bends[0] is not None or bends[1] != bends[2]:
+    if len(maps) < 2 or [type(m) for m in maps] != [Unrolled, *[Dense] * (len(maps) - 2), Unrolled]:
         return False
-    first, middle, last = maps
-    wide = first.widens and not last.widens and middle.shape[0] % 128 == 0 and middle.shape[1] % 128 == 0  # type: ignore[attr-defined]
-    fits = wide and frequency(bends[1]) is not None and counts(len(like), max(middle.shape))  # type: ignore[attr-defined]
-    return fits and biases[0] is not None and biases[1] is not None and is_ready(like.dtype, like.device)
+    if bends[0] is not None or any(bend != bends[1] for bend in bends[2:]) or frequency(bends[1]) is None:
+        return False
+    first, *middle, last = maps
+    inner = {last.shape[1], *(n for m in middle for n in m.shape[:2])}  # type: ignore[attr-defined]
+    wide = first.widens and not last.widens and all(n % 128 == 0 for n in inner)  # type: ignore[attr-defined]
+    fits = wide and all(bias is not None for bias in biases[:-1]) and counts(len(like), max(inner))
+    return fits and is_ready(like.dtype, like.device)
 
 
 def frequency(bend: Step | None) -> float | None:
@@ -60,36 +63,39 @@ def frequency(bend: Step | None) -> float | None:
 
 
 class Wide(torch.autograd.Function):
-    """(x', [x'; v], W_1, b_1, W_2, b_2, W_3) -> [y'; J v], and D_1, D_2, or A_1, A_2 for ELU.
+    """(x', [x'; v], W_1, b_1, W_2, b_2, ..., the last W) -> [y'; J v], and for every A its D, or A itself for ELU.
 
     `matrices` are the weights as `maps` take them.
     """
 
     @staticmethod
     def forward(ctx: Any, maps: list[Any], matrices: list[Tensor], frequency: float, x: Tensor, both: Tensor,
-                *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        b1, b2, dual = tensors[1].detach(), tensors[3].detach(), len(both) > len(x)
-        a1, d1 = bend(maps[0].spread(both, matrices[0], back=False), matrices[0], b1, dual, frequency)
-        a2, d2 = bend(a1, matrices[1], b2, dual, frequency)
+                *tensors: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
+        dual, made, kept = len(both) > len(x), list[Tensor](), list[Tensor]()
+        for matrix, bias in zip(matrices[:-1], tensors[1::2], strict=True):
+            a = made[-1] if made else maps[0].spread(both, matrix, back=False)
+            for found, t in zip((made, kept), bend(a, matrix, bias.detach(), dual, frequency), strict=True):
+                found.append(t)
         for m in matrices[1:]:  # measured here: in a backward pass another thread would do it
-            _tile("bend_back", len(both), len(m), m.shape[1], dual, frequency, a1.dtype, a1.device)
+            _tile("bend_back", len(both), len(m), m.shape[1], dual, frequency, both.dtype, both.device)
         ctx.maps, ctx.matrices, ctx.frequency, ctx.rows, ctx.dual = maps, matrices, frequency, len(x), dual
-        ctx.save_for_backward(both, a1, a2, d1, d2)
-        ctx.mark_non_differentiable(d1, d2)
+        ctx.save_for_backward(both, *made, *kept)
+        ctx.mark_non_differentiable(*kept)
         ctx.set_materialize_grads(False)  # or zeros as large as these are written in every backward pass
-        return maps[2].forward(a2, matrices[2]), d1, d2
+        return maps[-1].forward(made[-1], matrices[-1]), *kept
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        both, a1, a2, d1, d2 = ctx.saved_tensors
-        (first, middle, last), (m1, m2, m3) = ctx.maps, ctx.matrices
-        spread = last.spread(g, m3, back=True)
-        g2, s2 = bend_back(spread, m3, d2, ctx.dual, ctx.frequency)
-        dw3 = last.folded(spread.T @ a2)
-        g1, s1 = bend_back(g2, m2, d1, ctx.dual, ctx.frequency)
-        dx = first.transpose(g1[: ctx.rows], m1)
-        dw1, dw2 = first.gradient(both, g1, m1), middle.gradient(a1, g2, m2)
-        return None, None, None, dx, None, dw1, s1.sum(0), dw2, s2.sum(0), dw3
+        both, *tensors = ctx.saved_tensors
+        made, kept = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
+        (first, *middle, last), (m1, *matrices) = ctx.maps, ctx.matrices
+        g = last.spread(g, matrices[-1], back=True)
+        found = [last.folded(g.T @ made[-1])]
+        for k in range(len(kept) - 1, -1, -1):
+            g, sums = bend_back(g, matrices[k], kept[k], ctx.dual, ctx.frequency)
+            weight = middle[k - 1].gradient(made[k - 1], g, matrices[k - 1]) if k else first.gradient(both, g, m1)
+            found += [sums.sum(0), weight]
+        return None, None, None, first.transpose(g[: ctx.rows], m1), None, *found[::-1]
 
 
 def bend(a: Tensor, b: Tensor, bias: Tensor, dual: bool, frequency: float) -> tuple[Tensor, Tensor]:
