@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product as crossed
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def test_kernels_interpreted_equal_autograd_in_float32():
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     errors = [float(line) for line in done.stdout.split()]
-    assert len(errors) == len(CASES) + (1 + len(FREQUENCIES)) * len(PRODUCTS) + 2 * len(FREQUENCIES)
+    assert len(errors) == len(CASES) + (1 + len(FREQUENCIES)) * len(PRODUCTS) + 4 * len(FREQUENCIES)
     assert max(errors) < 5e-6
 
 
@@ -366,8 +367,8 @@ if __name__ == "__main__":
         for frequency in FREQUENCIES:
             print(bend_error(*product[:3], frequency))
     for frequency in FREQUENCIES:
-        for dual in (True, False):
-            print(largest_error(*unit_results(frequency, dual, 128)))
+        for dual, middle in crossed((True, False), (0, 1)):
+            print(largest_error(*unit_results(frequency, dual, 128, middle)))
     for case in CASES:
         given = inputs(*case)
         print(largest_error(outputs_and_gradients(kernels.advance, *given), outputs_and_gradients(plain, *given)))

@@ -3,10 +3,8 @@
 import csv
 import io
 import json
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +13,7 @@ import torch
 from rich.console import Console
 
 from iresnet import __version__, certify, checkpoint, cli
-from iresnet.cli.console import choose_device, console, ctrl_c, progress, reporter, waiting
+from iresnet.cli.console import choose_device, console, progress, reporter, waiting
 from iresnet.cli.score import _columns
 from iresnet.cli.train import finish
 from iresnet.data import DataSettings
@@ -103,32 +101,6 @@ class TestTrain:
         code, _ = call("train", "digits-hybrid", *self.SMALL, "--set", "steps=2", "--out", tmp_path / "d")
         assert code == 0
         assert call("train", "--resume", "--out", tmp_path / "d")[0] == 0
-
-    @pytest.mark.skipif(not hasattr(signal, "SIGINT") or sys.platform == "win32", reason="needs POSIX signals")
-    def test_ctrl_c_saves_and_says_how_to_go_on(self, tmp_path):
-        words = [*self.SMALL, "--set", "steps=100000", "--out", str(tmp_path / "e")]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "iresnet", "train", "digits-hybrid", *words],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        for _ in range(600):
-            if (tmp_path / "e" / "log.csv").exists() and (tmp_path / "e" / "log.csv").read_text().count("\n") > 1:
-                break
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-        assert process.returncode == 130, err
-        assert f"iresnet train --resume --out {tmp_path / 'e'}" in out.replace("\n", "")
-        assert checkpoint.load(tmp_path / "e" / "last.safetensors").state["step"] >= 10
-        assert "Traceback" not in err
-
-    def test_a_second_ctrl_c_stops_at_once(self):
-        with ctrl_c() as stop:
-            assert not stop()
-            signal.raise_signal(signal.SIGINT)
-            assert stop()
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
 
     @pytest.mark.parametrize(
         ("words", "sentence"),

@@ -285,7 +285,7 @@ class TestErrorBars:
 
     def test_a_smaller_tolerance_takes_more_passes(self, wide):
         x = normal(2, 80, seed=3)
-        coarse, fine = (wide.log_prob_with_error(x, tolerance=t) for t in (1.0, 0.5))
+        coarse, fine = (wide.log_prob_with_error(x, tolerance=t) for t in (0.08, 0.04))
         assert fine.passes > coarse.passes
         assert (fine.bias_bound < coarse.bias_bound).all()
 

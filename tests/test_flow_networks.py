@@ -220,7 +220,7 @@ def test_blocks_and_coefficients():
         "cifar10-flow": ((16, 16, 16), 512, 5),
         "cifar10-flow-appendix": ((32, 32, 32), 512, 5),
         "cifar10-flow-modern": ((16, 16, 16), 128, 2),
-        "cifar10-flow-principal": ((16, 16, 16), 512, 5),
+        "cifar10-flow-principal": ((28, 8, 4), 512, 4),
         "mnist-flow": ((32, 32, 32), 32, 10),
         "mnist-flow-small": ((16, 16), 64, 8),
     }

@@ -62,8 +62,6 @@ class TestValue:
         assert (forced.method, forced.unit) == ("series", "bits/dim")
         noise = math.hypot(exact.estimator_error, forced.estimator_error)
         assert abs(exact.value - forced.value) <= forced.bias_bound + 4 * noise
-        exact_draw, forced_draw = (got.row_error * math.sqrt(got.draws) for got in (exact, forced))
-        assert forced_draw > exact_draw  # probes are noise as well
 
     def test_exact_determinants_beyond_64_dimensions_if_asked(self):
         (flow, matrices), data = linear(70, 0.8), table(5, 70)

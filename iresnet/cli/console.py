@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from ..training import Report
+from ..training import Report, train
 
 #: Figures of so many recent steps are averaged in the bar, and it is drawn anew so often, in seconds.
 RECENT, REDRAW = 50, 0.2
@@ -30,6 +30,9 @@ LOGGED_ONLY = ("loss", "cross-entropy")
 
 #: Up to this dimension one thread is fastest: more would only wait for each other.
 SMALL = 256
+
+#: A second signal within so many seconds is the same wish: `timeout` signals a command and then its whole group.
+SAME_WISH = 1.0
 
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto: CUDA where there is one.")]
 
@@ -130,17 +133,37 @@ def _figure(name: str, value: float) -> str:
 
 
 @contextmanager
-def ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C asks to stop after the step in hand; a second one stops at once."""
-    asked: list[bool] = []
+def ctrl_c(then: Callable[[], str] = lambda: "") -> Iterator[Callable[[], bool]]:
+    """Ctrl-C or SIGTERM asks a training to stop after the step in hand; again, or beside a training, it ends at once.
+
+    What is yielded says whether that was asked, and `then` what to do after an end at once. A pair within a second is
+    one wish. Once there was one, the handlers stay: the command is about to end, and the second may be on its way.
+    """
+    asked: list[float] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
-        if asked:
+        now = time.monotonic()
+        if asked and now - asked[-1] < SAME_WISH:
+            return
+        at_once = bool(asked) or not _in_training(frame)
+        asked.append(now)
+        if at_once:
             raise KeyboardInterrupt
-        asked.append(True)
 
-    before = signal.signal(signal.SIGINT, handler)
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: bool(asked)
+    except KeyboardInterrupt:
+        console().print(f"Stopped. {then()}".strip(), highlight=False, soft_wrap=True)
+        raise typer.Exit(130) from None
     finally:
-        signal.signal(signal.SIGINT, before)
+        if not asked:
+            for number, earlier in before.items():
+                signal.signal(number, earlier or signal.SIG_DFL)
+
+
+def _in_training(frame: FrameType | None) -> bool:
+    """Whether a training loop was interrupted, however deep within: it asks after its step, and nothing else does."""
+    while frame is not None and frame.f_code is not train.__code__:
+        frame = frame.f_back
+    return frame is not None

@@ -17,6 +17,9 @@ from .console import Device, choose_device, console, ctrl_c, progress, reporter,
 #: What the digits of the budget smoke have.
 SMALL = 64
 
+#: What is said to whoever stops it.
+GO_ON = "The same command goes on from there."
+
 #: Numbers under these names are shown by their size.
 SMALL_WORDS = ("error", "bias", "deviation", "bound")
 
@@ -85,7 +88,7 @@ def reproduce(
     for result in results:
         result.check(job)  # what cannot be made is refused before anything is trained
     use_threads(SMALL if budget == "smoke" or job.datasets == ("digits",) else SMALL**2, threads)
-    with ctrl_c() as stop, progress(screen) as bars:
+    with ctrl_c(lambda: GO_ON) as stop, progress(screen) as bars:
         work = Work(
             job,
             report=lambda name: reporter(bars, name),
@@ -96,7 +99,7 @@ def reproduce(
             outcomes = [result.run(work) for result in results]
         except Stopped as reason:
             bars.stop()
-            screen.print(f"{reason}. The same command goes on from there.", soft_wrap=True)
+            screen.print(f"{reason}. {GO_ON}", soft_wrap=True)
             raise typer.Exit(130) from None
     for outcome in outcomes:
         show(screen, outcome)

@@ -13,7 +13,7 @@ from .. import presets
 from ..architectures import INVERSES
 from ..data import load
 from ..presets import Experiment
-from ..run import Outcome, Run, resume, start
+from ..run import TRUNCATION, Outcome, Run, flattered, resume, start
 from ..spelling import counted
 from .console import Device, choose_device, console, ctrl_c, progress, reporter, use_threads
 
@@ -43,7 +43,7 @@ def train(
 
     Example: iresnet train table-hybrid --data measurements.csv --label kind
 
-    Ctrl-C saves; `--resume` goes on from there.
+    Ctrl-C or SIGTERM saves; `--resume` goes on from there.
     """
     if resume_:
         given: dict[str, object] = {
@@ -72,7 +72,7 @@ def train(
         schema = splits.schema
     chosen, screen = choose_device(device), console()
     use_threads(schema.dimension, threads)
-    with ctrl_c() as stop, progress(screen) as bars:
+    with ctrl_c(lambda: go_on(folder)) as stop, progress(screen) as bars:
         report = reporter(bars, experiment.name)
         if resume_:
             outcome = resume(folder, device=chosen, report=report, stop=stop)
@@ -99,23 +99,31 @@ def settle(
     return experiment if seed is None else replace(experiment, seed=seed)
 
 
+def go_on(folder: Path) -> str:
+    """How to go on with a run that was stopped."""
+    if not (folder / "last.safetensors").is_file():
+        return "Nothing was saved yet; start anew."
+    return f"Go on with:\n  iresnet train --resume --out {folder}"
+
+
 def finish(outcome: Outcome) -> None:
     """Say what came of it, and what can be done next."""
     screen, folder = console(), outcome.run.folder
     if not outcome.finished:
         screen.print(
-            f"Stopped and saved at step {outcome.step} of {outcome.run.experiment.training.steps}. Go on with:\n"
-            f"  iresnet train --resume --out {folder}",
+            f"Stopped and saved at step {outcome.step} of {outcome.run.experiment.training.steps}. {go_on(folder)}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
         raise typer.Exit(130)
     best = outcome.run.best()
-    words = ", ".join(f"{name} {value:.3f}" for name, value in best.items() if name != "step")
+    words = ", ".join(f"{name} {value:.3f}" for name, value in best.items() if name not in ("step", TRUNCATION))
     when = "Best at" if outcome.run.experiment.training.select == "best" else "After"
     screen.print(
         f"Trained {counted(outcome.step, 'step')} in {outcome.seconds:.0f} s. {when} step {best['step']:.0f}: {words}.",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
+    if warning := flattered(outcome.run):
+        screen.print(warning, highlight=False, soft_wrap=True)
     if torch.cuda.is_available() and outcome.engine:
         screen.print(f"Steps taken: {outcome.engine}.", highlight=False, soft_wrap=True)
     if outcome.certificate is not None:

@@ -2,7 +2,7 @@
 
 A g that can be read (`program`) is multiplied out, J' = W_1' D_1 W_2' D_2 ...: one ordinary graph, which is faster to
 differentiate than a vector-Jacobian product; layers that keep their input add what comes back along both ways. Any
-other g goes through `torch.func.vjp`.
+other g goes through `torch.func.vjp`. Where tr J has a closed form (`trace`) it comes along.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from . import program
 from .bound import Conditioned
 from .constraint import _prepare, cap_of
 from .program import Program
+from .trace import closed_trace
 
 
 def linearise(g: nn.Module, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Jacobian]:
@@ -25,15 +26,19 @@ def linearise(g: nn.Module, x: Tensor, context: Tensor | None = None) -> tuple[T
     if stages is None:
         y, vjp = cast(Any, torch.func.vjp(lambda t: g(t) if context is None else g(t, context), x))
         return y, Jacobian(lambda v: cast(Tensor, vjp(v)[0]))
+    whole: Program = ()
+    tensors: list[Tensor] = []
     transposes: list[Pull] = []
     y = x
     for i, (stage, steps) in enumerate(stages):
         if i:
             y = cast(Conditioned, g).shifted(y, context)
         _show_sizes(stage, y)
-        y, more = program.linearise(steps, y, _laid_out(program.tensors(stage), y))
-        transposes += more
-    return y, Jacobian(lambda v: program.pull(transposes, v), broadcasts=x.dim() == 2)
+        own = _laid_out(program.tensors(stage), y)
+        y, more = program.linearise(steps, y, own)
+        whole, tensors, transposes = whole + steps, tensors + own, transposes + more
+    trace = closed_trace(whole, x, tensors, transposes)
+    return y, Jacobian(lambda v: program.pull(transposes, v), broadcasts=x.dim() == 2, trace=trace)
 
 
 def _stages(g: nn.Module, x: Tensor) -> list[tuple[nn.Module, Program]] | None:

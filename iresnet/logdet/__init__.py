@@ -24,6 +24,7 @@ from .estimators import (
     FixedSeries,
     PowerSeries,
     RussianRoulette,
+    SettledSeries,
     StoppedRoulette,
 )
 from .jacobian import Jacobian, Pull
@@ -47,6 +48,7 @@ __all__ = [
     "Probe",
     "Pull",
     "RussianRoulette",
+    "SettledSeries",
     "StoppedRoulette",
     "attach_gradient",
     "draw",

@@ -124,11 +124,43 @@ class PowerSeries(FixedSeries):
 
 
 @dataclass(frozen=True)
-class CertifiedSeries(Estimator):
-    """A power series of which every probe leaves out at most `tolerance` nats a block, with at most Theorem 3's terms.
+class SettledSeries(Estimator):
+    """A power series of which every probe leaves out at most `tolerance` nats a block, if ||J|| <= `lipschitz` < 1.
 
-    Without a graph most samples need fewer, since ||J^n v|| is known on the way (`settled_series`).
+    It has at most Theorem 3's terms. Without a graph most samples need fewer, since ||J^n v|| is known on the way
+    (`settled_series`), and the first is exact where tr J is known.
     """
+
+    lipschitz: float
+    tolerance: float = 1e-3
+    probes: int = 1
+    probe: Probe = "rademacher"
+    shared: bool = False
+
+    def __call__(
+        self,
+        jacobian: Jacobian,
+        x: Tensor,
+        *,
+        lipschitz: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        terms, bound = terms_needed(self.lipschitz, math.prod(x.shape[1:]), self.tolerance), self.lipschitz
+        whole = PowerSeries(terms, self.probes, self.probe, self.shared)
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return whole(jacobian, x, generator=generator)
+        trace = None if jacobian.trace is None else jacobian.trace()
+
+        def once() -> Tensor:
+            v = signs(whole.noise(x, generator), x.dtype)
+            return settled_series(jacobian, v, terms, bound, self.tolerance, trace)
+
+        return _mean_over_probes(self.probes, once)
+
+
+@dataclass(frozen=True)
+class CertifiedSeries(Estimator):
+    """A `SettledSeries` for the bound that is proven of each block."""
 
     tolerance: float = 1e-3
     probes: int = 1
@@ -149,16 +181,8 @@ class CertifiedSeries(Estimator):
                 f"the number of terms follows from a proven contraction; got Lip(g) <= {lipschitz}. See "
                 "certify(model); tighten_(model) repairs it, or name PowerSeries(terms=...)."
             )
-        terms, bound = terms_needed(lipschitz, math.prod(x.shape[1:]), self.tolerance), lipschitz
-        whole = PowerSeries(terms, self.probes, self.probe, self.shared)
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return whole(jacobian, x, generator=generator)
-
-        def once() -> Tensor:
-            v = signs(whole.noise(x, generator), x.dtype)
-            return settled_series(jacobian, v, terms, bound, self.tolerance)
-
-        return _mean_over_probes(self.probes, once)
+        settled = SettledSeries(lipschitz, self.tolerance, self.probes, self.probe, self.shared)
+        return settled(jacobian, x, generator=generator)
 
 
 @dataclass(frozen=True)

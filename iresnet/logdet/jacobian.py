@@ -16,10 +16,11 @@ _CHUNK = 1 << 22
 
 
 class Jacobian:
-    """The Jacobian of g at a batch x, known by v -> J' v. `broadcasts` says that v may have one more leading axis."""
+    """The Jacobian of g at a batch x, known by v -> J' v. `broadcasts` says that v may have one more leading axis;
+    `trace` computes tr J of every sample without a probe, where there is a way."""
 
-    def __init__(self, pull: Pull, *, broadcasts: bool = False) -> None:
-        self.pull, self.broadcasts = pull, broadcasts
+    def __init__(self, pull: Pull, *, broadcasts: bool = False, trace: Callable[[], Tensor] | None = None) -> None:
+        self.pull, self.broadcasts, self.trace = pull, broadcasts, trace
 
     def __call__(self, v: Tensor) -> Tensor:
         return self.pull(v)

@@ -60,18 +60,20 @@ def series(jacobian: Jacobian, v: Tensor, value: Tensor, gradient: Tensor) -> Te
     return attach_gradient(total, surrogate)
 
 
-def settled_series(jacobian: Jacobian, v: Tensor, most: int, lipschitz: float, tolerance: float) -> Tensor:
+def settled_series(
+    jacobian: Jacobian, v: Tensor, most: int, lipschitz: float, tolerance: float, trace: Tensor | None = None
+) -> Tensor:
     """sum_k (-1)^(k+1) v' J^k v / k, for each sample until the rest is at most `tolerance`; at most `most` terms.
 
     After n terms the rest is at most ||v|| ||(J')^n v|| sum_k>n L^(k-n) / k. A sample's number of terms is its own,
-    so that its value has nothing to do with the samples beside it.
+    so that its value has nothing to do with the samples beside it. `trace`, where tr J is known, stands for v' J v.
     """
     total, w, going = v.new_zeros(len(v)), v, torch.ones(len(v), dtype=torch.bool, device=v.device)
     factor = v.flatten(1).norm(dim=1) * (lipschitz / (1 - lipschitz))
     for k in range(1, most + 1):
         w = jacobian(w)
-        term = (w * v).flatten(1).sum(1) * ((1 - 2 * ((k - 1) % 2)) / k)
-        total = total + torch.where(going, term, 0.0)
+        found = (w * v).flatten(1).sum(1) if k > 1 or trace is None else trace
+        total = total + torch.where(going, found * ((1 - 2 * ((k - 1) % 2)) / k), 0.0)
         going = going & ~(factor * w.flatten(1).norm(dim=1) / (k + 1) <= tolerance)
         if k % (LOOK_EVERY if v.is_cuda else 1) == 0 and not bool(going.any()):
             break

@@ -19,7 +19,7 @@ from .. import config, data
 from ..data import Dataset, DataSettings, Splits, some
 from ..data.download import REGISTRY, present
 from ..presets import Experiment
-from ..run import Run, resume, start
+from ..run import Run, flattered, resume, start
 from ..spelling import hint
 from ..training import Report
 from . import flows, planes
@@ -130,6 +130,8 @@ class Work:
             outcome = start(wanted, folder, device=device, report=self.report(str(cell)), stop=self.stop, splits=splits)
         if not outcome.finished:
             raise Stopped(f"{cell} stopped and saved at step {outcome.step} of {outcome.run.experiment.training.steps}")
+        if warning := flattered(outcome.run):
+            self.say(f"{cell}: {warning}")
         return outcome.run
 
     def splits(self, run: Run) -> Splits:

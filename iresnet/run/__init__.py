@@ -2,7 +2,9 @@
 
 from .fit import Outcome, publish, release, resume, start
 from .folder import Run, load
-from .watch import judge
+from .watch import TRUNCATION, flattered, judge
 from .weights import shipped
 
-__all__ = ["Outcome", "Run", "judge", "load", "publish", "release", "resume", "shipped", "start"]
+__all__ = [
+    "TRUNCATION", "Outcome", "Run", "flattered", "judge", "load", "publish", "release", "resume", "shipped", "start",
+]  # fmt: skip

@@ -91,7 +91,7 @@ def _fit(
     objective = experiment.objective.objective(model, run.schema.levels, experiment.data.augment)
     batches = _batches(experiment, splits.train.to(device))
     generator = torch.Generator(device).manual_seed(experiment.seed)
-    watch = Watch(run, splits.validation.to(device), dict(state.state) if state else {}, stop)
+    watch = Watch(run, model, splits.validation.to(device), dict(state.state) if state else {}, stop)
     first = int(state.state["step"]) if state else 0
 
     def on_step(step: int, steps: int, figures: Mapping[str, Tensor]) -> None:
@@ -108,7 +108,7 @@ def _fit(
         watch.close()
     finished = watch.step >= experiment.training.steps
     _write_environment(run, watch, model, device)
-    if not finished:
+    if not finished or stop():  # asked during the last step: what is left to do is left to `resume`
         return Outcome(run, watch.step, False, watch.seconds, engine=watch.engine)
     certificate, tightened = release(run, splits.validation, device)
     return Outcome(run, watch.step, True, watch.seconds, certificate, tuple(tightened), watch.engine)

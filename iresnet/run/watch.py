@@ -12,12 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from .. import checkpoint, evaluation
+from ..certificate import residual_blocks
 from ..checkpoint import Checkpoint
 from ..data import Dataset, Schema, some
+from ..flow import Flow
 from ..guard import REMEDY, TrainingError
-from ..logdet import PowerSeries, RussianRoulette
+from ..lipschitz import nominal
+from ..logdet import Estimator, PowerSeries, SettledSeries
 from ..objective import Aim, continuous, cross_entropy, unit_name
-from ..residual import EXACT_UP_TO, full_precision
+from ..residual import EXACT_UP_TO, ResidualBlock, full_precision
+from ..spectral import NoBoundKnown
+from ..spelling import counted
 from ..training import State
 from ..version import __version__
 from .folder import Run
@@ -25,22 +30,29 @@ from .log import Log
 
 LOG_EVERY = 10
 
-#: Terms by which a density is watched that is trained with a roulette, whose few certain ones say too little.
-TERMS = 20
+#: What the series leaves out by which a density is watched, in bits per dimension, all blocks together; and its terms
+#: where no constant below 1 is asked for, so that nothing says how many it takes.
+BIAS, TERMS = 1e-3, 20
 
 #: Rows by which a density is watched during training; the final figures use all of them.
 WATCHED = 1000
+
+#: By how much training's series makes likelihoods look better than they are, in the log; and how much of it the user is
+#: told of, in bits per dimension: less is what a short series costs before a network learns to make use of it.
+TRUNCATION, FLATTERY = "validation truncation bits/dim", 0.01
 
 
 class Watch:
     """Looks at the state after every step: logs, judges averaged weights on validation data, saves best and last."""
 
-    def __init__(self, run: Run, validation: Dataset, state: Mapping[str, Any], stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, run: Run, model: nn.Module, validation: Dataset, state: Mapping[str, Any], stop: Callable[[], bool]
+    ) -> None:
         self.run, self.validation, self.stop = run, validation, stop
         self.step, self.before = int(state.get("step", 0)), float(state.get("seconds", 0.0))
         self.best = float(state.get("best", math.inf))
         self.start = time.perf_counter()
-        self.log = Log(run.folder, self.step, _validation_names(run.experiment.objective, run.schema))
+        self.log = Log(run.folder, self.step, _validation_names(run.experiment.objective, run.schema, model))
         self.seen: list[Mapping[str, Tensor]] = []
         self.engine, self.precision = "", "float32"
 
@@ -99,35 +111,85 @@ class Watch:
         self.log.close()
 
 
-def _validation_names(aim: Aim, schema: Schema) -> list[str]:
+def _validation_names(aim: Aim, schema: Schema, model: nn.Module) -> list[str]:
     names = [] if aim.kind == "classification" else [f"validation {unit_name(schema.levels)}"]
+    names += [TRUNCATION] if isinstance(getattr(model, "estimator", None), PowerSeries) else []
     return names if aim.kind == "density" else [*names, "validation cross-entropy", "validation error %"]
+
+
+def flattered(run: Run) -> str:
+    """What is to be said of a run that has learned to use what training's series leaves out; empty where it has not."""
+    found, terms = run.best().get(TRUNCATION, 0.0), counted(run.experiment.network.terms, "term")
+    return "" if not found > FLATTERY else (
+        f"Training's series of {terms} flatters by at least {found:.2f} bits/dim: the network has learned to use what "
+        "it leaves out. Use more terms, a smaller lipschitz, or estimator=roulette."
+    )  # fmt: skip
 
 
 @torch.no_grad()
 def judge(model: nn.Module, rows: Dataset, aim: Aim) -> tuple[dict[str, float], float]:
     """Validation figures by name, and the one number that decides which weights are best: the objective itself.
 
-    Likelihoods are exact up to 64 dimensions; beyond, they are estimated as in training, which is cheap enough, and in
-    place of a roulette by a series.
+    Likelihoods are exact up to 64 dimensions; beyond, they are sums of series that leave out next to nothing, if every
+    block is as contractive as asked for. Where training's own series is shorter, a figure says what it hides.
     """
-    figures, criterion, levels = {}, 0.0, rows.schema.levels
+    figures: dict[str, float] = {}
+    criterion = 0.0
     if aim.kind != "classification":
-        x = some(rows, WATCHED).x
-        generator = torch.Generator(x.device).manual_seed(0)
-        points = torch.split(continuous(x, levels, generator), evaluation.likelihood.CHUNK)
-        flow = evaluation.as_flow(model)
-        estimator = flow.estimator if math.prod(x.shape[1:]) > EXACT_UP_TO else None
-        if isinstance(estimator, RussianRoulette):  # it needs a bound below 1, which weights not tightened may lack
-            estimator = PowerSeries(terms=max(TERMS, 2 * estimator.terms))
-        with full_precision(x):
-            values = [flow.log_prob(p, estimator=estimator, generator=generator) for p in points]
-        nats = -float(torch.cat(values).double().mean())
-        per_dimension = nats / (math.prod(x.shape[1:]) * math.log(2))
-        figures[f"validation {unit_name(levels)}"] = nats if levels is None else per_dimension
-        criterion += per_dimension
+        figures, criterion = _likelihood(evaluation.as_flow(model), some(rows, WATCHED))
     if aim.kind != "density":
         loss, found = cross_entropy(evaluation.logits(model, rows), rows.y)
         figures |= {f"validation {name}": float(value) for name, value in found.items()}
         criterion += aim.weight * float(loss)
     return figures, criterion
+
+
+def _likelihood(flow: Flow, rows: Dataset) -> tuple[dict[str, float], float]:
+    """Likelihoods of rows with one draw of noise that never changes; and in bits per dimension."""
+    x, levels = rows.x, rows.schema.levels
+    generator = torch.Generator(x.device).manual_seed(0)
+    points = torch.split(continuous(x, levels, generator), evaluation.likelihood.CHUNK)
+    probes, unit = generator.get_state(), math.prod(x.shape[1:]) * math.log(2)
+
+    def nats(estimator: Estimator | None) -> Tensor:
+        generator.set_state(probes)
+        with full_precision(x):
+            values = [flow.log_prob(p, estimator=estimator, generator=generator) for p in points]
+        return -torch.cat(values).double()
+
+    blocks = [block for _, block, _ in residual_blocks(flow, rows.schema.shape)]
+    true = nats(_watched_by(flow, blocks, x))
+    mean = float(true.mean())
+    figures = {f"validation {unit_name(levels)}": mean if levels is None else mean / unit}
+    if isinstance(flow.estimator, PowerSeries):
+        figures[TRUNCATION] = _certain(true - nats(flow.estimator)) / unit
+    return figures, mean / unit
+
+
+def _watched_by(flow: Flow, blocks: list[ResidualBlock], x: Tensor) -> Estimator | None:
+    """None, for exact determinants, where there are few dimensions; else a series that stops when its rest is small.
+
+    Training's own would be judged by what it is rewarded for, and to prove a constant of weights that were not
+    tightened would take longer than many steps: the one asked for is taken as true.
+    """
+    d = math.prod(x.shape[1:])
+    if d <= EXACT_UP_TO or not blocks:  # other transforms have determinants of their own
+        return None
+    lipschitz = max(_asked(block) for block in blocks)
+    if not lipschitz < 1:
+        return PowerSeries(max(TERMS, 2 * getattr(flow.estimator, "terms", 0)))
+    return SettledSeries(lipschitz, BIAS * d * math.log(2) / len(blocks))
+
+
+def _asked(block: ResidualBlock) -> float:
+    """The constant of g that its coefficients promise, or that was asserted; infinite where there is none."""
+    try:
+        return nominal(block.g) if block.asserted is None else block.asserted
+    except NoBoundKnown:
+        return math.inf
+
+
+def _certain(flattery: Tensor) -> float:
+    """The mean over rows less two standard errors, since probes are noise; zero where that hides it."""
+    error = float(flattery.std()) / math.sqrt(len(flattery)) if len(flattery) > 1 else math.inf
+    return max(0.0, float(flattery.mean()) - 2 * error)

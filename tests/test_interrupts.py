@@ -1,0 +1,141 @@
+"""Ctrl-C and SIGTERM: a training is saved and goes on, what is not a training ends at once, and a pair is one wish."""
+
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import count
+
+import pytest
+import torch
+import typer
+
+from iresnet import DiagonalNormal, Flow, checkpoint
+from iresnet.cli.console import ctrl_c
+from iresnet.objective import MaximumLikelihood
+from iresnet.paper import RESULTS
+from iresnet.run import resume, start
+from iresnet.training import Training, train
+from iresnet.transform import Chain
+from tests.runs import tiny
+
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """A command that was stopped leaves its handlers: its process ends with it, and this one does not."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield before
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def training(during, steps=5):
+    """Train for so many steps; `during` is called with the step within the loop, and the loop asks after it."""
+    with ctrl_c() as stop:
+        flow, done = Flow(Chain(), DiagonalNormal(2, learned=True)), []
+
+        def watch(state):
+            done.append(state.step)
+            during(state.step)
+            return stop()
+
+        train(MaximumLikelihood(flow), (torch.randn(4, 2) for _ in range(steps)), Training(steps=steps), watch=watch)
+    return done
+
+
+@POSIX
+@pytest.mark.parametrize(
+    "sent", [(signal.SIGINT, signal.SIGINT), pytest.param((signal.SIGTERM,), marks=pytest.mark.slow)], ids=str
+)
+def test_a_stopped_training_is_saved_and_goes_on(sent, tmp_path):
+    small = ("--set", "width=4", "--set", "blocks=[1]", "--set", "steps=100000", "--set", "validate_every=100000")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "iresnet", "train", "points-density", *small, "--out", str(tmp_path / "run")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    log, deadline = tmp_path / "run" / "log.csv", time.monotonic() + 60
+    while not (log.exists() and log.read_text().count("\n") > 1) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for number in sent:
+        process.send_signal(number)
+        time.sleep(0.01)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Stopped and saved at step" in out
+    assert f"iresnet train --resume --out {tmp_path / 'run'}" in out.replace("\n", "")
+    assert "Traceback" not in err
+    step = checkpoint.load(tmp_path / "run" / "last.safetensors").state["step"]
+    assert step >= 10
+    assert resume(tmp_path / "run", stop=lambda: True).step == step + 1
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_training_ends_after_the_step_in_hand(number):
+    assert training(lambda step: signal.raise_signal(number) if step == 2 else None) == [1, 2]
+
+
+def test_a_pair_is_one_wish_and_a_later_one_ends_at_once(monkeypatch):
+    clock = iter((10.0, 10.9, 11.1))
+
+    def thrice(step):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("iresnet.cli.console.time.monotonic", lambda: next(clock))
+        assert training(thrice) == [1]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_beside_a_training_the_first_ends_at_once_and_its_twin_is_not_heard(number, capsys):
+    def both():
+        with ctrl_c(lambda: "Go on."):
+            try:
+                signal.raise_signal(number)
+            finally:
+                signal.raise_signal(number)
+
+    with pytest.raises(typer.Exit) as ended:
+        both()
+    signal.raise_signal(signal.SIGINT)  # it is on its way out
+    assert ended.value.exit_code == 130
+    assert capsys.readouterr().out == "Stopped. Go on.\n"
+
+
+def test_without_a_signal_all_is_as_before(handlers):
+    with ctrl_c() as stop:
+        assert signal.getsignal(signal.SIGTERM) != handlers[signal.SIGTERM]
+    assert not stop()
+    assert {number: signal.getsignal(number) for number in SIGNALS} == handlers
+
+
+def test_train_says_what_there_is_to_go_on_from(call, monkeypatch, tmp_path):
+    def interrupted(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(sys.modules["iresnet.cli.train"], "start", interrupted)
+    words = ("train", "points-density", "--out", tmp_path)
+    assert call(*words) == (130, "Stopped. Nothing was saved yet; start anew.\n")
+    (tmp_path / "last.safetensors").touch()
+    code, text = call(*words)
+    assert (code, text) == (130, f"Stopped. Go on with:\n  iresnet train --resume --out {tmp_path}\n")
+
+
+def test_reproduce_ends_at_once_while_it_judges(call, monkeypatch, tmp_path):
+    judging = replace(RESULTS["table2"], run=lambda work: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setitem(RESULTS, "table2", judging)
+    assert call("reproduce", "table2", "--out", tmp_path) == (130, "Stopped. The same command goes on from there.\n")
+
+
+def test_asked_in_the_last_step_the_rest_is_left_to_resume(tmp_path):
+    asked = count()
+    stopped = start(tiny(steps=2), tmp_path / "run", stop=lambda: next(asked) > 0)
+    assert (stopped.step, stopped.finished) == (2, False)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert resume(tmp_path / "run").certificate.passed
