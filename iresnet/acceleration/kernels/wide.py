@@ -74,8 +74,9 @@ class Wide(torch.autograd.Function):
         dual, made, kept = len(both) > len(x), list[Tensor](), list[Tensor]()
         for matrix, bias in zip(matrices[:-1], tensors[1::2], strict=True):
             a = made[-1] if made else maps[0].spread(both, matrix, back=False)
-            for found, t in zip((made, kept), bend(a, matrix, bias.detach(), dual, frequency), strict=True):
-                found.append(t)
+            a, d = bend(a, matrix, bias.detach(), dual, frequency)
+            made.append(a)
+            kept.append(d)
         for m in matrices[1:]:  # measured here: in a backward pass another thread would do it
             _tile("bend_back", len(both), len(m), m.shape[1], dual, frequency, both.dtype, both.device)
         ctx.maps, ctx.matrices, ctx.frequency, ctx.rows, ctx.dual = maps, matrices, frequency, len(x), dual
