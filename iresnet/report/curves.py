@@ -20,6 +20,7 @@ NAMES = {
     "loss": "loss",
     "bits/dim": "bits per dimension",
     "nats": "nats per row",
+    "truncation bits/dim": "bits per dimension that the series of training hides",
     "rate": "learning rate",
     "cross-entropy": "cross-entropy, nats",
 }
