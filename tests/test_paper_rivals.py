@@ -20,6 +20,7 @@ from iresnet.figures import Crossing, Dynamics, Plane, paths_picture, planes_pic
 from iresnet.figures.paths import grouped
 from iresnet.paper import Job, Stopped, Work, figure1, figure2, properties, table1, table3, table5
 from iresnet.paper.cells import DENSITIES, EPOCHS, Cell, experiment, model_of
+from iresnet.results import Results, write
 from iresnet.rivals import AdditiveCoupling, FreeBlock
 
 RESULTS = {"figure1": figure1, "figure2": figure2, "table1": table1, "table3": table3, "table5": table5}
@@ -396,6 +397,18 @@ def test_operations_of_a_linear_layer_are_counted():
 
     count = table5.operations(Squares(), torch.ones(3, 10), None, torch.Generator())
     assert count * 1e9 == 2 * 2 * 3 * 10 * 20  # forward, and the gradient of the weight
+
+
+@pytest.mark.parametrize(("commit", "again"), [("1234567", 0), ("7654321", 5), ("1234567-dirty", 5)])
+def test_what_was_measured_in_the_same_circumstances_is_kept(made, tmp_path, monkeypatch, commit, again):
+    now = [{**e, "commit": "1234567"} for e in made.outcomes["table5"].results.runs]
+    write(Results("table5", table5.compared(now), now), tmp_path)
+    rows, measured = {e["model"]: e["row"] for e in now}, []
+    monkeypatch.setattr(table5, "measure", lambda name, *_: measured.append(name) or rows[name])
+    monkeypatch.setattr(table5, "circumstances", lambda **_: {**now[0], "commit": commit})
+    found = table5.run(Work(Job(out=tmp_path))).results
+    assert len(measured) == again
+    assert [r["ms"] for r in found.rows] == [r["ms"] for r in made.outcomes["table5"].results.rows]
 
 
 def test_rows_of_two_devices_stand_beside_each_other(made, tmp_path):

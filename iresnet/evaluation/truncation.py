@@ -10,7 +10,6 @@ so that nothing is drawn and nothing is noise. Blocks draw their own probes: bia
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -77,14 +76,14 @@ class _Dense(Estimator):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         assert lipschitz is not None  # asked for by needs_lipschitz
-        j = jacobian.matrix(x)
+        j = jacobian.matrix(x).double()  # series and determinant are of one matrix: its own rounding is in both
         logdet = Exact()(_given(j), x)
         found = torch.stack([_moments(a, logdet) for a in _partial_sums(j, self.terms)], dim=1)
         self.sums = found if self.sums is None else self.sums + found
         d = j.shape[-1]
         self.bounds = [b + truncation_bound(lipschitz, d, n + 1) for n, b in enumerate(self.bounds)]
         self.blocks += 1
-        return logdet
+        return logdet.to(x.dtype)
 
 
 def _given(j: Tensor) -> Jacobian:
@@ -115,18 +114,19 @@ def _moments(a: Tensor, logdet: Tensor) -> Tensor:
 def truncation(model: nn.Module, data: Dataset, *, terms: int = 20, seed: int = 0) -> Truncation:
     """The bias and the standard deviation of series with 1 to `terms` terms on rows, against exact determinants.
 
-    In float64. It takes dense Jacobians, d x d for every row and block: for hundreds of dimensions, not for thousands.
+    It takes dense Jacobians, d x d for every row and block: for hundreds of dimensions, not for thousands. They are
+    those of the model in its own precision; powers and determinants of them are taken in float64.
     """
     if terms < 1:
         raise ValueError(f"terms must be at least 1; got {terms}.")
     if len(data) < 2:
         raise ValueError(f"a mean needs at least two rows, to know its spread; got {len(data)}.")
     check_eval(model)
-    flow, d = copy.deepcopy(as_flow(model)).double(), data.schema.dimension
+    flow, d = as_flow(model), data.schema.dimension
     generator, parts, watch = torch.Generator(data.x.device).manual_seed(seed), [], _Dense(terms)
     for x in torch.split(data.x, max(1, ENTRIES * room(data.x.device) // d**2)):
         watch = _Dense(terms)
-        flow.log_prob(continuous(x, data.schema.levels, generator).double(), estimator=watch)
+        flow.log_prob(continuous(x, data.schema.levels, generator), estimator=watch)
         if watch.sums is None:
             raise ValueError("a series needs residual blocks; this model holds none.")
         parts.append(watch.sums)

@@ -64,7 +64,7 @@ RESULT = Result(
     says="5 to 10 terms give a bias below .001 bits/dim; the variance is that of the trace estimator",
     costs={
         "smoke": "a flow on 8x8 digits: seconds",
-        "short": "mnist flow of table4, and minutes on a GPU for 1,000 dense Jacobians a block",
+        "short": "mnist flow of table4, and 100 dense Jacobians a block: seconds of a core each",
         "paper": "mnist flow of table4, and minutes on a GPU for 1,000 dense Jacobians a block",
     },
     run=run,

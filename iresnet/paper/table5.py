@@ -5,6 +5,9 @@ i-ResNets (without and with spectral normalisation) that classify, a Glow and an
 images; a step is forward, backward, clipping and plain SGD, and the time the median over rounds. The ratio is to the
 Glow that does the same job; the paper has one Glow for both.
 
+What OUT/table5.json has from the same machine, versions and commit is kept: the command goes on where it stopped, and
+without that file it measures anew.
+
 engine    alike: all networks launched and multiplied alike (on a GPU one CUDA graph, products in bfloat16), nothing
           compiled; ours: as `iresnet train` takes its steps, where only residual blocks are compiled
 """
@@ -27,7 +30,7 @@ from ..architectures import Network, build
 from ..data.source import schema_of
 from ..lipschitz import refresh_, unsettled
 from ..objective import Aim, Objective
-from ..results import Results, circumstances
+from ..results import Results, circumstances, read
 from ..training import Training, make_optimiser
 from .job import Job, Stopped, Work
 from .record import Entry, Row, merge, one_by_one
@@ -68,7 +71,7 @@ class Size:
     width: int = 512
     batch: int = 128
     rounds: int = 5
-    steps: int = 20
+    steps: int = 8
     warm: int = 10
 
 
@@ -180,22 +183,36 @@ def _entry(name: str, s: Size, engine: str, job: Job) -> Entry:
     made = circumstances(
         seeds=[0], seconds=time.perf_counter() - begun, precision=row["precision"], parameters=row["parameters"]
     )
-    kind = "GPU" if job.device.startswith("cuda") else "CPU"
     named = {"dataset": "cifar10", "model": name, "budget": job.budget, "recipe": job.recipe, "seed": 0}
-    return {**made, **named, "settings": [f"on a {kind}", f"engine {engine}"], "row": row, "details": {}}
+    return {**made, **named, "settings": _settings(engine, job), "row": row, "details": {}}
+
+
+def _settings(engine: str, job: Job) -> list[str]:
+    return [f"on a {'GPU' if job.device.startswith('cuda') else 'CPU'}", f"engine {engine}"]
+
+
+def _known(job: Job) -> dict[tuple[str, ...], Entry]:
+    """What the file has that was measured in the circumstances of now; of a commit that was changed, nothing."""
+    path, now = job.out / "table5.json", circumstances(seeds=[0], seconds=0.0)
+    if not path.is_file() or str(now["commit"]).endswith("-dirty"):
+        return {}
+    same = {**{k: now[k] for k in ("hardware", "versions", "commit")}, "budget": job.budget}
+    entries = [e for e in read(path).runs if all(e.get(k) == v for k, v in same.items())]
+    return {(e.get("model", ""), *e.get("settings", ())): e for e in entries}
 
 
 def run(work: Work) -> Outcome:
     """Measure every network; on a GPU twice, launched alike and as they are trained."""
-    s, results = size(work.job), Results("table5")
+    s, known, results = size(work.job), _known(work.job), Results("table5")
     engines = list(ENGINES) if work.job.device.startswith("cuda") else ["alike"]
     for engine in engines:
         for name in CASES:
             if work.stop():
                 raise Stopped(f"table5 {name} was not begun")
-            made = _entry(name, s, engine, work.job)
+            before = known.get((name, *_settings(engine, work.job)))
+            made = before or _entry(name, s, engine, work.job)
             results = merge("table5", [made], work.job.out, compared)
-            work.say(f"table5  {name}, {engine}: {made['row']['ms']:.2f} ms a step")
+            work.say(f"table5  {name}, {engine}: {made['row']['ms']:.2f} ms a step{', as before' if before else ''}")
     notes = (
         "ms: a training step, the median over rounds; to Glow: times that of the Glow which does the same job",
         "operations: those of convolutions and matrix products in a forward and backward pass, in billions",

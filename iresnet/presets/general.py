@@ -36,17 +36,19 @@ MNIST = Experiment(
     about="28x28 digits: one network that classifies and gives likelihoods",
     data=DataSettings(source="mnist", validation=5000),
     network=Network(
-        blocks=(8, 8),
+        blocks=(12, 4),
         width=64,
-        lipschitz=0.9,
+        kernels=(3, 3),
+        lipschitz=0.8,
         activation="sine",
-        frequency=2.5,
+        frequency=9.0,
         alpha=1e-4,
         mixing=True,
         principal=True,
         head=(256,),
         dropout=0.3,
-        terms=6,
+        estimator="roulette",
+        terms=4,
     ),
     objective=Aim(kind="hybrid", weight=1.0, label_smoothing=0.1),
     training=Training(
@@ -59,19 +61,24 @@ CIFAR = Experiment(
     about="32x32 colour photographs: one network that classifies and gives likelihoods",
     data=DataSettings(source="cifar10", validation=5000, shift=4, shifted=0.0, flip=True),
     network=Network(
-        blocks=(8, 8, 8),
+        blocks=(12, 8, 8),
         width=256,
-        lipschitz=0.729,
+        kernels=(3, 3),
+        lipschitz=0.8,
+        activation="sine",
+        frequency=8.0,
         last_scale=0.1,
         preprocessing="centre",
+        mixing=True,
+        principal=True,
         readout="batchnorm",
         pool=True,
-        estimator="series",
-        terms=5,
+        estimator="roulette",
+        terms=4,
     ),
     objective=Aim(kind="hybrid", weight=1.0, shifted=1.0),
     training=Training(
-        epochs=30, batch=128, learning_rate=2e-3, warmup=500, average=0.999, validate_every=2000, save_every=1000
+        epochs=30, batch=128, learning_rate=4e-3, warmup=500, average=0.999, validate_every=2000, save_every=1000
     ),
 )
 
