@@ -21,7 +21,7 @@ from .checkpoint import Checkpoint
 from .guard import TrainingError
 from .lipschitz import refresh_, unsettled
 from .objective import Objective
-from .spelling import hint
+from .spelling import nearest
 
 #: A batch: x, or (x, y) where there are labels.
 Batch: TypeAlias = Tensor | tuple[Tensor, Tensor | None]
@@ -85,7 +85,7 @@ class Training:
         for name, known in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES), ("select", SELECTIONS)):
             if getattr(self, name) not in known:
                 got = getattr(self, name)
-                raise ValueError(f"{name} must be one of {', '.join(known)}; got {got!r}. {hint(got, known)}")
+                raise ValueError(f"{name} must be one of {', '.join(known)}; got {got!r}.{nearest(got, known)}")
 
     def for_epochs(self, per_epoch: int) -> Training:
         """The same settings with `steps` counted from `epochs`, where those are given."""

@@ -15,8 +15,10 @@ def tiny(name: str = "digits-hybrid", **training) -> Experiment:
     blocks = tuple(1 for _ in preset.network.blocks)
     settings = {"steps": 6, "epochs": 0, "batch": 16, "validate_every": 3, "save_every": 3, "warmup": 2} | training
     terms = 2 if preset.network.family == "iresnet" else preset.network.terms
+    few = replace(preset.data, validation=48) if preset.data.source == "digits" else preset.data
     return replace(
         preset,
+        data=few,
         network=replace(preset.network, blocks=blocks, width=4, terms=terms),
         training=replace(preset.training, **settings),
     )

@@ -132,6 +132,7 @@ def test_steps_in_bfloat16_stay_near_those_in_float32_and_keep_the_state_in_floa
         assert model.encode(x).dtype is torch.float32
 
 
+@pytest.mark.no_cover
 def test_the_compiled_function_is_the_plain_one(monkeypatch):
     """With a backend that needs no compiler; the default one is tried where there is time."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
@@ -145,6 +146,7 @@ def test_the_compiled_function_is_the_plain_one(monkeypatch):
     torch.testing.assert_close(quick_state, plain_state, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.no_cover
 def test_the_compiled_density_is_the_plain_one(monkeypatch):
     """The same for a unit with its log-determinant, whose convolutions are then products of matrices."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
@@ -164,6 +166,7 @@ def test_the_compiled_density_is_the_plain_one(monkeypatch):
     torch.testing.assert_close(quick_state, plain_state, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.no_cover
 def test_nothing_that_is_compiled_depends_on_the_number_of_terms(monkeypatch):
     """A number of terms that is met late must not set the compiler to work for seconds."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
@@ -182,6 +185,7 @@ def test_nothing_that_is_compiled_depends_on_the_number_of_terms(monkeypatch):
     assert graphs[4:] == [graphs[3]] * 2  # one alone is a case of its own
 
 
+@pytest.mark.no_cover
 def test_a_wide_branch_without_its_log_determinant_is_the_plain_one_when_compiled(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     compiler._compiled.cache_clear()

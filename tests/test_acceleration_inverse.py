@@ -410,6 +410,7 @@ def test_one_number_needs_what_a_product_allows(working, distance):
     assert float(gap) <= allowed <= (1.5 if working == "float32" else 25) * float(gap)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("working", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("activation", [nn.ELU, nn.Tanh, Sine, LipSwish])
 @pytest.mark.parametrize("seed", range(2))

@@ -30,7 +30,7 @@ from iresnet import (
 from iresnet.architectures import ACTIVATIONS, PREPROCESSING, READOUTS, Network, build
 from iresnet.data import Schema
 from iresnet.lipschitz import bound, cap_of
-from iresnet.rivals import PreActResNet
+from iresnet.rivals import PlainResNet, PreActResNet
 from tests.zoo import normal
 
 
@@ -543,6 +543,13 @@ class TestFamilies:
         model.eval()
         torch.testing.assert_close(model(x[:1]), model(x)[:1])
         assert torch.equal(model(x), model(x))
+
+    @pytest.mark.parametrize(("width", "first"), [(0, 16), (4, 4)])
+    def test_a_plain_resnet_is_one_too(self, width, first):
+        network = Network(family="resnet-plain", blocks=(1, 1), width=width, preprocessing="standardise")
+        model = made(network, IMAGES, "classification", pixels())
+        assert type(model.head) is PlainResNet
+        assert model.head.first[0].out_channels == first
 
     @pytest.mark.parametrize(("width", "first"), [(0, 16), (4, 4)])
     def test_a_resnet_sees_the_scaled_image(self, width, first):

@@ -98,7 +98,8 @@ class TestTrain:
         assert call("report", tmp_path / "c")[0] == 0
 
     def test_resume(self, call, tmp_path):
-        code, _ = call("train", "digits-hybrid", *self.SMALL, "--set", "steps=2", "--out", tmp_path / "d")
+        words = ("digits-hybrid", "--preset", "digits-hybrid")  # twice the same is once
+        code, _ = call("train", *words, *self.SMALL, "--set", "steps=2", "--out", tmp_path / "d")
         assert code == 0
         assert call("train", "--resume", "--out", tmp_path / "d")[0] == 0
 
@@ -106,6 +107,8 @@ class TestTrain:
         ("words", "sentence"),
         [
             (("digits-hybird",), "there is no preset 'digits-hybird'. Did you mean 'digits-hybrid'?"),
+            (("--preset", "digits-hybird"), "there is no preset 'digits-hybird'. Did you mean 'digits-hybrid'?"),
+            (("digits-hybrid", "--preset", "digits-glow"), "got 'digits-hybrid' and --preset 'digits-glow'. Leave one"),
             ((), "name a preset or a file of settings"),
             (("none.toml",), "there is no file none.toml"),
             (("digits-hybrid", "--set", "training.stepps=4"), "Did you mean 'training.steps'?"),

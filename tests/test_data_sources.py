@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import re
 import struct
 import sys
 import tarfile
@@ -671,6 +672,23 @@ class TestArrays:
         with pytest.raises(ValueError, match="the model takes images .* holds a table"):
             read(path, schema)
 
+    @pytest.mark.parametrize(("top", "advice"), [(17, "np.floor(x).clip(0, 16)"), (1, "(16 * x).round()")])
+    def test_numbers_for_a_model_of_few_levels(self, tmp_path, top, advice):
+        np.save(tmp_path / "a.npy", np.full((2, 4, 4), top - 0.01))
+        with pytest.raises(ValueError, match=re.escape(f'Save {advice}.astype("uint8").') + "$"):
+            read(tmp_path / "a.npy", Schema((1, 4, 4), 17))
+
+    @pytest.mark.parametrize(("channels", "shape"), [(1, (4, 4)), (3, (3, 4, 4))])
+    def test_one_image(self, tmp_path, channels, shape):
+        x, schema = np.zeros(shape, np.uint8), Schema((channels, 4, 4), 256)
+        np.save(tmp_path / "a.npy", x)
+        with pytest.raises(
+            ValueError, match=re.escape(f"one image, uint8 {shape}. Give x[None], of shape {(1, *shape)}")
+        ):
+            read(tmp_path / "a.npy", schema)
+        np.save(tmp_path / "a.npy", x[None])
+        assert len(read(tmp_path / "a.npy", schema)) == 1
+
     @pytest.mark.parametrize(("channels", "shape"), [(1, "N, 4, 4"), (3, "N, 3, 4, 4")])
     def test_rows_of_pixels_for_a_model_of_images(self, tmp_path, channels, shape):
         np.save(tmp_path / "a.npy", np.zeros((5, 16 * channels), np.uint8))
@@ -682,7 +700,10 @@ class TestArrays:
         [
             ({"x": np.zeros(3)}, r"must hold numbers \(N, D\), or images as bytes \(N, C, H, W\); got float64 \(3,\)."),
             ({"x": np.zeros((2, 4, 4))}, r'float64 \(2, 4, 4\). Save \(255 \* x\).round\(\).astype\("uint8"\).$'),
-            ({"x": np.full((2, 4, 4), 200)}, r'got int64 \(2, 4, 4\). Save x.round\(\).astype\("uint8"\).$'),
+            (
+                {"x": np.full((2, 4, 4), 256.006)},
+                r'got float64 \(2, 4, 4\). Save np.floor\(x\).clip\(0, 255\).astype\("uint8"\).$',
+            ),
             ({"x": np.array([["a"]])}, r"got <U1 \(1, 1\)"),
             ({"x": np.zeros((2, 2)), "y": np.zeros(3)}, r"one label a row; got y of shape \(3,\) for 2 rows."),
             ({"a": np.zeros(3), "b": np.zeros(3)}, "must hold 'x' and perhaps 'y', or one array; got a, b."),

@@ -56,12 +56,6 @@ class TestDigits:
         assert "pixel noise" in anomalies
         assert "…" not in figures + anomalies
 
-    def test_can_be_run_again_in_the_same_folder(self, shown):
-        outcome, folder = shown
-        again = digits.run(folder, tiny())
-        assert again.error == outcome.error
-        assert again.density == outcome.density
-
     def test_stopped_before_the_end(self, tmp_path):
         assert digits.run(tmp_path / "run", tiny(), stop=lambda: True) is None
         assert (tmp_path / "run" / "last.safetensors").exists()
@@ -103,12 +97,15 @@ class TestCommand:
             cli.main(list(words))
         return stop.value.code
 
-    def test_digits(self, capsys, tmp_path, monkeypatch):
+    def test_digits_again_in_the_same_folder(self, capsys, shown, monkeypatch):
+        (outcome, folder), run, again = shown, digits.run, []
         monkeypatch.setattr(digits, "experiment", lambda seed, steps: tiny())
-        assert self.run("demo", "--out", str(tmp_path / "run")) == 0
+        monkeypatch.setattr(digits, "run", lambda *a, **k: again.append(run(*a, **k)) or again[0])
+        assert self.run("demo", "--out", str(folder)) == 0
         out = capsys.readouterr().out
         assert "classifies: error" in out
         assert "report.html" in out
+        assert (again[0].error, again[0].density) == (outcome.error, outcome.density)
 
     def test_digits_without_a_certificate_is_exit_1(self, capsys, tmp_path, monkeypatch, shown):
         outcome = shown[0]

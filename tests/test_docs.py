@@ -24,6 +24,7 @@ SIGNATURES = re.findall(r"`([\w.]+)\(([^`]*)\)`", "".join(re.findall(r"^- .*$", 
 
 
 @pytest.mark.parametrize("page", PAGES)
+@pytest.mark.no_cover
 def test_snippets_run_in_order(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}

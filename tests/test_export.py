@@ -148,6 +148,7 @@ def agree(run, model, data, atol=2e-6):
 
 
 @every
+@pytest.mark.no_cover
 def test_the_plain_copy_is_the_same_transform(case):
     transform, x, c = case.build(), case.x(3), case.c(3)
     z = transform(x, c)
@@ -247,6 +248,7 @@ def test_the_program_of_a_linear_block_is_linear_algebra():
 
 
 @traced
+@pytest.mark.no_cover
 def test_a_loaded_program_is_the_model_at_every_batch_size(kind, tmp_path):
     model, data = made(kind)
     x, *context = data(4)

@@ -112,6 +112,7 @@ def problem(kind, lipschitz):
 
 
 class TestBound:
+    @pytest.mark.no_cover
     @solvers
     @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=["float32", "float64"])
     @pytest.mark.parametrize("lipschitz", CONSTANTS)
@@ -226,6 +227,7 @@ class TestAgainstBanach:
         "sine": lambda d, c: _mlp(d, c, Sine),
     }
 
+    @pytest.mark.no_cover
     @pytest.mark.parametrize("lipschitz", CONSTANTS)
     @pytest.mark.parametrize("d", [2, 5, 30])
     @pytest.mark.parametrize("family", FAMILIES)

@@ -271,6 +271,7 @@ class TestErrorBars:
         assert e.passes >= 16
         assert e.dimension == 80
 
+    @pytest.mark.no_cover
     def test_its_errors_are_standard_errors(self, wide):
         """Trap: stopping when the error looks small enough biases the interval. Fresh probes after a pilot do not."""
         x = normal(2, 80, seed=3)

@@ -182,6 +182,7 @@ class TestPresets:
         assert (data.shift, data.cutout) == (0, 0)
         assert data.flip == (data.source == "cifar10")
 
+    @pytest.mark.no_cover
     def test_three_steps_on_digits_and_then_everything_holds(self, name):
         """Trained on 64 dimensions, where the determinant is linear algebra: likelihood, proof and inverse."""
         experiment = PRESETS[name]

@@ -12,6 +12,9 @@ from tests.zoo import DOUBLE, ZOO, Case, dense_jacobian, normal
 
 BATCH = 5
 
+# The same lines for every case; what they cover is covered where each transform is tested.
+pytestmark = pytest.mark.no_cover
+
 every = pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
 
 
@@ -49,11 +52,7 @@ def test_logdet_is_that_of_the_dense_jacobian(built):
     transform, x, c = built
     z, logdet = transform.forward_and_logdet(x, c)
     torch.testing.assert_close(z, transform(x, c))
-    rows = [
-        dense_jacobian(lambda t, i=i: transform(t, None if c is None else c[i : i + 1]), x[i : i + 1])
-        for i in range(BATCH)
-    ]
-    sign, expected = torch.linalg.slogdet(torch.cat(rows))
+    sign, expected = torch.linalg.slogdet(dense_jacobian(lambda t: transform(t, c), x))
     if isinstance(transform, ResidualBlock):
         assert (sign > 0).all()  # Lemma 6
     torch.testing.assert_close(logdet, expected, atol=1e-9, rtol=1e-9)
@@ -118,8 +117,7 @@ def test_stretch_bounds_the_singular_values_and_the_determinant(case, built):
     """Lemmas 2 and 7, at points."""
     transform, x, c = built
     s = transform.stretch(case.shape)
-    context = None if c is None else c[:1]
-    sigma = torch.linalg.svdvals(dense_jacobian(lambda t: transform(t, context), x))
+    sigma = torch.linalg.svdvals(dense_jacobian(lambda t: transform(t, c), x))
     assert sigma.max() <= s.forward * (1 + 1e-9)
     assert 1 / sigma.min() <= s.inverse * (1 + 1e-9)
     logdet = sigma.log().sum(1)
@@ -161,12 +159,9 @@ def test_the_error_bound_of_a_solve_holds(case, dtype):
     # The true solution for the same stored weights, by Newton's method on the float64 reference.
     x, context = found.x.double().clone(), None if c is None else c.double()
     for _ in range(4):
-        residual = transform.reference(x, context) - z.double()
-        for i in range(BATCH):
-            j = dense_jacobian(
-                lambda t, i=i: transform.reference(t, None if c is None else context[i : i + 1]), x[i : i + 1]
-            )
-            x[i] -= torch.linalg.solve(j[0], residual[i].flatten()).reshape(x[i].shape)
+        residual = (transform.reference(x, context) - z.double()).flatten(1)
+        j = dense_jacobian(lambda t: transform.reference(t, context), x)
+        x -= torch.linalg.solve(j, residual).reshape(x.shape)
     slack = 1e-14 * transform.stretch(case.shape).inverse
     assert (distance(found.x.double(), x) <= found.error_bound + slack).all()
 
@@ -194,10 +189,8 @@ def test_the_inverse_has_the_inverse_jacobian(case, built):
     found = transform.inverse(z, c)
     v = normal(*found.shape, seed=3)
     (got,) = torch.autograd.grad(found, z, v)
-    for i in range(BATCH):
-        context = None if c is None else c[i : i + 1]
-        j = dense_jacobian(lambda t, context=context: transform(t, context), x[i : i + 1])[0]
-        torch.testing.assert_close(got[i].flatten(), torch.linalg.solve(j.T, v[i].flatten()), atol=1e-7, rtol=1e-6)
+    j = dense_jacobian(lambda t: transform(t, c), x)
+    torch.testing.assert_close(got.flatten(1), torch.linalg.solve(j.mT, v.flatten(1)), atol=1e-7, rtol=1e-6)
 
 
 @every

@@ -469,8 +469,11 @@ def test_a_picture_says_how_long_its_nets_were_trained_where_that_differs():
     [
         ("c=1.2", r"c is a layer's coefficient, in \(0, 1\); got 'c=1.2'"),
         ("c=0", r"c is a layer's coefficient, in \(0, 1\); got 'c=0'"),
-        ("vanila", "there is no cell 'vanila'. Did you mean 'vanilla'?"),
-        ("c=nine", "there is no cell 'c=nine'."),
+        ("c=-0.9", r"c is a layer's coefficient, in \(0, 1\); got 'c=-0.9'"),
+        ("c=nine", r"c is a layer's coefficient, in \(0, 1\); got 'c=nine'"),
+        ("c=0.9999999", r"c is a layer's coefficient, in \(0, 1\); got"),  # six digits of it are 1
+        ("w=-1", "w is the weight of the cross-entropy, a finite number above 0; got 'w=-1'. Use e.g. w=1."),
+        *((f"w={w}", f"a finite number above 0; got 'w={w}'") for w in ("0", "nan", "inf", "1e-400", "")),
     ],
 )
 def test_cells_that_there_are_not(word, sentence):
@@ -479,12 +482,29 @@ def test_cells_that_there_are_not(word, sentence):
 
 
 @pytest.mark.parametrize(
+    ("name", "word", "sentence"),
+    [
+        ("table2", "vanila", "table2 has no cell 'vanila'. Did you mean 'vanilla'?"),
+        ("table2", "c-0.9", "table2 has no cell 'c-0.9'. Did you mean 'c=0.9'?"),
+        (
+            "table3",
+            "foo",
+            "table3 has no cell 'foo'. Use one of affine Glow, additive Glow, i-ResNet Glow-style, c=0.9",
+        ),
+        ("table4", "Glov", "table4 has no cell 'Glov'. Did you mean 'Glow'?"),
+        ("hybrid", "foo", "hybrid has no cell 'foo'. Use one of w=0.1, w=1, w=10."),
+    ],
+)
+def test_a_result_lists_its_own_cells(name, word, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        RESULTS[name].check(Job(models=("c=0.9", word)))
+
+
+@pytest.mark.parametrize(
     ("wish", "sentence"),
     [
         ({"budget": "papre"}, "budget must be one of smoke, short, paper; got 'papre'. Did you mean 'paper'?"),
-        ({"recipe": "best"}, "recipe must be one of ours, paper; got 'best'."),
-        ({"datasets": ("cifar10",)}, "the budget smoke is made of digits; got 'cifar10'. Leave --dataset out."),
-        ({"budget": "short", "datasets": ("cifar",)}, "got 'cifar'. Did you mean 'cifar10'?"),
+        ({"recipe": "best"}, "recipe must be one of ours, paper; got 'best'.$"),
         ({"seeds": (1, 1)}, r"seeds must be different numbers, at least one; got \[1, 1\]."),
     ],
 )
@@ -496,6 +516,10 @@ def test_jobs_that_cannot_be(wish, sentence):
 def test_cells_that_a_result_does_not_have():
     with pytest.raises(ValueError, match="figure7 is made of mnist; got cifar10. Ask for those."):
         RESULTS["figure7"].check(Job(budget="short", datasets=("cifar10",)))
+    with pytest.raises(ValueError, match="table2 of the budget smoke is made of digits; got digits, mnist. Leave"):
+        RESULTS["table2"].check(Job(datasets=("digits", "mnist")))
+    with pytest.raises(ValueError, match="table2 is made of mnist, .*; got cifar. Did you mean 'cifar10'?"):
+        RESULTS["table2"].check(Job(budget="short", datasets=("mnist", "cifar")))
     with pytest.raises(ValueError, match="figure8 has no cell vanilla on cifar10. Its cells are c=0.9, c=0.8"):
         RESULTS["figure8"].check(Job(budget="short", models=("vanilla",)))
     with pytest.raises(ValueError, match="the paper has no ResNet-164 on mnist."):

@@ -225,6 +225,4 @@ def test_names_that_there_are_not():
     ):
         with pytest.raises(ValueError, match=sentence):
             Cell(dataset, model)
-    with pytest.raises(ValueError, match="there is no cell 'Glov'. Did you mean 'Glow'?"):
-        model_of("Glov")
     assert ("digits", "flow") in FLOWS

@@ -126,18 +126,19 @@ def test_nothing_is_made_twice_and_a_stopped_job_goes_on(made, monkeypatch, tmp_
 def test_pure_networks_stand_beside_where_they_exist(made, tmp_path):
     out, runs = tmp_path, made.out / "hybrid"
     write(Results("table2", [], [entry("c=0.9", CLASSIFIER), entry("c=0.5", CLASSIFIER)]), out)
-    write(Results("table4", [], [entry("flow", {**FLOW, "bits/dim": 9.0}, budget="paper"), entry("flow", FLOW)]), out)
+    flows = [entry("flow", {**FLOW, "bits/dim": 1.0}, budget="paper"), entry("flow", {**FLOW, "bits/dim": 9.0})]
+    write(Results("table4", [], [*flows, entry("flow-small", FLOW)]), out)
     outcome = RESULTS["hybrid"].run(Work(Job(out=out, runs=runs)))
     rows = {r["model"]: r for r in outcome.results.rows}
-    assert list(rows) == ["c=0.9", "flow", "w=0.1", "w=1", "w=10"]
+    assert list(rows) == ["c=0.9", "flow-small", "w=0.1", "w=1", "w=10"]
     assert (rows["c=0.9"]["error %"], rows["c=0.9"].get("bits/dim")) == (1.25, None)
-    assert (rows["flow"]["bits/dim"], rows["flow"].get("error %")) == (1.5, None)
+    assert (rows["flow-small"]["bits/dim"], rows["flow-small"].get("error %")) == (1.5, None)  # the best of its budget
     assert "inverse" not in rows["c=0.9"]
     kept = json.loads((out / "hybrid.json").read_text())["runs"]
     assert [r["details"].get("file") for r in kept[:2]] == ["table2.json", "table4.json"]
     show(Console(width=80, file=(text := io.StringIO())), outcome)
     assert "…" not in text.getvalue()
-    assert "c=0.9 and flow are networks for one task each" in text.getvalue()
+    assert "the others are networks for one task each" in text.getvalue()
 
 
 # The picture

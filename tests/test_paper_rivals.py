@@ -28,11 +28,11 @@ RESULTS = {"figure1": figure1, "figure2": figure2, "table1": table1, "table3": t
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Every result of the budget smoke."""
-    said = []
-    work = Work(Job(out=tmp_path_factory.mktemp("rivals")), say=said.append)
-    outcomes = {name: module.run(work) for name, module in RESULTS.items()}
-    return SimpleNamespace(work=work, out=work.job.out, outcomes=outcomes, said=said)
+    """Every result of the budget smoke; the five classifiers of Table 3 with a few steps."""
+    work = Work(Job(out=tmp_path_factory.mktemp("rivals")))
+    few = Work(replace(work.job, changes=("training.steps=6",)))
+    outcomes = {name: module.run(few if name == "table3" else work) for name, module in RESULTS.items()}
+    return SimpleNamespace(work=work, few=few, out=work.job.out, outcomes=outcomes)
 
 
 def drawn(path):
@@ -283,7 +283,7 @@ def test_without_zuko_its_marks_are_as_published(monkeypatch):
     monkeypatch.setattr(table1, "find_spec", lambda name: None)
     entry = table1._entry("FFJORD", Job())
     assert entry["row"]["established"] == "as published"
-    assert entry["row"]["free-form"] == "✓ / as published"
+    assert entry["row"]["free-form"] == "✓ / pub."
     assert table1.differing([{"model": "FFJORD", **entry["row"]}]) == []
 
 
@@ -354,7 +354,7 @@ def test_test_images_are_read_once(made, monkeypatch):
         raise AssertionError("read twice")
 
     monkeypatch.setattr(table3.evaluation, "logits", fail)
-    assert table3.run(Work(made.work.job)).results.rows == made.outcomes["table3"].results.rows
+    assert table3.run(Work(made.few.job)).results.rows == made.outcomes["table3"].results.rows
 
 
 # Table 5
@@ -443,8 +443,13 @@ def test_every_figure_has_something_on_it(made, name):
     ("result", "job", "message"),
     [
         (figure1, {"changes": ("steps=3",)}, "figure1 has no settings to replace; got --set steps=3. Leave --set out."),
+        (figure1, {"datasets": ("mnist",)}, "figure1 is made of points on a line, by its own two networks; leave"),
+        (figure1, {"models": ("vanilla",)}, "figure1 is made of points on a line, by its own two networks; leave"),
         (figure2, {"datasets": ("digits",)}, "figure2 is made of densities in the plane; got digits. Ask for some of"),
         (figure2, {"models": ("vanilla",)}, "figure2 has no cell vanilla on eight_gaussians. Its cells are Glow"),
+        (figure2, {"datasets": ("moonz",)}, "figure2 is made of densities in the plane; got moonz. Ask for some of"),
+        (table1, {"datasets": ("mnist",)}, "table1 is made of all its systems, with random weights; leave"),
+        (table5, {"datasets": ("mnist",)}, "table5 measures all its networks on random images; leave"),
         (table1, {"models": ("glow",)}, "table1 is made of all its systems, with random weights; leave"),
         (table3, {"datasets": ("moons",)}, "table3 of the budget smoke is made of digits; got moons."),
         (table5, {"changes": ("batch=3",)}, "table5 measures all its networks on random images; leave --set"),

@@ -135,6 +135,7 @@ class TestProven:
         assert high == 0
         assert low <= logdet.min() < logdet.max() <= 0
 
+    @pytest.mark.no_cover
     def test_a_chain_of_any_depth_does_not_stretch(self):
         chain = Chain(Standardise([0.0], [0.5]), Squeeze(), *[block((4, 2, 2), seed=i) for i in range(30)]).double()
         assert chain.stretch((1, 4, 4)).forward == pytest.approx(2)
@@ -396,6 +397,7 @@ def trained():
     return model, data
 
 
+@pytest.mark.no_cover
 def test_certified_radii_withstand_the_attack(trained):
     model, data = trained
     radii = certified_radius(model, data)

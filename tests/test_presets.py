@@ -54,6 +54,7 @@ class TestEvery:
         assert len(experiment.about) > 20
         assert experiment.data.source in [*names(), "table.csv"]
 
+    @pytest.mark.no_cover
     def test_its_network_takes_a_training_step_on_rows_of_its_kind(self, name):
         """With one block a scale and narrow ones, where the full size takes long: the shapes are the same."""
         experiment = PRESETS[name]
@@ -170,14 +171,30 @@ def test_labels_are_missing_only_where_they_are_to_be():
 
 class TestFind:
     @pytest.mark.parametrize(
-        ("name", "near"), [("digits-hybird", "digits-hybrid"), ("cifar-flow", "cifar10-flow"), ("moon", None)]
+        ("name", "near"),
+        [
+            ("digits-hybird", "digits-hybrid"),
+            ("cifar-flow", "cifar10-flow"),
+            ("moon", None),
+            ("glow-digits", "digits-glow"),
+            ("classifier-digits", "digits-classifier"),
+        ],
     )
     def test_an_unknown_name_gets_the_nearest(self, name, near):
-        known = ", ".join(list(PRESETS)[:24])
-        remedy = f"Did you mean '{near}'?" if near else f"Use one of {known}, …"
+        known = ", ".join(list(PRESETS)[:6])
+        remedy = f"Did you mean '{near}'?" if near else f"Use one of {known}; `iresnet presets` lists all."
         with pytest.raises(ValueError, match="there is no preset") as caught:
             find(name)
         assert str(caught.value) == f"there is no preset {name!r}. {remedy} A file of settings ends in .toml."
+
+    @pytest.mark.parametrize(("name", "first"), [("glow", "toy-glow"), ("glow-of-digits", "digits-glow")])
+    def test_names_with_the_same_words_come_first(self, name, first):
+        with pytest.raises(ValueError, match="Use one of (.*); `iresnet presets` lists all") as caught:
+            find(name)
+        names = str(caught.value).split("Use one of ")[1].split(";")[0].split(", ")
+        assert names[0] == first
+        assert len(names) == 6
+        assert all("glow" in n for n in names)
 
     def test_a_missing_file_says_how_to_write_one(self, tmp_path):
         path = tmp_path / "mine.toml"

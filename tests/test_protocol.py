@@ -80,6 +80,7 @@ class TestValue:
 
 
 class TestErrors:
+    @pytest.mark.no_cover
     def test_two_standard_errors_cover_the_truth_as_often_as_they_say(self):
         (flow, matrices), data, n = linear(16, 0.7), table(50, 16), 80
         exact = float(truth(matrices, data.x).mean())

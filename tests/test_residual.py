@@ -89,6 +89,7 @@ class TestForward:
 
 
 class TestGradientOfTheInverse:
+    @pytest.mark.no_cover
     @solvers
     @pytest.mark.parametrize("kind", ["mlp", "conv", "user", "conditional"])
     def test_gradcheck_in_z_parameters_and_context(self, kind, solver):

@@ -10,7 +10,7 @@ from torch import nn
 from iresnet import ActNorm, Banach, Chain, ConvergenceError, ResidualBlock, certify, cli, constrain_, tighten_
 from iresnet.architectures import Network, build
 from iresnet.data import DataSettings, load
-from iresnet.rivals import FreeBlock, PreActResNet
+from iresnet.rivals import FreeBlock, PlainResNet, PreActResNet
 from tests.zoo import normal
 
 
@@ -166,19 +166,21 @@ def test_training_one_succeeds_and_says_that_nothing_is_proven(preset, reason, t
     assert (tmp_path / "run" / "certificate.json").exists() == (preset != "resnet164")
 
 
-class TestPreActResNet:
+class TestResNets:
+    @pytest.mark.parametrize("make", [PreActResNet, PlainResNet])
     @pytest.mark.parametrize(("blocks", "width"), [((1,), 2), ((2, 1, 1), 4)])
-    def test_forward_and_backward(self, blocks, width):
+    def test_forward_and_backward(self, make, blocks, width):
         torch.manual_seed(0)
-        model = PreActResNet(3, 5, blocks, width)
+        model = make(3, 5, blocks, width)
         logits = model(normal(4, 3, 8, 8, dtype=torch.float32))
         assert logits.shape == (4, 5)
         nn.functional.cross_entropy(logits, torch.arange(4)).backward()
         assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
 
-    def test_it_is_164_layers_deep(self):
+    @pytest.mark.parametrize("make", [PreActResNet, PlainResNet])
+    def test_it_is_164_layers_deep(self, make):
         """54 bottlenecks of three convolutions, the first convolution and the last linear layer."""
-        model = PreActResNet(3, 10)
+        model = make(3, 10)
         main = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear) and "skip" not in n]
         assert len(main) == 164
         shapes = [tuple(model.blocks[i].branch[6].weight.shape[:2]) for i in (0, 18, 36)]
@@ -192,8 +194,21 @@ class TestPreActResNet:
         nn.init.zeros_(block.branch[6].weight)
         assert torch.equal(block(x), x)
 
-    def test_every_stage_after_the_first_halves_the_image(self):
-        model = PreActResNet(1, 2, (1, 1, 1), 2)
+    def test_a_plain_block_ends_with_its_activation(self):
+        torch.manual_seed(0)
+        first, block = PlainResNet(2, 2, (2,), 3).eval().blocks
+        x = normal(2, 12, 4, 4, dtype=torch.float32)
+        torch.testing.assert_close(block(x), torch.relu(x + block.branch(x)))
+        nn.init.zeros_(block.branch[7].weight)
+        assert torch.equal(block(x), x.relu())
+        nn.init.zeros_(first.branch[7].weight)
+        x = normal(2, 3, 4, 4, dtype=torch.float32)
+        scaled = nn.functional.conv2d(x, first.skip[0].weight) / math.sqrt(1 + 1e-5)
+        torch.testing.assert_close(first(x), scaled.relu())
+
+    @pytest.mark.parametrize("make", [PreActResNet, PlainResNet])
+    def test_every_stage_after_the_first_halves_the_image(self, make):
+        model = make(1, 2, (1, 1, 1), 2)
         assert model.blocks(model.first(torch.zeros(2, 1, 28, 28))).shape == (2, 32, 7, 7)
 
     @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ class TestFolder:
 
     def test_epochs_become_steps(self, tmp_path):
         outcome = start(tiny(epochs=1, batch=600), tmp_path / "run")
-        assert outcome.step == 2  # 1,221 images in batches of 600
+        assert outcome.step == 2  # 1,389 images in batches of 600
         assert Run.open(tmp_path / "run").experiment.training.steps == 2
 
 

@@ -51,11 +51,12 @@ A = contraction(4, 0.6)
 
 @cache
 def flow_of(name, **changes):
-    """The flow of a preset, narrow and with few blocks, their layers at their coefficients."""
-    network, source = PRESETS[name].network, PRESETS[name].data.source
+    """The flow of a preset, narrow, with few blocks and for small images, their layers at their coefficients."""
+    network, schema = PRESETS[name].network, schema_of(PRESETS[name].data.source)
+    schema = replace(schema, shape=(schema.shape[0], 16, 16))
     settings = {"blocks": (1,) * len(network.blocks), "tail": min(network.tail, 1), "width": 4, "tail_width": 4}
     torch.manual_seed(0)
-    flow = build(replace(network, **settings | changes), schema_of(source), "density")
+    flow = build(replace(network, **settings | changes), schema, "density")
     for m in flow.modules():
         if isinstance(m, ResidualBlock):
             rouse_(m, weight=8.0)
@@ -145,6 +146,7 @@ def test_a_split_of_linear_blocks_is_linear_algebra():
     assert bool(((solution.x - exact).norm(dim=1) <= solution.composed_bound).all())
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", FLOW)
 @pytest.mark.parametrize("arithmetic", [None, Arithmetic("float16", "gathered", code="linear")], ids=str)
 def test_everything_that_presets_build_is_inverted_and_proven(name, arithmetic):
@@ -163,6 +165,7 @@ def test_everything_that_presets_build_is_inverted_and_proven(name, arithmetic):
     assert float(distance.max()) < 0.02  # of values up to 256
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", FLOW)
 def test_nothing_is_read_back_while_it_is_computed(name):
     """What a CUDA graph asks for: the computation goes through on tensors that have no values."""
@@ -477,7 +480,7 @@ def test_samples_in_float32_are_float32(gpu):
     flow = copy.deepcopy(flow_of("cifar10-flow"))
     x = flow.sample((3,), generator=torch.Generator().manual_seed(0), tolerance=1e-4)
     assert x.dtype == torch.float32
-    assert x.shape == (3, 3, 32, 32)
+    assert x.shape == (3, 3, 16, 16)
     assert float(gpu[0].attempt(codes_of(flow)).largest_block_bound.max()) <= 1e-4
 
 

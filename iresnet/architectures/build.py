@@ -21,7 +21,7 @@ from ..mixing import InvertibleConv1x1, PrincipalAxes
 from ..multiscale import Flatten, Multiscale
 from ..preprocess import Logit, Standardise
 from ..residual import ResidualBlock
-from ..rivals import FreeBlock, PreActResNet
+from ..rivals import FreeBlock, PlainResNet, PreActResNet
 from ..transform import Chain, Shape, Transform
 from . import rivals
 from .branches import Activation, alternate, convolutions, dense, linears, potential
@@ -34,6 +34,9 @@ FITTED, FEW = 10_000, 8
 #: The width of a ResNet's first stage, where none is given.
 RESNET_WIDTH = 16
 
+#: Ordinary ResNets by family.
+RESNETS = {"resnet": PreActResNet, "resnet-plain": PlainResNet}
+
 
 def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = None) -> Flow | Classifier | Hybrid:
     """A model for rows of this schema: a Flow for "density", a Classifier for "classification", else a Hybrid.
@@ -43,9 +46,9 @@ def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = 
     """
     _check(network, schema, purpose)
     first = _preprocessing(network, schema, data)
-    if network.family == "resnet":
+    if network.family in RESNETS:
         width = network.width or RESNET_WIDTH
-        return Classifier(first, PreActResNet(schema.shape[0], len(schema.classes), network.blocks, width))
+        return Classifier(first, RESNETS[network.family](schema.shape[0], len(schema.classes), network.blocks, width))
     make = rivals.transform if rivals.is_rival(network) else _scales
     transform = make(network, schema, first, _last_is_normalised(network, purpose))
     base = _base(network, transform.output_shape(schema.shape))
@@ -68,9 +71,11 @@ def _check(network: Network, schema: Schema, purpose: str) -> None:
             f"{purpose} needs at least two classes; these data have {len(schema.classes)}. "
             "Name the label column (data.label), or use the objective 'density'."
         )
-    if network.family == "resnet" and not (schema.is_image and purpose == "classification"):
+    if network.family in RESNETS and not (schema.is_image and purpose == "classification"):
         what = purpose if schema.is_image else "a table"
-        raise ValueError(f'the family resnet classifies images and has no inverse; got {what}. Use family = "iresnet".')
+        raise ValueError(
+            f'the family {network.family} classifies images and has no inverse; got {what}. Use family = "iresnet".'
+        )
     if purpose == "classification":
         return
     if network.padding:

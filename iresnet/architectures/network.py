@@ -13,7 +13,7 @@ PREPROCESSING = ("logit", "standardise", "centre")
 NORMALISATIONS = ("actnorm", "batchnorm", "none")
 READOUTS = ("linear", "batchnorm", "lipschitz")
 FAMILIES = (
-    "iresnet", "resnet", "glow", "glow-additive", "realnvp", "nice", "irevnet", "made", "maf", "ffjord",
+    "iresnet", "resnet", "resnet-plain", "glow", "glow-additive", "realnvp", "nice", "irevnet", "made", "maf", "ffjord",
 )  # fmt: skip
 
 #: Of families without residual blocks: what their inverse is, and why there is nothing to certify.
@@ -22,8 +22,9 @@ _FORMULA = (
 )
 _ZUKO = "its inverse is zuko's, and no block of it a contraction; `iresnet invert` measures the error, row by row."
 INVERSES = {
-    "resnet": "an ordinary ResNet has no inverse to prove.",
-    **dict.fromkeys(("glow", "glow-additive", "realnvp", "nice", "irevnet"), _FORMULA),
+    **dict.fromkeys(("resnet", "resnet-plain"), "an ordinary ResNet has no inverse to prove."),
+    **dict.fromkeys(("glow", "glow-additive", "realnvp"), _FORMULA),
+    **dict.fromkeys(("nice", "irevnet"), f"it preserves volume, {_FORMULA}"),
     **dict.fromkeys(("made", "maf", "ffjord"), _ZUKO),
 }
 
@@ -51,7 +52,7 @@ class Network:
     classifies; otherwise `head` lists the hidden widths of its head, none for a linear one, `pool` averages the
     code over positions before it, and `readout` says what bounds or normalises it. `estimator` and `terms` make the
     log-determinant in training. The `family` resnet is an ordinary ResNet of bottlenecks, `width` wide at first (0:
-    16), which has no inverse.
+    16), which has no inverse; in resnet-plain activations come after the layers and the sum, not before.
     """
 
     family: str = "iresnet"

@@ -22,6 +22,7 @@ def train(
     what: Annotated[
         str | None, typer.Argument(metavar="PRESET|CONFIG.toml", help="A preset's name, or a file of settings.")
     ] = None,
+    preset: Annotated[str | None, typer.Option(metavar="NAME", help="The preset, given as an option.")] = None,
     data: Annotated[
         str | None,
         typer.Option(help="A set's name, a folder of images, or a table (.csv, .tsv, .npy, .npz, .parquet)."),
@@ -45,6 +46,9 @@ def train(
 
     Ctrl-C or SIGTERM saves; `--resume` goes on from there.
     """
+    if None not in (what, preset) and what != preset:
+        raise ValueError(f"a run has one preset; got {what!r} and --preset {preset!r}. Leave one out.")
+    what = preset if what is None else what
     if resume_:
         given: dict[str, object] = {
             "a preset": what,

@@ -28,8 +28,8 @@ class Arrays(NamedTuple):
     y: NDArray[Any] | None
 
 
-def open_arrays(path: Path, *, labels: bool = True) -> Arrays:
-    """What an NPY or NPZ file holds; without labels, y is not looked at."""
+def open_arrays(path: Path, *, labels: bool = True, schema: Schema | None = None) -> Arrays:
+    """What an NPY or NPZ file holds; without labels, y is not looked at. A model's schema makes messages exact."""
     with path.open("rb") as file:
         try:
             content: Any = np.load(file, allow_pickle=False)
@@ -42,13 +42,23 @@ def open_arrays(path: Path, *, labels: bool = True) -> Arrays:
             raise ValueError(f"{path} cannot be read as an array ({why}). Save it anew.") from None
     if x is None:
         raise ValueError(f"{path} must hold 'x' and perhaps 'y', or one array; got {', '.join(names) or 'none'}.")
-    return _checked(path, x, y)
+    if schema is not None and x.shape == (schema.shape[1:] if schema.shape[0] == 1 else schema.shape):
+        _refuse_one(path, x, schema)
+    return _checked(path, x, y, 256 if schema is None else schema.levels or 256)
 
 
-def _checked(path: Path, x: NDArray[Any], y: NDArray[Any] | None) -> Arrays:
+def _refuse_one(path: Path, x: NDArray[Any], schema: Schema) -> None:
+    if schema.is_image:
+        raise ValueError(
+            f"the model takes {schema}; {path} holds one image, {x.dtype} {x.shape}. "
+            f"Give x[None], of shape {(1, *x.shape)}, as bytes."
+        )
+
+
+def _checked(path: Path, x: NDArray[Any], y: NDArray[Any] | None, levels: int) -> Arrays:
     images = x.ndim in (3, 4) and x.dtype == np.uint8
     if not images and (x.ndim != 2 or x.dtype.kind not in "biuf"):
-        remedy = _as_bytes(x) if x.ndim in (3, 4) and x.dtype.kind in "biuf" and x.size else ""
+        remedy = _as_bytes(x, levels) if x.ndim in (3, 4) and x.dtype.kind in "biuf" and x.size else ""
         raise ValueError(
             f"{path} must hold numbers (N, D), or images as bytes (N, C, H, W); got {x.dtype} {x.shape}.{remedy}"
         )
@@ -59,10 +69,11 @@ def _checked(path: Path, x: NDArray[Any], y: NDArray[Any] | None) -> Arrays:
     return Arrays(x[:, None] if x.ndim == 3 else x, y)
 
 
-def _as_bytes(x: NDArray[Any]) -> str:
-    """How numbers become bytes: those in [0, 1] are parts of the brightest."""
-    scale = "(255 * x)" if x.dtype.kind in "bf" and x.min() >= 0 and x.max() <= 1 else "x"
-    return f' Save {scale}.round().astype("uint8").'
+def _as_bytes(x: NDArray[Any], levels: int) -> str:
+    """How numbers become bytes: those in [0, 1] are parts of the brightest; others, as samples, levels and noise."""
+    if x.dtype.kind in "bf" and x.min() >= 0 and x.max() <= 1:
+        return f' Save ({levels - 1} * x).round().astype("uint8").'
+    return f' Save np.floor(x).clip(0, {levels - 1}).astype("uint8").'
 
 
 def table(path: Path, arrays: Arrays, choose: Choose) -> Table:

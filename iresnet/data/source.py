@@ -188,7 +188,7 @@ def _read_file(path: Path, schema: Schema, *, labels: bool) -> Dataset:
     if path.suffix.lower() in PARQUET:
         _expect(path, schema, images=False)
         return table.read(arrays.parquet(path, choose), schema)
-    content = arrays.open_arrays(path, labels=labels)
+    content = arrays.open_arrays(path, labels=labels, schema=schema)
     if schema.is_image and content.x.ndim == 2 and content.x.shape[1] == schema.dimension:
         raise ValueError(
             f"the model takes {schema}; {path} holds {content.x.dtype} {content.x.shape}. {_unflattened(schema)}"

@@ -10,6 +10,7 @@ so that nothing is drawn and nothing is noise. Blocks draw their own probes: bia
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -122,7 +123,7 @@ def truncation(model: nn.Module, data: Dataset, *, terms: int = 20, seed: int = 
     if len(data) < 2:
         raise ValueError(f"a mean needs at least two rows, to know its spread; got {len(data)}.")
     check_eval(model)
-    flow, d = as_flow(model), data.schema.dimension
+    flow, d = copy.deepcopy(as_flow(model)), data.schema.dimension
     generator, parts, watch = torch.Generator(data.x.device).manual_seed(seed), [], _Dense(terms)
     for x in torch.split(data.x, max(1, ENTRIES * room(data.x.device) // d**2)):
         watch = _Dense(terms)

@@ -108,7 +108,7 @@ def _view(d: Dynamics, span: float) -> _View:
         gaps = np.diff(d.paths, axis=1)
         t, k = (int(i) for i in np.unravel_index(int(gaps.argmin()), gaps.shape))
         pair, depth, value = (k, k + 1), [float(t)], [float(d.paths[t, k : k + 2].mean())]
-        text = f"magnified: where two neighbours come nearest, {gaps[t, k]:.2g} apart; they never meet"
+        text = f"magnified: where two neighbours come nearest, {gaps[t, k]:.2g} apart"
     wide, tall = max(1.25 * np.ptp(depth), BLOCKS), max(1.25 * np.ptp(value), PART * span)
     middle = min((max(depth) + min(depth)) / 2, len(d.paths) - 1 - wide / 2)
     return _View(float(middle - wide / 2), (max(value) + min(value) - tall) / 2, float(wide), float(tall), pair, text)

@@ -64,6 +64,8 @@ RIVALS = {
 }
 #: Of these, those that need Adam and small rates (Sec. 5.2), whatever the recipe is.
 COUPLINGS = ("affine Glow", "additive Glow")
+#: Every model whose name has no number.
+NAMED = (*BASELINES, *FLOW_NAMES, *OTHERS, *PLANES, *RIVALS)
 
 #: What the budget smoke is made of, whatever the paper's set.
 DIGITS = "digits"
@@ -208,24 +210,26 @@ def weight_of(model: str) -> float | None:
 
 
 def model_of(word: str) -> str:
-    """The model that a user means.
+    """The model that a user means; a word that means none stays as it is, and `Plan.cells` refuses it.
 
     >>> model_of("resnet164"), model_of("c=.9"), model_of("C0.90"), model_of("batchnorm"), model_of("w=.5")
     ('ResNet-164', 'c=0.9', 'c=0.9', 'BatchNorm', 'w=0.5')
     """
-    plain = _plain(word)
-    for name in (*BASELINES, *FLOW_NAMES, *OTHERS, *PLANES, *RIVALS):
-        if plain == _plain(name):
-            return name
-    if found := re.fullmatch(r"c=?(\d*\.?\d+)", plain):
-        c = float(found[1])
-        if not 0 < c < 1:
-            raise ValueError(f"c is a layer's coefficient, in (0, 1); got {word!r}. Use e.g. c=0.9.")
-        return constrained(c)[0]
-    if found := re.fullmatch(r"w=(\d*\.?\d+)", plain):
-        return weighted(float(found[1]))[0]
-    known = ("c=0.9", "c=0.5", VANILLA, "batchnorm", "resnet164", *FLOW_NAMES)
-    raise ValueError(f"there is no cell {word!r}. {hint(word, known, beside=(*OTHERS, *RIVALS))}")
+    if found := re.fullmatch(r"([cw])(?:=|(?=[\d.]))(.*)", word.lower().replace(" ", "")):
+        return _numbered(found[1], found[2], word)
+    return next((name for name in NAMED if _plain(name) == _plain(word)), word)
+
+
+def _numbered(letter: str, number: str, word: str) -> str:
+    try:
+        value = float(f"{float(number):g}")  # as a name has it
+    except ValueError:
+        value = math.nan
+    if letter == "c" and not 0 < value < 1:
+        raise ValueError(f"c is a layer's coefficient, in (0, 1); got {word!r}. Use e.g. c=0.9.")
+    if not 0 < value < math.inf:
+        raise ValueError(f"w is the weight of the cross-entropy, a finite number above 0; got {word!r}. Use e.g. w=1.")
+    return f"{letter}={value:g}"
 
 
 def _plain(word: str) -> str:
@@ -248,11 +252,7 @@ def experiment(
 ) -> Experiment:
     """All that decides the run of a cell; `changes` are a user's own settings, such as "training.epochs=100"."""
     made = presets.find(cell.preset)
-    data = (
-        replace(made.data, source=cell.dataset)
-        if folder is None
-        else replace(made.data, source=cell.dataset, folder=folder)
-    )
+    data = replace(made.data, source=cell.dataset, folder=made.data.folder if folder is None else folder)
     made = replace(made, seed=seed, data=data)
     if recipe == "paper" and cell.model not in COUPLINGS:
         made = as_in_the_paper(made)

@@ -74,6 +74,8 @@ def setting(job: Job) -> Setting:
     """What a budget makes; the paper does not say how its networks were trained."""
     if job.changes:
         raise ValueError(f"figure1 has no settings to replace; got --set {job.changes[0]}. Leave --set out.")
+    if job.datasets or job.models:
+        raise ValueError("figure1 is made of points on a line, by its own two networks; leave --cells, --dataset out.")
     if job.budget == "smoke":
         return replace(Setting(), width=16, training=replace(Setting().training, steps=100))
     return Setting()

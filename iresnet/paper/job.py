@@ -20,10 +20,10 @@ from ..data import Dataset, DataSettings, Splits, some
 from ..data.download import REGISTRY, present
 from ..presets import Experiment
 from ..run import Run, flattered, resume, start
-from ..spelling import hint
+from ..spelling import nearest
 from ..training import Report
 from . import flows, planes
-from .cells import BUDGETS, DATASETS, DENSITIES, DIGITS, RECIPES, Cell, experiment, model_of
+from .cells import BUDGETS, RECIPES, Cell, experiment, model_of
 
 #: Settings that change nothing of a result: where data lie, what a run is called, and what follows from the data.
 BESIDE = ("name", "about", "data.folder", "training.steps")
@@ -35,7 +35,10 @@ FIXED_OF_CLASSIFIERS = tuple(f"network.{k}" for k in ("family", "constrained", "
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked for. Without `datasets` and `models` a result makes its own; `recipe` follows from the budget."""
+    """What is asked for. Without `datasets` and `models` a result makes its own; `recipe` follows from the budget.
+
+    Which sets and models there are, every result says itself, and refuses others (`Plan.cells`).
+    """
 
     budget: str = "smoke"
     out: Path = Path("runs/paper")
@@ -52,12 +55,7 @@ class Job:
         for name, known in (("budget", BUDGETS), ("recipe", ("", *RECIPES))):
             if (got := getattr(self, name)) not in known:
                 words = [w for w in known if w]
-                raise ValueError(f"{name} must be one of {', '.join(words)}; got {got!r}. {hint(got, words)}")
-        known_sets = (DIGITS,) if self.budget == "smoke" else (*DATASETS, DIGITS)
-        for name in self.datasets:
-            if name not in (*known_sets, *DENSITIES):
-                remedy = "Leave --dataset out." if self.budget == "smoke" else hint(name, known_sets)
-                raise ValueError(f"the budget {self.budget} is made of {', '.join(known_sets)}; got {name!r}. {remedy}")
+                raise ValueError(f"{name} must be one of {', '.join(words)}; got {got!r}.{nearest(got, words)}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must be different numbers, at least one; got {list(self.seeds)}.")
         object.__setattr__(self, "models", tuple(dict.fromkeys(model_of(m) for m in self.models)))

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 from ..results import Results
 from ..run import Run
-from .cells import DIGITS, Cell, exists
+from ..spelling import hint, nearest
+from .cells import DATASETS, DENSITIES, DIGITS, NAMED, Cell, coefficient_of, exists, weight_of
 from .job import Job, Stopped, Work
 from .record import Entry, Row, entry, merge, one_by_one
 
@@ -55,6 +56,9 @@ class Plan:
     def cells(self, job: Job) -> list[Cell]:
         """The cells that a job asks for; one that the result does not have is refused."""
         own = self._own(job)
+        nameless = [m for m in job.models if m not in NAMED]
+        if stranger := next((m for m in nameless if coefficient_of(m) is weight_of(m) is None), None):
+            raise ValueError(f"{self.name} has no cell {stranger!r}. {hint(stranger, self._known(own))}")
         cells = [Cell(d, m) for d, models in own.items() for m in self._chosen(d, models, job)]
         if not cells:
             known = dict.fromkeys(m for models in own.values() for m in models)
@@ -69,7 +73,7 @@ class Plan:
     def _own(self, job: Job) -> dict[str, tuple[str, ...]]:
         """The models of every set that the job asks for."""
         if job.budget == "smoke":
-            if job.datasets and DIGITS not in job.datasets:
+            if job.datasets and (DIGITS not in job.datasets or not {DIGITS, *DENSITIES}.issuperset(job.datasets)):
                 raise ValueError(
                     f"{self.name} of the budget smoke is made of digits; got {', '.join(job.datasets)}. "
                     "Leave --dataset out."
@@ -78,11 +82,17 @@ class Plan:
         first = next(iter(self.models.values()))
         known = {**self.models, **{d: tuple(m for m in first if exists(d, m)) for d in self.others}}
         chosen = {d: known[d] for d in known if d in (job.datasets or self.models)}
-        if not chosen:
-            raise ValueError(
-                f"{self.name} is made of {', '.join(known)}; got {', '.join(job.datasets)}. Ask for those."
-            )
+        strangers = [d for d in job.datasets if d not in (*DATASETS, DIGITS, *DENSITIES)]
+        if strangers or not chosen:
+            got = strangers or job.datasets
+            remedy = nearest(got[0], known) or " Ask for those."
+            raise ValueError(f"{self.name} is made of {', '.join(known)}; got {', '.join(got)}.{remedy}")
         return chosen
+
+    def _known(self, own: Mapping[str, tuple[str, ...]]) -> list[str]:
+        """Its models on these sets, and the named ones that may stand beside them."""
+        beside = [m for m in NAMED if self.takes(m) and any(exists(d, m) for d in own)]
+        return list(dict.fromkeys([*(m for models in own.values() for m in models), *beside]))
 
     def _chosen(self, dataset: str, own: tuple[str, ...], job: Job) -> list[str]:
         """Those of its own that the job names; a table takes any model that is named, a figure only its own."""

@@ -30,7 +30,7 @@ from .record import Entry, Row, merge
 from .result import Outcome, Result
 from .systems import IMPORTED, MAKERS, Maker, inputs, instance, turns
 
-YES, NO, NA, PUBLISHED = "✓", "✗", "–", "as published"
+YES, NO, NA, PUBLISHED = "✓", "✗", "–", "pub."
 #: Dimensions in which everything is tried, and those in which an exact log-determinant is looked for again.
 SMALL, LARGE = 6, 100
 #: Instances with weights of their own, and draws of an estimator.
@@ -154,7 +154,7 @@ def _bias_of_ffjord(draws: int) -> properties.Bias:
 
 
 def row(name: str, ours: dict[str, str] | None) -> Row:
-    """A system's line: "paper / ours" for every property; without ours, as published."""
+    """A system's line: "paper / ours" for every property; without ours, `PUBLISHED`."""
     papers = dict(zip(PROPERTIES, PAPER.get(name, ("·",) * len(PROPERTIES)), strict=True))
     return {p: f"{papers[p]} / {PUBLISHED if ours is None else ours[p]}" for p in PROPERTIES}
 
@@ -200,7 +200,7 @@ def _entry(name: str, job: Job) -> Entry:
     ours, details = marks(name, DRAWS[job.budget]) if there else (None, {})
     made = circumstances(seeds=list(range(INSTANCES)), seconds=time.perf_counter() - begun, precision="float64")
     named = {"dataset": NONE, "model": name, "budget": job.budget, "recipe": job.recipe, "settings": [], "seed": 0}
-    content = {"established": "by running" if there else PUBLISHED, **row(name, ours), **figures(details)}
+    content = {"established": "by running" if there else "as published", **row(name, ours), **figures(details)}
     return {**made, **named, "row": content, "details": finite(details)}
 
 
@@ -230,8 +230,10 @@ def run(work: Work) -> Outcome:
         work.say(f"table1  {name}: " + ", ".join(f"{p} {made[-1]['row'][p]}" for p in PROPERTIES))
     results = merge("table1", made, work.job.out, in_order)
     mine = [r for r in results.rows if r["budget"] == work.job.budget]
-    notes = ("every cell: the paper's mark / ours; –: not applicable, ·: not in the paper", *differing(mine))
-    return Outcome(results, COLUMNS, (work.job.out / "table1.json",), notes)
+    notes = ["every cell: the paper's mark / ours; –: not applicable, ·: not in the paper", *differing(mine)]
+    if not all(map(_is_here, PAPER)):
+        notes.append(f"{PUBLISHED}: as published; what is zuko's is run where that is: pip install 'iresnet[rivals]'")
+    return Outcome(results, COLUMNS, (work.job.out / "table1.json",), tuple(notes))
 
 
 RESULT = Result(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..spelling import hint
+from ..spelling import parts_hint
 from .classifiers import CLASSIFIERS, with_coefficient
 from .experiment import Experiment, changed, read
 from .flows import FLOWS
@@ -39,4 +39,5 @@ def find(name: str) -> Experiment:
     parts = re.fullmatch(r"(.+)-c(\d*\.?\d+(?:e[+-]?\d+)?)", name)
     if parts and parts[1] in PRESETS:
         return with_coefficient(PRESETS[parts[1]], parts[2])
-    raise ValueError(f"there is no preset {name!r}. {hint(name, PRESETS)} A file of settings ends in .toml.")
+    remedy = parts_hint(name, PRESETS, "iresnet presets")
+    raise ValueError(f"there is no preset {name!r}. {remedy} A file of settings ends in .toml.")

@@ -64,6 +64,7 @@ NETWORK = Network(
     pool=True,
 )
 VANILLA = replace(NETWORK, constrained=False)
+RESNET = Network(family="resnet", blocks=(18, 18, 18), width=16, preprocessing="standardise")
 MNIST_NETWORK = replace(NETWORK, blocks=(7, 7, 7), padding=15)
 #: Blocks of which none stretches, and a head whose constant is known: Lip of the whole is that of the scaling.
 CERTIFIED = Network(
@@ -119,7 +120,14 @@ CLASSIFIERS = (
         "resnet164",
         "the ResNet-164 that the paper compares with: bottlenecks, strides, no inverse",
         CIFAR,
-        Network(family="resnet", blocks=(18, 18, 18), width=16, preprocessing="standardise"),
+        RESNET,
+        RECIPE,
+    ),
+    _classifier(
+        "resnet164-plain",
+        "the same with activations after the layers and the sum, as ResNets were at first; no inverse",
+        CIFAR,
+        replace(RESNET, family="resnet-plain"),
         RECIPE,
     ),
     _classifier(

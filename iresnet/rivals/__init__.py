@@ -9,7 +9,7 @@ from .coupling import AdditiveCoupling, AffineCoupling, Coupling, preserves_volu
 from .flows import additive_glow, glow, i_revnet, mlp_glow, nice, real_nvp
 from .free import FreeBlock
 from .imported import Imported, ffjord, made, maf
-from .resnet import PreActResNet
+from .resnet import PlainResNet, PreActResNet
 from .split import Alternate, Checkerboard, Halves, Split
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "FreeBlock",
     "Halves",
     "Imported",
+    "PlainResNet",
     "PreActResNet",
     "Split",
     "additive_glow",

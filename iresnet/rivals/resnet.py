@@ -1,13 +1,14 @@
-"""The ResNet-164 of Table 2: a pre-activation bottleneck network, with strides, BatchNorm and no inverse.
+"""Ordinary ResNets, with strides, BatchNorm and no inverse: the pre-activation ResNet-164 of Table 2, and a plain one.
 
 He et al., Identity mappings in deep residual networks (2016): x + conv1x1(conv3x3(conv1x1(x))), BatchNorm and ReLU
-before every convolution, three stages of 18 blocks, 4 x 16, 4 x 32 and 4 x 64 channels.
+before every convolution, three stages of 18 blocks, 4 x 16, 4 x 32 and 4 x 64 channels. In a plain one (He et al., Deep
+residual learning for image recognition, 2016) BatchNorm and ReLU come after, the last ReLU after the sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -15,42 +16,7 @@ from torch import Tensor, nn
 EXPANSION = 4
 
 
-class PreActResNet(nn.Module):
-    """Logits of images (batch, channels, height, width). `blocks` has one entry a stage; every stage after the first
-    halves the image and doubles the width.
-
-    >>> import torch
-    >>> PreActResNet(3, 10, blocks=(1, 1), width=4)(torch.zeros(2, 3, 8, 8)).shape
-    torch.Size([2, 10])
-    """
-
-    def __init__(self, channels: int, classes: int, blocks: Sequence[int] = (18, 18, 18), width: int = 16) -> None:
-        super().__init__()
-        if not blocks or min(blocks) < 1 or min(channels, classes, width) < 1:
-            raise ValueError(
-                "channels, classes, width and every entry of blocks must be at least 1; "
-                f"got {channels}, {classes}, {width} and {list(blocks)}."
-            )
-        self.first = nn.Conv2d(channels, width, 3, padding=1, bias=False)
-        stages, entering = [], width
-        for stage, count in enumerate(blocks):
-            inner = width * 2**stage
-            for block in range(count):
-                stages.append(Bottleneck(entering, inner, stride=2 if stage and not block else 1))
-                entering = EXPANSION * inner
-        self.blocks = nn.Sequential(*stages)
-        self.last = nn.Sequential(
-            nn.BatchNorm2d(entering), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(entering, classes)
-        )
-        for layer in self.modules():
-            if isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.last(self.blocks(self.first(x))))
-
-
-class Bottleneck(nn.Module):
+class PreActBottleneck(nn.Module):
     """1x1, 3x3, 1x1, each after BatchNorm and ReLU; where the shape changes, the skip is a 1x1 convolution too."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
@@ -71,3 +37,83 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.start(x)
         return cast(Tensor, self.branch(y) + (x if self.skip is None else self.skip(y)))
+
+
+class PlainBottleneck(nn.Module):
+    """1x1, 3x3, 1x1, each followed by BatchNorm; ReLU after each but the last, and after the sum."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        out = EXPANSION * width
+        self.branch = nn.Sequential(
+            nn.Conv2d(channels, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, out, 1, bias=False),
+            nn.BatchNorm2d(out),
+        )
+        self.skip: nn.Module = nn.Identity()
+        if channels != out or stride > 1:
+            self.skip = nn.Sequential(nn.Conv2d(channels, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, (self.branch(x) + self.skip(x)).relu())
+
+
+class PreActResNet(nn.Module):
+    """Logits of images (batch, channels, height, width). `blocks` has one entry a stage; every stage after the first
+    halves the image and doubles the width.
+
+    >>> import torch
+    >>> PreActResNet(3, 10, blocks=(1, 1), width=4)(torch.zeros(2, 3, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+
+    bottleneck: ClassVar[type[nn.Module]] = PreActBottleneck
+
+    def __init__(self, channels: int, classes: int, blocks: Sequence[int] = (18, 18, 18), width: int = 16) -> None:
+        super().__init__()
+        if not blocks or min(blocks) < 1 or min(channels, classes, width) < 1:
+            raise ValueError(
+                "channels, classes, width and every entry of blocks must be at least 1; "
+                f"got {channels}, {classes}, {width} and {list(blocks)}."
+            )
+        self.first = self._first(channels, width)
+        stages, entering = [], width
+        for stage, count in enumerate(blocks):
+            inner = width * 2**stage
+            for block in range(count):
+                stages.append(self.bottleneck(entering, inner, stride=2 if stage and not block else 1))
+                entering = EXPANSION * inner
+        self.blocks = nn.Sequential(*stages)
+        self.last = nn.Sequential(
+            *self._normalised(entering), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(entering, classes)
+        )
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+    def _first(self, channels: int, width: int) -> nn.Module:
+        return nn.Conv2d(channels, width, 3, padding=1, bias=False)
+
+    def _normalised(self, channels: int) -> list[nn.Module]:
+        """What comes between the blocks and the pooling."""
+        return [nn.BatchNorm2d(channels), nn.ReLU()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.last(self.blocks(self.first(x))))
+
+
+class PlainResNet(PreActResNet):
+    """The same with plain bottlenecks: BatchNorm and ReLU also after the first convolution, none before the pooling."""
+
+    bottleneck: ClassVar[type[nn.Module]] = PlainBottleneck
+
+    def _first(self, channels: int, width: int) -> nn.Module:
+        return nn.Sequential(super()._first(channels, width), nn.BatchNorm2d(width), nn.ReLU())
+
+    def _normalised(self, channels: int) -> list[nn.Module]:
+        return []
