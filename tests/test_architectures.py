@@ -333,8 +333,8 @@ class TestNetwork:
             ({"readout": "mlp"}, "readout must be one of linear, batchnorm, lipschitz; got 'mlp'."),
             (
                 {"family": "glov"},
-                "family must be one of iresnet, resnet, glow, glow-additive, realnvp, nice, irevnet, made, maf, "
-                "ffjord; got 'glov'.",
+                "family must be one of iresnet, resnet, resnet-plain, glow, glow-additive, realnvp, nice, irevnet, "
+                "made, maf, ffjord; got 'glov'.",
             ),
             (
                 {"normalisation": "batchnorm"},

@@ -223,7 +223,7 @@ def test_blocks_and_coefficients():
         "cifar10-flow-modern": ((16, 16, 16), 128, 2),
         "cifar10-flow-principal": ((28, 8, 4), 512, 4),
         "mnist-flow": ((32, 32, 32), 32, 10),
-        "mnist-flow-small": ((16, 16), 64, 8),
+        "mnist-flow-small": ((24, 8), 128, 4),
     }
     paper = ("cifar10-flow", "cifar10-flow-appendix", "mnist-flow")
     assert all(networks[name].lipschitz == pytest.approx(0.9**3) for name in paper)

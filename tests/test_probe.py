@@ -142,5 +142,5 @@ def test_the_command_prints_and_keeps_it(tmp_path, capsys):
     assert stop.value.code == 0
     kept = json.loads((folder / "evaluation.json").read_text())["probe"]
     assert f"probe    codes {kept['codes']['value']:.2f} % (" in capsys.readouterr().out
-    assert (kept["rows"], kept["codes"]["rows"]) == (1221, 30)
+    assert (kept["rows"], kept["codes"]["rows"]) == (1389, 30)
     assert kept["inputs"]["value"] < 10

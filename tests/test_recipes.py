@@ -181,7 +181,7 @@ class TestTrial:
         changes = row["settings"].split()
         assert {"network.blocks=[1,1]", "network.width=4", "training.steps=6", "training.batch=16"} <= set(changes)
         assert not any(c.startswith(("data.folder", "name", "about", "training.learning_rate")) for c in changes)
-        assert (row["training rows"], row["steps"]) == (1221, 6)
+        assert (row["training rows"], row["steps"]) == (1389, 6)
         assert read(path).runs[0] == run.read_json("environment.json")
 
     def test_its_bits_are_those_by_which_its_weights_were_chosen(self, monkeypatch):

@@ -98,7 +98,6 @@ class TestOperator:
             expected = layer(x) - layer.bias.view(-1, *(1,) * geometry.axes)
             torch.testing.assert_close(spectral.apply(weight, geometry, x), expected.detach())
 
-    @pytest.mark.no_cover
     @pytest.mark.parametrize("multiplies", [False, True])
     @pytest.mark.parametrize("last", [False, True])
     @pytest.mark.parametrize("kind", KINDS)
@@ -196,7 +195,6 @@ class TestPowerIteration:
 
 
 class TestBound:
-    @pytest.mark.no_cover
     @pytest.mark.parametrize("kind", KINDS)
     def test_never_below_the_true_norm(self, kind):
         for layer, shape in layers_of(kind, 16):
@@ -277,7 +275,6 @@ class TestBound:
     @pytest.mark.parametrize(
         ("axes", "kernel", "sizes"), [(1, 3, (8, 17, 32)), (2, 3, (8, 10)), (2, 5, (12, 16)), (2, (1, 3), (8, 10))]
     )
-    @pytest.mark.no_cover
     def test_median_overshoot_is_below_five_percent_for_same_padding(self, axes, kernel, sizes):
         overshoot = []
         for seed in range(12):
