@@ -411,6 +411,22 @@ def test_what_was_measured_in_the_same_circumstances_is_kept(made, tmp_path, mon
     assert [r["ms"] for r in found.rows] == [r["ms"] for r in made.outcomes["table5"].results.rows]
 
 
+@pytest.mark.parametrize(("make", "places"), [(nn.Conv2d, 6 * 6), (nn.ConvTranspose2d, 8 * 8)])
+def test_operations_of_grouped_convolutions_are_counted(make, places):
+    """A kernel is applied at every place of the output; transposed, of the input."""
+
+    class Squares(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = make(8, 12, 3, groups=4, bias=False)
+
+        def forward(self, x, y, generator=None):
+            return self.model(x.requires_grad_()).square().sum(), {}
+
+    count = table5.operations(Squares(), torch.ones(3, 8, 8, 8), None, torch.Generator())
+    assert count * 1e9 == pytest.approx(3 * 2 * 3 * places * 8 * 12 / 4 * 9)  # forward, and two gradients
+
+
 def test_rows_of_two_devices_stand_beside_each_other(made, tmp_path):
     entries = made.outcomes["table5"].results.runs
     elsewhere = [{**e, "settings": ["on a GPU", "engine ours"], "row": {**e["row"], "ms": 1.0}} for e in entries]

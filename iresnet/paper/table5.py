@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from .. import presets
 from ..acceleration import Acceleration, Stepper
@@ -32,6 +32,7 @@ from ..lipschitz import refresh_, unsettled
 from ..objective import Aim, Objective
 from ..results import Results, circumstances, read
 from ..training import Training, make_optimiser
+from ..transform import Shape
 from .job import Job, Stopped, Work
 from .record import Entry, Row, merge, one_by_one
 from .result import Outcome, Result
@@ -114,9 +115,16 @@ def images(s: Size) -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, 10, (s.batch,), generator=generator)
 
 
+def _backward_operations(grad: Shape, x: Shape, weight: Shape, *rest: Any, **_: Any) -> int:
+    """Each gradient of a convolution takes as many as itself; torch counts that of grouped weights once a group."""
+    transposed, _, _, wanted = rest[-4:]
+    return int(sum(wanted[:2])) * int(conv_flop_count(list(x), list(weight), list(grad), transposed))
+
+
 def operations(objective: Objective, x: Tensor, y: Tensor | None, generator: torch.Generator) -> float:
     """Multiplications and additions of convolutions and matrix products in one forward and backward pass, in 1e9."""
-    with FlopCounterMode(display=False) as counter:
+    counted = {torch.ops.aten.convolution_backward: _backward_operations}
+    with FlopCounterMode(display=False, custom_mapping=counted) as counter:
         objective(x, y, generator=generator)[0].backward()
     objective.zero_grad(set_to_none=True)
     return float(counter.get_total_flops()) / 1e9
