@@ -16,6 +16,19 @@ from torch import Tensor, nn
 EXPANSION = 4
 
 
+def _convolutions(channels: int, width: int, stride: int) -> list[nn.Module]:
+    """1x1, 3x3, 1x1, with BatchNorm and ReLU between them."""
+    return [
+        nn.Conv2d(channels, width, 1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.Conv2d(width, EXPANSION * width, 1, bias=False),
+    ]
+
+
 class PreActBottleneck(nn.Module):
     """1x1, 3x3, 1x1, each after BatchNorm and ReLU; where the shape changes, the skip is a 1x1 convolution too."""
 
@@ -23,15 +36,7 @@ class PreActBottleneck(nn.Module):
         super().__init__()
         out = EXPANSION * width
         self.start = nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU())
-        self.branch = nn.Sequential(
-            nn.Conv2d(channels, width, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Conv2d(width, out, 1, bias=False),
-        )
+        self.branch = nn.Sequential(*_convolutions(channels, width, stride))
         self.skip = nn.Conv2d(channels, out, 1, stride=stride, bias=False) if channels != out or stride > 1 else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,16 +50,7 @@ class PlainBottleneck(nn.Module):
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
         out = EXPANSION * width
-        self.branch = nn.Sequential(
-            nn.Conv2d(channels, width, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Conv2d(width, out, 1, bias=False),
-            nn.BatchNorm2d(out),
-        )
+        self.branch = nn.Sequential(*_convolutions(channels, width, stride), nn.BatchNorm2d(out))
         self.skip: nn.Module = nn.Identity()
         if channels != out or stride > 1:
             self.skip = nn.Sequential(nn.Conv2d(channels, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out))
