@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -15,12 +17,21 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compiled_or_plain(function: Callable[..., Any], compiled: bool) -> Callable[..., Any]:
-    """The function as it is, or compiled: more often than the compiler expects of one function."""
+    """The function as it is, or compiled."""
     if not compiled:
         return function
 
     def call(*arguments: Any) -> Any:
-        with torch._dynamo.config.patch(recompile_limit=256):
+        with compiling():
             return _compiled(function)(*arguments)
 
     return call
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Within this context a compiled function may meet many shapes, and the compiler look at its arguments in peace."""
+    with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=256):
+        # It looks at .grad of every input, and torch warns of that for what is not a leaf.
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+        yield

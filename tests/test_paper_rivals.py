@@ -378,7 +378,7 @@ def test_times_are_beside_glows(made):
         glow = rows["Glow" if row["job"] == "classification" else "Glow log-det"]
         assert row["to Glow"] == pytest.approx(row["ms"] / glow["ms"])
         assert row["operations, 1e9"] > 0
-        assert row["settings"] == "on a CPU engine alike"
+        assert row["settings"] == "on a CPU engine plain"
     assert [round(r["paper, to Glow"], 2) for r in rows.values()] == [1, 0.43, 0.79, 1, 2.61]
     plain, normalised = rows["i-ResNet"], rows["i-ResNet SN"]
     assert plain["parameters"] == normalised["parameters"]
@@ -429,9 +429,9 @@ def test_operations_of_grouped_convolutions_are_counted(make, places):
 
 def test_rows_of_two_devices_stand_beside_each_other(made, tmp_path):
     entries = made.outcomes["table5"].results.runs
-    elsewhere = [{**e, "settings": ["on a GPU", "engine ours"], "row": {**e["row"], "ms": 1.0}} for e in entries]
+    elsewhere = [{**e, "settings": ["on a GPU", "engine compiled"], "row": {**e["row"], "ms": 1.0}} for e in entries]
     rows = table5.compared([*entries, *elsewhere])
-    assert [r["settings"] for r in rows] == ["on a CPU engine alike"] * 5 + ["on a GPU engine ours"] * 5
+    assert [r["settings"] for r in rows] == ["on a CPU engine plain"] * 5 + ["on a GPU engine compiled"] * 5
     assert [r["to Glow"] for r in rows[5:]] == [1.0] * 5
 
 

@@ -2,19 +2,22 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from iresnet import ActNorm, Chain, DiagonalNormal, Flow, InjectivePad, Squeeze, certify
+from iresnet import ActNorm, Chain, Classifier, DiagonalNormal, Flow, InjectivePad, Squeeze, certify, compiler
 from iresnet.acceleration import Acceleration, Stepper
+from iresnet.acceleration.couplings import compiled_couplings, couplings
 from iresnet.logdet import PowerSeries
 from iresnet.mixing import InvertibleConv1x1, Reverse
-from iresnet.objective import MaximumLikelihood
+from iresnet.objective import Classification, MaximumLikelihood
 from iresnet.rivals import (
     AdditiveCoupling,
     AffineCoupling,
+    Checkerboard,
     additive_glow,
     glow,
     i_revnet,
@@ -141,14 +144,69 @@ class TestSteps:
         return Stepper(MaximumLikelihood(flow), optimiser, 1.0, None, Acceleration(**wish))
 
     def test_what_is_left_out_has_a_reason(self):
-        stepper = self.stepper(mlp_glow(2, 1, (8,)), compile="on", precision="bfloat16")
+        stepper = self.stepper(mlp_glow(2, 1, (8,)), precision="bfloat16")
         assert stepper.method == "operation by operation"
         assert stepper.precision == "float32"
         assert stepper.reasons == [
             "no CUDA graph: this device is a CPU",
-            "no compiled blocks: there are no residual blocks",
+            "no compiled blocks: this device is a CPU",
             "no bfloat16: there are neither residual blocks nor convolutions",
         ]
+        stepper = self.stepper(Flow(ActNorm(2), DiagonalNormal(2)), compile="on")
+        assert "no compiled blocks: there are neither residual blocks nor couplings" in stepper.reasons
+
+    @pytest.mark.no_cover
+    @pytest.mark.parametrize("kind", ["glow", "additive", "realnvp", "rows"])
+    def test_compiled_couplings_are_the_plain_ones_and_share_a_function(self, monkeypatch, kind):
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+        compiler._compiled.cache_clear()
+        torch.manual_seed(0)
+        inside = partial(convolutions, width=8)
+        steps = {
+            "glow": lambda: glow((4, 2, 2), 4, inside),
+            "additive": lambda: additive_glow((4, 2, 2), 4, inside),
+            "realnvp": lambda: real_nvp((4, 2, 2), 4, inside, Checkerboard),
+            "rows": lambda: nice((4,), 4, partial(mlp, hidden=(8,))),
+        }[kind]()
+        shape = (4,) if kind == "rows" else (4, 2, 2)
+        flow, x = Flow(Chain(*steps), DiagonalNormal(shape), event_shape=shape).double(), normal(16, *shape)
+        losses, graphs, made = [], [], torch._dynamo.utils.counters["stats"]
+        for wish in ({"compile": "off"}, {"compile": "on"}):
+            stepper, begun = self.stepper(copy.deepcopy(flow).train(), **wish), made["unique_graphs"]
+            losses.append([float(stepper(x, None, i)[0]) for i in range(6)])
+            graphs.append(made["unique_graphs"] - begun)
+        compiler._compiled.cache_clear()
+        assert stepper.method == "operation by operation, couplings compiled"
+        assert losses[1] == pytest.approx(losses[0], rel=1e-9)
+        assert losses[0][-1] < losses[0][0]
+        # Two for halves that take turns; the first of a chain may meet another layout.
+        assert graphs[0] == 0
+        assert 1 <= graphs[1] <= 3
+
+    @pytest.mark.no_cover
+    def test_batch_norms_of_compiled_couplings_count_their_batches(self, monkeypatch):
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+        compiler._compiled.cache_clear()
+        torch.manual_seed(0)
+        model = Classifier(Chain(*i_revnet((8, 4, 4), 3)), nn.Sequential(nn.Flatten(), nn.Linear(128, 3)))
+        x, y, states = normal(8, 8, 4, 4).float(), torch.arange(8) % 3, []
+        for wish in ("off", "on"):
+            twin = copy.deepcopy(model).train()
+            optimiser = torch.optim.SGD(twin.parameters(), 1e-3)
+            stepper = Stepper(Classification(twin), optimiser, 1.0, None, Acceleration("off", wish, "float32"))
+            for i in range(5):
+                stepper(x, y, i)
+            states.append(twin.state_dict())
+        compiler._compiled.cache_clear()
+        assert stepper.compiled
+        torch.testing.assert_close(states[1], states[0], atol=1e-5, rtol=1e-4)
+        assert {int(v) for k, v in states[1].items() if k.endswith("num_batches_tracked")} == {5}
+
+    def test_a_coupling_is_left_as_it_was(self):
+        flow = mlp_glow(2, 2, (8,))
+        with compiled_couplings(flow):
+            assert all("through" in vars(c) for c in couplings(flow))
+        assert not any("through" in vars(c) for c in couplings(flow))
 
     def test_convolutions_may_run_in_bfloat16(self):
         torch.manual_seed(0)
@@ -179,8 +237,8 @@ class TestSteps:
             optimiser = torch.optim.Adam(model.parameters(), 1e-3, capturable=True)
             stepper = Stepper(MaximumLikelihood(model), optimiser, 1.0, None, wish)
             runs.append([float(stepper(normal(64, *shape, seed=i).float().cuda(), None, i)[0]) for i in range(20)])
-        assert stepper.method == "one CUDA graph"
-        assert stepper.reasons == ["no compiled blocks: there are no residual blocks"]
+        assert stepper.method == "one CUDA graph, couplings compiled"
+        assert stepper.reasons == []
         assert runs[1] == pytest.approx(runs[0], rel=1e-3)
 
     @needs_cuda
@@ -191,5 +249,5 @@ class TestSteps:
         optimiser = torch.optim.Adam(flow.parameters(), 1e-3, capturable=True)
         stepper = Stepper(MaximumLikelihood(flow), optimiser, 1.0, None, Acceleration())
         losses = [float(stepper(normal(64, 1, 8, 8).float().cuda(), None, i)[0]) for i in range(30)]
-        assert stepper.method == "one CUDA graph, convolutions in bfloat16"
+        assert stepper.method == "one CUDA graph, couplings compiled, convolutions in bfloat16"
         assert losses[-1] < losses[0]

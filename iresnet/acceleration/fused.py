@@ -8,15 +8,15 @@ of their own (`kernels`). Everything else is called as it is.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from ..compiler import compiling
 from ..elementary import ActNorm
 from ..lipschitz import Program, cap_of, program
 from ..lipschitz.scaling import in_precision
@@ -140,9 +140,7 @@ class Plan:
         return [given.get(v, v) for v in values], last
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        with warnings.catch_warnings(), _many_shapes(self.compiled):
-            # The compiler looks at .grad of every input, and torch warns of that for scaled weights.
-            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+        with compiling() if self.compiled else nullcontext():
             return function(*arguments)
 
     def _cast_free_weights(self) -> dict[Tensor, Tensor]:
@@ -157,11 +155,6 @@ def _members(part: Transform | Unit) -> list[Transform]:
     if isinstance(part, Unit):
         return [part.block] if part.norm is None else [part.norm, part.block]
     return [part]
-
-
-def _many_shapes(compiled: bool) -> AbstractContextManager[Any]:
-    """One function is compiled for every shape: more often than the compiler expects of one function."""
-    return torch._dynamo.config.patch(recompile_limit=256) if compiled else nullcontext()
 
 
 def _groups(units: list[Unit]) -> list[list[Tensor]]:

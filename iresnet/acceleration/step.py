@@ -1,7 +1,7 @@
 """One training step, made fast: what it computes is decided by the objective, how by `Acceleration`.
 
 eager       every operation is launched by Python; what a CPU does, and what everything else is judged against
-fused       runs of residual blocks as compiled functions, g in bfloat16 (`fused`)
+fused       runs of residual blocks as compiled functions, g in bfloat16 (`fused`); couplings too (`couplings`)
 graph       the whole step (forward, backward, clipping, optimiser) as one CUDA graph, launched at once
 
 The first steps are eager: they initialise ActNorms, show every layer its input size and fill the optimiser's state.
@@ -33,6 +33,7 @@ from ..logdet import Estimator, FixedSeries, RussianRoulette, StoppedRoulette
 from ..objective import Classification, Margin, Objective
 from ..precision import chosen_convolutions, float32_sums
 from ..residual import ResidualBlock
+from .couplings import compiled_couplings, couplings
 from .fused import fused, unfused
 from .recording import Recordings
 
@@ -51,8 +52,9 @@ GRAPHS = 32
 
 @dataclass(frozen=True)
 class Acceleration:
-    """How a step is made fast. `graph`: as one CUDA graph; `compile`: residual blocks by torch.compile, once a shape;
-    `precision`: that of g in training, float32 or bfloat16, while the state between the blocks stays in float32.
+    """How a step is made fast. `graph`: as one CUDA graph; `compile`: residual blocks and couplings by torch.compile,
+    once a shape; `precision`: that of g in training, float32 or bfloat16, while the state between the blocks stays in
+    float32.
 
     "auto" takes what the device has: everything on a GPU, nothing on a CPU. A density is fused where its estimator is a
     power series or a roulette.
@@ -119,7 +121,8 @@ class Stepper:
         absent = None if device.type == "cuda" else f"this device is {'a CPU' if device.type == 'cpu' else device.type}"
         self.graph = self._allow(wish.graph, "CUDA graph", absent or obstacle or _adaptive(self.objective))
         self.blocks, self.rest = _has_blocks(self.objective), bool(unfused(self.objective))
-        idle = None if self.blocks else "there are no residual blocks"
+        self.couplings = bool(couplings(self.objective))
+        idle = None if self.blocks or self.couplings else "there are neither residual blocks nor couplings"
         # Compiling also works on a CPU, but takes longer than it saves: only where it is asked for.
         missing = (absent or _no_compiler()) if wish.compile == "auto" else None
         self.compiled = self._allow(wish.compile, "compiled blocks", obstacle or idle or missing)
@@ -145,9 +148,12 @@ class Stepper:
     def method(self) -> str:
         """How the steps are taken, in a few words."""
         parts = ["one CUDA graph" if self.graph else "operation by operation"]
-        if self.fuse:
-            how = f"blocks {'compiled' if self.compiled else 'fused'}, " if self.blocks else ""
-            parts.append(f"{how}{self._inside} in {str(self.dtype)[6:]}")
+        if self.fuse and self.blocks:
+            parts.append("blocks compiled" if self.compiled else "blocks fused")
+        if self.compiled and self.couplings:
+            parts.append("couplings compiled")
+        if self.fuse and (self.blocks or self.dtype != torch.float32):
+            parts.append(f"{self._inside} in {str(self.dtype)[6:]}")
         return ", ".join(parts)
 
     @property
@@ -224,6 +230,7 @@ class Stepper:
         half = self.dtype != torch.float32 and self.rest
         with (
             fused(self.objective, self.dtype, compiled=self.compiled),
+            compiled_couplings(self.objective) if self.compiled else nullcontext(),
             torch.autocast(self.parameters[0].device.type, self.dtype, enabled=half),
         ):
             yield

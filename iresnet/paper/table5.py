@@ -8,8 +8,9 @@ Glow that does the same job; the paper has one Glow for both.
 What OUT/table5.json has from the same machine, versions and commit is kept: the command goes on where it stopped, and
 without that file it measures anew.
 
-engine    alike: all networks launched and multiplied alike (on a GPU one CUDA graph, products in bfloat16), nothing
-          compiled; ours: as `iresnet train` takes its steps, where only residual blocks are compiled
+All networks are launched and multiplied alike, on a GPU as one CUDA graph with products in bfloat16:
+
+engine    plain: nothing is compiled; compiled: residual blocks and couplings are, as `iresnet train` takes its steps
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ CASES = {
 BASELINES = {CLASSES: "Glow", DENSITY: "Glow log-det"}
 #: Terms of the series, as the paper has for CIFAR-10.
 TERMS = 5
-ENGINES = {"alike": Acceleration(compile="off"), "ours": Acceleration()}
+ENGINES = {"plain": Acceleration(compile="off"), "compiled": Acceleration()}
 COLUMNS = {
     "network": "model",
     "ms": "ms",
@@ -210,9 +211,9 @@ def _known(job: Job) -> dict[tuple[str, ...], Entry]:
 
 
 def run(work: Work) -> Outcome:
-    """Measure every network; on a GPU twice, launched alike and as they are trained."""
+    """Measure every network; on a GPU twice, plain and compiled."""
     s, known, results = size(work.job), _known(work.job), Results("table5")
-    engines = list(ENGINES) if work.job.device.startswith("cuda") else ["alike"]
+    engines = list(ENGINES) if work.job.device.startswith("cuda") else ["plain"]
     for engine in engines:
         for name in CASES:
             if work.stop():

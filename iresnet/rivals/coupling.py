@@ -64,8 +64,18 @@ class Coupling(Transform):
     def shrinking(self, h: Tensor) -> Tensor | None:
         """exp(-s), by which an error in z2 is multiplied in x2; None for one."""
 
+    def through(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(z, s, or None where it is zero): all that the forward map computes."""
+        self._check(x, "x")
+        kept, moved = self.split.take(x)
+        h = self._ask(kept, moved, context)
+        if h.dim() == 4 and h.is_contiguous(memory_format=torch.channels_last):  # the layout that convolutions chose
+            kept, moved = self.split.take(x.contiguous(memory_format=torch.channels_last))
+        moved, s = self.move(moved, h)
+        return self.split.join(kept, moved), s
+
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        return self._through(x, context)[0]
+        return self.through(x, context)[0]
 
     def forward_and_logdet(
         self,
@@ -75,7 +85,7 @@ class Coupling(Transform):
         estimator: Estimator | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
-        z, s = self._through(x, context)
+        z, s = self.through(x, context)
         return z, x.new_zeros(len(x)) if s is None else s.flatten(1).sum(1)
 
     def inverse(
@@ -125,15 +135,6 @@ class Coupling(Transform):
     def _check(self, x: Tensor, name: str) -> None:
         check_batch(x, name)
         self.split.check(tuple(x.shape[1:]))
-
-    def _through(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        self._check(x, "x")
-        kept, moved = self.split.take(x)
-        h = self._ask(kept, moved, context)
-        if h.dim() == 4 and h.is_contiguous(memory_format=torch.channels_last):  # the layout that convolutions chose
-            kept, moved = self.split.take(x.contiguous(memory_format=torch.channels_last))
-        moved, s = self.move(moved, h)
-        return self.split.join(kept, moved), s
 
     def _ask(self, kept: Tensor, moved: Tensor, context: Tensor | None) -> Tensor:
         h = self.conditioner(kept, context) if self._takes_context else self.conditioner(kept)
