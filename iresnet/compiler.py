@@ -32,6 +32,7 @@ def compiled_or_plain(function: Callable[..., Any], compiled: bool) -> Callable[
 def compiling() -> Iterator[None]:
     """Within this context a compiled function may meet many shapes, and the compiler look at its arguments in peace."""
     with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=256):
-        # It looks at .grad of every input, and torch warns of that for what is not a leaf.
+        # It looks at .grad of every input, and torch warns where that is not a leaf; and it would have TensorFloat32.
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32 matrix multiplication")
         yield

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from iresnet import Chain, Classifier, Flow, Hybrid, Multiscale, cli, config, evaluation
+from iresnet import ActNorm, Chain, Classifier, Flow, Hybrid, Multiscale, cli, config, evaluation
 from iresnet.architectures import FAMILIES, INVERSES, Network, build
 from iresnet.architectures.rivals import ROWS, SHAPES, USED, is_rival
 from iresnet.data import Dataset, Schema
@@ -152,9 +152,30 @@ class TestSettings:
         assert groups[0]["weight_decay"] == 0.5
         assert groups[1]["weight_decay"] == 0.0
 
+    def test_batch_norms_keep_couplings_from_answering_growth_with_growth(self):
+        """What a conditioner says does not change with the size of what it sees, and a scale stretches by e^2 at most."""
+        bounded = built("glow", purpose="classification", blocks=(4, 2), normalisation="batchnorm").train()
+        plain = built("glow", purpose="classification", blocks=(4, 2)).train()
+        for model, changes in ((bounded, 1.0), (plain, 10.0)):
+            model(normal(32, 1, 8, 8).float())  # the first batch initialises its ActNorms
+            coupling = next(m for m in model.modules() if isinstance(m, AffineCoupling))
+            nn.init.normal_(coupling.conditioner[-1].weight)
+            nn.init.zeros_(coupling.conditioner[-1].bias)
+            for m in coupling.conditioner.modules():
+                if isinstance(m, ActNorm):
+                    nn.init.zeros_(m.shift)
+            x = normal(32, 2, 4, 4, seed=1).float()
+            once, more = coupling.conditioner(x), coupling.conditioner(10 * x)
+            torch.testing.assert_close(more, changes * once, rtol=1e-2, atol=1e-3)
+        largest = [m.largest for m in bounded.modules() if isinstance(m, AffineCoupling)]
+        assert largest == [0.5] * 4 + [1.0] * 2
+
     @pytest.mark.parametrize(
         ("family", "source", "purpose", "changes", "sentence"),
         [
+            ("glow", "digits", "density", {"normalisation": "none"}, "glow has its own normalisation; got 'none'"),
+            ("glow", "table", "density", {"normalisation": "batchnorm"}, "on tables does not use normalisation"),
+            ("nice", "digits", "density", {"normalisation": "batchnorm"}, "on images does not use normalisation"),
             ("glow", "digits", "density", {"lipschitz": 0.5}, "has no residual blocks, so it does not use lipschitz"),
             ("nice", "digits", "density", {"tail": 2}, "does not use tail; got 2. Leave it out."),
             ("maf", "digits", "density", {"estimator": "exact"}, "does not use estimator; got 'exact'"),

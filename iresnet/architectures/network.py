@@ -113,7 +113,7 @@ class Network:
 
     def _check_together(self) -> None:
         """Refuse settings that are right one by one and contradict each other."""
-        if self.normalisation == "batchnorm" and self.constrained:
+        if self.normalisation == "batchnorm" and self.constrained and self.family == "iresnet":
             raise ValueError(
                 "normalisation 'batchnorm' has no Lipschitz bound, so it needs constrained = false; got true. "
                 "Use 'actnorm' for a network that is proven invertible."

@@ -11,7 +11,10 @@ irevnet                images: `blocks` couplings a scale, squeezed before each 
 made, maf, ffjord      all numbers in a row, one transform (made) or `blocks` of them, from zuko
 
 A row of numbers (a table, points in the plane) has one scale in every family. Conditioners are `width` wide, with
-`kernels` (glow), `depth` residual blocks (realnvp) or `depth` hidden layers (rows).
+`kernels` (glow), `depth` residual blocks (realnvp) or `depth` hidden layers (rows). The loss of a classifier does not
+care how large its codes are, and couplings that answer a larger input with a larger output make each other grow: with
+`normalisation` batchnorm the conditioners of glow see their input through a BatchNorm, and all couplings of a scale
+together stretch by no more than one of them may otherwise.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from ..elementary import ActNorm, InjectivePad, Squeeze
 from ..multiscale import Flatten, Multiscale
 from ..rivals import Checkerboard, Halves, additive_glow, ffjord, glow, i_revnet, made, maf, nice, real_nvp
 from ..rivals.conditioner import ResidualConvolutions, convolutions, mlp
+from ..rivals.coupling import LARGEST
 from ..rivals.flows import Conditioner
 from ..transform import Chain, Shape, Transform
 from .network import Network
@@ -52,15 +56,16 @@ ORIGINS = {
 
 #: Settings that only residual blocks have.
 OTHERS = (
-    "branch", "constrained", "lipschitz", "frequency", "preactivation", "last_scale", "normalisation", "mixing",
-    "principal", "tail", "estimator", "terms",
+    "branch", "constrained", "lipschitz", "frequency", "preactivation", "last_scale", "mixing", "principal", "tail",
+    "estimator", "terms",
 )  # fmt: skip
 
 #: Settings that some families use, and which of them each does on images; of rows all use those of ROWS.
-SHAPES, ROWS = ("width", "depth", "kernels", "squeeze_first", "factor_out"), ("width", "depth")
+SHAPES = ("width", "depth", "kernels", "squeeze_first", "factor_out", "normalisation")
+ROWS = ("width", "depth")
 USED = {
-    "glow": ("width", "kernels", "squeeze_first", "factor_out"),
-    "glow-additive": ("width", "kernels", "squeeze_first", "factor_out"),
+    "glow": ("width", "kernels", "squeeze_first", "factor_out", "normalisation"),
+    "glow-additive": ("width", "kernels", "squeeze_first", "factor_out", "normalisation"),
     "realnvp": ("width", "depth", "factor_out"),
     "irevnet": (),
     **dict.fromkeys(FLAT, ROWS),
@@ -78,6 +83,8 @@ def check(network: Network, schema: Schema, purpose: str) -> None:
     used = USED[network.family] if schema.is_image else ROWS
     kind = "images" if schema.is_image else "tables"
     _check_unused(network, [name for name in SHAPES if name not in used], f"on {kind}")
+    if network.normalisation == "none":
+        raise ValueError(f"the family {network.family} has its own normalisation; got 'none'. Leave it out.")
     if network.activation not in ACTIVATIONS:
         raise ValueError(
             f"activation must be {' or '.join(ACTIVATIONS)} for the family {network.family}; "
@@ -166,9 +173,12 @@ def _glow(network: Network, shape: Shape, blocks: int, *, squeezed: bool) -> tup
     if squeezed:
         squeeze, shape = _squeezed(shape)
         stage.append(squeeze)
-    kind = glow if network.family == "glow" else additive_glow
     # The first half leaves (`Multiscale`), so that is the half to move: the last step has made it fit the base.
-    return [*stage, *kind(shape, blocks, _convolutions(network, shape), Halves(swapped=True))], shape
+    conditioner, split = _convolutions(network, shape), Halves(swapped=True)
+    if network.family == "glow-additive":
+        return [*stage, *additive_glow(shape, blocks, conditioner, split)], shape
+    largest = LARGEST / blocks if network.normalisation == "batchnorm" else LARGEST
+    return [*stage, *glow(shape, blocks, conditioner, split, largest=largest)], shape
 
 
 def _real_nvp(network: Network, shape: Shape, scale: int) -> tuple[list[Transform], Shape]:
@@ -200,7 +210,9 @@ def _squeezed(shape: Shape) -> tuple[Squeeze, Shape]:
 
 def _convolutions(network: Network, shape: Shape) -> Conditioner:
     width, activation = network.width or shape[0], ACTIVATIONS[network.activation]
-    return lambda inputs, outputs: convolutions(inputs, outputs, width, network.kernels, activation)
+    return lambda inputs, outputs: convolutions(
+        inputs, outputs, width, network.kernels, activation, batchnorm=network.normalisation == "batchnorm"
+    )
 
 
 def _residual(network: Network, shape: Shape, squeezes: int) -> Conditioner:

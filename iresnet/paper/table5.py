@@ -91,7 +91,7 @@ def network(name: str, s: Size) -> Network:
     purpose, _ = CASES[name]
     if name in BASELINES.values():
         preset = "cifar10-glow-classifier" if purpose == CLASSES else "cifar10-glow"
-        return replace(presets.find(preset).network, blocks=s.blocks, width=s.width)
+        return replace(presets.find(preset).network, blocks=s.blocks, width=s.width, normalisation="actnorm")
     made = replace(presets.find("cifar10-iresnet-glow-style").network, blocks=s.blocks, width=s.width)
     if purpose == DENSITY:
         plain = replace(made, preprocessing="centre", readout="linear", pool=False)

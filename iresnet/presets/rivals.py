@@ -35,6 +35,9 @@ from .flows import RECIPE as FLOWING
 
 #: What couplings stand: Adam at a small rate.
 RECIPE = replace(FLOWING, learning_rate=1e-3, warmup=1000)
+GLOW_CLASSIFYING = replace(
+    CLASSIFYING, optimiser="adam", learning_rate=2e-4, weight_decay=0.05, head_decay=0.05, clip=1.0
+)
 DIGITS_RECIPE = Training(
     steps=1800, batch=128, learning_rate=1e-2, warmup=100, average=0.999, validate_every=100, weight_decay=0.5
 )
@@ -176,14 +179,14 @@ RIVALS = (
     _classifier(
         "cifar10-glow-classifier",
         "32x32 colour photographs: Glow as a classifier (Table 3)",
-        GLOW,
-        replace(CLASSIFYING, optimiser="adam", learning_rate=1e-3, weight_decay=0.05, head_decay=0.05, clip=1.0),
+        replace(GLOW, normalisation="batchnorm"),
+        GLOW_CLASSIFYING,
     ),
     _classifier(
         "cifar10-additive-classifier",
         "32x32 colour photographs: Glow with additive couplings and reversed channels as a classifier (Table 3)",
-        _additive(GLOW),
-        replace(CLASSIFYING, optimiser="adam", learning_rate=1e-3, weight_decay=0.05, head_decay=0.05, clip=1.0),
+        _additive(replace(GLOW, normalisation="batchnorm")),
+        GLOW_CLASSIFYING,
     ),
     _classifier(
         "cifar10-iresnet-glow-style",

@@ -44,16 +44,20 @@ def convolutions(
     width: int = 512,
     kernels: Sequence[int] = (3, 1, 3),
     activation: Callable[[], nn.Module] = nn.ReLU,
+    *,
+    batchnorm: bool = False,
 ) -> nn.Sequential:
     """Convolutions of these kernels that keep the size of an image, each but the last with an ActNorm and activation.
 
+    With `batchnorm` the first sees its input normalised, so that what is moved does not grow with what stays.
     (Glow's also see a channel that marks the border of the image, and its last layer has a learned factor e^{3 l}, with
     l = 0 at first; here they have neither.)
     """
     _check(inputs=inputs, outputs=outputs, width=width)
     if not kernels or any(k < 1 or k % 2 == 0 for k in kernels):
         raise ValueError(f"kernels must be odd, so that the size is kept; got {tuple(kernels)}.")
-    layers, widths = list[nn.Module](), (inputs, *[width] * (len(kernels) - 1), outputs)
+    layers: list[nn.Module] = [nn.BatchNorm2d(inputs)] if batchnorm else []
+    widths = (inputs, *[width] * (len(kernels) - 1), outputs)
     for (a, b), k in zip(pairwise(widths[:-1]), kernels, strict=False):
         layers += [NormalisedConv2d(a, b, k), activation()]
     last = nn.Conv2d(widths[-2], outputs, kernels[-1], padding=kernels[-1] // 2)

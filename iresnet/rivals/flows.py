@@ -23,7 +23,7 @@ from ..flow import Flow
 from ..mixing import InvertibleConv1x1, Reverse
 from ..transform import Chain, Shape, Transform
 from .conditioner import bottleneck, mlp
-from .coupling import AdditiveCoupling, AffineCoupling, Coupling
+from .coupling import LARGEST, AdditiveCoupling, AffineCoupling, Coupling
 from .split import Alternate, Halves, Split
 
 #: (inputs, outputs) -> a conditioner.
@@ -31,16 +31,24 @@ Conditioner: TypeAlias = Callable[[int, int], nn.Module]
 
 
 def coupling(
-    kind: type[AffineCoupling] | type[AdditiveCoupling], shape: Shape, conditioner: Conditioner, split: Split
+    kind: type[AffineCoupling] | type[AdditiveCoupling],
+    shape: Shape,
+    conditioner: Conditioner,
+    split: Split,
+    **settings: float,
 ) -> Coupling:
     """A coupling for samples of this shape, whose conditioner has the sizes that the split asks for."""
     split.check(shape)
     kept, moved = split.sizes(shape[0])
-    return kind(conditioner(kept, kind.outputs * moved), split)
+    return kind(conditioner(kept, kind.outputs * moved), split, **settings)
 
 
-def glow(shape: Shape, steps: int, conditioner: Conditioner, split: Split | None = None) -> list[Transform]:
+def glow(
+    shape: Shape, steps: int, conditioner: Conditioner, split: Split | None = None, *, largest: float = LARGEST
+) -> list[Transform]:
     """Steps of Glow on samples of this shape: three transforms each, all with this split (by default `Halves()`).
+
+    `largest` is that of every `AffineCoupling`.
 
     >>> len(Chain(*glow((2,), 3, mlp)))
     9
@@ -48,7 +56,7 @@ def glow(shape: Shape, steps: int, conditioner: Conditioner, split: Split | None
     _check(steps)
     channels, made = shape[0], list[Transform]()
     for _ in range(steps):
-        affine = coupling(AffineCoupling, shape, conditioner, split or Halves())
+        affine = coupling(AffineCoupling, shape, conditioner, split or Halves(), largest=largest)
         made += [ActNorm(channels), InvertibleConv1x1(channels), affine]
     return made
 
