@@ -180,7 +180,7 @@ RIVALS = (
         "cifar10-glow-classifier",
         "32x32 colour photographs: Glow as a classifier (Table 3)",
         replace(GLOW, normalisation="batchnorm"),
-        GLOW_CLASSIFYING,
+        replace(GLOW_CLASSIFYING, learning_rate=1e-4),
     ),
     _classifier(
         "cifar10-additive-classifier",
