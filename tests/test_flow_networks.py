@@ -150,6 +150,7 @@ SHAPES = {
     "cifar10-flow-modern": [(3, 32, 32), (12, 16, 16), (48, 8, 8), (3072,)],
     "cifar10-flow-principal": [(12, 16, 16), (48, 8, 8), (192, 4, 4)],
     "mnist-flow": [(1, 28, 28), (4, 14, 14), (16, 7, 7)],
+    "mnist-flow-released": [(4, 14, 14), (8, 7, 7)],
     "mnist-flow-small": [(4, 14, 14), (16, 7, 7), (784,)],
 }
 
@@ -223,9 +224,10 @@ def test_blocks_and_coefficients():
         "cifar10-flow-modern": ((16, 16, 16), 128, 2),
         "cifar10-flow-principal": ((28, 8, 4), 512, 4),
         "mnist-flow": ((32, 32, 32), 32, 10),
+        "mnist-flow-released": ((16, 16), 32, 10),
         "mnist-flow-small": ((24, 8), 128, 4),
     }
-    paper = ("cifar10-flow", "cifar10-flow-appendix", "mnist-flow")
+    paper = ("cifar10-flow", "cifar10-flow-appendix", "mnist-flow", "mnist-flow-released")
     assert all(networks[name].lipschitz == pytest.approx(0.9**3) for name in paper)
     assert all((networks[name].activation, networks[name].kernels) == ("elu", (3, 1, 3)) for name in paper)
     modern = networks["cifar10-flow-modern"]
@@ -241,10 +243,26 @@ def test_every_layer_of_the_modern_one_has_the_norm_098():
     assert all(block.bound(at).value <= 0.98 for _, block, at in residual_blocks(model, (3, 32, 32)))
 
 
-def test_half_of_the_channels_leaves_after_each_scale_of_the_released_shape():
-    model, _ = shaped("cifar10-flow")
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [
+        ("cifar10-flow", ((6, 16, 16), (12, 8, 8), (48, 4, 4))),
+        ("mnist-flow-released", ((2, 14, 14), (8, 7, 7))),
+    ],
+)
+def test_half_of_the_channels_leaves_after_each_scale_of_the_released_shape(name, codes):
+    model, _ = shaped(name)
     assert isinstance(model.transform, Multiscale)
-    assert model.transform.code_shapes == ((6, 16, 16), (12, 8, 8), (48, 4, 4))
+    assert model.transform.code_shapes == codes
+
+
+def test_digits_have_no_third_scale_of_the_released_shape():
+    network = tiny("mnist-flow-released")
+    with pytest.raises(ValueError, match="28 x 28 comes to 7 x 7, which cannot be halved"):
+        made(replace(network, blocks=(1, 1, 1)), schema_of("mnist"))
+    flow = made(network, schema_of("mnist")).double().eval()
+    x = 256 * torch.rand(2, 1, 28, 28, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(flow.transform.inverse(flow.transform(x)), x, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow

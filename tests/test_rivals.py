@@ -177,6 +177,18 @@ class TestResNets:
         nn.functional.cross_entropy(logits, torch.arange(4)).backward()
         assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
 
+    def test_neither_is_a_kind_of_the_other_and_their_names_in_a_state_stay(self):
+        """Weights that were saved are found again; what is plain is not taken for a pre-activation net."""
+        assert not issubclass(PlainResNet, PreActResNet)
+        assert not issubclass(PreActResNet, PlainResNet)
+        names = {
+            make: [n for n, p in make(1, 2, (1,), 2).named_parameters() if p.dim() > 1]
+            for make in (PreActResNet, PlainResNet)
+        }
+        inner = [f"blocks.0.branch.{i}.weight" for i in (0, 3, 6)]
+        assert names[PreActResNet] == ["first.weight", *inner, "blocks.0.skip.weight", "last.4.weight"]
+        assert names[PlainResNet] == ["first.0.weight", *inner, "blocks.0.skip.0.weight", "last.2.weight"]
+
     @pytest.mark.parametrize("make", [PreActResNet, PlainResNet])
     def test_it_is_164_layers_deep(self, make):
         """54 bottlenecks of three convolutions, the first convolution and the last linear layer."""

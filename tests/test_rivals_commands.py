@@ -153,7 +153,7 @@ class TestSettings:
         assert groups[1]["weight_decay"] == 0.0
 
     def test_batch_norms_keep_couplings_from_answering_growth_with_growth(self):
-        """What a conditioner says does not change with the size of what it sees, and a scale stretches by e^2 at most."""
+        """What a conditioner says does not grow with what it sees, and a scale stretches by e^2 at most."""
         bounded = built("glow", purpose="classification", blocks=(4, 2), normalisation="batchnorm").train()
         plain = built("glow", purpose="classification", blocks=(4, 2)).train()
         for model, changes in ((bounded, 1.0), (plain, 10.0)):

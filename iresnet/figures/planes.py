@@ -30,13 +30,15 @@ BEST = "#f7c873"
 @dataclass(frozen=True)
 class Plane:
     """One density: points (n, 2), the window they are seen in, its entropy, and for every model its density on pixels,
-    from the bottom row up, and the nats of held-out points."""
+    from the bottom row up, and the nats of held-out points. `nearest` is the model that comes nearest to the entropy,
+    whose nats are highlighted; None where there is no telling."""
 
     name: str
     data: NDArray[Any]
     window: Window
     floor: float
     models: Mapping[str, tuple[NDArray[Any], float]]
+    nearest: str | None = None
 
 
 def planes_picture(planes: Sequence[Plane], path: str | Path, *, caption: str = "", dpi: int = 200) -> Path:
@@ -95,12 +97,11 @@ def _compose(planes: Sequence[Plane], names: Sequence[str], caption: str) -> Fig
         write(MARGIN + LABEL + j * (SIDE + GAP) + SIDE / 2, height - HEAD + 0.13, plane.name, 10.5, INK, "center")
         _points(panel(0, j), plane.data)
         under(0, j, f"entropy {plane.floor:.3f} nats")
-        best = min(nats for _, nats in plane.models.values())
         for row, name in enumerate(names, start=1):
             if name in plane.models:
                 density, nats = plane.models[name]
                 _density(panel(row, j), density, plane)
-                under(row, j, f"{nats:.3f} nats", BEST if nats == best and len(plane.models) > 1 else DIM)
+                under(row, j, f"{nats:.3f} nats", BEST if name == plane.nearest else DIM)
     return figure
 
 

@@ -31,6 +31,7 @@ BASELINES = (RESNET, VANILLA, BATCHNORM)
 FLOWS = {
     ("digits", "flow"): "digits-density",
     ("mnist", "flow"): "mnist-flow",
+    ("mnist", "flow-released"): "mnist-flow-released",
     ("mnist", "flow-small"): "mnist-flow-small",
     ("cifar10", "flow"): "cifar10-flow",
     ("cifar10", "flow-appendix"): "cifar10-flow-appendix",

@@ -32,6 +32,8 @@ from .result import Measured, Outcome, Plan, Result, datasets_of, fill
 from .series import keep
 
 GLOW, OURS = PLANES
+#: The word for a difference that may be chance.
+NEITHER = "neither"
 #: Those that are made without being asked for; any other of `data.toy` may be.
 USUAL = ("eight_gaussians", "rings", "spirals", "checkerboard")
 #: Pixels of a density's picture along one side, and those of the budget smoke; points of its data.
@@ -134,7 +136,9 @@ def nearer(by: float, error: float) -> str:
     >>> nearer(0.1, 0.01), nearer(-0.1, 0.01), nearer(0.01, 0.01)
     ('i-ResNet', 'Glow', 'neither')
     """
-    return "neither" if abs(by) <= 2 * error else OURS if by > 0 else GLOW
+    if not abs(by) > 2 * error:  # nor does one win whose difference is no number
+        return NEITHER
+    return OURS if by > 0 else GLOW
 
 
 def _alike(a: Run, b: Run) -> bool:
@@ -154,11 +158,11 @@ def in_order(runs: Sequence[Entry]) -> list[Row]:
 
 def verdict(rows: Sequence[Row]) -> str:
     """Where the i-ResNet wins and where it does not, in a sentence."""
-    names = {who: [_spoken(r["dataset"]) for r in rows if r.get("nearer") == who] for who in (OURS, GLOW, "neither")}
+    names = {who: [_spoken(r["dataset"]) for r in rows if r.get("nearer") == who] for who in (OURS, GLOW, NEITHER)}
     words = {
         OURS: "the i-ResNet comes nearer to the floor than Glow on",
         GLOW: "it does not on" if names[OURS] else "Glow comes nearer to the floor than the i-ResNet on",
-        "neither": "the two cannot be told apart on",
+        NEITHER: "the two cannot be told apart on",
     }
     parts = [f"{words[who]} {', '.join(names[who])}" for who in words if names[who]]
     return "; ".join(parts) or "one of the two models is missing: nothing to compare"
@@ -194,7 +198,8 @@ def _plane(density: str, entries: Sequence[Entry], job: Job) -> Plane:
     kept = {m: arrays(job.run_folder(Cell(density, m), e["seed"]) / FILE, *NAMES) for m, e in by.items()}
     first = next(iter(kept.values()))
     panels = {m: (kept[m]["density"], e["row"]["nats"]) for m, e in by.items()}
-    return Plane(_spoken(density), first["data"], tuple(first["window"]), toy.entropy(density), panels)
+    nearest = next((e["row"]["nearer"] for e in by.values() if e["row"].get("nearer") in PLANES), None)
+    return Plane(_spoken(density), first["data"], tuple(first["window"]), toy.entropy(density), panels, nearest)
 
 
 RESULT = Result(

@@ -7,6 +7,7 @@ residual learning for image recognition, 2016) BatchNorm and ReLU come after, th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, cast
 
@@ -59,16 +60,12 @@ class PlainBottleneck(nn.Module):
         return cast(Tensor, (self.branch(x) + self.skip(x)).relu())
 
 
-class PreActResNet(nn.Module):
-    """Logits of images (batch, channels, height, width). `blocks` has one entry a stage; every stage after the first
-    halves the image and doubles the width.
-
-    >>> import torch
-    >>> PreActResNet(3, 10, blocks=(1, 1), width=4)(torch.zeros(2, 3, 8, 8)).shape
-    torch.Size([2, 10])
+class _ResNet(nn.Module, ABC):
+    """Logits of images (batch, channels, height, width): a convolution, stages of bottlenecks, the mean over pixels and
+    a linear layer. `blocks` has one entry a stage; every stage after the first halves the image and doubles the width.
     """
 
-    bottleneck: ClassVar[type[nn.Module]] = PreActBottleneck
+    bottleneck: ClassVar[type[nn.Module]]
 
     def __init__(self, channels: int, classes: int, blocks: Sequence[int] = (18, 18, 18), width: int = 16) -> None:
         super().__init__()
@@ -77,7 +74,7 @@ class PreActResNet(nn.Module):
                 "channels, classes, width and every entry of blocks must be at least 1; "
                 f"got {channels}, {classes}, {width} and {list(blocks)}."
             )
-        self.first = self._first(channels, width)
+        self.first = self._entered(nn.Conv2d(channels, width, 3, padding=1, bias=False))
         stages, entering = [], width
         for stage, count in enumerate(blocks):
             inner = width * 2**stage
@@ -86,30 +83,50 @@ class PreActResNet(nn.Module):
                 entering = EXPANSION * inner
         self.blocks = nn.Sequential(*stages)
         self.last = nn.Sequential(
-            *self._normalised(entering), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(entering, classes)
+            *self._left(entering), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(entering, classes)
         )
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
-    def _first(self, channels: int, width: int) -> nn.Module:
-        return nn.Conv2d(channels, width, 3, padding=1, bias=False)
+    @abstractmethod
+    def _entered(self, convolution: nn.Conv2d) -> nn.Module:
+        """The first convolution, with what comes between it and the blocks."""
 
-    def _normalised(self, channels: int) -> list[nn.Module]:
+    @abstractmethod
+    def _left(self, channels: int) -> list[nn.Module]:
         """What comes between the blocks and the pooling."""
-        return [nn.BatchNorm2d(channels), nn.ReLU()]
 
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.last(self.blocks(self.first(x))))
 
 
-class PlainResNet(PreActResNet):
-    """The same with plain bottlenecks: BatchNorm and ReLU also after the first convolution, none before the pooling."""
+class PreActResNet(_ResNet):
+    """Logits of images (batch, channels, height, width), by pre-activation bottlenecks; BatchNorm and ReLU come before
+    the pooling as well. `blocks` has one entry a stage; every stage after the first halves the image and doubles the
+    width.
+
+    >>> import torch
+    >>> PreActResNet(3, 10, blocks=(1, 1), width=4)(torch.zeros(2, 3, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+
+    bottleneck: ClassVar[type[nn.Module]] = PreActBottleneck
+
+    def _entered(self, convolution: nn.Conv2d) -> nn.Module:
+        return convolution
+
+    def _left(self, channels: int) -> list[nn.Module]:
+        return [nn.BatchNorm2d(channels), nn.ReLU()]
+
+
+class PlainResNet(_ResNet):
+    """The same by plain bottlenecks; BatchNorm and ReLU come after the first convolution, not before the pooling."""
 
     bottleneck: ClassVar[type[nn.Module]] = PlainBottleneck
 
-    def _first(self, channels: int, width: int) -> nn.Module:
-        return nn.Sequential(super()._first(channels, width), nn.BatchNorm2d(width), nn.ReLU())
+    def _entered(self, convolution: nn.Conv2d) -> nn.Module:
+        return nn.Sequential(convolution, nn.BatchNorm2d(convolution.out_channels), nn.ReLU())
 
-    def _normalised(self, channels: int) -> list[nn.Module]:
+    def _left(self, channels: int) -> list[nn.Module]:
         return []
