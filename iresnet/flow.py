@@ -68,9 +68,12 @@ class Flow(nn.Module):
         *,
         estimator: Estimator | None = None,
         event_shape: Shape | None = None,
+        dequantiser: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.transform, self.base, self.estimator, self.event_shape = transform, base, estimator, event_shape
+        #: The noise that integers get, where it is learned (`dequantisation.LearnedNoise`).
+        self.dequantiser = dequantiser
         #: What turns codes into samples: `decoder.reason` says why the last ones were not accelerated.
         self.decoder = Decoder()
         if any(isinstance(m, InjectivePad) for m in transform.modules()):

@@ -6,10 +6,10 @@ margin            the same, after the other classes got ahead by all that a chan
 joint             -log p(x), in bits per dimension, + weight * cross-entropy; rows whose label is missing (-1) count for
                   the density alone, which is what semi-supervised learning is
 
-Discrete data (`levels`) are dequantised for the density, so that the loss is a bound on -log P of the integers, and
-taken at the middle of their bins for the classifier. The figures logged are what they say (nats are nats, errors are
-errors of this batch), with the log-determinant as the model's estimator gives it; never a surrogate whose gradient
-happens to be right.
+Discrete data (`levels`) are dequantised for the density, so that the loss is a bound on -log P of the integers (if the
+noise is learned, -log p less what it costs: `dequantisation`), and taken at the middle of their bins for the
+classifier. The figures logged are what they say (nats are nats, errors are errors of this batch), with the
+log-determinant as the model's estimator gives it; never a surrogate whose gradient happens to be right.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from . import lipschitz as lip
 from .architectures import Readout
 from .classifier import Classifier
 from .data import Augment
+from .dequantisation import dequantised
 from .elementary import ActNorm
 from .flow import Flow
 from .hybrid import Hybrid
@@ -65,7 +66,8 @@ class MaximumLikelihood(Objective):
         self.model, self.levels = model, levels
 
     def forward(self, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None) -> Loss:
-        nats = -self.model(continuous(x, self.levels, generator), generator=generator).mean()
+        point, spent = dequantised(self.model, x, self.levels, generator)
+        nats = (spent - self.model(point, generator=generator)).mean()
         loss = nats / unit(x, self.levels)
         return loss, {unit_name(self.levels): loss.detach()}
 

@@ -25,15 +25,19 @@ from .transform import Shape, Stretch, Transform, check_batch, check_finite, dim
 FINEST = 2**16
 
 
-def dequantise(x: Tensor, levels: int = 256, generator: torch.Generator | None = None) -> Tensor:
+def dequantise(
+    x: Tensor, levels: int = 256, generator: torch.Generator | None = None, *, noise: Tensor | None = None
+) -> Tensor:
     """x + u for integers x in 0 .. levels - 1 and uniform u in [0, 1), a float in [x, x + 1) for every element.
+
+    `noise` is u, where it is not to be drawn here.
 
     >>> dequantise(torch.tensor([[0, 255]], dtype=torch.uint8)).floor().tolist()
     [[0.0, 255.0]]
     """
     x = _whole(x, levels)
     device = x.device if generator is None else generator.device
-    u = torch.rand(x.shape, dtype=x.dtype, device=device, generator=generator).to(x.device)
+    u = torch.rand(x.shape, dtype=x.dtype, device=device, generator=generator).to(x.device) if noise is None else noise
     # 255 + 0.99999997 rounds to 256: stay below, so that rounding down gives the integer back.
     return torch.minimum(x + u, torch.nextafter(x + 1, x))
 

@@ -152,6 +152,8 @@ SHAPES = {
     "mnist-flow": [(1, 28, 28), (4, 14, 14), (16, 7, 7)],
     "mnist-flow-released": [(4, 14, 14), (8, 7, 7)],
     "mnist-flow-small": [(4, 14, 14), (16, 7, 7), (784,)],
+    "cifar10-flow-noise": [(12, 16, 16), (48, 8, 8), (192, 4, 4)],
+    "mnist-flow-noise": [(4, 14, 14), (16, 7, 7), (784,)],
 }
 
 
@@ -226,7 +228,12 @@ def test_blocks_and_coefficients():
         "mnist-flow": ((32, 32, 32), 32, 10),
         "mnist-flow-released": ((16, 16), 32, 10),
         "mnist-flow-small": ((24, 8), 128, 4),
+        "cifar10-flow-noise": ((28, 8, 4), 512, 4),
+        "mnist-flow-noise": ((24, 8), 128, 4),
     }
+    for name, noisy in (("cifar10-flow-principal", "cifar10-flow-noise"), ("mnist-flow-small", "mnist-flow-noise")):
+        assert replace(networks[noisy], dequantiser=0) == networks[name]
+        assert networks[noisy].dequantiser > 0
     paper = ("cifar10-flow", "cifar10-flow-appendix", "mnist-flow", "mnist-flow-released")
     assert all(networks[name].lipschitz == pytest.approx(0.9**3) for name in paper)
     assert all((networks[name].activation, networks[name].kernels) == ("elu", (3, 1, 3)) for name in paper)

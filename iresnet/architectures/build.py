@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..base import Base, DiagonalNormal, NormalMixture, Posterior
 from ..classifier import Classifier
 from ..data import Schema
+from ..dequantisation import LearnedNoise
 from ..elementary import ActNorm, InjectivePad, Squeeze
 from ..flow import Flow
 from ..hybrid import Hybrid
@@ -53,7 +54,8 @@ def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = 
     transform = make(network, schema, first, _last_is_normalised(network, purpose))
     base = _base(network, transform.output_shape(schema.shape))
     if purpose == "density":
-        return Flow(transform, base, estimator=_estimator(network, schema), event_shape=schema.shape)
+        estimator, noise = _estimator(network, schema), _noise(network, schema)
+        return Flow(transform, base, estimator=estimator, event_shape=schema.shape, dequantiser=noise)
     head = make_head(network, _code_shapes(transform, schema.shape), len(schema.classes))
     if purpose == "classification":
         return Classifier(transform, head)
@@ -76,6 +78,11 @@ def _check(network: Network, schema: Schema, purpose: str) -> None:
         raise ValueError(
             f'the family {network.family} classifies images and has no inverse; got {what}. Use family = "iresnet".'
         )
+    if network.dequantiser and not (schema.is_image and schema.levels is not None and purpose == "density"):
+        what = purpose if schema.is_image and schema.levels is not None else "rows that are no images of integers"
+        raise ValueError(
+            f"dequantiser is for densities of images of integers; got {network.dequantiser} for {what}. Set it to 0."
+        )
     if purpose == "classification":
         return
     if network.padding:
@@ -87,6 +94,12 @@ def _check(network: Network, schema: Schema, purpose: str) -> None:
             f"constrained must be true for a density, whose determinant needs a contraction; got false for {purpose}. "
             "Use the objective 'classification'."
         )
+
+
+def _noise(network: Network, schema: Schema) -> LearnedNoise | None:
+    if not network.dequantiser or schema.levels is None:
+        return None
+    return LearnedNoise(schema.shape, schema.levels, network.dequantiser)
 
 
 def _last_is_normalised(network: Network, purpose: str) -> bool:

@@ -51,7 +51,8 @@ class Network:
     a mixture of so many `components`. With `bayes` a hybrid's base has one component a class, whose posterior
     classifies; otherwise `head` lists the hidden widths of its head, none for a linear one, `pool` averages the
     code over positions before it, and `readout` says what bounds or normalises it. `estimator` and `terms` make the
-    log-determinant in training. The `family` resnet is an ordinary ResNet of bottlenecks, `width` wide at first (0:
+    log-determinant in training. With a `dequantiser` of that width the noise of integers is learned with the density.
+    The `family` resnet is an ordinary ResNet of bottlenecks, `width` wide at first (0:
     16), which has no inverse; in resnet-plain activations come after the layers and the sum, not before.
     """
 
@@ -86,6 +87,7 @@ class Network:
     pool: bool = False
     estimator: str = "auto"
     terms: int = 6
+    dequantiser: int = 0
 
     def __post_init__(self) -> None:
         if not self.blocks or any(b < 1 for b in self.blocks):
@@ -101,7 +103,7 @@ class Network:
             raise ValueError(f"last_scale must lie in (0, 1]; got {self.last_scale}. At 0 no gradient passes it.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1); got {self.dropout}.")
-        for name in ("padding", "tail"):
+        for name in ("padding", "tail", "dequantiser"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative; got {getattr(self, name)}.")
         if any(h < 1 for h in self.head):

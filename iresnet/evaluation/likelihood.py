@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from ..certificate import residual_blocks
 from ..data import Dataset, some
 from ..data.corruptions import CORRUPTIONS, corrupt
+from ..dequantisation import dequantised, raw_noise
 from ..flow import Flow, LogProb
 from ..hybrid import Hybrid
 from ..logdet import CertifiedSeries, Estimator
-from ..objective import continuous, unit, unit_name
+from ..objective import unit, unit_name
 from ..residual import EXACT_UP_TO, full_precision
 
 #: What truncating the series may cost beyond 64 dimensions, in bits per dimension: proven by Theorem 3. Of a mean over
@@ -109,19 +110,15 @@ def draw_once(
 ) -> Tensor:
     """ln p of every row in nats, in float64, for one draw of noise and probes; see `draw` for `shared`."""
     levels, device, values = data.schema.levels, data.x.device, []
-    noise = torch.rand(data.schema.shape, generator=generator, device=device) if shared else None
+    noise = raw_noise(flow, data.schema.shape, device, generator) if shared else None
     probes = generator.get_state()  # after the noise, so that they have nothing to do with it
     for x in torch.split(data.x, CHUNK * room(device)):
-        if levels is None:
-            point = x
-        elif noise is None:
-            point = continuous(x, levels, generator)
-        else:
-            point = torch.minimum(x + noise, torch.nextafter(x + 1.0, x + 0.0))
-        if shared:
-            generator.set_state(probes)
-        with full_precision(point):
-            values.append(flow.log_prob(point, estimator=estimator, generator=generator).double())
+        with full_precision(x):
+            point, spent = dequantised(flow, x, levels, generator, noise=noise)
+            if shared:
+                generator.set_state(probes)
+            log_prob = flow.log_prob(point, estimator=estimator, generator=generator)
+            values.append(log_prob.double() - spent.double())
     return torch.cat(values)
 
 

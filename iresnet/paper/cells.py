@@ -33,10 +33,12 @@ FLOWS = {
     ("mnist", "flow"): "mnist-flow",
     ("mnist", "flow-released"): "mnist-flow-released",
     ("mnist", "flow-small"): "mnist-flow-small",
+    ("mnist", "flow-noise"): "mnist-flow-noise",
     ("cifar10", "flow"): "cifar10-flow",
     ("cifar10", "flow-appendix"): "cifar10-flow-appendix",
     ("cifar10", "flow-modern"): "cifar10-flow-modern",
     ("cifar10", "flow-principal"): "cifar10-flow-principal",
+    ("cifar10", "flow-noise"): "cifar10-flow-noise",
 }
 FLOW_NAMES = tuple(dict.fromkeys(model for _, model in FLOWS))
 

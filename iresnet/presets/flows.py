@@ -11,6 +11,7 @@
     mnist-flow-released      4 @ 14, 8 @ 7, 16 blocks each              half of the channels leaves; squeeze, also first
     mnist-flow-small         4 @ 14, 16 @ 7, 24 and 8 blocks            squeeze, also first; principal axes; 2 blocks on
                                                                         all of the code at the end
+    cifar10-flow-noise      `cifar10-flow-principal`, mnist-flow-noise `mnist-flow-small` with noise that is learned
 
 The released shape has three scales and two splits. Digits of 28 x 28 are 7 x 7 after two squeezes and cannot be halved
 again, so `mnist-flow-released` has the two scales that fit, and one split; the script pads them to 32 x 32 x 3 instead,
@@ -166,6 +167,20 @@ FLOWS = (
         "28x28 digits: a density of 34 blocks on two scales that fits in a few megabytes",
         MNIST,
         MNIST_SMALL,
+        replace(RECIPE, epochs=70, learning_rate=4e-3),
+    ),
+    _flow(
+        "cifar10-flow-noise",
+        "cifar10-flow-principal whose dequantisation is learned with it",
+        CIFAR,
+        replace(PRINCIPAL, dequantiser=64),
+        replace(RECIPE, epochs=100, learning_rate=4e-3),
+    ),
+    _flow(
+        "mnist-flow-noise",
+        "mnist-flow-small whose dequantisation is learned with it",
+        MNIST,
+        replace(MNIST_SMALL, dequantiser=32),
         replace(RECIPE, epochs=70, learning_rate=4e-3),
     ),
 )

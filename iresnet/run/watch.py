@@ -15,11 +15,12 @@ from .. import checkpoint, evaluation
 from ..certificate import residual_blocks
 from ..checkpoint import Checkpoint
 from ..data import Dataset, Schema, some
+from ..dequantisation import dequantised
 from ..flow import Flow
 from ..guard import REMEDY, TrainingError
 from ..lipschitz import nominal
 from ..logdet import Estimator, PowerSeries, SettledSeries
-from ..objective import Aim, continuous, cross_entropy, unit_name
+from ..objective import Aim, cross_entropy, unit_name
 from ..residual import EXACT_UP_TO, ResidualBlock, full_precision
 from ..spectral import NoBoundKnown
 from ..spelling import counted
@@ -148,14 +149,16 @@ def _likelihood(flow: Flow, rows: Dataset) -> tuple[dict[str, float], float]:
     """Likelihoods of rows with one draw of noise that never changes; and in bits per dimension."""
     x, levels = rows.x, rows.schema.levels
     generator = torch.Generator(x.device).manual_seed(0)
-    points = torch.split(continuous(x, levels, generator), evaluation.likelihood.CHUNK)
+    with full_precision(x):
+        noisy, spent = dequantised(flow, x, levels, generator)
+    points = torch.split(noisy, evaluation.likelihood.CHUNK)
     probes, unit = generator.get_state(), math.prod(x.shape[1:]) * math.log(2)
 
     def nats(estimator: Estimator | None) -> Tensor:
         generator.set_state(probes)
         with full_precision(x):
             values = [flow.log_prob(p, estimator=estimator, generator=generator) for p in points]
-        return -torch.cat(values).double()
+        return spent.double() - torch.cat(values).double()
 
     blocks = [block for _, block, _ in residual_blocks(flow, rows.schema.shape)]
     true = nats(_watched_by(flow, blocks, x))
