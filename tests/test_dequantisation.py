@@ -4,6 +4,7 @@ import copy
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -218,11 +219,12 @@ def test_every_command_takes_such_a_run(tmp_path, call):
     experiment, folder = tiny("digits-density"), str(tmp_path / "run")
     run.start(replace(experiment, network=replace(experiment.network, dequantiser=4)), folder)
     assert learned_noise(load(folder)) is not None
-    samples, scores = str(tmp_path / "s"), tmp_path / "s.csv"
+    images, scores = tmp_path / "images.npy", tmp_path / "scores.csv"
+    np.save(images, integers(2, 1, 8, 8, levels=17).numpy().astype("uint8"))
     for arguments in (
         ("evaluate", folder, "--rows", "30"),
-        ("sample", folder, "-n", "2", "--out", samples),
-        ("score", folder, f"{samples}.npz", "--out", str(scores)),
+        ("sample", folder, "-n", "2", "--out", str(tmp_path / "samples")),
+        ("score", folder, str(images), "--out", str(scores)),
     ):
         code, said = call(*arguments)
         assert code == 0, said
