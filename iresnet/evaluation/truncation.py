@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Dataset
+from ..dequantisation import dequantised
 from ..logdet import Estimator, Exact, Jacobian, truncation_bound
-from ..objective import continuous
 from .likelihood import as_flow, check_eval, room
 
 #: Entries of the Jacobians that are held at a time, where there is little memory.
@@ -127,7 +127,7 @@ def truncation(model: nn.Module, data: Dataset, *, terms: int = 20, seed: int = 
     generator, parts, watch = torch.Generator(data.x.device).manual_seed(seed), [], _Dense(terms)
     for x in torch.split(data.x, max(1, ENTRIES * room(data.x.device) // d**2)):
         watch = _Dense(terms)
-        flow.log_prob(continuous(x, data.schema.levels, generator), estimator=watch)
+        flow.log_prob(dequantised(flow, x, data.schema.levels, generator)[0], estimator=watch)
         if watch.sums is None:
             raise ValueError("a series needs residual blocks; this model holds none.")
         parts.append(watch.sums)

@@ -23,10 +23,11 @@ import torch
 from torch import nn
 
 from ..data import Dataset, some
+from ..dequantisation import dequantised
 from ..evaluation import Likelihood, protocol
 from ..evaluation.likelihood import as_flow
 from ..evaluation.protocol import LIMIT
-from ..objective import continuous, unit
+from ..objective import unit
 from ..results import finite
 from ..rivals import Imported, made
 from ..run import Run
@@ -178,7 +179,8 @@ def _solver(model: nn.Module, images: Dataset) -> dict[str, Any] | None:
     remark = f"{method}, Dormand-Prince to {lazy.rtol:g}, ln det to {lazy.rtol / scale:g}"
     if parts[0].random:
         return {"method": method, "error": None, "remark": remark}
-    x = continuous(images.x, images.schema.levels, torch.Generator(images.x.device).manual_seed(0))
+    generator = torch.Generator(images.x.device).manual_seed(0)
+    x, _ = dequantised(flow, images.x, images.schema.levels, generator)
     finer = copy.deepcopy(flow).double()
     for part in _solved(finer):
         part.lazy.atol = part.lazy.rtol = FINE  # type: ignore[assignment]
