@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .elementary import Squeeze
-from .flow import Flow
 from .preprocess import dequantise
 from .rivals.coupling import LARGEST, AffineCoupling
 from .rivals.split import Halves
@@ -56,7 +55,8 @@ class LearnedNoise(nn.Module):
         )
 
     def forward(self, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-        """(u, ln q(u | x)) of a batch of integers and of normal numbers of the same shape."""
+        """(u, ln q(u | x)) of a batch of integers and of normal numbers of the same shape, in the model's precision."""
+        e = e.to(self.first.weight.dtype)
         seen, e = self.features(self.squeeze(2 * x.to(e.dtype) / self.levels - 1)), self.squeeze(e)
         r, t = self.first(seen).to(e.dtype).chunk(2, dim=1)
         s = LARGEST * torch.tanh(r / LARGEST) + math.log(SPREAD)
@@ -95,7 +95,7 @@ def dequantised(
     ln p of the first less the second bounds ln P of the integers. `noise` is what the noise is made of, for all rows
     alike, in place of the generator's (see `raw_noise`).
     """
-    none = torch.zeros(len(x), device=x.device)
+    none = torch.zeros(len(x), device=x.device)  # ln q of uniform noise
     if levels is None:
         return x, none
     if (learned := learned_noise(flow)) is None:
@@ -111,9 +111,9 @@ def raw_noise(flow: nn.Module, shape: Shape, device: torch.device, generator: to
     return draw(shape, generator=generator, device=device if generator is None else generator.device).to(device)
 
 
-def learned_noise(flow: nn.Module) -> LearnedNoise | None:
-    """The noise that a flow has learned, if it has."""
-    return flow.dequantiser if isinstance(flow, Flow) and isinstance(flow.dequantiser, LearnedNoise) else None
+def learned_noise(flow: nn.Module) -> nn.Module | None:
+    """The noise that a flow has learned, if it has: any module that takes (x, e) and gives (u, ln q) as above."""
+    return getattr(flow, "dequantiser", None)
 
 
 def _conv(inputs: int, outputs: int) -> nn.Conv2d:

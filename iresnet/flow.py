@@ -1,6 +1,7 @@
 """Flow: a density from a transform and a base, log p(x) = log p_base(F(x)) + ln |det dF/dx| (Eq. 3).
 
-`Flow.forward` IS the log-likelihood, so that everything that wraps forward (DDP, compile) wraps the loss. Sampling
+`Flow.forward` IS the log-likelihood of numbers, so that everything that wraps forward (DDP, compile) wraps the loss;
+where integers get noise that is learned, wrap the objective. Sampling
 draws a code and inverts it, block by block, each solve proven; on a GPU the first call prepares what later ones use.
 """
 

@@ -7,7 +7,7 @@ joint             -log p(x), in bits per dimension, + weight * cross-entropy; ro
                   the density alone, which is what semi-supervised learning is
 
 Discrete data (`levels`) are dequantised for the density, so that the loss is a bound on -log P of the integers (if the
-noise is learned, -log p less what it costs: `dequantisation`), and taken at the middle of their bins for the
+noise is learned, -log p plus ln q of the noise: `dequantisation`), and taken at the middle of their bins for the
 classifier. The figures logged are what they say (nats are nats, errors are errors of this batch), with the
 log-determinant as the model's estimator gives it; never a surrogate whose gradient happens to be right.
 """
@@ -27,7 +27,7 @@ from . import lipschitz as lip
 from .architectures import Readout
 from .classifier import Classifier
 from .data import Augment
-from .dequantisation import dequantised
+from .dequantisation import LearnedNoise, dequantised, learned_noise
 from .elementary import ActNorm
 from .flow import Flow
 from .hybrid import Hybrid
@@ -64,6 +64,10 @@ class MaximumLikelihood(Objective):
     def __init__(self, model: Flow, levels: int | None = None) -> None:
         super().__init__()
         self.model, self.levels = model, levels
+        if learned_noise(model) is None and any(isinstance(m, LearnedNoise) for m in model.modules()):
+            raise ValueError(
+                f"the noise of this flow is hidden by the {type(model).__name__} around it. Wrap the objective instead."
+            )
 
     def forward(self, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None) -> Loss:
         point, spent = dequantised(self.model, x, self.levels, generator)

@@ -1,8 +1,8 @@
 """Preprocessing as part of the model, so that a likelihood is one of the data in their own units.
 
-Images hold integers 0 .. levels - 1. `dequantise` adds uniform noise, x + u with u in [0, 1): the density of x + u
-averaged over u bounds the probability of the integer x from below, which makes bits per dimension comparable (the
-evaluation of Table 4, App. C.3). `Logit` then maps the interval to the line,
+Images hold integers 0 .. levels - 1. `dequantise` adds uniform noise (or what it is given, see `dequantisation`), x + u
+with u in [0, 1): the density of x + u averaged over u bounds the probability of the integer x from below, which makes
+bits per dimension comparable (the evaluation of Table 4, App. C.3). `Logit` then maps the interval to the line,
 
     s = alpha + (1 - 2 alpha) x / levels,
     z = ln s - ln(1 - s),    ln dz/dx = ln((1 - 2 alpha) / levels) - ln s - ln(1 - s),

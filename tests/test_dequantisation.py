@@ -21,7 +21,7 @@ from iresnet import (
     load,
     run,
 )
-from iresnet.acceleration.fused import fused
+from iresnet.acceleration.fused import fused, unfused
 from iresnet.architectures import Network, build
 from iresnet.data import Dataset, Schema
 from iresnet.data.source import schema_of
@@ -193,6 +193,23 @@ class TestModels:
         assert found.value == pytest.approx(float(loss.detach()), abs=0.05)
         assert abs(protocol(plain, data, error=0.01, bias=0.01).value - found.value) > 0.1
 
+    @pytest.mark.parametrize("x", [integers(8, 1, 4, 4).double(), integers(8, 1, 4, 4).to(torch.uint8)])
+    def test_a_model_in_float64(self, x):
+        flow = image_flow().double().train()
+        loss, _ = MaximumLikelihood(flow, LEVELS)(x, generator=torch.Generator().manual_seed(0))
+        assert loss.dtype is torch.float64
+        assert bool(loss.isfinite())
+
+    def test_a_flow_that_hides_its_noise_is_refused(self):
+        flow = image_flow()
+        with pytest.raises(ValueError, match="hidden by the Sequential around it. Wrap the objective instead"):
+            MaximumLikelihood(nn.Sequential(flow), LEVELS)
+        assert learned_noise(torch.compile(flow, backend="eager")) is flow.dequantiser
+
+    def test_noise_is_not_made_coarser_on_its_own(self):
+        """Blocks compute in bfloat16; the few convolutions of the noise do not turn autocast on for everything."""
+        assert unfused(MaximumLikelihood(image_flow(), LEVELS)) == []
+
     def test_settings_make_it(self):
         network = Network(blocks=(1,), width=4, dequantiser=6)
         flow = build(network, schema_of("digits"), "density")
@@ -225,6 +242,8 @@ def test_every_command_takes_such_a_run(tmp_path, call):
         ("evaluate", folder, "--rows", "30"),
         ("sample", folder, "-n", "2", "--out", str(tmp_path / "samples")),
         ("score", folder, str(images), "--out", str(scores)),
+        ("report", folder),
+        ("export", folder, "--out", str(tmp_path / "export")),
     ):
         code, said = call(*arguments)
         assert code == 0, said

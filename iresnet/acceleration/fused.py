@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..compiler import compiling
+from ..dequantisation import LearnedNoise
 from ..elementary import ActNorm
 from ..lipschitz import Program, cap_of, program
 from ..lipschitz.scaling import in_precision
@@ -189,10 +190,11 @@ def _units(transforms: list[Transform]) -> Iterator[Transform | Unit]:
 
 
 def unfused(module: nn.Module) -> list[nn.Module]:
-    """The convolutions of a module that no plan covers."""
+    """The convolutions of a module that no plan covers; but noise is small, and stays as exact as the state."""
     chains = [m for m in module.modules() if type(m) is Chain]
     units = [unit for chain in chains for unit in _units(list(chain)) if isinstance(unit, Unit)]
-    covered = {m for unit in units for m in unit.block.g.modules()}
+    noises = [m for m in module.modules() if isinstance(m, LearnedNoise)]
+    covered = {m for part in (*(unit.block.g for unit in units), *noises) for m in part.modules()}
     return [m for m in module.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) and m not in covered]
 
 

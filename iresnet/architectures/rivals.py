@@ -13,8 +13,8 @@ made, maf, ffjord      all numbers in a row, one transform (made) or `blocks` of
 A row of numbers (a table, points in the plane) has one scale in every family. Conditioners are `width` wide, with
 `kernels` (glow), `depth` residual blocks (realnvp) or `depth` hidden layers (rows). The loss of a classifier does not
 care how large its codes are, and couplings that answer a larger input with a larger output make each other grow: with
-`normalisation` batchnorm the conditioners of glow see their input through a BatchNorm, and all couplings of a scale
-together stretch by no more than one of them may otherwise.
+`normalisation` batchnorm the conditioners of glow see their input through a BatchNorm, and the factors of all couplings
+of a scale together are no larger than that of one may be otherwise.
 """
 
 from __future__ import annotations

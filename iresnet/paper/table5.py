@@ -8,6 +8,7 @@ Glow that does the same job; the paper has one Glow for both.
 What OUT/table5.json has from the same machine, versions and commit is kept: the command goes on where it stopped, and
 without that file it measures anew.
 
+The Glow has ActNorms alone, as the original; the classifier of Table 3 also has a BatchNorm before each conditioner.
 All networks are launched and multiplied alike, on a GPU as one CUDA graph with products in bfloat16:
 
 engine    plain: nothing is compiled; compiled: residual blocks and couplings are, as `iresnet train` takes its steps

@@ -45,9 +45,9 @@ def _figures(log: Sequence[dict[str, float | None]]) -> list[str]:
     """The names of what was logged, each once, in the order of their first appearance."""
     keys = dict.fromkeys(k.removeprefix(HELD_OUT) for row in log for k in row if k not in ("step", "seconds", "rate"))
     names = [k for k in keys if series(log, k) or series(log, HELD_OUT + k)]
-    twins = [k for k in names if k != "loss" and series(log, k) == series(log, "loss")]
-    if twins and not series(log, HELD_OUT + "loss"):  # a loss that is the likelihood need not be shown twice
-        names.remove("loss")
+    loss = series(log, "loss")
+    if loss and not series(log, HELD_OUT + "loss") and any(k != "loss" and series(log, k) == loss for k in names):
+        names.remove("loss")  # one that is the likelihood need not be shown twice
     return names[:8] + (["rate"] if series(log, "rate") else [])
 
 
