@@ -185,6 +185,7 @@ def test_nothing_that_is_compiled_depends_on_the_number_of_terms(monkeypatch):
     assert graphs[4:] == [graphs[3]] * 2  # one alone is a case of its own
 
 
+@pytest.mark.no_cover
 def test_a_wide_branch_without_its_log_determinant_is_the_plain_one_when_compiled(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     compiler._compiled.cache_clear()

@@ -111,6 +111,7 @@ class TestNames:
             assert not opened.model().training
             assert (opened.folder / "model.safetensors").stat().st_size <= ship.LARGEST
 
+    @pytest.mark.no_cover
     def test_the_shipped_flow_draws_digits_and_knows_what_is_none(self):
         """Samples lie in the range of pixels, ink in the middle; what is shuffled is less likely than each of them."""
         flow = iresnet.load("mnist-flow")
