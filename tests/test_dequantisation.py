@@ -21,6 +21,7 @@ from iresnet import (
     load,
     run,
 )
+from iresnet.acceleration import Acceleration, Stepper
 from iresnet.acceleration.fused import fused, unfused
 from iresnet.architectures import Network, build
 from iresnet.data import Dataset, Schema
@@ -210,6 +211,18 @@ class TestModels:
     def test_noise_is_not_made_coarser_on_its_own(self):
         """Blocks compute in bfloat16; the few convolutions of the noise do not turn autocast on for everything."""
         assert unfused(MaximumLikelihood(image_flow(), LEVELS)) == []
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    def test_a_recorded_step_trains_as_eager_steps_do(self):
+        flow, runs = image_flow(), []
+        for wish in (Acceleration("off", "off", "float32"), Acceleration("on", "on", "float32")):
+            model, generator = copy.deepcopy(flow).cuda().train(), torch.Generator("cuda").manual_seed(0)
+            optimiser = torch.optim.Adam(model.parameters(), 1e-3, capturable=True)
+            stepper = Stepper(MaximumLikelihood(model, LEVELS), optimiser, 1.0, generator, wish)
+            batches = [integers(64, 1, 4, 4, seed=i).to(torch.uint8).cuda() for i in range(20)]
+            runs.append([float(stepper(x, None, i)[0]) for i, x in enumerate(batches)])
+        assert stepper.method == "one CUDA graph, blocks compiled, couplings compiled, g in float32"
+        assert runs[1] == pytest.approx(runs[0], rel=1e-2)  # a recording draws other numbers
 
     def test_settings_make_it(self):
         network = Network(blocks=(1,), width=4, dequantiser=6)
