@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from .elementary import Squeeze
 from .preprocess import dequantise
+from .rivals.conditioner import zeroed
 from .rivals.coupling import LARGEST, AffineCoupling
 from .rivals.split import Halves
 from .transform import Shape
@@ -49,14 +50,14 @@ class LearnedNoise(nn.Module):
         self.levels, self.squeeze = levels, Squeeze()
         channels = self.squeeze.output_shape(shape)[0]
         self.features = nn.Sequential(_conv(channels, width), nn.SiLU(), _conv(width, width), nn.SiLU())
-        self.first = _zeroed(nn.Conv2d(width, 2 * channels, 1))
+        self.first = zeroed(nn.Sequential(nn.Conv2d(width, 2 * channels, 1)))
         self.couplings = nn.ModuleList(
             AffineCoupling(Seeing(channels // 2, width, channels), Halves(swapped=i % 2 == 1)) for i in range(steps)
         )
 
     def forward(self, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         """(u, ln q(u | x)) of a batch of integers and of normal numbers of the same shape, in the model's precision."""
-        e = e.to(self.first.weight.dtype)
+        e = e.to(next(self.first.parameters()).dtype)
         seen, e = self.features(self.squeeze(2 * x.to(e.dtype) / self.levels - 1)), self.squeeze(e)
         r, t = self.first(seen).to(e.dtype).chunk(2, dim=1)
         s = LARGEST * torch.tanh(r / LARGEST) + math.log(SPREAD)
@@ -74,7 +75,7 @@ class Seeing(nn.Module):
     def __init__(self, inputs: int, width: int, outputs: int) -> None:
         super().__init__()
         inside = [_conv(inputs + width, width), nn.SiLU(), nn.Conv2d(width, width, 1), nn.SiLU()]
-        self.layers = nn.Sequential(*inside, _zeroed(_conv(width, outputs)))
+        self.layers = zeroed(nn.Sequential(*inside, _conv(width, outputs)))
 
     def forward(self, kept: Tensor, context: Tensor) -> Tensor:
         # Bounded, so that a rare number far out is answered like one that is less far.
@@ -118,13 +119,6 @@ def learned_noise(flow: nn.Module) -> nn.Module | None:
 
 def _conv(inputs: int, outputs: int) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, padding=1)
-
-
-def _zeroed(layer: nn.Conv2d) -> nn.Conv2d:
-    nn.init.zeros_(layer.weight)
-    assert layer.bias is not None
-    nn.init.zeros_(layer.bias)
-    return layer
 
 
 def _sum(a: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 In reading order: `unit` (an ActNorm and a block as one function), `kernels` (the same by kernels of its own); `maps`
 and `neighbours` (the linear maps of g), `dual` (values and tangents), `density` (a unit with its log-determinant);
-`fused` (which blocks make units), `recording` (CUDA graphs), `step` (the whole of it as one). `timing` serves
-them. Inverses have a package of their own, `inversion`, whose names are here as well.
+`fused` (which blocks make units), `couplings` (those of other flows), `recording` (CUDA graphs), `step` (the whole of
+it as one). `timing` serves them. Inverses have a package of their own, `inversion`, whose names are here as well.
 """
 
 from ..inversion import Arithmetic, Inverter, Schedule

@@ -114,6 +114,10 @@ MODERN = replace(
     terms=2,
 )
 
+#: Those of the two recipes that were found here.
+PRINCIPAL_RECIPE = replace(RECIPE, epochs=100, learning_rate=4e-3)
+SMALL_RECIPE = replace(RECIPE, epochs=70, learning_rate=4e-3)
+
 
 def _flow(name: str, about: str, data: DataSettings, network: Network, training: Training) -> Experiment:
     return Experiment(name, about, 0, data, network, Aim(kind="density"), training)
@@ -146,7 +150,7 @@ FLOWS = (
         "from principal axes on, with sines, most of its 40 blocks at 16 x 16; nothing leaves before the end, no bias",
         CIFAR,
         PRINCIPAL,
-        replace(RECIPE, epochs=100, learning_rate=4e-3),
+        PRINCIPAL_RECIPE,
     ),
     _flow(
         "mnist-flow",
@@ -167,20 +171,20 @@ FLOWS = (
         "28x28 digits: a density of 34 blocks on two scales that fits in a few megabytes",
         MNIST,
         MNIST_SMALL,
-        replace(RECIPE, epochs=70, learning_rate=4e-3),
+        SMALL_RECIPE,
     ),
     _flow(
         "cifar10-flow-noise",
         "cifar10-flow-principal whose dequantisation is learned with it",
         CIFAR,
         replace(PRINCIPAL, dequantiser=64),
-        replace(RECIPE, epochs=100, learning_rate=4e-3),
+        PRINCIPAL_RECIPE,
     ),
     _flow(
         "mnist-flow-noise",
         "mnist-flow-small whose dequantisation is learned with it",
         MNIST,
         replace(MNIST_SMALL, dequantiser=32),
-        replace(RECIPE, epochs=70, learning_rate=4e-3),
+        SMALL_RECIPE,
     ),
 )

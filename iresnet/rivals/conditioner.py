@@ -35,7 +35,7 @@ def mlp(
     layers: list[nn.Module] = []
     for a, b in pairwise((inputs, *hidden, outputs)):
         layers += [nn.Linear(a, b), activation()]
-    return _zeroed(nn.Sequential(*layers[:-1]))
+    return zeroed(nn.Sequential(*layers[:-1]))
 
 
 def convolutions(
@@ -61,7 +61,7 @@ def convolutions(
     for (a, b), k in zip(pairwise(widths[:-1]), kernels, strict=False):
         layers += [NormalisedConv2d(a, b, k), activation()]
     last = nn.Conv2d(widths[-2], outputs, kernels[-1], padding=kernels[-1] // 2)
-    return _zeroed(nn.Sequential(*layers, last))
+    return zeroed(nn.Sequential(*layers, last))
 
 
 class NormalisedConv2d(nn.Module):
@@ -102,7 +102,7 @@ class ResidualConvolutions(nn.Module):
             nn.Sequential(*_normalised(width, 3, activation), *_normalised(width, 3, activation)) for _ in range(blocks)
         )
         self.skips = nn.ModuleList(nn.Conv2d(width, width, 1, bias=False) for _ in range(blocks + 1))
-        self.last = _zeroed(nn.Sequential(ActNorm(width), activation(), nn.Conv2d(width, outputs, 1)))
+        self.last = zeroed(nn.Sequential(ActNorm(width), activation(), nn.Conv2d(width, outputs, 1)))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
@@ -147,7 +147,8 @@ def bottleneck(
     )
 
 
-def _zeroed(network: nn.Sequential) -> nn.Sequential:
+def zeroed(network: nn.Sequential) -> nn.Sequential:
+    """The same network, the last layer of which is zero now."""
     for p in network[-1].parameters():
         nn.init.zeros_(p)
     return network
