@@ -175,10 +175,16 @@ class TestPresets:
         tail = min(1, PRESETS[name].network.tail)
         assert sum(isinstance(m, ActNorm) for m in model.modules()) == len(blocks) - tail + 1
 
-    def test_the_base_is_a_learned_normal(self, name):
+    def test_the_base_is_a_learned_normal_or_a_mixture_of_them(self, name):
         model, schema = shaped(name)
-        sizes = [p.numel() for p in model.base.parameters()]
-        assert sizes == [schema.shape[0] * schema.shape[1] * schema.shape[2]] * 2
+        sizes, components = [p.numel() for p in model.base.parameters()], PRESETS[name].network.components
+        dimension = schema.shape[0] * schema.shape[1] * schema.shape[2]
+        assert sorted(sizes) == [
+            *([components] if components > 1 else []),
+            components * dimension,
+            components * dimension,
+        ]
+        assert components == (10 if name == "mnist-flow-noise" else 1)
 
     def test_nothing_but_flips_is_changed_in_the_data(self, name):
         data = PRESETS[name].data
@@ -229,11 +235,13 @@ def test_blocks_and_coefficients():
         "mnist-flow-released": ((16, 16), 32, 10),
         "mnist-flow-small": ((24, 8), 128, 4),
         "cifar10-flow-noise": ((28, 8, 4), 512, 4),
-        "mnist-flow-noise": ((24, 8), 128, 4),
+        "mnist-flow-noise": ((28, 4), 256, 4),
     }
-    for name, noisy in (("cifar10-flow-principal", "cifar10-flow-noise"), ("mnist-flow-small", "mnist-flow-noise")):
-        assert replace(networks[noisy], dequantiser=0) == networks[name]
-        assert networks[noisy].dequantiser > 0
+    principal, noisy = networks["cifar10-flow-principal"], networks["cifar10-flow-noise"]
+    assert noisy.dequantiser > 0
+    assert replace(noisy, dequantiser=0) == principal
+    assert networks["mnist-flow-noise"].dequantiser > 0
+    assert networks["mnist-flow-noise"].alpha < 1e-3 / 256, "a blank pixel's noise must be free to be log-normal"
     paper = ("cifar10-flow", "cifar10-flow-appendix", "mnist-flow", "mnist-flow-released")
     assert all(networks[name].lipschitz == pytest.approx(0.9**3) for name in paper)
     assert all((networks[name].activation, networks[name].kernels) == ("elu", (3, 1, 3)) for name in paper)
