@@ -192,7 +192,7 @@ class TestTrial:
         assert row["bits/dim"] == pytest.approx(density(run.model("best"), validation).value, abs=0.03)
         assert (row["held-out rows"], row["method"], row["error %"]) == (len(validation), "exact", None)
         monkeypatch.setattr(trial, "EXACT_UP_TO", 8)
-        assert trial.of_run(run)[0]["method"] == "as in training: auto, 2 terms"
+        assert trial.of_run(run)[0]["method"] == "a series whose rest is below 0.001 bits/dim"
 
     def test_a_classifier_has_an_error_and_a_hybrid_both(self):
         classifier, _ = trial.of_run(Run.open(trained("digits-classifier")))

@@ -16,7 +16,6 @@ from .evaluate import evaluate
 from .export import export
 from .interpolate import interpolate
 from .invert import invert
-from .memory import keep_memory
 from .presets import presets
 from .report import report
 from .reproduce import reproduce
@@ -66,7 +65,6 @@ def main(arguments: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [w for w in words if w != "--debug"]
-    keep_memory()
     try:
         app(args=words, prog_name="iresnet")
     except (ValueError, OSError, RuntimeError, MemoryError) as error:

@@ -18,6 +18,7 @@ from ..hybrid import Hybrid
 from ..logdet import CertifiedSeries, Estimator
 from ..objective import unit, unit_name
 from ..residual import EXACT_UP_TO, full_precision
+from .portions import portion
 
 #: What truncating the series may cost beyond 64 dimensions, in bits per dimension: proven by Theorem 3. Of a mean over
 #: rows, and of one row, whose noise is larger by far.
@@ -112,7 +113,7 @@ def draw_once(
     levels, device, values = data.schema.levels, data.x.device, []
     noise = raw_noise(flow, data.schema.shape, device, generator) if shared else None
     probes = generator.get_state()  # after the noise, so that they have nothing to do with it
-    for x in torch.split(data.x, CHUNK * room(device)):
+    for x in torch.split(data.x, portion(flow, data.x, CHUNK * room(device))):
         with full_precision(x):
             point, spent = dequantised(flow, x, levels, generator, noise=noise)
             if shared:

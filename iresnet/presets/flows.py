@@ -98,8 +98,8 @@ MNIST_SMALL = replace(
     estimator="roulette",
     terms=4,
 )
-#: The same with noise that is learned. That of a blank pixel can be u = e^v with a normal v far below zero: its logit
-#: is v - ln(levels), normal again and free of charge, if alpha is small beside 1 / levels as well.
+#: Wider, with a mixture for a base and noise that is learned. The noise of a blank pixel can be u = e^v with a normal v
+#: far below zero: its logit is v - ln(levels), normal again and free of charge, if alpha is small beside 1 / levels.
 MNIST_NOISE = replace(MNIST_SMALL, blocks=(28, 4), width=256, frequency=16.0, alpha=1e-6, components=10, dequantiser=32)
 #: What later work found: LipSwish, an estimate without bias and blocks that see all of the code (Residual Flows, 2019);
 #: a g whose layers keep their input (i-DenseNets, 2021): each of norm .98, of which only the last counts for Lip(g).
@@ -187,7 +187,7 @@ FLOWS = (
     ),
     _flow(
         "mnist-flow-noise",
-        "28x28 digits: 34 wider blocks, a mixture of ten for a base, and a dequantisation that is learned with them",
+        "28x28 digits: a density of 34 blocks with learned dequantisation and a mixture of ten for a base",
         MNIST,
         MNIST_NOISE,
         SMALL_RECIPE,

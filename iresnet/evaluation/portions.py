@@ -1,0 +1,34 @@
+"""How many rows pass through residual blocks at a time on a CPU.
+
+A convolution lays out what it sees beside every position: channels times kernel times positions, for every row. glibc
+returns blocks of more than 32 MiB to the system when they are free, which hands out the next one page by page, each
+cleared first; in float64 that takes longer than the convolution. With fewer rows at a time the same block is used
+again and again, and stays nearer to the cache.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from ..residual import ResidualBlock
+
+#: What a layer may take, in bytes.
+REUSED = 32 * 2**20
+
+
+def portion(model: nn.Module, x: Tensor, most: int) -> int:
+    """So many of the rows or codes `x` at a time, at least 1: `most` on a GPU, and where layers are small."""
+    size, dimension = next((p.element_size() for p in model.parameters()), x.element_size()), math.prod(x.shape[1:])
+    largest = max((_largest(m, dimension) for m in model.modules() if isinstance(m, ResidualBlock)), default=0)
+    return most if x.is_cuda or not largest else max(1, min(most, REUSED // (largest * size)))
+
+
+def _largest(block: ResidualBlock, dimension: int) -> int:
+    """The numbers that the largest convolution of a block lays out for one row; 0 where it has none."""
+    layers = [m for m in block.modules() if isinstance(m, nn.Conv2d)]
+    if not layers:
+        return 0
+    positions = dimension // layers[0].in_channels  # at most: where channels have left, there are fewer
+    return positions * max(m.in_channels * math.prod(m.kernel_size) for m in layers)
