@@ -2,7 +2,7 @@
 
 A convolution lays out what it sees beside every position: channels times kernel times positions, for every row. glibc
 returns blocks of more than 32 MiB to the system when they are free, which hands out the next one page by page, each
-cleared first; in float64 that takes longer than the convolution. With fewer rows at a time the same block is used
+cleared first, which can take longer than the convolution. With fewer rows at a time the same block is used
 again and again, and stays nearer to the cache.
 """
 
@@ -30,5 +30,5 @@ def _largest(block: ResidualBlock, dimension: int) -> int:
     layers = [m for m in block.modules() if isinstance(m, nn.Conv2d)]
     if not layers:
         return 0
-    positions = dimension // layers[0].in_channels  # at most: where channels have left, there are fewer
+    positions = dimension // layers[0].in_channels  # about: more where the model adds channels, fewer where some leave
     return positions * max(m.in_channels * math.prod(m.kernel_size) for m in layers)

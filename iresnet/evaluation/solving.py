@@ -94,7 +94,7 @@ def reconstruct(
 ) -> tuple[ChainSolution, Tensor]:
     """Encode rows and solve their codes back: the solution, and the inputs (integers at the middle of their bins)."""
     transform, x = _copied(model, precision), centred(data.x, data.schema.levels).to(precision)
-    return _solve(transform, _in_chunks(transform, transform, x), tolerance=tolerance, solver=solver), x
+    return _solve(transform, _in_chunks(transform, x), tolerance=tolerance, solver=solver), x
 
 
 @torch.no_grad()
@@ -153,12 +153,14 @@ def decode(
 ) -> Tensor:
     """The rows of codes, every solve proven; a `decoder` remembers what it has prepared."""
     decoder = Decoder() if decoder is None else decoder
-    return _in_chunks(transform, lambda part: decoder(transform, part, tolerance=tolerance), z)
+    return _in_chunks(transform, z, lambda part: decoder(transform, part, tolerance=tolerance))
 
 
-def _in_chunks(transform: Transform, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+def _in_chunks(transform: Transform, rows: Tensor, way: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """What the transform, or another way through it, makes of rows or codes."""
+    way = transform if way is None else way
     with full_precision(rows):
-        return torch.cat([function(part) for part in torch.split(rows, portion(transform, rows, CHUNK))])
+        return torch.cat([way(part) for part in torch.split(rows, portion(transform, rows, CHUNK))])
 
 
 def inverse(model: nn.Module, data: Dataset, **options: Any) -> Inverse:
@@ -195,8 +197,7 @@ def interpolate(model: nn.Module, data: Dataset, *, pairs: int = 6, steps: int =
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).tolist()
     chosen = _pairs(order, None if data.y is None else data.y.tolist(), min(pairs, len(data) // 2))
     first, second = (
-        _in_chunks(transform, transform, centred(data.take(side).x, data.schema.levels))
-        for side in zip(*chosen, strict=True)
+        _in_chunks(transform, centred(data.take(side).x, data.schema.levels)) for side in zip(*chosen, strict=True)
     )
     t = torch.linspace(0, 1, steps, device=first.device).view(1, steps, *[1] * (first.dim() - 1))
     x = decode(transform, ((1 - t) * first[:, None] + t * second[:, None]).flatten(0, 1))

@@ -151,7 +151,7 @@ def _likelihood(flow: Flow, rows: Dataset) -> tuple[dict[str, float], float]:
     generator = torch.Generator(x.device).manual_seed(0)
     with full_precision(x):
         noisy, spent = dequantised(flow, x, levels, generator)
-    points = torch.split(noisy, evaluation.likelihood.CHUNK)
+    points = torch.split(noisy, evaluation.portions.portion(flow, noisy, evaluation.likelihood.CHUNK))
     probes, unit = generator.get_state(), math.prod(x.shape[1:]) * math.log(2)
 
     def nats(estimator: Estimator | None) -> Tensor:
