@@ -9,6 +9,7 @@ A layer is a linear operator T; its Lipschitz constant is its largest singular v
 In reading order: `operator`, `fourier` (why a bound holds), `bounds`.
 """
 
+from ..trust import NoBoundKnown
 from .bounds import (
     DENSE_LIMIT,
     ROUNDING_MARGIN,
@@ -22,7 +23,6 @@ from .bounds import (
 from .fourier import fourier_bound, gram_bound
 from .operator import (
     Geometry,
-    NoBoundKnown,
     adjoint,
     apply,
     converged_power_iteration,

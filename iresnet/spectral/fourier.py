@@ -20,7 +20,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .operator import Geometry, NoBoundKnown
+from ..trust import NoBoundKnown
+from .operator import Geometry
 
 #: Above this many grid points along an axis, the size-free grid of `COARSE` points is used instead.
 LARGEST_GRID, COARSE = 40, 32
