@@ -223,6 +223,17 @@ class TestTraining:
         block(normal(1, 2, 16, 16, dtype=torch.float32))
         assert norm(g[0], (16, 16)) <= 0.9
 
+    @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+    @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e25), (DOUBLE, 1e170)], ids=["float32", "float64"])
+    def test_huge_weights_are_constrained_too(self, rule, dtype, size):
+        """Trap: the squares of 1e170 are infinite, and a norm that is not known constrains nothing."""
+        layer = LipschitzLinear(4, 3, coefficient=0.5, norm=rule).to(dtype)
+        with torch.no_grad():
+            original(layer).mul_(size)
+        layer.train()(torch.zeros(1, 4, dtype=dtype))
+        assert 0.2 < norm(layer) <= 0.5 * 1.2
+        assert 0.4 < norm(layer.eval()) <= 0.5 * (1 + 1e-5)
+
     def test_gradients_are_those_of_the_scaled_weight(self):
         layer = rouse_(LipschitzLinear(4, 3, coefficient=0.5).double())
         w, g = original(layer), cap_of(layer).gradient.clone()
@@ -666,6 +677,14 @@ class TestBound:
         assert [part.name for part in bound(g).parts] == ["first", "rest.0", "rest.1"]
         with pytest.raises(ValueError, match="this network is conditional; pass context"):
             g(torch.zeros(1, 2))
+
+    def test_no_product_of_constants_underflows(self):
+        """Trap: 1e-170 twice is zero, and stays zero times 1e300 twice, whose product is 1e260."""
+        g = nn.Sequential(*(nn.Linear(2, 2, bias=False, dtype=DOUBLE) for _ in range(4)))
+        with torch.no_grad():
+            for layer, size in zip(g, (1e-170, 1e-170, 1e300, 1e300), strict=True):
+                layer.weight.copy_(size * torch.eye(2, dtype=DOUBLE))
+        assert bound(g).value >= 1e260
 
 
 class TestTighten:

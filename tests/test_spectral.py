@@ -80,6 +80,23 @@ KINDS = {
 }
 
 
+CONV = Geometry((1, 1), (1, 1), (1, 1), (1, 1))
+#: (geometry, shape of the weight, size of the input), one for every way to a bound.
+EXTREMES = {
+    "vector": (Geometry(), (1, 5), ()),
+    "linear": (Geometry(), (33, 34), ()),
+    "dense": (CONV, (2, 2, 3, 3), (4, 4)),
+    "fourier": (CONV, (2, 2, 3, 3), None),
+    "wide": (CONV, (32, 33, 3, 3), (5, 5)),
+    "circular": (Geometry((1, 1), (1, 1), (1, 1), (1, 1), circular=True), (2, 2, 3, 3), (20, 20)),
+}
+
+
+def times_two_to(x, power):
+    """In two steps: torch's ldexp knows no factor of 2^1060."""
+    return torch.ldexp(torch.ldexp(x, torch.tensor(power // 2)), torch.tensor(power - power // 2))
+
+
 def layers_of(kind, count, seed=0):
     random = torch.Generator().manual_seed(seed)
     return [conv(random, **KINDS[kind]) for _ in range(count)]
@@ -319,6 +336,31 @@ class TestBound:
         weight, geometry = normal(1, 32, 32, 3, 3), Geometry((1, 1), (1, 1), (1, 1), (1, 1))
         expected = scale * spectral.norm_bounds(weight, geometry, (8, 8))
         torch.testing.assert_close(spectral.norm_bounds(scale * weight, geometry, (8, 8)), expected, rtol=1e-8, atol=0)
+
+    @pytest.mark.parametrize("power", [-1060, -565, 531, 1000])
+    @pytest.mark.parametrize("kind", [*EXTREMES, "fast"])
+    def test_no_weight_is_too_small_or_too_large(self, kind, power, monkeypatch):
+        """Trap: the Gram matrix of weights of 1e-170 is zero in float64, and that of 1e160 infinite."""
+        monkeypatch.setattr(fourier, "_multiplies_fast", lambda _: kind == "fast")
+        geometry, shape, size = EXTREMES["linear" if kind == "fast" else kind]
+        weight = times_two_to(normal(2, *shape), power)
+        near = times_two_to(weight, -power)
+        for bounds in (spectral.norm_bounds, lambda *a: spectral.cheap_norm_bounds(*a, 6)):
+            found = bounds(weight, geometry, size)
+            expected = times_two_to(bounds(near, geometry, size), power)
+            assert (found >= expected * (1 - 1e-12)).all()
+            assert (found <= expected * (1 + 1e-12)).all() or power == -1060
+        v = spectral.start_vector(near, geometry, size or (5, 5) if geometry.axes else ())
+        sigma, _, g = spectral.power_iteration(weight, geometry, v, 3)
+        expected, _, h = spectral.power_iteration(near, geometry, v, 3)
+        assert torch.equal(g, h)
+        assert torch.equal(sigma, times_two_to(expected, power))
+
+    def test_the_margin_for_rounding_grows_with_the_matrix(self):
+        ones = nn.Linear(500, 600, dtype=DOUBLE)
+        nn.init.ones_(ones.weight)
+        assert spectral.norm_bound(ones) >= math.sqrt(500 * 600)
+        assert spectral.margin(64, 576) == spectral.ROUNDING_MARGIN < spectral.margin(4096, 4096) < 1e-8
 
     def test_dropping_hopeless_frequencies_drops_no_winner(self):
         torch.manual_seed(0)

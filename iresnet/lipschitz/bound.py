@@ -143,8 +143,13 @@ def _composed(prefix: str, g: nn.Module, shape: Shape | None, estimate: bool) ->
     for name, leaf in leaves(g, prefix):
         found, constant, shape = _measured(name, leaf, shape, estimate)
         parts += found
-        value *= constant
+        value = _times(value, constant)
     return parts, value, shape
+
+
+def _times(a: float, b: float) -> float:
+    """a b; a product of nonzero constants that underflows is rounded up, as a later one may be large."""
+    return 0.0 if a == 0 or b == 0 else max(a * b, 2.0**-1000)
 
 
 def _measured(
@@ -162,7 +167,7 @@ def _measured(
     layer, hidden = _part(_inside(name, "layer"), leaf.layer, shape, estimate)
     ((within, activation),) = leaves(leaf.activation, _inside(name, "activation"))
     slope, _ = _part(within, activation, hidden, estimate)
-    return [layer, slope], layer.bound**2 * slope.bound, shape
+    return [layer, slope], _times(_times(layer.bound, layer.bound), slope.bound), shape
 
 
 def _part(name: str, layer: nn.Module, shape: Shape | None, estimate: bool) -> tuple[Part, Shape | None]:
