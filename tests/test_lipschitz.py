@@ -431,6 +431,24 @@ class TestSizes:
             layer(torch.zeros(1, 1, *size))
         assert cap_of(layer).seen == (7, 9)
 
+    @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+    def test_of_a_circular_convolution_the_bound_is_one_for_all_sizes(self, rule):
+        """Trap: the norm of (-1, 0, 1) is the largest 2 sin(2 pi f / n): 1.73 for an input of 6, but 2 for one of 4."""
+        g = nn.Sequential(nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular", bias=False))
+        with torch.no_grad():
+            g[0].weight.copy_(torch.tensor([[[-1.0, 0.0, 1.0]]]))
+        constrain_(g, 0.9, norm=rule)
+        g(torch.zeros(1, 1, 6))
+        g.eval()
+        norms = [norm(g[0], (n,)) for n in range(1, 12)]
+        assert bound(g).value >= max(norms)
+        assert bound(g).parts[0].input_shape is None
+        assert bound(g, (1, 6)).value == pytest.approx(norms[5])
+        if rule is RULES["strict"]:
+            assert max(norms) <= 0.9
+        else:
+            assert norms[3] > 1.03 > 0.91 > norms[5]
+
     def test_the_size_survives_a_state_dict_and_a_copy(self):
         layer, fresh = (LipschitzConv2d(1, 1, 3, padding=1) for _ in range(2))
         layer(torch.zeros(1, 1, 6, 9))

@@ -1,5 +1,6 @@
 """Norms of layers against the singular values of their dense matrices."""
 
+import itertools
 import math
 import statistics
 
@@ -225,15 +226,23 @@ class TestBound:
     def test_without_a_size_it_holds_for_every_size(self, kind):
         for layer, shape in layers_of(kind, 2 if kind == "conv3d" else 4, seed=1):
             geometry, weight = parts(layer)
-            try:
-                bound = spectral.norm_bound(layer)
-            except NoBoundKnown:
-                assert geometry.circular
-                continue
+            bound = spectral.norm_bound(layer)
             cheap = spectral.cheap_norm_bounds(weight, geometry, None, 5).item()
             for grow in range(3 if geometry.axes == 3 else 5):
                 truth = true_norm(layer, (shape[0], *(n + grow for n in shape[1:])))
                 assert truth <= min(bound, cheap * (1 + 1e-12)), (layer, shape, grow)
+
+    @pytest.mark.parametrize("kind", [kind for kind in KINDS if "circular" not in kind])
+    def test_under_zero_padding_no_smaller_input_has_a_larger_norm(self, kind):
+        """Which lets a layer remember the largest size of each axis, even if they never came together."""
+        for layer, shape in layers_of(kind, 3, seed=2):
+            norms = {}
+            for grow in itertools.product(range(3), repeat=len(shape) - 1):
+                size = tuple(n + m for n, m in zip(shape[1:], grow, strict=True))
+                norms[grow] = true_norm(layer, (shape[0], *size))
+            for small, large in itertools.product(norms, repeat=2):
+                if all(a <= b for a, b in zip(small, large, strict=True)):
+                    assert norms[small] <= norms[large] * (1 + 1e-12), (layer, shape, small, large)
 
     def test_without_a_size_it_is_the_supremum(self):
         """|a| + |b| + |c| is approached, never reached, as a line grows."""
@@ -529,11 +538,15 @@ class TestRefusals:
         with pytest.raises(ValueError, match=sentence):
             spectral.norm_bound(layer, shape)
 
-    def test_circular_padding_wider_than_the_kernel_needs_a_size(self):
-        layer = nn.Conv2d(1, 1, 1, padding=1, padding_mode="circular")
-        with pytest.raises(NoBoundKnown, match="needs an input size"):
-            spectral.norm_bound(layer)
-        assert spectral.norm_bound(layer, (1, 4, 4)) >= true_norm(layer, (1, 4, 4))
+    @pytest.mark.parametrize("padding", [1, 2, (0, 3)])
+    def test_circular_padding_wider_than_the_kernel_repeats_outputs(self, padding):
+        """No input is smaller than its padding, which torch lets wrap around once: each counts three times at most."""
+        layer = nn.Conv2d(1, 1, 1, padding=padding, padding_mode="circular")
+        bound, least = spectral.norm_bound(layer), padding if isinstance(padding, int) else padding[1]
+        norms = {n: true_norm(layer, (1, least, n)) for n in range(least, least + 5)}
+        assert max(norms.values()) <= bound * (1 + 1e-12)
+        assert bound <= norms[least] * (1 + 1e-6)
+        assert norms[least + 4] <= spectral.norm_bound(layer, (1, least, least + 4))
 
     def test_a_constrained_layer_has_a_bound_like_any_other(self):
         layer = LipschitzConv2d(2, 2, 3, padding=1).eval()

@@ -130,8 +130,9 @@ def _where(name: str, module: nn.Module) -> str:
 def bound(g: nn.Module, input_shape: Shape | None = None, *, estimate: bool = False) -> Bound:
     """The proven Lipschitz bound of g for inputs of `input_shape` (no batch), from its parts.
 
-    Sizes: the given shape, else the largest each layer has met, else the supremum over all sizes. With `estimate` the
-    norms from below are computed as well. Raises `NoBoundKnown` where a part has no bound.
+    Sizes: the given shape, else all up to the largest that each layer has met, else all; under circular padding, where
+    a smaller input may have a larger norm, the given shape or all. With `estimate` the norms from below are computed
+    as well. Raises `NoBoundKnown` where a part has no bound.
     """
     parts, value, _ = _composed("", g, None if input_shape is None else tuple(input_shape), estimate)
     return Bound(value, True, tuple(parts), _descends(g))
@@ -179,8 +180,8 @@ def _part(name: str, layer: nn.Module, shape: Shape | None, estimate: bool) -> t
         return Part(name, type(layer).__name__, constant, input_shape=shape), after
     geometry, weight, cap = _geometry(name, layer), cast(Tensor, layer.weight), cap_of(layer)
     size = spectral.spatial_size(geometry, weight, shape)
-    if shape is None and cap is not None and cap.seen:
-        size = cap.seen
+    if shape is None and cap is not None and cap.seen and not geometry.circular:
+        size = cap.seen  # zero padding: no smaller input has a larger norm
     at = None if size is None else (weight.shape[1] * geometry.groups, *size)
     part = Part(
         name,

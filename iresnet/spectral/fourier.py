@@ -8,6 +8,11 @@ circular convolution is block diagonal in Fourier space, S(theta) = sum_a W[a] e
 that grid. (The n x n grid of the input itself is NOT enough.) Between the points of a grid of M frequencies, a
 trigonometric polynomial of K taps exceeds its samples by at most 1 / cos(pi (K - 1) / (2 M)): that gives the bound
 for any input size.
+
+Under zero padding the norm never falls as the input grows, in any of its axes: with the smaller input in the corner of
+a larger one and zeros beside it, every output of the smaller is one of the larger, whatever stride, dilation and
+padding are. So a bound for the largest size on each axis holds for all smaller ones. Under circular padding it does
+not: what the grid of 8 frequencies misses, that of 3 may hit.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ..precision import float32_products
-from .operator import Geometry, NoBoundKnown, rescaled, restored
+from .operator import Geometry, rescaled, restored
 
 #: Above this many grid points along an axis, the size-free grid of `COARSE` points is used instead.
 LARGEST_GRID, COARSE = 40, 32
@@ -159,7 +164,7 @@ def _axis(geometry: Geometry, axis: int, k: int, n: int | None, largest: int, co
         else:
             points = max(-(-n // s) + max(0, -lowest), m + max(0, highest))
     elif geometry.circular and surplus > 0:
-        raise NoBoundKnown("circular padding wider than the kernel needs an input size for its bound.")
+        factor = math.sqrt(1 + math.ceil(surplus / max(a, b)))  # torch wraps around once at most: n >= max(a, b)
     if points is not None and points <= max(largest, 4 * (highest - lowest)) and k > 1:
         return _Axis(s, d, points, False, factor)
     # Over all frequencies the holes of a dilation change nothing: close them, and fewer points are enough.
