@@ -797,10 +797,26 @@ class TestActivationTraps:
             assert torch.autograd.grad(activation(x).sum(), x)[0].abs().max() <= lipschitz_constant(activation)
 
     def test_a_softplus_that_jumps_is_not_on_record(self):
-        """Torch replaces softplus by the identity beyond `threshold`: a jump where that is small."""
-        assert lipschitz_constant(nn.Softplus(threshold=1.0)) is None
-        with pytest.raises(ValueError, match="no Lipschitz constant is on record for Softplus"):
-            check_contractive(nn.Softplus(threshold=1.0))
+        """Trap: torch replaces softplus by the identity beyond `threshold`, at 20 a step of 2e-9 and of any slope."""
+        default = nn.Softplus()
+        below = torch.tensor([20.0], dtype=DOUBLE)
+        above = torch.nextafter(below, below + 1)
+        assert abs(default(above) - default(below)) > 1e5 * (above - below)
+        assert lipschitz_constant(default) is None
+        with pytest.raises(ValueError, match=r"Softplus: torch's softplus jumps .* Use nn.Softplus\(threshold=40\)"):
+            check_contractive(default)
+        with pytest.raises(NoBoundKnown, match=r"Softplus \(1\): .*jumps .* Use nn.Softplus\(threshold=40\)"):
+            bound(nn.Sequential(nn.Linear(2, 2), default))
+
+    @pytest.mark.parametrize("beta", [0.01, 1.0, 7.0, -2.0])
+    def test_a_softplus_with_a_large_threshold_does_not_jump(self, beta):
+        activation = nn.Softplus(beta, 40.0)
+        x = torch.tensor([40.0 / beta], dtype=DOUBLE)
+        for _ in range(4):  # the numbers around the threshold, one by one
+            following = torch.nextafter(x, x + 1)
+            assert abs(activation(following) - activation(x)) <= (following - x) + 2**-52 * x.abs()
+            x = following
+        assert lipschitz_constant(activation) == 1
 
     def test_a_negative_alpha_has_its_own_slope(self):
         activation = nn.ELU(alpha=-0.5).double()
@@ -822,7 +838,7 @@ class TestActivationTraps:
             LipSwish(0)
         with pytest.raises(ValueError, match="frequency must be positive; got -1"):
             Sine(-1)
-        with pytest.raises(ValueError, match="no Lipschitz constant is on record for PReLU; use ELU"):
+        with pytest.raises(ValueError, match="is on record for PReLU: its slope is not on record. Use ELU"):
             check_contractive(nn.PReLU())
 
 

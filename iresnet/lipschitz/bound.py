@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .. import spectral
 from ..spectral import Geometry, NoBoundKnown
-from .activations import lipschitz_constant
+from .activations import lipschitz_constant, unknown
 from .constraint import _prepare, cap_of, release_
 from .dense import Concatenated
 from .potential import Potential
@@ -210,7 +210,7 @@ def _geometry(name: str, layer: nn.Module) -> Geometry:
         elif next(layer.children(), None) is not None:
             reason = "its forward is its own and cannot be read. Write g as an nn.Sequential."
         elif not isinstance(getattr(layer, "weight", None), Tensor):
-            reason = "its slope is not on record. Use ELU, Softplus, Tanh, ReLU, LipSwish, Sine or MaxMin."
+            reason = unknown(layer)
         raise NoBoundKnown(f"no Lipschitz bound is known for {_where(name, layer)}: {reason}") from None
 
 
