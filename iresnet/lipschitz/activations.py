@@ -19,6 +19,10 @@ from ..trust import NoBoundKnown, known_type, unwrap
 #: max over x of d/dx (x sigmoid(x)), rounded up: the same for x sigmoid(beta x) and every beta.
 SWISH_SLOPE = 1.09984
 
+#: Torch's softplus is the identity from its threshold t on, a jump by ln(1 + exp(-t)) / beta. From this t on it is no
+#: jump: both are the same number of float64, and a part in 10^19 apart.
+LEAST_THRESHOLD = 40.0
+
 
 class LipSwish(nn.Module):
     """x sigmoid(beta x) / 1.1 with a learned beta > 0: Swish, divided so that its slope stays below one."""
@@ -64,7 +68,7 @@ def _of_celu(activation: nn.CELU) -> float | None:
 
 
 def _of_softplus(activation: nn.Softplus) -> float | None:
-    return 1.0 if activation.threshold >= 20 else None  # beyond its threshold torch jumps to the line y = x
+    return 1.0 if activation.threshold >= LEAST_THRESHOLD and activation.beta != 0 else None
 
 
 def _of_reshape(layer: nn.Flatten | nn.Unflatten) -> float | None:
@@ -113,14 +117,21 @@ def check_contractive(activation: nn.Module) -> nn.Module:
     """The activation itself if its slope never exceeds one; else a ValueError that says so."""
     constant = lipschitz_constant(activation)
     if constant is None:
-        raise ValueError(
-            f"no Lipschitz constant is on record for {type(activation).__name__}; use ELU, Softplus, Tanh, ReLU, "
-            "LipSwish, Sine or MaxMin."
-        )
+        raise ValueError(f"no Lipschitz constant is on record for {type(activation).__name__}: {unknown(activation)}")
     if constant > 1:
         advice = " LipSwish is its contractive form." if isinstance(activation, nn.SiLU) else " Use ELU or LipSwish."
         raise ValueError(f"an activation must have a slope of at most 1; {activation} reaches {constant:.4g}.{advice}")
     return activation
+
+
+def unknown(activation: nn.Module) -> str:
+    """Why an activation has no constant on record, and what to use."""
+    if type(activation) is nn.Softplus:
+        return (
+            f"torch's softplus jumps to the identity at its threshold; got {activation}. "
+            f"Use nn.Softplus(threshold={LEAST_THRESHOLD:g}), which has no jump in float64."
+        )
+    return "its slope is not on record. Use ELU, Softplus(threshold=40), Tanh, ReLU, LipSwish, Sine or MaxMin."
 
 
 def is_monotone(activation: nn.Module) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from .. import spectral
 from ..spectral import Geometry
 from ..trust import TORCH, NoBoundKnown, changed, doubt, unwrap
-from .activations import lipschitz_constant
+from .activations import lipschitz_constant, unknown
 from .constraint import cap_of, release_
 from .dense import Concatenated
 from .potential import Potential
@@ -166,8 +166,9 @@ def _where(name: str, module: nn.Module) -> str:
 def bound(g: nn.Module, input_shape: Shape | None = None, *, estimate: bool = False) -> Bound:
     """The proven Lipschitz bound of g for inputs of `input_shape` (no batch), from its parts.
 
-    Sizes: the given shape, else the largest each layer has met, else the supremum over all sizes. With `estimate` the
-    norms from below are computed as well. Raises `NoBoundKnown` where a part has no bound.
+    Sizes: the given shape, else all up to the largest that each layer has met, else all; under circular padding, where
+    a smaller input may have a larger norm, the given shape or all. With `estimate` the norms from below are computed
+    as well. Raises `NoBoundKnown` where a part has no bound.
     """
     parts, value, _ = _composed("", g, None if input_shape is None else tuple(input_shape), estimate)
     return Bound(value, True, tuple(parts), _descends(g))
@@ -179,8 +180,13 @@ def _composed(prefix: str, g: nn.Module, shape: Shape | None, estimate: bool) ->
     for name, leaf in leaves(g, prefix):
         found, constant, shape = _measured(name, leaf, shape, estimate)
         parts += found
-        value *= constant
+        value = _times(value, constant)
     return parts, value, shape
+
+
+def _times(a: float, b: float) -> float:
+    """a b; a product of nonzero constants that underflows is rounded up, as a later one may be large."""
+    return 0.0 if a == 0 or b == 0 else max(a * b, 2.0**-1000)
 
 
 def _measured(
@@ -199,7 +205,7 @@ def _measured(
     layer, hidden = _part(_inside(name, "layer"), leaf.layer, shape, estimate)
     ((within, activation),) = activations
     slope, _ = _part(within, activation, hidden, estimate)
-    return [layer, slope], layer.bound**2 * slope.bound, shape
+    return [layer, slope], _times(_times(layer.bound, layer.bound), slope.bound), shape
 
 
 def _part(name: str, layer: nn.Module, shape: Shape | None, estimate: bool) -> tuple[Part, Shape | None]:
@@ -211,8 +217,8 @@ def _part(name: str, layer: nn.Module, shape: Shape | None, estimate: bool) -> t
         return Part(name, type(layer).__name__, constant, input_shape=shape), after
     geometry, weight, cap = _geometry(name, layer), cast(Tensor, layer.weight), cap_of(layer)
     size = spectral.spatial_size(geometry, weight, shape)
-    if shape is None and cap is not None and cap.seen:
-        size = cap.seen
+    if shape is None and cap is not None and cap.seen and not geometry.circular:
+        size = cap.seen  # zero padding: no smaller input has a larger norm
     at = None if size is None else (weight.shape[1] * geometry.groups, *size)
     part = Part(
         name,
@@ -240,14 +246,16 @@ def _geometry(name: str, layer: nn.Module) -> Geometry:
             reason = "no bound is computed through it. Remove it from g; ActNorm before the block does its work."
         elif next(layer.children(), None) is not None:
             reason = "its forward is its own and cannot be read. Write g as an nn.Sequential."
-        elif not (isinstance(getattr(layer, "weight", None), Tensor) or _is_changed(layer)):
-            reason = "its slope is not on record. Use ELU, Softplus, Tanh, ReLU, LipSwish, Sine or MaxMin."
+        elif _is_changed(layer):
+            reason = doubt(layer)
+        elif not isinstance(getattr(layer, "weight", None), Tensor):
+            reason = unknown(layer)
         raise NoBoundKnown(f"no Lipschitz bound is known for {_where(name, layer)}: {reason}") from None
 
 
 def _is_changed(layer: nn.Module) -> bool:
     """Whether a layer is known but for what a user has changed about it."""
-    return any(base in TORCH for base in type(layer).__mro__)
+    return bool(doubt(layer)) and any(base in TORCH for base in type(layer).__mro__)
 
 
 def nominal(g: nn.Module) -> float:

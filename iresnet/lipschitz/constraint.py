@@ -79,7 +79,7 @@ class SpectralCap(nn.Module):
         return weight
 
     def see(self, size: tuple[int, ...]) -> None:
-        """Remember the largest input met: the norm under zero padding grows with it."""
+        """Remember the largest input met, axis by axis: the norm under zero padding grows with it."""
         self.seen = tuple(max(a, b) for a, b in zip(self.seen, size, strict=True)) if self.seen else size
 
     def working_size(self, weight: Tensor) -> tuple[int, ...]:

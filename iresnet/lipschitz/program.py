@@ -34,6 +34,7 @@ class Step:
     geometry: Geometry | None = None
     constant: float = 0.0
     inner: tuple[Step, ...] = ()
+    threshold: float = 0.0  # of softplus
 
 
 Program: TypeAlias = tuple[Step, ...]
@@ -90,7 +91,7 @@ def apply(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
         case "relu":
             return F.relu(x)
         case "softplus":
-            return F.softplus(x, step.constant)
+            return F.softplus(x, step.constant, step.threshold)
         case "sine":
             return torch.sin(step.constant * x) / step.constant
         case "lipswish":
@@ -237,7 +238,7 @@ def _step(layer: nn.Module) -> Step | None:
         case nn.ELU():
             return Step("elu", constant=float(layer.alpha))
         case nn.Softplus():
-            return Step("softplus", constant=float(layer.beta)) if layer.threshold == 20 else None
+            return Step("softplus", constant=float(layer.beta), threshold=float(layer.threshold))
         case Sine():
             return Step("sine", constant=layer.frequency)
         case nn.Tanh() | nn.ReLU() | MaxMin() | nn.Identity():

@@ -219,6 +219,32 @@ def _unpad(geometry: Geometry, padded: Tensor, size: tuple[int, ...]) -> Tensor:
     return padded
 
 
+#: The bits of a floating-point number that hold its exponent, by type.
+_EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int64, 0x7FF0000000000000)}
+
+
+def rescaled(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """(x / s, s) with s the power of two at the largest entry over `dims`: squares then neither under- nor overflow.
+
+    Exact, but for entries that are 2^-1000 times smaller than the largest.
+    """
+    parts = torch.view_as_real(x.detach()) if x.is_complex() else x.detach()
+    dims = tuple(d % x.dim() for d in dims)
+    within = (*dims, x.dim()) if x.is_complex() else dims
+    largest = cast(Tensor, torch.linalg.vector_norm(parts, math.inf, dim=within, keepdim=True))
+    kind, bits = _EXPONENT[largest.dtype]
+    s = (largest.view(kind) & bits).view(largest.dtype).clamp_min(torch.finfo(largest.dtype).tiny)
+    s = s.squeeze(-1) if x.is_complex() else s
+    return x / s, s
+
+
+def restored(sigma: Tensor, scale: Tensor) -> Tensor:
+    """sigma of x from that of x / s. Where numbers lose digits before they underflow, the bound is rounded up."""
+    value = sigma * scale.reshape(sigma.shape)
+    least = 2.0**-1000 if value.dtype == torch.float64 else 2.0**-100
+    return torch.where(sigma > 0, value.clamp_min(least), value)
+
+
 def power_iteration(weight: Tensor, geometry: Geometry, v: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     """(sigma, v, G): the estimate u' T v, the next v, and G = d sigma / d W, after `iterations` steps from v.
 
@@ -226,12 +252,13 @@ def power_iteration(weight: Tensor, geometry: Geometry, v: Tensor, iterations: i
     keeps its v, so that sigma recovers once the weight moves.
     """
     axes, size = tuple(range(1, v.dim())), tuple(v.shape[2:])
+    weight, scale = rescaled(weight, tuple(range(1, weight.dim())))
     for _ in range(iterations):
         u = _normalise(apply(weight, geometry, v), axes)
         back = adjoint(weight, geometry, u, size).contiguous()
         norm = torch.linalg.vector_norm(back, dim=axes, keepdim=True)
         v = torch.where(norm > 0, back / norm.clamp_min(torch.finfo(norm.dtype).tiny), v)
-    return norm.flatten(), v, derivative(weight, geometry, v, u)
+    return norm.flatten() * scale.flatten(), v, derivative(weight, geometry, v, u)
 
 
 def converged_power_iteration(
