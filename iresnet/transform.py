@@ -10,6 +10,7 @@ How to write one: derive from `Transform`, implement `forward`, `forward_and_log
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -105,7 +106,9 @@ class Transform(nn.Module, ABC):
 
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """The code of x in float64 with the stored weights: what an inverse is judged against."""
-        return cast(Tensor, self(x.double(), None if context is None else context.double()))
+        # A closed form of this library computes in the precision of x; a user's may have weights of its own.
+        exact = copy.deepcopy(self).double() if doubt(self) else self
+        return cast(Tensor, exact(x.double(), None if context is None else context.double()))
 
     def solve(
         self,

@@ -4,7 +4,8 @@ A proof covers a closed world. A module belongs to it if
 
     class         it is this library's, or one of torch's in `TORCH`, or adds nothing to one of them but a constructor
     methods       no instance attribute stands in the place of a method, a parameter, a buffer or a submodule
-    hooks         none but this library's own, on the module and on all modules of the process
+    hooks         no forward hooks but this library's own, on the module and on all modules of the process; a backward
+                  hook changes gradients and no function
     parametrizations    none but this library's own, on `weight` alone
     tensors       plain ones: no subclass of `Tensor` or `Parameter`, which may compute anything
 
@@ -18,7 +19,7 @@ and compares them bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -49,7 +50,7 @@ HARMLESS = frozenset(
 #: What torch and this library put into the class that a parametrized layer gets.
 PARAMETRIZED = HARMLESS | {"__getstate__", "__deepcopy__", "__reduce_ex__", "train", "weight"}
 
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 MACHINERY = frozenset(vars(nn.Module()))
 WRAPPERS = (AveragedModel, nn.parallel.DistributedDataParallel, nn.DataParallel)
 
@@ -77,6 +78,12 @@ def own_parametrization(cls: T) -> T:
 
 
 # ---------------------------------------------------------------------------------------------- what is known
+
+
+def check_process() -> None:
+    """Refuse a proof where hooks of all modules are registered: any of them may change any function."""
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        raise NoBoundKnown("forward hooks of all modules are registered, which may change any function; remove them.")
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -161,12 +168,9 @@ def changed(module: nn.Module) -> str | None:
     own = vars(module)
     for kind in HOOKS:
         if own.get(kind) and any(hook not in _own_hooks for hook in own[kind].values()):
-            way = "forward" if "forward" in kind else "backward"
-            return f"has {way} hooks, which may change its function; remove them."
+            return "has forward hooks, which may change its function; remove them."
     if _inner(module) is not None:
         return None
-    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
-        return "runs under hooks of all modules, which may change its function; remove them."
     parametrized = "parametrizations" in own.get("_modules", ())
     for name in own:
         if name == "_compiled_call_impl" and _is_compiled(own[name], module):
@@ -242,6 +246,7 @@ class Seal:
 
 def described(module: nn.Module) -> tuple[Any, list[Tensor]]:
     """(settings, tensors): all that determines the function of a known module; `NoBoundKnown` for another."""
+    check_process()
     tensors: list[Tensor] = []
     return _described(module, tensors), tensors
 
@@ -286,12 +291,3 @@ def _flat(tensors: Sequence[Tensor]) -> list[Tensor]:
         if t.numel():
             groups.setdefault((t.device, word), []).append(t.contiguous().view(-1).view(word))
     return [torch.cat(group) for group in groups.values()]
-
-
-def residents(module: nn.Module) -> Iterator[nn.Module]:
-    """A module and all in it, wrappers looked through, those outside of a proof left out."""
-    module = unwrap(module)
-    yield module
-    for name, child in module.named_children():
-        if name not in getattr(type(module), "outside_proof", ()):
-            yield from residents(child)

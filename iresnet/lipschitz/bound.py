@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .. import spectral
 from ..spectral import Geometry
-from ..trust import TORCH, NoBoundKnown, changed, doubt, unwrap
+from ..trust import TORCH, NoBoundKnown, changed, check_process, doubt, unwrap
 from .activations import lipschitz_constant, unknown
 from .constraint import cap_of, release_
 from .dense import Concatenated
@@ -170,6 +170,7 @@ def bound(g: nn.Module, input_shape: Shape | None = None, *, estimate: bool = Fa
     a smaller input may have a larger norm, the given shape or all. With `estimate` the norms from below are computed
     as well. Raises `NoBoundKnown` where a part has no bound.
     """
+    check_process()
     parts, value, _ = _composed("", g, None if input_shape is None else tuple(input_shape), estimate)
     return Bound(value, True, tuple(parts), _descends(g))
 
