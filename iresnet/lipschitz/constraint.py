@@ -13,7 +13,6 @@ there is no state of the process that one thread could leave behind for another.
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils.hooks import RemovableHandle
 
 from .. import spectral
 from ..precision import float32_products
@@ -307,16 +307,39 @@ def _train(layer: nn.Module, mode: bool = True) -> nn.Module:
     return layer
 
 
-def _deepcopy(layer: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Copy a constrained layer together with its class: torch would let both share one, and removing the
+def _reduce(layer: nn.Module, protocol: Any) -> tuple[Any, ...]:
+    """How a constrained layer is pickled and copied: as a layer of its class before the parametrization, its tensors'
+    names, and its state. A copy gets a class of its own: torch would let both share one, and removing the
     parametrization of either would take the weight of the other."""
-    if id(layer) not in memo:
-        own = type(layer)
-        namespace = {k: v for k, v in vars(own).items() if k not in ("__dict__", "__weakref__")}
-        replica: nn.Module = nn.Module.__new__(type(own.__name__, own.__bases__, namespace))
-        memo[id(layer)] = replica
-        replica.__dict__ = copy.deepcopy(layer.__dict__, memo)
-    return cast(nn.Module, memo[id(layer)])
+    names = tuple(cast(nn.ModuleDict, layer.parametrizations))
+    return _blank, (parametrize.type_before_parametrizations(layer), names), *object.__reduce_ex__(layer, 2)[2:]
+
+
+def _blank(kind: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
+    """A layer of this class whose tensors of these names are parametrized, to be filled with a state."""
+    layer = kind.__new__(kind)
+    nn.Module.__init__(layer)
+    for name in names:
+        layer.register_buffer(name, torch.empty(0))
+        parametrize.register_parametrization(layer, name, nn.Identity())
+    return _equip_(layer)
+
+
+def _restore(layer: nn.Module, state: dict[str, Any]) -> None:
+    """`__setstate__` of a constrained layer. A new process numbers hooks from zero: one that is registered there must
+    not get the number, and so the place, of `_prepare`."""
+    cast(Any, parametrize.type_before_parametrizations(layer)).__setstate__(layer, state)
+    RemovableHandle.next_id = max(RemovableHandle.next_id, 1 + max(layer._forward_pre_hooks, default=-1))
+
+
+def _equip_(layer: nn.Module) -> nn.Module:
+    """torch gave a parametrized layer a class of its own, which goes when the parametrization goes: its methods."""
+    own = cast(Any, type(layer))
+    own.train, own.__reduce_ex__, own.__setstate__ = _train, _reduce, _restore
+    own.__deepcopy__ = None  # by __reduce_ex__
+    if "__getstate__" in vars(own):
+        del own.__getstate__  # torch's, which refuses
+    return layer
 
 
 # ---------------------------------------------------------------------------------------------- constraining layers
@@ -331,10 +354,7 @@ def constrain_layer_(layer: nn.Module, coefficient: float, norm: NormRule) -> nn
     cap = SpectralCap(layer, coefficient, norm)
     parametrize.register_parametrization(layer, "weight", cap)
     layer.register_forward_pre_hook(_prepare)
-    # torch gave this layer a class of its own, which goes when the parametrization goes: methods can be put there.
-    own = cast(Any, type(layer))
-    own.train, own.__deepcopy__ = _train, _deepcopy
-    return layer
+    return _equip_(layer)
 
 
 def release_(module: nn.Module) -> nn.Module:
