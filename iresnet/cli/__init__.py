@@ -9,6 +9,7 @@ import torch
 import typer
 
 from ..version import __version__
+from .audit import audit
 from .certify import certify
 from .data import data
 from .demo import demo
@@ -35,7 +36,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, evaluate, sample, invert, interpolate, certify, score, report, export, presets, reproduce, demo):
+for command in (train, evaluate, sample, invert, interpolate, certify, audit, score, report, export, presets, reproduce, demo):
     app.command()(command)
 app.add_typer(data, name="data")
 
