@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -14,37 +14,38 @@ from .subject import Skipped
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.longdouble]]
 
 
-def extended(x: Tensor | float) -> Array:
+def extended(x: Any) -> Array:
     """A tensor as an array of extended precision."""
-    return np.asarray(x.detach().double().numpy() if isinstance(x, Tensor) else x).astype(np.longdouble)
+    return np.asarray(cast(Tensor, x).detach().double().numpy()).astype(np.longdouble)
 
 
 def evaluate(g: nn.Module, x: Array) -> Array:
-    """g(x) for the layers that branches are made of; others are skipped by name."""
+    """g(x) for the layers that branches are made of; a check is skipped where there are others."""
     match g:
         case nn.Sequential():
             for layer in g:
                 x = evaluate(layer, x)
-            return x
         case Concatenated():
             angle = extended(g.angle)
-            return np.concatenate([np.cos(angle) * x, np.sin(angle) * evaluate(g.f, x)], axis=1)
+            x = np.concatenate([np.cos(angle) * x, np.sin(angle) * evaluate(g.f, x)], axis=1)
         case Potential():
-            return -_transposed(g.layer, evaluate(g.activation, _linear(g.layer, x)))
-        case nn.Linear() | nn.Conv2d():
-            return _linear(g, x)
+            x = -_transposed(g.layer, evaluate(g.activation, evaluate(g.layer, x)))
+        case nn.Linear():
+            x = x @ extended(g.weight).T + (0 if g.bias is None else extended(g.bias))
+        case nn.Conv2d():
+            x = _correlate(x, extended(g.weight), _padding(g))
+            x = x if g.bias is None else x + extended(g.bias)[:, None, None]
         case nn.Flatten():
-            return x.reshape(len(x), -1)
+            x = x.reshape(len(x), -1)
         case nn.Unflatten():
-            return x.reshape(len(x), *g.unflattened_size)
+            x = x.reshape(len(x), *g.unflattened_size)
         case _:
-            return _activation(g, x)
+            x = _activation(g, x)
+    return x
 
 
 def _activation(g: nn.Module, x: Array) -> Array:
     match g:
-        case nn.Identity():
-            return x
         case nn.ReLU():
             return np.maximum(x, 0)
         case nn.ELU():
@@ -52,10 +53,10 @@ def _activation(g: nn.Module, x: Array) -> Array:
         case nn.Tanh():
             return np.tanh(x)
         case Sine():
-            return np.sin(g.frequency * x) / g.frequency
+            return cast(Array, np.sin(g.frequency * x) / g.frequency)
         case LipSwish():
             beta = np.log1p(np.exp(extended(g.raw_beta)))
-            return x / (1 + np.exp(-beta * x)) / extended(1.1)
+            return cast(Array, x / (1 + np.exp(-beta * x)) / 1.1)
         case MaxMin():
             a, b = x[:, 0::2], x[:, 1::2]
             return np.stack([np.maximum(a, b), np.minimum(a, b)], axis=2).reshape(x.shape)
@@ -63,19 +64,9 @@ def _activation(g: nn.Module, x: Array) -> Array:
             raise Skipped(f"{type(g).__name__} is not written out in extended precision")
 
 
-def _linear(layer: nn.Module, x: Array) -> Array:
-    weight, bias = extended(layer.weight), None if layer.bias is None else extended(layer.bias)  # type: ignore[arg-type]
-    if isinstance(layer, nn.Linear):
-        y = x @ weight.T
-    else:
-        y = _correlate(x, weight, _padding(layer))
-        bias = None if bias is None else bias[:, None, None]
-    return y if bias is None else y + bias
-
-
 def _transposed(layer: nn.Module, y: Array) -> Array:
-    """W' y: a convolution's transpose is the one with the kernel turned and the channels exchanged."""
-    weight = extended(layer.weight)  # type: ignore[arg-type]
+    """W' y: a convolution's transpose is one with the kernel turned and the channels exchanged."""
+    weight = extended(layer.weight)
     if isinstance(layer, nn.Linear):
         return y @ weight
     around = [k - 1 - p for k, p in zip(weight.shape[2:], _padding(layer), strict=True)]
@@ -84,13 +75,14 @@ def _transposed(layer: nn.Module, y: Array) -> Array:
 
 def _correlate(x: Array, weight: Array, padding: list[int]) -> Array:
     x = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)])
-    windows = sliding_window_view(x, weight.shape[2:], axis=(2, 3))  # type: ignore[call-overload]
+    windows = sliding_window_view(x, weight.shape[2:], axis=(2, 3))
     return np.moveaxis(np.tensordot(windows, weight, axes=([1, 4, 5], [1, 2, 3])), 3, 1)
 
 
 def _padding(layer: nn.Module) -> list[int]:
     """The zeros on each side of a convolution that leaves out and repeats nothing."""
-    plain = isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    if not isinstance(layer, nn.Conv2d) or not plain or {*layer.stride, *layer.dilation, layer.groups} != {1}:
+    if not isinstance(layer, nn.Conv2d) or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+        raise Skipped(f"{layer} is not written out in extended precision")
+    if {*layer.stride, *layer.dilation, layer.groups} != {1}:
         raise Skipped(f"{layer} is not written out in extended precision")
     return [int(p) for p in layer.padding]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from typing import Any, cast
 
@@ -9,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..lipschitz import Part
 from ..residual import ResidualBlock
+from ..transform import Transform
 from .subject import Block, Skipped, Subject, Verdict, number
 
 #: How far numbers that are computed again may be apart, relatively: another machine rounds otherwise.
@@ -20,27 +22,27 @@ CLOSE = 1e-4
 @torch.no_grad()
 def weights(s: Subject) -> Verdict:
     """Tensors are finite, the library loads them as they are, and W min(1, c / <W, G>) is what its layers use."""
-    for name, tensor in s.tensors.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+    tensors, loaded = s.file[1], s.run.model()
+    state = {f"weights/{name}": tensor for name, tensor in loaded.state_dict().items()}
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
             return False, f"{name} holds NaN or infinity"
-    loaded, caps = s.run.model(), 0
-    state, expected = loaded.state_dict(), s.model.state_dict()
-    for name, tensor in expected.items():
-        if not torch.equal(state[name], tensor):
+        if name in state and not (state[name].dtype == tensor.dtype and torch.equal(state[name], tensor)):
             return False, f"the library loads {name} otherwise than it stands in the file"
-    for name, layer in loaded.named_modules():
-        if parametrize.is_parametrized(layer, "weight"):
-            caps += 1
-            used = cast(Tensor, layer.weight)
-            if not torch.allclose(used, _constrained(s, name, layer), rtol=1e-5, atol=1e-9):
-                return False, f"{name} does not use W min(1, c / <W, G>) of the file's W and G"
-    return True, f"{len(s.tensors)} tensors finite and loaded as they are; {caps} constrained layers use W min(1, c/s)"
+    capped = [(n, layer) for n, layer in loaded.named_modules() if parametrize.is_parametrized(layer, "weight")]
+    for name, layer in capped:
+        expected = _constrained(tensors, f"weights/{name}.parametrizations.weight", layer)
+        if not torch.allclose(cast(Tensor, layer.weight), expected, rtol=1e-5, atol=1e-9):
+            return False, f"{name} does not use W min(1, c / <W, G>) of the file's W and G"
+    return (
+        True,
+        f"{len(tensors)} tensors are finite and loaded as they are; {len(capped)} layers constrained anew agree",
+    )
 
 
-def _constrained(s: Subject, name: str, layer: nn.Module) -> Tensor:
+def _constrained(tensors: dict[str, Tensor], name: str, layer: nn.Module) -> Tensor:
     """The weight that the file's tensors stand for."""
-    inside = f"weights/{name}.parametrizations.weight"
-    w, g = s.tensors[f"{inside}.original"], s.tensors.get(f"{inside}.0.gradient")
+    w, g = tensors[f"{name}.original"], tensors.get(f"{name}.0.gradient")
     sigma = 0.0 if g is None else float((w.double() * g.double()).sum())
     coefficient = float(cast(Any, layer).parametrizations.weight[0].coefficient)
     return w * min(1.0, coefficient / sigma) if sigma > 0 else w
@@ -48,39 +50,50 @@ def _constrained(s: Subject, name: str, layer: nn.Module) -> Tensor:
 
 def digest(s: Subject) -> Verdict:
     """Files that name the weights they belong to name those that are there."""
-    raise Skipped("not recorded")
+    header, tensors = s.file
+    content = hashlib.sha256(json.dumps(header.get("state", {}), sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        content.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        content.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    named = {"model.safetensors": header.get("sha256")}
+    named |= {name: s.read(name).get("model_sha256") for name in ("certificate.json", "evaluation.json")}
+    named = {name: value for name, value in named.items() if value}
+    if not named:
+        raise Skipped("not recorded")
+    wrong = [name for name, value in named.items() if value != content.hexdigest()]
+    if wrong:
+        return False, f"{' and '.join(wrong)} name other weights than those that are there"
+    return True, f"{', '.join(named)}: the weights that are there, {content.hexdigest()[:12]}"
 
 
 def certificate(s: Subject) -> Verdict:
     """The numbers of certificate.json against bounds that are computed again."""
-    blocks, stored = s.certified(), s.read("certificate.json")
+    blocks, stored = s.blocks, s.read("certificate.json")
     if not stored:
         raise Skipped("the folder has no certificate.json")
     inside = sum(isinstance(m, ResidualBlock) for m in s.model.modules())
-    if len(stored["blocks"]) != inside or set(s.claims) != {b.name for b in blocks}:
-        return False, f"certificate.json lists {len(stored['blocks'])} blocks; the model holds {inside}"
-    done = off = 0.0
-    for block in s.some(blocks, 0.15):
-        done += 1
-        off = max(off, _difference(s.claims[block.name], block))
-    passed = all(b["proven"] and number(b["lipschitz"]) < 1 for b in s.claims.values())
-    words = f"{done:.0f} of {inside} blocks computed again, at most {off:.1e} off the stored bounds"
+    if not len(stored["blocks"]) == len(blocks) == inside or not all(b.stored for b in blocks):
+        return False, f"it lists {len(stored['blocks'])} blocks, the model {len(blocks)}, and {inside} are in it"
+    again = [_difference(block) for block in s.some(0.15)]
+    off = max(again)
+    passed = all(b.stored["proven"] and number(b.stored["lipschitz"]) < 1 for b in blocks)
     if stored["passed"] is not passed:
-        return False, f"{words}; it says passed = {stored['passed']}, its blocks say {passed}"
-    whole = s.model.transform.stretch(s.schema.shape) if done == inside and stored["stretch"] else None  # type: ignore[operator,union-attr]
-    if whole is not None:
+        return False, f"it says passed = {stored['passed']}; its blocks say {passed}"
+    if len(again) == len(blocks) and stored["stretch"]:
+        whole = cast(Transform, s.model.transform).stretch(s.schema.shape)
         pairs = ((stored["stretch"]["forward"], whole.forward), (stored["stretch"]["inverse"], whole.inverse))
-        off = max(off, *(_apart(number(a), b) / (1 + inside) for a, b in pairs))
-    return off <= CLOSE, words
+        off = max(off, *(_apart(number(a), b) / len(blocks) for a, b in pairs))
+    return off <= CLOSE, f"{len(again)} of {inside} blocks bounded again: stored numbers are at most {off:.1e} off"
 
 
-def _difference(stored: dict[str, Any], block: Block) -> float:
+def _difference(block: Block) -> float:
     """The largest relative difference between a stored block and what is computed of it now."""
-    parts: tuple[Part, ...] = block.bound.parts
-    if stored["proven"] is not block.bound.proven or len(stored["layers"]) != len(parts):
-        return math.inf
-    pairs = [(number(stored["lipschitz"]), block.bound.value)]
-    pairs += [(number(a["bound"]), b.bound) for a, b in zip(stored["layers"], parts, strict=True)]
+    parts, layers = block.bound.parts, block.stored["layers"]
+    pairs = [(number(block.stored["lipschitz"]), block.bound.value)]
+    if math.isfinite(block.bound.value):
+        if block.stored["proven"] is not block.bound.proven or len(layers) != len(parts):
+            return math.inf
+        pairs += [(number(a["bound"]), b.bound) for a, b in zip(layers, parts, strict=True)]
     return max(_apart(a, b) for a, b in pairs)
 
 
@@ -89,11 +102,10 @@ def _apart(a: float, b: float) -> float:
 
 
 def evaluation(s: Subject) -> Verdict:
-    """The likelihood in evaluation.json lies where those of validation rows lie that the model's file holds."""
-    density, rows = s.read("evaluation.json").get("density"), s.tensors.get("reference/log_likelihood")
+    """The likelihood in evaluation.json lies among those of validation rows in the model's file."""
+    density, rows = s.read("evaluation.json").get("density"), s.file[1].get("reference/log_likelihood")
     if density is None or rows is None:
-        raise Skipped("no likelihood is recorded beside those of validation rows")
+        raise Skipped("no likelihood is recorded")
     scale = 1.0 if s.schema.levels is None else s.schema.dimension * math.log(2)
-    low, high = float(-rows.max()) / scale, float(-rows.min()) / scale
-    words = f"{number(density['value']):.4f} {density['unit']} lies in {low:.3f} to {high:.3f} of validation rows"
-    return low <= number(density["value"]) <= high, words
+    value, low, high = number(density["value"]), float(-rows.max()) / scale, float(-rows.min()) / scale
+    return low <= value <= high, f"{value:.4f} {density['unit']}; those of validation rows are {low:.3f} to {high:.3f}"

@@ -23,16 +23,16 @@ def radius(s: Subject) -> Verdict:
     if not has_head(s.model):
         raise Skipped("the model does not classify")
     directions(cast(nn.Module, s.model.head))  # says why a head has no radius, before anything is computed
-    x = s.rows if s.schema.levels is None else s.rows.floor() + 0.5
+    levels = s.schema.levels
+    rows = s.rows.float() if levels is None else s.rows.to(torch.uint8)
+    x = rows.double() + (0.0 if levels is None else 0.5)
     y = _logits(s, x).argmax(1)
-    rows = (x - 0.5).to(torch.uint8) if s.schema.levels is not None else x.float()
-    x = rows.double() + (0.0 if s.schema.levels is None else 0.5)
     certified = certified_radius(s.model, Dataset(rows, y, s.schema))
-    left = torch.full((len(x),), math.inf, dtype=torch.float64)
-    for start in range(STARTS):
-        left = torch.minimum(left, _attack(s, x, y, certified * (1 - 1e-9), start))
+    left = torch.stack([_attack(s, x, y, certified * (1 - 1e-9), start) for start in range(STARTS)]).amin(0)
     words = f"{len(x)} rows attacked within radii of up to {float(certified.max()):.3g}"
-    return bool((left >= 0).all()), f"{words}: {int((left < 0).sum())} change their class, margins stay above {left.min():.2g}"
+    return bool(
+        (left >= 0).all()
+    ), f"{words}: {int((left < 0).sum())} change their class; margins reach {left.min():.2g}"
 
 
 def _logits(s: Subject, x: Tensor) -> Tensor:

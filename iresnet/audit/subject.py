@@ -6,10 +6,10 @@ import copy
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from safetensors import safe_open
@@ -21,9 +21,8 @@ from ..lipschitz import Bound, unsettled
 from ..preprocess import Logit, Standardise
 from ..residual import ResidualBlock
 from ..run import Run
+from ..spectral import NoBoundKnown
 from ..transform import Shape, Transform
-
-T = TypeVar("T")
 
 #: Whether a claim holds, and what was compared.
 Verdict: TypeAlias = tuple[bool, str]
@@ -32,7 +31,7 @@ Verdict: TypeAlias = tuple[bool, str]
 ROWS = 4
 
 
-class Skipped(Exception):  # noqa: N818
+class Skipped(Exception):
     """A check does not apply; the message says why."""
 
 
@@ -50,54 +49,58 @@ class Finding:
 
 @dataclass(frozen=True)
 class Block:
-    """A residual block: as users call it, and with plain float64 weights."""
+    """A residual block as users call it and with plain float64 weights, and what certificate.json says of it."""
 
     name: str
     own: ResidualBlock
     plain: ResidualBlock
     shape: Shape
+    stored: dict[str, Any]
 
     @cached_property
     def bound(self) -> Bound:
-        """What the library proves of it."""
-        return self.own.bound(self.shape)
+        """What the library proves of it now."""
+        try:
+            return self.own.bound(self.shape)
+        except NoBoundKnown:
+            return Bound(math.inf, False)
+
+    @property
+    def claim(self) -> float:
+        """Lip(g) as it is claimed, by the file or now."""
+        return min(self.bound.value, number(self.stored.get("lipschitz")))
 
 
 class Subject:
-    """A run whose guarantees are to be checked; checks of many parts share `seconds`."""
+    """A run whose guarantees are to be checked; checks of many blocks share `seconds`."""
 
-    def __init__(self, run: Run, *, seed: int = 0, seconds: float = 10.0) -> None:
+    def __init__(self, run: Run, *, seed: int = 0, seconds: float = 8.0) -> None:
         self.run, self.seed, self.seconds, self.schema = run, seed, seconds, run.schema
 
     def read(self, name: str) -> dict[str, Any]:
         """A JSON file of the folder; empty where it is missing."""
         path = self.run.folder / name
-        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        if not isinstance(content, dict):
-            raise ValueError(f"{path} holds no object.")
-        return content
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from None
 
     @cached_property
-    def header(self) -> dict[str, Any]:
-        """What the weights' file says of itself."""
+    def file(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The header and the tensors of the weights' file, as they are."""
         with safe_open(str(self.run.folder / "model.safetensors"), framework="pt") as file:
-            return cast(dict[str, Any], json.loads((file.metadata() or {}).get("iresnet", "{}")))
-
-    @cached_property
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the weights' file, by their full names."""
-        with safe_open(str(self.run.folder / "model.safetensors"), framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+            header = json.loads((file.metadata() or {}).get("iresnet", "{}"))
+            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
 
     @cached_property
     def model(self) -> nn.Module:
         """The model with the file's weights, put there without the library's loader."""
         with torch.random.fork_rng(devices=[]), unsettled():
             model = self.run.blank().eval()
-        state = {name.removeprefix("weights/"): t for name, t in self.tensors.items() if name.startswith("weights/")}
-        for name, value in model.state_dict().items():
+        state = {name.removeprefix("weights/"): t for name, t in self.file[1].items() if name.startswith("weights/")}
+        for name, value in model.state_dict().items():  # a shipped file has weights as they are used, and G = 0
             if name not in state and name.endswith(".parametrizations.weight.0.gradient"):
-                state[name] = torch.zeros_like(value)  # a shipped file holds constrained weights as they are used
+                state[name] = torch.zeros_like(value)
             elif name not in state and name.endswith(".parametrizations.weight.0.direction"):
                 state[name] = value.new_empty(0)
         model.load_state_dict(state)
@@ -105,8 +108,12 @@ class Subject:
 
     @cached_property
     def plain(self) -> nn.Module:
-        """The same function in float64: the weights that are used, as numbers of plain layers."""
-        return released(self.model)
+        """The same function in float64: constrained weights as plain numbers, to the last bit those that are used."""
+        plain = copy.deepcopy(self.model).requires_grad_(False)
+        for layer in plain.modules():
+            if parametrize.is_parametrized(layer, "weight"):
+                parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
+        return plain.requires_grad_(False).double().eval()
 
     @property
     def transform(self) -> Transform:
@@ -115,15 +122,31 @@ class Subject:
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """All residual blocks, in an order that the seed decides."""
+        """All residual blocks, in an order that the seed decides; skips a check where there are none."""
+        stored = {b["name"]: b for b in self.read("certificate.json").get("blocks", [])}
         pairs = zip(*(residual_blocks(m, self.schema.shape) for m in (self.model, self.plain)), strict=True)
-        found = [Block(name, own, plain, cast(Shape, shape)) for (name, own, shape), (_, plain, _) in pairs]
+        found = [Block(n, own, plain, cast(Shape, at), stored.get(n, {})) for (n, own, at), (_, plain, _) in pairs]
+        if not found:
+            raise Skipped("the model has no residual blocks, and nothing is proven of others")
         return [found[i] for i in torch.randperm(len(found), generator=self.generator()).tolist()]
 
-    @cached_property
-    def claims(self) -> dict[str, dict[str, Any]]:
-        """The blocks of certificate.json, by name."""
-        return {block["name"]: block for block in self.read("certificate.json").get("blocks", [])}
+    def some(self, share: float) -> Iterator[Block]:
+        """One of the blocks, and more of them while this share of the time lasts."""
+        end = time.perf_counter() + share * self.seconds
+        for position, block in enumerate(self.blocks):
+            if position and time.perf_counter() > end:
+                return
+            yield block
+
+    def contractions(self, share: float) -> Iterator[Block]:
+        """Those of `some` blocks that are claimed to be contractions."""
+        none = True
+        for block in self.some(share):
+            if block.claim < 1:
+                none = False
+                yield block
+        if none:
+            raise Skipped("no block is claimed to be a contraction")
 
     @cached_property
     def rows(self) -> Tensor:
@@ -149,29 +172,6 @@ class Subject:
     def generator(self) -> torch.Generator:
         """Random numbers that the seed decides."""
         return torch.Generator().manual_seed(self.seed)
-
-    def some(self, items: Sequence[T], share: float) -> Iterator[T]:
-        """At least one of the items, and more of them while this share of the time lasts."""
-        end = time.perf_counter() + share * self.seconds
-        for position, item in enumerate(items):
-            if position and time.perf_counter() > end:
-                return
-            yield item
-
-    def certified(self) -> list[Block]:
-        """The blocks, where there are any."""
-        if not self.blocks:
-            raise Skipped("the model holds no residual blocks, of which alone something is proven")
-        return self.blocks
-
-
-def released(module: nn.Module) -> nn.Module:
-    """A float64 copy whose constrained weights are plain numbers, to the last bit those that are used."""
-    plain = copy.deepcopy(module).requires_grad_(False)
-    for layer in plain.modules():
-        if parametrize.is_parametrized(layer, "weight"):
-            parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
-    return plain.requires_grad_(False).double().eval()
 
 
 def unit(v: Tensor) -> Tensor:

@@ -36,7 +36,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, evaluate, sample, invert, interpolate, certify, audit, score, report, export, presets, reproduce, demo):
+for command in (
+    train,
+    evaluate,
+    sample,
+    invert,
+    interpolate,
+    certify,
+    audit,
+    score,
+    report,
+    export,
+    presets,
+    reproduce,
+    demo,
+):
     app.command()(command)
 app.add_typer(data, name="data")
 
