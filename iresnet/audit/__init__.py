@@ -14,21 +14,18 @@ import torch
 from safetensors import SafetensorError
 
 from ..spectral import NoBoundKnown
-from .files import certificate, digest, evaluation, weights
-from .inverse import inverse, round_trip
-from .logdet import error_bars, likelihood, log_determinant, noise
-from .norms import contraction, norms, whole_map
-from .radius import radius
-from .samples import samples
+from . import files, inverse, logdet, norms, radius, samples
 from .subject import Finding, Skipped, Subject, Verdict
 
 __all__ = ["CHECKS", "Finding", "Subject", "audit"]
 
 CHECKS: dict[str, Callable[[Subject], Verdict]] = {
-    "weights": weights, "digest": digest, "certificate": certificate, "norms": norms, "contraction": contraction,
-    "whole map": whole_map, "inverse": inverse, "round trip": round_trip, "log-determinant": log_determinant,
-    "error bars": error_bars, "noise": noise, "likelihood": likelihood, "samples": samples, "radius": radius,
-    "evaluation": evaluation,
+    "weights": files.weights, "digest": files.digest, "certificate": files.certificate,
+    "norms": norms.norms, "contraction": norms.contraction, "whole map": norms.whole_map,
+    "inverse": inverse.inverse, "round trip": inverse.round_trip,
+    "log-determinant": logdet.log_determinant, "error bars": logdet.error_bars, "noise": logdet.noise,
+    "likelihood": logdet.likelihood, "samples": samples.samples, "radius": radius.radius,
+    "evaluation": files.evaluation,
 }  # fmt: skip
 
 

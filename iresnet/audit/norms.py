@@ -51,10 +51,10 @@ def _claimed(block: Block) -> Iterator[tuple[nn.Module, float, tuple[int, ...]]]
 def from_below(layer: nn.Module, shape: tuple[int, ...], generator: torch.Generator) -> float:
     """||A|| of the linear part A of a float64 layer: its singular values if it is small, else Lanczos on A'A."""
     zero = torch.zeros(1, *shape, dtype=torch.float64)
-    offset = layer(zero)
+    offset = layer(zero).detach()
     if math.prod(shape) * offset.numel() <= DENSE:
         basis = torch.eye(math.prod(shape), dtype=torch.float64).reshape(-1, *shape)
-        return float(torch.linalg.matrix_norm((layer(basis) - offset).flatten(1), 2))
+        return float(torch.linalg.matrix_norm((layer(basis).detach() - offset).flatten(1), 2))
     return _lanczos(lambda v: _gram(layer, offset, v), torch.randn(zero.shape, generator=generator).double())
 
 

@@ -12,13 +12,13 @@ from .logdet import log_density
 from .subject import Skipped, Subject, Verdict
 
 #: Dimensions at the most; cells; samples that place cells and integration points, that are counted; points.
-LARGEST, CELLS, PLACED, COUNTED, POINTS = 4, 12, 300, 2000, 6000
+LARGEST, CELLS, PLACED, COUNTED, POINTS = 4, 12, 300, 4000, 8000
 
 #: Degrees of freedom of the points around samples: tails heavier than a flow's.
 FREEDOM = 3.0
 
-#: 13 comparisons exceed so many standard errors by chance less than once in a million times.
-SIGMAS = 6.0
+#: Of the test of all cells together; and how many standard errors the integral over everything may be off.
+LEVEL, SIGMAS = 1e-6, 6.0
 
 
 def samples(s: Subject) -> Verdict:
@@ -40,9 +40,14 @@ def samples(s: Subject) -> Verdict:
     expected = mass.mean(0)
     spread = (mass.var(0) / POINTS + (expected * (1 - expected)).clamp_min(1 / COUNTED) / COUNTED).sqrt()
     total, error = float(w.mean()), float(w.std()) / math.sqrt(POINTS)
-    off, away = float(((share - expected) / spread).abs().max()), abs(total - 1) / error
-    words = f"{COUNTED} samples in {CELLS} cells, at most {off:.1f} standard errors off; the integral of p is"
-    return max(off, away) <= SIGMAS, f"{words} {total:.3f} +- {error:.3f} (limit {SIGMAS:.0f})"
+    chance = _tail(float(((share - expected) / spread).square().sum()))
+    words = f"{COUNTED} samples in {CELLS} cells: p-value {chance:.1g} (limit {LEVEL:.0e}); the integral of p is"
+    return chance > LEVEL and abs(total - 1) <= SIGMAS * error, f"{words} {total:.3f} +- {error:.3f}"
+
+
+def _tail(x: float) -> float:
+    """P(chi-square of CELLS degrees of freedom > x), for an even number of them."""
+    return math.exp(-x / 2) * math.fsum((x / 2) ** i / math.factorial(i) for i in range(CELLS // 2))
 
 
 def _points(placed: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
