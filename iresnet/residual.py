@@ -98,9 +98,6 @@ class ResidualBlock(Transform):
             self._check_contraction()
             self._read_entry()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_snapshot": None}  # type: ignore[no-untyped-call]
-
     def _check_contraction(self) -> None:
         try:
             value = nominal(self.g)

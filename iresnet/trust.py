@@ -48,7 +48,7 @@ HARMLESS = frozenset(
 )  # fmt: skip
 
 #: What torch and this library put into the class that a parametrized layer gets.
-PARAMETRIZED = HARMLESS | {"__getstate__", "__deepcopy__", "__reduce_ex__", "train", "weight"}
+PARAMETRIZED = HARMLESS | {"__getstate__", "__setstate__", "__deepcopy__", "__reduce_ex__", "train", "weight"}
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 MACHINERY = frozenset(vars(nn.Module()))

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim.swa_utils import AveragedModel
 
@@ -36,13 +36,13 @@ from iresnet.transform import Stretch, Transform
 from tests.zoo import normal
 
 
-def linear(matrix, **options) -> ResidualBlock:
-    layer = nn.Linear(*matrix.shape[::-1], bias=False).double()
+def linear(matrix, **options):
+    layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False).double()
     layer.weight.data.copy_(matrix)
     return ResidualBlock(layer, **options)
 
 
-def network(d=3, constant=0.8) -> nn.Sequential:
+def network(d=3, constant=0.8):
     torch.manual_seed(0)
     return constrain_(nn.Sequential(nn.Linear(d, 8), nn.ELU(), nn.Linear(8, d)), lipschitz=constant).eval()
 
@@ -148,6 +148,10 @@ FOREIGN = {
 }
 
 
+def partly_compiled(g):
+    return nn.Sequential(nn.Identity(), torch.compile(g, backend="eager"))
+
+
 def scaled(g):
     for p in g.parameters():
         p.data.mul_(0.2)
@@ -244,7 +248,7 @@ class TestClosedWorld:
         [
             lambda g: torch.compile(g, backend="eager"),
             AveragedModel,
-            lambda g: nn.Sequential(nn.Identity(), torch.compile(g, backend="eager")),
+            partly_compiled,
         ],
         ids=["compile", "average", "compiled part"],
     )
