@@ -20,6 +20,7 @@ and compares them bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import torch
@@ -52,6 +53,7 @@ PARAMETRIZED = HARMLESS | {"__getstate__", "__setstate__", "__deepcopy__", "__re
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 MACHINERY = frozenset(vars(nn.Module()))
+PLAIN = (Tensor, nn.Parameter)
 WRAPPERS = (AveragedModel, nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 _own_hooks: set[Any] = set()
@@ -109,7 +111,7 @@ def known_type(module: nn.Module) -> type:
     'Linear'
     """
     cls = type(module)
-    if "parametrizations" in module._modules and PARAMETRIZED.issuperset(vars(cls)):
+    if _is_parametrized(module) and PARAMETRIZED.issuperset(vars(cls)):
         cls = cls.__bases__[0]  # torch gives a parametrized module a class of its own
     known = _known_class(cls)
     if known is None:
@@ -167,20 +169,42 @@ def changed(module: nn.Module) -> str | None:
     """How the function of this instance may differ from that of its class."""
     own = vars(module)
     for kind in HOOKS:
-        if own.get(kind) and any(hook not in _own_hooks for hook in own[kind].values()):
+        if own[kind] and any(hook not in _own_hooks for hook in own[kind].values()):
             return "has forward hooks, which may change its function; remove them."
     if _inner(module) is not None:
         return None
-    parametrized = "parametrizations" in own.get("_modules", ())
-    for name in own:
-        if name == "_compiled_call_impl" and _is_compiled(own[name], module):
-            continue
-        if name not in MACHINERY and _shadows(name, type(module), own):
-            return f"had its {name} replaced, which may change its function; restore it."
+    if (name := _shadowing(module, own)) is not None:
+        return f"had its {name} replaced, which may change its function; restore it."
     for tensor in (*own["_parameters"].values(), *own["_buffers"].values()):
-        if tensor is not None and type(tensor) not in (Tensor, nn.Parameter):
+        if tensor is not None and type(tensor) not in PLAIN:
             return f"holds a tensor of a class of its own ({type(tensor).__name__}), which may compute anything."
-    return _foreign_parametrization(own["_modules"]["parametrizations"]) if parametrized else None
+    return _foreign_parametrization(own["_modules"]["parametrizations"]) if _is_parametrized(module) else None
+
+
+def _is_parametrized(module: nn.Module) -> bool:
+    return "parametrizations" in module._modules
+
+
+def _shadowing(module: nn.Module, own: dict[str, Any]) -> str | None:
+    """The name of an instance attribute that stands before a method, a parameter, a buffer or a submodule."""
+    if "_compiled_call_impl" in own and not _is_compiled(own["_compiled_call_impl"], module):
+        return "_compiled_call_impl"
+    for names in (_methods(type(module)), own["_parameters"], own["_buffers"], own["_modules"], ("weight", "bias")):
+        # Sets of names are disjoint nearly always, which is seen fast.
+        if not own.keys().isdisjoint(names):
+            return next(name for name in names if name in own)
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _methods(cls: type) -> frozenset[str]:
+    """The names of methods and properties of a class."""
+    return frozenset(
+        name
+        for base in cls.__mro__[:-1]
+        for name, value in vars(base).items()
+        if callable(value) or isinstance(value, property | staticmethod | classmethod)
+    )
 
 
 def _is_compiled(call: Any, module: nn.Module) -> bool:
@@ -188,15 +212,6 @@ def _is_compiled(call: Any, module: nn.Module) -> bool:
     method = getattr(call, "_torchdynamo_orig_callable", None)
     own = getattr(method, "__self__", None) is module and getattr(method, "__func__", None) is nn.Module._call_impl
     return call is None or own
-
-
-def _shadows(name: str, cls: type, own: dict[str, Any]) -> bool:
-    """Whether an instance attribute stands before what the class, its parameters, buffers or submodules define."""
-    inside = name in own["_parameters"] or name in own["_buffers"] or name in own["_modules"]
-    if inside or (name in ("weight", "bias") and isinstance(own[name], Tensor)):
-        return True
-    found = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
-    return name == "_compiled_call_impl" or callable(found) or isinstance(found, property | staticmethod | classmethod)
 
 
 def _foreign_parametrization(parametrizations: nn.Module) -> str | None:
@@ -262,11 +277,11 @@ def _described(module: nn.Module, tensors: list[Tensor]) -> Any:
     tensors += [t.detach() for name, t in found.items() if t is not None and name not in aside]
     # In this library's classes a name with an underscore is a note of their own; in torch's it may be a setting.
     hidden = known not in TORCH
-    settings = [
-        (name, tuple(value) if isinstance(value, list) else value)
-        for name, value in own.items()
-        if name not in MACHINERY and not (hidden and name.startswith("_")) and name != "_compiled_call_impl"
-    ]
+    settings = {
+        name: tuple(own[name]) if isinstance(own[name], list) else own[name]
+        for name in own.keys() - MACHINERY
+        if not (hidden and name[0] == "_") and name != "_compiled_call_impl"
+    }
     children = [
         (name, _of_parametrizations(child, tensors) if name == "parametrizations" else _described(child, tensors))
         for name, child in own["_modules"].items()
