@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from . import lipschitz as lip
-from .fixed_point import Anderson, ConvergenceError, Solution, Solver, default_tolerance, iteration_limit
+from .fixed_point import Anderson, ConvergenceError, Rounding, Solution, Solver, default_tolerance, iteration_limit
 from .fixed_point import solve as solve_fixed_point
 from .lipschitz import Bound, linearise, nominal, plain
 from .lipschitz.mark import mark_of
@@ -58,6 +58,7 @@ class ResidualBlock(Transform):
             )
         self.g, self.asserted = g, lipschitz
         self._snapshot: tuple[Any, ...] | None = None
+        self._evaluation: tuple[Bound, Rounding] | None = None
         self._entry: tuple[int, int, int] | None = None  # (axis, its size, dimensions or 0) that g asks of x, if known
         if lipschitz is None:
             self._check_contraction()
@@ -214,6 +215,20 @@ class ResidualBlock(Transform):
     def _measured(self, input_shape: Shape | None) -> Bound:
         return Bound(self.asserted, False) if self.asserted is not None else lip.bound(self.g, input_shape)
 
+    def rounding(self, input_shape: Shape, shift: Tensor | None = None) -> Rounding:
+        """What rounding in float64 can hide of x + g(x) - z; assumed where nothing is proven of g.
+
+        Of a conditional g it depends on `shift`, the embeddings of the contexts.
+        """
+        copy, b = self._frozen_copy(input_shape)
+        if not (b.proven and b.value < 1):
+            return Rounding.assumed()
+        if shift is not None:
+            return lip.rounding(copy, b, input_shape, shift)
+        if self._evaluation is None or self._evaluation[0] is not b:
+            self._evaluation = (b, lip.rounding(copy, b, input_shape))
+        return self._evaluation[1]
+
     # ------------------------------------------------------------------ inverse
 
     def solve(
@@ -242,6 +257,7 @@ class ResidualBlock(Transform):
             return self._branch(x, None if c is None else c[rows])
 
         with torch.no_grad(), lip.frozen(), parametrize.cached(), full_precision(z):
+            shift = None if c is None or not b.proven else cast(Any, copy).embed(c.double())
             solution = solve_fixed_point(
                 branch,
                 z,
@@ -249,6 +265,7 @@ class ResidualBlock(Transform):
                 tolerance=tolerance,
                 solver=Anderson() if solver is None else solver,
                 reference=reference,
+                rounding=self.rounding(tuple(z.shape[1:]), cast("Tensor | None", shift)),
             )
         return replace(solution, proven=b.proven)
 

@@ -14,6 +14,7 @@ from .jacobian import linearise
 from .layers import LipschitzConv2d, LipschitzLinear, constrain_
 from .potential import Potential
 from .program import Program
+from .rounding import rounding
 from .rules import GramIteration, NormRule, PowerIteration
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "primitives",
     "refresh_",
     "release_",
+    "rounding",
     "tighten_",
     "together",
     "unsettled",
