@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from . import lipschitz as lip
-from .fixed_point import Anderson, ConvergenceError, Rounding, Solution, Solver, default_tolerance, iteration_limit
+from .fixed_point import Anderson, ConvergenceError, Solution, Solver, default_tolerance, iteration_limit
 from .fixed_point import solve as solve_fixed_point
+from .float64 import Rounding
 from .lipschitz import Bound, linearise, nominal, plain
 from .lipschitz.mark import mark_of
 from .logdet import CertifiedSeries, Estimator, Exact, attach_gradient, refuse_second_derivative

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .. import lipschitz as lip
-from ..fixed_point import RESIDUAL_ROUNDING, Solution, Solver
+from ..fixed_point import Solution, Solver
+from ..float64 import RESIDUAL_ROUNDING
 from ..logdet import Estimator
 from ..residual import full_precision
 from ..spectral import NoBoundKnown
