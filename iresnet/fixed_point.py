@@ -23,52 +23,11 @@ from typing import Protocol, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from .float64 import Rounding
 from .spelling import counted
 
 #: g on a part of the batch: called with x and the indices of its rows in the batch (a context must be cut alike).
 Branch: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-
-#: Half the distance from one to the next number of float64: what one operation can be wrong by, relatively.
-UNIT = 2.0**-53
-
-#: What is assumed of functions whose arithmetic cannot be read, and for which nothing is called proven: an error in
-#: float64 of this many parts of ||x|| + ||g(x)|| + ||z||.
-RESIDUAL_ROUNDING = 2.0**-46
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """What rounding in float64 can hide of a residual: with r, x and z the computed norms of F(x) - z, x and z,
-
-        ||F(x) - z||  <=  scale (r + unit (x + z)) + relative x + absolute
-
-    where ||fl(F(x)) - F(x)|| <= relative ||x|| + absolute. Make one with `Rounding.of`.
-    """
-
-    relative: float
-    absolute: float
-    unit: float
-    scale: float
-
-    @classmethod
-    def of(cls, relative: float, absolute: float, dimension: int) -> Rounding:
-        """For an F with this error of evaluation, or x + g(x) with this error of g, on inputs of this dimension.
-
-        One rounding of x + g(x), one of the difference to z, and norms of so many squares, added in any order. Squares
-        that underflow are those of numbers below 2^-511.
-        """
-        scale = 1 + (dimension + 32) * UNIT
-        lost = math.sqrt(dimension) * 2.0**-508 * (1 + relative)
-        return cls(scale * relative, scale * absolute + lost, 8 * UNIT, scale)
-
-    @classmethod
-    def assumed(cls) -> Rounding:
-        """For an F that cannot be read: what evaluations lose in practice, unless large numbers cancel in them."""
-        return cls(0.0, RESIDUAL_ROUNDING, 2 * RESIDUAL_ROUNDING, 1 + 2 * RESIDUAL_ROUNDING)
-
-    def residual(self, r: Tensor, x: Tensor, z: Tensor) -> Tensor:
-        """A bound of ||F(x) - z|| from the norms that were computed, one for each sample."""
-        return self.scale * (r + self.unit * (x + z)) + self.relative * x + self.absolute
 
 
 class ConvergenceError(RuntimeError):

@@ -22,17 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from . import lipschitz as lip
-from .fixed_point import (
-    Anderson,
-    Branch,
-    ConvergenceError,
-    Rounding,
-    Solution,
-    Solver,
-    default_tolerance,
-    iteration_limit,
-)
+from .fixed_point import Anderson, Branch, ConvergenceError, Solution, Solver, default_tolerance, iteration_limit
 from .fixed_point import solve as solve_fixed_point
+from .float64 import Rounding
 from .lipschitz import Bound, Conditioned, linearise, nominal
 from .logdet import CertifiedSeries, Estimator, Exact, attach_gradient, refuse_second_derivative
 from .precision import float32_products

@@ -8,10 +8,26 @@ import pytest
 import torch
 from torch import nn
 
-from iresnet import Anderson, LipSwish, MaxMin, ResidualBlock, Sine, constrain_, contractive_convnet, contractive_mlp
-from iresnet.fixed_point import Rounding, default_tolerance, solve
+from iresnet import (
+    ActNorm,
+    Anderson,
+    LipSwish,
+    Logit,
+    MaxMin,
+    ResidualBlock,
+    Sine,
+    Squeeze,
+    Standardise,
+    constrain_,
+    contractive_convnet,
+    contractive_mlp,
+)
+from iresnet.fixed_point import default_tolerance, solve
+from iresnet.float64 import Rounding
 from iresnet.lipschitz import Bound, Concatenated, Conditioned, Potential, bound, leaves, plain, rounding
 from iresnet.lipschitz.rounding import Size, errors
+from iresnet.mixing import InvertibleConv1x1, PrincipalAxes, Reverse
+from iresnet.multiscale import Flatten
 from iresnet.spectral import Geometry, NoBoundKnown, dense_matrix
 from tests.zoo import ACTIVATIONS, DOUBLE, linear_block, normal, rouse_
 
@@ -309,3 +325,108 @@ class TestInverse:
                 y = _through(nn.Sequential(*list(plain)[1:]), h, (8,))[0]
                 x = [mp.mpf(float(t)) - v for t, v in zip(z[i], y, strict=True)]
             assert distance(found.x[i], x) <= found.error_bound[i] <= 1e-4
+
+
+CLOSED = {
+    "actnorm": lambda: actnorm([1e8, -1e8, 3.0], [0.0, 1.0, -1.0]),
+    "actnorm of all sizes": lambda: actnorm([1e4, 0.0, -1e-4], [18.0, -18.0, 0.0]),
+    "standardise": lambda: Standardise(torch.tensor([1e8, 0.3], dtype=DOUBLE), torch.tensor([1e-6, 1.0], dtype=DOUBLE)),
+    "mixing": lambda: mixing(InvertibleConv1x1(5), 3.0),
+    "mixing far from a rotation": lambda: mixing(InvertibleConv1x1(5), 20.0),
+    "principal axes": lambda: mixing(PrincipalAxes(3), 2.0),
+    "logit": lambda: Logit(256, 0.05),
+    "logit with narrow ends": lambda: Logit(1.0, 1e-9),
+}
+
+
+def actnorm(shift, log_scale):
+    layer = ActNorm(3).double().requires_grad_(False).eval()
+    layer.shift.copy_(torch.tensor(shift, dtype=DOUBLE))
+    layer.log_scale.copy_(torch.tensor(log_scale, dtype=DOUBLE))
+    return layer
+
+
+def mixing(layer, size):
+    torch.manual_seed(0)
+    layer = layer.double().requires_grad_(False).eval()
+    layer.factors.copy_(size * torch.randn(layer.channels, layer.channels))
+    layer.factors.diagonal().copy_(torch.linspace(-2, 2, layer.channels))
+    return layer
+
+
+def solution_of(t, z):
+    """The x with F(x) = z, in fifty digits, for z of shape (channels,)."""
+    z = [mp.mpf(float(v)) for v in z]
+    match t:
+        case ActNorm():
+            return [
+                v * mp.exp(-mp.mpf(s.item())) - mp.mpf(b.item())
+                for v, s, b in zip(z, t.log_scale, t.shift, strict=True)
+            ]
+        case Standardise():
+            return [v * mp.mpf(s.item()) + mp.mpf(m.item()) for v, s, m in zip(z, t.std, t.mean, strict=True)]
+        case Logit():
+            alpha, levels = mp.mpf(t.alpha), mp.mpf(t.levels)
+            return [(1 / (1 + mp.exp(-v)) - alpha) / ((1 - 2 * alpha) / levels) for v in z]
+    n, factors = t.channels, [[mp.mpf(v) for v in row] for row in t.factors.tolist()]
+    lower = mp.matrix(n, n)
+    upper = mp.matrix(n, n)
+    for i in range(n):
+        for j in range(n):
+            lower[i, j] = mp.mpf(i == j) if j >= i else factors[i][j]
+            upper[i, j] = factors[i][j] if j > i else mp.mpf(0)
+        upper[i, i] = mp.mpf(t.sign[i].item()) * mp.exp(factors[i][i])
+    product = lower * upper
+    weight = mp.matrix([[product[i, j] for j in range(n)] for i in t.permutation.tolist()])
+    return list(mp.lu_solve(weight, mp.matrix(z)))
+
+
+class TestClosedForms:
+    @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=["float32", "float64"])
+    @pytest.mark.parametrize("size", [1e-6, 1.0, 30.0])
+    @pytest.mark.parametrize("name", CLOSED)
+    def test_no_inverse_is_further_off_than_its_bound(self, name, size, dtype):
+        """Trap: (x + 1e8) - 1e8, or a matrix whose factors are large, with an allowance of a part of z."""
+        t = CLOSED[name]()
+        channels = t.channels if hasattr(t, "channels") else len(t.mean) if isinstance(t, Standardise) else 4
+        z = (size * normal(6, channels, seed=1)).to(dtype)
+        found = t.solve(z)
+        proven = torch.isfinite(found.error_bound)
+        assert proven.all() or name == "mixing far from a rotation"
+        for i in range(len(z)):
+            assert distance(found.x[i], solution_of(t, z[i])) <= found.error_bound[i]
+
+    def test_factors_that_cancel_count(self):
+        """W is far smaller than L and U here; an evaluation is off by nearly as much as its bound."""
+        t, worst = mixing(InvertibleConv1x1(3), 9.0), 0.0
+        error = t.rounding((3, 2, 2))
+        for seed in range(20):
+            x = 0.01 * normal(1, 3, 2, 2, seed=seed)
+            y = t.reference(x)[0].flatten(1)
+            expected = [column(t, x[0].flatten(1)[:, i]) for i in range(4)]
+            off = distance(y.T, [v for values in expected for v in values])
+            assert off <= error.relative * x.norm() + error.absolute
+            worst = max(worst, off / float(error.relative * x.norm() + error.absolute))
+        assert worst > 1e-3
+
+    def test_what_only_moves_numbers_is_exact(self):
+        for t, shape in ((Squeeze(), (4, 2, 2)), (Reverse(), (3,)), (Flatten((2, 2)), (4,))):
+            assert t.solve(normal(2, *shape)).error_bound.tolist() == [0, 0]
+
+    def test_a_logit_beyond_its_ends_is_proven_in_float32_too(self):
+        found = Logit(256).solve(torch.tensor([[0.0, 60.0], [-300.0, 5.0]]))
+        assert found.converged.all()
+        assert found.error_bound.max() < 1e-3
+
+
+def column(t, x):
+    """F(x) of one position in fifty digits."""
+    values = [mp.mpf(v.item()) for v in x]
+    lower, upper = t.factors.tril(-1) + torch.eye(3), t.factors.triu(1)
+    inner = _times(upper, values, None)
+    inner = [
+        v + mp.mpf(s.item()) * mp.exp(mp.mpf(f.item())) * x
+        for v, s, f, x in zip(inner, t.sign, t.factors.diagonal(), values, strict=True)
+    ]
+    outer = _times(lower, inner, None)
+    return [outer[i] for i in t.permutation.tolist()]

@@ -26,18 +26,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..fixed_point import UNIT, Rounding
+from ..float64 import ELEMENTARY, OUTWARD, UNIT, Rounding, gamma
 from ..spectral import Geometry, NoBoundKnown, absolute_norm
 from .activations import LEAST_THRESHOLD, LipSwish, MaxMin, Sine
 from .bound import Bound, Conditioned, Shape, leaves
 from .dense import Concatenated
 from .potential import Potential
-
-#: The relative error of an elementary function: four units in the last place, each at most two of `UNIT`.
-ELEMENTARY = 8 * UNIT
-
-#: Covers the rounding of the few operations that lead to a bound, and of the norms it is made of.
-OUTWARD = 1 + 2.0**-28
 
 
 @dataclass(frozen=True)
@@ -127,10 +121,10 @@ def _layer(layer: nn.Module, state: State, lipschitz: float) -> State:
     """W h + b."""
     geometry, weight, bias = Geometry.of(layer), cast(Tensor, layer.weight), cast("Tensor | None", layer.bias)
     zero = layer(state.zero)
-    added = _sums(weight[0].numel()) * (_absolute_norm(weight, geometry, state.zero, zero) * _computed(state))
+    added = gamma(weight[0].numel()) * (_absolute_norm(weight, geometry, state.zero, zero) * _computed(state))
     if bias is not None:
         per_channel = math.sqrt(zero[0].numel() / len(bias))
-        added += _sums(weight[0].numel()) * Size(0.0, per_channel * _norm(bias[None]))
+        added += gamma(weight[0].numel()) * Size(0.0, per_channel * _norm(bias[None]))
     return state.then(zero, lipschitz, added)
 
 
@@ -148,7 +142,7 @@ def _potential(leaf: Potential, states: list[State], constants: Iterator[float])
     states.append(_activation(leaf.activation, states[-1], next(constants, math.inf)))
     weight, geometry = leaf.layer.weight, Geometry.of(leaf.layer)
     count = weight.shape[0] // geometry.groups * weight[0, 0].numel()
-    added = _sums(count) * (absolute_norm(weight, geometry.groups) * _computed(states[-1]))
+    added = gamma(count) * (absolute_norm(weight, geometry.groups) * _computed(states[-1]))
     states.append(states[-1].then(leaf(before.zero), lipschitz, added))
 
 
@@ -172,12 +166,6 @@ def _shifted(state: State, shift: Tensor) -> State:
 def _computed(state: State) -> Size:
     """The size of the computed state."""
     return state.size + state.error
-
-
-def _sums(products: int) -> float:
-    """gamma_(n + 1): the error of n products and a bias, relative to the sum of their absolute values."""
-    lost = (products + 2) * UNIT
-    return lost / (1 - lost) if lost < 0.5 else math.inf
 
 
 def _absolute_norm(weight: Tensor, geometry: Geometry, x: Tensor, y: Tensor) -> float:
