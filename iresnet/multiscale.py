@@ -166,7 +166,7 @@ class Multiscale(Transform):
     def _through(self, x: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
         check_batch(x, shape=self.input_shape)
         parts: list[Tensor] = []
-        for stage in self:
+        for stage in cast("list[Transform]", self.stages):  # as in Chain.forward
             x = step(stage, x)
             if len(parts) < len(self) - 1:
                 part, x = x.chunk(2, dim=1)

@@ -231,7 +231,7 @@ class Chain(Transform):
         return cast(Transform, self.transforms[index])
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        for t in self:
+        for t in self.transforms:  # not `in self`, which torch.export of torch 2.7 cannot follow
             x = t(x, context)
         return x
 
