@@ -12,6 +12,7 @@ from ..data import Dataset
 from ..evaluation import interpolate as between
 from ..figures import interpolation_picture
 from ..fixed_point import ConvergenceError
+from ..presets import check_seed
 from ..run import Run
 from .console import Device, choose_device, console, use_threads, waiting
 from .output import DataFolder, DataOption, RunFolder, Split, draw_rows, rows_of, save_rows, with_ending
@@ -32,6 +33,7 @@ def interpolate(
 
     Example: iresnet interpolate runs/demo --pairs 8 --steps 11
     """
+    check_seed(seed)
     opened, screen = Run.open(run).with_data_in(data_dir), console()
     use_threads(opened.schema.dimension)
     chosen = choose_device(device)

@@ -15,6 +15,7 @@ from ..base import Posterior
 from ..evaluation import as_flow
 from ..evaluation.solving import decode
 from ..inversion import Decoder
+from ..presets import check_seed
 from ..run import Run
 from ..spelling import counted, hint
 from .console import Device, choose_device, console, use_threads, waiting
@@ -45,6 +46,7 @@ def sample(
 
     Example: iresnet sample runs/demo -n 16 --class 7 --out sevens
     """
+    check_seed(seed)
     if not (0 < temperature < math.inf):
         raise ValueError(f"temperature must be positive; got {temperature}.")
     opened, screen = Run.open(run), console()

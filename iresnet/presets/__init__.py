@@ -12,12 +12,12 @@ from pathlib import Path
 
 from ..spelling import parts_hint
 from .classifiers import CLASSIFIERS, with_coefficient
-from .experiment import Experiment, changed, read
+from .experiment import Experiment, changed, check_seed, read
 from .flows import FLOWS
 from .general import GENERAL
 from .rivals import RIVALS
 
-__all__ = ["PRESETS", "Experiment", "changed", "find", "read"]
+__all__ = ["PRESETS", "Experiment", "changed", "check_seed", "find", "read"]
 
 PRESETS = {e.name: e for e in (*GENERAL, *FLOWS, *CLASSIFIERS, *RIVALS)}
 

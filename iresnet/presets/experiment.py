@@ -27,6 +27,15 @@ class Experiment:
     training: Training = field(default_factory=Training)
     acceleration: Acceleration = field(default_factory=Acceleration)
 
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that torch's generators cannot take."""
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed must be a whole number of 64 bits; got {seed}. Use a smaller one.")
+
 
 def changed(experiment: Experiment, assignments: Sequence[str]) -> Experiment:
     """The experiment with settings replaced, each given as "training.steps=500". Steps go before epochs."""
