@@ -463,7 +463,7 @@ class TestText:
         path.write_text(f"{','.join(names[:-1])},column7\n{numbers}\n")
         with refused(str(path), "two columns are called 'column7'"):
             load(DataSettings(str(path)))
-        assert time.perf_counter() - begin < 3
+        assert time.perf_counter() - begin < 10
 
     def test_long_names_are_cut(self, path):
         path.write_text(f"{100_000 * 'a'},b\n1,2\n3,x\n")
