@@ -24,7 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..lipschitz.activations import LEAST_THRESHOLD
 from ..lipschitz.program import Program, Step, apply
+from ..spectral import absolute_norm
 
 #: Roundings of a slope, each of at most one unit, as no slope is larger than one; and the unit of sums by precision.
 SLOPE = 4
@@ -79,14 +81,6 @@ def _layer(step: Step, exact: Tensor, working: Tensor, lipschitz: float, u: floa
     return error + u * (lipschitz + error)
 
 
-def absolute_norm(weight: Tensor, groups: int = 1) -> float:
-    """A bound of the norm of |W|, as a matrix or a convolution: sqrt(largest column sum x largest row sum)."""
-    out, channels = weight.shape[:2]
-    size = weight.abs().reshape(groups, out // groups, channels, -1)
-    rows, columns = size.sum((2, 3)).amax(), size.sum((1, 3)).amax()
-    return float((rows * columns).sqrt()) * (1 + 2.0**-30)
-
-
 def bend(step: Step, values: list[Tensor]) -> float:
     """Lip(phi') of an activation; infinite where the slope jumps."""
     match step.kind:
@@ -100,5 +94,7 @@ def bend(step: Step, values: list[Tensor]) -> float:
             return abs(step.constant)
         case "lipswish":
             return float(F.softplus(values[0].double()).max()) / 2.2
-        case _:  # torch takes softplus as linear from a threshold on, where its slope jumps a little
+        case "softplus" if step.threshold >= LEAST_THRESHOLD:
+            return abs(step.constant) / 4
+        case _:
             return math.inf
