@@ -5,7 +5,8 @@ The change of variables (Eq. 3 of the paper) needs three things of a map F: its 
 code; there is no flag that turns a transform around.
 
 How to write one: derive from `Transform`, implement `forward`, `forward_and_logdet`, `inverse` and `stretch`, and
-`output_shape` where the shape changes. A line in `tests/zoo.py` then earns it every law.
+`output_shape` where the shape changes, and `rounding` where large numbers cancel in its formula. A line in
+`tests/zoo.py` then earns it every law.
 """
 
 from __future__ import annotations
