@@ -319,9 +319,9 @@ def solve_backwards(
             s = solve(t, x)
             # An error e in the code becomes at most Lip(F^-1) e in x, on top of this solve's own error. A solve that
             # returns the same numbers for every input has no error to amplify: 0 * inf is 0 here.
-            expansion = t.stretch(tuple(s.x.shape[1:])).inverse
+            expansion = t.stretch(tuple(s.x.shape[1:])).inverse * (1 + 16 * UNIT)  # for the rounding of these products
             carried = torch.where(composed > 0, composed * expansion, composed)
-            composed = (s.error_bound + carried) * (1 + 8 * UNIT)
+            composed = s.error_bound + carried
             own = s.largest_block_bound if isinstance(s, ChainSolution) else s.error_bound
             largest, iterations = torch.maximum(largest, own), iterations + s.iterations
             converged, proven = converged & s.converged, proven and s.proven
