@@ -11,9 +11,9 @@ import typer
 from rich.table import Table
 
 from ..data import toy
+from ..data.dataset import check_seed
 from ..demo import digits
 from ..demo import toy as plane
-from ..presets import check_seed
 from .console import console, ctrl_c, progress, reporter, table
 
 

@@ -13,7 +13,6 @@ from ..data.dataset import check_seed
 from ..evaluation import interpolate as between
 from ..figures import interpolation_picture
 from ..fixed_point import ConvergenceError
-from ..presets import check_seed
 from ..run import Run
 from .console import Device, choose_device, console, use_threads, waiting
 from .output import MOST, DataFolder, DataOption, RunFolder, Split, draw_rows, rows_of, save_rows, with_ending
