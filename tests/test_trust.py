@@ -624,6 +624,7 @@ class TestOnAGPU:
         with torch.no_grad():
             for p in flow.transform.parameters():
                 p.neg_()
+        refresh_(flow, settle=True)
         z = flow.base.rsample(64)
         x = flow.decoder(flow.transform, z)
         assert flow.decoder.inverter is not prepared
