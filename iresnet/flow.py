@@ -292,7 +292,7 @@ class ConditionalDistribution(torch.distributions.Distribution):
         at = value.dim() - len(self.event_shape)
         try:
             if at >= 0 and value.shape[at:] == self.event_shape:
-                return torch.broadcast_shapes(value.shape[:at], self.batch_shape)
+                return cast(torch.Size, torch.broadcast_shapes(value.shape[:at], self.batch_shape))  # type: ignore[no-untyped-call]
         except RuntimeError:  # torch's own, which does not say what is what
             pass
         batch, event = (", ".join(map(str, shape)) for shape in (self.batch_shape, self.event_shape))

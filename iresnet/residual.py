@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from . import lipschitz as lip
+from .compiler import is_transforming, outside_transforms
 from .fixed_point import Anderson, Branch, ConvergenceError, Solution, Solver, default_tolerance, iteration_limit
 from .fixed_point import solve as solve_fixed_point
 from .float64 import Rounding
@@ -241,6 +242,9 @@ class ResidualBlock(Transform):
     @torch.no_grad()
     def snapshot(self, input_shape: Shape | None = None) -> Snapshot:
         """g as it is now, and what is known of it. Kept while g is known and the same; never where it is a user's."""
+        if is_transforming():  # by torch.func, whose tensors must not be kept
+            with outside_transforms():
+                return self.snapshot(input_shape)
         key = (input_shape, self.asserted)
         kept = self._kept
         if kept is not None and kept[0] == key and kept[1].holds(self.g):
@@ -294,6 +298,11 @@ class ResidualBlock(Transform):
     ) -> Solution:
         """The inverse with a report (no gradient): x, iterations, proven error bound and success, per sample."""
         check_batch(z, "z")
+        if is_transforming():
+            raise RuntimeError(
+                "an inverse is iterated until it is proven, which torch.func cannot transform. Give it the whole batch "
+                "in place of vmap, and take derivatives of it with torch.autograd."
+            )
         check_finite(z, "z")
         if tolerance is not None and not tolerance > 0:
             raise ValueError(f"tolerance must be positive; got {tolerance}.")

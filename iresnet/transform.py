@@ -21,6 +21,7 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from .compiler import may_read
 from .fixed_point import ConvergenceError, Solution, Solver, verdict
 from .float64 import UNIT, Rounding
 from .logdet import Estimator
@@ -238,7 +239,9 @@ class Chain(Transform):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         check_context(self, context)
-        for t in self.transforms:  # not `in self`, which torch.export of torch 2.7 cannot follow
+        for t in cast(
+            "list[Transform]", self.transforms
+        ):  # not `in self`, which torch.export of torch 2.7 cannot follow
             x = t(x, given_to(t, context))
         return x
 
@@ -415,7 +418,7 @@ def in_float64(context: Tensor | None) -> Tensor | None:
 
 def check_finite(x: Tensor, name: str) -> None:
     """Refuse NaN and infinity, naming the first sample that has them."""
-    if torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if not may_read(x):
         return
     bad = ~torch.isfinite(x).flatten(1).all(dim=1)
     if bool(bad.any()):
