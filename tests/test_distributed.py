@@ -17,15 +17,11 @@ SENTENCE = (
 )
 
 
-def _store(file, ranks=2):
-    return dist.FileStore(file, ranks)
-
-
 @pytest.fixture
 def group(tmp_path, request):
     """A process group of this process alone, which may believe that there are others."""
     backend, ranks = request.param
-    store = _store(str(tmp_path / "store"), ranks)
+    store = dist.FileStore(str(tmp_path / "store"), ranks)
     if backend == "fake":
         store = pytest.importorskip("torch.testing._internal.distributed.fake_pg").FakeStore()
     dist.init_process_group(backend, store=store, rank=0, world_size=ranks)
@@ -69,7 +65,7 @@ def _rank(rank: int, file: str) -> tuple[str, list[float]]:
     torch.manual_seed(rank)
     x, flow, cold = torch.randn(16, 2) * (1 + rank), mlp_flow(2, blocks=1, hidden=(4,)), mlp_flow(2, blocks=1)
     flow(x)
-    dist.init_process_group("gloo", store=_store(file), rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     try:
         with pytest.raises(RuntimeError) as caught:
             DistributedDataParallel(cold)(x)
