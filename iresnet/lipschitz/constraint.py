@@ -24,6 +24,7 @@ from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from .. import spectral
+from ..compiler import is_batched, is_transforming, outside_transforms, untracked
 from ..precision import float32_products
 from ..spectral import Geometry
 from ..trust import own_hook, own_parametrization
@@ -200,7 +201,7 @@ def together(module: nn.Module) -> Iterator[None]:
 def _hold(group: list[tuple[SpectralCap, Tensor]], thread: int) -> None:
     """Refresh layers of one shape, and note the constrained weight of each for this pass."""
     (cap, first), *others = group
-    if torch.compiler.is_compiling():  # a compiler sees through the layers one by one
+    if torch.compiler.is_compiling() or is_transforming():  # these see through the layers one by one
         _refresh_group(group, settle=False)
         for each, _ in group:
             each._held[thread] = None
@@ -259,6 +260,10 @@ def _kept_group(group: list[tuple[SpectralCap, Tensor]]) -> tuple[Tensor, Tensor
 def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Refresh layers of one shape; their weights, the G and the sigma of each, as stacks."""
     cap, first = group[0]
+    if is_transforming():  # what is written here outlasts the transform
+        _refuse_batched(first)
+        with outside_transforms():
+            return _refresh_group([(c, untracked(w)) for c, w in group], settle=settle)
     size = cap.working_size(first)
     dtype = torch.promote_types(first.dtype, torch.float32)  # half precision cannot tell .9 from .903
     weight = stacked([w.detach() for _, w in group]).to(dtype)
@@ -283,6 +288,15 @@ def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> 
         torch._foreach_copy_([c.direction for c, _ in group], list(v.unbind(0)))
     torch._foreach_copy_([c.gradient for c, _ in group], list(gradient.unbind(0)))
     return weight, gradient, sigma
+
+
+def _refuse_batched(weight: Tensor) -> None:
+    if is_batched(weight):
+        raise RuntimeError(
+            "in training a constrained layer keeps its norm, which vmap over weights does not allow: the weights are "
+            "many at once here. Call model.eval() before torch.func.functional_call, and after a step "
+            "iresnet.lipschitz.refresh_(model, settle=True) for every member with its weights."
+        )
 
 
 @own_hook
