@@ -62,7 +62,7 @@ def steady() -> Iterator[None]:
     """Within this context standard output is steady; a failure is said after it, and the exit code is not 0."""
     before, ended = sys.stdout, None
     out = Steady(_tolerant(before))
-    sys.stdout = out  # type: ignore[assignment]
+    sys.stdout = out
     try:
         yield
     except SystemExit as stop:
@@ -70,6 +70,8 @@ def steady() -> Iterator[None]:
     finally:
         out.flush()
         sys.stdout = before
+        if before is None:
+            out.close()
     if out.error is not None:
         raise SystemExit((ended.code if ended else 0) or _gone(out, out.error))
     if ended is not None:
