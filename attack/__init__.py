@@ -5,9 +5,9 @@
     python -m attack --kind layers --seed 0 --case 17          one case again, with its traceback
     make attack                                                all of them, counted in results/attack.json
 
-A kind is a function of a `random.Random`, registered with `kind`: it draws a case, attacks it and returns the outcome in
-a word or two ("proven", "refused"), which is counted. It raises `Violation` where a claim was false. Any other exception
-counts as a violation too, and so do a case that takes longer than its limit and one that ends the process.
+A kind is a function of a `random.Random`, registered with `kind`: it draws a case, attacks it and returns the outcome
+in a word or two ("proven", "refused"), which is counted. It raises `Violation` where a claim was false. Any other
+exception counts as a violation too, and so do a case that takes longer than its limit and one that ends the process.
 Every module of this package is imported before a run, so that a new module registers its kinds by being there.
 """
 
