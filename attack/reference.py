@@ -22,6 +22,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 LONG = np.longdouble
 UNIT = float(np.finfo(LONG).eps)
+SMALLEST = np.finfo(LONG).tiny
 
 
 def long(x: Tensor) -> Long:
@@ -32,7 +33,7 @@ def long(x: Tensor) -> Long:
 def lengths(x: Long) -> Any:
     """The l2 norm of every row, in float64, without overflow."""
     x = np.abs(np.asarray(x, dtype=LONG))
-    scale = np.maximum(x.max(axis=1), LONG(1e-4900))
+    scale = np.maximum(x.max(axis=1), SMALLEST)
     return (np.sqrt(((x / scale[:, None]) ** 2).sum(axis=1)) * scale).astype(np.float64)
 
 
@@ -202,7 +203,7 @@ def invert(f: Map, z: Long, start: Long, steps: int = 30) -> tuple[Long, float] 
         slopes = f.slopes(x)
         if not (np.isfinite(residual.astype(np.float64)).all() and np.isfinite(slopes).all()):
             return None
-        scale = np.maximum(np.abs(residual).max(axis=1, keepdims=True), LONG(1e-4900))
+        scale = np.maximum(np.abs(residual).max(axis=1, keepdims=True), SMALLEST)
         try:
             move = np.linalg.solve(slopes, (residual / scale).astype(np.float64)[:, :, None])[:, :, 0] * scale
         except np.linalg.LinAlgError:
@@ -234,9 +235,11 @@ def maps(module: nn.Module, shape: Shape, context: Tensor | None = None) -> tupl
         return found, shape
     if isinstance(module, Conditioned):
         first, middle = maps(module.first, shape)
-        shift = module.shifted(torch.zeros(1, *middle, dtype=torch.float64), cast(Tensor, context).double())
+        with torch.no_grad():
+            shift = cast(Tensor, module.embed(context)).double()
         rest, shape = maps(module.rest, middle)
-        return [*first, Affine(np.eye(math.prod(middle)), long(shift)[0]), *rest], shape
+        spread = shift.reshape(1, *shift.shape[1:], *(1,) * (len(middle) + 1 - shift.dim())).expand(1, *middle)
+        return [*first, Affine(np.eye(math.prod(middle)), long(spread)[0]), *rest], shape
     if isinstance(module, Concatenated):
         inner, made = maps(module.f, shape)
         angle = LONG(float(module.angle.detach()))
