@@ -8,7 +8,9 @@ from typing import Annotated
 import torch
 import typer
 
+from ..spelling import printable
 from ..version import __version__
+from .audit import audit
 from .certify import certify
 from .data import data
 from .demo import demo
@@ -35,7 +37,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, evaluate, sample, invert, interpolate, certify, score, report, export, presets, reproduce, demo):
+for command in (
+    train,
+    evaluate,
+    sample,
+    invert,
+    interpolate,
+    certify,
+    audit,
+    score,
+    report,
+    export,
+    presets,
+    reproduce,
+    demo,
+):
     app.command()(command)
 app.add_typer(data, name="data")
 
@@ -70,7 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         if debug:
             raise
-        typer.echo(f"iresnet: {MEMORY if _is_memory(error) else error}", err=True)
+        typer.echo(f"iresnet: {MEMORY if _is_memory(error) else printable(str(error))}", err=True)
         raise SystemExit(2 if isinstance(error, ValueError | OSError) else 1) from None
 
 
