@@ -124,6 +124,7 @@ def draw(r: random.Random) -> tuple[Chain, Shape, torch.dtype]:
         if t is not None:
             found.append(t)
             at = t.output_shape(at)
+    found = found or [Reverse()]
     if len(found) > 2 and r.random() < 0.3:
         found = [found[0], Chain(*found[1:])]
     return Chain(*found).eval(), shape, dtype
