@@ -65,7 +65,7 @@ def _rank(rank: int, file: str) -> tuple[str, list[float]]:
     torch.manual_seed(rank)
     x, flow, cold = torch.randn(16, 2) * (1 + rank), mlp_flow(2, blocks=1, hidden=(4,)), mlp_flow(2, blocks=1)
     flow(x)
-    dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     try:
         with pytest.raises(RuntimeError) as caught:
             DistributedDataParallel(cold)(x)

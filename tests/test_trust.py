@@ -609,3 +609,35 @@ def test_a_classifier_with_a_hook_has_no_radius():
     model.register_forward_hook(lambda m, a, y: -y)
     with pytest.raises(NoBoundKnown, match="has forward hooks"):
         lipschitz(model, data)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+class TestOnAGPU:
+    def test_samples_are_those_of_the_weights_as_they_are(self):
+        """What a decoder prepared for other weights is not used again."""
+        flow = mlp_flow(2, blocks=2, hidden=(8,)).cuda().eval()
+        flow.sample((64,))
+        prepared = flow.decoder.inverter
+        assert prepared is not None
+        flow.sample((64,))
+        assert flow.decoder.inverter is prepared
+        with torch.no_grad():
+            for p in flow.transform.parameters():
+                p.neg_()
+        refresh_(flow, settle=True)
+        z = flow.base.rsample(64)
+        x = flow.decoder(flow.transform, z)
+        assert flow.decoder.inverter is not prepared
+        with torch.no_grad():
+            assert (flow.transform(x) - z).norm(dim=1).max() < 1e-4
+
+    def test_a_recomputation_in_backward_leaves_the_norms(self):
+        block = ResidualBlock(contractive_mlp(3, (8,))).cuda().train()
+        x = normal(4, 3, dtype=torch.float32).cuda()
+        refresh_(block, settle=True)
+        expected = torch.autograd.grad(block(x).square().sum(), list(block.parameters()))
+        y = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+        state = copy.deepcopy(block.state_dict())
+        got = torch.autograd.grad(y.square().sum(), list(block.parameters()))  # in a thread of its own
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+        assert all(torch.equal(value, state[name]) for name, value in block.state_dict().items())

@@ -62,7 +62,7 @@ def steady() -> Iterator[None]:
     """Within this context standard output is steady; a failure is said after it, and the exit code is not 0."""
     before, ended = sys.stdout, None
     out = Steady(_tolerant(before))
-    sys.stdout = out  # type: ignore[assignment]
+    sys.stdout = out
     try:
         yield
     except SystemExit as stop:

@@ -24,6 +24,7 @@ from ..certificate import residual_blocks
 from ..classifier import Classifier
 from ..data import Dataset
 from ..hybrid import Hybrid
+from ..inversion.refinement import norms
 from ..multiscale import Multiscale
 from ..objective import MISSING, centred, directions
 from ..residual import full_precision
@@ -174,7 +175,7 @@ def certified_radius(model: nn.Module, data: Dataset) -> Tensor:
     for x, c in zip(torch.split(data.x, CHUNK), torch.split(y, CHUNK), strict=True):
         point = centred(x, data.schema.levels).double()
         z, error = evaluated(view.transform, point)
-        hidden = ROUNDING * size * (1 + z.flatten(1).norm(dim=1))
+        hidden = ROUNDING * size * (1 + norms(z))
         radii.append(_radius(head(z), c, constant, apart, error, hidden))
     return torch.where(y == MISSING, 0.0, torch.cat(radii).clamp_min(0))
 
@@ -192,16 +193,12 @@ def evaluated(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:
         if isinstance(part, Multiscale):
             return part.through(x, step)
         z, shape = part.reference(x), tuple(x.shape[1:])
-        own = part.rounding(shape).residual(torch.zeros_like(error), x.flatten(1).norm(dim=1) + error, _norms(z))
+        own = part.rounding(shape).residual(torch.zeros_like(error), norms(x) + error, norms(z))
         # What has gone straight to the code by now keeps its error: no factor below one.
         error = (max(1.0, part.stretch(shape).forward) * error + own) * (1 + ROUNDING)
         return z
 
     return step(transform, x), error
-
-
-def _norms(z: Tensor) -> Tensor:
-    return z.flatten(1).norm(dim=1)
 
 
 def _size(head: nn.Module) -> float:

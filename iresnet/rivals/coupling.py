@@ -119,10 +119,12 @@ class Coupling(Transform):
             kept, moved = self.split.take(x.double())
             h = self._ask_exactly(kept, moved, context)
             residual, factor = self.move(moved, h)[0] - self.split.take(z.double())[1], self.shrinking(h)
-            allowance = RESIDUAL_ROUNDING * (1 + z.double().flatten(1).norm(dim=1))
+            # The numbers that are added up: x2 exp(s), t and z2.
+            largest = 1.0 if factor is None else 1 / factor.flatten(1).amin(1)
+            allowance = RESIDUAL_ROUNDING * (1 + _norm(z.double()) + largest * _norm(moved) + _norm(h))
             if factor is not None:
                 residual, allowance = residual * factor, allowance * factor.flatten(1).amax(1)
-            bound = torch.nan_to_num(residual.flatten(1).norm(dim=1) + allowance, nan=torch.inf, posinf=torch.inf)
+            bound = torch.nan_to_num(_norm(residual) + allowance, nan=torch.inf, posinf=torch.inf)
         reason = doubt(self) or next(filter(None, map(_foreign, self.conditioner.modules())), "")
         none = torch.zeros_like(bound).long()
         return Solution(x, none, bound, torch.isfinite(bound), proven=not reason, reason=reason)
@@ -255,6 +257,10 @@ def preserves_volume(transform: Transform) -> bool:
     if isinstance(transform, Coupling):
         return transform.volume_preserving
     return not list(transform.parameters()) and transform.stretch().logdet in (None, (0.0, 0.0))
+
+
+def _norm(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x.flatten(1), dim=1)  # type: ignore[no-any-return]
 
 
 def _foreign(module: nn.Module) -> str:
