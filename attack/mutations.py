@@ -162,13 +162,14 @@ def _solved(s: Subject, z: Tensor, name: str) -> bool:
 def _check_cached(s: Subject, x: Tensor, name: str) -> None:
     """Within torch's `parametrize.cached()` a layer keeps the weight it had: that is then the function."""
     with parametrize.cached():
-        _code(s, x)
-        with torch.no_grad():
-            for p in s.model.parameters():
-                p.neg_()
         try:
+            _code(s, x)
+            with torch.no_grad():
+                for p in s.model.parameters():
+                    p.neg_()
             z = _code(s, x)
-        except REFUSALS:
+            s.model.solve(z, s.context)
+        except REFUSALS:  # to say that this is not supported is right as well
             return
         _solved(s, z, f"{name}, cached")
 
