@@ -3,15 +3,30 @@
 import errno
 import os
 import resource
+import shutil
+import signal
+import stat
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from iresnet import atomic, certify, mlp_flow
+from iresnet import atomic, certify, lock, mlp_flow
 
 
 def names(folder):
     return sorted(p.name for p in folder.iterdir())
+
+
+def light(folder):
+    """A folder with a package `iresnet` of nothing but what writes files, which is imported in no time."""
+    (folder / "iresnet").mkdir(parents=True)
+    (folder / "iresnet" / "__init__.py").touch()
+    for module in (atomic, lock):
+        shutil.copy(module.__file__, folder / "iresnet" / Path(module.__file__).name)
+    return folder
 
 
 class TestWrite:
@@ -32,18 +47,114 @@ class TestWrite:
         assert (tmp_path / "a.txt").read_text() == "new"
 
     def test_it_is_on_the_disk_before_it_takes_the_place(self, tmp_path, monkeypatch):
-        """The order of a crash-safe write: all bytes, sync, rename."""
+        """The order of a crash-safe write: all bytes, sync, rename, sync of the folder."""
         seen, plain = [], os.fsync
 
         def fsync(descriptor):
-            written = (tmp_path / next(n for n in names(tmp_path) if n != "a.txt")).read_bytes()
-            seen.append((written, (tmp_path / "a.txt").read_text()))
+            folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+            written = [p.read_bytes() for p in tmp_path.iterdir() if p.name != "a.txt"]
+            seen.append((folder, written, (tmp_path / "a.txt").read_text()))
             plain(descriptor)
 
         (tmp_path / "a.txt").write_text("old")
         monkeypatch.setattr(os, "fsync", fsync)
         atomic.write(tmp_path / "a.txt", "new")
-        assert seen == [(b"new", "old")]
+        assert seen == [(False, [b"new"], "old"), (True, [], "new")]
+
+    @pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o755], ids=oct)
+    def test_a_file_that_is_replaced_keeps_its_permissions(self, tmp_path, mode):
+        (tmp_path / "a.txt").write_text("old")
+        (tmp_path / "a.txt").chmod(mode)
+        atomic.write(tmp_path / "a.txt", "new")
+        assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == mode
+
+    def test_what_replaces_a_private_file_is_private_from_the_start(self, tmp_path):
+        (tmp_path / "a.txt").write_text("old")
+        (tmp_path / "a.txt").chmod(0o600)
+        with atomic.replacing(tmp_path / "a.txt") as temporary:
+            assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
+            temporary.write_text("new")
+
+    @pytest.mark.parametrize("mask", [0o022, 0o077], ids=oct)
+    def test_a_new_file_has_the_permissions_that_the_umask_leaves(self, tmp_path, mask):
+        before = os.umask(mask)
+        try:
+            atomic.write(tmp_path / "a.txt", "new")
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o666 & ~mask
+
+    def test_an_empty_file_is_one_too(self, tmp_path):
+        atomic.write(tmp_path / "a.txt", "")
+        assert (tmp_path / "a.txt").read_bytes() == b""
+
+
+class TestTemporaryFiles:
+    """What stands beside the target for a moment: nobody can foresee it, and a kill leaves nothing for long."""
+
+    def test_a_link_that_was_prepared_is_not_followed(self, tmp_path):
+        (tmp_path / "precious.txt").write_text("mine")
+        (tmp_path / f".a.txt.{os.getpid()}").symlink_to(tmp_path / "precious.txt")
+        atomic.write(tmp_path / "a.txt", "new")
+        assert (tmp_path / "precious.txt").read_text() == "mine"
+        assert (tmp_path / "a.txt").read_text() == "new"
+
+    def test_even_one_under_the_very_name(self, tmp_path, monkeypatch):
+        (tmp_path / "precious.txt").write_text("mine")
+        (tmp_path / ".a.txt.0000000000000000").symlink_to(tmp_path / "precious.txt")
+        monkeypatch.setattr(atomic.secrets, "token_hex", lambda n: "00" * n)
+        with pytest.raises(OSError, match="cannot write .*a.txt: File exists"):
+            atomic.write(tmp_path / "a.txt", "new")
+        assert (tmp_path / "precious.txt").read_text() == "mine"
+
+    def test_names_differ_from_write_to_write(self, tmp_path):
+        with atomic.replacing(tmp_path / "a") as one, atomic.replacing(tmp_path / "a") as other:
+            assert one != other
+            one.write_text("1")
+            other.write_text("2")
+        assert (tmp_path / "a").read_text() == "1"  # the outer block ends last
+
+    def test_what_a_kill_left_goes_with_the_next_write(self, tmp_path):
+        code = (
+            "import os, signal; from pathlib import Path; from iresnet import atomic\n"
+            f"with atomic.replacing(Path({str(tmp_path)!r}) / 'a.txt') as temporary:\n"
+            "    temporary.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        killed = subprocess.run([sys.executable, "-S", "-c", code], cwd=light(tmp_path / "light"), check=False)
+        assert killed.returncode == -signal.SIGKILL
+        assert len(names(tmp_path)) == 2  # what was half written, and the package
+        (tmp_path / ".b.txt.0123456789abcdef").write_text("of another target")
+        (tmp_path / ".a.txt.mine").write_text("of another naming")
+        atomic.write(tmp_path / "a.txt", "new")
+        assert names(tmp_path) == [".a.txt.mine", ".b.txt.0123456789abcdef", "a.txt", "light"]
+
+    def test_what_another_writes_at_the_moment_stays(self, tmp_path):
+        with atomic.replacing(tmp_path / "a.txt") as slow:
+            slow.write_text("slow")
+            atomic.write(tmp_path / "a.txt", "fast")
+            assert (tmp_path / "a.txt").read_text() == "fast"
+        assert (tmp_path / "a.txt").read_text() == "slow"
+        assert names(tmp_path) == ["a.txt"]
+
+    def test_one_that_is_swept_before_it_is_locked_is_made_again(self, tmp_path, monkeypatch):
+        plain, calls = lock.take, []
+
+        def take(descriptor):
+            if not calls:
+                next(p for p in tmp_path.iterdir() if p.name.startswith(".")).unlink()
+            calls.append(descriptor)
+            return plain(descriptor)
+
+        monkeypatch.setattr(lock, "take", take)
+        atomic.write(tmp_path / "a.txt", "new")
+        assert len(calls) == 2
+        assert names(tmp_path) == ["a.txt"]
+
+    def test_without_locks_nothing_is_swept(self, tmp_path, monkeypatch):
+        (tmp_path / ".a.txt.0123456789abcdef").write_text("perhaps in use")
+        monkeypatch.setattr(lock, "take", lambda descriptor: None)
+        atomic.write(tmp_path / "a.txt", "new")
+        assert names(tmp_path) == [".a.txt.0123456789abcdef", "a.txt"]
 
 
 class TestFailure:
