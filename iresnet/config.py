@@ -2,19 +2,21 @@
 
 A table is a dataclass, a key is a field. What a file leaves out keeps its default; a key that no field has is refused,
 with the nearest name; a value of another type is refused too. `dump` writes every field, so that a file read back years
-later does not depend on defaults that have changed.
+later does not depend on defaults that have changed. Text that would take long to read, or more than Python's stack, is
+refused: longer than `LONGEST` characters, keys of more than `DEEPEST` parts, deep nesting.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import sys
 import types
 from collections.abc import Mapping
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .spelling import hint
+from .spelling import cut, hint, quoted
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,16 +25,53 @@ else:
 
 T = TypeVar("T")
 
+#: Characters of a file of settings; parts of a key, as in a.b.c, for which TOML readers take time squared.
+LONGEST, DEEPEST = 2**20, 32
+
+#: A part of a key, and the dot after it.
+PART = re.compile(r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*(\.)?[ \t]*""")
+
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", type(None): "nothing"}
 
 
 def parse(cls: type[T], text: str, where: str = "the settings") -> T:
     """Settings of class `cls` from the text of a TOML file; `where` names the file in messages."""
     try:
-        content = tomllib.loads(text)
+        content = _loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{where} is not valid TOML: {error}. Mend that line.") from None
+    except ValueError as error:
+        raise ValueError(f"{where} cannot be read as settings: {error}.") from None
     return from_mapping(cls, content, where)
+
+
+def _loads(text: str) -> dict[str, Any]:
+    """The content of TOML text, unless it was made to be slow or deep."""
+    if len(text) > LONGEST:
+        raise ValueError(f"it must have at most {LONGEST:,} characters")
+    if _parts(text) > DEEPEST:
+        raise ValueError(f"a key must have at most {DEEPEST} parts with dots between them; got {_parts(text):,}")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("its lists or tables are nested too deep") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # of Python's int
+        raise ValueError("a number has too many digits") from None
+
+
+def _parts(text: str) -> int:
+    """How many parts the longest key has; what looks like one, in a comment, counts too.
+
+    >>> _parts('a = 1.5'), _parts('[a . "b".c]')
+    (2, 3)
+    """
+    longest = parts = end = 0
+    for found in PART.finditer(text):
+        parts = parts + 1 if found.start() == end else 1
+        longest, end = max(longest, parts), found.end() if found[1] else -1
+    return longest
 
 
 def from_mapping(cls: type[T], content: Mapping[str, Any], where: str = "the settings", prefix: str = "") -> T:
@@ -42,7 +81,7 @@ def from_mapping(cls: type[T], content: Mapping[str, Any], where: str = "the set
     for key, value in content.items():
         name = f"{prefix}{key}"
         if key not in fields:
-            raise ValueError(f"{where}: there is no setting {name!r}. {hint(key, sorted(fields))}")
+            raise ValueError(f"{where}: there is no setting {quoted(name)}. {hint(key, sorted(fields))}")
         values[key] = _value(hints[key], value, where, name)
     try:
         return cls(**values)
@@ -54,24 +93,28 @@ def _value(kind: Any, value: Any, where: str, name: str) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise ValueError(
-                f"{where}: {name} is a table of settings; got {value!r}. Write [{name}] and its keys below."
+                f"{where}: {name} is a table of settings; got {quoted(value)}. Write [{name}] and its keys below."
             )
         return from_mapping(kind, value, where, f"{name}.")  # type: ignore[arg-type]
     try:
         return _convert(kind, value)
     except TypeError:
-        words = f"{name} must be {_words(kind)}; got {value!r}.{_example(kind, value, name)}"
+        words = f"{name} must be {_words(kind)}; got {quoted(value)}.{_example(kind, value, name)}"
         raise ValueError(f"{where}: {words}") from None
+    except OverflowError:
+        raise ValueError(f"{where}: {name} must fit 64 bits; got {quoted(value)}.") from None
 
 
 def _example(kind: Any, value: Any, name: str) -> str:
     """How a list is written, where its entries were given without brackets."""
+    if get_origin(kind) is not tuple or not isinstance(value, str | int | float):
+        return ""
     text = f"[{str(value).strip('()')}]"
     try:
         _convert(kind, _literal(text))
-    except TypeError:
+    except (TypeError, OverflowError):
         return ""
-    return f" Example: {name}={text}" if get_origin(kind) is tuple else ""
+    return f" Example: {name}={cut(text)}"
 
 
 def _convert(kind: Any, value: Any) -> Any:
@@ -86,9 +129,11 @@ def _convert(kind: Any, value: Any) -> Any:
                 return _convert(option, value)
             except TypeError:
                 continue
-    elif kind is float and type(value) in (int, float):
+    elif kind is float and type(value) in (int, float) and not math.isnan(value):
         return float(value)
-    elif type(value) is kind:
+    elif type(value) is kind and kind is not float:
+        if kind is int and not -(2**63) <= value < 2**63:
+            raise OverflowError
         return value
     raise TypeError
 
@@ -138,7 +183,7 @@ def override(settings: T, *assignments: str) -> T:
     content = to_mapping(settings)
     for assignment in assignments:
         _assign(content, type(settings), assignment)
-    return from_mapping(type(settings), content, " ".join(f"--set {a}" for a in assignments) or "the settings")
+    return from_mapping(type(settings), content, " ".join(f"--set {cut(a)}" for a in assignments) or "the settings")
 
 
 def place(cls: Any, assignment: str) -> str:
@@ -146,12 +191,12 @@ def place(cls: Any, assignment: str) -> str:
     key, equals, _ = assignment.partition("=")
     key = key.strip()
     if not equals or not key:
-        raise ValueError(f"a setting is given as key=value; got {assignment!r}. Example: training.steps=500.")
+        raise ValueError(f"a setting is given as key=value; got {quoted(assignment)}. Example: training.steps=500.")
     paths = list(_kinds(cls))
     found = [p for p in paths if p == key] or [p for p in paths if p.rsplit(".", 1)[-1] == key]
     if not found:
         words = paths if "." in key else sorted({p.rsplit(".", 1)[-1] for p in paths})
-        raise ValueError(f"there is no setting {key!r}. {hint(key, words)}")
+        raise ValueError(f"there is no setting {quoted(key)}. {hint(key, words)}")
     if len(found) > 1:
         raise ValueError(f"{key!r} could be any of {', '.join(found)}. Write the one you mean.")
     return found[0]
@@ -166,7 +211,7 @@ def _assign(content: dict[str, Any], cls: Any, assignment: str) -> None:
     value = _literal(text)
     # Where a string is asked for, 2020 and true are strings too: a column may have such a name.
     content[last] = value if isinstance(value, str) or not isinstance(content.get(last), str) else text
-    _value(_kinds(cls)[path], content[last], f"--set {assignment}", path)
+    _value(_kinds(cls)[path], content[last], f"--set {cut(assignment)}", path)
 
 
 def _kinds(cls: Any, prefix: str = "") -> dict[str, Any]:
@@ -182,6 +227,7 @@ def _kinds(cls: Any, prefix: str = "") -> dict[str, Any]:
 def _literal(text: str) -> Any:
     """A TOML value; what is not one is taken as a string, so that names and paths need no quotes."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        content = _loads(f"value = {text}")
+    except ValueError:
         return text
+    return content["value"] if len(content) == 1 else text  # a line break would begin another setting

@@ -1,12 +1,24 @@
-"""Words for messages: the nearest known word where one is refused as unknown; a number of things."""
+"""Words for messages: the nearest known word where one is refused as unknown; a number of things; values as quoted.
+
+What is quoted may come from a file that somebody else wrote: it is cut to a length that can be read, and nothing of it
+reaches a terminal that the terminal would obey.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+import reprlib
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 MOST = 24  # words that are listed
 FEW = 6  # names that are listed where a command lists them all
+COMPARED, LONGEST = 1_000, 255  # words that a misspelt one is compared with, and their length: it takes time
+LENGTH = 80  # of what is quoted
+
+#: C0 and C1 controls, marks that turn the direction of text, and bytes of a file name that are no UTF-8.
+CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def hint(word: str, known: Iterable[str], beside: Iterable[str] = ()) -> str:
@@ -20,7 +32,7 @@ def hint(word: str, known: Iterable[str], beside: Iterable[str] = ()) -> str:
     words = list(known)
     if near := nearest(word, [*words, *beside]):
         return near.strip()
-    return f"Use one of {', '.join(words[:MOST])}{', …' if len(words) > MOST else '.'}"
+    return f"Use one of {listed(words, MOST)}{'' if len(words) > MOST else '.'}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -29,7 +41,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     >>> nearest("papre", ["smoke", "paper"]), nearest("zebra", ["smoke", "paper"])
     (" Did you mean 'paper'?", '')
     """
-    close = difflib.get_close_matches(str(word), list(known), n=1)
+    compared = [other for other in islice(known, COMPARED) if len(other) <= LONGEST]
+    close = difflib.get_close_matches(str(word), compared, n=1) if len(str(word)) <= LONGEST else []
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
@@ -64,3 +77,63 @@ def counted(number: int, word: str) -> str:
     ('1 step', '20 steps')
     """
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """The first of many names, as a list in a sentence.
+
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b, …'
+    """
+    return ", ".join([*map(cut, names[:most]), *(["…"] if len(names) > most else [])])
+
+
+def cut(text: str) -> str:
+    """A text, or the beginning of one that is too long for a sentence.
+
+    >>> cut("kind"), len(cut("kind" * 1000))
+    ('kind', 80)
+    """
+    return text if len(text) <= LENGTH else f"{text[: LENGTH - 1]}…"
+
+
+def quoted(value: object) -> str:
+    """A value as Python writes it, cut where it is long or deep.
+
+    >>> quoted("a"), quoted([1, 2.5]), quoted("a" * 1000)[:4]
+    ("'a'", '[1, 2.5]', "'aaa")
+    """
+    return cut(_QUOTE.repr(value))
+
+
+def reason(error: Exception) -> str:
+    """Why something failed: the first line of an error, or what kind of error it is.
+
+    >>> reason(EOFError()), reason(ValueError("one\\ntwo"))
+    ('EOFError', 'one')
+    """
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def printable(text: str) -> str:
+    r"""Text in which every control character is spelled out, so that a terminal shows it and does not obey it.
+
+    >>> printable("red: \x1b[31m")
+    'red: \\x1b[31m'
+    """
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+class _Quote(reprlib.Repr):
+    """Python's own short repr, which fails at integers of more digits than Python prints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlist, self.maxtuple, self.maxdict = 4, MOST, MOST, MOST
+        self.maxstring = self.maxother = LENGTH
+
+    def repr_int(self, x: int, level: int) -> str:
+        return super().repr_int(x, level) if x.bit_length() < 4096 else f"a whole number of {x.bit_length()} bits"
+
+
+_QUOTE = _Quote()

@@ -756,8 +756,8 @@ class TestArrays:
         def broken(*args, **options):
             raise error
 
-        (tmp_path / "a.npz").write_bytes(b"")
-        monkeypatch.setattr(np, "load", broken)
+        np.savez(tmp_path / "a.npz", x=self.X)
+        monkeypatch.setattr(np.lib.format, "read_array", broken)
         with pytest.raises(ValueError, match=rf"a.npz cannot be read as an array \({why}\). Save it anew."):
             load(DataSettings(str(tmp_path / "a.npz")))
 
@@ -809,6 +809,7 @@ class TestParquet:
         module = types.ModuleType("pandas")
         module.read_parquet = read_parquet
         monkeypatch.setitem(sys.modules, "pandas", module)
+        monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)  # these files are empty
 
     def test_columns_and_labels(self, path, monkeypatch):
         frame = Frame(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..spelling import quoted
+
 BRANCHES = ("chain", "potential", "dense")
 ACTIVATIONS = ("elu", "lipswish", "maxmin", "sine", "relu")
 #: Those that never fall, which a potential needs.
@@ -32,6 +34,14 @@ CHOICES = {
     "family": FAMILIES, "branch": BRANCHES, "activation": ACTIVATIONS, "normalisation": NORMALISATIONS,
     "preprocessing": PREPROCESSING, "readout": READOUTS, "estimator": ESTIMATORS,
 }  # fmt: skip
+
+#: The largest value of each setting that becomes layers or memory, and the most entries of one that is a list: far above
+#: what is trained, and low enough that a slip of the hand is told at once.
+LARGEST = {
+    "blocks": 1_000, "width": 2**14, "kernels": 99, "depth": 100, "frequency": 1e3, "padding": 2**14, "tail": 1_000,
+    "tail_width": 2**14, "components": 10_000, "head": 2**16, "terms": 1_000, "dequantiser": 2**14,
+}  # fmt: skip
+ENTRIES = {"blocks": 16, "kernels": 100, "head": 100}
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,7 @@ class Network:
 
     def __post_init__(self) -> None:
         if not self.blocks or any(b < 1 for b in self.blocks):
-            raise ValueError(f"blocks must list at least one block for every scale; got {list(self.blocks)}.")
+            raise ValueError(f"blocks must list at least one block for every scale; got {quoted(list(self.blocks))}.")
         for name in ("depth", "terms", "components", "tail_width"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
@@ -107,11 +117,23 @@ class Network:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative; got {getattr(self, name)}.")
         if any(h < 1 for h in self.head):
-            raise ValueError(f"head must list widths of at least 1; got {list(self.head)}.")
+            raise ValueError(f"head must list widths of at least 1; got {quoted(list(self.head))}.")
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}.")
+                raise ValueError(f"{name} must be one of {', '.join(known)}; got {quoted(getattr(self, name))}.")
+        self._check_size()
         self._check_together()
+
+    def _check_size(self) -> None:
+        """Refuse what no machine could hold, before it is made."""
+        for name, most in ENTRIES.items():
+            if len(getattr(self, name)) > most:
+                raise ValueError(f"{name} must have at most {most:,} entries; got {len(getattr(self, name)):,}.")
+        for name, largest in LARGEST.items():
+            value = getattr(self, name)
+            got = max(value, default=0) if isinstance(value, tuple) else value
+            if not got <= largest:
+                raise ValueError(f"{name} must be at most {largest:,g}; got {quoted(got)}. Lower it.")
 
     def _check_together(self) -> None:
         """Refuse settings that are right one by one and contradict each other."""

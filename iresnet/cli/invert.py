@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from .. import atomic
 from ..architectures import INVERSES
-from ..data import Dataset
+from ..data import Dataset, delimited, npy
 from ..evaluation import inverse_of, reconstruct
 from ..evaluation.solving import solve
 from ..figures import reconstruction_picture
@@ -23,7 +21,7 @@ from ..fixed_point import Anderson, Banach
 from ..run import Run
 from ..transform import ChainSolution, Transform
 from .console import Device, choose_device, console, use_threads, waiting
-from .output import DataFolder, DataOption, RunFolder, Split, csv_text, draw_rows, rows_of, save_rows, with_ending
+from .output import DataFolder, DataOption, RunFolder, Split, draw_rows, rows_of, save_rows, with_ending
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 SOLVERS = {"anderson": Anderson(), "banach": Banach()}
@@ -73,7 +71,7 @@ def _rebuild(run: Run, rows: Dataset, path: Path, device: str, options: dict[str
         solution, x = reconstruct(run.model(device=device), rows, **options)
     saved = [
         save_rows(path, solution.x, run.schema),
-        atomic.write(with_ending(path, "-errors.csv"), csv_text(COLUMNS, _errors(solution, x))),
+        atomic.write(with_ending(path, "-errors.csv"), delimited.written(COLUMNS, _errors(solution, x))),
     ]
     if run.schema.is_image:
         rebuilt = torch.nan_to_num(solution.x.cpu()).clamp(-1e6, 1e6)  # what has no bound may be anything
@@ -125,10 +123,9 @@ def _read_codes(path: Path) -> np.ndarray:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}. Save codes with numpy.save.")
     try:
-        with path.open("rb") as file:  # which numpy leaves open where it fails
-            values = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error):
-        raise ValueError(f"{path} is no .npy array of numbers. Save codes with numpy.save.") from None
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
+        values = npy.load_one(path)
+    except ValueError as error:
+        raise ValueError(f"{error} Save codes with numpy.save.") from None
+    if values.dtype.kind not in "fiu":
         raise ValueError(f"{path} must hold one array of numbers. Save codes with numpy.save.")
     return values

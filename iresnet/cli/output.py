@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import io
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
 from torch import Tensor
 
 from .. import atomic
-from ..data import Dataset, Schema, read
+from ..data import Dataset, Schema, delimited, read
 from ..figures import columns_picture, image_grid, points_picture
 from ..run import Run
 
@@ -63,16 +61,7 @@ def save_rows(path: Path, rows: Tensor, schema: Schema) -> Path:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, x=values)
         return atomic.write(with_ending(path, ".npz"), buffer.getvalue())
-    return atomic.write(with_ending(path, ".csv"), csv_text(schema.names, values.tolist()))
-
-
-def csv_text(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A CSV with a header; numbers with nine digits, enough to give every float32 back."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([[f"{v:.9g}" if isinstance(v, float) else v for v in row] for row in rows])
-    return file.getvalue()
+    return atomic.write(with_ending(path, ".csv"), delimited.written(schema.names, values.tolist()))
 
 
 def draw_rows(path: Path, rows: Tensor, data: Tensor, schema: Schema) -> Path:

@@ -10,12 +10,12 @@ import typer
 from torch import nn
 
 from .. import atomic
-from ..data import Dataset
+from ..data import Dataset, delimited
 from ..evaluation import anomaly, atypicality, has_density, has_head, log_likelihood, logits
 from ..run import Run
 from ..spelling import counted
 from .console import Device, choose_device, console, use_threads, waiting
-from .output import DataFolder, RunFolder, csv_text, rows_of
+from .output import DataFolder, RunFolder, rows_of
 
 
 def score(
@@ -45,7 +45,7 @@ def score(
     rows, model = rows_of(opened, file).to(chosen), opened.model(device=chosen)
     with waiting(screen, f"Scoring {len(rows):,} rows …"):
         columns = _columns(opened, model, rows, draws)
-    text = csv_text(list(columns), list(zip(*columns.values(), strict=True)))
+    text = delimited.written(list(columns), list(zip(*columns.values(), strict=True)))
     if out is None:
         typer.echo(text, nl=False)
         return

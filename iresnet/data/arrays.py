@@ -8,7 +8,6 @@ needs pandas. Errors name the row, counted from 0.
 from __future__ import annotations
 
 import importlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .dataset import Dataset, Schema
+from ..spelling import MOST, listed, quoted
+from . import npy
+from .dataset import Dataset, Schema, naming
 from .labels import class_name, class_names, encode
-from .table import Choose, Table, label_hint
+from .table import Choose, Table, check_names, label_hint, number
 
 
 class Arrays(NamedTuple):
@@ -30,18 +31,18 @@ class Arrays(NamedTuple):
 
 def open_arrays(path: Path, *, labels: bool = True, schema: Schema | None = None) -> Arrays:
     """What an NPY or NPZ file holds; without labels, y is not looked at. A model's schema makes messages exact."""
-    with path.open("rb") as file:
-        try:
-            content: Any = np.load(file, allow_pickle=False)
-            content = {"x": content} if isinstance(content, np.ndarray) else content
-            names = list(content)
-            x = content["x" if "x" in names else names[0]] if "x" in names or len(names) == 1 else None
-            y = content["y"] if labels and "y" in names and "x" in names else None
-        except Exception as error:  # zipfile, zlib and numpy raise what they like at a damaged file
-            why = (str(error) or type(error).__name__).splitlines()[0]
-            raise ValueError(f"{path} cannot be read as an array ({why}). Save it anew.") from None
-    if x is None:
-        raise ValueError(f"{path} must hold 'x' and perhaps 'y', or one array; got {', '.join(names) or 'none'}.")
+    names: list[str] = []
+
+    def choose(found: list[str]) -> list[str]:
+        names.extend(found)
+        if "x" in names:
+            return ["x", "y"] if labels and "y" in names else ["x"]
+        return names if len(names) == 1 else []
+
+    arrays = npy.load(path, choose)
+    if not arrays:
+        raise ValueError(f"{path} must hold 'x' and perhaps 'y', or one array; got {listed(names, MOST) or 'none'}.")
+    x, y = next(iter(arrays.values())), arrays.get("y") if "x" in names else None
     if schema is not None and x.shape == (schema.shape[1:] if schema.shape[0] == 1 else schema.shape):
         _refuse_one(path, x, schema)
     return _checked(path, x, y, 256 if schema is None else schema.levels or 256)
@@ -56,9 +57,11 @@ def _refuse_one(path: Path, x: NDArray[Any], schema: Schema) -> None:
 
 
 def _checked(path: Path, x: NDArray[Any], y: NDArray[Any] | None, levels: int) -> Arrays:
+    if not x.size:
+        raise ValueError(f"{path} holds no numbers; got {x.dtype} {x.shape}. Give at least one row.")
     images = x.ndim in (3, 4) and x.dtype == np.uint8
     if not images and (x.ndim != 2 or x.dtype.kind not in "biuf"):
-        remedy = _as_bytes(x, levels) if x.ndim in (3, 4) and x.dtype.kind in "biuf" and x.size else ""
+        remedy = _as_bytes(x, levels) if x.ndim in (3, 4) and x.dtype.kind in "biuf" else ""
         raise ValueError(
             f"{path} must hold numbers (N, D), or images as bytes (N, C, H, W); got {x.dtype} {x.shape}.{remedy}"
         )
@@ -79,23 +82,30 @@ def _as_bytes(x: NDArray[Any], levels: int) -> str:
 def table(path: Path, arrays: Arrays, choose: Choose) -> Table:
     """The chosen columns of x, with the labels y where there are some."""
     names = [f"x{i}" for i in range(arrays.x.shape[1])]
-    chosen = _table(path, names, [*arrays.x.T], choose, named=False)
-    if arrays.y is None:
-        return chosen
-    return replace(chosen, label="y", labels=[class_name(cell) for cell in arrays.y.tolist()])
+    choice = choose(path, names, False)
+    labels, label = arrays.y, "y"
+    if labels is None and choice.label is not None:
+        labels, label = arrays.x[:, choice.label], names[choice.label]
+    return Table(
+        path,
+        tuple(names[i] for i in choice.columns),
+        arrays.x[:, choice.columns].astype(np.float64),
+        "" if labels is None else label,
+        None if labels is None else [class_name(cell) for cell in labels.tolist()],
+        _row,
+    )
 
 
 def images(path: Path, arrays: Arrays, schema: Schema | None) -> Dataset:
     """Images of 256 levels, or of what a model's schema says."""
     labels = None if arrays.y is None else [class_name(cell) for cell in arrays.y.tolist()]
     c, h, w = arrays.x.shape[1:]
-    schema = Schema((c, h, w), 256, classes=class_names(labels or ())) if schema is None else schema
+    with naming(path):
+        schema = Schema((c, h, w), 256, classes=class_names(labels or ())) if schema is None else schema
     labelled = labels is not None and schema.classes
     y = encode(labels or [], schema.classes, lambda i: f"{path}, row {i}") if labelled else None
-    try:
+    with naming(path):
         return Dataset(torch.from_numpy(np.ascontiguousarray(arrays.x)), y, schema)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def parquet(path: Path, choose: Choose) -> Table:
@@ -104,14 +114,34 @@ def parquet(path: Path, choose: Choose) -> Table:
         pandas = importlib.import_module("pandas")
     except ImportError:
         raise ValueError(f"{path}: Parquet files need pandas. Run `pip install pandas pyarrow`.") from None
+    _check_size(path)
     try:
         frame = pandas.read_parquet(path)
     except ImportError:
         raise ValueError(f"{path}: pandas needs pyarrow to read Parquet. Run `pip install pyarrow`.") from None
     except Exception as error:  # the engines raise errors of their own
         raise ValueError(f"{path} cannot be read as Parquet ({type(error).__name__}). Save it anew.") from None
+    names = check_names(path, [str(name) for name in frame.columns])
+    choice = choose(path, names, True)
     columns = [_plain(frame[name]) for name in frame.columns]
-    return _table(path, [str(name) for name in frame.columns], columns, choose, named=True)
+    chosen = [_numbers(path, names[i], columns[i], unlabelled=choice.open) for i in choice.columns]
+    label = "" if choice.label is None else names[choice.label]
+    labels = None if choice.label is None else [class_name(cell) for cell in columns[choice.label].tolist()]
+    return Table(path, tuple(names[i] for i in choice.columns), np.stack(chosen, axis=1), label, labels, _row)
+
+
+def _check_size(path: Path) -> None:
+    """Refuse a few bytes that stand for very many cells, as `npy` does; what pyarrow cannot read, pandas will refuse."""
+    try:
+        held = importlib.import_module("pyarrow.parquet").read_metadata(path)
+    except Exception:
+        return
+    size, needed = path.stat().st_size, 8 * held.num_rows * held.num_columns
+    if needed > max(npy.FREE, npy.RATIO * size):
+        raise ValueError(
+            f"{path} holds {held.num_rows:,} rows of {held.num_columns:,} columns in {size:,} bytes; above "
+            f"{npy.FREE:,} bytes it may grow {npy.RATIO} times. Save it without compression."
+        )
 
 
 def _plain(series: Any) -> NDArray[Any]:
@@ -122,27 +152,21 @@ def _plain(series: Any) -> NDArray[Any]:
     return values
 
 
-def _table(path: Path, names: list[str], columns: list[NDArray[Any]], choose: Choose, *, named: bool) -> Table:
-    choice = choose(path, names, named)
-    chosen = [_numbers(path, names[i], columns[i], unlabelled=choice.open) for i in choice.columns]
-    label = "" if choice.label is None else names[choice.label]
-    labels = None if choice.label is None else [class_name(cell) for cell in columns[choice.label].tolist()]
-    return Table(
-        path, tuple(names[i] for i in choice.columns), np.stack(chosen, axis=1), label, labels, lambda i: f"row {i}"
-    )
-
-
 def _numbers(path: Path, name: str, column: NDArray[Any], *, unlabelled: bool) -> NDArray[np.float64]:
     if column.dtype.kind in "biuf":
         return column.astype(np.float64)
     numbers = np.empty(len(column))
     for row, cell in enumerate(column.tolist()):
         try:
-            numbers[row] = np.nan if cell is None else float(cell)
-        except (TypeError, ValueError):
+            numbers[row] = np.nan if cell is None else number(cell) if isinstance(cell, str) else float(cell)
+        except (TypeError, ValueError, OverflowError):
             remedy = label_hint(name, column.tolist()) if unlabelled else ""
             raise ValueError(
-                f"{path}: {cell!r:.40} is not a number in row {row}, column {name!r}. Correct it, or remove the column."
+                f"{path}: {quoted(cell)} is not a number in row {row}, column {quoted(name)}. Correct it, or remove the column."
                 f"{remedy}"
             ) from None
     return numbers
+
+
+def _row(i: int) -> str:
+    return f"row {i}"

@@ -7,11 +7,8 @@ integer; the bytes. A CIFAR batch is a row of records: one label byte (CIFAR-100
 
 from __future__ import annotations
 
-import gzip
 import math
-import tarfile
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -20,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from . import packed
 from .dataset import Dataset, Schema
 from .download import REGISTRY, Remote, locate, places, unpacked
 
@@ -44,24 +42,31 @@ def read(name: str, folder: str | Path, part: str) -> Dataset:
             x, y = _cifar(files, contents, label_bytes=2 if name == "cifar100" else 1)
         else:
             x, y = _mnist(files, contents)
-        return Dataset(torch.from_numpy(x), torch.from_numpy(y.astype(np.int64)), kind.schema)
     except ValueError as error:
         raise ValueError(f"{name}: {error} {_again(name)}") from None
+    try:
+        return Dataset(torch.from_numpy(x), torch.from_numpy(y.astype(np.int64)), kind.schema)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error} The files are {', '.join(files)}. {_again(name)}") from None
 
 
-def _mnist(files: Iterable[str], contents: dict[str, bytes]) -> tuple[Bytes, Bytes]:
+def _mnist(files: Sequence[str], contents: dict[str, packed.Content]) -> tuple[Bytes, Bytes]:
     images, labels = (parse_idx(contents[file], file) for file in files)
     if images.ndim != 3 or labels.shape != images.shape[:1]:
-        raise ValueError(f"images of shape {images.shape} do not go with labels of shape {labels.shape}.")
+        raise ValueError(
+            f"images of shape {images.shape} do not go with labels of shape {labels.shape}, in {' and '.join(files)}."
+        )
     return images[:, None], labels
 
 
-def parse_idx(content: bytes, file: str) -> Bytes:
+def parse_idx(content: packed.Content, file: str) -> Bytes:
     """The array in an idx file of unsigned bytes."""
     head = np.frombuffer(content[:4], np.uint8)
     if len(head) < 4 or head[:3].tolist() != [0, 0, 8]:
         raise ValueError(f"{file} must start with the bytes 0 0 8; got {' '.join(map(str, head[:3]))}.")
     start = 4 + 4 * int(head[3])
+    if head[3] > 3:
+        raise ValueError(f"{file} must hold an array of up to 3 dimensions; got {head[3]}.")
     if len(content) < start:
         raise ValueError(f"{file} ends within its header, after {len(content)} bytes.")
     shape = tuple(int(n) for n in np.frombuffer(content[4:start], ">u4"))
@@ -70,7 +75,7 @@ def parse_idx(content: bytes, file: str) -> Bytes:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
 
 
-def _cifar(files: Iterable[str], contents: dict[str, bytes], label_bytes: int) -> tuple[Bytes, Bytes]:
+def _cifar(files: Iterable[str], contents: dict[str, packed.Content], label_bytes: int) -> tuple[Bytes, Bytes]:
     record, images, labels = label_bytes + 3072, [], []
     for file in files:
         if not contents[file] or len(contents[file]) % record:
@@ -81,37 +86,32 @@ def _cifar(files: Iterable[str], contents: dict[str, bytes], label_bytes: int) -
     return np.concatenate(images), np.concatenate(labels)
 
 
-def _contents(name: str, folder: str | Path, files: Iterable[str]) -> dict[str, bytes]:
-    """What the files hold, from wherever they lie."""
-    contents: dict[str, bytes] = {}
+def _contents(name: str, folder: str | Path, files: Sequence[str]) -> dict[str, packed.Content]:
+    """What the files hold, from wherever they lie; none of them more than the published one."""
+    contents: dict[str, packed.Content] = {}
     for remote in REGISTRY[name]:
-        wanted = [file for file in files if file in remote.unpacked]
-        loose, packed = unpacked(name, folder, remote), locate(name, folder, remote.file)
-        if all(file in loose for file in wanted):
-            contents |= {file: loose[file].read_bytes() for file in wanted}
-        elif packed is not None:
-            contents |= _unpack(name, packed, wanted)
-        else:
-            _not_there(name, folder, remote)
+        wanted = {file: size for file, size in remote.unpacked.items() if file in files}
+        loose, archive = unpacked(name, folder, remote), locate(name, folder, remote.file)
+        try:
+            if all(file in loose for file in wanted):
+                contents |= {file: packed.read(loose[file], size) for file, size in wanted.items()}
+            elif archive is not None:
+                contents |= _unpack(archive, wanted, sum(remote.unpacked.values()))
+            else:
+                _not_there(name, folder, remote)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error} {_again(name)}") from None
     return contents
 
 
-def _unpack(name: str, path: Path, files: list[str]) -> dict[str, bytes]:
-    contents: dict[str, bytes] = {}
-    try:
-        if not path.name.endswith(".tar.gz"):
-            with gzip.open(path) as stream:
-                return {files[0]: stream.read()}
-        with tarfile.open(path, "r:gz") as archive:
-            for member in archive:
-                file = archive.extractfile(member) if member.name in files else None
-                contents |= {member.name: file.read()} if file else {}
-                if len(contents) == len(files):
-                    return contents
-    except (gzip.BadGzipFile, tarfile.TarError, EOFError, zlib.error) as error:
-        raise ValueError(f"{name}: {path} is damaged ({error}). {_again(name)}") from None
-    missing = next(file for file in files if file not in contents)
-    raise ValueError(f"{name}: {path} holds no {missing}. {_again(name)}")
+def _unpack(path: Path, wanted: dict[str, int], whole: int) -> dict[str, packed.Content]:
+    if not path.name.endswith(".tar.gz"):
+        return {file: packed.read(path, size) for file, size in wanted.items()}
+    contents = packed.members(path, wanted, whole)
+    missing = next((file for file in wanted if file not in contents), None)
+    if missing is not None:
+        raise ValueError(f"{path} holds no {missing}.")
+    return contents
 
 
 def _not_there(name: str, folder: str | Path, remote: Remote) -> NoReturn:

@@ -12,16 +12,20 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..spelling import hint
+from ..spelling import hint, listed, quoted
 from .augment import Augment, moved
 
 Batch: TypeAlias = tuple[Tensor, Tensor | None]
+
+#: Numbers of a row, and classes, that there may be: layers grow with both.
+NUMBERS, CLASSES = 2**26, 2**16
 
 
 @dataclass(frozen=True)
@@ -45,16 +49,20 @@ class Schema:
 
     def __post_init__(self) -> None:
         if len(self.shape) not in (1, 3) or not all(type(n) is int and n > 0 for n in self.shape):
-            raise ValueError(f"shape must be (C, H, W) or (D,), of positive integers; got {self.shape}.")
+            raise ValueError(f"shape must be (C, H, W) or (D,), of positive integers; got {quoted(self.shape)}.")
+        if self.dimension > NUMBERS:
+            raise ValueError(f"a row may hold at most {NUMBERS:,} numbers; got {quoted(self.shape)}. Use smaller rows.")
+        if len(self.classes) > CLASSES:
+            raise ValueError(f"there may be at most {CLASSES:,} classes; got {len(self.classes):,}. Use fewer.")
         if self.is_image and not (type(self.levels) is int and 2 <= self.levels <= 256):
-            raise ValueError(f"levels of an image must lie in 2 .. 256; got {self.levels}. Use 256 for bytes.")
+            raise ValueError(f"levels of an image must lie in 2 .. 256; got {quoted(self.levels)}. Use 256 for bytes.")
         if not self.is_image and self.levels is not None:
             raise ValueError(f"levels are for images; got {self.levels} for rows of shape {self.shape}. Use None.")
         if not isinstance(self.label, str):
-            raise ValueError(f"label must be a column's name or empty; got {self.label!r}.")
+            raise ValueError(f"label must be a column's name or empty; got {quoted(self.label)}.")
         for name, words in (("columns", self.columns), ("classes", self.classes)):
             if not all(isinstance(w, str) for w in words) or len(set(words)) < len(words):
-                raise ValueError(f"{name} must be different names; got {', '.join(map(repr, words))}.")
+                raise ValueError(f"{name} must be different names; got {listed([*map(quoted, words)])}.")
         if self.columns and (self.is_image or len(self.columns) != self.shape[0]):
             raise ValueError(f"columns must name the numbers of a row, {self.shape}; got {len(self.columns)} names.")
 
@@ -82,19 +90,19 @@ class Schema:
         """The schema that `to_dict` wrote; a `ValueError` says what is wrong with another content."""
         known = [field.name for field in fields(cls)]
         if not isinstance(content, Mapping) or "shape" not in content:
-            raise ValueError(f"a schema is an object with the keys {', '.join(known)}; got {content!r:.80}.")
+            raise ValueError(f"a schema is an object with the keys {', '.join(known)}; got {quoted(content)}.")
         for key, value in content.items():
             if key not in known:
-                raise ValueError(f"a schema has no key {key!r}. {hint(key, known)}")
+                raise ValueError(f"a schema has no key {quoted(key)}. {hint(key, known)}")
             if isinstance(value, list) != (key in ("shape", "columns", "classes")):
-                raise ValueError(f"{key} of a schema cannot be {value!r:.80}. Write it with Schema.to_dict.")
+                raise ValueError(f"{key} of a schema cannot be {quoted(value)}. Write it with Schema.to_dict.")
         values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
         return cls(**values)
 
     def __str__(self) -> str:
         if self.is_image:
             return f"images of shape {self.shape} with {self.levels} levels"
-        names = f" ({_some(self.columns)})" if self.columns else ""
+        names = f" ({listed(self.columns)})" if self.columns else ""
         return f"rows of {self.shape[0]} numbers{names}"
 
 
@@ -207,6 +215,15 @@ def stream(seed: int, *key: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
 
 
+@contextmanager
+def naming(path: object) -> Iterator[None]:
+    """What is refused inside is refused with the file's name before it."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
 def _check_kind(x: Tensor, schema: Schema) -> None:
     dtype = torch.uint8 if schema.is_image else torch.float32
     if x.dtype != dtype or x.shape[1:] != schema.shape:
@@ -233,7 +250,7 @@ def _check_numbers(x: Tensor, schema: Schema) -> None:
     if not bool(finite.all()):
         row, column = (int(i) for i in (~finite).nonzero()[0])
         name = schema.names[column]
-        raise ValueError(f"{float(x[row, column])} in row {row}, column {name!r}; every number must be finite.")
+        raise ValueError(f"{float(x[row, column])} in row {row}, column {quoted(name)}; every number must be finite.")
 
 
 def _check_labels(y: Tensor, rows: int, classes: int) -> None:
@@ -252,7 +269,3 @@ def _check_labels(y: Tensor, rows: int, classes: int) -> None:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _some(names: Sequence[str], most: int = 8) -> str:
-    return ", ".join([*names[:most], "…"] if len(names) > most else names)

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ..spelling import hint
+from ..spelling import hint, quoted
 
 MISSING = ""
 WORDS = ("nan", "na", "n/a", "null", "none")  # what a cell without a label may hold
-WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
+WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
+COUNTED = re.compile(r"[+-]?[0-9]{1,4000}")  # Python's int takes no more
 
 
 def class_name(cell: object) -> str:
@@ -42,8 +43,8 @@ def class_names(labels: Iterable[str]) -> tuple[str, ...]:
     ('9', '10')
     """
     names = set(labels) - {MISSING}
-    if all(WHOLE.fullmatch(name) for name in names):
-        return tuple(sorted(names, key=int))
+    if all(COUNTED.fullmatch(name) for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 
 
@@ -53,6 +54,6 @@ def encode(labels: Sequence[str], classes: Sequence[str], place: Callable[[int],
     for row, label in enumerate(labels):
         if label not in numbers:
             raise ValueError(
-                f"label {label!r} in {place(row)}; there are {len(classes)} classes. {hint(label, classes)}"
+                f"label {quoted(label)} in {place(row)}; there are {len(classes)} classes. {hint(label, classes)}"
             )
     return torch.tensor([numbers[label] for label in labels], dtype=torch.int64)

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..spelling import hint
-from .dataset import Dataset, Schema
+from ..spelling import hint, quoted
+from .dataset import Dataset, Schema, naming
 from .labels import MISSING, class_name, class_names, encode
 
 
@@ -49,15 +49,27 @@ class Table:
     place: Callable[[int], str]
 
 
+def check_names(path: Path, names: list[str]) -> list[str]:
+    """The names of a file's columns, if every column has one of its own."""
+    seen: set[str] = set()
+    for i, name in enumerate(names):
+        if not name:
+            raise ValueError(f"{path}: column {i + 1} has no name. Name it, or remove it if it only counts the rows.")
+        if name in seen:
+            raise ValueError(f"{path}: two columns are called {quoted(name)}. Give every column a name of its own.")
+        seen.add(name)
+    return names
+
+
 def all_columns(label: str) -> Choose:
     """Every column is data, except that of the labels."""
 
     def choose(path: Path, names: Sequence[str], named: bool) -> Choice:
         if label and label not in names:
-            raise ValueError(f"{path} has no column {label!r} for the labels. {hint(label, names)}")
+            raise ValueError(f"{path} has no column {quoted(label)} for the labels. {hint(label, names)}")
         columns = [i for i, name in enumerate(names) if name != label]
         if not columns:
-            raise ValueError(f"{path} has no column of numbers beside the labels {label!r}. Give at least one.")
+            raise ValueError(f"{path} has no column of numbers beside the labels {quoted(label)}. Give at least one.")
         return Choice(columns, names.index(label) if label else None, open=not label)
 
     return choose
@@ -70,22 +82,42 @@ def columns_of(schema: Schema, *, labels: bool = True) -> Choose:
         wanted = schema.names
         if not named and len(names) == len(wanted):
             return Choice(list(range(len(names))), None)
-        missing = [column for column in wanted if column not in names]
-        if missing and not named:
+        position = {name: i for i, name in enumerate(names)}
+        missing = next((column for column in wanted if column not in position), None)
+        if missing is not None and not named:
             raise ValueError(f"{path} has {len(names)} columns without names; the model takes {schema}, in this order.")
-        if missing:
-            remedy = hint(missing[0], [name for name in names if name not in wanted] or names)
-            raise ValueError(f"{path} has no column {missing[0]!r}, which the model needs. {remedy}")
-        label = names.index(schema.label) if labels and schema.label in names else None
-        return Choice([names.index(column) for column in wanted], label)
+        if missing is not None:
+            others = set(names).difference(wanted)
+            remedy = hint(missing, [name for name in names if name in others] or names)
+            raise ValueError(f"{path} has no column {quoted(missing)}, which the model needs. {remedy}")
+        label = position.get(schema.label) if labels else None
+        return Choice([position[column] for column in wanted], label)
 
     return choose
 
 
+def number(cell: str) -> float:
+    """The number in a cell of text, be it infinite or NaN; a `ValueError` if it holds anything else.
+
+    Python's float also takes 1_000 and the digits of every script, which other programs read in other ways, or not.
+
+    >>> number(" -1.5e3 ")
+    -1500.0
+    """
+    text = cell.strip()
+    if not text.isascii() or "_" in text:
+        raise ValueError(f"{quoted(cell)} is not a number.")
+    return float(text)
+
+
 def is_number(cell: str) -> bool:
-    """Whether a cell of text is a number, be it infinite or NaN."""
+    """Whether a cell of text is a number, be it infinite or NaN.
+
+    >>> [is_number(cell) for cell in ("1e3", "inf", "1_000", "\u0663", "")]
+    [True, True, False, False, False]
+    """
     try:
-        float(cell)
+        number(cell)
     except ValueError:
         return False
     return True
@@ -106,12 +138,13 @@ def load(table: Table) -> Dataset:
     known = sum(label != MISSING for label in table.labels or ())
     if len(classes) > 10 and 2 * len(classes) > known:
         raise ValueError(
-            f"{table.path} has {len(classes)} different labels in {known} rows of column {table.label!r}; "
+            f"{table.path} has {len(classes)} different labels in {known} rows of column {quoted(table.label)}; "
             "a label names a class. Choose another label column."
         )
     if table.labels is not None and not classes:
-        raise ValueError(f"{table.path} has no label in column {table.label!r}. Fill some in, or set label = ''.")
-    schema = Schema((len(table.columns),), columns=table.columns, label=table.label, classes=classes)
+        raise ValueError(f"{table.path} has no label in column {quoted(table.label)}. Fill some in, or set label = ''.")
+    with naming(table.path):
+        schema = Schema((len(table.columns),), columns=table.columns, label=table.label, classes=classes)
     dataset = read(table, schema)
     _check_precision(table, dataset)
     return dataset
@@ -125,7 +158,7 @@ def read(table: Table, schema: Schema) -> Dataset:
     if not finite.all():
         row, column = (int(i) for i in np.argwhere(~finite)[0])
         raise ValueError(
-            f"{table.path}: {table.x[row, column]} in {table.place(row)}, column {table.columns[column]!r}; every "
+            f"{table.path}: {table.x[row, column]} in {table.place(row)}, column {quoted(table.columns[column])}; every "
             "number must be finite and fit float32. Fill it in, or remove the row."
         )
     if not len(x):
@@ -142,7 +175,7 @@ def refuse_constant(train: Dataset) -> None:
         i = int(constant[0])
         name = train.schema.names[i]
         raise ValueError(
-            f"column {name!r} is {float(train.x[0, i]):g} in all {len(train)} rows to train on, so its density has no "
+            f"column {quoted(name)} is {float(train.x[0, i]):g} in all {len(train)} rows to train on, so its density has no "
             "bound. Remove the column."
         )
 
@@ -153,6 +186,6 @@ def _check_precision(table: Table, dataset: Dataset) -> None:
     spread = np.where(np.ptp(table.x, axis=0) > 0, table.x.std(axis=0), np.inf)  # a constant has nothing to lose
     for i in np.flatnonzero(lost > 1e-3 * spread):
         raise ValueError(
-            f"{table.path}: column {table.columns[i]!r} holds numbers like {table.x[0, i]:.17g}, whose differences do "
+            f"{table.path}: column {quoted(table.columns[i])} holds numbers like {table.x[0, i]:.17g}, whose differences do "
             "not fit float32. Subtract an offset from the column."
         )

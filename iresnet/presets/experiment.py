@@ -11,6 +11,7 @@ from ..acceleration import Acceleration
 from ..architectures import Network
 from ..data import DataSettings
 from ..objective import Aim
+from ..spelling import quoted
 from ..training import Training
 
 
@@ -27,6 +28,10 @@ class Experiment:
     training: Training = field(default_factory=Training)
     acceleration: Acceleration = field(default_factory=Acceleration)
 
+    def __post_init__(self) -> None:
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed must fit 64 bits; got {quoted(self.seed)}.")
+
 
 def changed(experiment: Experiment, assignments: Sequence[str]) -> Experiment:
     """The experiment with settings replaced, each given as "training.steps=500". Steps go before epochs."""
@@ -40,7 +45,8 @@ def changed(experiment: Experiment, assignments: Sequence[str]) -> Experiment:
 def read(path: str | Path) -> Experiment:
     """The experiment in a TOML file; what the file leaves out keeps its default."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open(encoding="utf-8-sig") as file:  # as Windows' editor saves it, with a mark before the text
+            text = file.read(config.LONGEST + 1)
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text file. Give a TOML file of settings.") from None
     return config.parse(Experiment, text, str(path))
