@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +23,18 @@ CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.
 #: Errors of a disk without room, on which files can still be removed.
 FULL = ("ENOSPC", "EDQUOT")
 
+#: The exit code of a command that writes outside of the folder it is confined to.
+OUTSIDE = 71
+
 
 @dataclass(frozen=True)
 class Fault:
     """What happens to a command.
 
     `what` is "" (nothing), kill, deny (every write from then on fails with `error`), move (the folder is renamed) or
-    confine (a write outside of `folder` ends the process with code 71); it happens at write number `at` in `folder`.
+    confine (a write outside of `folder` ends the process, and there is no network); it happens at write number `at` in `folder`.
     `largest` limits the size of a file: growing beyond it is death where `what` is kill, and fails where it is deny.
-    `memory` limits how many bytes the command may ask for.
+    `memory` limits how many bytes the command may ask for, `seconds` how long it may work.
     """
 
     what: str = ""
@@ -39,6 +43,7 @@ class Fault:
     error: str = "ENOSPC"
     largest: int = 0
     memory: int = 0
+    seconds: int = 0
 
 
 def befall(fault: Fault, words: list[str]) -> int:
@@ -50,6 +55,10 @@ def befall(fault: Fault, words: list[str]) -> int:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL if fault.what == "kill" else signal.SIG_IGN)
     if fault.memory:
         resource.setrlimit(resource.RLIMIT_AS, (fault.memory, fault.memory))
+    if fault.seconds:
+        resource.setrlimit(resource.RLIMIT_CPU, (fault.seconds, fault.seconds))
+    if fault.what == "confine":
+        tempfile.tempdir = fault.folder
     writes = Writes(fault) if fault.folder else None
     if writes is not None:
         sys.addaudithook(writes.hear)
@@ -74,6 +83,8 @@ class Writes:
 
     def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         """The audit hook."""
+        if self.fault.what == "confine" and event in ("socket.getaddrinfo", "socket.connect"):
+            raise OSError(errno.ENETUNREACH, "the network is unreachable")
         spared = self.fault.what == "deny" and self.fault.error in FULL and event == "os.remove"
         if event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             self.meet(arguments[0])
@@ -96,7 +107,7 @@ class Writes:
         inside = self._inside(path)
         if self.fault.what == "confine" and inside is False:
             os.write(2, f"\nwrites to {path!r}\n".encode())
-            os._exit(71)
+            os._exit(OUTSIDE)
         if not inside:
             return
         self.count += 1

@@ -26,6 +26,9 @@ from iresnet.run import resume, start
 
 from .containers import npy
 
+#: Runs of a density, a hybrid and a classifier.
+RUNS = ("run-points", "run-table", "run-images")
+
 #: What `paper` keeps of a run that a table shows.
 REPRODUCTION: dict[str, Any] = {
     "split": "test", "rows": 10, "of": 10, "parameters": 99, "error": {"value": 1.0, "low": 0.5, "high": 2.0},

@@ -1,4 +1,7 @@
-"""Limits of one case in this process: seconds, and bytes beyond what was in use before."""
+"""Limits of one case in this process: seconds, and bytes beyond what was in use before.
+
+Seconds are those of the processor, since others may use the machine too; what waits gets several times as many.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,9 @@ from . import Violation
 
 MIB = 2**20
 
+#: Seconds on the clock for one of the processor.
+PATIENCE = 4
+
 
 class Hang(BaseException):
     """A case took too long. No `except Exception` of the code under attack can swallow it."""
@@ -24,15 +30,18 @@ def limited(seconds: float = 10.0, memory: int = 256 * MIB) -> Iterator[None]:
     before = _reset_peak()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + 8 * memory, hard))
-    earlier = signal.signal(signal.SIGALRM, _too_long)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    earlier = {number: signal.signal(number, _too_long) for number in (signal.SIGALRM, signal.SIGPROF)}
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE * seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     except Hang as hang:
-        raise Violation(f"it hangs: more than {seconds:g} s, {hang}") from None
+        raise Violation(f"it hangs: more than {seconds:g} s {hang}") from None
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, earlier)
+        for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF):
+            signal.setitimer(timer, 0)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     grown = _status("VmHWM") - before
     if grown > memory:
@@ -40,8 +49,9 @@ def limited(seconds: float = 10.0, memory: int = 256 * MIB) -> Iterator[None]:
 
 
 def _too_long(number: int, frame: FrameType | None) -> None:
+    what = "of work" if number == signal.SIGPROF else "of waiting"
     where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "nowhere"
-    raise Hang(f"in {where}")
+    raise Hang(f"{what} in {where}")
 
 
 def _reset_peak() -> int:

@@ -28,6 +28,8 @@ from iresnet.paper import judging, record
 from iresnet.presets import find
 from iresnet.run import Run
 
+from .fixtures import RUNS
+
 FLOWER = Schema((3,), columns=("length", "width", "height"), label="kind", classes=("rose", "tulip"))
 PHOTO = Schema((3, 8, 8), 256, classes=("cat", "dog"))
 JSONS = ("data.json", "environment.json", "certificate.json", "evaluation.json")
@@ -155,7 +157,6 @@ def _codes(folder: Path) -> None:
     _read_codes(folder / "codes.npy")
 
 
-RUNS = ("run-points", "run-table", "run-images")
 RUN_READERS = (
     *(Reader(name, "config.toml schema.json model.safetensors", _model, 12) for name in RUNS),
     *(Reader(name, "best.safetensors", _best, 2) for name in RUNS),
