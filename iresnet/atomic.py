@@ -1,8 +1,8 @@
 """Files that are written whole or not at all: a reader sees the old one or the new one, never a part.
 
-A link stays a link: what it points to is replaced. A pipe or a device is written to and never replaced. The temporary
-file beside the target is made exclusively, under a name that cannot be foreseen, and is locked while it is written: what
-a killed process left behind is not, and goes with the next write. A file that is replaced keeps its permissions.
+A link stays a link: what it points to is replaced. A pipe or a device is written to and never replaced. A file that is
+replaced keeps its permissions. The temporary file beside it is made exclusively, under a name that cannot be foreseen,
+and is locked while it is written: what a killed process left behind is not, and goes with the next write.
 """
 
 from __future__ import annotations

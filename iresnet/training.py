@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from . import restoring
 from .acceleration import Acceleration, Stepper
 from .checkpoint import Checkpoint
 from .guard import TrainingError
@@ -199,53 +200,29 @@ class State:
         return Checkpoint({g: {n: t.detach().clone() for n, t in ts.items()} for g, ts in tensors.items()}, state)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to a snapshot of the same model and settings, before the first step is taken."""
+        """Go back to a snapshot of the same model and settings, before the first step is taken.
+
+        All of it is checked first: a snapshot that does not fit leaves everything as it is.
+        """
         if self.advance.taken:
             raise ValueError("a snapshot is restored before the first step; make a new State for it.")
-        model, tensors = self.objective.model, checkpoint.tensors
-        made_with = checkpoint.state.get("optimiser", self.settings.optimiser)
-        if made_with != self.settings.optimiser:
-            raise ValueError(
-                f"the checkpoint was made with the optimiser {made_with}; got {self.settings.optimiser}. "
-                "Resume with the settings it was made with."
-            )
-        try:
-            model.load_state_dict(dict(tensors["weights"]))
-            if "average" in tensors:
-                self.average = Average(model, self.settings.average)
-                self.average.count = int(checkpoint.state["averaged"])
-                for name, parameter in self.average.copy.named_parameters():
-                    parameter.data.copy_(tensors["average"][name])
-            self._restore_optimiser(tensors.get("optimiser", {}))
-        except (KeyError, RuntimeError) as error:
-            raise ValueError(
-                f"the checkpoint does not fit this model: {error}. Resume with the settings it was made with."
-            ) from None
-        self._restore_noise(tensors.get("generator", {}))
-        self.step = int(checkpoint.state["step"])
-
-    def _restore_noise(self, states: Mapping[str, Tensor]) -> None:
-        if "global" in states:
-            torch.set_rng_state(states["global"].cpu())
-        mine, state = self.generator, states.get("state")
-        # The state of another device's generator has another size; there the noise starts anew.
-        if mine is not None and state is not None and state.numel() == mine.get_state().numel():
-            mine.set_state(state.cpu())
-
-    def _restore_optimiser(self, tensors: Mapping[str, Tensor]) -> None:
-        content = self.optimiser.state_dict()
-        entries: dict[int, dict[str, Tensor]] = {}
-        owners = [p for group in self.optimiser.param_groups for p in group["params"]]
-        for key, value in tensors.items():
-            index, _, name = key.partition(".")
-            owner = owners[int(index)]
-            # A file keeps no layout, and fused optimisers walk through memory: a moment must lie as its weight does.
-            like = (
-                torch.empty_like(owner, dtype=value.dtype, device=value.device) if value.shape == owner.shape else value
-            )
-            entries.setdefault(int(index), {})[name] = like.clone().copy_(value)
-        content["state"] = entries
-        self.optimiser.load_state_dict(content)
+        model, step = self.objective.model, checkpoint.whole("step")
+        weights, average = restoring.weights(checkpoint, model), restoring.average(checkpoint, model)
+        moments = restoring.moments(checkpoint, self.optimiser, self.settings.optimiser)
+        count, noise = (
+            0 if average is None else checkpoint.whole("averaged"),
+            restoring.noise(checkpoint, self.generator),
+        )
+        model.load_state_dict(weights)
+        if average is not None:
+            self.average = Average(model, self.settings.average)
+            self.average.count = count
+            for name, parameter in self.average.copy.named_parameters():
+                parameter.data.copy_(average[name])
+        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": moments})
+        for generator, state in noise:
+            generator.set_state(state)
+        self.step = step
 
 
 def make_optimiser(objective: Objective, settings: Training) -> torch.optim.Optimizer:

@@ -86,7 +86,8 @@ def test_a_folder_that_is_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "answer"), [(errno.EWOULDBLOCK, False), (errno.EACCES, False), (errno.ENOLCK, None), (errno.EINVAL, None)]
+    ("number", "answer"),
+    [(errno.EWOULDBLOCK, False), (errno.EACCES, False), (errno.ENOLCK, None), (errno.EINVAL, None)],
 )
 def test_what_a_system_answers(tmp_path, monkeypatch, number, answer):
     def flock(*_):

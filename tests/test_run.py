@@ -249,7 +249,7 @@ class TestBadInput:
         sync, calls = os.fsync, iter(range(1000))
 
         def full(number):
-            if next(calls) >= 6:  # config, schema, data, log, step 2 and step 4 were written
+            if next(calls) >= 12:  # config, schema, data, log, step 2 and step 4, each a file and then its folder
                 raise OSError(errno.ENOSPC, "No space left on device")
             sync(number)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from .. import lock
 from ..architectures import INVERSES
 from ..certificate import Certificate, tighten_
 from ..certificate import certify as prove
-from ..run import Run, publish
+from ..run import Run, publish, write_certificate
 from .console import Device, choose_device, console, use_threads
 from .output import RunFolder
 
@@ -37,25 +39,31 @@ def certify(
     use_threads(opened.schema.dimension)
     if opened.experiment.network.family in INVERSES:
         raise ValueError(f"nothing to certify: {INVERSES[opened.experiment.network.family]}")
-    model = opened.model(weights, choose_device(device))
-    changed = tighten_(model, opened.schema.shape) if tighten else []
-    certificate = prove(model, opened.schema.shape)
+    with lock.holding(opened.folder) if tighten else nullcontext():
+        certificate, words = _certified(opened, run, weights, choose_device(device), tighten)
     screen.print(str(certificate), highlight=False, soft_wrap=True)
-    if tighten and (changed or weights == "best"):
-        tightened = [*opened.tightened(), *changed] if weights == "model" else changed
-        stale = any((opened.folder / name).exists() for name in ("evaluation.json", "report.html"))
-        publish(opened, model, certificate, opened.splits().validation, {"tightened": tightened})
-        words = f"{len(changed)} layers tightened; the model in {run} is now this one."
-        again = f" Evaluate it again: iresnet evaluate {run}" if stale else ""
-        screen.print(words + again, highlight=False, soft_wrap=True)
-    elif weights == "model":
-        certificate.to_json(opened.output / "certificate.json")
-        if tighten:
-            screen.print(_unchanged(certificate, run), highlight=False, soft_wrap=True)
+    if words:
+        screen.print(words, highlight=False, soft_wrap=True)
     if not certificate.passed:
         which = " --weights best" if weights == "best" else ""
         hint = "" if tighten else f" Try: iresnet certify {run}{which} --tighten"
         raise RuntimeError(f"the certificate does not pass.{hint if _constrained(certificate) else FREE}")
+
+
+def _certified(run: Run, name: Path, weights: str, device: str, tighten: bool) -> tuple[Certificate, str]:
+    """What is proven of the weights, tightened if asked for, with what was kept of it; and what to say of that."""
+    sha256, model = run.sha256() if weights == "model" else "", run.model(weights, device)
+    changed = tighten_(model, run.schema.shape) if tighten else []
+    certificate = prove(model, run.schema.shape)
+    if tighten and (changed or weights == "best"):
+        tightened = [*run.tightened(), *changed] if weights == "model" else changed
+        stale = any((run.folder / file).exists() for file in ("evaluation.json", "report.html"))
+        publish(run, model, certificate, run.splits().validation, {"tightened": tightened})
+        again = f" Evaluate it again: iresnet evaluate {name}" if stale else ""
+        return certificate, f"{len(changed)} layers tightened; the model in {name} is now this one.{again}"
+    if weights == "model":
+        write_certificate(run, certificate, sha256)
+    return certificate, _unchanged(certificate, name) if tighten else ""
 
 
 def _constrained(certificate: Certificate) -> bool:

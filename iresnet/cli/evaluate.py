@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Console
 from torch import nn
 
-from .. import atomic
 from ..data import Dataset, some
 from ..evaluation import Density, Error, Inverse, as_flow, has_inverse, outside, probe, protocol, robustness, strange
 from ..evaluation import evaluate as judge
 from ..evaluation.protocol import LIMIT
 from ..evaluation.robustness import check_radius
 from ..residual import EXACT_UP_TO
-from ..results import finite
 from ..run import Run
 from .console import Device, choose_device, console, use_threads, waiting
 from .output import DataFolder, DataOption, RunFolder, Split, rows_of
@@ -28,6 +27,9 @@ MANY = 1000
 
 #: Figures that are dropped where other rows are judged.
 OF_ROWS = ("robustness", "probe")
+
+#: Figures to keep, by name, and the lines that say them.
+Part: TypeAlias = tuple[dict[str, Any], list[str]]
 
 #: Rows of each kind that are told apart.
 STRANGE = 500
@@ -95,31 +97,31 @@ def evaluate(
     opened, screen = Run.open(run).with_data_in(data_dir), console()
     use_threads(opened.schema.dimension)
     chosen = choose_device(device)
-    available, model = rows_of(opened, data, split, labels=True), opened.model(device=chosen)
-    radii = [_length(word) for word in radius or []]
+    sha256, available, model = opened.sha256(), rows_of(opened, data, split, labels=True), opened.model(device=chosen)
+    radii, kept = [_length(word) for word in radius or []], data is None and split == "test"
     if linear and not has_inverse(model):
         raise ValueError("--probe reads codes; an ordinary ResNet, without invertible blocks, has none. Leave it out.")
     if bits or ood:
         as_flow(model, "--protocol" if bits else "--ood")  # what cannot be judged is refused first
-    strangers = _strangers(opened, available, ood or [])
-    content = judged(model, available, rows, screen, split=data or split, draws=draws)
-    screen.print(f"{'rows':<9}{content['rows']:,} of {content['of']:,}", highlight=False)
-    for name, cls in (("error", Error), ("density", Density), ("inverse", Inverse)):
-        if name in content:
-            screen.print(f"{name:<9}{cls(**content[name])}", highlight=False, soft_wrap=True)
-    kept = data is None and split == "test"
     if kept:
-        keep(opened, content)  # what follows may take long, or fail
-    if radii:
-        content["robustness"] = _moved(model, available, rows, radii, screen)
-    if linear:
-        content["probe"] = _probed(opened, model, available if rows is None else some(available, rows), screen)
-    if bits:
-        content["protocol"] = _by_protocol(model, available if rows is None else some(available, rows), limit, screen)
-    if strangers:
-        content["outside"] = _told_apart(opened, model, available, strangers, screen)
+        opened.known("evaluation.json")  # nor is a damaged file found when all is done
+    strangers, some_rows = (
+        _strangers(opened, available, ood or []),
+        available if rows is None else some(available, rows),
+    )
+    parts = [_judged(model, available, rows, screen, split=data or split, draws=draws)]
+    parts += [_moved(model, available, rows, radii, screen)] if radii else []
+    parts += [_probed(opened, model, some_rows, screen)] if linear else []
+    parts += [_by_protocol(model, some_rows, limit, screen)] if bits else []
+    parts += [_told_apart(opened, model, available, strangers, screen)] if strangers else []
+    content: dict[str, Any] = {}
+    for figures, lines in chain.from_iterable(parts):
+        content |= figures
+        path = keep(opened, content, sha256) if kept else None  # before it is said: what follows may take long, or fail
+        for line in lines:
+            screen.print(line, highlight=False, soft_wrap=True)
     if kept:
-        screen.print(f"Figures in {keep(opened, content)}", highlight=False, soft_wrap=True)
+        screen.print(f"Figures in {path}", highlight=False, soft_wrap=True)
 
 
 def _length(word: str) -> float:
@@ -135,32 +137,35 @@ def _length(word: str) -> float:
     return radius
 
 
-def _moved(
-    model: nn.Module, data: Dataset, rows: int | None, radii: list[float], screen: Console
-) -> list[dict[str, Any]]:
+def _judged(model: nn.Module, data: Dataset, rows: int | None, screen: Console, **options: Any) -> Iterator[Part]:
+    """Error, likelihood and inverse."""
+    content = judged(model, data, rows, screen, **options)
+    lines = [f"{'rows':<9}{content['rows']:,} of {content['of']:,}"]
+    kinds = {"error": Error, "density": Density, "inverse": Inverse}
+    yield content, lines + [f"{name:<9}{kind(**content[name])}" for name, kind in kinds.items() if name in content]
+
+
+def _moved(model: nn.Module, data: Dataset, rows: int | None, radii: list[float], screen: Console) -> Iterator[Part]:
     """How robust the classes of the rows that were judged are, radius by radius."""
-    found = []
+    found: list[dict[str, Any]] = []
     for radius in radii:
         with waiting(screen, f"Attacking rows within {radius:g} …"):
             robust = robustness(model, _rows(model, data, rows), radius)
-        screen.print(f"{'robust':<9}{robust}", highlight=False, soft_wrap=True)
         found.append(asdict(robust))
-    return found
+        yield {"robustness": found}, [f"{'robust':<9}{robust}"]
 
 
-def _probed(run: Run, model: nn.Module, data: Dataset, screen: Console) -> dict[str, Any]:
+def _probed(run: Run, model: nn.Module, data: Dataset, screen: Console) -> Iterator[Part]:
     device = next(model.parameters()).device
     with waiting(screen, "Fitting logistic regressions …"):
         found = probe(model, run.splits().train.to(device), data.to(device))
-    screen.print(f"{'probe':<9}{found}", highlight=False, soft_wrap=True)
-    return asdict(found)
+    yield {"probe": asdict(found)}, [f"{'probe':<9}{found}"]
 
 
-def _by_protocol(model: nn.Module, data: Dataset, limit: float, screen: Console) -> dict[str, Any]:
+def _by_protocol(model: nn.Module, data: Dataset, limit: float, screen: Console) -> Iterator[Part]:
     with waiting(screen, f"Judging {len(data):,} rows to the paper's protocol …"):
         found = protocol(model, data.to(next(model.parameters()).device), bias=limit, error=limit)
-    screen.print(f"{'protocol':<9}{found}", highlight=False, soft_wrap=True)
-    return asdict(found) | {"limit": limit}
+    yield {"protocol": asdict(found) | {"limit": limit}}, [f"{'protocol':<9}{found}"]
 
 
 def _strangers(run: Run, data: Dataset, sources: list[str]) -> dict[str, Dataset]:
@@ -173,15 +178,13 @@ def _strangers(run: Run, data: Dataset, sources: list[str]) -> dict[str, Dataset
 
 def _told_apart(
     run: Run, model: nn.Module, data: Dataset, others: dict[str, Dataset], screen: Console
-) -> list[dict[str, Any]]:
+) -> Iterator[Part]:
     """How well they are told apart, one line each; the entropy is that of the run's validation rows."""
     device = next(model.parameters()).device
     placed = {name: some(rows, STRANGE).to(device) for name, rows in others.items()}
     with waiting(screen, "Scoring strange rows …"):
         found = outside(model, some(data, STRANGE).to(device), placed, run.reference(), rows=STRANGE)
-    for detection in found:
-        screen.print(f"{'ood':<9}{detection}", highlight=False, soft_wrap=True)
-    return [asdict(detection) for detection in found]
+    yield {"outside": [asdict(detection) for detection in found]}, [f"{'ood':<9}{detection}" for detection in found]
 
 
 def judged(model: nn.Module, data: Dataset, rows: int | None, screen: Console, **options: Any) -> dict[str, Any]:
@@ -198,10 +201,9 @@ def _rows(model: nn.Module, data: Dataset, rows: int | None) -> Dataset:
     return some(data, rows).to(next(model.parameters()).device)
 
 
-def keep(run: Run, content: dict[str, Any]) -> Path:
-    """Write the figures of the test part, beside what else was known of the same rows."""
-    known = run.read_json("evaluation.json")
+def keep(run: Run, content: dict[str, Any], sha256: str) -> Path:
+    """Write the figures of the test part, beside what else was known of the same rows and the same weights."""
+    known = run.known("evaluation.json")
     if known.get("rows") != content["rows"]:
         known = {name: value for name, value in known.items() if name not in OF_ROWS}
-    text = json.dumps(finite({**known, **content}), indent=1, allow_nan=False)
-    return atomic.write(run.output / "evaluation.json", text + "\n")
+    return run.write_json("evaluation.json", {**known, **content}, sha256)

@@ -32,9 +32,10 @@ def report(
     opened, screen = Run.open(run).with_data_in(data_dir), console()
     use_threads(opened.schema.dimension)
     chosen = choose_device(device)
-    if rows is not None or not opened.read_json("evaluation.json"):
+    if rows is not None or not opened.known("evaluation.json"):
+        sha256 = opened.sha256()
         content = judged(opened.model(device=chosen), opened.splits().test, rows, screen)
-        keep(opened, content)
+        keep(opened, content, sha256)
         screen.print(f"Judged {content['rows']:,} of {content['of']:,} test rows.", highlight=False)
     with waiting(screen, "Drawing samples and solving codes …"):
         path = write(gather(opened, device=chosen, seed=seed), opened.output / "report.html" if out is None else out)

@@ -6,13 +6,12 @@ not met: error, bits per dimension, samples, reconstructions, anomaly scores, ce
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .. import atomic, evaluation
+from .. import evaluation
 from ..certificate import Certificate
 from ..evaluation import Density, Error, Inverse
 from ..presets import PRESETS, Experiment
@@ -64,7 +63,7 @@ def run(
     changed = int((before != evaluation.logits(model, test).argmax(1)).sum())
     content["tightening"] = {"layers": len(trained.tightened), "predictions_changed": changed, "rows": len(test)}
     content["anomalies"] = evaluation.corrupted(model, test)
-    atomic.write(folder / "evaluation.json", json.dumps(content, indent=1) + "\n")
+    trained.run.write_json("evaluation.json", content, trained.run.sha256())
     say("Writing the report …")
     page = write(gather(trained.run), folder / "report.html")
     return Outcome(

@@ -7,15 +7,13 @@ weights before tightening on the same images, and what the inverse does. Where t
 
 from __future__ import annotations
 
-import copy
-import json
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .. import atomic, checkpoint, evaluation
+from .. import evaluation
 from ..certificate import residual_blocks
 from ..data import Dataset
 from ..evaluation import error_of
@@ -45,7 +43,7 @@ def judged(work: Work, run: Run, cell: Cell) -> dict[str, Any]:
         return known
     work.say(f"{cell}: reading the test images")
     content: dict[str, Any] = finite(_judge(work, run))
-    atomic.write(run.folder / FILE, json.dumps(content, indent=1) + "\n")
+    run.write_json(FILE, content, run.sha256())
     return content
 
 
@@ -70,8 +68,7 @@ def _is_number(value: Any) -> bool:
 def _judge(work: Work, run: Run) -> dict[str, Any]:
     device, splits = work.job.device, work.splits(run)
     released = work.model(run)
-    before = copy.deepcopy(released)  # the same network, with the weights that tightening began with
-    before.load_state_dict(dict(checkpoint.load(run.folder / "best.safetensors").tensors["weights"]))
+    before = run.model("best", device)  # the same network, with the weights that tightening began with
     test, validation = splits.test.to(device), splits.validation.to(device)
     y, classes = evaluation.labels(test), [evaluation.logits(m, test).argmax(1) for m in (before, released)]
     wrong_before, wrong = (error_of(int((c != y).sum()), len(test)) for c in classes)

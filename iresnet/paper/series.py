@@ -7,14 +7,12 @@ that neither has noise of its own. They are kept in the run folder, as both figu
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import atomic
 from ..evaluation import Truncation, truncation
 from ..figures import SeriesLine
 from ..logdet import terms_needed
@@ -52,8 +50,7 @@ def measured(work: Work, run: Run) -> Truncation:
 
 def keep(run: Run, name: str, content: Any) -> None:
     """Put figures beside those that RUN/evaluation.json has."""
-    known = run.read_json("evaluation.json")
-    atomic.write(run.output / "evaluation.json", json.dumps({**known, name: content}, indent=1) + "\n")
+    run.write_json("evaluation.json", {**run.read_json("evaluation.json"), name: content}, run.sha256())
 
 
 def terms_proven(run: Run, limit: float) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import atomic, checkpoint, data, evaluation
+from .. import atomic, checkpoint, data, evaluation, lock
 from ..architectures import INVERSES, build
 from ..certificate import Certificate, certify, tighten_
 from ..checkpoint import Checkpoint
@@ -57,9 +57,10 @@ def start(
     with unsettled():
         build(experiment.network, splits.schema, experiment.objective.kind, splits.train.x)
     experiment = replace(experiment, data=experiment.data.resolved())  # a run does not depend on where it was started
-    run = Run.create(folder, experiment, splits.schema, overwrite=overwrite)
-    atomic.write(run.folder / "data.json", json.dumps(fingerprints(splits), indent=1) + "\n")
-    return _fit(run, splits, None, device, report, stop)
+    with Run.room_for(folder):
+        run = Run.create(folder, experiment, splits.schema, overwrite=overwrite)
+        atomic.write(run.folder / "data.json", json.dumps(fingerprints(splits), indent=1) + "\n")
+        return _fit(run, splits, None, device, report, stop)
 
 
 def resume(
@@ -68,16 +69,35 @@ def resume(
     device: str = "cpu",
     report: Report | None = None,
     stop: Callable[[], bool] = lambda: False,
+    learning_rate: float | None = None,
 ) -> Outcome:
-    """Go on with the run in a folder, from its last checkpoint. One that is finished is left as it is."""
-    run = Run.open(folder).own()
-    last = run.folder / "last.safetensors"
-    state = checkpoint.load(last) if last.is_file() else None
-    steps = run.experiment.training.steps
-    if state and int(state.state["step"]) >= steps and (run.folder / "model.safetensors").is_file():
-        certificate, seconds = proven(run, run.model()), float(state.state.get("seconds", 0.0))
-        return Outcome(run, steps, True, seconds, certificate, tuple(run.tightened()))
-    return _fit(run, run.splits(), state, device, report, stop)
+    """Go on with the run in a folder, from its last checkpoint. One that is finished is left as it is.
+
+    `learning_rate` replaces that of the settings, as is due after divergence; nothing else can be changed. The run
+    folder says so from then on.
+    """
+    with lock.holding(Run.open(folder).own().folder):
+        run = Run.open(folder)
+        last = run.folder / "last.safetensors"
+        state = run.saved(last) if last.is_file() else None
+        step, steps = state.whole("step") if state else 0, run.experiment.training.steps
+        finished = step >= steps and (run.folder / "model.safetensors").is_file()
+        if state is None or not finished:
+            splits = run.splits()
+            run = run if learning_rate is None else run.with_learning_rate(learning_rate, step)
+            return _fit(run, splits, state, device, report, stop)
+        if learning_rate is not None:
+            raise ValueError(f"{run.folder} is finished; another learning rate needs a new run. Choose another --out.")
+        certificate = _certified(run)
+        return Outcome(run, steps, True, state.number("seconds", 0.0), certificate, tuple(run.tightened()))
+
+
+def _certified(run: Run) -> Certificate | None:
+    """The certificate of a finished run, written where a kill came before it."""
+    sha256, certificate = run.sha256(), proven(run, run.model())
+    if certificate is not None and not run.known("certificate.json"):
+        write_certificate(run, certificate, sha256)
+    return certificate
 
 
 def _fit(
@@ -91,8 +111,8 @@ def _fit(
     objective = experiment.objective.objective(model, run.schema.levels, experiment.data.augment)
     batches = _batches(experiment, splits.train.to(device))
     generator = torch.Generator(device).manual_seed(experiment.seed)
-    watch = Watch(run, model, splits.validation.to(device), dict(state.state) if state else {}, stop)
-    first = int(state.state["step"]) if state else 0
+    begin = Checkpoint({}, {"step": 0}) if state is None else state
+    watch = Watch(run, model, splits.validation.to(device), begin, stop)
 
     def on_step(step: int, steps: int, figures: Mapping[str, Tensor]) -> None:
         watch.note(figures)
@@ -101,7 +121,7 @@ def _fit(
 
     try:
         train(
-            objective, batches.starting_at(first), experiment.training,
+            objective, batches.starting_at(begin.whole("step")), experiment.training,
             generator=generator, acceleration=experiment.acceleration, report=on_step, resume=state, watch=watch,
         )  # fmt: skip
     finally:
@@ -135,16 +155,27 @@ def proven(run: Run, model: nn.Module) -> Certificate | None:
 def publish(
     run: Run, model: nn.Module, certificate: Certificate | None, validation: Dataset, state: Mapping[str, Any]
 ) -> None:
-    """Write a model and its certificate into the run folder."""
+    """Write a model and its certificate into the run folder, and take out what speaks of the model before.
+
+    The new model comes first: whatever ends the process, nothing is lost, and what speaks of other weights is known by
+    their digest.
+    """
     tensors: dict[str, dict[str, Tensor]] = {"weights": dict(model.state_dict())}
     if evaluation.has_density(model):
         likelihood = evaluation.log_likelihood(model, some(validation.to(device_of(model)), WATCHED))
         tensors["reference"] = {"log_likelihood": likelihood.value}
-    for name in ("evaluation.json", "judgement.json", "report.html"):  # they are about another model
-        (run.folder / name).unlink(missing_ok=True)
-    checkpoint.save(Checkpoint(tensors, state), run.folder / "model.safetensors", version=__version__)
+    run.bind_older()
+    content = Checkpoint(tensors, {**state, "made_with": run.made_with()})
+    path = checkpoint.save(content, run.folder / "model.safetensors", version=__version__)
     if certificate is not None:
-        certificate.to_json(run.folder / "certificate.json")
+        write_certificate(run, certificate, checkpoint.sha256(path))
+    for name in ("evaluation.json", "judgement.json", "report.html"):
+        (run.folder / name).unlink(missing_ok=True)
+
+
+def write_certificate(run: Run, certificate: Certificate, sha256: str) -> Path:
+    """Write what is proven of the model with this digest."""
+    return run.write_json("certificate.json", json.loads(certificate.to_json()), sha256)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -153,11 +184,13 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def _write_environment(run: Run, watch: Watch, model: nn.Module, device: str) -> None:
-    content = {"device": device, "engine": watch.engine} | circumstances(
+    content: dict[str, Any] = {"device": device, "engine": watch.engine} | circumstances(
         seeds=[run.experiment.seed],
         seconds=watch.seconds,
         precision=watch.precision,
         epochs=run.experiment.training.epochs or None,
         parameters=sum(p.numel() for p in model.parameters()),
     )
+    if changes := run.changes():
+        content["changes"] = changes
     atomic.write(run.folder / "environment.json", json.dumps(content, indent=1) + "\n")

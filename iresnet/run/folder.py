@@ -9,15 +9,19 @@ last.safetensors    the state of training, to go on from
 best.safetensors    the averaged weights that did best on validation data, or the last ones if `select` says so
 model.safetensors   the model: those weights, every layer within its bound, and the likelihoods of validation rows
 certificate.json    what is proven of it
+evaluation.json     its figures on test data
 judgement.json      what a table or figure of the paper shows of it
+
+The last three name the SHA-256 of model.safetensors, and are refused beside other weights. Whoever trains or tightens
+holds a lock on the folder.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shutil
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,18 +29,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import atomic, checkpoint, config, data
+from .. import atomic, checkpoint, config, data, lock
 from ..architectures import build
+from ..checkpoint import Checkpoint, checked, checked_weights
 from ..data import Schema, Splits
 from ..lipschitz import unsettled
 from ..presets import Experiment
+from ..results import finite
 from ..version import __version__
+from . import reading
 from .weights import completed, is_shipped, meant, output_of, resolve, shipped
 
 FILES = (
     "config.toml", "schema.json", "data.json", "environment.json", "log.csv", "last.safetensors", "best.safetensors",
     "model.safetensors", "certificate.json", "evaluation.json", "judgement.json", "report.html",
 )  # fmt: skip
+
+#: What speaks of the model names it by this key, and how each such file is made again.
+MODEL_SHA256 = "model_sha256"
+ABOUT_THE_MODEL = {
+    "certificate.json": "Make it again: iresnet certify {}",
+    "evaluation.json": "Make it again: iresnet evaluate {}",
+    "judgement.json": "Remove it; it can be made again.",
+}
 
 
 @dataclass(frozen=True)
@@ -59,26 +74,51 @@ class Run:
             what = "is not a run folder: it has no config.toml" if folder.is_dir() else f"does not exist{meant(folder)}"
             end = "" if what.endswith("?") else "."
             raise FileNotFoundError(f"{folder} {what}{end} Train first: iresnet train digits-hybrid --out {folder}")
-        text = (folder / "config.toml").read_text(encoding="utf-8")
-        header, _, body = text.partition("\n")
+        header, _, body = reading.text(folder / "config.toml", "Train again.").partition("\n")
         _check_header(header, folder)
         try:
             schema = Schema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{folder / 'schema.json'} cannot be read: {error}. Train again.") from None
-        return cls(folder, config.parse(Experiment, body, str(folder / "config.toml")), schema)
+        try:
+            return cls(folder, config.parse(Experiment, body, str(folder / "config.toml")), schema)
+        except RecursionError:
+            raise ValueError(f"{folder / 'config.toml'} is nested too deeply. Train again.") from None
 
     @classmethod
     def create(cls, folder: str | Path, experiment: Experiment, schema: Schema, *, overwrite: bool = False) -> Run:
         """A new run folder. One that holds a run is refused, or emptied of it with `overwrite`."""
-        folder = Path(folder)
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"{folder} is a file; a run needs a folder. Choose another --out.")
-        _make_room(folder, overwrite)
-        run = cls(folder, experiment, schema)
-        atomic.write(folder / "config.toml", f"{_header()}\n{config.dump(experiment)}")
-        atomic.write(folder / "schema.json", json.dumps(schema.to_dict(), indent=1) + "\n")
+        run = cls(Path(folder), experiment, schema)
+        _make_room(run.folder, overwrite)
+        run._write_config(_header())
+        atomic.write(run.folder / "schema.json", json.dumps(schema.to_dict(), indent=1) + "\n")
         return run
+
+    @staticmethod
+    def room_for(folder: str | Path) -> AbstractContextManager[None]:
+        """A lock on the folder of a run that is to be made; a file is refused."""
+        if Path(folder).exists() and not Path(folder).is_dir():
+            raise ValueError(f"{folder} is a file; a run needs a folder. Choose another --out.")
+        return lock.holding(folder)
+
+    def _write_config(self, *comments: str) -> None:
+        text = "".join(f"{line}\n" for line in comments)
+        atomic.write(self.folder / "config.toml", text + config.dump(self.experiment))
+
+    def with_learning_rate(self, learning_rate: float, step: int) -> Run:
+        """This run with another learning rate from a step on, which its config.toml says from then on."""
+        training = replace(self.experiment.training, learning_rate=learning_rate)
+        before, changed = self.experiment.training.learning_rate, replace(self.experiment, training=training)
+        run = replace(self, experiment=changed)
+        if learning_rate != before:
+            note = f"training.learning_rate {learning_rate:g} from step {step}, {before:g} before"
+            run._write_config(_header(), *(f"# {line}" for line in (*self.changes(), note)))
+        return run
+
+    def changes(self) -> list[str]:
+        """What was changed when the run was resumed, as the comments of config.toml have it."""
+        lines = reading.text(self.folder / "config.toml", "Train again.").splitlines()
+        return [line[2:] for line in lines if line.startswith("# training.learning_rate ")]
 
     @property
     def output(self) -> Path:
@@ -124,57 +164,111 @@ class Run:
             raise ValueError(
                 f"only the released weights come with the library; got 'best' for {self.folder.name}. Use 'model'."
             )
-        path = self.folder / f"{weights}.safetensors"
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"{self.folder} has no trained model yet. Finish it: iresnet train --resume --out {self.folder}"
-            )
+        path = self._trained(f"{weights}.safetensors")
         with torch.random.fork_rng(devices=[]), unsettled():  # a user's random numbers are not ours to change
             model = self.blank().eval()
-        try:
-            model.load_state_dict(completed(model, checkpoint.load(path).tensors["weights"]))
-        except (KeyError, RuntimeError) as error:
-            raise ValueError(f"{path} does not fit {self.folder / 'config.toml'}: {error}. Train again.") from None
+        saved = self.saved(path)
+        whole = replace(saved, tensors={"weights": completed(model, saved.tensors.get("weights", {}))})
+        what = str(self.folder / "config.toml")
+        model.load_state_dict(dict(checked_weights(whole, model, what=what, remedy="Train again.")))
         return model.to(device)
+
+    def saved(self, path: Path) -> Checkpoint:
+        """A checkpoint of this run; one that was made with another network, or for rows of another kind, is refused."""
+        saved = checkpoint.load(path)
+        made, here = saved.state.get("made_with", {}), self.made_with()
+        for key, value in made.items() if isinstance(made, dict) else ():
+            if here.get(key, value) != value:
+                where = self.folder / ("schema.json" if key.startswith("schema.") else "config.toml")
+                why = f"it was made with {key} = {value!r:.40}; got {here[key]!r:.40}"
+                raise saved.unfit(str(where), why, "Put that back, or train again.")
+        return saved
+
+    def made_with(self) -> dict[str, Any]:
+        """What decides, beside the weights, which function a model is: it travels with them."""
+        network = {f"network.{k}": v for k, v in config.to_mapping(self.experiment.network).items()}
+        rows = {"schema.shape": list(self.schema.shape), "schema.levels": self.schema.levels}
+        return {**network, "objective.kind": self.experiment.objective.kind, **rows}
 
     def reference(self) -> Tensor:
         """The log-likelihoods of validation rows, by which a row's anomaly is judged."""
-        tensors = checkpoint.load(self.folder / "model.safetensors").tensors
-        if "reference" not in tensors:
+        saved = self.saved(self.folder / "model.safetensors")
+        if "reference" not in saved.tensors:
             raise ValueError("an anomaly score needs a density; this model only classifies.")
-        return tensors["reference"]["log_likelihood"]
+        values = saved.tensors["reference"].get("log_likelihood", torch.empty(0))
+        expected = {"log_likelihood": values.new_zeros(max(1, values.numel()), dtype=torch.float64)}
+        return checked(saved, "reference", expected, what="a density", remedy="Train again.")["log_likelihood"]
 
     def tightened(self) -> list[str]:
         """The layers that were scaled down when the model was released."""
-        return list(checkpoint.load(self.folder / "model.safetensors").state.get("tightened", []))
+        saved = self.saved(self.folder / "model.safetensors")
+        names = saved.state.get("tightened", [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise saved.damaged(f"tightened must be names of layers; got {names!r:.40}")
+        return names
 
     def best(self) -> dict[str, float]:
         """The step whose averaged weights did best on validation rows, and their figures."""
-        return dict(checkpoint.load(self.folder / "best.safetensors").state)
+        saved = self.saved(self.folder / "best.safetensors")
+        return {"step": saved.whole("step")} | {
+            k: saved.number(k) for k in saved.state if k not in ("step", "made_with")
+        }
 
     def log(self) -> list[dict[str, float | None]]:
         """The rows of log.csv."""
         path = self.folder / "log.csv"
-        if not path.is_file():
-            return []
-        try:
-            rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")), strict=True))
-            return [{key: float(value) if value else None for key, value in row.items()} for row in rows]
-        except (ValueError, TypeError, csv.Error) as error:
-            raise ValueError(f"{path} is damaged: {error}. Remove it; the model does not need it.") from None
+        return reading.log_rows(path) if path.is_file() else []
+
+    def sha256(self) -> str:
+        """The digest of the released model, which is empty for one from before there were any."""
+        return checkpoint.sha256(self._trained("model.safetensors"))
+
+    def _trained(self, name: str) -> Path:
+        if not (self.folder / name).is_file():
+            raise FileNotFoundError(
+                f"{self.folder} has no trained model yet. Finish it: iresnet train --resume --out {self.folder}"
+            )
+        return self.folder / name
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """One of the folder's JSON files, or what a command made anew; empty where it is missing."""
-        path = self.output / name if (self.output / name).is_file() else self.folder / name
-        if not path.is_file():
-            return {}
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(content, dict):
-                raise ValueError("it is no object")
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged: {error}. Remove it; it can be made again.") from None
+        """One of the folder's JSON files, or what a command made anew; empty where it is missing.
+
+        What speaks of other weights than those of the model is refused.
+        """
+        path, content = self._json(name)
+        if self._is_stale(name, content):
+            remedy = ABOUT_THE_MODEL[name].format(self.folder)
+            raise ValueError(f"{path} speaks of other weights than {self.folder / 'model.safetensors'}. {remedy}")
         return content
+
+    def known(self, name: str) -> dict[str, Any]:
+        """The same, for a file that is about to be written anew: what speaks of other weights counts as missing."""
+        content = self._json(name)[1]
+        return {} if self._is_stale(name, content) else content
+
+    def write_json(self, name: str, content: Mapping[str, Any], sha256: str) -> Path:
+        """Write what is said of the model with this digest; None for what is no number."""
+        text = json.dumps(finite({**content, MODEL_SHA256: sha256}), indent=1, allow_nan=False)
+        return atomic.write(self.output / name, text + "\n")
+
+    def bind_older(self) -> None:
+        """Let what was written before there were digests name the present model, which is about to be replaced."""
+        for name in ABOUT_THE_MODEL:
+            with suppress(ValueError, OSError):  # what is missing or damaged cannot be taken for something else
+                content = reading.json_object(self.folder / name)
+                if not content.get(MODEL_SHA256):
+                    self.write_json(name, content, self.sha256() or "unknown")
+
+    def _json(self, name: str) -> tuple[Path, dict[str, Any]]:
+        path = self.output / name if (self.output / name).is_file() else self.folder / name
+        return path, reading.json_object(path) if path.is_file() else {}
+
+    def _is_stale(self, name: str, content: Mapping[str, Any]) -> bool:
+        """Whether a file speaks of other weights; figures from before there were digests name none, nor does {}."""
+        if name not in ABOUT_THE_MODEL or not content or not (self.folder / "model.safetensors").is_file():
+            return False
+        named = content.get(MODEL_SHA256, "")
+        return (bool(named) or name == "certificate.json") and named != self.sha256()
 
 
 def fingerprints(splits: Splits) -> dict[str, Any]:

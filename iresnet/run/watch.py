@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,11 +46,11 @@ class Watch:
     """Looks at the state after every step: logs, judges averaged weights on validation data, saves best and last."""
 
     def __init__(
-        self, run: Run, model: nn.Module, validation: Dataset, state: Mapping[str, Any], stop: Callable[[], bool]
+        self, run: Run, model: nn.Module, validation: Dataset, state: Checkpoint, stop: Callable[[], bool]
     ) -> None:
         self.run, self.validation, self.stop = run, validation, stop
-        self.step, self.before = int(state.get("step", 0)), float(state.get("seconds", 0.0))
-        self.best = float(state.get("best", math.inf))
+        self.step, self.before = state.whole("step"), state.number("seconds", 0.0)
+        self.best = state.number("best", math.inf)
         self.start = time.perf_counter()
         self.log = Log(run.folder, self.step, _validation_names(run.experiment.objective, run.schema, model))
         self.seen: list[Mapping[str, Tensor]] = []
@@ -82,17 +81,20 @@ class Watch:
         return halt and not done
 
     def _save(self, state: State) -> None:
-        """Keep the state to go on from, unless it is spoilt: on a GPU the guard looks only now and then."""
-        if not all(bool(p.isfinite().all()) for p in state.parameters):
-            raise TrainingError(
-                f"the weights of step {state.step} are not finite; the last checkpoint is kept. {REMEDY} "
-                f"Then train anew, or resume from it."
-            )
-        snapshot, extra = state.snapshot(), {"seconds": self.seconds}
+        """Keep the state to go on from."""
+        snapshot, extra = state.snapshot(), {"seconds": self.seconds, "made_with": self.run.made_with()}
         if math.isfinite(self.best):
             extra["best"] = self.best
-        kept = replace(snapshot, state={**snapshot.state, **extra})
-        checkpoint.save(kept, self.run.folder / "last.safetensors", version=__version__)
+        self._keep(replace(snapshot, state={**snapshot.state, **extra}), "last.safetensors", state.step)
+
+    def _keep(self, content: Checkpoint, name: str, step: int) -> None:
+        """Write a checkpoint, unless it is spoilt: on a GPU the guard looks only now and then."""
+        if not all(bool(t.isfinite().all()) for group in content.tensors.values() for t in group.values()):
+            raise TrainingError(
+                f"the weights of step {step} are not finite; the last checkpoint is kept. {REMEDY} "
+                f"Then train anew, or resume from it."
+            )
+        checkpoint.save(content, self.run.folder / name, version=__version__)
 
     def _validate(self, state: State) -> dict[str, float]:
         model = state.averaged()
@@ -104,8 +106,8 @@ class Watch:
         if last or criterion < self.best or not (self.run.folder / "best.safetensors").exists():
             self.best = criterion
             finite = {name: value for name, value in figures.items() if math.isfinite(value)}
-            kept = Checkpoint({"weights": dict(model.state_dict())}, {"step": state.step, **finite})
-            checkpoint.save(kept, self.run.folder / "best.safetensors", version=__version__)
+            says = {"step": state.step, **finite, "made_with": self.run.made_with()}
+            self._keep(Checkpoint({"weights": dict(model.state_dict())}, says), "best.safetensors", state.step)
         return figures
 
     def close(self) -> None:

@@ -1,0 +1,89 @@
+"""What a training is resumed from: weights, their average, the optimiser's state and the generators', each checked.
+
+Fused optimisers walk through memory by the shape of the weights alone, so a moment of another size would be written
+beyond its end. Nothing is put anywhere before all of a checkpoint is known to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from .checkpoint import Checkpoint, checked, checked_weights
+
+#: What each optimiser keeps of a parameter; of these, what may be negative.
+MOMENTS = {
+    "adam": ("step", "exp_avg", "exp_avg_sq"),
+    "adamax": ("step", "exp_avg", "exp_inf"),
+    "sgd": ("momentum_buffer",),
+}
+SIGNED = (".exp_avg", ".momentum_buffer")
+
+#: Bytes of the state of a generator on a GPU.
+CUDA_STATE = 16
+
+#: What does not fit, and the remedy.
+FIT = {"what": "this model", "remedy": "Resume with the settings it was made with."}
+
+
+def weights(checkpoint: Checkpoint, model: nn.Module) -> dict[str, Tensor]:
+    """The live weights."""
+    return dict(checked_weights(checkpoint, model, **FIT))
+
+
+def average(checkpoint: Checkpoint, model: nn.Module) -> Mapping[str, Tensor] | None:
+    """The averaged weights; None before the first step, when there are none."""
+    if "average" not in checkpoint.tensors and not checkpoint.whole("step"):
+        return None
+    return checked(checkpoint, "average", dict(model.named_parameters()), **FIT)
+
+
+def moments(checkpoint: Checkpoint, optimiser: torch.optim.Optimizer, kind: str) -> dict[int, dict[str, Tensor]]:
+    """The optimiser's state: for each parameter that has one, all tensors of its kind, in the parameter's shape."""
+    made_with = checkpoint.state.get("optimiser", kind)
+    if made_with != kind:
+        raise ValueError(f"{checkpoint} was made with the optimiser {made_with!s:.40}; got {kind}. {FIT['remedy']}")
+    owners = {str(i): p for i, p in enumerate(p for group in optimiser.param_groups for p in group["params"])}
+    found = checkpoint.tensors.get("optimiser", {})
+    if not found and kind != "sgd" and checkpoint.whole("step"):
+        raise checkpoint.damaged("it lacks the optimiser's state")
+    checked(checkpoint, "optimiser", _expected(found, owners, kind), **FIT)
+    entries: dict[int, dict[str, Tensor]] = {}
+    for key, value in found.items():
+        if not key.endswith(SIGNED) and bool((value < 0).any()):
+            raise checkpoint.damaged(f"optimiser/{key} must not be negative")
+        index, _, name = key.partition(".")
+        # A file keeps no layout, and a moment must lie in memory as its weight does.
+        like = value if name == "step" else owners[index]
+        entries.setdefault(int(index), {})[name] = torch.empty_like(like, device=value.device).copy_(value)
+    return entries
+
+
+def _expected(found: Mapping[str, Tensor], owners: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    """What belongs to each parameter of which there is something; one without a gradient has nothing."""
+    held = [index for index in dict.fromkeys(key.partition(".")[0] for key in found) if index in owners]
+    step = torch.zeros((), dtype=torch.float64)
+    return {f"{i}.{name}": step if name == "step" else owners[i] for i in held for name in MOMENTS[kind]}
+
+
+def noise(checkpoint: Checkpoint, mine: torch.Generator | None) -> list[tuple[torch.Generator, Tensor]]:
+    """Generators and the states to set: torch's own, from which dropout draws on a CPU, and that of the training.
+
+    The state of another device's generator has another size; there the noise starts anew.
+    """
+    found, cpu = checkpoint.tensors.get("generator", {}), torch.get_rng_state()
+    expected = {"global": cpu} if "global" in found else {}
+    if (state := found.get("state")) is not None:
+        expected["state"] = cpu.new_empty(CUDA_STATE if state.numel() == CUDA_STATE else len(cpu))
+    checked(checkpoint, "generator", expected, **FIT)
+    pairs = [(torch.default_generator, found["global"].cpu())] if "global" in found else []
+    if mine is not None and state is not None and len(state) == len(mine.get_state()):
+        pairs.append((mine, state.cpu()))
+    for generator, content in pairs:
+        try:
+            torch.Generator(generator.device).set_state(content)
+        except RuntimeError as error:
+            raise checkpoint.damaged(f"the state of a generator is none, {str(error).splitlines()[0]}") from None
+    return pairs
