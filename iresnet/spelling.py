@@ -115,13 +115,19 @@ def reason(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def printable(text: str) -> str:
+def printable(text: str, *, lines: bool = False) -> str:
     r"""Text in which every control character is spelled out, so that a terminal shows it and does not obey it.
+
+    With `lines`, line breaks stay.
 
     >>> printable("red: \x1b[31m")
     'red: \\x1b[31m'
     """
-    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+    def spelled(found: re.Match[str]) -> str:
+        return "\n" if lines and found[0] == "\n" else found[0].encode("unicode_escape").decode("ascii")
+
+    return CONTROLS.sub(spelled, text)
 
 
 class _Quote(reprlib.Repr):

@@ -35,8 +35,8 @@ CHOICES = {
     "preprocessing": PREPROCESSING, "readout": READOUTS, "estimator": ESTIMATORS,
 }  # fmt: skip
 
-#: The largest value of each setting that becomes layers or memory, and the most entries of one that is a list: far above
-#: what is trained, and low enough that a slip of the hand is told at once.
+#: The largest value of each setting that becomes layers or memory, and the most entries of one that is a list: far
+#: above what is trained, and low enough that a slip of the hand is told at once.
 LARGEST = {
     "blocks": 1_000, "width": 2**14, "kernels": 99, "depth": 100, "frequency": 1e3, "padding": 2**14, "tail": 1_000,
     "tail_width": 2**14, "components": 10_000, "head": 2**16, "terms": 1_000, "dequantiser": 2**14,

@@ -8,6 +8,7 @@ from typing import Annotated
 import torch
 import typer
 
+from ..spelling import printable
 from ..version import __version__
 from .certify import certify
 from .data import data
@@ -70,7 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         if debug:
             raise
-        typer.echo(f"iresnet: {MEMORY if _is_memory(error) else error}", err=True)
+        typer.echo(f"iresnet: {MEMORY if _is_memory(error) else printable(str(error))}", err=True)
         raise SystemExit(2 if isinstance(error, ValueError | OSError) else 1) from None
 
 

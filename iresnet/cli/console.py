@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from ..spelling import printable
 from ..training import Report, train
 
 #: Figures of so many recent steps are averaged in the bar, and it is drawn anew so often, in seconds.
@@ -37,9 +38,16 @@ SAME_WISH = 1.0
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto: CUDA where there is one.")]
 
 
+class _Shown(Console):
+    """A console on which the names that a file gives its classes or columns can do nothing but be read."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text, lines=True), **options)
+
+
 def console() -> Console:
     """Where tables and sentences go, as they are: a folder may be called [a] or :b:."""
-    return Console(markup=False, emoji=False)
+    return _Shown(markup=False, emoji=False)
 
 
 def table(*columns: str, title: str | None = None) -> Table:

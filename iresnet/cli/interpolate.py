@@ -9,20 +9,21 @@ import typer
 from torch import Tensor
 
 from ..data import Dataset
+from ..data.dataset import check_seed
 from ..evaluation import interpolate as between
 from ..figures import interpolation_picture
 from ..fixed_point import ConvergenceError
 from ..run import Run
 from .console import Device, choose_device, console, use_threads, waiting
-from .output import DataFolder, DataOption, RunFolder, Split, draw_rows, rows_of, save_rows, with_ending
+from .output import MOST, DataFolder, DataOption, RunFolder, Split, draw_rows, rows_of, save_rows, with_ending
 
 
 def interpolate(
     run: RunFolder,
     data: DataOption = None,
     split: Split = "test",
-    pairs: Annotated[int, typer.Option(help="How many pairs of rows.", min=1)] = 6,
-    steps: Annotated[int, typer.Option(help="Steps from one row to the other, both counted.", min=2)] = 9,
+    pairs: Annotated[int, typer.Option(help="How many pairs of rows.", min=1, max=MOST)] = 6,
+    steps: Annotated[int, typer.Option(help="Steps from one row to the other, both counted.", min=2, max=MOST)] = 9,
     seed: Annotated[int, typer.Option(help="Seed that picks the pairs.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Path without ending.", show_default="RUN/interpolation")] = None,
     data_dir: DataFolder = None,
@@ -32,6 +33,7 @@ def interpolate(
 
     Example: iresnet interpolate runs/demo --pairs 8 --steps 11
     """
+    check_seed(seed)
     opened, screen = Run.open(run).with_data_in(data_dir), console()
     use_threads(opened.schema.dimension)
     chosen = choose_device(device)

@@ -26,6 +26,9 @@ DataFolder = Annotated[
 ]
 Split = Annotated[str, typer.Option(help="Which of the run's own rows: test, validation or train.")]
 
+#: How many samples, or lines between rows, can be asked for.
+MOST = 10_000_000
+
 #: What `--out` need not end in: each command adds its own.
 ENDINGS = (".npz", ".csv", ".png")
 

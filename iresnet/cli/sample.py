@@ -12,18 +12,19 @@ import typer
 from torch import Tensor, nn
 
 from ..base import Posterior
+from ..data.dataset import check_seed
 from ..evaluation import as_flow
 from ..evaluation.solving import decode
 from ..inversion import Decoder
 from ..run import Run
-from ..spelling import counted, hint
+from ..spelling import counted, hint, quoted
 from .console import Device, choose_device, console, use_threads, waiting
-from .output import RunFolder, draw_rows, rows_of, save_rows
+from .output import MOST, RunFolder, draw_rows, rows_of, save_rows
 
 
 def sample(
     run: RunFolder,
-    count: Annotated[int, typer.Option("-n", "--count", help="How many.", min=1)] = 64,
+    count: Annotated[int, typer.Option("-n", "--count", help="How many.", min=1, max=MOST)] = 64,
     seed: Annotated[int, typer.Option(help="Seed of the codes.")] = 0,
     temperature: Annotated[
         float, typer.Option(help="Spread of the codes around their mean; 1 is the model's own.")
@@ -45,6 +46,7 @@ def sample(
 
     Example: iresnet sample runs/demo -n 16 --class 7 --out sevens
     """
+    check_seed(seed)
     if not (0 < temperature < math.inf):
         raise ValueError(f"temperature must be positive; got {temperature}.")
     opened, screen = Run.open(run), console()
@@ -85,5 +87,5 @@ def _component(kind: str, run: Run, model: nn.Module) -> int:
     if not isinstance(getattr(model, "head", None), Posterior):
         raise ValueError("--class needs a base with one normal a class. Train a hybrid with --set network.bayes=true.")
     if kind not in classes:
-        raise ValueError(f"there is no class {kind!r}. {hint(kind, classes)}")
+        raise ValueError(f"there is no class {quoted(kind)}. {hint(kind, classes)}")
     return classes.index(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from .. import atomic
 from ..data import Dataset, delimited
 from ..evaluation import anomaly, atypicality, has_density, has_head, log_likelihood, logits
 from ..run import Run
-from ..spelling import counted
+from ..spelling import counted, printable
 from .console import Device, choose_device, console, use_threads, waiting
 from .output import DataFolder, RunFolder, rows_of
 
@@ -22,7 +23,7 @@ def score(
     run: RunFolder,
     file: Annotated[str, typer.Argument(metavar="FILE", help="A table, a folder of images, or a set's name.")],
     out: Annotated[Path | None, typer.Option(help="The CSV to write.", show_default="print it")] = None,
-    draws: Annotated[int, typer.Option(help="Draws of noise a likelihood is averaged over.", min=2)] = 8,
+    draws: Annotated[int, typer.Option(help="Draws of noise a likelihood is averaged over.", min=2, max=100_000)] = 8,
     data_dir: DataFolder = None,
     device: Device = "auto",
 ) -> None:
@@ -37,6 +38,8 @@ def score(
 
     A model with a head adds the class and its probability.
 
+    A class or file that begins like a formula (=, +, -, @) gets an apostrophe before it; iresnet reads it without.
+
     Example: iresnet score runs/mine new.csv --out scores.csv
     """
     opened, screen = Run.open(run).with_data_in(data_dir), console()
@@ -47,7 +50,7 @@ def score(
         columns = _columns(opened, model, rows, draws)
     text = delimited.written(list(columns), list(zip(*columns.values(), strict=True)))
     if out is None:
-        typer.echo(text, nl=False)
+        typer.echo(printable(text, lines=True) if sys.stdout.isatty() else text, nl=False)
         return
     atomic.write(out, text)
     screen.print(f"{counted(len(rows), 'row')} scored in {out}", highlight=False, soft_wrap=True)

@@ -131,7 +131,7 @@ def parquet(path: Path, choose: Choose) -> Table:
 
 
 def _check_size(path: Path) -> None:
-    """Refuse a few bytes that stand for very many cells, as `npy` does; what pyarrow cannot read, pandas will refuse."""
+    """Refuse few bytes that stand for very many cells, as `npy` does; what pyarrow cannot read, pandas refuses."""
     try:
         held = importlib.import_module("pyarrow.parquet").read_metadata(path)
     except Exception:
@@ -162,8 +162,8 @@ def _numbers(path: Path, name: str, column: NDArray[Any], *, unlabelled: bool) -
         except (TypeError, ValueError, OverflowError):
             remedy = label_hint(name, column.tolist()) if unlabelled else ""
             raise ValueError(
-                f"{path}: {quoted(cell)} is not a number in row {row}, column {quoted(name)}. Correct it, or remove the column."
-                f"{remedy}"
+                f"{path}: {quoted(cell)} is not a number in row {row}, column {quoted(name)}. Correct it, or remove "
+                f"the column.{remedy}"
             ) from None
     return numbers
 

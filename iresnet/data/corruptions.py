@@ -20,6 +20,9 @@ Corruption = Callable[[Tensor, int, torch.Generator], Tensor]
 #: Images whose mean is taken: so many that little is left of any one of them.
 MANY = 100
 
+#: Shares of images in means that are held at a time: for more images than 11,585, not all.
+SHARES = 2**27
+
 
 def pixel_noise(x: Tensor, levels: int, generator: torch.Generator) -> Tensor:
     """One pixel in five replaced by a random level."""
@@ -89,8 +92,11 @@ def checkerboard(x: Tensor, levels: int, generator: torch.Generator) -> Tensor:
 def mean_image(x: Tensor, levels: int, generator: torch.Generator) -> Tensor:
     """The mean of a hundred of the images, drawn at random: close to that of all, each a little different."""
     chosen = torch.randint(len(x), (len(x), MANY), generator=generator)
-    share = torch.zeros(len(x), len(x)).scatter_add_(1, chosen, torch.full(chosen.shape, 1 / MANY))
-    return (share @ x.flatten(1).float()).round().to(x.dtype).reshape(x.shape)
+    flat, means = x.flatten(1).float(), []
+    for few in torch.split(chosen, max(1, SHARES // len(x))):
+        share = torch.zeros(len(few), len(x)).scatter_add_(1, few, torch.full(few.shape, 1 / MANY))
+        means.append((share @ flat).round().to(x.dtype))
+    return torch.cat(means).reshape(x.shape)
 
 
 def noise(x: Tensor, levels: int, generator: torch.Generator) -> Tensor:

@@ -215,6 +215,13 @@ def stream(seed: int, *key: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
 
 
+def check_seed(seed: int) -> int:
+    """The seed, if torch takes it."""
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed must fit 64 bits; got {quoted(seed)}.")
+    return seed
+
+
 @contextmanager
 def naming(path: object) -> Iterator[None]:
     """What is refused inside is refused with the file's name before it."""

@@ -54,7 +54,7 @@ def written(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.9g}"
-    text = str(value)
+    text = str(value).encode("utf-8", "backslashreplace").decode("utf-8")  # a file's name may be no UTF-8
     if FORMULA.match(text) and not is_number(text):
         text = f"'{text}"
     return '"{}"'.format(text.replace('"', '""')) if not text or SEPARATORS.search(text) else text
@@ -80,10 +80,10 @@ def _lines(path: Path, file: TextIO) -> Iterator[Line]:
 
 
 def _bounded(path: Path, file: TextIO) -> Iterator[str]:
-    for number in count(1):
+    for i in count(1):
         line = file.readline(LONGEST)
         if len(line) == LONGEST:
-            raise ValueError(f"{path}: line {number} is longer than {LONGEST:,} characters. Break it into rows.")
+            raise ValueError(f"{path}: line {i} is longer than {LONGEST:,} characters. Break it into rows.")
         if not line:
             return
         yield line

@@ -129,7 +129,7 @@ def _fetch(name: str, remote: Remote, target: Path, report: Report | None) -> Pa
     import pooch
 
     pooch.get_logger().setLevel("WARNING")
-    bar = _Bar(remote.file, report) if report else False
+    bar = _Bar(remote, report)
     downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=CHUNK)
     try:
         path = pooch.retrieve(remote.url, f"md5:{remote.md5}", remote.file, target, downloader=downloader)
@@ -153,14 +153,17 @@ def _reason(error: OSError) -> str:
 
 
 class _Bar:
-    """The progress bar that pooch expects, which passes on how far a file has come."""
+    """The progress bar that pooch expects, which passes on how far a file has come and ends one that is too long."""
 
-    def __init__(self, file: str, report: Report) -> None:
-        self.file, self.report, self.done, self.total = file, report, 0, 0
+    def __init__(self, remote: Remote, report: Report | None) -> None:
+        self.remote, self.report, self.done, self.total = remote, report, 0, 0
 
     def update(self, n: int) -> None:
-        self.done = min(self.done + n, self.total)
-        self.report(self.file, self.done, self.total)
+        self.done += n
+        if self.done > self.remote.size + CHUNK:  # pooch counts in whole chunks
+            raise OSError(0, f"the server sends more than its {self.remote.size:,} bytes")
+        if self.report is not None:
+            self.report(self.remote.file, min(self.done, self.total), self.total)
 
     def reset(self) -> None:
         self.done = 0

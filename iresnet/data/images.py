@@ -4,10 +4,15 @@ Sub-folders `train`, `test` and `val` (also called `valid` or `validation`) are 
 `train` is among them and there are no others. Rows are in the order of the sorted paths, which are their names. The
 images are grey (one channel) where every pixel of every file is grey, and must agree in size unless a size is asked
 for: then each is cropped to a square about its centre and resized. Transparency is dropped.
+
+An image has at most `PIL.Image.MAX_IMAGE_PIXELS` pixels, and all together fit the memory of the machine.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import warnings
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -16,9 +21,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .dataset import Dataset, Schema
+from .dataset import Dataset, Schema, naming
 from .labels import MISSING, class_names, encode
 
+#: What is decoded, whatever a file is called: Pillow would hand PostScript to a program that runs it.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 VALIDATION = ("val", "valid", "validation")
@@ -67,7 +74,8 @@ def load(folder: Path, size: int, root: Path) -> Dataset:
     classes = class_names(labels)
     y = encode(labels, classes, lambda i: str(files[i])) if classes else None
     c, h, w = x.shape[1:]
-    schema = Schema((c, h, w), 256, classes=classes)
+    with naming(folder):
+        schema = Schema((c, h, w), 256, classes=classes)
     return Dataset(torch.from_numpy(np.ascontiguousarray(x)), y, schema, _names(files, root))
 
 
@@ -95,16 +103,24 @@ def _names(files: Sequence[Path], root: Path) -> tuple[str, ...]:
 
 def _folders(folder: Path) -> list[Path]:
     inside = folder.iterdir() if folder.is_dir() else ()
-    return sorted(path for path in inside if path.is_dir() and not path.name.startswith("."))
+    found = sorted(path for path in inside if path.is_dir() and not path.name.startswith("."))
+    for path in found:
+        if path.is_symlink() and folder.resolve().is_relative_to(path.resolve()):
+            raise ValueError(f"{path} is a link to a folder that it lies in. Remove the link.")
+    return found
 
 
 def _inside(folder: Path, *, deep: bool) -> list[Path]:
-    return sorted(path for path in (folder.rglob("*") if deep else folder.iterdir()) if is_image(path))
+    try:
+        return sorted(path for path in (folder.rglob("*") if deep else folder.iterdir()) if is_image(path))
+    except RecursionError:
+        raise ValueError(f"{folder} holds folders in folders, too deep to be read. Move the images up.") from None
 
 
 def _stack(files: Sequence[Path], size: int) -> NDArray[np.uint8]:
     """All images as (N, 3, H, W)."""
     first = _decode(files[0], size)
+    _check_memory(files, first)
     x = np.empty((len(files), *first.shape), np.uint8)
     for i, file in enumerate(files):
         image = _decode(file, size)
@@ -117,14 +133,38 @@ def _stack(files: Sequence[Path], size: int) -> NDArray[np.uint8]:
     return x.transpose(0, 3, 1, 2)
 
 
+def _check_memory(files: Sequence[Path], first: NDArray[np.uint8]) -> None:
+    needed, memory = len(files) * first.nbytes, _memory()
+    if needed > memory:
+        h, w = first.shape[:2]
+        raise ValueError(
+            f"{len(files):,} images like {files[0]}, {h} x {w}, take {needed / 1e9:,.0f} GB; this machine has "
+            f"{memory / 1e9:,.0f} GB. Set size to make them smaller."
+        )
+
+
+def _memory() -> float:
+    """Bytes of memory of this machine; infinity where it does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # on Windows there is no such call
+        return math.inf
+
+
 def _decode(path: Path, size: int) -> NDArray[np.uint8]:
     """One image as (H, W, 3)."""
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(path) as opened:
-            image = ImageOps.exif_transpose(opened)
-            image.load()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=FORMATS) as opened:
+                image = ImageOps.exif_transpose(opened)
+                image.load()
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise ValueError(
+            f"{path} must have at most {Image.MAX_IMAGE_PIXELS:,} pixels, and has more. Make it smaller."
+        ) from None
     except Exception as error:  # the decoders raise what they like at a damaged file
         raise ValueError(f"{path} cannot be read as an image ({type(error).__name__}). Replace or remove it.") from None
     if image.mode not in EIGHT_BIT:

@@ -1,8 +1,8 @@
 """Arrays in NPY and NPZ files, read no further than their headers say. Nothing is unpickled.
 
-An NPZ file is a zip archive of NPY files, and a thousand zeros pack into one byte. An array of more than `FREE` bytes is
-unpacked only if it takes up at least a `RATIO`-th of that in the file; what `numpy.savez` writes is not packed at all,
-and has no limit.
+An NPZ file is a zip archive of NPY files, and a thousand zeros pack into one byte. An array of more than `FREE` bytes
+is unpacked only if it takes up at least a `RATIO`-th of that in the file; what `numpy.savez` writes is not packed at
+all, and has no limit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
@@ -79,8 +78,8 @@ def _unpack(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Arra
         raise ValueError(f"{cut(info.filename)} is not packed as numpy does it")
     if size > max(FREE, RATIO * packed):
         raise ValueError(
-            f"{cut(info.filename)} unpacks from {packed:,} to {size:,} bytes; above {FREE:,} it may grow {RATIO} times. "
-            "numpy.savez does not pack it"
+            f"{cut(info.filename)} unpacks from {packed:,} to {size:,} bytes; above {FREE:,} it may grow {RATIO} "
+            "times. numpy.savez does not pack it"
         )
     with archive.open(info) as stream:
         _check(stream, size)

@@ -11,12 +11,13 @@ proportion.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from ..spelling import hint
+from ..spelling import hint, quoted
 from . import arrays, canonical, delimited, images, split, table, toy
 from .augment import Augment
 from .dataset import Dataset, Schema, Splits, stream
@@ -26,6 +27,7 @@ PARTS = ("train", "validation", "test")
 KINDS = ", ".join((*TEXT, *ARRAYS, *PARQUET))
 POINTS = {"train": 50_000, "test": 10_000}  # drawn from a toy density
 PLACEHOLDER = "table.csv"  # the source of a preset for tables, where the user's own is to stand
+PATH, SIDE = 4096, 4096  # characters of a path; pixels of the side that images are resized to
 DIGITS = Schema((1, 8, 8), 17, classes=tuple("0123456789"))
 
 
@@ -50,12 +52,14 @@ class DataSettings:
     def __post_init__(self) -> None:
         if not self.source:
             raise ValueError(f"source must be a data set or a path; got ''. Use one of {', '.join(names())}.")
+        for name in ("source", "folder"):
+            _check_path(name, getattr(self, name))
         split.check_part("validation", self.validation)
         split.check_part("test", self.test)
         if not 0 < self.labelled <= 1:
             raise ValueError(f"labelled is the part of the labels that is kept, in (0, 1]; got {self.labelled}.")
-        if self.size < 0:
-            raise ValueError(f"size is that of an image, or 0 to keep it; got {self.size}.")
+        if not 0 <= self.size <= SIDE:
+            raise ValueError(f"size is that of an image, or 0 to keep it; got {quoted(self.size)}. Use up to {SIDE}.")
         _ = self.augment  # refuses what cannot be done
 
     @property
@@ -174,7 +178,7 @@ def _load_file(path: Path, label: str) -> Dataset:
         return table.load(arrays.parquet(path, table.all_columns(label)))
     content = arrays.open_arrays(path)
     if content.y is not None and label not in ("", "y"):
-        raise ValueError(f"{path} has its labels in 'y'; got label = {label!r}. Leave it empty.")
+        raise ValueError(f"{path} has its labels in 'y'; got label = {quoted(label)}. Leave it empty.")
     if content.x.ndim == 4:
         return arrays.images(path, content, None)
     return table.load(arrays.table(path, content, table.all_columns("" if content.y is not None else label)))
@@ -249,6 +253,8 @@ def _path(source: str | Path) -> Path:
         path.is_file() and (images.is_image(path) or path.suffix.lower() in (*TEXT, *ARRAYS, *PARQUET))
     ):
         return path
+    if "://" in str(source):
+        raise FileNotFoundError(f"data are read from this machine; got the address {str(source)!r}. Download it first.")
     if path.exists():
         raise ValueError(f"{path} must be a folder of images or a table ({KINDS}). Convert it to one of these.")
     if _is_placeholder(str(source)):
@@ -257,6 +263,12 @@ def _path(source: str | Path) -> Path:
     raise FileNotFoundError(
         f"there is no data set, file or folder {str(source)!r}. {hint(str(source), names(), beside)}"
     )
+
+
+def _check_path(name: str, path: str) -> None:
+    """Refuse what no file system has, or no file of settings could hold."""
+    if len(path) > PATH or re.search("[\\x00\\ud800-\\udfff]", path):
+        raise ValueError(f"{name} must be a path of at most {PATH} characters, in UTF-8; got {quoted(path)}.")
 
 
 def _is_placeholder(source: str) -> bool:
@@ -269,6 +281,8 @@ def _absolute(path: str) -> str:
 
 def _refuse_unused(settings: DataSettings, *, label: bool = False, size: bool = False) -> None:
     if label and settings.label:
-        raise ValueError(f"label names a table's column; got {settings.label!r} for {settings.source}. Leave it empty.")
+        raise ValueError(
+            f"label names a table's column; got {quoted(settings.label)} for {settings.source}. Leave it empty."
+        )
     if size and settings.size:
         raise ValueError(f"size is for a folder of images; got {settings.size} for {settings.source}. Set size = 0.")

@@ -158,8 +158,9 @@ def read(table: Table, schema: Schema) -> Dataset:
     if not finite.all():
         row, column = (int(i) for i in np.argwhere(~finite)[0])
         raise ValueError(
-            f"{table.path}: {table.x[row, column]} in {table.place(row)}, column {quoted(table.columns[column])}; every "
-            "number must be finite and fit float32. Fill it in, or remove the row."
+            f"{table.path}: {table.x[row, column]} in {table.place(row)}, column "
+            f"{quoted(table.columns[column])}; every number must be finite and fit float32. Fill it in, or remove the "
+            "row."
         )
     if not len(x):
         raise ValueError(f"{table.path} has no rows. Give at least one.")
@@ -175,8 +176,8 @@ def refuse_constant(train: Dataset) -> None:
         i = int(constant[0])
         name = train.schema.names[i]
         raise ValueError(
-            f"column {quoted(name)} is {float(train.x[0, i]):g} in all {len(train)} rows to train on, so its density has no "
-            "bound. Remove the column."
+            f"column {quoted(name)} is {float(train.x[0, i]):g} in all {len(train)} rows to train on, so its density "
+            "has no bound. Remove the column."
         )
 
 
@@ -186,6 +187,6 @@ def _check_precision(table: Table, dataset: Dataset) -> None:
     spread = np.where(np.ptp(table.x, axis=0) > 0, table.x.std(axis=0), np.inf)  # a constant has nothing to lose
     for i in np.flatnonzero(lost > 1e-3 * spread):
         raise ValueError(
-            f"{table.path}: column {quoted(table.columns[i])} holds numbers like {table.x[0, i]:.17g}, whose differences do "
-            "not fit float32. Subtract an offset from the column."
+            f"{table.path}: column {quoted(table.columns[i])} holds numbers like {table.x[0, i]:.17g}, whose "
+            "differences do not fit float32. Subtract an offset from the column."
         )

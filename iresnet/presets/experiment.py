@@ -10,8 +10,8 @@ from .. import config
 from ..acceleration import Acceleration
 from ..architectures import Network
 from ..data import DataSettings
+from ..data.dataset import check_seed
 from ..objective import Aim
-from ..spelling import quoted
 from ..training import Training
 
 
@@ -29,8 +29,7 @@ class Experiment:
     acceleration: Acceleration = field(default_factory=Acceleration)
 
     def __post_init__(self) -> None:
-        if not -(2**63) <= self.seed < 2**63:
-            raise ValueError(f"seed must fit 64 bits; got {quoted(self.seed)}.")
+        check_seed(self.seed)
 
 
 def changed(experiment: Experiment, assignments: Sequence[str]) -> Experiment:
