@@ -58,7 +58,7 @@ def befall(fault: Fault, words: list[str]) -> int:
     if fault.seconds:
         resource.setrlimit(resource.RLIMIT_CPU, (fault.seconds, fault.seconds))
     if fault.what == "confine":
-        tempfile.tempdir = fault.folder
+        tempfile.tempdir = os.environ["TORCHINDUCTOR_CACHE_DIR"] = fault.folder
     writes = Writes(fault) if fault.folder else None
     if writes is not None:
         sys.addaudithook(writes.hear)

@@ -35,8 +35,8 @@ WAYS: dict[str, tuple[Damage, ...]] = {
     ".png": containers.IMAGE,
 }
 
-#: The parts of cases with a bomb, with something else in the file's place, and with the file of another run.
-BOMBS, ELSEWHERE, EXCHANGED = 0.004, 0.05, 0.05
+#: The parts of cases with a bomb, and with something else in the file's place.
+BOMBS, ELSEWHERE = 0.004, 0.05
 
 #: Members of an archive are files too.
 MEMBERS = ("cifar-10-batches-bin/", "cifar-100-binary/")
@@ -114,15 +114,15 @@ def matching(folder: Path, pattern: str) -> list[Path]:
 
 def _damaged(r: random.Random, path: Path, reader: Reader) -> str:
     """Damage a file in one way, and name the way."""
+    if reader.exchange:
+        path.write_bytes((made(f"{reader.fixture}-1") / path.name).read_bytes())
+        return "exchange"
     ending, chance = next((e for e in WAYS if path.name.endswith(e)), ""), r.random()
     if chance < ELSEWHERE:
         way = r.choice(places.PLACES)
         path.unlink()
         way(r, path)
         return way.__name__
-    if chance < ELSEWHERE + EXCHANGED and reader.fixture == "run-points" and path.suffix != ".toml":
-        path.write_bytes((made("run-points-1") / path.name).read_bytes())
-        return "exchange"
     if chance > 1 - BOMBS and ending in (".npz", ".gz"):
         path.write_bytes(containers.BOMBS[ending](r, path.read_bytes()))
         return "bomb"

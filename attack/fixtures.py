@@ -197,9 +197,11 @@ FIXTURES = {
     "settings": _settings,
     "results": _results,
     "run-points": _run("points"),
-    "run-points-1": _run("points", 1),
     "run-table": _run("table"),
     "run-images": _run("images"),
+    "run-points-1": _run("points", 1),
+    "run-table-1": _run("table", 1),
+    "run-images-1": _run("images", 1),
     "stopped": _stopped,
     "stopped-finished": _finished_anew,
 }

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from iresnet import run
+from iresnet import checkpoint, run
 from iresnet.cli.certify import certify
 from iresnet.cli.evaluate import evaluate
 from iresnet.cli.invert import _read_codes
@@ -37,12 +37,16 @@ JSONS = ("data.json", "environment.json", "certificate.json", "evaluation.json")
 
 @dataclass(frozen=True)
 class Reader:
-    """What is read: the fixture, the files of it that are damaged, and how; `weight` is its share of the cases."""
+    """What is read: the fixture, the files of it that are damaged, and how.
+
+    `weight` is its share of the cases; with `exchange` a file is replaced by that of another run with the same settings.
+    """
 
     fixture: str
     files: str
     read: Callable[[Path], Any]
     weight: int = 1
+    exchange: bool = False
 
 
 # ------------------------------------------------------------------------------------------------------------------ runs
@@ -88,8 +92,24 @@ def _resumed(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
-def _reported(folder: Path) -> None:
+def _resumed_by_other_settings(folder: Path) -> None:
+    run.resume(folder)
+
+
+def _finished(folder: Path) -> bool:
+    run.resume(folder)
+    return _bound(folder)
+
+
+def _reported(folder: Path) -> bool:
     report(folder, device="cpu")
+    return _bound(folder)
+
+
+def _bound(folder: Path) -> bool:
+    """Whether the certificate and the evaluation, where they name a model, name the one beside them."""
+    opened, model = Run.open(folder), checkpoint.sha256(folder / "model.safetensors")
+    return all(opened.read_json(f"{name}.json").get("model_sha256", model) == model for name in ("certificate", "evaluation"))
 
 
 def _evaluated(folder: Path) -> None:
@@ -162,9 +182,11 @@ RUN_READERS = (
     *(Reader(name, "best.safetensors", _best, 2) for name in RUNS),
     *(Reader(name, "model.safetensors", _released, 2) for name in ("run-points", "run-table")),
     *(Reader(name, "config.toml schema.json log.csv " + " ".join(JSONS), _small_files, 5) for name in RUNS),
-    Reader("stopped", "config.toml schema.json last.safetensors last.safetensors best.safetensors log.csv", _resumed, 16),
-    Reader("run-points", "last.safetensors best.safetensors model.safetensors", _resumed, 3),
+    Reader("stopped", "last.safetensors last.safetensors last.safetensors best.safetensors log.csv", _resumed, 14),
+    Reader("stopped", "config.toml schema.json", _resumed_by_other_settings, 4),
+    Reader("run-points", "last.safetensors best.safetensors certificate.json", _finished, 3),
     *(Reader(name, "evaluation.json certificate.json environment.json log.csv", _reported, 3) for name in RUNS),
+    *(Reader(name, "evaluation.json certificate.json model.safetensors", _reported, 1, True) for name in RUNS),
     *(Reader(name, "evaluation.json model.safetensors data.json", _evaluated) for name in RUNS),
     *(Reader(name, "model.safetensors", _certified) for name in RUNS),
     Reader("run-images", "judgement.json", _judged, 4),
