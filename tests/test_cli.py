@@ -260,7 +260,7 @@ class TestWorkOnARun:
         saved = checkpoint.load(folder / "model.safetensors")
         # sigma is <W, G>: a tenth of G makes every norm ten times what the constraint takes it for.
         grown = {".original": 50.0, ".gradient": 0.1}
-        weights = {k: v * grown.get(k[k.rfind(".") :], 1.0) for k, v in saved.tensors["weights"].items()}
+        weights = {k: v * grown.get(k[k.rfind(".") :], 1) for k, v in saved.tensors["weights"].items()}
         spoilt = checkpoint.Checkpoint({**saved.tensors, "weights": weights}, saved.state)
         checkpoint.save(spoilt, folder / "model.safetensors", version=__version__)
         code, text = call("certify", folder)
@@ -403,7 +403,7 @@ class TestCertify:
     def test_the_advice_is_about_the_same_weights(self, call, folder):
         saved = checkpoint.load(folder / "best.safetensors")
         grown = {".original": 50.0, ".gradient": 0.1}
-        weights = {k: v * grown.get(k[k.rfind(".") :], 1.0) for k, v in saved.tensors["weights"].items()}
+        weights = {k: v * grown.get(k[k.rfind(".") :], 1) for k, v in saved.tensors["weights"].items()}
         spoilt = checkpoint.Checkpoint({**saved.tensors, "weights": weights}, saved.state)
         checkpoint.save(spoilt, folder / "best.safetensors", version=__version__)
         code, text = call("certify", folder, "--weights", "best")

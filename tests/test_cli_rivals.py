@@ -18,7 +18,7 @@ from iresnet.fixed_point import Banach
 from iresnet.report import page
 from iresnet.report.gather import gather
 from iresnet.rivals import FreeBlock
-from iresnet.run import Run, start, weights
+from iresnet.run import Run, start, weights, write_certificate
 from tests.reading import Read
 from tests.runs import copy_of, tiny
 
@@ -43,7 +43,7 @@ def exploded(folder):
         checkpoint.Checkpoint({"weights": grown}, saved.state), folder / "model.safetensors", version=__version__
     )
     run = Run.open(folder)
-    certify(run.model(), run.schema.shape).to_json(folder / "certificate.json")
+    write_certificate(run, certify(run.model(), run.schema.shape), run.sha256())
     return folder
 
 

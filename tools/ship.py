@@ -12,6 +12,7 @@ bits per dimension to the paper's protocol, of a classifier its error, of a hybr
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from dataclasses import replace
@@ -23,11 +24,13 @@ from iresnet.checkpoint import Checkpoint
 from iresnet.data import DataSettings
 from iresnet.results import Results, write
 from iresnet.run import Run
+from iresnet.run.folder import MODEL_SHA256
 from iresnet.run.weights import WEIGHTS, slim
 from iresnet.version import __version__
 
 MODEL = "model.safetensors"
-KEPT = ("schema.json", "data.json", "environment.json", MODEL, "certificate.json", "evaluation.json")
+COPIED, SAID = ("schema.json", "data.json", "environment.json"), ("certificate.json", "evaluation.json")
+KEPT = (*COPIED, MODEL, *SAID)
 
 #: What one model may take, in bytes.
 LARGEST = 16 * 2**20
@@ -45,10 +48,12 @@ def ship(run: Run, name: str) -> Path:
     data = replace(run.experiment.data, folder=DataSettings().folder)
     experiment = replace(run.experiment, name=name, data=data)
     atomic.write(target / "config.toml", f"{header}\n{config.dump(experiment)}")
-    for file in KEPT:
-        if file != MODEL:
-            shutil.copyfile(run.folder / file, target / file)
-    checkpoint.save(model, target / MODEL, version=__version__)
+    for file in COPIED:
+        shutil.copyfile(run.folder / file, target / file)
+    sha256 = checkpoint.sha256(checkpoint.save(model, target / MODEL, version=__version__))
+    for file in SAID:  # of the same function, whose weights are now written otherwise
+        text = json.dumps({**run.read_json(file), MODEL_SHA256: sha256}, indent=1)
+        atomic.write(target / file, text + "\n")
     return target
 
 
