@@ -20,7 +20,7 @@ import torch
 from ..spelling import hint, quoted
 from . import arrays, canonical, delimited, images, split, table, toy
 from .augment import Augment
-from .dataset import Dataset, Schema, Splits, stream
+from .dataset import Dataset, Schema, Splits, naming, stream
 
 TEXT, ARRAYS, PARQUET = (".csv", ".tsv"), (".npy", ".npz"), (".parquet",)
 PARTS = ("train", "validation", "test")
@@ -103,15 +103,16 @@ def load(settings: DataSettings) -> Splits:
     [1221, 216, 360]
     """
     train, validation, test = _parts(settings)
-    if test is None:
-        n = split.count("test", settings.test, len(train))
-        train, test = split.hold_out(train, n, stream(0, "test"))
-    if validation is None:
-        train, validation = _hold_out_validation(train, settings)
-    if not train.schema.is_image:
-        table.refuse_constant(train)
-    settings.augment.check(train.schema.shape)
-    return Splits(split.keep_labels(train, settings.labelled, stream(settings.seed, "labels")), validation, test)
+    with naming(settings.source):
+        if test is None:
+            n = split.count("test", settings.test, len(train))
+            train, test = split.hold_out(train, n, stream(0, "test"))
+        if validation is None:
+            train, validation = _hold_out_validation(train, settings)
+        if not train.schema.is_image:
+            table.refuse_constant(train)
+        settings.augment.check(train.schema.shape)
+        return Splits(split.keep_labels(train, settings.labelled, stream(settings.seed, "labels")), validation, test)
 
 
 def read(

@@ -104,10 +104,9 @@ def number(cell: str) -> float:
     >>> number(" -1.5e3 ")
     -1500.0
     """
-    text = cell.strip()
-    if not text.isascii() or "_" in text:
+    if not cell.isascii() or "_" in cell:
         raise ValueError(f"{quoted(cell)} is not a number.")
-    return float(text)
+    return float(cell)
 
 
 def is_number(cell: str) -> bool:
