@@ -159,6 +159,8 @@ def verify(r: random.Random, block: ResidualBlock, x: Tensor, name: str) -> str:
         check_solve(r, block, x, bound, name)
     if r.random() < 0.15:
         check_training(block, x, name)
+    if r.random() < 0.2 and x.dtype == torch.float64 and not block.training and name.split()[0] in tricks.TRICKS:
+        check_logdet(block, x[:2], name)
     if bound is None:
         return "not proven"
     if not kept:
@@ -250,6 +252,37 @@ def check_training(block: ResidualBlock, x: Tensor, name: str) -> None:
         raise Violation(f"{name}: training fails: {type(error).__name__}: {error}") from error
     finally:
         block.train(was)
+
+
+def check_logdet(block: ResidualBlock, x: Tensor, name: str) -> None:
+    """Code and log-determinant are those of the live network, whatever is known of it: by differences of its values."""
+    with torch.no_grad():
+        if "backward_hook" in name or "mixed" in name or not torch.equal(block.g(x.clone()), block.g(x.clone())):
+            return
+        try:
+            z, logdet = block.forward_and_logdet(x.clone())
+        except ValueError:  # a determinant that is not positive is refused
+            return
+        except Exception as error:
+            raise Violation(f"{name}: forward_and_logdet raises {type(error).__name__}: {error}") from error
+        if bool((norms(z - block(x.clone())) > 1e-9 * (1 + norms(z))).any()):
+            raise Violation(f"{name}: forward_and_logdet gives another code than forward: {_short(block)}")
+        fine, coarse = (_by_differences(block, x, h) for h in (1e-6, 1e-4))
+    settled = (fine - coarse).abs() < 1e-4  # no kink nearby
+    if bool(((logdet - fine).abs() > 1e-3)[settled].any()):
+        raise Violation(f"{name}: ln det {logdet.tolist()} is {fine.tolist()}: {_short(block)}")
+
+
+def _by_differences(block: ResidualBlock, x: Tensor, h: float) -> Tensor:
+    """ln |det| of the live block from central differences."""
+    found = []
+    for row in x:
+        d = row.numel()
+        steps = h * torch.eye(d, dtype=x.dtype).reshape(d, *row.shape)
+        ahead = torch.cat([block((row + step)[None]) for step in steps])
+        behind = torch.cat([block((row - step)[None]) for step in steps])
+        found.append(torch.linalg.slogdet((ahead - behind).flatten(1) / (2 * h))[1])
+    return torch.stack(found)
 
 
 def _short(block: nn.Module) -> str:

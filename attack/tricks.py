@@ -50,6 +50,14 @@ def linear(r: random.Random, g: nn.Module) -> Any:
     return _pick(r, g, nn.Linear | nn.Conv1d | nn.Conv2d)
 
 
+def unchanged(r: random.Random, g: nn.Module) -> Any:
+    """A linear layer of g whose weight is still a plain parameter."""
+    layer = linear(r, g)
+    if "weight" not in layer._parameters:
+        raise Unfit
+    return layer
+
+
 def convolution(r: random.Random, g: nn.Module) -> Any:
     """A convolution of g."""
     return _pick(r, g, nn.Conv1d | nn.Conv2d)
@@ -121,9 +129,7 @@ def subclass_call_impl(r: random.Random, g: nn.Sequential) -> nn.Module:
 
 @trick
 def subclass_weight_property(r: random.Random, g: nn.Sequential) -> nn.Module:
-    layer, k = linear(r, g), factor(r)
-    if "weight" not in layer._parameters:
-        raise Unfit
+    layer, k = unchanged(r, g), factor(r)
     return replace(g, layer, subclassed(layer, weight=property(lambda self: k * self._parameters["weight"])))
 
 
@@ -137,9 +143,7 @@ def subclass_attribute_property(r: random.Random, g: nn.Sequential) -> nn.Module
 
 @trick
 def subclass_getattr(r: random.Random, g: nn.Sequential) -> nn.Module:
-    layer, k = linear(r, g), factor(r)
-    if "weight" not in layer._parameters:
-        raise Unfit
+    layer, k = unchanged(r, g), factor(r)
 
     def found(self: Any, name: str) -> Any:
         value = nn.Module.__getattr__(self, name)
@@ -407,7 +411,7 @@ def orthogonal(r: random.Random, g: nn.Sequential) -> nn.Module:
 
 @afterwards
 def old_weight_norm(r: random.Random, g: nn.Sequential) -> nn.Module:
-    layer = linear(r, g)
+    layer = unchanged(r, g)
     nn.utils.weight_norm(layer)
     with torch.no_grad():
         layer.weight_g.mul_(abs(factor(r)))  # the weight is made anew by a hook of the next call
@@ -416,13 +420,13 @@ def old_weight_norm(r: random.Random, g: nn.Sequential) -> nn.Module:
 
 @afterwards
 def old_spectral_norm(r: random.Random, g: nn.Sequential) -> nn.Module:
-    nn.utils.spectral_norm(linear(r, g))
+    nn.utils.spectral_norm(unchanged(r, g))
     return g
 
 
 @afterwards
 def pruned(r: random.Random, g: nn.Sequential) -> nn.Module:
-    layer = linear(r, g)
+    layer = unchanged(r, g)
     prune.l1_unstructured(layer, "weight", amount=0.3)
     with torch.no_grad():
         layer.weight_orig.mul_(abs(factor(r)))  # the weight is made anew by a hook of the next call
@@ -442,9 +446,7 @@ class Louder(Tensor):
 
 @afterwards
 def tensor_subclass(r: random.Random, g: nn.Sequential) -> nn.Module:
-    layer = linear(r, g)
-    if "weight" not in layer._parameters:
-        raise Unfit
+    layer = unchanged(r, g)
     layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Louder))
     return g
 
@@ -471,9 +473,7 @@ def shared_layer(r: random.Random, g: nn.Sequential) -> nn.Module:
 @afterwards
 def plain_tensor(r: random.Random, g: nn.Sequential) -> nn.Module:
     """A weight that is a tensor and no parameter."""
-    layer = linear(r, g)
-    if "weight" not in layer._parameters:
-        raise Unfit
+    layer = unchanged(r, g)
     weight = factor(r) * layer.weight.detach()
     del layer.weight
     layer.weight = weight
@@ -483,18 +483,14 @@ def plain_tensor(r: random.Random, g: nn.Sequential) -> nn.Module:
 @afterwards
 def scaled_weight(r: random.Random, g: nn.Sequential) -> nn.Module:
     """A weight written in place, which no class can see."""
-    layer = linear(r, g)
-    with torch.no_grad():
-        layer.weight.data.mul_(factor(r)) if "weight" in layer._parameters else None
+    unchanged(r, g).weight.data.mul_(factor(r))
     return g
 
 
 @trick
 def meta_numbers(r: random.Random, g: nn.Sequential) -> nn.Module:
     """A weight that is not a number."""
-    layer = linear(r, g)
-    if "weight" not in layer._parameters:
-        raise Unfit
+    layer = unchanged(r, g)
     with torch.no_grad():
         layer.weight.view(-1)[0] = r.choice([float("nan"), float("inf")])
     return g

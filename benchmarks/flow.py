@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from iresnet import lipschitz as lip
 from iresnet import presets
 from iresnet.acceleration import Acceleration, Stepper, fused, timing
 from iresnet.architectures import build
 from iresnet.data.source import schema_of
 from iresnet.flow import Flow
-from iresnet.lipschitz import frozen, refresh_, unsettled
+from iresnet.lipschitz import refresh_, unsettled
 from iresnet.logdet import Estimator, PowerSeries, RussianRoulette
 from iresnet.objective import Loss, MaximumLikelihood, Objective, continuous, unit, unit_name
 from iresnet.residual import entering
@@ -109,7 +110,11 @@ def operations(case: Case, scale: Scale) -> float:
     objective, x = prepare(replace(case, batch=2), replace(scale, blocks=1))
     generator = torch.Generator(scale.device).manual_seed(0)
     objective(x, None, generator=generator)  # initialises ActNorms
-    with frozen(), fused(objective, torch.float32, compiled=False), FlopCounterMode(display=False) as counter:
+    with (
+        lip.held(objective),
+        fused(objective, torch.float32, compiled=False),
+        FlopCounterMode(display=False) as counter,
+    ):
         objective(x, None, generator=generator)[0].backward()
     return float(counter.get_total_flops() * scale.blocks * case.batch / 2 / 1e12)
 

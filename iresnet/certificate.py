@@ -2,7 +2,8 @@
 
 A certificate is an upper bound for the function with the stored weights in real arithmetic: Lip(g_t) < 1 for every
 block (Theorem 1), hence Lip(F) and Lip(F^-1) (Lemma 2) and the range of ln det (Lemma 7). It does not cover rounding in
-the forward pass, and an asserted constant is shown but never passes.
+the forward pass. An asserted constant is shown but never passes, nor does anything that is not known (`trust`): a block
+that no part of the model accounts for, a transform of a user's own, a hook.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from . import atomic
 from . import lipschitz as lip
 from .lipschitz import Part
 from .residual import ResidualBlock
-from .spectral import NoBoundKnown
-from .transform import Shape, Stretch, Transform
+from .transform import Shape, Stretch, Transform, stretch_of
+from .trust import NoBoundKnown, doubt, unwrap
 
 
 @dataclass(frozen=True)
@@ -50,19 +51,21 @@ class BlockCertificate:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What `certify` found. `passed`: every block is proven to be a contraction.
+    """What `certify` found. `passed`: every block is proven to be a contraction, and all around them is known.
 
     `stretch` composes the blocks into bounds for the whole map; it is None where the order of the blocks is not known
-    (a model that is not a Transform).
+    (a model that is neither a Transform nor has one: then its blocks alone are certified). `unknown` says what is not
+    known of the model beside its blocks.
     """
 
     blocks: tuple[BlockCertificate, ...]
     stretch: Stretch | None
     input_shape: Shape | None
+    unknown: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
-        return bool(self.blocks) and all(b.passed for b in self.blocks)
+        return bool(self.blocks) and all(b.passed for b in self.blocks) and not self.unknown
 
     @property
     def lipschitz(self) -> dict[str, float]:
@@ -81,7 +84,7 @@ class Certificate:
             lines += [_layer_line(part) for part in b.layers if part.estimate is not None]
             if b.remark:
                 lines.append(f"  {b.remark}")
-        return "\n".join([*lines, self.summary()])
+        return "\n".join([*lines, *(f"not known: {reason}" for reason in self.unknown), self.summary()])
 
     def summary(self) -> str:
         """The verdict in a sentence."""
@@ -89,7 +92,9 @@ class Certificate:
         largest = max((b.lipschitz for b in self.blocks), default=math.nan)
         text = f"{'PASSED' if self.passed else 'FAILED'}: {good} of {len(self.blocks)} blocks proven contractive, "
         text += f"largest Lip(g) <= {largest:.4f}"
-        if self.stretch is not None:
+        if self.unknown:
+            text += f"; not known: {self.unknown[0].rstrip('.')}"
+        elif self.stretch is not None:
             text += f"; Lip(F) <= {self.stretch.forward:.3g}, Lip(F^-1) <= {self.stretch.inverse:.3g}"
             if self.stretch.logdet is not None and math.isfinite(self.stretch.logdet[1]):
                 text += f"; ln det in [{self.stretch.logdet[0]:.4g}, {self.stretch.logdet[1]:.4g}]"
@@ -103,6 +108,7 @@ class Certificate:
             "input_shape": self.input_shape,
             "stretch": None if self.stretch is None else asdict(self.stretch),
             "blocks": [asdict(b) | {"verdict": b.verdict} for b in self.blocks],
+            "unknown": list(self.unknown),
         }
         text = json.dumps(_finite(content), indent=1, allow_nan=False)
         if path is not None:
@@ -137,21 +143,28 @@ def certify(model: nn.Module, input_shape: Shape | None = None) -> Certificate:
     >>> certify(mlp_flow(2, blocks=2, hidden=(8,))).passed
     True
     """
-    shape = None if input_shape is None else tuple(input_shape)
-    if shape is None:
-        shape = getattr(model, "event_shape", None)
+    model = unwrap(model)
+    shape = _shape(model, input_shape)
+    root = transform_of(model)
     with torch.no_grad():
-        blocks = tuple(_certify_block(name, block, at) for name, block, at in residual_blocks(model, shape))
-        root = _root(model)
-        stretch = None
-        if root is not None and not any(b.remark for b in blocks):
-            stretch = root.stretch(shape)
+        listed = list(residual_blocks(model, shape))
+        blocks = [_certify_block(name, block, at) for name, block, at in listed]
+        blocks += [_hidden(name) for name in unlisted_blocks(model)]
+        unknown = () if root is None else tuple(unknown_parts(root))
+        known = root is not None and not unknown and not any(b.remark for b in blocks)
+        stretch = stretch_of(root, shape) if known and root is not None else None
     if not blocks:
         raise ValueError(f"nothing to certify: {type(model).__name__} holds no ResidualBlock.")
-    return Certificate(blocks, stretch, shape)
+    return Certificate(tuple(blocks), stretch, shape, unknown)
+
+
+def _shape(model: nn.Module, input_shape: Shape | None) -> Shape | None:
+    return getattr(model, "event_shape", None) if input_shape is None else tuple(input_shape)
 
 
 def _certify_block(name: str, block: ResidualBlock, shape: Shape | None) -> BlockCertificate:
+    if reason := doubt(block):
+        return BlockCertificate(name, math.inf, False, shape, remark=reason)
     if block.asserted is not None:
         return BlockCertificate(name, block.asserted, False, shape)
     try:
@@ -161,32 +174,57 @@ def _certify_block(name: str, block: ResidualBlock, shape: Shape | None) -> Bloc
     return BlockCertificate(name, b.value, True, shape, b.parts)
 
 
+def _hidden(name: str) -> BlockCertificate:
+    remark = "It is inside a transform that does not list it in parts(), so that nothing is known of its input."
+    return BlockCertificate(name, math.inf, False, None, remark=remark)
+
+
+def unlisted_blocks(model: nn.Module) -> Iterator[str]:
+    """The names of residual blocks that no part accounts for, wherever the model holds them."""
+    listed = {id(block) for _, block, _ in residual_blocks(model, None)}
+    for name, module in model.named_modules():
+        if isinstance(module, ResidualBlock) and id(module) not in listed:
+            yield name
+
+
+def unknown_parts(transform: Transform) -> Iterator[str]:
+    """Why a transform or one of its parts is not known; residual blocks say so themselves."""
+    parts = transform.parts()
+    if not isinstance(transform, ResidualBlock):
+        if reason := doubt(transform):
+            yield reason
+        elif not parts and not transform.stretch().proven:
+            yield f"no constant is known for {type(transform).__name__}."
+    for _, part, _ in parts:
+        yield from unknown_parts(part)
+
+
 def tighten_(model: nn.Module, input_shape: Shape | None = None) -> list[str]:
     """Rescale every layer whose proven bound exceeds its coefficient, and no other; the names of those that changed.
 
     After it, a model whose coefficients multiply to less than one passes `certify`. A block without constrained layers
     has no coefficient to keep, and is left alone.
     """
-    shape = None if input_shape is None else tuple(input_shape)
-    if shape is None:
-        shape = getattr(model, "event_shape", None)
     changed = []
-    for name, block, at in residual_blocks(model, shape):
+    for name, block, at in residual_blocks(model, _shape(unwrap(model), input_shape)):
         if block.asserted is None and any(lip.cap_of(layer) is not None for layer in block.g.modules()):
             changed += [f"{name}.g.{layer}".removesuffix(".") for layer in lip.tighten_(block.g, at)]
     return changed
 
 
-def _root(model: nn.Module) -> Transform | None:
+def transform_of(model: nn.Module) -> Transform | None:
+    """The transform of a model: itself, or the one that it has."""
     if isinstance(model, Transform):
         return model
     inner = getattr(model, "transform", None)
+    inner = unwrap(inner) if isinstance(inner, nn.Module) else None
     return inner if isinstance(inner, Transform) else None
 
 
 def residual_blocks(model: nn.Module, shape: Shape | None) -> Iterator[tuple[str, ResidualBlock, Shape | None]]:
     """(name, block, its input shape) for every residual block, in the order of the forward pass where it is known."""
-    root = _root(model)
+    model = unwrap(model)
+    root = transform_of(model)
     if root is not None:
         yield from _walk("" if root is model else "transform", root, shape)
         return

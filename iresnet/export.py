@@ -29,7 +29,7 @@ from torch.nn.utils import parametrize
 
 from . import atomic
 from .first_batch import uninitialised
-from .lipschitz import frozen, release_
+from .lipschitz import release_
 from .transform import Shape, Transform, check_batch
 from .version import __version__
 
@@ -209,10 +209,8 @@ def _traced(forward: Forward, inputs: Tensors) -> tuple[ExportedProgram, float]:
     blank = tuple(torch.zeros(2, *t.shape[1:], dtype=t.dtype) for t in inputs.values())
     batch = torch.export.Dim("batch", min=1)
     try:
-        with frozen():  # strict, since otherwise len(x), here or in a user's network, would fix the batch size
-            program = torch.export.export(
-                forward, blank, dynamic_shapes={name: {0: batch} for name in inputs}, strict=True
-            )
+        # Strict, since otherwise len(x), here or in a user's network, would fix the batch size.
+        program = torch.export.export(forward, blank, dynamic_shapes={name: {0: batch} for name in inputs}, strict=True)
     except Exception as error:
         raise RuntimeError(
             f"the forward pass cannot be traced into one program: {_first_line(error)}. Remove what depends on the "

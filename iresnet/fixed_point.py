@@ -17,7 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -37,6 +37,9 @@ class ConvergenceError(RuntimeError):
 
     def __init__(self, solution: Solution, tolerance: float, lipschitz: float | None, where: str = "") -> None:
         self.solution, self.tolerance, self.lipschitz, self.where = solution, tolerance, lipschitz, where
+        if solution.reason:
+            super().__init__(f"the inverse{where and ' of ' + where} is not proven: {solution.reason}")
+            return
         bad = ~solution.converged
         worst = float(solution.error_bound[bad].max())
         sentence = (
@@ -71,8 +74,9 @@ def _constant(lipschitz: float | None) -> str:
 class Solution:
     """What a solve achieved, one entry per sample: x, evaluations of g, the bound on ||x - x*||_2, success.
 
-    `proven` is False where the bound rests on a Lipschitz constant that was asserted. `diverged`, where no contraction
-    is proven: the last step x <- z - g(x) is longer than the first, or numbers overflowed.
+    `proven` is False where the bound rests on a Lipschitz constant that was asserted, or where nothing is known of what
+    was solved for, which `reason` says. `diverged`, where no contraction is proven: the last step x <- z - g(x) is
+    longer than the first, or numbers overflowed.
     """
 
     x: Tensor
@@ -81,17 +85,30 @@ class Solution:
     converged: Tensor
     proven: bool = True
     diverged: Tensor | None = None
+    reason: str = ""
 
     def __str__(self) -> str:
         return (
-            f"{int(self.converged.sum())} of {len(self.converged)} samples {verdict(self.proven)}, largest error bound "
+            f"{int(self.converged.sum())} of {len(self.converged)} samples {verdict(self)}, largest error bound "
             f"{float(self.error_bound.max()):.1e}, at most {counted(int(self.iterations.max()), 'iteration')}"
         )
 
 
-def verdict(proven: bool) -> str:
+class Report(Protocol):
+    """What a solve says of its proof."""
+
+    @property
+    def proven(self) -> bool: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+def verdict(report: Report) -> str:
     """How a report calls a sample that met its tolerance."""
-    return "proven" if proven else "solved, if the asserted constant holds"
+    if report.reason:
+        return f"proven ({report.reason.rstrip('.')})"
+    return "proven" if report.proven else "solved, if the asserted constant holds"
 
 
 class Solver(ABC):

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from .base import Base
-from .certificate import residual_blocks
+from .certificate import residual_blocks, unknown_parts, unlisted_blocks
 from .elementary import InjectivePad
 from .first_batch import uninitialised
 from .fixed_point import Solver
 from .inversion import Decoder
 from .logdet import CertifiedSeries, Estimator
-from .residual import EVAL_SEED, EXACT_UP_TO, entering
+from .residual import EVAL_SEED, EXACT_UP_TO, ResidualBlock, entering
 from .transform import Shape, Transform, check_batch, dimension
+from .trust import doubt
 
 #: Passes of the pilot run that decides how many probes an estimate needs, and the most that are taken.
 PILOT, MOST_PASSES = 16, 10_000
@@ -34,6 +35,8 @@ class LogProb:
     """A log-likelihood with its errors, in nats per sample: `value` +- `standard_error`, off by at most `bias_bound`.
 
     `passes` is the number of independent estimates averaged; one with both errors zero is exact up to rounding.
+    `proven` is False where an error rests on what was asserted or is not known: a constant, a transform or a base of a
+    user's own, a hook; the bias has no bound where a log-determinant is not known to be exact.
     """
 
     value: Tensor
@@ -41,12 +44,16 @@ class LogProb:
     standard_error: Tensor
     dimension: int
     passes: int
+    proven: bool = False
 
     def bits_per_dim(self) -> LogProb:
         """-log2 p per dimension, with both errors in the same unit."""
         unit = self.dimension * math.log(2)
-        return LogProb(
-            -self.value / unit, self.bias_bound / unit, self.standard_error / unit, self.dimension, self.passes
+        return replace(
+            self,
+            value=-self.value / unit,
+            bias_bound=self.bias_bound / unit,
+            standard_error=self.standard_error / unit,
         )
 
 
@@ -128,13 +135,15 @@ class Flow(nn.Module):
             raise ValueError(f"tolerance must be positive; got {tolerance}.")
         check_batch(x, "x", self.event_shape)
         d, zeros = dimension(x), torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        known, proven = self._standing(tuple(x.shape[1:]))
+        unknown = 0.0 if known else math.inf
         if d <= EXACT_UP_TO:
-            return LogProb(self.log_prob(x, context).double(), zeros, zeros.clone(), d, 1)
+            return LogProb(self.log_prob(x, context).double(), zeros + unknown, zeros, d, 1, proven)
         if generator is None:
             generator = torch.Generator(device=x.device).manual_seed(EVAL_SEED)
         blocks = list(residual_blocks(self, tuple(x.shape[1:])))
         estimator = CertifiedSeries(0.5 * tolerance / max(1, len(blocks)))
-        bias = 0.5 * tolerance if blocks else 0.0
+        bias = (0.5 * tolerance if blocks else 0.0) + unknown
 
         def passes(count: int) -> Tensor:
             drawn = [self.log_prob(x, context, estimator=estimator, generator=generator).double() for _ in range(count)]
@@ -151,7 +160,13 @@ class Flow(nn.Module):
                 stacklevel=2,
             )
         drawn = passes(count)
-        return LogProb(drawn.mean(0), zeros + bias, drawn.std(0) / math.sqrt(count), d, count)
+        return LogProb(drawn.mean(0), zeros + bias, drawn.std(0) / math.sqrt(count), d, count, proven)
+
+    def _standing(self, shape: Shape) -> tuple[bool, bool]:
+        """(whether every log-determinant is known to be what it says, whether all of a likelihood is proven)."""
+        known = not (doubt(self) or doubt(self.base) or list(unknown_parts(self.transform)))
+        known = known and not list(unlisted_blocks(self))
+        return known, known and all(_is_contraction(block, at) for _, block, at in residual_blocks(self, shape))
 
     @torch.no_grad()
     def sample(
@@ -228,6 +243,11 @@ def code_and_log_prob(
             "Make the base with the transform's output shape."
         )
     return z, model.base.log_prob(z) + logdet
+
+
+def _is_contraction(block: ResidualBlock, shape: Shape | None) -> bool:
+    found = block.bound(shape)
+    return not doubt(block) and found.proven and found.value < 1
 
 
 def _spread(shape: tuple[int, ...], context: Tensor | None) -> tuple[int, Tensor | None, tuple[int, ...]]:

@@ -16,7 +16,17 @@ from torch import Tensor, nn
 
 from .fixed_point import ConvergenceError, Solution, Solver
 from .logdet import Estimator
-from .transform import ChainSolution, Rearrangement, Shape, Stretch, Transform, check_batch, solve_backwards
+from .transform import (
+    ChainSolution,
+    Rearrangement,
+    Shape,
+    Stretch,
+    Transform,
+    check_batch,
+    refuse_changed,
+    solve_backwards,
+    stretch_of,
+)
 
 
 class Multiscale(Transform):
@@ -85,6 +95,7 @@ class Multiscale(Transform):
         tolerance: float | None = None,
         solver: Solver | None = None,
     ) -> Tensor:
+        refuse_changed(self)
         parts = self.unflatten(z)
         for k in reversed(range(len(self))):
             try:
@@ -122,7 +133,7 @@ class Multiscale(Transform):
         """Every stage is followed by the identity on one half and the remaining stages on the other."""
         if input_shape is not None:
             self.output_shape(input_shape)
-        *earlier, total = [stage.stretch(shape) for stage, shape in zip(self, self.stage_shapes, strict=True)]
+        *earlier, total = [stretch_of(stage, shape) for stage, shape in zip(self, self.stage_shapes, strict=True)]
         for own in reversed(earlier):
             rest = Stretch(max(1.0, total.forward), max(1.0, total.inverse), total.logdet, total.proven)
             total = own.then(rest)

@@ -34,8 +34,8 @@ from .hybrid import Hybrid
 from .multiscale import Multiscale
 from .preprocess import Standardise, dequantise
 from .residual import ResidualBlock
-from .spectral import NoBoundKnown
 from .transform import Transform
+from .trust import NoBoundKnown, doubt
 
 #: The label of a row whose label is missing.
 MISSING = -1
@@ -178,14 +178,16 @@ def directions(head: nn.Module) -> Tensor:
     >>> directions(nn.Sequential(nn.Flatten(), nn.Linear(4, 3))).shape
     torch.Size([3, 4])
     """
+    if isinstance(head, Readout) and (reason := doubt(head)):
+        raise NoBoundKnown(f"A margin is read off a linear head; {reason}")
     layers = head.layers if isinstance(head, Readout) else head
     v: Tensor | None = None
     for name, layer in lip.leaves(layers):
-        if isinstance(layer, nn.Linear):
+        where = f"{type(layer).__name__} ({name})" if name else type(layer).__name__
+        if isinstance(layer, nn.Linear) and not doubt(layer):
             v = _pooled(layer.weight, head) if v is None else layer.weight @ v
-        elif not isinstance(layer, nn.Flatten | nn.Identity):
-            where = f"{type(layer).__name__} ({name})" if name else type(layer).__name__
-            raise NoBoundKnown(f"A margin is read off a linear head; this one has {where}.")
+        elif not isinstance(layer, nn.Flatten | nn.Identity) or lip.lipschitz_constant(layer) is None:
+            raise NoBoundKnown(f"A margin is read off a linear head; this one has {where}. {doubt(layer)}".rstrip())
     if v is None:
         raise NoBoundKnown(f"A margin is read off a linear head; {type(head).__name__} has no linear layer.")
     return v

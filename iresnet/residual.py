@@ -9,26 +9,26 @@ dynamics        x + tau g(x) is a bijection for every tau in [0, 1]             
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from . import lipschitz as lip
-from .fixed_point import Anderson, ConvergenceError, Solution, Solver, default_tolerance, iteration_limit
+from .fixed_point import Anderson, Branch, ConvergenceError, Solution, Solver, default_tolerance, iteration_limit
 from .fixed_point import solve as solve_fixed_point
-from .lipschitz import Bound, linearise, nominal, plain
-from .lipschitz.mark import mark_of
+from .lipschitz import Bound, Conditioned, linearise, nominal
 from .logdet import CertifiedSeries, Estimator, Exact, attach_gradient, refuse_second_derivative
 from .precision import float32_products
-from .spectral import NoBoundKnown
 from .transform import Shape, Stretch, Transform, check_batch, check_finite, dimension
+from .trust import NoBoundKnown, Seal, doubt, unwrap
 
 #: Up to this dimension the log-determinant is exact unless an estimator is named.
 EXACT_UP_TO = 64
@@ -37,11 +37,46 @@ EXACT_UP_TO = 64
 EVAL_TOLERANCE, EVAL_PROBES, EVAL_SEED = 1e-3, 4, 0
 
 
+@dataclass
+class Snapshot:
+    """g as it was at one moment, without constraints and in float64, and what is known of it then.
+
+    What is proven is proven of this copy: whatever another thread does to the weights meanwhile, it stays true of it.
+    """
+
+    g: nn.Module
+    bound: Bound
+    _copies: dict[torch.dtype, nn.Module] = field(default_factory=dict)
+
+    def branch(self, given: Tensor | None, dtype: torch.dtype = torch.float64) -> Branch:
+        """g in this precision as a function of x and its rows, for what is given beside x."""
+        if dtype not in self._copies:
+            self._copies[dtype] = self.g if dtype == torch.float64 else copy.deepcopy(self.g).to(dtype)
+        g: Any = self._copies[dtype]
+
+        def at(x: Tensor, rows: Tensor) -> Tensor:
+            part = [] if given is None else [given[rows].to(dtype) if given.is_floating_point() else given[rows]]
+            y = g.at(x, *part) if type(g) is Conditioned and part else g(x, *part)
+            check_shape(x, y)
+            return cast(Tensor, y)
+
+        return at
+
+
+def check_shape(x: Tensor, y: Tensor) -> None:
+    """Refuse a g that returns another shape than it is given."""
+    if y.shape != x.shape:
+        raise ValueError(
+            f"g must return the shape it is given; got {tuple(y.shape)} for {tuple(x.shape)}. "
+            "Let its last layer have as many outputs as its first has inputs."
+        )
+
+
 class ResidualBlock(Transform):
     """x + g(x) for a contraction g, whose constant is proven from its parts.
 
     `lipschitz=` asserts a constant for a g that cannot be read; it is then shown as asserted, and no certificate
-    passes.
+    passes. What a user adds to g later (a hook, a parametrization) works, and ends what is proven: `bound().reason`.
 
     >>> from iresnet import contractive_mlp
     >>> block = ResidualBlock(contractive_mlp(2, hidden=(16,), lipschitz=0.8))
@@ -57,7 +92,7 @@ class ResidualBlock(Transform):
                 f"lipschitz must lie in [0, 1); got {lipschitz}. A block with a larger constant has no inverse."
             )
         self.g, self.asserted = g, lipschitz
-        self._snapshot: tuple[Any, ...] | None = None
+        self._kept: tuple[Any, Seal, Snapshot] | None = None
         self._entry: tuple[int, int, int] | None = None  # (axis, its size, dimensions or 0) that g asks of x, if known
         if lipschitz is None:
             self._check_contraction()
@@ -87,10 +122,6 @@ class ResidualBlock(Transform):
             if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
                 self._entry = (1, layer.in_channels, layer.weight.dim())
                 return
-            if getattr(layer, "inplace", False):
-                raise ValueError(
-                    f"g must leave x as it is; its first step, {layer}, works in place. Use inplace=False."
-                )
             if isinstance(layer, nn.Flatten | nn.Unflatten):
                 return
 
@@ -117,19 +148,11 @@ class ResidualBlock(Transform):
         context = context if self._takes_context() else None
         self._check_input(x, context)
         y = self.g(x) if context is None else self.g(x, context)
-        self._check_shape(x, y)
+        check_shape(x, y)
         return cast(Tensor, y)
 
     def _takes_context(self) -> bool:
-        return "context" in inspect.signature(type(self.g).forward).parameters
-
-    @staticmethod
-    def _check_shape(x: Tensor, y: Tensor) -> None:
-        if y.shape != x.shape:
-            raise ValueError(
-                f"g must return the shape it is given; got {tuple(y.shape)} for {tuple(x.shape)}. "
-                "Let its last layer have as many outputs as its first has inputs."
-            )
+        return "context" in inspect.signature(type(unwrap(self.g)).forward).parameters
 
     def forward_and_logdet(
         self,
@@ -151,7 +174,7 @@ class ResidualBlock(Transform):
                 estimator, generator = self._default_estimator(x, generator)
             constant = self._constant(tuple(x.shape[1:])) if estimator.needs_lipschitz else None
             y, jacobian = linearise(self.g, x, context)
-            self._check_shape(x, y)
+            check_shape(x, y)
             return x + y, estimator(jacobian, x, lipschitz=constant, generator=generator)
 
     def _constant(self, shape: Shape) -> float:
@@ -185,8 +208,8 @@ class ResidualBlock(Transform):
     # ------------------------------------------------------------------ what is proven
 
     def bound(self, input_shape: Shape | None = None) -> Bound:
-        """Lip(g), proven from its parts, or as asserted. Kept until the weights change."""
-        return self._frozen_copy(input_shape)[1]
+        """Lip(g), proven from its parts, or as asserted; infinite, with the reason, where nothing is known of g."""
+        return self.snapshot(input_shape).bound
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         b = self.bound(input_shape)
@@ -197,22 +220,47 @@ class ResidualBlock(Transform):
         return Stretch(b.expansion, inverse, (d * low, d * math.log(b.expansion)), b.proven)
 
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        g = self._frozen_copy(tuple(x.shape[1:]))[0]
-        x = x.double()
-        y = g(x) if context is None or not self._takes_context() else g(x, context.double())
-        return x + cast(Tensor, y)
+        x, rows = x.double(), torch.arange(len(x), device=x.device)
+        return x + self.snapshot(tuple(x.shape[1:])).branch(self._given(context, len(x)))(x, rows)
 
-    def _frozen_copy(self, input_shape: Shape | None) -> tuple[nn.Module, Bound]:
-        """(g in float64 with its stored weights, its bound), made anew when weights, layers or shape have changed."""
-        sizes = tuple(m.seen for m in self.g.modules() if isinstance(m, lip.SpectralCap))
-        mark = (input_shape, self.asserted, sizes, *mark_of(self.g))
-        if self._snapshot is None or self._snapshot[0] != mark:
-            with torch.no_grad():
-                self._snapshot = (mark, plain(self.g).double(), self._measured(input_shape))
-        return self._snapshot[1], self._snapshot[2]
+    @torch.no_grad()
+    def snapshot(self, input_shape: Shape | None = None) -> Snapshot:
+        """g as it is now, and what is known of it. Kept while g is known and the same; never where it is a user's."""
+        key = (input_shape, self.asserted)
+        kept = self._kept
+        if kept is not None and kept[0] == key and kept[1].holds(self.g):
+            return kept[2]
+        self._kept = None
+        try:
+            private = lip.copied(self.g)  # all that follows is about this copy
+        except RuntimeError:  # torch copies no tensor that was computed, such as a pruned weight
+            return Snapshot(_Live(self.g), self._measured(self.g, input_shape))
+        bound, seal = self._measured(private, input_shape), None
+        with suppress(NoBoundKnown):
+            seal = Seal(private)
+        made = Snapshot(lip.released(private).double(), bound)
+        self._kept = None if seal is None else (key, seal, made)
+        return made
 
-    def _measured(self, input_shape: Shape | None) -> Bound:
-        return Bound(self.asserted, False) if self.asserted is not None else lip.bound(self.g, input_shape)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": None}
+
+    def _measured(self, g: nn.Module, input_shape: Shape | None) -> Bound:
+        if self.asserted is not None:
+            return Bound(self.asserted, False)
+        try:
+            for _ in lip.primitives(self.g):  # the live one: a copy may have lost what makes it another function
+                pass
+            return lip.bound(g, input_shape)
+        except NoBoundKnown as error:
+            return Bound(math.inf, False, reason=str(error))
+
+    def _given(self, context: Tensor | None, rows: int) -> Tensor | None:
+        """What g is given beside x: its embedding of the context, evaluated here and now; a user's g takes it as is."""
+        if context is None or not self._takes_context():
+            return None
+        g = unwrap(self.g)
+        return g.embedded(g.in_its_precision(context), rows) if type(g) is Conditioned else context
 
     # ------------------------------------------------------------------ inverse
 
@@ -231,26 +279,27 @@ class ResidualBlock(Transform):
             raise ValueError(f"tolerance must be positive; got {tolerance}.")
         c = context if self._takes_context() else None
         self._check_input(z, c, "z")
-        copy, b = self._frozen_copy(tuple(z.shape[1:]))
+        with torch.no_grad(), full_precision(z):
+            now = self.snapshot(tuple(z.shape[1:]))
+            given = self._given(c, len(z))
+            reference = now.branch(given)
 
-        def reference(x: Tensor, rows: Tensor) -> Tensor:
-            return cast(Tensor, copy(x) if c is None else copy(x, c[rows].double()))
-
-        def branch(x: Tensor, rows: Tensor) -> Tensor:
-            if z.dtype.itemsize < 4:  # half precision stalls at once: iterate on the float64 copy
+            def coarse(x: Tensor, rows: Tensor) -> Tensor:  # half precision stalls at once: iterate in float64
                 return reference(x.double(), rows).to(x.dtype)
-            return self._branch(x, None if c is None else c[rows])
 
-        with torch.no_grad(), lip.frozen(), parametrize.cached(), full_precision(z):
             solution = solve_fixed_point(
-                branch,
+                coarse if z.dtype.itemsize < 4 else now.branch(given, z.dtype),
                 z,
-                lipschitz=b.value,
+                lipschitz=now.bound.value,
                 tolerance=tolerance,
                 solver=Anderson() if solver is None else solver,
                 reference=reference,
             )
-        return replace(solution, proven=b.proven)
+        reason = now.bound.reason or doubt(self)
+        if reason:  # what was solved for may be another function than this block
+            none = torch.full_like(solution.error_bound, torch.inf)
+            solution = replace(solution, error_bound=none, converged=none < 0, reason=reason)
+        return replace(solution, proven=now.bound.proven and not reason)
 
     def inverse(
         self,
@@ -275,7 +324,7 @@ class ResidualBlock(Transform):
         return self._with_gradient(solution.x, z, context, Anderson() if solver is None else solver)
 
     def _with_gradient(self, x: Tensor, z: Tensor, context: Tensor | None, solver: Solver) -> Tensor:
-        with lip.frozen():
+        with lip.held(self.g):  # the function that was solved for
             y, jacobian = linearise(self.g, x, context if self._takes_context() else None)
         step = z - y  # equals x; its gradient is right up to the factor (I + J)^-1, which the adjoint solve supplies
         if not step.requires_grad:
@@ -286,6 +335,22 @@ class ResidualBlock(Transform):
 
     def extra_repr(self) -> str:
         return "" if self.asserted is None else f"lipschitz={self.asserted:g} (asserted)"
+
+
+class _Live(nn.Module):
+    """A user's g that cannot be copied, as it is, in its own precision."""
+
+    def __init__(self, g: nn.Module) -> None:
+        super().__init__()
+        self._g = [g]  # not a submodule: nothing that is done to this one is done to g
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Live:
+        return self
+
+    def forward(self, x: Tensor, *context: Tensor) -> Tensor:
+        (g,) = self._g
+        like = next(g.parameters(), x)
+        return cast(Tensor, g(x.to(like.dtype), *context)).to(x.dtype)
 
 
 class _Adjoint(torch.autograd.Function):
@@ -321,15 +386,29 @@ def full_precision(like: Tensor) -> Iterator[None]:
         yield
 
 
+class _Pass(threading.local):
+    checked = False
+
+
+_pass = _Pass()
+
+
 @contextmanager
 def entering(module: nn.Module, x: Tensor) -> Iterator[None]:
-    """What the outermost call of a model does: check the input, refresh the norms in training, then stand still."""
-    if lip.is_frozen():
-        yield
+    """What the outermost call of a model does: check the input, in training refresh the norms and hold them."""
+    holding = nullcontext() if not module.training else (lip.together if torch.is_grad_enabled() else lip.held)(module)
+    if torch.compiler.is_compiling():
+        with holding:
+            yield
         return
-    check_batch(x)
-    if not (x.is_cuda and module.training):  # there the check would make every step wait; the training loop has its own
-        check_finite(x, "x")
-    refreshing = lip.together(module) if module.training and torch.is_grad_enabled() else nullcontext()
-    with refreshing, lip.frozen():
-        yield
+    outermost = not _pass.checked  # a check that is left out or made twice changes no result
+    if outermost:
+        check_batch(x)
+        if not (x.is_cuda and module.training):  # there it would make every step wait; the training loop has its own
+            check_finite(x, "x")
+    try:
+        _pass.checked = True
+        with holding:
+            yield
+    finally:
+        _pass.checked = not outermost

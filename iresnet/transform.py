@@ -10,10 +10,11 @@ How to write one: derive from `Transform`, implement `forward`, `forward_and_log
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from .fixed_point import RESIDUAL_ROUNDING, ConvergenceError, Solution, Solver, verdict
 from .logdet import Estimator
+from .trust import NoBoundKnown, changed, doubt
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -30,7 +32,7 @@ class Stretch:
     """How far a transform can stretch: Lip(F) and Lip(F^-1) (Lemma 2) and the range of ln det (Lemma 7).
 
     `logdet` is None for a map between spaces of different dimension, which has no determinant. `proven` is False where
-    a Lipschitz constant was asserted by the user instead of computed.
+    a constant was asserted by the user instead of computed, or where the map is not known (`trust`).
     """
 
     forward: float
@@ -47,6 +49,18 @@ class Stretch:
 
 
 ISOMETRY = Stretch(forward=1.0, inverse=1.0, logdet=(0.0, 0.0))
+
+
+def stretch_of(transform: Transform, input_shape: Shape | None = None) -> Stretch:
+    """What a transform says of itself, proven only where it is known to be what it says (`trust`)."""
+    found = transform.stretch(input_shape)
+    return replace(found, proven=False) if found.proven and doubt(transform) else found
+
+
+def refuse_changed(transform: Transform) -> None:
+    """Refuse to invert a transform with hooks or replaced methods: what undoes its formula may not undo it."""
+    if (reason := changed(transform)) is not None:
+        raise NoBoundKnown(f"no inverse is known: {type(transform).__name__} {reason}")
 
 
 class Transform(nn.Module, ABC):
@@ -92,7 +106,9 @@ class Transform(nn.Module, ABC):
 
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """The code of x in float64 with the stored weights: what an inverse is judged against."""
-        return cast(Tensor, self(x.double(), None if context is None else context.double()))
+        # A closed form of this library computes in the precision of x; a user's may have weights of its own.
+        exact = copy.deepcopy(self).double() if doubt(self) else self
+        return cast(Tensor, exact(x.double(), None if context is None else context.double()))
 
     def solve(
         self,
@@ -110,8 +126,10 @@ class Transform(nn.Module, ABC):
             x = self.inverse(z, context, tolerance=tolerance, solver=solver)
             residual = (self.reference(x, context) - z.double()).flatten(1).norm(dim=1)
             allowance = RESIDUAL_ROUNDING * (1 + z.double().flatten(1).norm(dim=1))
-            bound = _infinite_for_nan(self.stretch(tuple(x.shape[1:])).inverse * (residual + allowance))
-        return Solution(x, torch.zeros_like(bound).long(), bound, torch.isfinite(bound))
+            known = stretch_of(self, tuple(x.shape[1:]))
+            bound = _infinite_for_nan(known.inverse * (residual + allowance))
+        none = torch.zeros_like(bound).long()
+        return Solution(x, none, bound, torch.isfinite(bound), proven=known.proven, reason=doubt(self))
 
 
 class Rearrangement(Transform):
@@ -138,7 +156,7 @@ class ChainSolution:
     `largest_block_bound` proves every block's own solve. `code_residual` is ||F(x) - z|| in float64. The measured error
     needs the true x: `measured_error`. `composed_bound` carries the block bounds through all later inverses; it grows
     like the product of Lip(F_t^-1) and says little for deep chains. `diverged`: in some block, of which nothing is
-    proven, the steps grew or numbers overflowed.
+    proven, the steps grew or numbers overflowed. `reason`: why a part is not known, where nothing is proven for that.
     """
 
     x: Tensor
@@ -149,6 +167,7 @@ class ChainSolution:
     composed_bound: Tensor
     diverged: Tensor
     proven: bool = True
+    reason: str = ""
 
     @property
     def error_bound(self) -> Tensor:
@@ -164,7 +183,7 @@ class ChainSolution:
         scale = float(self.x.double().flatten(1).norm(dim=1).max())
         remark = "" if composed < 0.1 * max(scale, 1e-12) else " (not informative)"
         return (
-            f"{int(self.converged.sum())} of {len(self.converged)} samples {verdict(self.proven)}, block by block; "
+            f"{int(self.converged.sum())} of {len(self.converged)} samples {verdict(self)}, block by block; "
             f"largest block bound {float(self.largest_block_bound.max()):.1e}, "
             f"code residual {float(self.code_residual.max()):.1e}, composed bound {composed:.1e}{remark}"
         )
@@ -223,6 +242,7 @@ class Chain(Transform):
         tolerance: float | None = None,
         solver: Solver | None = None,
     ) -> Tensor:
+        refuse_changed(self)
         for position in reversed(range(len(self))):
             try:
                 z = self[position].inverse(z, context, tolerance=tolerance, solver=solver)
@@ -276,7 +296,7 @@ class Chain(Transform):
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         total = ISOMETRY
         for _, t, shape in self.parts(input_shape):
-            total = total.then(t.stretch(shape))
+            total = total.then(stretch_of(t, shape))
         return total
 
     def output_shape(self, input_shape: Shape) -> Shape:
@@ -297,22 +317,23 @@ def solve_backwards(
         x = z
         largest = composed = torch.zeros(len(z), dtype=torch.float64, device=z.device)
         iterations = torch.zeros(len(z), dtype=torch.long, device=z.device)
-        converged, proven = torch.ones(len(z), dtype=torch.bool, device=z.device), True
-        diverged = ~converged
+        converged, reason = torch.ones(len(z), dtype=torch.bool, device=z.device), doubt(whole)
+        diverged, proven = ~converged, not reason
         for t in reversed(parts):
             s = solve(t, x)
             # An error e in the code becomes at most Lip(F^-1) e in x, on top of this solve's own error. A solve that
             # returns the same numbers for every input has no error to amplify: 0 * inf is 0 here.
-            expansion = t.stretch(tuple(s.x.shape[1:])).inverse
-            carried = torch.where(composed > 0, composed * expansion, composed)
+            known = stretch_of(t, tuple(s.x.shape[1:]))
+            carried = torch.where(composed > 0, composed * known.inverse, composed)
             composed = s.error_bound + carried
             own = s.largest_block_bound if isinstance(s, ChainSolution) else s.error_bound
             largest, iterations = torch.maximum(largest, own), iterations + s.iterations
-            converged, proven = converged & s.converged, proven and s.proven
+            reason = reason or s.reason or doubt(t)
+            converged, proven = converged & s.converged, proven and s.proven and known.proven
             diverged = diverged if s.diverged is None else diverged | s.diverged
             x = s.x
         residual = _infinite_for_nan((whole.reference(x, context) - z.double()).flatten(1).norm(dim=1))
-    return ChainSolution(x, iterations, converged, largest, residual, composed, diverged, proven)
+    return ChainSolution(x, iterations, converged, largest, residual, composed, diverged, proven, reason)
 
 
 def _infinite_for_nan(error: Tensor) -> Tensor:

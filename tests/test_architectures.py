@@ -2,7 +2,7 @@
 
 import copy
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_the_convolutional_branch_is_the_papers():
     assert g(torch.zeros(2, 3, 5, 6)).shape == (2, 3, 5, 6)
 
 
-@pytest.mark.parametrize("activation", [nn.ELU, nn.Tanh, nn.Softplus, nn.ReLU, LipSwish])
+@pytest.mark.parametrize("activation", [nn.ELU, nn.Tanh, partial(nn.Softplus, threshold=40), nn.ReLU, LipSwish])
 def test_every_builder_passes_certify(activation):
     assert certify(ResidualBlock(contractive_mlp(3, (8,), activation=activation))).passed
     assert certify(ResidualBlock(contractive_convnet(2, 4, activation=activation)), (2, 6, 6)).passed

@@ -23,8 +23,8 @@ from iresnet.run import Outcome, Run, start
 from tests.runs import copy_of, tiny, trained
 
 COMMANDS = (
-    "train", "evaluate", "sample", "invert", "interpolate", "certify", "score", "report", "export", "presets", "demo",
-    "data list", "data download", "data verify",
+    "train", "evaluate", "sample", "invert", "interpolate", "certify", "audit", "score", "report", "export", "presets",
+    "demo", "data list", "data download", "data verify",
 )  # fmt: skip
 
 

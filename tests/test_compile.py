@@ -185,18 +185,18 @@ def test_a_convolutional_block_with_its_logdet_is_one_graph():
             torch.testing.assert_close(whole(run, backend="eager")(x), run(x), atol=1e-5, rtol=1e-5)
 
 
-def test_frozen_and_thawed_graphs_are_kept_apart():
+def test_graphs_of_a_layer_that_is_held_and_one_that_is_not_are_kept_apart():
     """A graph made inside a model, where nothing refreshes, must not serve a lone layer, where it does."""
-    from iresnet.lipschitz import frozen
+    from iresnet.lipschitz import held
 
     layer, x = rouse_(LipschitzLinear(6, 6)), x_of(4, 6)
     compiled = whole(layer)
-    with frozen():
+    with held(layer):
         compiled(x)
     with torch.no_grad():
         layer.parametrizations.weight.original.copy_(normal(6, 6, seed=4))
     before = cap_of(layer).direction.clone()
-    with frozen():
+    with held(layer):
         compiled(x)
     assert torch.equal(cap_of(layer).direction, before)
     compiled(x)

@@ -42,7 +42,6 @@ from iresnet.export import (
     without_constraints,
 )
 from iresnet.hybrid import Hybrid
-from iresnet.lipschitz import is_frozen
 from tests.zoo import ZOO, constrained_layers, contraction, linear_block, normal, rouse_
 
 # torch 2.11 warns of its own doings: when the compiler is imported, and when a program is loaded.
@@ -530,8 +529,3 @@ def test_a_path_that_cannot_be_written_gets_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot write .*weights.safetensors"):
         save_weights(made("flow")[0], tmp_path / "file" / "weights.safetensors")
-
-
-def test_exporting_leaves_nothing_frozen():
-    forward_program(linear_block(contraction(2, 0.5)), normal(2, 2))
-    assert not is_frozen()

@@ -8,7 +8,8 @@ from iresnet.lipschitz import Conditioned, LipSwish, MaxMin, Sine, constrain_, l
 from tests.zoo import normal
 
 ACTIVATIONS = [
-    nn.ELU(), nn.Tanh(), nn.ReLU(), nn.Softplus(), nn.Softplus(2.0), Sine(2.5), LipSwish(), MaxMin(), nn.Identity()
+    nn.ELU(), nn.Tanh(), nn.ReLU(), nn.Softplus(1.0, 40.0), nn.Softplus(2.0, 50.0), Sine(2.5), LipSwish(), MaxMin(),
+    nn.Identity()
 ]  # fmt: skip
 
 

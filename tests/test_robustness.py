@@ -278,7 +278,7 @@ class TestNoBound:
 
     def test_an_asserted_constant(self):
         model = Classifier(ResidualBlock(UserNet(), lipschitz=0.7), nn.Linear(4, 3)).eval()
-        sentence = "A block's constant was asserted; a certified radius needs constants that are proven."
+        sentence = "A constant was asserted, or a transform is not known; a certified radius needs all of them proven."
         with pytest.raises(NoBoundKnown, match=sentence):
             certified_radius(model, table(normal(6, 4, dtype=FLOAT), torch.arange(6) % 3))
 

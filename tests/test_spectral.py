@@ -1,5 +1,6 @@
 """Norms of layers against the singular values of their dense matrices."""
 
+import itertools
 import math
 import statistics
 
@@ -78,6 +79,23 @@ KINDS = {
     "tiny": {"axes": 2, "tiny": True, "stride": True, "dilation": True},
     "everything": {"axes": 2, "stride": True, "dilation": True, "groups": True},
 }
+
+
+CONV = Geometry((1, 1), (1, 1), (1, 1), (1, 1))
+#: (geometry, shape of the weight, size of the input), one for every way to a bound.
+EXTREMES = {
+    "vector": (Geometry(), (1, 5), ()),
+    "linear": (Geometry(), (33, 34), ()),
+    "dense": (CONV, (2, 2, 3, 3), (4, 4)),
+    "fourier": (CONV, (2, 2, 3, 3), None),
+    "wide": (CONV, (32, 33, 3, 3), (5, 5)),
+    "circular": (Geometry((1, 1), (1, 1), (1, 1), (1, 1), circular=True), (2, 2, 3, 3), (20, 20)),
+}
+
+
+def times_two_to(x, power):
+    """In two steps: torch's ldexp knows no factor of 2^1060."""
+    return torch.ldexp(torch.ldexp(x, torch.tensor(power // 2)), torch.tensor(power - power // 2))
 
 
 def layers_of(kind, count, seed=0):
@@ -208,15 +226,23 @@ class TestBound:
     def test_without_a_size_it_holds_for_every_size(self, kind):
         for layer, shape in layers_of(kind, 2 if kind == "conv3d" else 4, seed=1):
             geometry, weight = parts(layer)
-            try:
-                bound = spectral.norm_bound(layer)
-            except NoBoundKnown:
-                assert geometry.circular
-                continue
+            bound = spectral.norm_bound(layer)
             cheap = spectral.cheap_norm_bounds(weight, geometry, None, 5).item()
             for grow in range(3 if geometry.axes == 3 else 5):
                 truth = true_norm(layer, (shape[0], *(n + grow for n in shape[1:])))
                 assert truth <= min(bound, cheap * (1 + 1e-12)), (layer, shape, grow)
+
+    @pytest.mark.parametrize("kind", [kind for kind in KINDS if "circular" not in kind])
+    def test_under_zero_padding_no_smaller_input_has_a_larger_norm(self, kind):
+        """Which lets a layer remember the largest size of each axis, even if they never came together."""
+        for layer, shape in layers_of(kind, 3, seed=2):
+            norms = {}
+            for grow in itertools.product(range(3), repeat=len(shape) - 1):
+                size = tuple(n + m for n, m in zip(shape[1:], grow, strict=True))
+                norms[grow] = true_norm(layer, (shape[0], *size))
+            for small, large in itertools.product(norms, repeat=2):
+                if all(a <= b for a, b in zip(small, large, strict=True)):
+                    assert norms[small] <= norms[large] * (1 + 1e-12), (layer, shape, small, large)
 
     def test_without_a_size_it_is_the_supremum(self):
         """|a| + |b| + |c| is approached, never reached, as a line grows."""
@@ -319,6 +345,31 @@ class TestBound:
         weight, geometry = normal(1, 32, 32, 3, 3), Geometry((1, 1), (1, 1), (1, 1), (1, 1))
         expected = scale * spectral.norm_bounds(weight, geometry, (8, 8))
         torch.testing.assert_close(spectral.norm_bounds(scale * weight, geometry, (8, 8)), expected, rtol=1e-8, atol=0)
+
+    @pytest.mark.parametrize("power", [-1060, -565, 531, 1000])
+    @pytest.mark.parametrize("kind", [*EXTREMES, "fast"])
+    def test_no_weight_is_too_small_or_too_large(self, kind, power, monkeypatch):
+        """Trap: the Gram matrix of weights of 1e-170 is zero in float64, and that of 1e160 infinite."""
+        monkeypatch.setattr(fourier, "_multiplies_fast", lambda _: kind == "fast")
+        geometry, shape, size = EXTREMES["linear" if kind == "fast" else kind]
+        weight = times_two_to(normal(2, *shape), power)
+        near = times_two_to(weight, -power)
+        for bounds in (spectral.norm_bounds, lambda *a: spectral.cheap_norm_bounds(*a, 6)):
+            found = bounds(weight, geometry, size)
+            expected = times_two_to(bounds(near, geometry, size), power)
+            assert (found >= expected * (1 - 1e-12)).all()
+            assert (found <= expected * (1 + 1e-12)).all() or power == -1060
+        v = spectral.start_vector(near, geometry, size or (5, 5) if geometry.axes else ())
+        sigma, _, g = spectral.power_iteration(weight, geometry, v, 3)
+        expected, _, h = spectral.power_iteration(near, geometry, v, 3)
+        assert torch.equal(g, h)
+        assert torch.equal(sigma, times_two_to(expected, power))
+
+    def test_the_margin_for_rounding_grows_with_the_matrix(self):
+        ones = nn.Linear(500, 600, dtype=DOUBLE)
+        nn.init.ones_(ones.weight)
+        assert spectral.norm_bound(ones) >= math.sqrt(500 * 600)
+        assert spectral.margin(64, 576) == spectral.ROUNDING_MARGIN < spectral.margin(4096, 4096) < 1e-8
 
     def test_dropping_hopeless_frequencies_drops_no_winner(self):
         torch.manual_seed(0)
@@ -487,11 +538,15 @@ class TestRefusals:
         with pytest.raises(ValueError, match=sentence):
             spectral.norm_bound(layer, shape)
 
-    def test_circular_padding_wider_than_the_kernel_needs_a_size(self):
-        layer = nn.Conv2d(1, 1, 1, padding=1, padding_mode="circular")
-        with pytest.raises(NoBoundKnown, match="needs an input size"):
-            spectral.norm_bound(layer)
-        assert spectral.norm_bound(layer, (1, 4, 4)) >= true_norm(layer, (1, 4, 4))
+    @pytest.mark.parametrize("padding", [1, 2, (0, 3)])
+    def test_circular_padding_wider_than_the_kernel_repeats_outputs(self, padding):
+        """No input is smaller than its padding, which torch lets wrap around once: each counts three times at most."""
+        layer = nn.Conv2d(1, 1, 1, padding=padding, padding_mode="circular")
+        bound, least = spectral.norm_bound(layer), padding if isinstance(padding, int) else padding[1]
+        norms = {n: true_norm(layer, (1, least, n)) for n in range(least, least + 5)}
+        assert max(norms.values()) <= bound * (1 + 1e-12)
+        assert bound <= norms[least] * (1 + 1e-6)
+        assert norms[least + 4] <= spectral.norm_bound(layer, (1, least, least + 4))
 
     def test_a_constrained_layer_has_a_bound_like_any_other(self):
         layer = LipschitzConv2d(2, 2, 3, padding=1).eval()

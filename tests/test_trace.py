@@ -27,7 +27,7 @@ ACTIVATIONS = {
     "elu 0.4": lambda: nn.ELU(0.4),
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
-    "softplus": lambda: nn.Softplus(2.0),
+    "softplus": lambda: nn.Softplus(2.0, 40),
     "sine": lambda: Sine(2.5),
     "lipswish": lambda: LipSwish(1.7),
     "none": nn.Identity,

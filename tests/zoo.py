@@ -242,8 +242,8 @@ def _prototype(case: Case, seed: int) -> Transform:
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "elu": nn.ELU,
     "elu-half": partial(nn.ELU, alpha=0.5),
-    "softplus": nn.Softplus,
-    "softplus-sharp": partial(nn.Softplus, beta=3.0),
+    "softplus": partial(nn.Softplus, threshold=40.0),
+    "softplus-sharp": partial(nn.Softplus, beta=3.0, threshold=60.0),
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
     "lipswish": LipSwish,
@@ -310,7 +310,7 @@ ZOO = [
     Case("conv-1d", lambda: _sequence(nn.Conv1d(3, 3, 3, padding=1), nn.ELU(), nn.Conv1d(3, 3, 1)), (3, 5)),
     Case("conv-3d", lambda: _sequence(nn.Conv3d(1, 2, 3, padding=1), nn.ELU(), nn.Conv3d(2, 1, 1)), (1, 2, 3, 2)),
     Case("potential", lambda: _potential(nn.Linear(4, 7)), (4,)),
-    Case("potential-conv", lambda: _potential(nn.Conv2d(2, 5, 3, padding=1), nn.Softplus()), (2, 4, 3)),
+    Case("potential-conv", lambda: _potential(nn.Conv2d(2, 5, 3, padding=1), nn.Softplus(threshold=40)), (2, 4, 3)),
     Case("potential-chain", lambda: Chain(_potential(nn.Linear(4, 7)), ActNorm(4), _potential(nn.Linear(4, 3))), (4,)),
     Case("dense", lambda: ResidualBlock(constrain_(_dense(), lipschitz=0.9)), (4,)),
     Case(

@@ -12,6 +12,7 @@ computes beside that with a log-determinant is in `density`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
@@ -66,8 +67,7 @@ def _branch(steps: Program, x: Tensor, values: list[Tensor], dtype: torch.dtype)
 
 
 def _without_last_bias(steps: Program) -> Program:
-    last = steps[-1]
-    return (*steps[:-1], Step(last.kind, min(last.tensors, 1), last.geometry, last.constant))
+    return (*steps[:-1], replace(steps[-1], tensors=min(steps[-1].tensors, 1)))
 
 
 def _per_channel(value: Tensor, x: Tensor) -> Tensor:

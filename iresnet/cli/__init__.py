@@ -10,6 +10,7 @@ import typer
 
 from ..spelling import printable
 from ..version import __version__
+from .audit import audit
 from .certify import certify
 from .data import data
 from .demo import demo
@@ -36,7 +37,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, evaluate, sample, invert, interpolate, certify, score, report, export, presets, reproduce, demo):
+for command in (
+    train,
+    evaluate,
+    sample,
+    invert,
+    interpolate,
+    certify,
+    audit,
+    score,
+    report,
+    export,
+    presets,
+    reproduce,
+    demo,
+):
     app.command()(command)
 app.add_typer(data, name="data")
 

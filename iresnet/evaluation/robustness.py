@@ -26,7 +26,8 @@ from ..data import Dataset
 from ..hybrid import Hybrid
 from ..objective import MISSING, centred, directions
 from ..residual import full_precision
-from ..spectral import NoBoundKnown
+from ..transform import stretch_of
+from ..trust import NoBoundKnown, doubt
 from .classes import error_of, labels
 from .likelihood import CHUNK
 
@@ -143,11 +144,17 @@ def _too_far(model: nn.Module, data: Dataset, constant: float, radii: Tensor, st
 
 def lipschitz(model: nn.Module, data: Dataset) -> float:
     """The proven Lip(F) of a model's transform for these rows; `NoBoundKnown` where there is none."""
-    stretch = _view(model).transform.stretch(data.schema.shape)
-    if not stretch.proven:
-        raise NoBoundKnown("A block's constant was asserted; a certified radius needs constants that are proven.")
+    view = _view(model)
+    stretch = stretch_of(view.transform, data.schema.shape)
+    if reason := doubt(model):
+        raise NoBoundKnown(reason)
     if not math.isfinite(stretch.forward):
         raise NoBoundKnown("A block has no Lipschitz bound; `certify` says which and why.")
+    if not stretch.proven:
+        raise NoBoundKnown(
+            "A constant was asserted, or a transform is not known; a certified radius needs all of them proven. "
+            "`certify` says which."
+        )
     return stretch.forward
 
 
@@ -155,6 +162,7 @@ def lipschitz(model: nn.Module, data: Dataset) -> float:
 def certified_radius(model: nn.Module, data: Dataset) -> Tensor:
     """How far every row is proven to keep its right class, in float64 and the units of x; 0 where it is wrong.
 
+    With a `Logit` the ball is that of inputs inside [0, levels], where the data are: its slope has no bound outside.
     Raises `NoBoundKnown` for a head that is not linear and a transform without a proven bound.
     """
     view, y = _view(model), labels(data)

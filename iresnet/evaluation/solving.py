@@ -142,9 +142,9 @@ def _on_gpu(z: Tensor) -> bool:
 
 def concatenate(solutions: Sequence[ChainSolution]) -> ChainSolution:
     """The solutions of several batches as one."""
-    names = [field.name for field in fields(ChainSolution) if field.name != "proven"]
+    names = [field.name for field in fields(ChainSolution) if field.name not in ("proven", "reason")]
     rows = {name: torch.cat([getattr(s, name) for s in solutions]) for name in names}
-    return ChainSolution(**rows, proven=all(s.proven for s in solutions))
+    return ChainSolution(**rows, proven=all(s.proven for s in solutions), reason=solutions[0].reason)
 
 
 @torch.no_grad()

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ..fixed_point import Solver
-from ..lipschitz.mark import mark_of
 from ..transform import Transform, check_batch
 from .arithmetic import Arithmetic
 from .inverter import Inverter
@@ -39,7 +38,7 @@ class Decoder:
 
     def __init__(self) -> None:
         self.reason = ""
-        self._mark: tuple[Any, ...] = ()
+        self._made_for: tuple[Any, ...] = ()
         self._most = LARGEST  # codes at once, as far as memory goes
         #: What is prepared, if anything is.
         self.inverter: Inverter | None = None
@@ -90,13 +89,15 @@ class Decoder:
 
     def _prepared(self, transform: Transform, z: Tensor, tolerance: float | None) -> Inverter:
         """What is prepared for such codes, made anew for other weights, another tolerance or more codes at once."""
-        size, mark = min(len(z), self._most), (z.dtype, z.device, tolerance, tuple(z.shape[1:]), *mark_of(transform))
-        if self.inverter is None or mark != self._mark or self.inverter.shape[0] < size:
-            self.inverter = None  # before the next one is made, which may need its memory
-            while (made := _fitting(transform, z[:size], tolerance)) is None:
-                size = self._most = size // 2
-            self.inverter, self._mark = made, mark
-        return self.inverter
+        size, wanted = min(len(z), self._most), (z.dtype, z.device, tolerance, tuple(z.shape[1:]))
+        inverter = self.inverter
+        if inverter is not None and wanted == self._made_for and inverter.shape[0] >= size and inverter.fits(transform):
+            return inverter
+        self.inverter = None  # before the next one is made, which may need its memory
+        while (made := _fitting(transform, z[:size], tolerance)) is None:
+            size = self._most = size // 2
+        self.inverter, self._made_for = made, wanted
+        return made
 
 
 def _fitting(transform: Transform, z: Tensor, tolerance: float | None) -> Inverter | None:

@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from ..fixed_point import RESIDUAL_ROUNDING, default_tolerance
-from ..lipschitz import release_
+from ..lipschitz import copied, release_
 from ..mixing import InvertibleConv1x1
 from ..preprocess import Logit
 from ..residual import ResidualBlock
 from ..transform import Chain, ChainSolution, Shape, Transform, check_batch, check_finite
+from ..trust import Seal
 from .arithmetic import Arithmetic, Run, captured
 from .branch import Maker, laid_out
 from .judgement import Judge, Part, carried_over, evaluated, led_to
@@ -70,10 +71,12 @@ class Inverter:
         # The stored weights as they are, in float64: the function that is inverted, and that proves the inverse.
         if tolerance is None and self.arithmetic.code == "linear":  # three digits of rounding errors say nothing
             self.arithmetic = replace(self.arithmetic, code="float64")
-        exact = cast(Transform, release_(copy.deepcopy(transform)).double().eval().requires_grad_(False))
-        self.transform = exact if exact.parts() else Chain(exact)
+        private = copied(transform)
         #: Why `solve` is that of the transform, in a sentence; empty where it is accelerated.
-        self.reason = refusal(self.transform)
+        self.reason = refusal(transform)
+        self._seal = None if self.reason else Seal(private)
+        exact = cast(Transform, release_(private).double().eval().requires_grad_(False))
+        self.transform = exact if exact.parts() else Chain(exact)
         #: Whether a chain is proven by the states that x leads to, as `judgement` says.
         self.goes_forward = False
         self.way: list[Part | Halves | Row] = []
@@ -95,6 +98,10 @@ class Inverter:
         z = torch.randn(*example, dtype=torch.float64, generator=generator).to(like.device)
         check_batch(z, "example")
         return z
+
+    def fits(self, transform: Transform) -> bool:
+        """Whether this transform is the function that was prepared for, by its settings and numbers."""
+        return self._seal is not None and self._seal.holds(transform)
 
     # ------------------------------------------------------------------------------------------------- preparing
 
@@ -206,7 +213,7 @@ class Inverter:
                 return solution
         better = self._again(z[behind].double())
         for f in fields(ChainSolution):
-            if f.name != "proven":
+            if f.name not in ("proven", "reason"):
                 getattr(solution, f.name)[behind] = getattr(better, f.name).to(getattr(solution, f.name))
         return solution
 

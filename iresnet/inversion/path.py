@@ -20,6 +20,7 @@ from ..multiscale import Flatten, Multiscale
 from ..preprocess import Logit, Standardise
 from ..residual import ResidualBlock
 from ..transform import Chain, Transform
+from ..trust import doubt
 from .branch import laid_out
 from .reading import read, unknown
 
@@ -93,6 +94,9 @@ def carried(steps: Sequence[float | Halves | Row]) -> list[float]:
 
 def refusal(transform: Transform) -> str:
     """Why this transform takes the ordinary way, or nothing."""
+    for t in transform.modules():
+        if isinstance(t, Transform) and (reason := doubt(t)):
+            return f"not accelerated: {reason}"
     for position, t in enumerate(t for t in path(transform) if isinstance(t, Transform)):
         where = f"not accelerated: transform {position}, {type(t).__name__},"
         if type(t) in CLOSED:

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..lipschitz.activations import LEAST_THRESHOLD
 from ..lipschitz.program import Program, Step, apply
 
 #: Roundings of a slope, each of at most one unit, as no slope is larger than one; and the unit of sums by precision.
@@ -100,5 +101,7 @@ def bend(step: Step, values: list[Tensor]) -> float:
             return abs(step.constant)
         case "lipswish":
             return float(F.softplus(values[0].double()).max()) / 2.2
-        case _:  # torch takes softplus as linear from a threshold on, where its slope jumps a little
+        case "softplus" if step.threshold >= LEAST_THRESHOLD:
+            return abs(step.constant) / 4
+        case _:
             return math.inf

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..fixed_point import Anderson, Solution
 from ..fixed_point import solve as solve_fixed_point
-from ..lipschitz import frozen
-from ..residual import ResidualBlock, full_precision
+from ..residual import ResidualBlock, Snapshot, full_precision
 from ..transform import Transform, check_finite
 from .branch import Form, laid_out
 from .convolution import Convolution, arranged, banded, is_simple, native
@@ -25,7 +24,7 @@ def unwind(transform: Transform, z: Tensor, *, tolerance: float | None = None) -
     """The x with these codes, every block's solve proven; None where one is not. `path.refusal` must say nothing."""
     check_finite(z, "z")
     stack = [z]
-    with frozen(), full_precision(z):
+    with full_precision(z):
         for step in reversed(list(path(transform))):
             if isinstance(step, ResidualBlock):
                 solution = _solve(step, stack.pop(), tolerance)
@@ -43,21 +42,21 @@ def unwind(transform: Transform, z: Tensor, *, tolerance: float | None = None) -
 def _solve(block: ResidualBlock, z: Tensor, tolerance: float | None) -> Solution:
     """What `block.solve` does."""
     block._check_input(z, None, "z")
-    constant = block.bound(tuple(z.shape[1:])).value
-    working, exact = _forms(block, z.dtype)
+    now = block.snapshot(tuple(z.shape[1:]))
+    working, exact = _forms(now, z.dtype)
     return solve_fixed_point(
         lambda x, rows: working(laid_out(x)),
         z,
-        lipschitz=constant,
+        lipschitz=now.bound.value,
         tolerance=tolerance,
         solver=Anderson(),
         reference=lambda x, rows: exact(laid_out(x)),
     )
 
 
-def _forms(block: ResidualBlock, dtype: torch.dtype) -> tuple[Form, Form]:
-    """g in this precision and in float64, with the stored weights."""
-    steps, values = read(block.g), [t.detach() for t in tensors(block.g)]
+def _forms(now: Snapshot, dtype: torch.dtype) -> tuple[Form, Form]:
+    """g in this precision and in float64, with the weights it has in what is proven."""
+    steps, values = read(now.g), [t.detach() for t in tensors(now.g)]
     assert steps is not None
     plain = Form(steps, [t.double() for t in values])
     ways = [_way(step.geometry is not None and is_simple(step), own) for step, _, own in plain.steps()]

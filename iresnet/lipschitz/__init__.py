@@ -7,8 +7,21 @@ data), `trace` (tr J in closed form), `jacobian` (v -> J' v).
 """
 
 from .activations import LipSwish, MaxMin, Sine, check_contractive, is_monotone, lipschitz_constant
-from .bound import Bound, Conditioned, Part, asked, bound, leaves, nominal, plain, primitives, tighten_
-from .constraint import SpectralCap, cap_of, frozen, is_frozen, refresh_, release_, together, unsettled
+from .bound import (
+    Bound,
+    Conditioned,
+    Part,
+    asked,
+    bound,
+    copied,
+    leaves,
+    nominal,
+    plain,
+    primitives,
+    released,
+    tighten_,
+)
+from .constraint import SpectralCap, cap_of, held, refresh_, release_, together, unsettled
 from .dense import Concatenated
 from .jacobian import linearise
 from .layers import LipschitzConv2d, LipschitzLinear, constrain_
@@ -37,8 +50,8 @@ __all__ = [
     "cap_of",
     "check_contractive",
     "constrain_",
-    "frozen",
-    "is_frozen",
+    "copied",
+    "held",
     "is_monotone",
     "leaves",
     "linearise",
@@ -48,6 +61,7 @@ __all__ = [
     "primitives",
     "refresh_",
     "release_",
+    "released",
     "tighten_",
     "together",
     "unsettled",

@@ -5,26 +5,28 @@ the parametrization leaves a plain layer. With u and v of the power iteration he
 linear in W, so a refresh stores G, and the forward pass only multiplies.
 
 The refresh (one step of power iteration from the last v) happens once per training forward: a model refreshes and
-scales all its layers `together`, batched over layers of equal shape, and runs the rest `frozen()`; a lone layer does it
-itself. In eval, in a solve, in a series nothing moves; on the way from train to eval the estimate is brought to
-convergence.
+scales all its layers `together`, batched over layers of equal shape, and holds them for the rest of its pass; a lone
+layer does it itself. In eval, in a solve, in a series, in a recomputation during backward nothing moves; on the way
+from train to eval the estimate is brought to convergence. Which pass holds a layer is noted in the layer, by thread:
+there is no state of the process that one thread could leave behind for another.
 """
 
 from __future__ import annotations
 
-import copy
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils.hooks import RemovableHandle
 
 from .. import spectral
 from ..precision import float32_products
 from ..spectral import Geometry
+from ..trust import own_hook, own_parametrization
 from .rules import NormRule
 from .scaling import Rule, scaled, stacked
 
@@ -32,12 +34,16 @@ from .scaling import Rule, scaled, stacked
 COLD_ITERATIONS = 30
 
 
+@own_parametrization
 class SpectralCap(nn.Module):
     """The parametrization W -> W min(1, coefficient / <W, G>) of one layer, with its state: G, v and the input size."""
 
     gradient: Tensor
     direction: Tensor
     size: Tensor
+
+    #: Where the next refresh begins, not what the weight is.
+    outside_proof: ClassVar[tuple[str, ...]] = ("direction", "size")
 
     def __init__(self, layer: nn.Module, coefficient: float, norm: NormRule) -> None:
         super().__init__()
@@ -46,16 +52,19 @@ class SpectralCap(nn.Module):
         # The largest input met; the buffer `size` is written when it is saved, as torch.func.vjp, inside of which the
         # first input may come by, allows no writing, and reading it would wait for the device.
         self.seen: tuple[int, ...] = ()
-        self.ready: Tensor | None = None  # the constrained weight, where `together` has made those of all layers ...
-        self.dtype: torch.dtype | None = None  # ... in this precision, if it is another, with its channels last ...
-        self.fast = False  # ... by compiled functions
+        # The passes that hold this layer, by thread, and the constrained weight where `together` has made those of all
+        # layers: in this precision, if it is another, with its channels last, by compiled functions.
+        self._held: dict[int, Tensor | None] = {}
+        self.dtype: torch.dtype | None = None
+        self.fast = False
         self.register_buffer("gradient", torch.zeros_like(weight))
         self.register_buffer("direction", weight.new_empty(0))
         self.register_buffer("size", torch.zeros(self.geometry.axes, dtype=torch.long, device=weight.device))
 
     def forward(self, weight: Tensor) -> Tensor:
-        if self.ready is not None:
-            return self.ready
+        ready = self._held.get(_thread()) if self._held else None
+        if ready is not None:
+            return ready
         # A copy of G: the next refresh writes into the buffer, perhaps before this pass has gone backward.
         sigma = (weight * self.gradient.clone()).sum()
         if not self.norm.differentiate:
@@ -70,14 +79,14 @@ class SpectralCap(nn.Module):
         return weight
 
     def see(self, size: tuple[int, ...]) -> None:
-        """Remember the largest input met: the norm under zero padding grows with it."""
+        """Remember the largest input met, axis by axis: the norm under zero padding grows with it."""
         self.seen = tuple(max(a, b) for a, b in zip(self.seen, size, strict=True)) if self.seen else size
 
     def working_size(self, weight: Tensor) -> tuple[int, ...]:
         return self.seen or spectral.default_size(self.geometry, weight)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "ready": None, "dtype": None, "fast": False}  # these belong to a pass under way
+        return {**self.__dict__, "_held": {}, "dtype": None, "fast": False}  # these belong to a pass under way
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         if self.seen:
@@ -99,10 +108,6 @@ class SpectralCap(nn.Module):
 # ---------------------------------------------------------------------------------------------- refresh
 
 
-class _State:
-    frozen = False  # of the whole process: a compiler cannot read what belongs to a thread
-
-
 class _Own(threading.local):
     unsettled = False
 
@@ -110,17 +115,32 @@ class _Own(threading.local):
 _own = _Own()
 
 
-_state = _State()
+def _thread() -> int:
+    """Whose pass it is. A compiler, which traces one pass at a time, cannot read the thread."""
+    return 0 if torch.compiler.is_compiling() else threading.get_ident()
+
+
+def _is_held(cap: SpectralCap) -> bool:
+    """Whether a pass of this thread holds a layer; for a compiler, of any."""
+    return bool(cap._held) if torch.compiler.is_compiling() else threading.get_ident() in cap._held
+
+
+def _is_recomputing() -> bool:
+    """Whether a backward pass is under way in this thread: a forward in it repeats one that was (checkpointing)."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 @contextmanager
-def frozen() -> Iterator[None]:
-    """Within this context no constrained layer refreshes: the function stands still."""
-    before, _state.frozen = _state.frozen, True
+def held(module: nn.Module) -> Iterator[None]:
+    """Within this context no constrained layer of this module refreshes in this thread: the function stands still."""
+    caps, thread = [cap for cap, _ in _free(module)], _thread()
     try:
+        for cap in caps:
+            cap._held[thread] = None
         yield
     finally:
-        _state.frozen = before
+        for cap in caps:
+            cap._held.pop(thread, None)
 
 
 @contextmanager
@@ -135,11 +155,6 @@ def unsettled() -> Iterator[None]:
         yield
     finally:
         _own.unsettled = before
-
-
-def is_frozen() -> bool:
-    """Whether the code runs within `frozen()`."""
-    return _state.frozen
 
 
 def cap_of(layer: nn.Module) -> SpectralCap | None:
@@ -161,45 +176,63 @@ def refresh_(module: nn.Module, *, settle: bool = False) -> None:
     One step of its rule for every layer in training, or with `settle` all layers to convergence (after loading,
     averaging or editing weights).
     """
-    for group in _groups(module, settle=settle):
+    layers = [(cap, weight) for layer, cap, weight in _constrained(module) if settle or layer.training]
+    for group in _groups(layers):
         _refresh_group(group, settle=settle)
 
 
 @contextmanager
 def together(module: nn.Module) -> Iterator[None]:
-    """Refresh the layers in training, and within this context let their weights be those scaled at once, as a stack."""
-    if torch.compiler.is_compiling():  # a compiler sees through the layers one by one
-        refresh_(module)
-        yield
-        return
-    caps: list[SpectralCap] = []
+    """Refresh the layers in training, and within this context hold them, their weights scaled at once, as a stack.
+
+    Layers that a pass of this thread holds already stay as they are: the outermost call of a model does it for all.
+    """
+    layers, thread = _free(module), _thread()
     try:
-        for group in _groups(module, settle=False):
-            # Tensor cores will do for one step of power iteration: its sigma is second order in the error of v.
-            with torch.no_grad(), float32_products("tf32", group[0][1].device):
-                weight, gradient, sigma = _refresh_group(group, settle=False)
-            cap = group[0][0]
-            if len(group) > 1 or cap.dtype is not None:
-                rule = Rule(cap.coefficient, cap.norm.differentiate, cap.dtype, cap.fast)
-                for (each, _), ready in zip(
-                    group, scaled(weight, gradient, sigma, rule, [w for _, w in group]), strict=True
-                ):
-                    each.ready = ready
-                    caps.append(each)
+        for group in _groups(layers):
+            _hold(group, thread)
         yield
     finally:
-        for cap in caps:
-            cap.ready = None
+        for cap, _ in layers:
+            cap._held.pop(thread, None)
 
 
-def _groups(module: nn.Module, *, settle: bool) -> list[list[tuple[SpectralCap, Tensor]]]:
-    """The constrained layers in training (all of them, to settle), those of equal shape, size and rule together."""
-    groups: dict[Any, list[tuple[SpectralCap, Tensor]]] = {}
+def _hold(group: list[tuple[SpectralCap, Tensor]], thread: int) -> None:
+    """Refresh layers of one shape, and note the constrained weight of each for this pass."""
+    (cap, first), *others = group
+    if torch.compiler.is_compiling():  # a compiler sees through the layers one by one
+        _refresh_group(group, settle=False)
+        for each, _ in group:
+            each._held[thread] = None
+        return
+    # Tensor cores will do for one step of power iteration: its sigma is second order in the error of v.
+    with torch.no_grad(), float32_products("tf32", first.device):
+        weight, gradient, sigma = _kept_group(group) if _is_recomputing() else _refresh_group(group, settle=False)
+    ready: Sequence[Tensor | None] = [None]
+    if others or cap.dtype is not None:
+        rule = Rule(cap.coefficient, cap.norm.differentiate, cap.dtype, cap.fast)
+        ready = scaled(weight, gradient, sigma, rule, [w for _, w in group])
+    for (each, _), one in zip(group, ready, strict=True):
+        each._held[thread] = one
+
+
+def _constrained(module: nn.Module) -> Iterator[tuple[nn.Module, SpectralCap, Tensor]]:
+    """(layer, its constraint, its weight before it) for every constrained layer."""
     for layer in module.modules():
         cap = cap_of(layer)
-        if cap is None or not (settle or layer.training):
-            continue
-        weight = _parametrizations(layer).original
+        if cap is not None:
+            yield layer, cap, _parametrizations(layer).original
+
+
+def _free(module: nn.Module) -> list[tuple[SpectralCap, Tensor]]:
+    """The constrained layers in training that no pass of this thread holds."""
+    return [(cap, weight) for layer, cap, weight in _constrained(module) if layer.training and not _is_held(cap)]
+
+
+def _groups(layers: list[tuple[SpectralCap, Tensor]]) -> list[list[tuple[SpectralCap, Tensor]]]:
+    """Constrained layers, those of equal shape, size and rule together."""
+    groups: dict[Any, list[tuple[SpectralCap, Tensor]]] = {}
+    for cap, weight in layers:
         key = (
             cap.geometry,
             weight.shape,
@@ -213,6 +246,14 @@ def _groups(module: nn.Module, *, settle: bool) -> list[list[tuple[SpectralCap, 
         )
         groups.setdefault(key, []).append((cap, weight))
     return list(groups.values())
+
+
+def _kept_group(group: list[tuple[SpectralCap, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """The weights, G and sigma of layers of one shape as the last refresh left them, as stacks."""
+    dtype = torch.promote_types(group[0][1].dtype, torch.float32)
+    weight = stacked([w.detach() for _, w in group]).to(dtype)
+    gradient = torch.stack([cap.gradient for cap, _ in group]).to(dtype)
+    return weight, gradient, (weight * gradient).flatten(1).sum(1)
 
 
 def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -244,6 +285,7 @@ def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> 
     return weight, gradient, sigma
 
 
+@own_hook
 def _prepare(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
     """Forward pre-hook of a constrained layer: see the input's size; refresh if training and on its own."""
     cap = cap_of(layer)
@@ -251,7 +293,7 @@ def _prepare(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         return
     if cap.geometry.axes and inputs:
         cap.see(tuple(inputs[0].shape[-cap.geometry.axes :]))
-    if layer.training and torch.is_grad_enabled() and not _state.frozen:
+    if layer.training and torch.is_grad_enabled() and not (_is_held(cap) or _is_recomputing()):
         with torch.no_grad():
             _refresh_group([(cap, _parametrizations(layer).original)], settle=False)
 
@@ -265,16 +307,39 @@ def _train(layer: nn.Module, mode: bool = True) -> nn.Module:
     return layer
 
 
-def _deepcopy(layer: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Copy a constrained layer together with its class: torch would let both share one, and removing the
+def _reduce(layer: nn.Module, protocol: Any) -> tuple[Any, ...]:
+    """How a constrained layer is pickled and copied: as a layer of its class before the parametrization, its tensors'
+    names, and its state. A copy gets a class of its own: torch would let both share one, and removing the
     parametrization of either would take the weight of the other."""
-    if id(layer) not in memo:
-        own = type(layer)
-        namespace = {k: v for k, v in vars(own).items() if k not in ("__dict__", "__weakref__")}
-        replica: nn.Module = nn.Module.__new__(type(own.__name__, own.__bases__, namespace))
-        memo[id(layer)] = replica
-        replica.__dict__ = copy.deepcopy(layer.__dict__, memo)
-    return cast(nn.Module, memo[id(layer)])
+    names = tuple(cast(nn.ModuleDict, layer.parametrizations))
+    return _blank, (parametrize.type_before_parametrizations(layer), names), *object.__reduce_ex__(layer, 2)[2:]
+
+
+def _blank(kind: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
+    """A layer of this class whose tensors of these names are parametrized, to be filled with a state."""
+    layer = kind.__new__(kind)
+    nn.Module.__init__(layer)
+    for name in names:
+        layer.register_buffer(name, torch.empty(0))
+        parametrize.register_parametrization(layer, name, nn.Identity())
+    return _equip_(layer)
+
+
+def _restore(layer: nn.Module, state: dict[str, Any]) -> None:
+    """`__setstate__` of a constrained layer. A new process numbers hooks from zero: one that is registered there must
+    not get the number, and so the place, of `_prepare`."""
+    cast(Any, parametrize.type_before_parametrizations(layer)).__setstate__(layer, state)
+    RemovableHandle.next_id = max(RemovableHandle.next_id, 1 + max(layer._forward_pre_hooks, default=-1))
+
+
+def _equip_(layer: nn.Module) -> nn.Module:
+    """torch gave a parametrized layer a class of its own, which goes when the parametrization goes: its methods."""
+    own = cast(Any, type(layer))
+    own.train, own.__reduce_ex__, own.__setstate__ = _train, _reduce, _restore
+    own.__deepcopy__ = None  # by __reduce_ex__
+    if "__getstate__" in vars(own):
+        del own.__getstate__  # torch's, which refuses
+    return layer
 
 
 # ---------------------------------------------------------------------------------------------- constraining layers
@@ -289,10 +354,7 @@ def constrain_layer_(layer: nn.Module, coefficient: float, norm: NormRule) -> nn
     cap = SpectralCap(layer, coefficient, norm)
     parametrize.register_parametrization(layer, "weight", cap)
     layer.register_forward_pre_hook(_prepare)
-    # torch gave this layer a class of its own, which goes when the parametrization goes: methods can be put there.
-    own = cast(Any, type(layer))
-    own.train, own.__deepcopy__ = _train, _deepcopy
-    return layer
+    return _equip_(layer)
 
 
 def release_(module: nn.Module) -> nn.Module:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from ..logdet import Jacobian, Pull
 from . import program
 from .bound import Conditioned
-from .constraint import _prepare, cap_of
 from .program import Program
 from .trace import closed_trace
 
@@ -33,7 +32,8 @@ def linearise(g: nn.Module, x: Tensor, context: Tensor | None = None) -> tuple[T
     for i, (stage, steps) in enumerate(stages):
         if i:
             y = cast(Conditioned, g).shifted(y, context)
-        _show_sizes(stage, y)
+        if y.dim() > 2:  # what the hooks of constrained layers do when they are called, which they are not here
+            program.note_sizes(stage, tuple(y.shape[2:]))
         own = _laid_out(program.tensors(stage), y)
         y, more = program.linearise(steps, y, own)
         whole, tensors, transposes = whole + steps, tensors + own, transposes + more
@@ -58,12 +58,3 @@ def _laid_out(tensors: list[Tensor], x: Tensor) -> list[Tensor]:
     if x.device.type != "cpu" or x.dim() != 4 or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return tensors
     return [t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in tensors]
-
-
-def _show_sizes(g: nn.Module, x: Tensor) -> None:
-    """What the hooks of constrained layers do when they are called, which they are not here."""
-    if x.dim() > 2:
-        program.note_sizes(g, tuple(x.shape[2:]))
-    for layer in g.modules():
-        if cap_of(layer) is not None:
-            _prepare(layer, ())

@@ -43,7 +43,7 @@ class Potential(nn.Module):
         if not is_monotone(self.activation):
             raise NoBoundKnown(
                 f"the activation of a Potential must be elementwise and never fall; got {self.activation}. "
-                "Use ELU, ReLU, Softplus or Tanh."
+                "Use ELU, ReLU, Softplus(threshold=40) or Tanh."
             )
         geometry = Geometry.of(self.layer)
         if geometry.circular or geometry.before != geometry.after or set(geometry.stride) - {1}:

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..logdet import Pull
-from ..spectral import Geometry, NoBoundKnown
+from ..spectral import Geometry
+from ..trust import NoBoundKnown, known_type, unwrap
 from .activations import LipSwish, MaxMin, Sine
 from .bound import Conditioned, leaves
 from .constraint import cap_of
@@ -33,9 +34,12 @@ class Step:
     geometry: Geometry | None = None
     constant: float = 0.0
     inner: tuple[Step, ...] = ()
+    threshold: float = 0.0  # of softplus
 
 
 Program: TypeAlias = tuple[Step, ...]
+
+LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def read(g: nn.Module, *, nested: bool = False) -> Program | None:
@@ -58,7 +62,7 @@ def tensors(g: nn.Module) -> list[Tensor]:
             found += [layer.angle, *tensors(layer.f)]
         elif isinstance(layer, LipSwish):
             found.append(layer.raw_beta)
-        elif isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        elif isinstance(layer, LINEAR):
             found += [layer.weight, layer.bias]
     return [t for t in found if t is not None]
 
@@ -87,7 +91,7 @@ def apply(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
         case "relu":
             return F.relu(x)
         case "softplus":
-            return F.softplus(x, step.constant)
+            return F.softplus(x, step.constant, step.threshold)
         case "sine":
             return torch.sin(step.constant * x) / step.constant
         case "lipswish":
@@ -208,7 +212,7 @@ def note_sizes(g: nn.Module, size: tuple[int, ...]) -> None:
         cap = cap_of(layer)
         if type(layer) is Concatenated:
             note_sizes(layer.f, size)
-        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        if isinstance(layer, LINEAR[1:]):
             if cap is not None:
                 cap.see(size)
             size = Geometry.of(layer).output_size(size, tuple(layer.weight.shape[2:]))
@@ -220,24 +224,24 @@ def _nested(layer: Concatenated) -> Step | None:
 
 
 def _step(layer: nn.Module) -> Step | None:
+    kind, layer = known_type(layer), unwrap(layer)
+    if issubclass(kind, LINEAR):
+        geometry, count = Geometry.of(layer), 1 if layer.bias is None else 2
+        if issubclass(kind, nn.Linear):
+            return Step("linear", count)
+        # Circular and asymmetric padding take a padding of their own first.
+        plain = not geometry.circular and geometry.before == geometry.after
+        return Step("conv", count, geometry) if plain else None
     match layer:
-        case nn.Linear() | nn.Conv1d() | nn.Conv2d() | nn.Conv3d():
-            geometry = Geometry.of(layer)
-            count = 1 if layer.bias is None else 2
-            if isinstance(layer, nn.Linear):
-                return Step("linear", count)
-            # Circular and asymmetric padding take a padding of their own first.
-            plain = not geometry.circular and geometry.before == geometry.after
-            return Step("conv", count, geometry) if plain else None
         case LipSwish():
             return Step("lipswish", 1)
         case nn.ELU():
             return Step("elu", constant=float(layer.alpha))
         case nn.Softplus():
-            return Step("softplus", constant=float(layer.beta)) if layer.threshold == 20 else None
+            return Step("softplus", constant=float(layer.beta), threshold=float(layer.threshold))
         case Sine():
             return Step("sine", constant=layer.frequency)
         case nn.Tanh() | nn.ReLU() | MaxMin() | nn.Identity():
-            return Step(type(layer).__name__.lower())
+            return Step(kind.__name__.lower())
         case _:
             return None

@@ -60,8 +60,8 @@ class PowerIteration:
 class GramIteration:
     """The strict rule: a sound upper bound (Schatten norm of order 2^(iterations + 1)) instead of an estimate.
 
-    The layer's norm is at most the coefficient after every refresh, not only at the end, for inputs up to the largest
-    size met and for all sizes before one is met; it is used a little less fully.
+    The layer's norm is at most the coefficient after every refresh, not only at the end, for inputs of every size; it
+    is used a little less fully.
     """
 
     iterations: int = 6
@@ -77,11 +77,9 @@ class GramIteration:
     def refresh(
         self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        # Zero padding: the bound for every size, so that a larger input than any before breaks nothing.
-        at = size if geometry.circular else None
-
         def bound(w: Tensor) -> Tensor:
-            return spectral.cheap_norm_bounds(w, geometry, at, self.iterations).sum()
+            # For every size, so that an input unlike any before breaks nothing.
+            return spectral.cheap_norm_bounds(w, geometry, None, self.iterations).sum()
 
         gradient = cast(Tensor, torch.func.grad(bound)(weight.detach().double()))
         # The bound is homogeneous of degree one, so <W, G> is the bound itself. A zero weight has norm zero.

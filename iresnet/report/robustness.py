@@ -10,8 +10,8 @@ from .material import Material
 from .words import at_most, count, finite, fixed, number
 
 HOW = (
-    "Certified: no change of at most this length can change the class, by the margin of the logits and Lip(F). Under "
-    "attack: what projected gradient descent leaves."
+    "Certified: no change of at most this length, to values that the data can have, can change the class, by the "
+    "margin of the logits and Lip(F). Under attack: what projected gradient descent leaves."
 )
 
 

@@ -4,7 +4,8 @@ additive    z2 = x2 + t(x1)                 ln det = 0           x2 = z2 - t(z1)
 affine      z2 = x2 exp(s(x1)) + t(x1)      ln det = sum s       x2 = (z2 - t(z1)) exp(-s(z1))      with z1 = x1
 
 The network that gives s and t, the conditioner, is free: it is never inverted. x1 comes back without an error, so that
-of the whole is known exactly, ||x - x*|| = ||exp(-s(x1)) (F(x) - z)_2||: `solve` computes it in float64.
+of the whole is known exactly, ||x - x*|| = ||exp(-s(x1)) (F(x) - z)_2||: `solve` computes it in float64, relative to
+what the conditioner returns there. With layers of a user's own in the conditioner it is shown, and not proven.
 
 An additive coupling has the singular values of [[I, 0], [T, I]], so both Lip(F) and Lip(F^-1) are at most
 (L + sqrt(L^2 + 4)) / 2 with L = Lip(t). An affine one has no Lipschitz constant at all: dz2/dx1 grows with x2.
@@ -12,23 +13,20 @@ An additive coupling has the singular values of [[I, 0], [T, I]], so both Lip(F)
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from .. import lipschitz as lip
 from ..fixed_point import RESIDUAL_ROUNDING, Solution, Solver
 from ..logdet import Estimator
 from ..residual import full_precision
-from ..spectral import NoBoundKnown
 from ..transform import Shape, Stretch, Transform, check_batch
+from ..trust import NoBoundKnown, changed, doubt
 from .split import Halves, Split
 
 #: The largest |s| of an affine coupling: no layer stretches a coordinate by more than e^2 or shrinks it by more.
@@ -98,8 +96,9 @@ class Coupling(Transform):
     ) -> Tensor:
         self._check(z, "z")
         kept, moved = self.split.take(z)
-        with judged(self.conditioner), full_precision(z):
-            return self.split.join(kept, self.back(moved, self._ask(kept, moved, context)))
+        with full_precision(z):
+            h = self._ask(kept, moved, context, self._in_eval())
+            return self.split.join(kept, self.back(moved, h))
 
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         kept, moved = self.split.take(x.double())
@@ -123,7 +122,9 @@ class Coupling(Transform):
             if factor is not None:
                 residual, allowance = residual * factor, allowance * factor.flatten(1).amax(1)
             bound = torch.nan_to_num(residual.flatten(1).norm(dim=1) + allowance, nan=torch.inf, posinf=torch.inf)
-        return Solution(x, torch.zeros_like(bound).long(), bound, torch.isfinite(bound))
+        reason = doubt(self) or next(filter(None, map(_foreign, self.conditioner.modules())), "")
+        none = torch.zeros_like(bound).long()
+        return Solution(x, none, bound, torch.isfinite(bound), proven=not reason, reason=reason)
 
     def output_shape(self, input_shape: Shape) -> Shape:
         self.split.check(input_shape)
@@ -136,18 +137,22 @@ class Coupling(Transform):
         check_batch(x, name)
         self.split.check(tuple(x.shape[1:]))
 
-    def _ask(self, kept: Tensor, moved: Tensor, context: Tensor | None) -> Tensor:
-        h = self.conditioner(kept, context) if self._takes_context else self.conditioner(kept)
+    def _ask(self, kept: Tensor, moved: Tensor, context: Tensor | None, conditioner: nn.Module | None = None) -> Tensor:
+        conditioner = self.conditioner if conditioner is None else conditioner
+        h = conditioner(kept, context) if self._takes_context else conditioner(kept)
         # In the type of x again, where autocast made it coarser: s is then one number in the map and in ln det.
         return self._checked(h.to(moved.dtype), moved)
 
+    def _in_eval(self) -> nn.Module:
+        """The conditioner in eval; a copy where it is in training, where another thread may need it so."""
+        training = any(m.training for m in self.conditioner.modules())
+        return copy.deepcopy(self.conditioner).eval() if training else self.conditioner
+
     def _ask_exactly(self, kept: Tensor, moved: Tensor, context: Tensor | None) -> Tensor:
         """The conditioner as stored, in float64 and in eval."""
-        arguments = (kept, None if context is None else context.double()) if self._takes_context else (kept,)
-        with judged(self.conditioner), full_precision(kept):
-            return self._checked(
-                cast(Tensor, functional_call(self.conditioner, _doubled(self.conditioner), arguments)), moved
-            )
+        with full_precision(kept):
+            exact = copy.deepcopy(self.conditioner).double().eval()
+            return self._ask(kept, moved, None if context is None else context.double(), exact)
 
     def _checked(self, h: Tensor, moved: Tensor) -> Tensor:
         expected = (len(moved), self.outputs * moved.shape[1], *moved.shape[2:])
@@ -251,19 +256,9 @@ def preserves_volume(transform: Transform) -> bool:
     return not list(transform.parameters()) and transform.stretch().logdet in (None, (0.0, 0.0))
 
 
-@contextmanager
-def judged(g: nn.Module) -> Iterator[None]:
-    """g in eval: in training BatchNorm is another function for every batch."""
-    before = {m: m.training for m in g.modules()}
-    g.eval()
-    try:
-        yield
-    finally:
-        for m, mode in before.items():
-            m.training = mode
-
-
-def _doubled(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, numbers in float64."""
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: t.double() if t.is_floating_point() else t for name, t in named.items()}
+def _foreign(module: nn.Module) -> str:
+    """Why a module of a conditioner may be anything; empty where it is a layer of torch's or of this library's."""
+    if type(module).__module__.partition(".")[0] not in ("torch", "iresnet"):
+        return f"{type(module).__name__} is a layer of a user's own."
+    reason = changed(module)
+    return "" if reason is None else f"{type(module).__name__} {reason}"

@@ -7,18 +7,13 @@ that there is no inverse. In eval BatchNorm is an affine map, and that is the fu
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from ..fixed_point import Solution, Solver
-from ..lipschitz import Bound
 from ..residual import ResidualBlock
-from ..spectral import NoBoundKnown
-from ..transform import Shape
-from .coupling import judged
 
 
 class FreeBlock(ResidualBlock):
@@ -36,12 +31,6 @@ class FreeBlock(ResidualBlock):
     def _check_contraction(self) -> None:
         """Any g will do."""
 
-    def _measured(self, input_shape: Shape | None) -> Bound:
-        try:
-            return super()._measured(input_shape)
-        except NoBoundKnown:
-            return Bound(math.inf, True)
-
     def solve(
         self,
         z: Tensor,
@@ -51,22 +40,23 @@ class FreeBlock(ResidualBlock):
         solver: Solver | None = None,
     ) -> Solution:
         """What the iteration came to, with a report; a code that is not finite any more stays as it is."""
-        with judged(self.g):
-            finite = torch.isfinite(z).flatten(1).all(1)
-            if bool(finite.all()):
-                return super().solve(z, context, tolerance=tolerance, solver=solver)
-            none = torch.full((len(z),), torch.inf, dtype=torch.float64, device=z.device)
-            lost = Solution(
-                z.clone(),
-                torch.zeros_like(none).long(),
-                none,
-                torch.zeros_like(finite),
-                diverged=torch.ones_like(finite),
-            )
-            if not bool(finite.any()):
-                return lost
-            part = None if context is None else context[finite]
-            found = super().solve(z[finite], part, tolerance=tolerance, solver=solver)
+        finite = torch.isfinite(z).flatten(1).all(1)
+        if bool(finite.all()):
+            return super().solve(z, context, tolerance=tolerance, solver=solver)
+        none = torch.full((len(z),), torch.inf, dtype=torch.float64, device=z.device)
+        lost = Solution(
+            z.clone(),
+            torch.zeros_like(none).long(),
+            none,
+            torch.zeros_like(finite),
+            proven=False,
+            diverged=torch.ones_like(finite),
+            reason="Numbers overflowed before this block.",
+        )
+        if not bool(finite.any()):
+            return lost
+        part = None if context is None else context[finite]
+        found = super().solve(z[finite], part, tolerance=tolerance, solver=solver)
         if found.diverged is None:
             found = replace(found, diverged=torch.zeros_like(found.converged))
         names = ("x", "iterations", "error_bound", "converged", "diverged")

@@ -9,11 +9,13 @@ A layer is a linear operator T; its Lipschitz constant is its largest singular v
 In reading order: `operator`, `fourier` (why a bound holds), `bounds`.
 """
 
+from ..trust import NoBoundKnown
 from .bounds import (
     DENSE_LIMIT,
     ROUNDING_MARGIN,
     cheap_norm_bounds,
     circular_singular_values,
+    margin,
     norm_bound,
     norm_bounds,
     norm_estimate,
@@ -22,7 +24,6 @@ from .bounds import (
 from .fourier import fourier_bound, gram_bound
 from .operator import (
     Geometry,
-    NoBoundKnown,
     adjoint,
     apply,
     converged_power_iteration,
@@ -49,6 +50,7 @@ __all__ = [
     "derivative",
     "fourier_bound",
     "gram_bound",
+    "margin",
     "norm_bound",
     "norm_bounds",
     "norm_estimate",

@@ -14,12 +14,13 @@ from .operator import (
     converged_power_iteration,
     default_size,
     dense_matrix,
+    rescaled,
+    restored,
     spatial_size,
     start_vector,
 )
 
-#: Relative allowance for rounding in the float64 computation of a bound. The backward error of the eigenvalue
-#: computation is a small multiple of the matrix side times 1.1e-16, far below this for any layer that fits.
+#: Relative allowance for rounding in the float64 computation of a bound: the least one, see `margin`.
 ROUNDING_MARGIN = 1e-9
 
 #: Up to this side of the (smaller) Gram matrix the operator is written out and its norm computed exactly.
@@ -34,15 +35,31 @@ def norm_bounds(weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None
     weight = weight.detach().double()
     if not bool(torch.isfinite(weight).all()):
         raise ValueError("a weight holds NaN or infinity; no bound exists. Restore the layer from a checkpoint.")
+    weight, scale = rescaled(weight, tuple(range(1, weight.dim())))
     if geometry.axes == 0:
-        return largest_singular_values(weight) * (1 + ROUNDING_MARGIN)
-    if size is not None and _is_small(weight, geometry, size):
+        sigma, (rows, columns) = largest_singular_values(weight), weight.shape[1:]
+    elif size is not None and _is_small(weight, geometry, size):
         groups = weight.reshape(len(weight) * geometry.groups, -1, *weight.shape[2:])
         alone = Geometry(geometry.stride, geometry.before, geometry.after, geometry.dilation, 1, geometry.circular)
         dense = torch.stack([dense_matrix(w, alone, size) for w in groups])
-        exact = largest_singular_values(dense).reshape(len(weight), -1).amax(1)
-        return exact * (1 + ROUNDING_MARGIN)
-    return fourier_bound(weight, geometry, size) * (1 + ROUNDING_MARGIN)
+        sigma, (rows, columns) = largest_singular_values(dense).reshape(len(weight), -1).amax(1), dense.shape[1:]
+    else:
+        sigma, (rows, columns) = fourier_bound(weight, geometry, size), _symbol_shape(weight, geometry)
+    return restored(sigma * (1 + margin(rows, columns)), scale)
+
+
+def margin(rows: int, columns: int) -> float:
+    """The relative allowance for rounding of the largest singular value of such matrices.
+
+    The Gram matrix errs by n u || |M| |M|' || <= n side u sigma^2 at most, for sums of n products in any order, and so
+    do its eigenvalues or its squares; complex products and sigma itself, the root, make that 4 n side u.
+    """
+    return max(ROUNDING_MARGIN, 4 * rows * columns * 2.0**-53)
+
+
+def _symbol_shape(weight: Tensor, geometry: Geometry) -> tuple[int, int]:
+    """The shape of the matrices that a convolution has in Fourier space, at most."""
+    return weight.shape[1] // geometry.groups, weight.shape[2] * math.prod(geometry.stride)
 
 
 def _is_small(weight: Tensor, geometry: Geometry, size: tuple[int, ...]) -> bool:
@@ -53,11 +70,12 @@ def _is_small(weight: Tensor, geometry: Geometry, size: tuple[int, ...]) -> bool
 
 def cheap_norm_bounds(weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, iterations: int) -> Tensor:
     """Sound upper bounds from Gram iteration, differentiable in the weight, for normalising at every training step."""
-    weight = weight.double()
+    weight, scale = rescaled(weight.double(), tuple(range(1, weight.dim())))
     if geometry.axes == 0:
-        return gram_bound(weight, iterations) * (1 + ROUNDING_MARGIN)
+        return restored(gram_bound(weight, iterations) * (1 + margin(*weight.shape[1:])), scale)
     s, factor, _ = sample(weight, geometry, size, largest=12, coarse=12)
-    return gram_bound(s, iterations).amax(1) * (factor * (1 + ROUNDING_MARGIN))
+    sigma = gram_bound(s, iterations).amax(1) * (factor * (1 + margin(*_symbol_shape(weight, geometry))))
+    return restored(sigma, scale)
 
 
 def norm_bound(layer: nn.Module, input_shape: tuple[int, ...] | None = None) -> float:

@@ -8,6 +8,11 @@ circular convolution is block diagonal in Fourier space, S(theta) = sum_a W[a] e
 that grid. (The n x n grid of the input itself is NOT enough.) Between the points of a grid of M frequencies, a
 trigonometric polynomial of K taps exceeds its samples by at most 1 / cos(pi (K - 1) / (2 M)): that gives the bound
 for any input size.
+
+Under zero padding the norm never falls as the input grows, in any of its axes: with the smaller input in the corner of
+a larger one and zeros beside it, every output of the smaller is one of the larger, whatever stride, dilation and
+padding are. So a bound for the largest size on each axis holds for all smaller ones. Under circular padding it does
+not: what the grid of 8 frequencies misses, that of 3 may hit.
 """
 
 from __future__ import annotations
@@ -20,7 +25,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .operator import Geometry, NoBoundKnown
+from ..precision import float32_products
+from .operator import Geometry, rescaled, restored
 
 #: Above this many grid points along an axis, the size-free grid of `COARSE` points is used instead.
 LARGEST_GRID, COARSE = 40, 32
@@ -78,27 +84,33 @@ def largest_singular_values(matrices: Tensor) -> Tensor:
     On a GPU, which multiplies matrices fast and finds eigenvalues slowly, wide ones get an upper bound instead that is
     as good: a Schatten norm of very high order.
     """
-    if matrices.shape[-1] == 1 or matrices.shape[-2] == 1:
-        return cast(Tensor, torch.linalg.vector_norm(matrices, dim=(-2, -1)))
     if _multiplies_fast(matrices) and min(matrices.shape[-2:]) >= WIDE:
         return gram_bound(matrices, SQUARINGS)
-    gram = matrices @ matrices.mH if matrices.shape[-2] <= matrices.shape[-1] else matrices.mH @ matrices
-    return cast(Tensor, torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0).sqrt())
+    matrices, scale = rescaled(matrices, (-2, -1))
+    if matrices.shape[-1] == 1 or matrices.shape[-2] == 1:
+        return restored(torch.linalg.vector_norm(matrices, dim=(-2, -1)), scale)
+    return restored(torch.linalg.eigvalsh(_gram(matrices))[..., -1].clamp_min(0).sqrt(), scale)
+
+
+def _gram(matrices: Tensor) -> Tensor:
+    """The smaller one of M M' and M' M."""
+    return matrices @ matrices.mH if matrices.shape[-2] <= matrices.shape[-1] else matrices.mH @ matrices
 
 
 def _largest_of_stack(matrices: Tensor) -> Tensor:
     """max over axis 1 of the largest singular values, for (layers, many, a, b); hopeless candidates are dropped first.
 
     Squaring a Gram matrix five times brackets its largest eigenvalue within side^(1/32): what cannot reach the largest
-    lower end needs no eigenvalues. The brackets are rounded to single precision, so a part in a thousand is left open.
+    lower end needs no eigenvalues. The brackets are made in single precision, in which sums of n products over a side
+    lose at most 8 n side units: that much is left open. All matrices of a layer have one scale, so that what
+    underflows is a candidate without hope.
     """
-    side = min(matrices.shape[-2:])
+    side, longer = sorted(matrices.shape[-2:])
     if side < WIDE:
         return largest_singular_values(matrices).amax(1)
-    # In single precision large weights would overflow, so each stack is brought to size one.
-    size = matrices.abs().amax(dim=(1, 2, 3), keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-    upper = gram_bound((matrices / size).to(torch.complex64), iterations=5)
-    lower = upper / side ** (1 / 64) * (1 - 1e-3)
+    with float32_products("ieee", matrices.device):
+        upper = gram_bound(rescaled(matrices, (1, 2, 3))[0].to(torch.complex64), iterations=5)
+    lower = upper / side ** (1 / 64) * (1 - 1e-3 - 8 * side * longer * 2.0**-24)
     layer, place = (~(upper < lower.amax(1, keepdim=True))).nonzero(as_tuple=True)
     values = torch.zeros(matrices.shape[:2], dtype=torch.float64, device=matrices.device)
     values[layer, place] = largest_singular_values(matrices[layer, place])
@@ -115,14 +127,13 @@ def gram_bound(matrices: Tensor, iterations: int) -> Tensor:
     (sum_i sigma_i^p)^(1/p), p = 2^(iterations + 1), by repeated squaring of the Gram matrix; differentiable,
     homogeneous of degree one, and at most min(a, b)^(1/p) times too large.
     """
-    gram = matrices @ matrices.mH if matrices.shape[-2] <= matrices.shape[-1] else matrices.mH @ matrices
-    scale = torch.linalg.matrix_norm(gram).clamp_min(torch.finfo(gram.dtype).tiny)
-    log, gram = scale.log() / 2, gram / scale[..., None, None]
-    for i in range(1, iterations):
-        gram = gram @ gram
+    matrices, scale = rescaled(matrices, (-2, -1))
+    gram, log = _gram(matrices), torch.zeros((), dtype=scale.dtype, device=scale.device)
+    for i in range(iterations):
+        gram = gram @ gram if i else gram
         norm = torch.linalg.matrix_norm(gram).clamp_min(torch.finfo(gram.dtype).tiny)
         log, gram = log + norm.log() / 2 ** (i + 1), gram / norm[..., None, None]
-    return cast(Tensor, log.exp())
+    return restored(log.exp(), scale)
 
 
 @dataclass(frozen=True)
@@ -153,7 +164,7 @@ def _axis(geometry: Geometry, axis: int, k: int, n: int | None, largest: int, co
         else:
             points = max(-(-n // s) + max(0, -lowest), m + max(0, highest))
     elif geometry.circular and surplus > 0:
-        raise NoBoundKnown("circular padding wider than the kernel needs an input size for its bound.")
+        factor = math.sqrt(1 + math.ceil(surplus / max(a, b)))  # torch wraps around once at most: n >= max(a, b)
     if points is not None and points <= max(largest, 4 * (highest - lowest)) and k > 1:
         return _Axis(s, d, points, False, factor)
     # Over all frequencies the holes of a dilation change nothing: close them, and fewer points are enough.

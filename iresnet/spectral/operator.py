@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-
-class NoBoundKnown(ValueError):
-    """No rigorous bound is implemented for this layer: nothing can be certified."""
+from ..trust import NoBoundKnown, doubt, unwrap
 
 
 @dataclass(frozen=True)
@@ -33,24 +31,25 @@ class Geometry:
 
     @classmethod
     def of(cls, layer: nn.Module) -> Geometry:
-        """The geometry of a Linear or Conv1d/2d/3d layer; `NoBoundKnown` for anything else."""
-        if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
-            return cls()
-        kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-        if not any(isinstance(layer, kind) and type(layer).forward is kind.forward for kind in kinds):
+        """The geometry of a Linear or Conv1d/2d/3d layer, as its settings are now; `NoBoundKnown` for anything else."""
+        layer = unwrap(layer)
+        if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             raise NoBoundKnown(
                 f"no norm bound is known for {type(layer).__name__}; Linear, Conv1d, Conv2d and Conv3d have one."
             )
-        assert isinstance(layer, kinds)
+        if reason := doubt(layer):
+            raise NoBoundKnown(f"no norm bound is known for {type(layer).__name__}: {reason}")
+        if isinstance(layer, nn.Linear):
+            return cls()
         if layer.padding_mode not in ("zeros", "circular"):
             raise NoBoundKnown(
                 f"no norm bound is known for padding_mode={layer.padding_mode!r}; use 'zeros' or 'circular'."
             )
-        pads = list(layer._reversed_padding_repeated_twice)[::-1]  # last axis first, (after, before) once reversed
+        before, after = _padding(layer)
         return cls(
             stride=tuple(layer.stride),
-            before=tuple(pads[1::2]),
-            after=tuple(pads[0::2]),
+            before=before,
+            after=after,
             dilation=tuple(layer.dilation),
             groups=layer.groups,
             circular=layer.padding_mode == "circular",
@@ -69,6 +68,20 @@ class Geometry:
         if any(m < 1 for m in out):
             raise ValueError(f"the input size {size} is smaller than the kernel {kernel} with its padding.")
         return out
+
+
+def _padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(before, after) on every axis, from the setting that the layer's forward reads: it may have been changed."""
+    if layer.padding_mode != "zeros":
+        pads = list(layer._reversed_padding_repeated_twice)[::-1]  # last axis first, (after, before) once reversed
+        return tuple(pads[1::2]), tuple(pads[0::2])
+    if layer.padding == "valid":
+        return (0,) * len(layer.stride), (0,) * len(layer.stride)
+    if layer.padding == "same":
+        totals = [d * (k - 1) for d, k in zip(layer.dilation, layer.weight.shape[2:], strict=True)]
+        return tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
+    pads = [int(p) for p in layer.padding]
+    return tuple(pads), tuple(pads)
 
 
 def apply(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
@@ -206,6 +219,32 @@ def _unpad(geometry: Geometry, padded: Tensor, size: tuple[int, ...]) -> Tensor:
     return padded
 
 
+#: The bits of a floating-point number that hold its exponent, by type.
+_EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int64, 0x7FF0000000000000)}
+
+
+def rescaled(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """(x / s, s) with s the power of two at the largest entry over `dims`: squares then neither under- nor overflow.
+
+    Exact, but for entries that are 2^-1000 times smaller than the largest.
+    """
+    parts = torch.view_as_real(x.detach()) if x.is_complex() else x.detach()
+    dims = tuple(d % x.dim() for d in dims)
+    within = (*dims, x.dim()) if x.is_complex() else dims
+    largest = cast(Tensor, torch.linalg.vector_norm(parts, math.inf, dim=within, keepdim=True))
+    kind, bits = _EXPONENT[largest.dtype]
+    s = (largest.view(kind) & bits).view(largest.dtype).clamp_min(torch.finfo(largest.dtype).tiny)
+    s = s.squeeze(-1) if x.is_complex() else s
+    return x / s, s
+
+
+def restored(sigma: Tensor, scale: Tensor) -> Tensor:
+    """sigma of x from that of x / s. Where numbers lose digits before they underflow, the bound is rounded up."""
+    value = sigma * scale.reshape(sigma.shape)
+    least = 2.0**-1000 if value.dtype == torch.float64 else 2.0**-100
+    return torch.where(sigma > 0, value.clamp_min(least), value)
+
+
 def power_iteration(weight: Tensor, geometry: Geometry, v: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     """(sigma, v, G): the estimate u' T v, the next v, and G = d sigma / d W, after `iterations` steps from v.
 
@@ -213,12 +252,13 @@ def power_iteration(weight: Tensor, geometry: Geometry, v: Tensor, iterations: i
     keeps its v, so that sigma recovers once the weight moves.
     """
     axes, size = tuple(range(1, v.dim())), tuple(v.shape[2:])
+    weight, scale = rescaled(weight, tuple(range(1, weight.dim())))
     for _ in range(iterations):
         u = _normalise(apply(weight, geometry, v), axes)
         back = adjoint(weight, geometry, u, size).contiguous()
         norm = torch.linalg.vector_norm(back, dim=axes, keepdim=True)
         v = torch.where(norm > 0, back / norm.clamp_min(torch.finfo(norm.dtype).tiny), v)
-    return norm.flatten(), v, derivative(weight, geometry, v, u)
+    return norm.flatten() * scale.flatten(), v, derivative(weight, geometry, v, u)
 
 
 def converged_power_iteration(

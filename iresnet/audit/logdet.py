@@ -1,0 +1,163 @@
+"""Log-determinants against the dense Jacobian: one of few dimensions, or of a crop of the image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..base import DiagonalNormal
+from ..dequantisation import learned_noise
+from ..evaluation import as_flow, has_density
+from ..flow import Flow
+from ..logdet import CertifiedSeries
+from ..residual import EXACT_UP_TO
+from .subject import Block, Skipped, Subject, Verdict
+
+#: Copies of a row that draw probes of their own, probes of each, the bias that is allowed and float32's rounding.
+COPIES, PROBES, BIAS, ROUNDING = 100, 4, 1e-3, 1e-4
+
+#: A mean of many draws lies further off than so many standard errors less than once in a million times.
+SIGMAS = 6.0
+
+#: Dimensions of a dense Jacobian at the most.
+LARGEST = 1024
+
+#: Intervals of 1.96 standard errors; how often they may miss (16 passes miss 7 %), and the level of the test.
+INTERVALS, MISSED, LEVEL = 128, 0.1, 1e-6
+
+
+def jacobian(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The Jacobians of f at a batch, (batch, d, d): every row repeated d times, and the identity pulled back."""
+    d = x[0].numel()
+    tall = x.repeat_interleave(d, 0).requires_grad_()
+    with torch.enable_grad():
+        y = f(tall)
+        rows = torch.eye(d, dtype=x.dtype).repeat(len(x), 1).reshape(y.shape)
+        return torch.autograd.grad(y, tall, rows)[0].reshape(len(x), d, d)
+
+
+def log_determinant(s: Subject) -> Verdict:
+    """ln det(I + J) of a block by the series with a proven rest, against the determinant."""
+    _density(s)
+    done, worst, off = list[int](), 0.0, 0.0
+    series = CertifiedSeries(BIAS, probes=PROBES)
+    for block in s.contractions(0.1):
+        x = _slice(block, s.states[block.name][:1])
+        exact = _exact(block, x)
+        with torch.no_grad():
+            _, drawn = block.own.forward_and_logdet(_copies(x, COPIES), estimator=series, generator=s.generator())
+        error, allowed = abs(float(drawn.double().mean()) - exact), _allowed(drawn, exact)
+        done, worst, off = [*done, x.numel()], max(worst, error / allowed), max(off, error)
+    words = f"{len(done)} of {len(s.blocks)} blocks, slices of up to {max(done)} dimensions: the series is"
+    return worst <= 1, f"{words} at most {off:.1e} nats off, {worst:.2f} of what its errors allow"
+
+
+def _allowed(drawn: Tensor, exact: float) -> float:
+    return BIAS + SIGMAS * float(drawn.double().std()) / math.sqrt(len(drawn)) + ROUNDING * (1 + abs(exact))
+
+
+def _exact(block: Block, x: Tensor) -> float:
+    j = jacobian(block.plain.g, x)
+    sign, value = torch.linalg.slogdet(torch.eye(j.shape[-1], dtype=j.dtype) + j)
+    if not bool((sign > 0).all()):
+        raise ValueError(f"det(I + J) of {block.name} is not positive.")
+    return float(value)
+
+
+def _copies(x: Tensor, count: int) -> Tensor:
+    return x.float().expand(count, *x.shape[1:]).contiguous()
+
+
+def _slice(block: Block, x: Tensor) -> Tensor:
+    """A crop with little more than 64 numbers where g takes images of any size; the whole where it does not."""
+    fixed = any(isinstance(m, nn.Linear | nn.Flatten | nn.Unflatten) for m in block.plain.g.modules())
+    if x.dim() == 4 and not fixed and x[0].numel() > EXACT_UP_TO:
+        rows = max(2, math.isqrt(EXACT_UP_TO // x.shape[1]))
+        x = x[:, :, :rows, : EXACT_UP_TO // (rows * x.shape[1]) + 1]
+    if x[0].numel() > LARGEST:
+        raise Skipped(f"a block of {x[0].numel()} dimensions has no slice small enough for a dense Jacobian")
+    return x.float().double()
+
+
+def error_bars(s: Subject) -> Verdict:
+    """How often value +- 1.96 standard errors covers the mean of all passes, and how far that is from log p.
+
+    The model is one block with a normal base; a row is repeated, so that every copy is an estimate of the same number.
+    """
+    _density(s)
+    if s.schema.dimension <= EXACT_UP_TO:
+        raise Skipped(f"likelihoods are exact up to {EXACT_UP_TO} dimensions")
+    block = next(s.contractions(1.0))
+    x = _slice(block, s.states[block.name][:1])
+    shape = tuple(x.shape[1:])
+    flow = Flow(block.own, DiagonalNormal(shape), event_shape=shape).eval()
+    with torch.no_grad():
+        z = x + block.plain.g(x)
+        exact = _exact(block, x) - 0.5 * float(z.square().sum() + z.numel() * math.log(2 * math.pi))
+        pilot = flow.log_prob(_copies(x, 16), estimator=CertifiedSeries(BIAS), generator=s.generator())
+        found = flow.log_prob_with_error(_copies(x, INTERVALS), tolerance=max(BIAS, 1.5 * float(pilot.std())))
+    middle, rounding = float(found.value.mean()), ROUNDING * (1 + abs(exact))
+    missed = int(((found.value - middle).abs() > 1.96 * found.standard_error + rounding).sum())
+    off = abs(middle - exact) - SIGMAS * float(found.value.std()) / math.sqrt(INTERVALS) - rounding
+    words = f"{INTERVALS - missed} of {INTERVALS} intervals of {found.passes} passes cover the mean of all, which is"
+    holds = _tail(missed, INTERVALS, MISSED) > LEVEL and off <= float(found.bias_bound.max())
+    return holds, f"{words} {abs(middle - exact):.1e} nats off (bias at most {float(found.bias_bound.max()):.1e})"
+
+
+def _tail(k: int, n: int, p: float) -> float:
+    """P(at least k of n) where each happens with probability p."""
+    return math.fsum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+
+
+def noise(s: Subject) -> Verdict:
+    """ln q(u | x) of learned noise against ln N(e) - ln |det du/de| on a crop of a row."""
+    learned = learned_noise(s.plain)
+    if learned is None:
+        raise Skipped("no noise is learned")
+    side = [min(8, n - n % 2) for n in s.schema.shape[1:]]
+    x = s.rows[:1, :, : side[0], : side[1]].floor()
+    e = torch.randn(x.shape, generator=s.generator(), dtype=torch.float64)
+    with torch.no_grad():
+        u, log_q = learned(x, e)
+    j = jacobian(lambda v: learned(x.expand(len(v), *x.shape[1:]), v)[0], e)
+    exact = -0.5 * float(e.square().sum() + e.numel() * math.log(2 * math.pi)) - float(torch.linalg.slogdet(j)[1])
+    error, inside = abs(float(log_q) - exact), bool(((u > 0) & (u < 1)).all())
+    return inside and error <= 1e-8 * (1 + abs(exact)), f"ln q on {tuple(x.shape[1:])} is {error:.1e} nats off"
+
+
+def likelihood(s: Subject) -> Verdict:
+    """log p of rows against ln p_base(F(x)) + ln |det dF/dx|, all of it dense."""
+    flow = _density(s)
+    if s.schema.dimension > EXACT_UP_TO:
+        raise Skipped(f"{s.schema.dimension} dimensions are too many for a dense Jacobian of the whole map")
+    found = flow.log_prob_with_error(s.rows)
+    exact = log_density(flow, s.rows)
+    allowed = found.bias_bound + SIGMAS * found.standard_error + 1e-8 * (1 + exact.abs())
+    worst = float(((found.value - exact).abs() / allowed).max())
+    return worst <= 1, f"{len(exact)} rows at most {float((found.value - exact).abs().max()):.1e} nats off"
+
+
+def log_density(flow: Flow, x: Tensor) -> Tensor:
+    """log p(x) from the map alone: a dense Jacobian, and the base's normals written out."""
+    with torch.no_grad():
+        z = flow.transform(x)
+    base: Any = flow.base
+    weight = getattr(base, "weight_logits", torch.zeros(1, dtype=x.dtype)).log_softmax(0)
+    mean, log_scale = (t.reshape(len(weight), -1) for t in (base.mean, base.log_scale))
+    u = (z.flatten(1)[:, None] - mean) / log_scale.exp()
+    normals = -(0.5 * u.square() + log_scale + 0.5 * math.log(2 * math.pi)).sum(-1)
+    logdet = torch.linalg.slogdet(jacobian(flow.transform, x))[1]
+    return cast(Tensor, (normals + weight).logsumexp(-1) + logdet)
+
+
+def _density(s: Subject) -> Flow:
+    """The density of the plain model, where there is one in closed form."""
+    if not has_density(s.plain):
+        raise Skipped("the model has no density")
+    if s.run.experiment.network.family in ("made", "maf", "ffjord"):
+        raise Skipped(f"nothing is claimed of a density by {s.run.experiment.network.family}")
+    return as_flow(s.plain)

@@ -1,0 +1,57 @@
+"""Certified radii under attack: within one, no step may change the class."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from ..data import Dataset
+from ..evaluation import certified_radius
+from ..evaluation.classes import has_head
+from ..objective import directions
+from .subject import Skipped, Subject, Verdict, lengths, unit
+
+#: Steps downhill, and starts.
+STEPS, STARTS = 10, 2
+
+
+def radius(s: Subject) -> Verdict:
+    """Projected gradient steps on f_y - max f_j within the radius that is certified of every row."""
+    if not has_head(s.model):
+        raise Skipped("the model does not classify")
+    directions(cast(nn.Module, s.model.head))  # says why a head has no radius, before anything is computed
+    levels = s.schema.levels
+    rows = s.rows.float() if levels is None else s.rows.to(torch.uint8)
+    x = rows.double() + (0.0 if levels is None else 0.5)
+    y = _logits(s, x).argmax(1)
+    certified = certified_radius(s.model, Dataset(rows, y, s.schema))
+    left = torch.stack([_attack(s, x, y, certified * (1 - 1e-9), start) for start in range(STARTS)]).amin(0)
+    words = f"{len(x)} rows attacked within radii of up to {float(certified.max()):.3g}"
+    return bool(
+        (left >= 0).all()
+    ), f"{words}: {int((left < 0).sum())} change their class; margins reach {left.min():.2g}"
+
+
+def _logits(s: Subject, x: Tensor) -> Tensor:
+    logits: Tensor = s.plain.head(s.transform(x))  # type: ignore[operator]
+    return logits
+
+
+def _attack(s: Subject, x: Tensor, y: Tensor, within: Tensor, start: int) -> Tensor:
+    """The smallest margin of every row on the way."""
+    size = within.reshape(-1, *[1] * (x.dim() - 1))
+    change = start * size * unit(torch.randn(x.shape, generator=s.generator(), dtype=x.dtype))
+    left = torch.full((len(x),), math.inf, dtype=torch.float64)
+    for _ in range(STEPS):
+        at = (x + change).detach().requires_grad_()
+        logits = _logits(s, at)
+        margin = logits.gather(1, y[:, None])[:, 0] - logits.scatter(1, y[:, None], -math.inf).amax(1)
+        left = torch.minimum(left, margin.detach())
+        change = change - 2.5 / STEPS * size * unit(torch.autograd.grad(margin.sum(), at)[0])
+        change = change * (within / lengths(change).clamp_min(1e-300)).clamp_max(1.0).reshape(size.shape)
+        if s.schema.levels is not None:
+            change = (x + change).clamp(0, s.schema.levels) - x
+    return left

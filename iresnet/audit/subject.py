@@ -1,0 +1,189 @@
+"""What is audited: a model built from its files, the same with plain float64 weights, rows, and a budget of time."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ..certificate import residual_blocks
+from ..lipschitz import Bound, unsettled
+from ..preprocess import Logit, Standardise
+from ..residual import ResidualBlock
+from ..run import Run
+from ..spectral import NoBoundKnown
+from ..transform import Shape, Transform
+
+#: Whether a claim holds, and what was compared.
+Verdict: TypeAlias = tuple[bool, str]
+
+#: Rows that pass through the model.
+ROWS = 4
+
+
+class Skipped(Exception):
+    """A check does not apply; the message says why."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of an audit; `holds` is None where the check does not apply."""
+
+    name: str
+    holds: bool | None
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.name:<17}{'-' if self.holds is None else 'ok' if self.holds else 'FAILED':<8}{self.words}"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A residual block as users call it and with plain float64 weights, and what certificate.json says of it."""
+
+    name: str
+    own: ResidualBlock
+    plain: ResidualBlock
+    shape: Shape
+    stored: dict[str, Any]
+
+    @cached_property
+    def bound(self) -> Bound:
+        """What the library proves of it now."""
+        try:
+            return self.own.bound(self.shape)
+        except NoBoundKnown:
+            return Bound(math.inf, False)
+
+    @property
+    def claim(self) -> float:
+        """Lip(g) as it is claimed, by the file or now."""
+        return min(self.bound.value, number(self.stored.get("lipschitz")))
+
+
+class Subject:
+    """A run whose guarantees are to be checked; checks of many blocks share `seconds`."""
+
+    def __init__(self, run: Run, *, seed: int = 0, seconds: float = 8.0) -> None:
+        self.run, self.seed, self.seconds, self.schema = run, seed, seconds, run.schema
+
+    def read(self, name: str) -> dict[str, Any]:
+        """A JSON file of the folder; empty where it is missing."""
+        path = self.run.folder / name
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from None
+
+    @cached_property
+    def file(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The header and the tensors of the weights' file, as they are."""
+        with safe_open(str(self.run.folder / "model.safetensors"), framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get("iresnet", "{}"))
+            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The model with the file's weights, put there without the library's loader."""
+        with torch.random.fork_rng(devices=[]), unsettled():
+            model = self.run.blank().eval()
+        state = {name.removeprefix("weights/"): t for name, t in self.file[1].items() if name.startswith("weights/")}
+        for name, value in model.state_dict().items():  # a shipped file has weights as they are used, and G = 0
+            if name not in state and name.endswith(".parametrizations.weight.0.gradient"):
+                state[name] = torch.zeros_like(value)
+            elif name not in state and name.endswith(".parametrizations.weight.0.direction"):
+                state[name] = value.new_empty(0)
+        model.load_state_dict(state)
+        return model
+
+    @cached_property
+    def plain(self) -> nn.Module:
+        """The same function in float64: constrained weights as plain numbers, to the last bit those that are used."""
+        plain = copy.deepcopy(self.model).requires_grad_(False)
+        for layer in plain.modules():
+            if parametrize.is_parametrized(layer, "weight"):
+                parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
+        return plain.requires_grad_(False).double().eval()
+
+    @property
+    def transform(self) -> Transform:
+        """The map of the plain model."""
+        return cast(Transform, self.plain.transform)
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """All residual blocks, in an order that the seed decides; skips a check where there are none."""
+        stored = {b["name"]: b for b in self.read("certificate.json").get("blocks", [])}
+        pairs = zip(*(residual_blocks(m, self.schema.shape) for m in (self.model, self.plain)), strict=True)
+        found = [Block(n, own, plain, cast(Shape, at), stored.get(n, {})) for (n, own, at), (_, plain, _) in pairs]
+        if not found:
+            raise Skipped("the model has no residual blocks, and nothing is proven of others")
+        return [found[i] for i in torch.randperm(len(found), generator=self.generator()).tolist()]
+
+    def some(self, share: float) -> Iterator[Block]:
+        """One of the blocks, and more of them while this share of the time lasts."""
+        end = time.perf_counter() + share * self.seconds
+        for position, block in enumerate(self.blocks):
+            if position and time.perf_counter() > end:
+                return
+            yield block
+
+    def contractions(self, share: float) -> Iterator[Block]:
+        """Those of `some` blocks that are claimed to be contractions."""
+        none = True
+        for block in self.some(share):
+            if block.claim < 1:
+                none = False
+                yield block
+        if none:
+            raise Skipped("no block is claimed to be a contraction")
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """Rows in the units of the data, in float64: where the model's own scaling expects them."""
+        x = torch.randn(ROWS, *self.schema.shape, generator=self.generator(), dtype=torch.float64)
+        first = next((m for m in self.transform.modules() if isinstance(m, Logit | Standardise)), None)
+        x = x if first is None else first.inverse(x)
+        if self.schema.levels is None:
+            return x
+        u = torch.rand(x.shape, generator=self.generator(), dtype=torch.float64)
+        return x.floor().clamp(0, self.schema.levels - 1) + u
+
+    @cached_property
+    def states(self) -> dict[str, Tensor]:
+        """What reaches every block when the rows pass through the model."""
+        model, seen = copy.deepcopy(self.plain), dict[str, Tensor]()
+        for name, block, _ in residual_blocks(model, self.schema.shape):
+            block.register_forward_pre_hook(lambda _, inputs, name=name: seen.update({name: inputs[0].detach()}))
+        with torch.no_grad():
+            cast(Transform, model.transform)(self.rows)
+        return seen
+
+    def generator(self) -> torch.Generator:
+        """Random numbers that the seed decides."""
+        return torch.Generator().manual_seed(self.seed)
+
+
+def unit(v: Tensor) -> Tensor:
+    """Every sample divided by its length."""
+    return v / lengths(v).reshape(-1, *[1] * (v.dim() - 1)).clamp_min(torch.finfo(v.dtype).tiny)
+
+
+def lengths(v: Tensor) -> Tensor:
+    """The Euclidean length of every sample."""
+    return cast(Tensor, torch.linalg.vector_norm(v.flatten(1), dim=1))
+
+
+def number(value: object) -> float:
+    """A number of a JSON file, where null stands for infinity."""
+    return math.inf if value is None else float(cast(float, value))

@@ -1,0 +1,611 @@
+"""Proofs cannot be fooled by honest PyTorch: subclasses, hooks, parametrizations, attributes, threads and mutations."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
+from torch.optim.swa_utils import AveragedModel
+
+from iresnet import (
+    ActNorm,
+    Chain,
+    Classifier,
+    Conditioned,
+    ConvergenceError,
+    DiagonalNormal,
+    Exact,
+    Flow,
+    LipschitzLinear,
+    NoBoundKnown,
+    PowerSeries,
+    ResidualBlock,
+    certify,
+    constrain_,
+    contractive_mlp,
+    mlp_flow,
+    trust,
+)
+from iresnet.lipschitz import refresh_
+from iresnet.objective import directions
+from iresnet.transform import Stretch, Transform
+from tests.zoo import normal
+
+
+def linear(matrix, **options):
+    layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False).double()
+    layer.weight.data.copy_(matrix)
+    return ResidualBlock(layer, **options)
+
+
+def network(d=3, constant=0.8):
+    torch.manual_seed(0)
+    return constrain_(nn.Sequential(nn.Linear(d, 8), nn.ELU(), nn.Linear(8, d)), lipschitz=constant).eval()
+
+
+# ---------------------------------------------------------------------------------------------- what is known
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+class Padded(nn.Conv1d):
+    def _conv_forward(self, x, weight, bias):
+        return 4 * super()._conv_forward(x, weight, bias)
+
+
+class Called(nn.Sequential):
+    def __call__(self, x):
+        return 3 * super().__call__(x)
+
+
+class Steep(nn.ELU):
+    def forward(self, x):
+        return 5 * super().forward(x)
+
+
+class Property(nn.Linear):
+    @property
+    def training(self):
+        return True
+
+    @training.setter
+    def training(self, mode):
+        pass
+
+
+class Mixin(nn.Module):
+    def __call__(self, x):
+        return 3 * super().__call__(x)
+
+
+class Mixed(nn.Tanh, Mixin):
+    pass
+
+
+class Named(nn.Sequential):
+    """A constructor of one's own is harmless."""
+
+    def __init__(self, d):
+        super().__init__(nn.Linear(d, d), nn.ELU())
+
+
+class Weight(torch.Tensor):
+    pass
+
+
+class Times(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, w):
+        return self.factor * w
+
+
+def hooked(g, register, where=0):
+    getattr(g[where] if where is not None else g, register)(lambda *a: None)
+    return g
+
+
+def with_instance_method(g, name):
+    setattr(g[1], name, lambda *a: 30 * a[0])
+    return g
+
+
+def with_subclass_weight(g):
+    layer = nn.Linear(3, 3)
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Weight))
+    return nn.Sequential(layer, nn.ELU())
+
+
+FOREIGN = {
+    "linear with its own forward": lambda: nn.Sequential(Doubled(3, 3)),
+    "sequential with its own call": lambda: Called(nn.Linear(3, 3)),
+    "activation with its own forward": lambda: nn.Sequential(nn.Linear(3, 3), Steep()),
+    "a property": lambda: nn.Sequential(Property(3, 3)),
+    "second parent": lambda: nn.Sequential(nn.Linear(3, 3), Mixed()),
+    "forward hook": lambda: hooked(network(), "register_forward_hook"),
+    "forward pre-hook": lambda: hooked(network(), "register_forward_pre_hook"),
+    "hook on the whole": lambda: hooked(network(), "register_forward_hook", None),
+    "forward replaced": lambda: with_instance_method(network(), "forward"),
+    "call replaced": lambda: with_instance_method(network(), "_call_impl"),
+    "compiled call replaced": lambda: with_instance_method(network(), "_compiled_call_impl"),
+    "tensor subclass": lambda: with_subclass_weight(network()),
+    "weight_norm": lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 3)), nn.ELU()),
+    "spectral_norm": lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(3, 3)), nn.ELU()),
+    "orthogonal": lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(3, 3)), nn.ELU()),
+    "pruned": lambda: nn.Sequential(prune.l1_unstructured(nn.Linear(3, 3), "weight", 0.5), nn.ELU()),
+    "in place behind a view": lambda: nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True), nn.Linear(3, 3)),
+    "in place behind nothing": lambda: nn.Sequential(nn.Sequential(), nn.Identity(), nn.ReLU(inplace=True)),
+    "samples joined": lambda: nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (-1, 3)), nn.Linear(3, 3)),
+}
+
+
+def partly_compiled(g):
+    return nn.Sequential(nn.Identity(), torch.compile(g, backend="eager"))
+
+
+def scaled(g):
+    for p in g.parameters():
+        p.data.mul_(0.2)
+    return g
+
+
+class TestClosedWorld:
+    @pytest.mark.parametrize("name", FOREIGN)
+    def test_what_is_not_known_is_refused_and_no_certificate_passes(self, name):
+        with pytest.raises(ValueError, match="A constant that you know can be asserted"):
+            ResidualBlock(scaled(FOREIGN[name]()))
+        block = ResidualBlock(scaled(FOREIGN[name]()), lipschitz=0.9)
+        assert not certify(block).passed
+        assert not block.bound().proven
+
+    @pytest.mark.parametrize("name", FOREIGN)
+    def test_what_becomes_foreign_later_works_and_nothing_is_proven_of_it(self, name):
+        block, x = ResidualBlock(network()), normal(4, 3, dtype=torch.float32)
+        block.g = scaled(FOREIGN[name]())
+        z = block(x.clone()).detach()
+        if "in place" not in name:  # torch itself refuses a gradient there
+            block.forward_and_logdet(x.clone(), estimator=PowerSeries(2))
+        certificate, found = certify(block), block.solve(z)
+        assert not certificate.passed
+        assert "no bound known" in str(certificate)
+        assert certificate.blocks[0].remark
+        assert not found.proven
+        assert found.reason
+        assert not found.converged.any()
+        with pytest.raises(ConvergenceError, match="not proven: "):
+            block.inverse(z)
+
+    def test_training_goes_on_with_hooks(self):
+        block = ResidualBlock(contractive_mlp(3, (8,)))
+        block.g[0].register_forward_hook(lambda *_: None)
+        z, logdet = block.forward_and_logdet(normal(4, 3, dtype=torch.float32), estimator=PowerSeries(4))
+        (z.sum() + logdet.sum()).backward()
+        assert all(p.grad is not None for p in block.parameters())
+
+    def test_a_convolution_with_its_own_inner_method(self):
+        layer = Padded(2, 2, 3, padding=1)
+        with pytest.raises(NoBoundKnown, match="Padded is a Conv1d with its own _conv_forward, which may change"):
+            ResidualBlock(layer, lipschitz=0.5) and trust.known_type(layer)
+        with pytest.raises(ValueError, match="Padded is a Conv1d with its own _conv_forward"):
+            ResidualBlock(nn.Sequential(layer))
+
+    def test_a_constructor_of_its_own_is_harmless(self):
+        assert certify(ResidualBlock(constrain_(Named(3), lipschitz=0.5))).passed
+
+    def test_settings_are_read_as_they_are_now(self):
+        """A padding that was changed after construction is what forward uses."""
+        layer = nn.Conv1d(1, 1, 3, padding=0, bias=False)
+        layer.weight.data.fill_(0.3)
+        layer.padding = (1,)
+        matrix = torch.stack([layer(row.view(1, 1, 5)).detach().flatten() for row in torch.eye(5)], 1)
+        assert certify(ResidualBlock(layer), (1, 5)).lipschitz["block"] >= float(torch.linalg.matrix_norm(matrix, 2))
+
+    def test_a_hook_of_all_modules(self):
+        before = ResidualBlock(network())
+        before.solve(normal(2, 3).float())
+        handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+        try:
+            block = ResidualBlock(network())  # which a profiler must not hinder
+            assert "forward hooks of all modules" in certify(block).blocks[0].remark
+            assert not before.solve(normal(2, 3).float()).proven
+        finally:
+            handle.remove()
+        assert certify(block).passed
+
+    def test_a_backward_hook_changes_no_function(self):
+        block = ResidualBlock(network())
+        block.g[0].register_full_backward_hook(lambda *_: None)
+        assert certify(block).passed
+        block.forward_and_logdet(normal(2, 3).float(), estimator=PowerSeries(2))
+
+    def test_a_second_parametrization_on_top(self):
+        g = network()
+        parametrize.register_parametrization(g[0], "weight", Times(30.0))
+        block = ResidualBlock(network())
+        block.g = g
+        assert "parametrization of another library" in certify(block).blocks[0].remark
+
+    def test_a_parametrized_activation(self):
+        g = network()
+        from iresnet import LipSwish
+
+        g[1] = LipSwish()
+        block = ResidualBlock(g)
+        parametrize.register_parametrization(g[1], "raw_beta", Times(-30.0))
+        assert not certify(block).passed
+
+    @pytest.mark.parametrize(
+        "wrap",
+        [
+            lambda g: torch.compile(g, backend="eager"),
+            AveragedModel,
+            partly_compiled,
+        ],
+        ids=["compile", "average", "compiled part"],
+    )
+    def test_wrappers_are_looked_through(self, wrap):
+        expected = certify(ResidualBlock(network())).lipschitz
+        block = ResidualBlock(wrap(network()))
+        assert certify(block).passed
+        assert certify(block).lipschitz == expected
+        z = normal(4, 3, dtype=torch.float32)
+        assert block.solve(z).proven
+
+    def test_a_model_in_a_wrapper(self):
+        flow = mlp_flow(2, blocks=2, hidden=(8,)).eval()
+        assert certify(AveragedModel(flow)).passed
+        assert certify(torch.compile(flow, backend="eager")).passed
+
+    def test_compiling_in_place_changes_nothing(self):
+        block = ResidualBlock(network())
+        block.g.compile(backend="eager")
+        assert certify(block).passed
+
+
+# ---------------------------------------------------------------------------------------------- the whole model
+
+
+class Hiding(Transform):
+    """A user's transform that holds a block without listing it."""
+
+    def __init__(self, block, scale=1.0):
+        super().__init__()
+        self.inside, self.scale = block, scale
+
+    def forward(self, x, context=None):
+        return self.inside(x)
+
+    def forward_and_logdet(self, x, context=None, *, estimator=None, generator=None):
+        z, logdet = self.inside.forward_and_logdet(x, estimator=estimator, generator=generator)
+        return z, 0 * logdet
+
+    def inverse(self, z, context=None, *, tolerance=None, solver=None):
+        return z / 2
+
+    def stretch(self, input_shape=None):
+        return Stretch(1.0, 1.0, (0.0, 0.0))
+
+
+class Moved(ResidualBlock):
+    def forward(self, x, context=None):
+        return 3 * super().forward(x, context)
+
+
+class TestModels:
+    def test_a_block_that_no_part_accounts_for_is_listed_and_fails(self):
+        large = linear(torch.eye(3) * 20, lipschitz=0.5).float()
+        chain = Chain(ResidualBlock(network()), Hiding(large))
+        certificate = certify(chain)
+        assert not certificate.passed
+        assert "transforms.1.inside" in certificate.lipschitz
+        assert "does not list it in parts()" in str(certificate)
+        assert any("Hiding" in reason for reason in certificate.unknown)
+
+    def test_a_users_transform_is_shown_as_not_known(self):
+        class Mine(ActNorm):
+            def forward(self, x, context=None):
+                return 2 * super().forward(x, context)
+
+        certificate = certify(Chain(ResidualBlock(network()), Mine(3)))
+        assert not certificate.passed
+        assert certificate.stretch is None
+        assert "FAILED: 1 of 1 blocks proven contractive" in certificate.summary()
+        assert "not known: Mine is a ActNorm with its own forward" in certificate.summary()
+
+    @pytest.mark.parametrize("kind", ["block hook", "chain hook", "subclass", "forward replaced"])
+    def test_what_surrounds_g_counts(self, kind):
+        block = ResidualBlock(network())
+        if kind == "subclass":
+            block = Moved(network())
+        if kind == "forward replaced":
+            block.forward = lambda x, context=None: 3 * x
+        chain = Chain(block)
+        if "hook" in kind:
+            (block if kind == "block hook" else chain).register_forward_hook(lambda m, a, y: 3 * y)
+        assert not certify(chain).passed
+        found = chain.solve(normal(4, 3, dtype=torch.float32))
+        assert not found.proven
+        assert found.reason
+        with pytest.raises((ConvergenceError, NoBoundKnown)):
+            chain.inverse(normal(4, 3, dtype=torch.float32))
+
+    def test_a_solve_says_what_rests_on_a_users_word(self):
+        found = Chain(ResidualBlock(network()), Hiding(ResidualBlock(network()))).solve(normal(2, 3).float())
+        assert not found.proven
+        closed = Hiding(ResidualBlock(network())).solve(normal(2, 3).float())
+        assert not closed.proven
+
+    def test_a_likelihood_says_whether_it_is_proven(self):
+        def flow(transform):
+            return Flow(transform, DiagonalNormal(3)).eval()
+
+        x = normal(4, 3, dtype=torch.float32)
+        proven = flow(Chain(ResidualBlock(network()), ActNorm(3))).log_prob_with_error(x)
+        assert proven.proven
+        assert float(proven.bias_bound.max()) == 0
+        assert proven.bits_per_dim().proven
+        asserted = flow(ResidualBlock(Doubled(3, 3), lipschitz=0.9)).log_prob_with_error(x)
+        assert not asserted.proven
+        hidden = flow(Chain(Hiding(ResidualBlock(network())))).log_prob_with_error(x)
+        assert not hidden.proven
+        assert torch.isinf(hidden.bias_bound).all()
+
+    def test_a_likelihood_by_an_ode_solver_has_no_bound(self):
+        pytest.importorskip("zuko")
+        from iresnet.rivals import ffjord
+
+        flow = Flow(Chain(*ffjord(2, 1, (8,))), DiagonalNormal(2)).eval()
+        found = flow.log_prob_with_error(normal(3, 2, dtype=torch.float32))
+        assert not found.proven
+        assert torch.isinf(found.bias_bound).all()
+
+    def test_a_head_of_a_users_own_has_no_margin(self):
+        class Scaled(nn.Linear):
+            def forward(self, z):
+                return super().forward(100 * z)
+
+        with pytest.raises(NoBoundKnown, match="A margin is read off a linear head; this one has Scaled"):
+            directions(Scaled(3, 2))
+        head = nn.Linear(3, 2)
+        head.register_forward_hook(lambda m, a, y: -y)
+        with pytest.raises(NoBoundKnown, match="has forward hooks"):
+            directions(head)
+
+    def test_a_subclassed_activation_is_not_taken_for_its_parent(self):
+        """Also where the constant is asserted: value, determinant and samples are those of the live g."""
+        g = nn.Sequential(nn.Linear(3, 3), Steep(), nn.Linear(3, 3)).double()
+        for p in g.parameters():
+            p.data.mul_(0.2)
+        block, x = ResidualBlock(g, lipschitz=0.9).eval(), normal(4, 3)
+        z, logdet = block.forward_and_logdet(x, estimator=Exact())
+        jacobian = torch.stack([torch.autograd.functional.jacobian(lambda t: block(t[None])[0], row) for row in x])
+        torch.testing.assert_close(z, block(x))
+        torch.testing.assert_close(logdet, torch.linalg.slogdet(jacobian)[1])
+        torch.testing.assert_close(block.inverse(z), x)
+
+
+# ---------------------------------------------------------------------------------------------- what stays the same
+
+
+def negate(block):
+    block.g.weight.data.neg_()
+
+
+def swap(block):
+    w = block.g.weight.data
+    w.copy_(w.flip(0).flip(1))
+
+
+def replace_forward(block):
+    block.g.forward = lambda x: 0.5 * x
+
+
+MUTATIONS = {"negated": negate, "permuted": swap, "forward": replace_forward}
+
+
+class TestFreshness:
+    @pytest.mark.parametrize("name", MUTATIONS)
+    def test_a_proof_is_one_of_the_weights_as_they_are(self, name):
+        block, z = linear(torch.diag(torch.tensor([0.5, -0.25]))), normal(3, 2)
+        block.solve(z)
+        MUTATIONS[name](block)
+        found = block.solve(z)
+        if name == "forward":
+            assert not found.proven
+            return
+        with torch.no_grad():
+            error = (block(found.x) - z).norm(dim=1)
+        assert (error <= 1e-9).all()
+
+    def test_an_embedding_is_evaluated_anew_at_every_solve(self):
+        """A buffer of -inf, which hid every change from a sum."""
+
+        class Masked(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(2, 8)
+                self.register_buffer("mask", torch.full((4,), -torch.inf))
+
+            def forward(self, c):
+                return self.layer(c)
+
+        torch.manual_seed(0)
+        g = constrain_(Conditioned(nn.Linear(3, 8), Masked(), nn.Sequential(nn.ELU(), nn.Linear(8, 3))), lipschitz=0.8)
+        block, z, c = ResidualBlock(g).eval(), normal(5, 3).float(), normal(5, 2).float()
+        block.solve(z, c)
+        with torch.no_grad():
+            g.embed.layer.weight.neg_()
+        bound, residual = block.solve(z, c), None
+        with torch.no_grad():
+            residual = (block(bound.x, c) - z).norm(dim=1)
+        assert bound.proven
+        assert (residual < 1e-5).all()
+
+    def test_a_batchnorm_in_an_embedding_is_one_function_for_a_solve(self):
+        torch.manual_seed(0)
+        embed = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8)).train()
+        g = Conditioned(nn.Linear(3, 8), embed, nn.Sequential(nn.ELU(), nn.Linear(8, 3)))
+        block, z, c = ResidualBlock(constrain_(g, lipschitz=0.8)), normal(6, 3).float(), normal(6, 2).float()
+        block(z, c)
+        found = block.solve(z, c)
+        with torch.no_grad():
+            residual = (block(found.x, c) - z).norm(dim=1)
+        assert (residual < 1e-5).all()
+
+    def test_an_embedding_of_integers(self):
+        torch.manual_seed(0)
+        g = Conditioned(nn.Linear(3, 8), nn.Embedding(4, 8), nn.Sequential(nn.ELU(), nn.Linear(8, 3)))
+        block, z, c = ResidualBlock(constrain_(g, lipschitz=0.8)).eval(), normal(4, 3).float(), torch.arange(4)
+        found = block.solve(z, c)
+        assert found.proven
+        assert found.converged.all()
+        torch.testing.assert_close(block(block.inverse(z, c), c), z, atol=1e-5, rtol=1e-5)
+
+    def test_a_seal_sees_every_change(self):
+        g = network()
+        seal = trust.Seal(g)
+        assert seal.holds(g)
+        assert seal.holds(copy.deepcopy(g))
+        for change in (
+            lambda m: m[0].parametrizations.weight[0].__setattr__("coefficient", 0.3),
+            lambda m: m[0].parametrizations.weight[0].gradient.mul_(-1),
+            lambda m: m[1].__setattr__("alpha", 0.5),
+            lambda m: m[2].bias.data.copy_(torch.nextafter(m[2].bias.data, m[2].bias.data + 1)),
+            lambda m: m[2].bias.data.neg_(),
+            lambda m: m.append(nn.Tanh()),
+            lambda m: m.double(),
+            lambda m: m[0].register_forward_hook(lambda *_: None),
+        ):
+            other = copy.deepcopy(g)
+            change(other)
+            assert not seal.holds(other)
+
+    def test_nothing_is_kept_of_a_users_g(self):
+        block = ResidualBlock(Doubled(2, 2).double(), lipschitz=0.9)
+        scaled(block.g)
+        z = normal(3, 2)
+        block.solve(z)
+        assert block._kept is None
+
+    def test_a_copy_of_a_block_keeps_nothing(self):
+        block = ResidualBlock(network())
+        block.solve(normal(2, 3).float())
+        assert block._kept is not None
+        assert copy.deepcopy(block)._kept is None
+
+
+# ---------------------------------------------------------------------------------------------- state
+
+
+class TestThreads:
+    def test_four_threads_that_train_and_sample_leave_every_constraint(self):
+        torch.manual_seed(0)
+        shared = mlp_flow(2, blocks=2, hidden=(8,)).eval()
+        models = [mlp_flow(2, blocks=2, hidden=(8,)) for _ in range(2)]
+        failures: list[BaseException] = []
+
+        def sample():
+            try:
+                for _ in range(6):
+                    shared.sample((16,))
+            except BaseException as error:
+                failures.append(error)
+
+        def train(model):
+            try:
+                step = torch.optim.SGD(model.parameters(), lr=0.5)
+                for i in range(6):
+                    step.zero_grad()
+                    (-model(normal(32, 2, seed=i).float())).mean().backward()
+                    step.step()
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=sample) for _ in range(2)]
+        threads += [threading.Thread(target=train, args=(m,)) for m in models]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert not failures
+        late = rouse(LipschitzLinear(4, 4, coefficient=0.9))
+        late(normal(3, 4).float())  # a training pass of the main thread refreshes
+        assert float(torch.linalg.matrix_norm(late.weight.detach(), 2)) < 1.2  # 9 and more without
+        for model in models:
+            model(normal(4, 2).float())
+            assert certify(model.eval()).lipschitz
+
+    def test_a_shared_model_may_be_trained_by_several_threads(self):
+        torch.manual_seed(0)
+        model, failures = mlp_flow(2, blocks=2, hidden=(8,)), []
+        model(normal(32, 2).float())
+
+        def passes():
+            try:
+                for i in range(5):
+                    (-model(normal(16, 2, seed=i).float())).mean().backward()
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=passes) for _ in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert not failures
+        assert not any(m._held for m in model.modules() if hasattr(m, "_held"))
+
+    def test_a_solve_in_another_thread_does_not_stop_a_refresh(self):
+        layer = rouse(LipschitzLinear(4, 4, coefficient=0.9))
+        block = ResidualBlock(network())
+        begun, done = threading.Event(), threading.Event()
+
+        def hold():
+            from iresnet.lipschitz import held
+
+            with held(layer), held(block):
+                begun.set()
+                done.wait(5)
+
+        other = threading.Thread(target=hold)
+        other.start()
+        begun.wait(5)
+        before = layer.parametrizations.weight[0].direction.clone()
+        layer(normal(3, 4).float())
+        done.set()
+        other.join()
+        assert not torch.equal(before, layer.parametrizations.weight[0].direction)
+
+    def test_a_solve_enters_no_cache_of_torch(self, monkeypatch):
+        monkeypatch.setattr(parametrize, "cached", lambda: pytest.fail("cached"))
+        ResidualBlock(network()).solve(normal(2, 3).float())
+
+
+def rouse(layer):
+    """A layer whose weight is far above its coefficient, before its norm is known."""
+    layer.train()
+    with torch.no_grad():
+        layer.parametrizations.weight.original.copy_(5 * normal(4, 4, seed=3).float())
+        refresh_(layer)
+    return layer
+
+
+def test_a_classifier_with_a_hook_has_no_radius():
+    from iresnet.data import Dataset, Schema
+    from iresnet.evaluation.robustness import lipschitz
+
+    model = Classifier(ResidualBlock(network()), nn.Linear(3, 2)).eval()
+    data = Dataset(normal(2, 3).float(), torch.tensor([0, 1]), Schema((3,), classes=("a", "b")))
+    assert lipschitz(model, data) > 1
+    model.register_forward_hook(lambda m, a, y: -y)
+    with pytest.raises(NoBoundKnown, match="has forward hooks"):
+        lipschitz(model, data)
