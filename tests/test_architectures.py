@@ -341,6 +341,18 @@ class TestNetwork:
                 "normalisation 'batchnorm' has no Lipschitz bound, so it needs constrained = false; got true.",
             ),
             ({"readout": "lipschitz", "dropout": 0.1}, "readout 'lipschitz' needs dropout = 0, .*; got 0.1."),
+            ({"blocks": (1, 10**9)}, "blocks must be at most 1,000; got 1000000000. Lower it."),
+            ({"blocks": (1,) * 17}, "blocks must have at most 16 entries; got 17."),
+            ({"kernels": (3,) * 101}, "kernels must have at most 100 entries; got 101."),
+            ({"kernels": (3, 101)}, "kernels must be at most 99; got 101."),
+            ({"head": (8,) * 101}, "head must have at most 100 entries; got 101."),
+            ({"head": (8, 2**40)}, "head must be at most 65,536; got 1099511627776."),
+            ({"frequency": float("nan")}, "frequency must be at most 1,000; got nan."),
+            ({"frequency": float("inf")}, "frequency must be at most 1,000; got inf."),
+            *(
+                ({name: 2**70}, f"{name} must be at most [0-9,]+; got 1180591620717411303424. Lower it.")
+                for name in ("width", "depth", "padding", "tail", "tail_width", "components", "terms", "dequantiser")
+            ),
         ],
     )
     def test_wrong_settings_get_a_sentence(self, wrong, sentence):

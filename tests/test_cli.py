@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from iresnet import __version__, certify, checkpoint, cli
-from iresnet.cli.console import choose_device, console, progress, reporter, waiting
+from iresnet.cli.console import choose_device, console, progress, reporter, table, waiting
 from iresnet.cli.score import _columns
 from iresnet.cli.train import finish
 from iresnet.data import DataSettings
@@ -502,6 +502,63 @@ def test_memory_that_runs_out_gets_a_sentence(call, monkeypatch, run_out):
 
 def _raise(error):
     raise error
+
+
+class TestHostile:
+    ESCAPE = "\x1b]0;title\x07\x9b2J\u202e"
+
+    @pytest.mark.parametrize("kind", [ValueError, OSError, RuntimeError])
+    def test_a_message_does_nothing_to_the_terminal(self, call, monkeypatch, kind):
+        monkeypatch.setattr(cli, "app", lambda **_: _raise(kind(f"class {self.ESCAPE}\n is unknown \udce9.")))
+        code, text = call("sample", "runs/x")
+        assert code in (1, 2)
+        assert text == "iresnet: class \\x1b]0;title\\x07\\x9b2J\\u202e\\n is unknown \\udce9.\n"
+
+    def test_nor_does_what_is_printed(self, capsys):
+        made = table("set", title=self.ESCAPE)
+        made.add_row(self.ESCAPE)
+        console().print(f"Written: {self.ESCAPE}\n", made)
+        out = capsys.readouterr().out
+        assert not set("\x1b\x07\x9b\u202e") & set(out)
+        assert r"Written: \x1b]0;title" in out
+
+    def test_nor_do_scores_unless_they_go_to_a_file(self, call, folder, monkeypatch):
+        columns = {"row": [0, 1], "class": [f"a{self.ESCAPE}", "=cmd|' /C calc'!A0"], "x": [-0.5, 2.0]}
+        monkeypatch.setattr(sys.modules["iresnet.cli.score"], "_columns", lambda *_: columns)
+        words = ("score", folder, "digits")
+        text = f"row,class,x\n0,\"a{self.ESCAPE}\",-0.5\n1,'=cmd|' /C calc'!A0,2\n"
+        assert call(*words) == (0, text)
+        assert call(*words, "--out", folder / "scores.csv")[0] == 0
+        assert (folder / "scores.csv").read_text(encoding="utf-8") == text
+        monkeypatch.setattr(sys.modules["iresnet.cli.score"], "on_terminal", lambda: True)
+        assert "\x1b" not in call(*words)[1]
+
+    @pytest.mark.parametrize(
+        ("words", "sentence"),
+        [
+            (("sample", "--seed", 2**64), "seed must fit 64 bits; got 18446744073709551616."),
+            (("interpolate", "--seed", -(2**70)), "seed must fit 64 bits; got -11"),
+            (("sample", "-n", 10**12), "10000000"),
+            (("sample", "-n", 10**30), "10000000"),
+            (("interpolate", "--pairs", 10**30), "10000000"),
+            (("interpolate", "--steps", 10**30), "10000000"),
+            (("score", "digits", "--draws", 10**30), "100000"),
+        ],
+    )
+    def test_numbers_that_nothing_can_hold(self, call, folder, words, sentence):
+        code, text = call(words[0], folder, *words[1:])
+        assert code == 2
+        assert sentence in text
+
+    def test_codes_that_are_a_bomb(self, call, folder):
+        path = folder / "codes.npy"
+        path.write_bytes(
+            b"\x93NUMPY\1\0F\0" + b"{'descr': '<f8', 'fortran_order': False, 'shape': (9999999999, 64)}".ljust(70)
+        )
+        code, text = call("invert", folder, "--codes", path)
+        assert code == 2
+        assert text.startswith(f"iresnet: {path} is no .npy array of numbers (its header says (9999999999, 64) float64")
+        assert text.endswith("Save codes with numpy.save.\n")
 
 
 def test_help_says_where_to_begin_and_how_to_see_a_traceback(call):

@@ -1,6 +1,7 @@
 """Settings: what is written is what is read, and every mistake is named where it was made."""
 
 import sys
+import time
 from dataclasses import dataclass, field, fields, replace
 
 import pytest
@@ -164,6 +165,97 @@ class TestMistakes:
         names = ", ".join(sorted(f.name for f in fields(Training)))
         with pytest.raises(ValueError, match=rf"there is no setting 'zzzzzz'. Use one of {names}\."):
             config.parse(Training, "zzzzzz = 1")
+
+
+class TestHostile:
+    """Text that would take long to read, or more than Python's stack, and numbers that nothing can hold."""
+
+    def refused(self, text):
+        begin = time.perf_counter()
+        with pytest.raises(ValueError, match="settings.toml") as caught:
+            config.parse(Settings, text, "settings.toml")
+        assert time.perf_counter() - begin < 1
+        assert len(str(caught.value)) < 400
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            f"{'.'.join(30_000 * 'a')} = 1",
+            f"[{' . '.join(20_000 * 'a')}]",
+            f"[[{'.'.join(20_000 * ['a'])}]]",
+            ".".join(10_000 * ['"a b"', "'c'"]) + " = 1",
+            f"rate = {{ {'.'.join(20_000 * 'a')} = 1 }}",
+            f"[middle]\ninner.{'.'.join(20_000 * 'a')} = 1",
+        ],
+        ids=["key", "table", "tables", "quotes", "inline", "known"],
+    )
+    def test_keys_of_very_many_parts(self, text):
+        assert "a key must have at most 32 parts with dots between them; got " in self.refused(text)
+
+    @pytest.mark.parametrize("text", [100_000 * "[", 50_000 * "[{a=", 900 * "[" + 900 * "]"], ids="abc")
+    def test_deep_nesting(self, text):
+        for line in (f"rate = {text}", f"[middle]\nsizes = {text}", f"unknown = {text}"):
+            self.refused(line)
+
+    def test_nesting_that_can_be_read_but_not_printed(self):
+        deep: dict = {}
+        for _ in range(5000):
+            deep = {"a": deep}
+        for content in ({"rate": deep}, {"middle": {"sizes": [deep]}}, {"middle": {"inner": [deep]}}):
+            with pytest.raises(ValueError, match="settings.toml: ") as caught:
+                config.from_mapping(Settings, content, "settings.toml")
+            assert len(str(caught.value)) < 400
+
+    def test_much_text(self):
+        assert "it must have at most 1,048,576 characters" in self.refused("#" + 2**20 * "x")
+        assert config.parse(Settings, "#" + 100_000 * "x") == Settings()
+        assert config.parse(Settings, f"[other]\nword = '{100_000 * 'x.'}'").other.word == 100_000 * "x."
+
+    def test_long_names_and_values_are_cut(self):
+        self.refused(f"{10_000 * 'a'} = 1")
+        self.refused(f"rate = '{10_000 * 'a'}'")
+        self.refused(f"rate = [{10_000 * '1,'}]")
+        self.refused(f"[middle]\nsizes = '{10_000 * '1,'}'")
+
+    @pytest.mark.parametrize("digits", [20, 400, 5000])
+    @pytest.mark.parametrize("line", ["[other]\ncount = {}", "[middle]\nsizes = [1, {}]", "[middle]\nlimit = -{}"])
+    def test_a_whole_number_has_64_bits(self, line, digits):
+        text = self.refused(line.format(digits * "9"))
+        assert "must fit 64 bits; got " in text or "a number has too many digits" in text
+
+    @pytest.mark.parametrize("number", [400 * "9", 5000 * "9", f"0x{20_000 * 'f'}"], ids=["400", "5000", "0x"])
+    def test_so_has_a_number(self, number):
+        text = self.refused(f"rate = {number}")
+        assert "rate must fit 64 bits; got " in text or "a number has too many digits" in text
+        assert config.parse(Settings, "rate = 100000000000000000000").rate == 1e20
+
+    @pytest.mark.parametrize("name", [name for name, kind in config._kinds(Experiment).items() if kind is int])
+    def test_every_whole_number_of_an_experiment(self, name):
+        table, _, key = name.rpartition(".")
+        for number in (2**63, 10**400, -(10**30)):
+            with pytest.raises(ValueError, match=rf"mine.toml: {name} must fit 64 bits; got -?\d+"):
+                config.parse(Experiment, f"[{table}]\n{key} = {number}" if table else f"{key} = {number}", "mine.toml")
+
+    def test_a_setting_is_no_nan(self):
+        assert self.refused("rate = nan") == "settings.toml: rate must be a number; got nan."
+        assert self.refused("[middle]\npair = [1.0, -nan]").endswith("each a number; got [1.0, nan].")
+        assert config.parse(Settings, "rate = inf").rate == float("inf")
+
+    def test_what_follows_a_line_break_is_not_lost(self):
+        with pytest.raises(ValueError, match=r"rate must be a number; got '5\\nother.count=3'"):
+            config.override(Settings(), "rate=5\nother.count=3")
+
+    @pytest.mark.parametrize("value", [5000 * "[", 5000 * "9", f"{{{'.'.join(20_000 * 'a')}=1}}"], ids="abc")
+    def test_the_value_of_an_option(self, value):
+        begin = time.perf_counter()
+        for key in ("rate", "sizes", 10_000 * "a"):
+            with pytest.raises(ValueError, match="must|no setting") as caught:
+                config.override(Settings(), f"{key}={value}")
+            assert len(str(caught.value)) < 500
+        assert config.override(Settings(), f"other.word={value}").other.word == value
+        assert time.perf_counter() - begin < 1
 
 
 class TestOverride:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from iresnet.data import corruptions
 from iresnet.data.corruptions import CORRUPTIONS, INVENTED, MANY, corrupt
 
 RANDOM = {"pixel noise", "shuffled", *INVENTED} - {"blank"}
@@ -95,6 +96,12 @@ class TestInvented:
         deviation = float((mean - all_of_them).std())
         assert deviation == pytest.approx(float(x.double().std(0).mean()) / MANY**0.5, rel=0.1)
         assert len(mean.flatten(1).unique(dim=0)) > 290
+
+    def test_the_shares_of_many_images_are_not_held_at_once(self, monkeypatch):
+        x = images(300, (1, 6, 6), 256)
+        whole = corrupt("mean image", x, 256)
+        monkeypatch.setattr(corruptions, "SHARES", 300 * 7)
+        assert (corrupt("mean image", x, 256).int() - whole.int()).abs().max() <= 1  # a half may be rounded either way
 
     def test_noise_has_every_level_equally_often(self):
         counts = torch.bincount(corrupt("noise", images(500), 17).flatten().long())

@@ -63,6 +63,10 @@ class TestSchema:
             ({"shape": (2,), "classes": (0, 1)}, "classes must be different names; got 0, 1."),
             ({"shape": (2,), "columns": ("a",)}, r"columns must name the numbers of a row, \(2,\); got 1 names."),
             ({"shape": (2,), "label": 3}, "label must be a column's name or empty; got 3."),
+            ({"shape": (10**9,)}, r"a row may hold at most 67,108,864 numbers; got \(1000000000,\). Use smaller rows."),
+            ({"shape": (3, 10**30, 10**30), "levels": 256}, "a row may hold at most 67,108,864 numbers"),
+            ({"shape": (2,), "classes": tuple(map(str, range(70_000)))}, "at most 65,536 classes; got 70,000."),
+            ({"shape": (2,), "columns": ("a",) * 50}, "columns must be different names; got 'a', .*, ….$"),
         ],
     )
     def test_refuses(self, wrong, sentence):
@@ -82,6 +86,15 @@ class TestSchema:
     def test_refuses_a_file_that_is_none(self, content, sentence):
         with pytest.raises(ValueError, match=sentence):
             Schema.from_dict(content)
+
+    def test_content_that_is_deep_or_long_gets_a_short_sentence(self):
+        deep: list = []
+        for _ in range(5000):
+            deep = [deep]
+        for content in (deep, {"shape": deep}, {"shape": [2], "label": deep}, {"shape": [2], 9999 * "a": 1}):
+            with pytest.raises(ValueError, match="schema|shape") as error:
+                Schema.from_dict(content)
+            assert len(str(error.value)) < 300
 
 
 class TestDataset:

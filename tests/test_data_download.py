@@ -76,6 +76,13 @@ class TestDownload:
             files.download("toys", tmp_path / "data")
         assert everything_in(tmp_path) == []
 
+    def test_a_file_without_an_end_is_not_kept(self, registry, tmp_path, monkeypatch):
+        monkeypatch.setattr(files, "CHUNK", 100)  # 10,000 bytes come, and 6 are known
+        registry["toys"] = (Remote(registry["toys"][0].url, "0" * 32, 6, {}),)
+        with pytest.raises(OSError, match=r"a.gz could not be saved .*the server sends more than its 6 bytes"):
+            files.download("toys", tmp_path / "data")
+        assert everything_in(tmp_path) == []
+
     def test_a_missing_file_leaves_nothing(self, registry, server, tmp_path):
         registry["toys"] = (Remote(f"{server}/none.gz", "0" * 32, 6, {}),)
         with pytest.raises(

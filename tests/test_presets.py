@@ -253,6 +253,44 @@ class TestRead:
             read(path)
         assert str(caught.value) == f"{path}: {sentence}"
 
+    def test_a_mark_before_the_text_is_no_part_of_it(self, tmp_path):
+        (tmp_path / "mine.toml").write_bytes(b"\xef\xbb\xbfseed = 3\r\n")
+        assert read(tmp_path / "mine.toml") == Experiment(seed=3)
+
+    @pytest.mark.parametrize(
+        ("text", "sentence"),
+        [
+            (b"about = '\xe9'", "is not a text file. Give a TOML file of settings."),
+            (b"\0", "is not valid TOML: "),
+            (b".".join(30_000 * [b"a"]) + b"=1", "a key must have at most 32 parts"),
+            (b"seed = " + 9999 * b"[", "nested too deep"),
+            (b"seed = 9223372036854775808", "seed must fit 64 bits; got 9223372036854775808."),
+            (b"[network]\nblocks = [1000000000]", "blocks must be at most 1,000; got 1000000000. Lower it."),
+            (b"[network]\ndepth = 1000000000", "depth must be at most 100; got 1000000000. Lower it."),
+            (b"[network]\ntail = 1000000000", "tail must be at most 1,000; got 1000000000. Lower it."),
+            (b"[training]\nepochs = 9000000000000000000", "epochs must be at most 1,000,000,000; got 90000"),
+            (b"[data]\nsize = 1000000000", "size is that of an image, or 0 to keep it; got 1000000000."),
+            (b'[data]\nsource = "a\\u0000b"', "source must be a path of at most 4096 characters, in UTF-8"),
+        ],
+        ids=str.split("latin-1 nul key list seed blocks depth tail epochs size source"),
+    )
+    def test_what_was_made_to_harm(self, tmp_path, text, sentence):
+        path = tmp_path / "mine.toml"
+        path.write_bytes(text)
+        with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
+            read(path)
+        assert str(caught.value).startswith(str(path))
+        assert len(str(caught.value)) < len(str(path)) + 300
+
+    def test_a_file_without_an_end(self):
+        with pytest.raises(ValueError, match="/dev/zero cannot be read as settings: it must have at most 1,048,576"):
+            read("/dev/zero")
+
+    def test_a_seed_has_64_bits(self):
+        with pytest.raises(ValueError, match="seed must fit 64 bits; got 18446744073709551616."):
+            Experiment(seed=2**64)
+        assert Experiment(seed=-(2**63)).seed == -(2**63)
+
     def test_bad_toml_names_file_and_line(self, tmp_path):
         path = tmp_path / "mine.toml"
         path.write_text("name = 'a'\nseed = \n")

@@ -50,10 +50,15 @@ def score(
         columns = _columns(opened, model, rows, draws)
     text = delimited.written(list(columns), list(zip(*columns.values(), strict=True)))
     if out is None:
-        typer.echo(printable(text, lines=True) if sys.stdout.isatty() else text, nl=False)
+        typer.echo(printable(text, lines=True) if on_terminal() else text, nl=False)
         return
     atomic.write(out, text)
     screen.print(f"{counted(len(rows), 'row')} scored in {out}", highlight=False, soft_wrap=True)
+
+
+def on_terminal() -> bool:
+    """Whether somebody is looking at what is printed."""
+    return sys.stdout.isatty()
 
 
 def _columns(run: Run, model: nn.Module, rows: Dataset, draws: int) -> dict[str, list[Any]]:

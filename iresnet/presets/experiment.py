@@ -12,7 +12,11 @@ from ..architectures import Network
 from ..data import DataSettings
 from ..data.dataset import check_seed
 from ..objective import Aim
+from ..spelling import quoted
 from ..training import Training
+
+#: Steps or epochs of a training.
+LONGEST = 10**9
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,9 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        for name in ("steps", "epochs"):
+            if (got := getattr(self.training, name)) > LONGEST:
+                raise ValueError(f"{name} must be at most {LONGEST:,}; got {quoted(got)}.")
 
 
 def changed(experiment: Experiment, assignments: Sequence[str]) -> Experiment:
