@@ -140,7 +140,11 @@ def verify(r: random.Random, block: ResidualBlock, x: Tensor, name: str) -> str:
             own = block.g(x.clone())
     except Exception:
         return "invalid"  # PyTorch itself cannot run it
-    if own.shape != x.shape or not bool(own.isfinite().all()):
+    if own.shape != x.shape:
+        return "invalid"
+    if not bool(own.isfinite().all()):
+        if certified(block, x) is not None:
+            raise Violation(f"{name}: certified, but g gives numbers that are not finite: {_short(block)}")
         return "invalid"
     before = x.clone()
     try:
@@ -161,6 +165,7 @@ def verify(r: random.Random, block: ResidualBlock, x: Tensor, name: str) -> str:
         check_training(block, x, name)
     if r.random() < 0.2 and x.dtype == torch.float64 and not block.training and name.split()[0] in tricks.TRICKS:
         check_logdet(block, x[:2], name)
+    check_bound(r, block, x, name)
     if bound is None:
         return "not proven"
     if not kept:
@@ -176,25 +181,40 @@ def verify(r: random.Random, block: ResidualBlock, x: Tensor, name: str) -> str:
 
 
 def claimed(block: ResidualBlock, x: Tensor, name: str) -> float | None:
-    """The constant that is proven, by `certify` or by `bound`; None where none is, with a reason."""
-    shape = tuple(x.shape[1:])
-    certificate = None
+    """The constant that is certified, of the block as it is; None where none is, with a reason."""
     try:
-        certificate = certify(block, shape)
+        certificate = certify(block, tuple(x.shape[1:]))
     except ValueError as error:
         _sentence(error, name)
-    proven = [b.lipschitz for b in certificate.blocks] if certificate is not None and certificate.passed else []
-    if certificate is not None and not certificate.passed:
-        for b in certificate.blocks:
-            if b.verdict == "proven" or not (b.remark or math.isfinite(b.lipschitz)):
-                raise Violation(f"{name}: FAILED without a reason: {b}")
+        return None
+    if certificate.passed:
+        return min(b.lipschitz for b in certificate.blocks)
+    for b in certificate.blocks:
+        if b.verdict == "proven" or not (b.remark or math.isfinite(b.lipschitz)):
+            raise Violation(f"{name}: FAILED without a reason: {b}")
+    return None
+
+
+def certified(block: ResidualBlock, x: Tensor) -> float | None:
+    """What is certified, if anything is."""
     try:
-        found = block.bound(shape)
-        if found.proven and found.value < 1:
-            proven.append(found.value)
+        certificate = certify(block, tuple(x.shape[1:]))
+    except ValueError:
+        return None
+    return certificate.blocks[0].lipschitz if certificate.passed else None
+
+
+def check_bound(r: random.Random, block: ResidualBlock, x: Tensor, name: str) -> None:
+    """The bound that a block keeps is one of its g, whatever was done to the block."""
+    try:
+        bound = block.bound(tuple(x.shape[1:]))
     except REFUSALS as error:
-        _sentence(error, name)
-    return min(proven) if proven else None
+        return _sentence(error, name)
+    if bound.proven and bound.value < 1 and r.random() < 0.3:
+        found = largest_ratio(lambda t: cast(Tensor, block.g(t.clone())), x, r, steps=3)
+        if not found <= bound.value * (1 + SLACK[x.dtype]) + 1e-9:
+            raise Violation(f"{name}: bound of g {bound.value:.6g}, found {found:.6g}: {_short(block)}")
+    return None
 
 
 def _sentence(error: Exception, name: str) -> None:

@@ -133,17 +133,21 @@ def conditional(r: random.Random, dtype: torch.dtype) -> Problem | None:
     return Problem(ResidualBlock(g).eval(), truth, x, context)
 
 
-def at_threshold(r: random.Random) -> Problem:
+def at_threshold(r: random.Random) -> Problem | None:
     """Points next to where PyTorch's softplus becomes a line, by a jump."""
+    threshold = r.choice([20.0, 39.9, 40.0, 50.0])
     beta, d = r.choice([1.0, 2.0, 0.5]), r.randint(1, 3)
-    g = nn.Sequential(nn.Linear(d, d), nn.Softplus(beta), nn.Linear(d, d)).double()
+    g = nn.Sequential(nn.Linear(d, d), nn.Softplus(beta, threshold), nn.Linear(d, d)).double()
     with torch.no_grad():
         for layer in (g[0], g[2]):
             layer.weight.copy_(r.choice([-1, 1]) * r.choice([0.5, 0.75, 0.9375]) * torch.eye(d))
             layer.bias.zero_()
-    x = torch.full((3, d), 20 / beta, dtype=torch.float64)
+    x = torch.full((3, d), threshold / beta, dtype=torch.float64)
     x = x * (1 + torch.tensor([[0.0], [1e-10], [-1e-10]]) * power(r, -3, 2)) / float(g[0].weight.detach()[0, 0])
-    return Problem(ResidualBlock(g).eval(), [Residual(Composed(maps(g, (d,))[0]))], x)
+    try:
+        return Problem(ResidualBlock(g).eval(), [Residual(Composed(maps(g, (d,))[0]))], x)
+    except ValueError:
+        return None
 
 
 @torch.no_grad()

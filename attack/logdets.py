@@ -126,7 +126,7 @@ def likelihoods(r: random.Random) -> str:
     transforms, shape = list[Any](), (d,)
     for _ in range(r.randint(1, 2)):
         g = nn.Sequential(nn.Linear(d, 8), networks.activation(r), nn.Linear(8, d)).double()
-        networks.scale_(g, shape, r.uniform(0.02, 0.3))  # few passes will do
+        networks.scale_(g, shape, r.uniform(0.02, 0.1))  # few passes will do
         transforms += [ResidualBlock(g), ActNorm(d).double()]
     asserted = r.random() < 0.2
     if asserted:
@@ -134,7 +134,7 @@ def likelihoods(r: random.Random) -> str:
     flow = Flow(Chain(*transforms), DiagonalNormal(shape).double(), event_shape=shape).eval()
     x = torch.randn(2, d, generator=networks.generator(r), dtype=torch.float64)
     generator = torch.Generator().manual_seed(r.getrandbits(60))
-    found = flow.log_prob_with_error(x, tolerance=r.choice([1.0, 2.0]), generator=generator)
+    found = flow.log_prob_with_error(x, tolerance=2.0, generator=generator)
     if asserted:
         if bool(getattr(found, "proven", True)):
             raise Violation("log_prob_with_error of an asserted block is proven beyond 64 dimensions")

@@ -164,6 +164,13 @@ def _tricked(r: random.Random, shape: Shape) -> Transform:
     return Chain(block(r, shape), r.choice(BLOCK_TRICKS)(r, block(r, shape)))
 
 
+def _echoing(r: random.Random, shape: Shape) -> Transform:
+    """A chain whose list of transforms is a user's own."""
+    chain = Chain(block(r, shape))
+    chain.transforms = tricks.Echoing([block(r, shape)])
+    return chain
+
+
 def _parametrized(r: random.Random, shape: Shape) -> Transform:
     norm = ActNorm(shape[0]).double()
     nn.utils.parametrize.register_parametrization(norm, "shift", tricks.Times(3.0))
@@ -189,7 +196,7 @@ def _plain(r: random.Random, shape: Shape) -> Transform:
 
 MAKERS: tuple[Maker, ...] = (
     _hidden, _listed, _unproven, _asserted, _asserted_activation, _hooked, _subclassed, _forward_set, _tricked, _parametrized, _multiscale,
-    _nested, _plain,
+    _nested, _echoing, _plain,
 )  # fmt: skip
 
 

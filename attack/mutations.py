@@ -359,6 +359,8 @@ def mutations(r: random.Random) -> str:
     if not bool(z.isfinite().all()):
         return "invalid"
     proven = _solved(s, z, name)
+    if any(isinstance(m, SpectralCap) for m in s.model.modules()) and r.random() < 0.5:
+        _check_cached(s, x, name)
     if proven and isinstance(s.model, ResidualBlock) and r.random() < 0.3:
         _check_bound(r, s, x, name)
     if r.random() < 0.2 and s.context is None:
@@ -401,6 +403,20 @@ def _solved(s: Subject, z: Tensor, name: str) -> bool:
             + " ".join(str(s.model).split())[:250]
         )
     return bool(good.all())
+
+
+def _check_cached(s: Subject, x: Tensor, name: str) -> None:
+    """Within torch's `parametrize.cached()` a layer keeps the weight it had: that is then the function."""
+    with parametrize.cached():
+        _code(s, x)
+        with torch.no_grad():
+            for p in s.model.parameters():
+                p.neg_()
+        try:
+            z = _code(s, x)
+        except REFUSALS:
+            return
+        _solved(s, z, f"{name}, cached")
 
 
 def _check_bound(r: random.Random, s: Subject, x: Tensor, name: str) -> None:

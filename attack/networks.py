@@ -150,7 +150,7 @@ def activation(r: random.Random, *, monotone: bool = False, even: bool = True) -
         lambda: nn.ELU(r.choice([1.0, 1.0, r.uniform(0, 1)])),
         lambda: nn.CELU(r.uniform(0.1, 3)),
         lambda: nn.LeakyReLU(r.uniform(0, 1)),
-        lambda: nn.Softplus(r.choice([1, 10, r.uniform(0.1, 30)]), r.choice([20, 20, r.uniform(20, 60)])),
+        lambda: nn.Softplus(r.choice([1, 10, r.uniform(0.1, 30)]), r.choice([40, 45, r.uniform(40, 80)])),
         lambda: nn.Hardtanh(r.uniform(-3, 0), r.uniform(0.1, 3)),
         nn.ReLU,
         nn.Tanh,

@@ -23,7 +23,7 @@ from .search import largest_ratio, norms
 LAG = 1e-3
 
 
-@kind("threads", cases=120, limit=120)
+@kind("threads", cases=60, limit=120)
 def threads(r: random.Random) -> str:
     """Four threads that train and sample their own or one shared model: constraints, proofs, no exception."""
     setting = r.choice(["own", "shared in eval", "shared in training"])

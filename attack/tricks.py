@@ -487,6 +487,81 @@ def scaled_weight(r: random.Random, g: nn.Sequential) -> nn.Module:
     return g
 
 
+@afterwards
+def stale_padding(r: random.Random, g: nn.Sequential) -> nn.Module:
+    """A circular convolution pads by what it noted when it was made, not by its attribute."""
+    found = [m for m in g.modules() if isinstance(m, nn.Conv1d | nn.Conv2d) and m.padding_mode == "circular"]
+    if not found:
+        raise Unfit
+    layer = r.choice(found)
+    if r.random() < 0.5:
+        layer.padding = tuple(0 for _ in layer.kernel_size)
+    else:
+        layer.padding = "same"
+    return g
+
+
+@afterwards
+def rolled_padding(r: random.Random, g: nn.Sequential) -> nn.Module:
+    """The note itself is changed: all of the padding on one side."""
+    found = [m for m in g.modules() if isinstance(m, nn.Conv1d | nn.Conv2d) and m.padding_mode == "circular"]
+    if not found:
+        raise Unfit
+    layer = r.choice(found)
+    pads = list(layer._reversed_padding_repeated_twice)
+    layer._reversed_padding_repeated_twice = [p for a, b in zip(pads[::2], pads[1::2], strict=True) for p in (a + b, 0)]
+    return g
+
+
+@afterwards
+def strange_layout(r: random.Random, g: nn.Sequential) -> nn.Module:
+    """Weights that are views: sparse, expanded, negated lazily, transposed."""
+    layer = unchanged(r, g)
+    w = layer.weight.detach()
+    match r.randrange(4):
+        case 0 if w.dim() == 2:
+            w = (factor(r) * w).to_sparse()
+        case 1:
+            w = w[:1].expand_as(w) * 1 if r.random() < 0.5 else w[:1].expand_as(w)
+        case 2:
+            w = torch.complex(torch.zeros_like(w), factor(r) * w).conj().imag
+        case _:
+            w = (factor(r) * w).transpose(0, 1).contiguous().transpose(0, 1)
+    layer.weight = nn.Parameter(w)
+    return g
+
+
+@afterwards
+def tensor_setting(r: random.Random, g: nn.Sequential) -> nn.Module:
+    """A slope that is a tensor, changed in place after it was set."""
+    layer = _pick(r, g, nn.ELU | nn.LeakyReLU)
+    name = "alpha" if isinstance(layer, nn.ELU) else "negative_slope"
+    slope = torch.tensor(0.5)
+    setattr(layer, name, slope)
+    if r.random() < 0.7:
+        iresnet.lipschitz.lipschitz_constant(layer)
+        slope.fill_(abs(factor(r)))
+    return g
+
+
+@afterwards
+def not_numbers(r: random.Random, g: nn.Sequential) -> nn.Module:
+    """A bias or a parameter of an activation that is not a number."""
+    found = [p for name, p in g.named_parameters() if name.split(".")[-1] in ("bias", "raw_beta", "angle")]
+    if not found:
+        raise Unfit
+    with torch.no_grad():
+        r.choice(found).view(-1)[0] = r.choice([float("nan"), float("inf"), float("-inf")])
+    return g
+
+
+class Echoing(nn.ModuleList):
+    """A list that iterates over its modules twice."""
+
+    def __iter__(self) -> Any:
+        return iter([*self._modules.values(), *self._modules.values()])
+
+
 @trick
 def meta_numbers(r: random.Random, g: nn.Sequential) -> nn.Module:
     """A weight that is not a number."""
@@ -600,6 +675,30 @@ def averaged(r: random.Random, g: nn.Sequential) -> nn.Module:
         for p in wrapped.parameters():
             p.mul_(factor(r))
     return wrapped
+
+
+@trick
+def wrapped_forward(r: random.Random, g: nn.Sequential) -> nn.Module:
+    """A wrapper of torch's whose forward was replaced, or that has a hook."""
+    wrapped = r.choice([torch.optim.swa_utils.AveragedModel, nn.DataParallel])(g)
+    inner, k = wrapped.module, factor(r)
+    match r.randrange(3):
+        case 0:
+            wrapped.forward = lambda x: k * inner(x)
+        case 1:
+            wrapped._call_impl = lambda x: k * inner(x)
+        case _:
+            wrapped.register_forward_hook(lambda module, inputs, output: k * output)
+    return wrapped
+
+
+@trick
+def wrapped_subclass(r: random.Random, g: nn.Sequential) -> nn.Module:
+    class Loud(nn.DataParallel):
+        def forward(self, x: Tensor) -> Tensor:
+            return cast(Tensor, 3 * self.module(x))
+
+    return Loud(g)
 
 
 @trick

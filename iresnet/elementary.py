@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from .first_batch import FirstBatch
 from .fixed_point import Solution, Solver
+from .float64 import ELEMENTARY, Rounding
 from .logdet import Estimator
 from .transform import (
     Rearrangement,
@@ -100,7 +101,11 @@ class ActNorm(FirstBatch):
         logdet = (-math.inf, math.inf)
         if input_shape is not None:
             logdet = (math.prod(input_shape[1:]) * float(log_scale.sum()),) * 2
-        return Stretch(math.exp(float(log_scale.max())), math.exp(-float(log_scale.min())), logdet)
+        return Stretch(float(log_scale.max().exp()), float((-log_scale.min()).exp()), logdet)
+
+    def rounding(self, input_shape: Shape) -> Rounding:
+        """A sum, an exponential and a product: each is off by a part of the result."""
+        return Rounding.of(0.0, 0.0, math.prod(input_shape), result=2 * ELEMENTARY)
 
     def extra_repr(self) -> str:
         return f"{self.channels}"

@@ -5,8 +5,9 @@
 
 What is proven: for ANY x, ||x - x*|| <= ||x + g(x) - z|| / (1 - L), because x -> x + g(x) expands distances by at
 least 1 - L. That holds for every solver and precision, provided that the residual is evaluated exactly enough: it is
-evaluated once more in float64 at the end, and where float32 stalls above the tolerance, the last steps run in float64.
-(The textbook bound by the last step fails in float32 and for accelerated iterates.)
+evaluated once more in float64 at the end, with a bound of what rounding can hide (`Rounding`), and where float32 stalls
+above the tolerance, the last steps run in float64. (The textbook bound by the last step fails in float32 and for
+accelerated iterates.)
 
 Algorithm 1 as printed runs n + 1 steps; here an iteration is one evaluation of g.
 """
@@ -22,14 +23,11 @@ from typing import Protocol, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from .float64 import Rounding
 from .spelling import counted
 
 #: g on a part of the batch: called with x and the indices of its rows in the batch (a context must be cut alike).
 Branch: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-
-#: Relative allowance for rounding in the float64 evaluation of the residual, per unit of ||x|| + ||g|| + ||z||: what
-#: sums of thousands of products lose in practice, a hundred times less than the worst case of such sums.
-RESIDUAL_ROUNDING = 2.0**-46
 
 
 class ConvergenceError(RuntimeError):
@@ -268,14 +266,15 @@ def _norm(x: Tensor) -> Tensor:
 
 def _relative(dtype: torch.dtype) -> tuple[float, float]:
     """(residual to aim at, rounding of x) relative to the code, in this precision."""
-    return (1e-11, 5e-14) if dtype == torch.float64 else (1e-6, 2e-7)
+    return (1e-11, 5e-14) if dtype == torch.float64 else (1e-6, max(2e-7, 1.5 * torch.finfo(dtype).eps))
 
 
 def default_tolerance(z: Tensor, lipschitz: float) -> Tensor:
     """The tolerances when none is given: what the precision of z can hold, for each code and this contraction.
 
     x can be 1 / (1 - L) times as large as z, and its rounding counts 1 / (1 - L) times in the bound. That is the worst
-    case, by which a solve is judged; it aims lower.
+    case, by which a solve is judged; it aims lower. Where g(0) is far from zero, x is larger, and so is what its
+    precision and the float64 evaluation of g can hold: `solve` allows twice that.
     """
     gap = max(1 - lipschitz, 1e-3)
     relative, rounding = _relative(z.dtype)
@@ -299,12 +298,15 @@ def solve(
     tolerance: float | None,
     solver: Solver,
     reference: Branch,
+    rounding: Rounding | None = None,
 ) -> Solution:
     """Solve x + g(x) = z and prove it. `reference` is g in float64; `lipschitz` its bound, None where there is none.
 
     The tolerance is absolute, in the l2 norm of a sample; None takes `default_tolerance`. Works in the precision of z;
-    samples whose float64 residual is still too large go on in float64.
+    samples whose float64 residual is still too large go on in float64. `rounding` bounds the error of `reference`;
+    None assumes one.
     """
+    rounding = Rounding.assumed() if rounding is None else rounding
     contraction = 1.0 if lipschitz is None else lipschitz
     gap = 1 - contraction if contraction < 1 else 1.0  # nothing is proven without a contraction: see below
     working = torch.promote_types(z.dtype, torch.float32)
@@ -321,7 +323,9 @@ def solve(
     limit = _limit(solver, contraction, zw, float(target.min()))
     x, count = solver.run(g, zw, zw, target, contraction, limit)
     x = x.to(z.dtype)
-    residual = _exact_residual(reference, x, z)
+    residual = _exact_residual(reference, x, z, rounding)
+    if tolerance is None and contraction < 1:
+        goal = torch.maximum(goal, 2 * _unavoidable(x, z, contraction, rounding) / gap)
     finite = torch.isfinite(x).flatten(1).all(1)
     behind = ((residual > goal * gap) & finite).nonzero()[:, 0]
     remaining = limit - int(count[behind].max()) if len(behind) and solver.max_iterations else limit
@@ -337,14 +341,14 @@ def solve(
         )
         x[behind] = better.to(z.dtype)
         count[behind] += more
-        residual = _exact_residual(reference, x, z)
+        residual = _exact_residual(reference, x, z, rounding)
     proven = lipschitz is not None and lipschitz < 1
     if proven:
         error = residual / gap
-        return Solution(x, count, error, error <= goal)
-    grown = residual > (1 + 1e-6) * _exact_residual(reference, z, z)
+        return Solution(x, count, error, (error <= goal) & error.isfinite())
+    grown = residual > (1 + 1e-6) * _exact_residual(reference, z, z, rounding)
     none = torch.full_like(residual, torch.inf)
-    return Solution(x, count, none, none <= goal, diverged=grown | ~residual.isfinite())
+    return Solution(x, count, none, torch.zeros_like(grown), diverged=grown | ~residual.isfinite())
 
 
 def _limit(solver: Solver, contraction: float, z: Tensor, target: float) -> int:
@@ -354,9 +358,16 @@ def _limit(solver: Solver, contraction: float, z: Tensor, target: float) -> int:
     return iteration_limit(contraction, 1e4 * max(1.0, float(_norm(z).max())), target)
 
 
-def _exact_residual(reference: Branch, x: Tensor, z: Tensor) -> Tensor:
+def _exact_residual(reference: Branch, x: Tensor, z: Tensor, rounding: Rounding) -> Tensor:
     """||x + g(x) - z|| per sample in float64, plus what rounding may hide; NaN becomes infinity."""
     x64, z64 = x.double(), z.double()
     y = reference(x64, torch.arange(len(x), device=x.device))
-    rounding = RESIDUAL_ROUNDING * (_norm(x64) + _norm(y) + _norm(z64))
-    return torch.nan_to_num(_norm(x64 + y - z64) + rounding, nan=torch.inf)
+    found = rounding.residual(_norm(x64 + y - z64), _norm(x64), _norm(z64))
+    return torch.nan_to_num(found, nan=torch.inf)
+
+
+def _unavoidable(x: Tensor, z: Tensor, contraction: float, rounding: Rounding) -> Tensor:
+    """The residual of the best x of this precision, as float64 can see it."""
+    size = _norm(x.double())
+    rounded = (1 + contraction) * torch.finfo(x.dtype).eps / 2 * size
+    return rounded + rounding.residual(torch.zeros_like(size), size, _norm(z.double()))

@@ -135,7 +135,7 @@ class Flow(nn.Module):
             raise ValueError(f"tolerance must be positive; got {tolerance}.")
         check_batch(x, "x", self.event_shape)
         d, zeros = dimension(x), torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        known, proven = self._standing(tuple(x.shape[1:]))
+        known, proven = self.standing(tuple(x.shape[1:]))
         unknown = 0.0 if known else math.inf
         if d <= EXACT_UP_TO:
             return LogProb(self.log_prob(x, context).double(), zeros + unknown, zeros, d, 1, proven)
@@ -162,7 +162,7 @@ class Flow(nn.Module):
         drawn = passes(count)
         return LogProb(drawn.mean(0), zeros + bias, drawn.std(0) / math.sqrt(count), d, count, proven)
 
-    def _standing(self, shape: Shape) -> tuple[bool, bool]:
+    def standing(self, shape: Shape) -> tuple[bool, bool]:
         """(whether every log-determinant is known to be what it says, whether all of a likelihood is proven)."""
         known = not (doubt(self) or doubt(self.base) or list(unknown_parts(self.transform)))
         known = known and not list(unlisted_blocks(self))

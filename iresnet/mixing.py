@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from .first_batch import FirstBatch
 from .fixed_point import Solver
+from .float64 import ELEMENTARY, Rounding, gamma
 from .logdet import Estimator
-from .spectral import ROUNDING_MARGIN
+from .spectral import ROUNDING_MARGIN, absolute_norm
 from .transform import Rearrangement, Shape, Stretch, Transform, check_batch, check_finite, dimension
 
 #: Vectors of channels that a batch must have for each of them, to know its axes.
@@ -101,6 +102,12 @@ class InvertibleConv1x1(Transform):
         if input_shape is not None:
             logdet = (math.prod(input_shape[1:]) * float(self.log_s.detach().double().sum()),) * 2
         return Stretch(float(sigma.max()) + margin, 1 / least if least > 0 else math.inf, logdet)
+
+    def rounding(self, input_shape: Shape) -> Rounding:
+        """W = L U is computed, and then W x: sums of as many products as there are channels, both with |L| |U| |x|."""
+        lower, upper = self._triangles(torch.float64)
+        lost = 2 * gamma(self.channels) + 2 * ELEMENTARY
+        return Rounding.of(lost * absolute_norm(lower) * absolute_norm(upper), 0.0, math.prod(input_shape))
 
     def extra_repr(self) -> str:
         return f"{self.channels}"

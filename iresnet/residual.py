@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from . import lipschitz as lip
 from .fixed_point import Anderson, Branch, ConvergenceError, Solution, Solver, default_tolerance, iteration_limit
 from .fixed_point import solve as solve_fixed_point
+from .float64 import Rounding
 from .lipschitz import Bound, Conditioned, linearise, nominal
 from .logdet import CertifiedSeries, Estimator, Exact, attach_gradient, refuse_second_derivative
 from .precision import float32_products
@@ -47,6 +48,20 @@ class Snapshot:
     g: nn.Module
     bound: Bound
     _copies: dict[torch.dtype, nn.Module] = field(default_factory=dict)
+    _rounding: Rounding | None = None
+
+    def rounding(self, input_shape: Shape, given: Tensor | None = None) -> Rounding:
+        """What rounding in float64 can hide of x + g(x) - z; assumed where nothing is proven of g.
+
+        `input_shape` is the shape of the snapshot. Of a conditional g it depends on the embeddings that are `given`.
+        """
+        if not (self.bound.proven and self.bound.value < 1):
+            return Rounding.assumed()
+        if given is not None:
+            return lip.rounding(self.g, self.bound, input_shape, given)
+        if self._rounding is None:
+            self._rounding = lip.rounding(self.g, self.bound, input_shape)
+        return self._rounding
 
     def branch(self, given: Tensor | None, dtype: torch.dtype = torch.float64) -> Branch:
         """g in this precision as a function of x and its rows, for what is given beside x."""
@@ -238,12 +253,16 @@ class ResidualBlock(Transform):
         bound, seal = self._measured(private, input_shape), None
         with suppress(NoBoundKnown):
             seal = Seal(private)
-        made = Snapshot(lip.released(private).double(), bound)
+        made = Snapshot(unwrap(lip.released(private)).double(), bound)
         self._kept = None if seal is None else (key, seal, made)
         return made
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": None}
+
+    def rounding(self, input_shape: Shape) -> Rounding:
+        """What rounding in float64 can hide of x + g(x) - z, without a context."""
+        return self.snapshot(input_shape).rounding(input_shape)
 
     def _measured(self, g: nn.Module, input_shape: Shape | None) -> Bound:
         if self.asserted is not None:
@@ -294,6 +313,7 @@ class ResidualBlock(Transform):
                 tolerance=tolerance,
                 solver=Anderson() if solver is None else solver,
                 reference=reference,
+                rounding=now.rounding(tuple(z.shape[1:]), given),
             )
         reason = now.bound.reason or doubt(self)
         if reason:  # what was solved for may be another function than this block

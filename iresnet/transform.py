@@ -20,7 +20,8 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from .fixed_point import RESIDUAL_ROUNDING, ConvergenceError, Solution, Solver, verdict
+from .fixed_point import ConvergenceError, Solution, Solver, verdict
+from .float64 import UNIT, Rounding
 from .logdet import Estimator
 from .trust import NoBoundKnown, changed, doubt
 
@@ -120,16 +121,26 @@ class Transform(nn.Module, ABC):
     ) -> Solution | ChainSolution:
         """The inverse with a report instead of an exception; no gradient.
 
-        A closed form is judged like any other: ||x - x*|| <= Lip(F^-1) ||F(x) - z||, the residual in float64.
+        A closed form is judged like any other: ||x - x*|| <= Lip(F^-1) ||F(x) - z||, the residual in float64 with what
+        `rounding` says of it.
         """
         with torch.no_grad():
             x = self.inverse(z, context, tolerance=tolerance, solver=solver)
-            residual = (self.reference(x, context) - z.double()).flatten(1).norm(dim=1)
-            allowance = RESIDUAL_ROUNDING * (1 + z.double().flatten(1).norm(dim=1))
-            known = stretch_of(self, tuple(x.shape[1:]))
-            bound = _infinite_for_nan(known.inverse * (residual + allowance))
+            shape, codes = tuple(x.shape[1:]), z.double()
+            residual = _norm(self.reference(x, context) - codes)
+            hidden = self.rounding(shape).residual(residual, _norm(x.double()), _norm(codes))
+            known = stretch_of(self, shape)
+            bound = _infinite_for_nan(known.inverse * hidden)
         none = torch.zeros_like(bound).long()
         return Solution(x, none, bound, torch.isfinite(bound), proven=known.proven, reason=doubt(self))
+
+    def rounding(self, input_shape: Shape) -> Rounding:
+        """How far `reference` can be off, for inputs of this shape (without the batch).
+
+        What is assumed here, a few parts in 10^14 of x and z, does for formulas in which no larger numbers cancel. A
+        transform whose formula has such numbers states a bound of its own: `Rounding.of`.
+        """
+        return Rounding.assumed()
 
 
 class Rearrangement(Transform):
@@ -147,6 +158,10 @@ class Rearrangement(Transform):
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         return ISOMETRY
+
+    def rounding(self, input_shape: Shape) -> Rounding:
+        """Nothing is computed."""
+        return Rounding(relative=0.0, absolute=0.0, code=0.0, scale=1.0)
 
 
 @dataclass(frozen=True)
@@ -176,7 +191,7 @@ class ChainSolution:
 
     def measured_error(self, truth: Tensor) -> Tensor:
         """||x - truth|| per sample."""
-        return cast(Tensor, torch.linalg.vector_norm((self.x.double() - truth.double()).flatten(1), dim=1))
+        return _norm(self.x.double() - truth.double())
 
     def __str__(self) -> str:
         composed = float(self.composed_bound.max())
@@ -325,15 +340,20 @@ def solve_backwards(
             # returns the same numbers for every input has no error to amplify: 0 * inf is 0 here.
             known = stretch_of(t, tuple(s.x.shape[1:]))
             carried = torch.where(composed > 0, composed * known.inverse, composed)
-            composed = s.error_bound + carried
+            composed = (s.error_bound + carried) * (1 + 8 * UNIT)
             own = s.largest_block_bound if isinstance(s, ChainSolution) else s.error_bound
             largest, iterations = torch.maximum(largest, own), iterations + s.iterations
             reason = reason or s.reason or doubt(t)
             converged, proven = converged & s.converged, proven and s.proven and known.proven
             diverged = diverged if s.diverged is None else diverged | s.diverged
             x = s.x
-        residual = _infinite_for_nan((whole.reference(x, context) - z.double()).flatten(1).norm(dim=1))
+        residual = _infinite_for_nan(_norm(whole.reference(x, context) - z.double()))
     return ChainSolution(x, iterations, converged, largest, residual, composed, diverged, proven, reason)
+
+
+def _norm(x: Tensor) -> Tensor:
+    """The l2 norm of every sample."""
+    return cast(Tensor, torch.linalg.vector_norm(x.flatten(1), dim=1))
 
 
 def _infinite_for_nan(error: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ and compares them bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -196,9 +196,17 @@ def _shadowing(module: nn.Module, own: dict[str, Any]) -> str | None:
     return None
 
 
-@lru_cache(maxsize=1024)
+_names: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
+
+
 def _methods(cls: type) -> frozenset[str]:
-    """The names of methods and properties of a class."""
+    """The names of methods and properties of a class, found once."""
+    if cls not in _names:
+        _names[cls] = _found_methods(cls)
+    return _names[cls]
+
+
+def _found_methods(cls: type) -> frozenset[str]:
     return frozenset(
         name
         for base in cls.__mro__[:-1]

@@ -27,11 +27,11 @@ from iresnet.inversion.arithmetic import Arithmetic
 from iresnet.inversion.branch import Form, Maker
 from iresnet.inversion.inverter import Inverter
 from iresnet.inversion.refinement import Schedule
-from iresnet.inversion.rounding import absolute_norm, bend
+from iresnet.inversion.rounding import bend
 from iresnet.lipschitz import linearise, program, refresh_
 from iresnet.mixing import InvertibleConv1x1
 from iresnet.multiscale import Flatten
-from iresnet.spectral import Geometry, dense_matrix
+from iresnet.spectral import Geometry, absolute_norm, dense_matrix
 from tests.zoo import contraction, linear_block, normal, rouse_
 
 A = contraction(3, 0.8)

@@ -49,7 +49,8 @@ def log_determinant(s: Subject) -> Verdict:
         x = _slice(block, s.states[block.name][:1])
         exact = _exact(block, x)
         with torch.no_grad():
-            _, drawn = block.own.forward_and_logdet(_copies(x, COPIES), estimator=series, generator=s.generator())
+            probes = s.generator(f"probes {block.name}")
+            _, drawn = block.own.forward_and_logdet(_copies(x, COPIES), estimator=series, generator=probes)
         error, allowed = abs(float(drawn.double().mean()) - exact), _allowed(drawn, exact)
         done, worst, off = [*done, x.numel()], max(worst, error / allowed), max(off, error)
     words = f"{len(done)} of {len(s.blocks)} blocks, slices of up to {max(done)} dimensions: the series is"
@@ -98,8 +99,9 @@ def error_bars(s: Subject) -> Verdict:
     with torch.no_grad():
         z = x + block.plain.g(x)
         exact = _exact(block, x) - 0.5 * float(z.square().sum() + z.numel() * math.log(2 * math.pi))
-        pilot = flow.log_prob(_copies(x, 16), estimator=CertifiedSeries(BIAS), generator=s.generator())
-        found = flow.log_prob_with_error(_copies(x, INTERVALS), tolerance=max(BIAS, 1.5 * float(pilot.std())))
+        pilot = flow.log_prob(_copies(x, 16), estimator=CertifiedSeries(BIAS), generator=s.generator("pilot"))
+        tolerance = max(BIAS, 1.5 * float(pilot.std()))
+        found = flow.log_prob_with_error(_copies(x, INTERVALS), tolerance=tolerance, generator=s.generator("passes"))
     middle, rounding = float(found.value.mean()), ROUNDING * (1 + abs(exact))
     missed = int(((found.value - middle).abs() > 1.96 * found.standard_error + rounding).sum())
     off = abs(middle - exact) - SIGMAS * float(found.value.std()) / math.sqrt(INTERVALS) - rounding
@@ -120,7 +122,7 @@ def noise(s: Subject) -> Verdict:
         raise Skipped("no noise is learned")
     side = [min(8, n - n % 2) for n in s.schema.shape[1:]]
     x = s.rows[:1, :, : side[0], : side[1]].floor()
-    e = torch.randn(x.shape, generator=s.generator(), dtype=torch.float64)
+    e = torch.randn(x.shape, generator=s.generator("learned noise"), dtype=torch.float64)
     with torch.no_grad():
         u, log_q = learned(x, e)
     j = jacobian(lambda v: learned(x.expand(len(v), *x.shape[1:]), v)[0], e)

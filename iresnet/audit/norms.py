@@ -28,7 +28,7 @@ def norms(s: Subject) -> Verdict:
     ratios = list[float]()
     for block in s.contractions(0.25):
         for layer, claim, shape in _claimed(block):
-            norm = from_below(layer, shape, s.generator())
+            norm = from_below(layer, shape, s.generator("norms"))
             ratios.append(norm / claim if claim else math.inf if norm else 1.0)
     if not ratios:
         raise Skipped("no bound of a layer is claimed")
@@ -84,7 +84,7 @@ def contraction(s: Subject) -> Verdict:
     """Pairs of points that climb ||g(a) - g(b)|| / ||a - b||, against Lip(g) of every block."""
     ratios = list[float]()
     for block in s.contractions(0.2):
-        found = _climb(block.plain.g, s.states[block.name][:PAIRS], s.generator(), CLIMB)[1]
+        found = _climb(block.plain.g, s.states[block.name][:PAIRS], s.generator(block.name), CLIMB)[1]
         ratios.append(found / block.claim if block.claim else math.inf if found else 1.0)
     words = (
         f"{len(ratios)} of {len(s.blocks)} blocks: ||g(a) - g(b)|| / ||a - b|| climbs to {max(ratios):.3f} of Lip(g)"
@@ -102,7 +102,7 @@ def whole_map(s: Subject) -> Verdict:
     def f(x: Tensor) -> Tensor:
         return cast(Tensor, s.transform(x if levels is None else x.clamp(0, levels)))  # where points may come together
 
-    low, high = _climb(f, s.rows[:PAIRS], s.generator(), FEW)
+    low, high = _climb(f, s.rows[:PAIRS], s.generator("pairs"), FEW)
     holds = high <= most * (1 + ROUNDING) and (levels is not None or low >= least * (1 - ROUNDING))
     return holds, f"rows are stretched by {low:.3g} to {high:.3g}; claimed {least:.3g} to {most:.3g}"
 

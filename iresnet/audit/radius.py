@@ -29,10 +29,9 @@ def radius(s: Subject) -> Verdict:
     y = _logits(s, x).argmax(1)
     certified = certified_radius(s.model, Dataset(rows, y, s.schema))
     left = torch.stack([_attack(s, x, y, certified * (1 - 1e-9), start) for start in range(STARTS)]).amin(0)
-    words = f"{len(x)} rows attacked within radii of up to {float(certified.max()):.3g}"
-    return bool(
-        (left >= 0).all()
-    ), f"{words}: {int((left < 0).sum())} change their class; margins reach {left.min():.2g}"
+    fooled, largest = int((left < 0).sum()), float(certified.max())
+    words = f"{fooled} of {len(x)} rows change their class within radii of up to {largest:.3g}"
+    return fooled == 0, f"{words}; margins reach {float(left.min()):.2g}"
 
 
 def _logits(s: Subject, x: Tensor) -> Tensor:
@@ -43,7 +42,7 @@ def _logits(s: Subject, x: Tensor) -> Tensor:
 def _attack(s: Subject, x: Tensor, y: Tensor, within: Tensor, start: int) -> Tensor:
     """The smallest margin of every row on the way."""
     size = within.reshape(-1, *[1] * (x.dim() - 1))
-    change = start * size * unit(torch.randn(x.shape, generator=s.generator(), dtype=x.dtype))
+    change = start * size * unit(torch.randn(x.shape, generator=s.generator("attack"), dtype=x.dtype))
     left = torch.full((len(x),), math.inf, dtype=torch.float64)
     for _ in range(STEPS):
         at = (x + change).detach().requires_grad_()

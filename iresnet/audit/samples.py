@@ -27,7 +27,7 @@ def samples(s: Subject) -> Verdict:
         raise Skipped("the model has no density of real numbers")
     if s.schema.dimension > LARGEST:
         raise Skipped(f"{s.schema.dimension} dimensions; an integral is taken in up to {LARGEST}")
-    generator = s.generator()
+    generator = s.generator("samples")
     drawn = as_flow(s.model).sample((PLACED + COUNTED,), generator=generator).double()
     placed, counted = drawn[:PLACED], drawn[PLACED:]
     points, log_q = _points(placed, generator)
@@ -53,7 +53,7 @@ def _tail(x: float) -> float:
 def _points(placed: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Points from Student's t around samples, some narrow and some wide, and the logarithm of their density."""
     n, d = placed.shape
-    root = torch.linalg.cholesky(placed.T.cov().reshape(d, d) + 1e-12 * torch.eye(d, dtype=placed.dtype))
+    root = torch.linalg.cholesky(placed.T.cov().reshape(d, d) + torch.diag(1e-9 * placed.var(0)))
     widths = torch.tensor([0.25, 1.0], dtype=placed.dtype)
     e = torch.randn(POINTS, d, generator=generator, dtype=placed.dtype)
     chi = torch.randn(POINTS, int(FREEDOM), generator=generator, dtype=placed.dtype).square().sum(1)

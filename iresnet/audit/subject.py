@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
 import time
@@ -128,7 +129,7 @@ class Subject:
         found = [Block(n, own, plain, cast(Shape, at), stored.get(n, {})) for (n, own, at), (_, plain, _) in pairs]
         if not found:
             raise Skipped("the model has no residual blocks, and nothing is proven of others")
-        return [found[i] for i in torch.randperm(len(found), generator=self.generator()).tolist()]
+        return [found[i] for i in torch.randperm(len(found), generator=self.generator("order")).tolist()]
 
     def some(self, share: float) -> Iterator[Block]:
         """One of the blocks, and more of them while this share of the time lasts."""
@@ -151,12 +152,12 @@ class Subject:
     @cached_property
     def rows(self) -> Tensor:
         """Rows in the units of the data, in float64: where the model's own scaling expects them."""
-        x = torch.randn(ROWS, *self.schema.shape, generator=self.generator(), dtype=torch.float64)
+        x = torch.randn(ROWS, *self.schema.shape, generator=self.generator("rows"), dtype=torch.float64)
         first = next((m for m in self.transform.modules() if isinstance(m, Logit | Standardise)), None)
         x = x if first is None else first.inverse(x)
         if self.schema.levels is None:
             return x
-        u = torch.rand(x.shape, generator=self.generator(), dtype=torch.float64)
+        u = torch.rand(x.shape, generator=self.generator("noise"), dtype=torch.float64)
         return x.floor().clamp(0, self.schema.levels - 1) + u
 
     @cached_property
@@ -169,9 +170,10 @@ class Subject:
             cast(Transform, model.transform)(self.rows)
         return seen
 
-    def generator(self) -> torch.Generator:
-        """Random numbers that the seed decides."""
-        return torch.Generator().manual_seed(self.seed)
+    def generator(self, purpose: str) -> torch.Generator:
+        """Random numbers that the seed decides, others for every purpose."""
+        digest = hashlib.sha256(f"{self.seed} {purpose}".encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def unit(v: Tensor) -> Tensor:

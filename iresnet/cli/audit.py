@@ -16,7 +16,9 @@ from .output import RunFolder
 
 def audit(
     run: RunFolder,
-    seed: Annotated[int, typer.Option(help="Decides rows, probes and which blocks come first.", min=0)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Decides rows, probes and which blocks come first.", min=0, max=2**63 - 1)
+    ] = 0,
     seconds: Annotated[float, typer.Option(help="Time for checks of many blocks: more time, more blocks.")] = 8.0,
 ) -> None:
     """Check every guarantee of a model by another algorithm than made it. Exit code 1 if a check fails.
@@ -30,7 +32,7 @@ def audit(
     if not 0 < seconds < float("inf"):
         raise ValueError(f"--seconds must be positive; got {seconds}. Use 8, or more for more blocks.")
     subject, screen, start = Subject(Run.open(run), seed=seed, seconds=seconds), console(), time.perf_counter()
-    use_threads(subject.schema.dimension)
+    use_threads(subject.schema.dimension, 1)  # small batches: more threads would only wait for each other
     findings = []
     with waiting(screen, "Checking …"):
         for finding in derive(subject):

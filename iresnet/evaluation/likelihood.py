@@ -128,7 +128,8 @@ def log_likelihood(model: nn.Module, data: Dataset, *, draws: int = 8, seed: int
     d = draw(model, data, draws, seed=seed, shared=True, most=ROW_BIAS)
     count, value = len(d.values), d.values.mean(0)
     spread = torch.zeros_like(value) if count == 1 else d.values.std(0) / math.sqrt(count)
-    return LogProb(value, torch.full_like(value, d.bias_bound), spread, math.prod(data.schema.shape), count)
+    proven = as_flow(model).standing(data.schema.shape)[1]
+    return LogProb(value, torch.full_like(value, d.bias_bound), spread, math.prod(data.schema.shape), count, proven)
 
 
 def density(model: nn.Module, data: Dataset, *, draws: int = 8, seed: int = 0) -> Density:

@@ -73,7 +73,7 @@ class Likelihood:
 
     def _bias(self) -> str:
         if self.method == "exact":
-            return "bias 0 (exact determinants)"
+            return f"bias 0 (exact determinants{'' if self.proven else '; not every block is proven'})"
         if self.method in SOLVED:
             return f"bias 0 but for the solver's ({SOLVED[self.method]})"
         if self.method == "roulette":
@@ -137,7 +137,7 @@ def protocol(
         estimator_error=row_error / math.sqrt(len(data)) / scale,
         standard_error=float(values.mean(0).std()) / math.sqrt(len(data)) / scale,
         row_error=row_error / scale,
-        proven=way.proven,
+        proven=way.proven and flow.standing(data.schema.shape)[1],
         reached=row_error <= error * nat * math.sqrt(len(data)),
     )
 

@@ -12,7 +12,6 @@ refinement, and after that `Transform.solve`, which takes the iterations it need
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -22,7 +21,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..fixed_point import RESIDUAL_ROUNDING, default_tolerance
+from ..fixed_point import default_tolerance
 from ..lipschitz import copied, release_
 from ..mixing import InvertibleConv1x1
 from ..preprocess import Logit
@@ -299,7 +298,5 @@ def _closed(t: Transform, shape: Shape) -> Part:
     if isinstance(t, InvertibleConv1x1):
         return Part(t, expansion, unmixing=torch.linalg.inv(t.weight))
     if isinstance(t, Logit):
-        # A sigmoid is exact to a few units, and steepest at 1/4. A residual would ask for its logarithm, which is
-        # infinite long before that matters.
-        return Part(t, expansion, rounding=RESIDUAL_ROUNDING * 4 * expansion * math.prod(shape) ** 0.5)
+        return Part(t, expansion, rounding=t.inverse_error(shape))
     return Part(t, expansion)

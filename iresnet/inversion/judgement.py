@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..elementary import InjectivePad
-from ..fixed_point import RESIDUAL_ROUNDING
+from ..float64 import RESIDUAL_ROUNDING
 from ..transform import Transform
 from .branch import Branch, laid_out
 from .path import Halves, Row, carried

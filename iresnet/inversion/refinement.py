@@ -26,7 +26,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..fixed_point import RESIDUAL_ROUNDING
+from ..float64 import RESIDUAL_ROUNDING
 from ..lipschitz.program import Program
 from .branch import Branch, Form
 

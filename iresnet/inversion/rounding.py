@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ..lipschitz.activations import LEAST_THRESHOLD
 from ..lipschitz.program import Program, Step, apply
+from ..spectral import absolute_norm
 
 #: Roundings of a slope, each of at most one unit, as no slope is larger than one; and the unit of sums by precision.
 SLOPE = 4
@@ -78,14 +79,6 @@ def _layer(step: Step, exact: Tensor, working: Tensor, lipschitz: float, u: floa
     error = absolute_norm(working.double() - exact, groups)
     error += sums / (1 - sums) * absolute_norm(working.double(), groups)
     return error + u * (lipschitz + error)
-
-
-def absolute_norm(weight: Tensor, groups: int = 1) -> float:
-    """A bound of the norm of |W|, as a matrix or a convolution: sqrt(largest column sum x largest row sum)."""
-    out, channels = weight.shape[:2]
-    size = weight.abs().reshape(groups, out // groups, channels, -1)
-    rows, columns = size.sum((2, 3)).amax(), size.sum((1, 3)).amax()
-    return float((rows * columns).sqrt()) * (1 + 2.0**-30)
 
 
 def bend(step: Step, values: list[Tensor]) -> float:

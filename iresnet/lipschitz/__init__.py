@@ -27,6 +27,7 @@ from .jacobian import linearise
 from .layers import LipschitzConv2d, LipschitzLinear, constrain_
 from .potential import Potential
 from .program import Program
+from .rounding import rounding
 from .rules import GramIteration, NormRule, PowerIteration
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "refresh_",
     "release_",
     "released",
+    "rounding",
     "tighten_",
     "together",
     "unsettled",

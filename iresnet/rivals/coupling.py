@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import lipschitz as lip
-from ..fixed_point import RESIDUAL_ROUNDING, Solution, Solver
+from ..fixed_point import Solution, Solver
+from ..float64 import RESIDUAL_ROUNDING
 from ..logdet import Estimator
 from ..residual import full_precision
 from ..transform import Shape, Stretch, Transform, check_batch

@@ -13,6 +13,7 @@ from ..trust import NoBoundKnown
 from .bounds import (
     DENSE_LIMIT,
     ROUNDING_MARGIN,
+    absolute_norm,
     cheap_norm_bounds,
     circular_singular_values,
     margin,
@@ -40,6 +41,7 @@ __all__ = [
     "ROUNDING_MARGIN",
     "Geometry",
     "NoBoundKnown",
+    "absolute_norm",
     "adjoint",
     "apply",
     "cheap_norm_bounds",

@@ -78,6 +78,17 @@ def cheap_norm_bounds(weight: Tensor, geometry: Geometry, size: tuple[int, ...] 
     return restored(sigma, scale)
 
 
+def absolute_norm(weight: Tensor, groups: int = 1, repeats: int = 1) -> float:
+    """A bound of the norm of |W|, as a matrix or a convolution: sqrt(largest column sum x largest row sum).
+
+    `repeats` is how often an input counts at most at one place of the kernel, under circular padding.
+    """
+    out, channels = weight.shape[:2]
+    size = weight.detach().abs().double().reshape(groups, out // groups, channels, -1)
+    rows, columns = size.sum((2, 3)).amax(), size.sum((1, 3)).amax()
+    return float(rows.sqrt() * columns.sqrt()) * math.sqrt(repeats) * (1 + 2.0**-30)
+
+
 def norm_bound(layer: nn.Module, input_shape: tuple[int, ...] | None = None) -> float:
     """A proven upper bound of the norm of a Linear or convolution layer for inputs (channels, *size), as a float.
 
