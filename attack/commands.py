@@ -82,16 +82,17 @@ BOUNDED = ("training.steps", "training.epochs")
 #: Settings whose values are attacked, and values; large ones have to be refused, since nothing else ends them.
 SETTINGS = (
     "seed", "name", "about", "data.source", "data.validation", "data.test", "data.labelled", "data.size", "data.shift",
-    "data.seed", "network.family", "network.blocks", "network.width", "network.depth", "network.kernels", "network.tail",
-    "network.lipschitz", "network.activation", "network.frequency", "network.components", "network.head",
-    "network.dropout", "network.terms", "network.padding", "network.dequantiser", "network.alpha", "objective.kind",
+    "data.seed", "network.family", "network.blocks", "network.width", "network.depth", "network.kernels",
+    "network.tail", "network.lipschitz", "network.activation", "network.frequency", "network.components",
+    "network.head", "network.dropout", "network.terms", "network.padding", "network.dequantiser", "network.alpha", "objective.kind",
     "objective.weight", "objective.radius", "training.batch", "training.learning_rate", "training.optimiser",
     "training.betas", "training.clip", "training.average", "training.warmup", "acceleration.graph", "nothing", "steps",
     "network", "training.milestones", "data.augment", "",
 )  # fmt: skip
 VALUES = (
-    *HOSTILE, "[]", "[1]", "[0]", "[-1]", "[1000000000]", "[1, 1, 1, 1]", "[0.5, 0.5]", "1000000000", "1000000", "{}", "[" * 3000,
-    "1e-9", "density", "classification", "hybrid", "iresnet", "resnet", "glow", "elu", "sgd", "adamax", "moons", "digits",
+    *HOSTILE, "[]", "[1]", "[0]", "[-1]", "[1000000000]", "[1, 1, 1, 1]", "[0.5, 0.5]", "1000000000", "1000000",
+    "{}", "[" * 3000, "1e-9", "density", "classification", "hybrid", "iresnet", "resnet", "glow", "elu", "sgd",
+    "adamax", "moons", "digits",
 )  # fmt: skip
 
 #: Commands that take seconds are called less often.
@@ -146,7 +147,7 @@ def verdict(words: list[str], ended: Ended) -> str:
     return f"exit code {ended.code}"
 
 
-# ------------------------------------------------------------------------------------------------------------ generation
+# ----------------------------------------------------------------------------------------------------------- generation
 
 
 def _furnished(r: random.Random, place: Path) -> Path:

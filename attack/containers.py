@@ -30,7 +30,7 @@ DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL", 
 BOMB = 256 * 2**20
 
 
-# ----------------------------------------------------------------------------------------------------------- checkpoints
+# ---------------------------------------------------------------------------------------------------------- checkpoints
 
 
 def parts_of(content: bytes) -> tuple[Tensors, bytes]:
@@ -68,9 +68,13 @@ def other_tensor(r: random.Random, content: bytes) -> bytes:
     if way == 0:
         entry["dtype"] = r.choice(DTYPES)
     elif way == 1:
-        entry["shape"] = r.choice(([], [1], entry["shape"][::-1], [*entry["shape"], 1], [2**62, 4], [-1], [0], STRANGE[-1]))
+        entry["shape"] = r.choice(
+            ([], [1], entry["shape"][::-1], [*entry["shape"], 1], [2**62, 4], [-1], [0], STRANGE[-1])
+        )
     elif way == 2:
-        header[r.choice(("weights/x", "x", "", "/", "optimiser/-1.exp_avg", "optimiser/999.exp_avg"))] = header.pop(name)
+        header[r.choice(("weights/x", "x", "", "/", "optimiser/-1.exp_avg", "optimiser/999.exp_avg"))] = header.pop(
+            name
+        )
     elif way == 3:
         entry["data_offsets"] = r.choice((header[other]["data_offsets"], [0, 2**63], [0, 0], [-1, 4], ["a", None]))
     elif way == 4:
@@ -128,7 +132,7 @@ def _tensor(r: random.Random, header: Tensors) -> str:
     return r.choice([name for name in header if name != "__metadata__"])
 
 
-# ---------------------------------------------------------------------------------------------------------------- arrays
+# --------------------------------------------------------------------------------------------------------------- arrays
 
 
 def other_array(r: random.Random, content: bytes) -> bytes:
@@ -177,7 +181,9 @@ def zip_bomb(r: random.Random, content: bytes) -> bytes:
     """A member that is larger, unpacked, than its array says; or a foreign one that is huge."""
     members = _unzipped(content)
     name = r.choice(list(members))
-    return _zipped([*members.items(), ("huge.npy", bytes(BOMB))] if r.random() < 0.5 else [(name, members[name] + bytes(BOMB))])
+    return _zipped(
+        [*members.items(), ("huge.npy", bytes(BOMB))] if r.random() < 0.5 else [(name, members[name] + bytes(BOMB))]
+    )
 
 
 def npy(x: NDArray[Any]) -> bytes:
@@ -192,7 +198,9 @@ def _other(r: random.Random, x: NDArray[Any]) -> NDArray[Any]:
     with np.errstate(all="ignore"):
         changed = x.astype(r.choice(kinds)) if r.random() < 0.6 and x.dtype.kind in "biuf" else x.copy()
     if r.random() < 0.4:
-        changed = r.choice((changed[:0], changed[:1], changed[None], changed.T, changed.ravel(), changed[..., :0], changed.ravel()[0]))
+        changed = r.choice(
+            (changed[:0], changed[:1], changed[None], changed.T, changed.ravel(), changed[..., :0], changed.ravel()[0])
+        )
     if changed.dtype.kind == "f" and changed.size and r.random() < 0.5:
         changed = changed.copy()
         changed.flat[r.randrange(changed.size)] = r.choice((np.nan, np.inf, 65504.0, -1.0))
@@ -252,7 +260,10 @@ def _member(r: random.Random, member: tarfile.TarInfo, inside: bytes) -> tuple[t
     way = r.randrange(5)
     if way == 0:
         member.type = r.choice((tarfile.SYMTYPE, tarfile.LNKTYPE))
-        member.linkname, inside = r.choice((member.name, "/etc/passwd", "../x", "cifar-10-batches-bin/test_batch.bin", "")), b""
+        member.linkname, inside = (
+            r.choice((member.name, "/etc/passwd", "../x", "cifar-10-batches-bin/test_batch.bin", "")),
+            b"",
+        )
     elif way == 1:
         member.type, inside = r.choice((tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE)), b""
     elif way == 2:
@@ -275,7 +286,7 @@ def bomb() -> bytes:
     return _gz(bytes(BOMB))
 
 
-# ---------------------------------------------------------------------------------------------------------------- images
+# --------------------------------------------------------------------------------------------------------------- images
 
 
 def png_header(r: random.Random, content: bytes) -> bytes:

@@ -1,6 +1,6 @@
-"""Damage to files: bytes, text, JSON, TOML and tables. Each function takes what a file holds and returns something else.
+"""Damage to files: bytes, text, JSON, TOML and tables. A function takes what a file holds and returns something else.
 
-`DAMAGE` lists them by the ending of a file. What is inside of archives and of checkpoints is damaged in
+What is inside of archives and of checkpoints is damaged in
 `attack.containers`, what stands in the place of a file in `attack.places`.
 """
 
@@ -18,19 +18,19 @@ Damage: TypeAlias = Callable[[random.Random, bytes], bytes]
 #: Numbers, texts and types where others are expected.
 STRANGE: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 17, 10**9, 2**63, -(2**63) - 1, 10**30, 10**400, 0.5, -0.0, 1e-320, 1e308, -1e308,
-    float("nan"), float("inf"), "", "a", "1", "nan", "../../x", "/etc/passwd", "<script>", "=1+1", "é\u202e\x00\n", "x" * 10_000,
-    [], {}, [[]], [None], {"": 0}, [1, "a"], [0] * 5000,
+    float("nan"), float("inf"), "", "a", "1", "nan", "../../x", "/etc/passwd", "<script>", "=1+1", "é\u202e\x00\n",
+    "x" * 10_000, [], {}, [[]], [None], {"": 0}, [1, "a"], [0] * 5000,
 )  # fmt: skip
 
 #: Cells of tables and values of settings, as text.
 CELLS = (
-    "", " ", "nan", "inf", "-inf", "1e400", "1e308", "-1e308", "1e39", "0x10", "1_000", "٣", "１", "None", "true", "1,5",
-    '"', "''", "=1+1", "@x", "\x00", "\r", "a\nb", "9" * 5000, "1" * 400, "é", "\u202e", "-", "+", ".", "1e", "[1", "{}",
-    "1979-05-27", "[[1]]", '"""', "\\u0000", "[" * 2000,
+    "", " ", "nan", "inf", "-inf", "1e400", "1e308", "-1e308", "1e39", "0x10", "1_000", "٣", "１", "None", "true",
+    "1,5", '"', "''", "=1+1", "@x", "\x00", "\r", "a\nb", "9" * 5000, "1" * 400, "é", "\u202e", "-", "+", ".", "1e",
+    "[1", "{}", "1979-05-27", "[[1]]", '"""', "\\u0000", "[" * 2000,
 )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------------- any bytes
+# ------------------------------------------------------------------------------------------------------------ any bytes
 
 
 def flip(r: random.Random, content: bytes) -> bytes:
@@ -63,7 +63,9 @@ def insert(r: random.Random, content: bytes) -> bytes:
 
 def replace(r: random.Random, content: bytes) -> bytes:
     """Something else altogether."""
-    return r.choice((b"", b"\x00" * 100, r.randbytes(300), b"PK\x03\x04", b"\x1f\x8b", b"\x93NUMPY", b"{}", b"\xff\xfe"))
+    return r.choice(
+        (b"", b"\x00" * 100, r.randbytes(300), b"PK\x03\x04", b"\x1f\x8b", b"\x93NUMPY", b"{}", b"\xff\xfe")
+    )
 
 
 def deepen(r: random.Random, content: bytes) -> bytes:
@@ -71,7 +73,7 @@ def deepen(r: random.Random, content: bytes) -> bytes:
     return r.choice((b"[" * 100_000, b'{"a":' * 100_000, b"[" * 50_000 + b"]" * 50_000, b"a = " + b"[" * 100_000))
 
 
-# ------------------------------------------------------------------------------------------------------------------ JSON
+# ----------------------------------------------------------------------------------------------------------------- JSON
 
 
 def strange_json(r: random.Random, content: bytes) -> bytes:
@@ -127,7 +129,7 @@ def strange_lines(r: random.Random, content: bytes) -> bytes:
 def strange_cell(r: random.Random, content: bytes) -> bytes:
     """Replace one cell of a table or one word of a text."""
     text = content.decode(errors="replace")
-    places = list(re.finditer(r"[^,;\t\n]+", text)) or [re.match("", text)]
+    places = list(re.finditer(r"[^,;\t\n]+", text))
     return _with(r, text, places, r.choice(CELLS))
 
 
@@ -135,19 +137,23 @@ def strange_setting(r: random.Random, content: bytes) -> bytes:
     """Replace the value or the name of one setting of a TOML file."""
     text = content.decode(errors="replace")
     if r.random() < 0.2:
-        return _with(r, text, list(re.finditer(r"(?m)^\w+", text)), r.choice(("", "a", "steps", "a.b", "[x]", "a" * 9999)))
+        return _with(
+            r, text, list(re.finditer(r"(?m)^\w+", text)), r.choice(("", "a", "steps", "a.b", "[x]", "a" * 9999))
+        )
     strange = (json.dumps(r.choice(STRANGE)), r.choice(CELLS), str(r.choice(STRANGE)))
     return _with(r, text, list(re.finditer(r"(?m)(?<== ).+$", text)), r.choice(strange))
 
 
 def dotted(r: random.Random, content: bytes) -> bytes:
     """A key of many dots, or of many tables."""
-    return content + r.choice((b"\n" + b"a." * 30_000 + b"a = 1\n", b"\n[" + b"a." * 30_000 + b"a]\n", b"\n[[a]]" * 20_000))
+    return content + r.choice(
+        (b"\n" + b"a." * 30_000 + b"a = 1\n", b"\n[" + b"a." * 30_000 + b"a]\n", b"\n[[a]]" * 20_000)
+    )
 
 
-def _with(r: random.Random, text: str, places: list[Any], what: str) -> bytes:
-    place = r.choice([p for p in places if p is not None] or [re.match("", text)])
-    return (text[: place.start()] + what + text[place.end() :]).encode(errors="surrogatepass")
+def _with(r: random.Random, text: str, places: list[re.Match[str]], what: str) -> bytes:
+    start, end = r.choice([place.span() for place in places] or [(0, 0)])
+    return (text[:start] + what + text[end:]).encode(errors="surrogatepass")
 
 
 def many_columns(r: random.Random, content: bytes) -> bytes:

@@ -32,7 +32,8 @@ class Fault:
     """What happens to a command.
 
     `what` is "" (nothing), kill, deny (every write from then on fails with `error`), move (the folder is renamed) or
-    confine (a write outside of `folder` ends the process, and there is no network); it happens at write number `at` in `folder`.
+    confine (a write outside of `folder` ends the process, and there is no network); it happens at write number `at` in
+    `folder`.
     `largest` limits the size of a file: growing beyond it is death where `what` is kill, and fails where it is deny.
     `memory` limits how many bytes the command may ask for, `seconds` how long it may work.
     """
@@ -62,7 +63,7 @@ def befall(fault: Fault, words: list[str]) -> int:
     writes = Writes(fault) if fault.folder else None
     if writes is not None:
         sys.addaudithook(writes.hear)
-        os.fsync = writes.around(os.fsync)
+        os.fsync = writes.around(os.fsync)  # type: ignore[assignment]
     try:
         cli.main(words)
     except SystemExit as ending:
@@ -86,9 +87,8 @@ class Writes:
         if self.fault.what == "confine" and event in ("socket.getaddrinfo", "socket.connect"):
             raise OSError(errno.ENETUNREACH, "the network is unreachable")
         spared = self.fault.what == "deny" and self.fault.error in FULL and event == "os.remove"
-        if event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            self.meet(arguments[0])
-        elif event in CHANGES and not spared:
+        opened = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if opened or (event in CHANGES and not spared):
             self.meet(arguments[0])
 
     def around(self, function: Callable[[int], None]) -> Callable[[int], None]:

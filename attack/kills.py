@@ -24,7 +24,13 @@ from .nursery import HUNG, Ended, nursery
 SETTINGS = (
     "width=4", "blocks=[1]", "steps=40", "batch=16", "warmup=2", "validate_every=13", "save_every=7",
 )  # fmt: skip
-TRAIN = ("train", "points-density", "--data-dir", "/nonexistent", *(word for setting in SETTINGS for word in ("--set", setting)))
+TRAIN = (
+    "train",
+    "points-density",
+    "--data-dir",
+    "/nonexistent",
+    *(word for setting in SETTINGS for word in ("--set", setting)),
+)
 
 #: Files that must agree with those of an undisturbed run, byte for byte.
 SAME = ("config.toml", "schema.json", "data.json", "model.safetensors", "certificate.json")
@@ -121,7 +127,7 @@ def early(r: random.Random) -> str:
     with TemporaryDirectory() as place:
         words = [sys.executable, "-m", "iresnet", *_train(Path(place) / "run")]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=place)
-        time.sleep(r.uniform(0.05, 4))
+        time.sleep(r.uniform(0.3, 4))  # before that, the interpreter itself is being started
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
         _sane(Ended(process.returncode, out, err), (0, 130, -signal.SIGINT))

@@ -109,7 +109,7 @@ def nursery() -> Nursery:
     return Nursery()
 
 
-# ------------------------------------------------------------------------------------------------ the other process
+# ---------------------------------------------------------------------------------------------------- the other process
 
 
 def _serve() -> None:
@@ -154,9 +154,9 @@ def _live(order: dict[str, Any]) -> None:
 
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
+        for file in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
-                stream.flush()
+                file.flush()
         os._exit(code)
 
 

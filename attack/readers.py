@@ -39,7 +39,7 @@ JSONS = ("data.json", "environment.json", "certificate.json", "evaluation.json")
 class Reader:
     """What is read: the fixture, the files of it that are damaged, and how.
 
-    `weight` is its share of the cases; with `exchange` a file is replaced by that of another run with the same settings.
+    `weight` is its share of the cases; with `exchange` a file is replaced by that of a run of other weights.
     """
 
     fixture: str
@@ -49,7 +49,7 @@ class Reader:
     exchange: bool = False
 
 
-# ------------------------------------------------------------------------------------------------------------------ runs
+# ----------------------------------------------------------------------------------------------------------------- runs
 
 
 def function_of(model: nn.Module, shape: Sequence[int]) -> str:
@@ -109,7 +109,9 @@ def _reported(folder: Path) -> bool:
 def _bound(folder: Path) -> bool:
     """Whether the certificate and the evaluation, where they name a model, name the one beside them."""
     opened, model = Run.open(folder), checkpoint.sha256(folder / "model.safetensors")
-    return all(opened.read_json(f"{name}.json").get("model_sha256", model) == model for name in ("certificate", "evaluation"))
+    return all(
+        opened.read_json(f"{name}.json").get("model_sha256", model) == model for name in ("certificate", "evaluation")
+    )
 
 
 def _evaluated(folder: Path) -> None:
@@ -126,7 +128,7 @@ def _judged(folder: Path) -> None:
         judging.judged(None, opened, None)  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------------------------------------------------ data
+# ----------------------------------------------------------------------------------------------------------------- data
 
 
 def _settings(folder: Path) -> None:
