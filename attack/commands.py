@@ -84,10 +84,10 @@ SETTINGS = (
     "seed", "name", "about", "data.source", "data.validation", "data.test", "data.labelled", "data.size", "data.shift",
     "data.seed", "network.family", "network.blocks", "network.width", "network.depth", "network.kernels",
     "network.tail", "network.lipschitz", "network.activation", "network.frequency", "network.components",
-    "network.head", "network.dropout", "network.terms", "network.padding", "network.dequantiser", "network.alpha", "objective.kind",
-    "objective.weight", "objective.radius", "training.batch", "training.learning_rate", "training.optimiser",
-    "training.betas", "training.clip", "training.average", "training.warmup", "acceleration.graph", "nothing", "steps",
-    "network", "training.milestones", "data.augment", "",
+    "network.head", "network.dropout", "network.terms", "network.padding", "network.dequantiser", "network.alpha",
+    "objective.kind", "objective.weight", "objective.radius", "training.batch", "training.learning_rate",
+    "training.optimiser", "training.betas", "training.clip", "training.average", "training.warmup",
+    "acceleration.graph", "nothing", "steps", "network", "training.milestones", "data.augment", "",
 )  # fmt: skip
 VALUES = (
     *HOSTILE, "[]", "[1]", "[0]", "[-1]", "[1000000000]", "[1, 1, 1, 1]", "[0.5, 0.5]", "1000000000", "1000000",

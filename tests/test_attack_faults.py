@@ -45,7 +45,7 @@ class TestLimits:
         ):
             time.sleep(5)
         with pytest.raises(Violation, match="it hangs: more than 0.05 s of work"), limited(0.05):
-            sum(iter(int, 1))
+            any(False for _ in iter(int, 1))
 
     def test_memory(self):
         with pytest.raises(Violation, match=r"it takes \d+ MiB"), limited(memory=8 * MIB):
@@ -130,7 +130,7 @@ class TestProcesses:
 
     def test_nothing_is_found(self):
         assert cases("writes", 1) == []
-        assert cases("commands", 2) == []
+        assert cases("commands", 1) == []
 
     def test_what_is_left_behind_is_a_violation(self, tmp_path):
         wanted = kills.undisturbed()
