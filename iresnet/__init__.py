@@ -4,7 +4,7 @@ The order of the files is the order of the paper: `spectral`, `fixed_point`, `lo
 `residual`, `certificate`, `flow`, `classifier`, `hybrid`; docs/design.md lists all.
 """
 
-from . import fixed_point, lipschitz, logdet, spectral
+from . import early, fixed_point, lipschitz, logdet, spectral  # noqa: F401 (early comes first)
 from .architectures import contractive_convnet, contractive_mlp, mlp_flow
 from .base import DiagonalNormal, NormalMixture, Posterior
 from .certificate import Certificate, certify, tighten_

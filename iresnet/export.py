@@ -207,7 +207,7 @@ def _traced(forward: Forward, inputs: Tensors) -> tuple[ExportedProgram, float]:
         )
     # A program keeps the example it was traced with: zeros, not somebody's data; two rows, as one would be a constant.
     blank = tuple(torch.zeros(2, *t.shape[1:], dtype=t.dtype) for t in inputs.values())
-    batch = torch.export.Dim("batch", min=1)
+    batch = torch.export.Dim("batch", min=1, max=2**40)  # a largest size is what torch 2.7 asks for at x[:, ::2]
     try:
         # Strict, since otherwise len(x), here or in a user's network, would fix the batch size.
         program = torch.export.export(forward, blank, dynamic_shapes={name: {0: batch} for name in inputs}, strict=True)

@@ -1,8 +1,8 @@
 """Transforms that data initialise: the first batch seen in training sets their parameters.
 
 `initialise_` does so explicitly. What is saved or copied is never initialised again. Before `torch.compile` with a full
-graph, a CUDA graph or DistributedDataParallel (where each rank would see a batch of its own), pass one batch through
-the plain model first.
+graph, a CUDA graph or `torch.distributed` (where each rank would see a batch of its own, which is refused), pass one
+batch through the plain model first.
 """
 
 from __future__ import annotations
@@ -52,11 +52,28 @@ class FirstBatch(Transform):
         if bool(self.initialised):
             self._ready = True
         else:
+            _refuse_ranks(self)
             self.initialise_(x)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._ready = bool(state_dict.get(f"{prefix}initialised", self._ready))
+
+
+def _refuse_ranks(part: nn.Module) -> None:
+    """Replicas that are initialised by a batch each would be different models from then on, and nothing would show."""
+    ranks = torch.distributed.get_world_size() if _is_distributed() else 1
+    if ranks > 1:
+        raise RuntimeError(
+            f"the first batch initialises {type(part).__name__}, and must be the same on all ranks; here are {ranks}, "
+            "each with a batch of its own. Pass one batch through the plain model in training mode before "
+            "init_process_group, or load weights that have seen one: DistributedDataParallel then gives every rank "
+            "those of rank 0."
+        )
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def uninitialised(model: nn.Module) -> list[str]:

@@ -9,7 +9,7 @@ computed.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from torch import Tensor
 
@@ -72,4 +72,17 @@ class Rounding:
 
     def residual(self, r: Tensor, x: Tensor, z: Tensor) -> Tensor:
         """A bound of ||F(x) - z|| from the norms that were computed, one for each sample."""
-        return self.scale * r + self.relative * x + self.code * z + self.absolute
+        return seen(r, x, z, *astuple(self))
+
+
+def seen(
+    r: Tensor,
+    x: Tensor,
+    z: Tensor,
+    relative: float | Tensor,
+    absolute: float | Tensor,
+    code: float | Tensor,
+    scale: float | Tensor,
+) -> Tensor:
+    """`Rounding.residual`; for many transforms at once with columns of what they have."""
+    return scale * r + relative * x + code * z + absolute

@@ -67,7 +67,7 @@ class Multiscale(Transform):
         return cast(Transform, self.stages[index])
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        return self._through(x, lambda stage, y: stage(y, context))
+        return self.through(x, lambda stage, y: stage(y, context))
 
     def forward_and_logdet(
         self,
@@ -84,7 +84,7 @@ class Multiscale(Transform):
             logdets.append(logdet)
             return y
 
-        z = self._through(x, step)
+        z = self.through(x, step)
         return z, torch.stack(logdets).sum(dim=0)
 
     def inverse(
@@ -109,7 +109,7 @@ class Multiscale(Transform):
         return [(str(k), stage, shape) for k, (stage, shape) in enumerate(zip(self, self.stage_shapes, strict=True))]
 
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        return self._through(x, lambda stage, y: stage.reference(y, context))
+        return self.through(x, lambda stage, y: stage.reference(y, context))
 
     def solve(
         self,
@@ -163,10 +163,11 @@ class Multiscale(Transform):
             )
         return torch.cat([part.flatten(1) for part in parts], dim=1)
 
-    def _through(self, x: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
+    def through(self, x: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
+        """The code, where `step` takes x through a stage."""
         check_batch(x, shape=self.input_shape)
         parts: list[Tensor] = []
-        for stage in self:
+        for stage in cast("list[Transform]", self.stages):  # as in Chain.forward
             x = step(stage, x)
             if len(parts) < len(self) - 1:
                 part, x = x.chunk(2, dim=1)

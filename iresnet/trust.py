@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 from torch.optim.swa_utils import AveragedModel
@@ -54,6 +55,9 @@ PARAMETRIZED = HARMLESS | {"__getstate__", "__setstate__", "__deepcopy__", "__re
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 MACHINERY = frozenset(vars(nn.Module()))
 PLAIN = (Tensor, nn.Parameter)
+
+#: Integers by their size in bytes: what numbers are compared as, so that a NaN equals itself and -0 is not 0.
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 WRAPPERS = (AveragedModel, nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 _own_hooks: set[Any] = set()
@@ -264,7 +268,12 @@ class Seal:
             return False
         if settings != self.settings or [(t.shape, t.dtype, t.device) for t in tensors] != self.kinds:
             return False
-        return all(torch.equal(a, b) for a, b in zip(_flat(tensors), self.numbers, strict=True))
+        return same_numbers(self.numbers, tensors)
+
+
+def same_numbers(kept: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors hold the numbers that were kept of them, bit for bit."""
+    return all(torch.equal(a, b) for a, b in zip(_flat(tensors), kept, strict=True))
 
 
 def described(module: nn.Module) -> tuple[Any, list[Tensor]]:
@@ -307,10 +316,9 @@ def _of_parametrizations(parametrizations: nn.Module, tensors: list[Tensor]) -> 
 
 
 def _flat(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of all numbers as integers, one tensor for each device and size of word."""
+    """Copies of all numbers as integers, one tensor for each device and type."""
     groups: dict[Any, list[Tensor]] = {}
     for t in tensors:
-        word = torch.int32 if t.element_size() % 4 == 0 else torch.uint8
-        if t.numel():
-            groups.setdefault((t.device, word), []).append(t.contiguous().view(-1).view(word))
-    return [torch.cat(group) for group in groups.values()]
+        groups.setdefault((t.device, t.dtype), []).append(t)
+    flat = [cast(Tensor, _flatten_dense_tensors(group)) for group in groups.values()]  # type: ignore[no-untyped-call]
+    return [t.view(INTEGERS[t.element_size()]) if t.is_floating_point() else t for t in flat if t.numel()]

@@ -550,6 +550,26 @@ class TestHostile:
         assert code == 2
         assert sentence in text
 
+    @pytest.mark.parametrize("command", ["sample", "invert"])
+    @pytest.mark.parametrize("tolerance", ["nan", "inf", "0", "-1"])
+    def test_a_tolerance_is_a_length(self, call, folder, command, tolerance):
+        sentence = f"iresnet: tolerance must be positive and finite; got {float(tolerance)}.\n"
+        assert call(command, folder, "-n", 2, "--tolerance", tolerance) == (2, sentence)
+
+    @pytest.mark.parametrize("kind", [">f8", "<f2", np.longdouble, "u8"])
+    def test_codes_of_any_precision_and_byte_order(self, call, folder, kind):
+        np.save(folder / "codes.npy", np.zeros((2, 64), kind))
+        assert call("invert", folder, "--codes", folder / "codes.npy", "--out", folder / "x")[0] == 0
+
+    @pytest.mark.parametrize(
+        "codes", [np.full((2, 64), np.nan), np.full((2, 64), np.inf), np.zeros((0, 64))], ids="nio"
+    )
+    def test_codes_that_are_no_numbers(self, call, folder, codes):
+        np.save(folder / "codes.npy", codes)
+        code, text = call("invert", folder, "--codes", folder / "codes.npy")
+        assert code == 2
+        assert text == f"iresnet: {folder / 'codes.npy'} must hold at least one code, of finite numbers. Correct it.\n"
+
     def test_codes_that_are_a_bomb(self, call, folder):
         path = folder / "codes.npy"
         path.write_bytes(

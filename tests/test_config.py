@@ -174,7 +174,7 @@ class TestHostile:
         begin = time.perf_counter()
         with pytest.raises(ValueError, match="settings.toml") as caught:
             config.parse(Settings, text, "settings.toml")
-        assert time.perf_counter() - begin < 1
+        assert time.perf_counter() - begin < 5
         assert len(str(caught.value)) < 400
         assert "\n" not in str(caught.value)
         return str(caught.value)
@@ -255,7 +255,7 @@ class TestHostile:
                 config.override(Settings(), f"{key}={value}")
             assert len(str(caught.value)) < 500
         assert config.override(Settings(), f"other.word={value}").other.word == value
-        assert time.perf_counter() - begin < 1
+        assert time.perf_counter() - begin < 5
 
 
 class TestOverride:

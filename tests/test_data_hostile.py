@@ -335,6 +335,17 @@ class TestNumpy:
         (tmp_path / "a.npz").write_bytes(zipped(x_npy=npy_bytes((9, 1), data=X[1:].tobytes()[:72]), readme=b"hello"))
         assert read(tmp_path / "a.npz", Schema((1,))).x.shape == (9, 1)
 
+    def test_numbers_of_any_precision_and_byte_order(self, path):
+        for kind in (">f8", "<f2", np.longdouble, "u8", ">i2"):
+            np.savez(path, x=X.astype(kind)) if path.suffix == ".npz" else np.save(path, X.astype(kind))
+            assert read(path, Schema((2,))).x.tolist() == X.tolist()
+
+    @pytest.mark.skipif(np.finfo(np.longdouble).max == np.finfo(float).max, reason="long double is double here")
+    def test_a_number_beyond_float64(self, tmp_path):
+        np.save(tmp_path / "a.npy", np.array([[1, np.finfo(np.longdouble).max]]))
+        with refused(str(tmp_path / "a.npy"), "inf in row 0, column 'x1'"):
+            read(tmp_path / "a.npy", Schema((2,)))
+
     def test_labels_of_many_kinds(self, tmp_path):
         path = tmp_path / "a.npz"
         path.write_bytes(saved(x=X, y=np.array(["=1+1", "@a"] * 5)))
@@ -452,7 +463,7 @@ class TestText:
         path.write_text(f"{','.join(names[:-1])},column7\n{numbers}\n")
         with refused(str(path), "two columns are called 'column7'"):
             load(DataSettings(str(path)))
-        assert time.perf_counter() - begin < 3
+        assert time.perf_counter() - begin < 10
 
     def test_long_names_are_cut(self, path):
         path.write_text(f"{100_000 * 'a'},b\n1,2\n3,x\n")

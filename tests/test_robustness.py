@@ -3,7 +3,9 @@
 import importlib
 import json
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -31,6 +33,7 @@ from iresnet import (
 from iresnet.architectures import Network, build
 from iresnet.data import Dataset, Schema
 from iresnet.evaluation import certified_radius, robustness, withstands
+from iresnet.evaluation.robustness import evaluated
 from iresnet.objective import MISSING
 from tests.runs import copy_of, trained
 from tests.zoo import UserNet, linear_block, normal, rouse_
@@ -369,3 +372,30 @@ class TestCommand:
         code, text, kept = self.run(tmp_path, capsys, "--radius", "-1")
         assert (code, kept) == (2, {})  # before anything is judged
         assert "radius must be positive and finite, in the units of the data; got -1.0." in text
+
+
+def test_rounding_of_codes_is_counted_with_large_numbers_that_cancel():
+    """x + W2 (W1 x + b1) + b2 with b2 = -W2 b1: exact arithmetic by fractions."""
+    generator = torch.Generator().manual_seed(0)
+    w1, w2 = (0.3 * torch.randn(3, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+    first, second = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
+    with torch.no_grad():
+        first.weight.copy_(w1)
+        first.bias.fill_(1e8)
+        second.weight.copy_(w2)
+        second.bias.copy_(-(w2 @ first.bias))
+    chain = Chain(ResidualBlock(nn.Sequential(first, second)))
+    x = torch.randn(8, 3, generator=generator, dtype=torch.float64)
+    z, error = evaluated(chain, x)
+
+    def fractions(t):
+        return np.vectorize(Fraction, otypes=[object])(t.detach().numpy())
+
+    def exact(layer, h):
+        return h @ fractions(layer.weight).T + fractions(layer.bias)
+
+    rows = fractions(x)
+    off = (rows + exact(second, exact(first, rows)) - fractions(z)).astype(float)
+    distance = torch.from_numpy(np.linalg.norm(off, axis=1))
+    assert distance.max() > 1e-10  # far more than rounding of x and z
+    assert (distance <= error).all()

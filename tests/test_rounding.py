@@ -24,6 +24,9 @@ from iresnet import (
 )
 from iresnet.fixed_point import default_tolerance, solve
 from iresnet.float64 import Rounding
+from iresnet.inversion import unwinding
+from iresnet.inversion.arithmetic import Arithmetic
+from iresnet.inversion.inverter import Inverter
 from iresnet.lipschitz import Bound, Concatenated, Conditioned, Potential, bound, leaves, plain, rounding
 from iresnet.lipschitz.rounding import Size, errors
 from iresnet.mixing import InvertibleConv1x1, PrincipalAxes, Reverse
@@ -326,6 +329,47 @@ class TestInverse:
                 x = [mp.mpf(float(t)) - v for t, v in zip(z[i], y, strict=True)]
             assert distance(found.x[i], x) <= found.error_bound[i] <= 1e-4
 
+
+class TestFastPaths:
+    @pytest.mark.parametrize("size", [1.0, 1e8])
+    @pytest.mark.parametrize("proof", ["forward", "residual", "product"])
+    @pytest.mark.parametrize("activation", [nn.ELU(), nn.Identity()], ids=str)
+    def test_an_inverter_is_not_fooled_either(self, activation, proof, size):
+        g = cancelling(activation, size)
+        arithmetic = Arithmetic("float32", "native", graph=False, proof=proof)
+        z = normal(6, 3, seed=1)
+        inverter = Inverter(ResidualBlock(g), z, tolerance=None, arithmetic=arithmetic)
+        assert not inverter.reason
+        found = inverter.attempt(z, 1)
+        assert found.converged.all()
+        for i in range(len(z)):
+            error = distance(found.x[i], inverse(g, z[i], found.x[i]))
+            assert error <= found.largest_block_bound[i] <= 1e-10 * max(1, size / 10)
+            assert error <= found.composed_bound[i]
+
+    def test_slopes_at_states_that_are_off_count(self):
+        """A product with the Jacobian takes its slopes from float64, whose states are off where biases are large."""
+        small, large = (
+            Inverter(ResidualBlock(cancelling(nn.Tanh(), size)), (4, 3), arithmetic=PRODUCT).parts[0]
+            for size in (1.0, 1e12)
+        )
+        assert large.branch.rounding.state.fixed > 1e10 * small.branch.rounding.state.fixed
+        d, r, one = (torch.tensor([t], dtype=DOUBLE) for t in (1e-3, 0.0, 1.0))
+        slack = [part.branch.rounding.allowance(d, r, r, one, one).item() for part in (small, large)]
+        assert slack[1] > 100 * slack[0]
+
+    @pytest.mark.parametrize("size", [1.0, 1e8])
+    def test_on_a_cpu_it_is_the_same_proof(self, size, monkeypatch):
+        g, z, taken = cancelling(nn.ELU(), size), normal(6, 3, seed=1), []
+        block = ResidualBlock(g)
+        monkeypatch.setattr(unwinding, "solve_fixed_point", lambda *a, **k: taken.append(k) or solve(*a, **k))
+        x = unwinding.unwind(block, z)
+        assert taken[0]["rounding"] == block.rounding((3,))
+        for i in range(len(z)):
+            assert distance(x[i], inverse(g, z[i], x[i])) <= 1e-10 * max(1, size / 10)
+
+
+PRODUCT = Arithmetic("float32", "native", graph=False, proof="product")
 
 CLOSED = {
     "actnorm": lambda: actnorm([1e8, -1e8, 3.0], [0.0, 1.0, -1.0]),

@@ -18,7 +18,7 @@ from ..residual import EXACT_UP_TO
 from .subject import Block, Skipped, Subject, Verdict
 
 #: Copies of a row that draw probes of their own, probes of each, the bias that is allowed and float32's rounding.
-COPIES, PROBES, BIAS, ROUNDING = 100, 4, 1e-3, 1e-4
+COPIES, PROBES, BIAS, ROUNDING = 100, 4, 1e-3, 1e-5
 
 #: A mean of many draws lies further off than so many standard errors less than once in a million times.
 SIGMAS = 6.0
@@ -103,7 +103,7 @@ def error_bars(s: Subject) -> Verdict:
         tolerance = max(BIAS, 1.5 * float(pilot.std()))
         found = flow.log_prob_with_error(_copies(x, INTERVALS), tolerance=tolerance, generator=s.generator("passes"))
     middle, rounding = float(found.value.mean()), ROUNDING * (1 + abs(exact))
-    missed = int(((found.value - middle).abs() > 1.96 * found.standard_error + rounding).sum())
+    missed = int(((found.value - middle).abs() > 1.96 * found.standard_error + 0.1 * rounding).sum())
     off = abs(middle - exact) - SIGMAS * float(found.value.std()) / math.sqrt(INTERVALS) - rounding
     words = f"{INTERVALS - missed} of {INTERVALS} intervals of {found.passes} passes cover the mean of all, which is"
     holds = _tail(missed, INTERVALS, MISSED) > LEVEL and off <= float(found.bias_bound.max())

@@ -8,6 +8,7 @@ from typing import Annotated
 import torch
 import typer
 
+from .. import early
 from ..spelling import printable
 from ..version import __version__
 from .audit import audit
@@ -23,6 +24,7 @@ from .report import report
 from .reproduce import reproduce
 from .sample import sample
 from .score import score
+from .stream import steady
 from .train import train
 
 #: What is said where memory runs out.
@@ -81,13 +83,15 @@ def main(arguments: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [w for w in words if w != "--debug"]
-    try:
-        app(args=words, prog_name="iresnet")
-    except (ValueError, OSError, RuntimeError, MemoryError) as error:
-        if debug:
-            raise
-        typer.echo(f"iresnet: {MEMORY if _is_memory(error) else printable(str(error))}", err=True)
-        raise SystemExit(2 if isinstance(error, ValueError | OSError) else 1) from None
+    early.over()
+    with steady():
+        try:
+            app(args=words, prog_name="iresnet")
+        except (ValueError, OSError, RuntimeError, MemoryError) as error:
+            if debug:
+                raise
+            typer.echo(f"iresnet: {MEMORY if _is_memory(error) else printable(str(error))}", err=True)
+            raise SystemExit(2 if isinstance(error, ValueError | OSError) else 1) from None
 
 
 def _is_memory(error: Exception) -> bool:

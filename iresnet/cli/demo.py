@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from ..data import toy
+from ..data.dataset import check_seed
 from ..demo import digits
 from ..demo import toy as plane
 from .console import console, ctrl_c, progress, reporter, table
@@ -35,6 +36,7 @@ def demo(
     """
     if only not in ("digits", "toy"):
         raise ValueError(f"only must be digits or toy; got {only!r}.")
+    check_seed(seed)
     if density and only == "digits":
         raise ValueError("--density is for --only toy. Leave it out, or add --only toy.")
     torch.set_num_threads(1)  # the networks are small: more threads would only wait for each other

@@ -21,7 +21,17 @@ from ..fixed_point import Anderson, Banach
 from ..run import Run
 from ..transform import ChainSolution, Transform
 from .console import Device, choose_device, console, use_threads, waiting
-from .output import DataFolder, DataOption, RunFolder, Split, draw_rows, rows_of, save_rows, with_ending
+from .output import (
+    DataFolder,
+    DataOption,
+    RunFolder,
+    Split,
+    check_tolerance,
+    draw_rows,
+    rows_of,
+    save_rows,
+    with_ending,
+)
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 SOLVERS = {"anderson": Anderson(), "banach": Banach()}
@@ -52,6 +62,7 @@ def invert(
     for name, value, known in (("precision", precision, PRECISIONS), ("solver", solver, SOLVERS)):
         if value is not None and value not in known:
             raise ValueError(f"{name} must be {' or '.join(known)}; got {value!r}.")
+    check_tolerance(tolerance)
     opened, chosen = Run.open(run).with_data_in(data_dir), choose_device(device)
     use_threads(opened.schema.dimension)
     path = opened.output / "inverse" if out is None else out
@@ -128,4 +139,8 @@ def _read_codes(path: Path) -> np.ndarray:
         raise ValueError(f"{error} Save codes with numpy.save.") from None
     if values.dtype.kind not in "fiu":
         raise ValueError(f"{path} must hold one array of numbers. Save codes with numpy.save.")
+    with np.errstate(over="ignore"):  # of numbers beyond float64, which become infinite
+        values = values.astype(np.float64)  # whatever its precision and byte order
+    if not values.size or not np.isfinite(values).all():
+        raise ValueError(f"{path} must hold at least one code, of finite numbers. Correct it.")
     return values

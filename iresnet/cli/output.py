@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +44,12 @@ def rows_of(run: Run, source: str | None, split: str = "test", *, labels: bool =
     if split not in parts:
         raise ValueError(f"split must be one of {', '.join(parts)}; got {split!r}.")
     return parts[split]
+
+
+def check_tolerance(tolerance: float | None) -> None:
+    """Refuse a tolerance that is no length."""
+    if tolerance is not None and not 0 < tolerance < math.inf:
+        raise ValueError(f"tolerance must be positive and finite; got {tolerance}.")
 
 
 def with_ending(path: Path, ending: str) -> Path:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..data.dataset import check_seed
 from ..report import write
 from ..report.gather import gather
 from ..run import Run
@@ -29,6 +30,7 @@ def report(
 
     Example: iresnet report runs/demo --out demo.html
     """
+    check_seed(seed)
     opened, screen = Run.open(run).with_data_in(data_dir), console()
     use_threads(opened.schema.dimension)
     chosen = choose_device(device)

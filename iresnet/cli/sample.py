@@ -19,7 +19,7 @@ from ..inversion import Decoder
 from ..run import Run
 from ..spelling import counted, hint, quoted
 from .console import Device, choose_device, console, use_threads, waiting
-from .output import MOST, RunFolder, draw_rows, rows_of, save_rows
+from .output import MOST, RunFolder, check_tolerance, draw_rows, rows_of, save_rows
 
 
 def sample(
@@ -47,6 +47,7 @@ def sample(
     Example: iresnet sample runs/demo -n 16 --class 7 --out sevens
     """
     check_seed(seed)
+    check_tolerance(tolerance)
     if not (0 < temperature < math.inf):
         raise ValueError(f"temperature must be positive; got {temperature}.")
     opened, screen = Run.open(run), console()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +11,17 @@ from typing import Annotated
 import torch
 import typer
 
-from .. import presets
+from .. import config, presets
 from ..architectures import INVERSES
 from ..data import load
+from ..guard import TrainingError
 from ..presets import Experiment
 from ..run import TRUNCATION, Outcome, Run, flattered, resume, start
 from ..spelling import counted
 from .console import Device, choose_device, console, ctrl_c, progress, reporter, use_threads
+
+#: The one setting that a resumed run may be given anew.
+RATE = "training.learning_rate"
 
 
 def train(
@@ -44,45 +50,80 @@ def train(
 
     Example: iresnet train table-hybrid --data measurements.csv --label kind
 
-    Ctrl-C or SIGTERM saves; `--resume` goes on from there.
+    Ctrl-C or SIGTERM saves; `--resume` goes on from there, with another learning rate if it diverged:
+
+    Example: iresnet train --resume --out runs/first --set training.learning_rate=0.001
     """
     if None not in (what, preset) and what != preset:
         raise ValueError(f"a run has one preset; got {what!r} and --preset {preset!r}. Leave one out.")
     what = preset if what is None else what
+    rate, splits = None, None
     if resume_:
-        given: dict[str, object] = {
-            "a preset": what,
-            "--data": data,
-            "--label": label,
-            "--data-dir": data_dir,
-            "--set": set_,
-            "--seed": seed,
-        }
-        changes = [word for word, value in given.items() if value is not None]
-        if changes:
-            raise ValueError(
-                f"a resumed run keeps its settings; got {' and '.join(changes)}. Leave that out, or start anew."
-            )
+        _refuse_changes({"a preset": what, "--data": data, "--label": label, "--data-dir": data_dir, "--seed": seed})
         if out is None:
             raise ValueError("--resume needs the run folder. Example: iresnet train --resume --out runs/digits-hybrid")
-        folder, run, splits = out, Run.open(out), None
+        rate, folder, run = new_rate(set_ or []), out, Run.open(out)
         experiment, schema = run.experiment, run.schema
     else:
         if what is None:
             raise ValueError("name a preset or a file of settings. See them with: iresnet presets")
         experiment = settle(presets.find(what), data, label, data_dir, set_ or [], seed)
-        folder = Path("runs") / experiment.name if out is None else out
+        folder = run_folder(experiment.name) if out is None else out
         splits = load(experiment.data)
         schema = splits.schema
     chosen, screen = choose_device(device), console()
     use_threads(schema.dimension, threads)
-    with ctrl_c(lambda: go_on(folder)) as stop, progress(screen) as bars:
+    with ctrl_c(lambda: go_on(folder)) as stop, progress(screen) as bars, _advised(folder, experiment):
         report = reporter(bars, experiment.name)
         if resume_:
-            outcome = resume(folder, device=chosen, report=report, stop=stop)
+            outcome = resume(folder, device=chosen, report=report, stop=stop, learning_rate=rate)
         else:
             outcome = start(experiment, folder, device=chosen, report=report, stop=stop, splits=splits)
     finish(outcome)
+
+
+def _refuse_changes(given: dict[str, object]) -> None:
+    changes = [word for word, value in given.items() if value is not None]
+    if changes:
+        raise ValueError(
+            f"a resumed run keeps its settings; got {' and '.join(changes)}. Leave that out, or start anew."
+        )
+
+
+def new_rate(changes: list[str]) -> float | None:
+    """The learning rate that a resumed run is given, which is the remedy for divergence; nothing else may change."""
+    for assignment in changes:
+        if config.place(Experiment, assignment) != RATE:
+            raise ValueError(
+                f"a resumed run keeps its settings, all but {RATE}; got --set {assignment}. Leave that out, or start "
+                "anew."
+            )
+    return presets.changed(Experiment(), changes).training.learning_rate if changes else None
+
+
+def run_folder(name: str) -> Path:
+    """The folder of a run that is not told where to go: runs/NAME, in which a name is one and leads nowhere else."""
+    if name in ("", ".", "..") or not name.isprintable() or any(c in name for c in "/\\"):
+        raise ValueError(
+            f"name is that of the run folder, so it must be a plain name without slashes; got {name!r:.80}. Change it, "
+            "or choose a folder with --out."
+        )
+    return Path("runs") / name
+
+
+@contextmanager
+def _advised(folder: Path, experiment: Experiment) -> Iterator[None]:
+    """Say how to go on from the last checkpoint where training diverges."""
+    try:
+        yield
+    except TrainingError as error:
+        if not (folder / "last.safetensors").is_file():
+            raise
+        lower = f"{experiment.training.learning_rate / 2:g}"
+        raise TrainingError(
+            f"{error} Go on from the last checkpoint with a lower rate:\n  iresnet train --resume --out {folder} --set "
+            f"{RATE}={lower}"
+        ) from error
 
 
 def settle(

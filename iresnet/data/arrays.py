@@ -86,10 +86,12 @@ def table(path: Path, arrays: Arrays, choose: Choose) -> Table:
     labels, label = arrays.y, "y"
     if labels is None and choice.label is not None:
         labels, label = arrays.x[:, choice.label], names[choice.label]
+    with np.errstate(over="ignore"):  # of numbers beyond float64, which are refused as infinite
+        x = arrays.x[:, choice.columns].astype(np.float64)
     return Table(
         path,
         tuple(names[i] for i in choice.columns),
-        arrays.x[:, choice.columns].astype(np.float64),
+        x,
         "" if labels is None else label,
         None if labels is None else [class_name(cell) for cell in labels.tolist()],
         _row,

@@ -24,9 +24,11 @@ from ..certificate import residual_blocks
 from ..classifier import Classifier
 from ..data import Dataset
 from ..hybrid import Hybrid
+from ..inversion.refinement import norms
+from ..multiscale import Multiscale
 from ..objective import MISSING, centred, directions
 from ..residual import full_precision
-from ..transform import stretch_of
+from ..transform import Chain, Transform, stretch_of
 from ..trust import NoBoundKnown, doubt
 from .classes import error_of, labels
 from .likelihood import CHUNK
@@ -37,7 +39,8 @@ LARGE = 1e3
 #: Layers that keep a head linear.
 LINEAR = (nn.Linear, nn.Flatten, nn.Identity, nn.Dropout)
 
-#: What is taken off for rounding in float64, relative to logits, to radii and to x: far above what there is.
+#: What is taken off for rounding in float64, relative to the numbers in a head and to radii: more than n units of the
+#: last place for sums of n = 10^4 products.
 ROUNDING = 1e-11
 
 
@@ -167,21 +170,51 @@ def certified_radius(model: nn.Module, data: Dataset) -> Tensor:
     """
     view, y = _view(model), labels(data)
     constant, head = lipschitz(model, data), lip.plain(view.head).double()
-    far = constant * _apart(directions(head))
+    apart, size = _apart(directions(head)), _size(head)
     radii = []
     for x, c in zip(torch.split(data.x, CHUNK), torch.split(y, CHUNK), strict=True):
         point = centred(x, data.schema.levels).double()
-        radii.append(_radius(head(view.transform.reference(point)), c, far))
-        radii[-1] -= ROUNDING * (1 + point.flatten(1).norm(dim=1))
+        z, error = evaluated(view.transform, point)
+        hidden = ROUNDING * size * (1 + norms(z))
+        radii.append(_radius(head(z), c, constant, apart, error, hidden))
     return torch.where(y == MISSING, 0.0, torch.cat(radii).clamp_min(0))
 
 
-def _radius(logits: Tensor, y: Tensor, far: Tensor) -> Tensor:
-    """min over j of (f_y - f_j) / far[y, j], rounded down; classes that never part keep the order they have."""
+def evaluated(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:
+    """F(x) in float64, and how far rounding can have moved each: the error of every part, carried through the rest."""
+    error = x.new_zeros(len(x))
+
+    def step(part: Transform, x: Tensor) -> Tensor:
+        nonlocal error
+        if isinstance(part, Chain):
+            for t in part:
+                x = step(t, x)
+            return x
+        if isinstance(part, Multiscale):
+            return part.through(x, step)
+        z, shape = part.reference(x), tuple(x.shape[1:])
+        own = part.rounding(shape).residual(torch.zeros_like(error), norms(x) + error, norms(z))
+        # What has gone straight to the code by now keeps its error: no factor below one.
+        error = (max(1.0, part.stretch(shape).forward) * error + own) * (1 + ROUNDING)
+        return z
+
+    return step(transform, x), error
+
+
+def _size(head: nn.Module) -> float:
+    """What the numbers in a linear head are at most, for a code with a norm of one: weights and biases multiplied."""
+    layers = [layer for layer in head.modules() if isinstance(layer, nn.Linear)]
+    return math.prod(1 + sum(float(p.norm()) for p in layer.parameters()) for layer in layers)
+
+
+def _radius(logits: Tensor, y: Tensor, constant: float, apart: Tensor, error: Tensor, hidden: Tensor) -> Tensor:
+    """min over j of the margin f_y - f_j by how fast it can fall, rounded down; classes that never part stay in order.
+
+    `error` is that of the codes, `hidden` what rounding can do to logits.
+    """
     y = y.clamp_min(0)
-    allowance = ROUNDING * (1 + 2 * logits.abs().amax(dim=1, keepdim=True))
-    gaps = logits.gather(1, y[:, None]) - logits - allowance
-    radii = torch.where(gaps > 0, gaps / far[y], 0.0)
+    margins = logits.gather(1, y[:, None]) - logits - 2 * hidden[:, None] - apart[y] * error[:, None]
+    radii = torch.where(margins > 0, margins / (constant * apart[y]), 0.0)
     return radii.scatter(1, y[:, None], math.inf).amin(dim=1) * (1 - ROUNDING)
 
 

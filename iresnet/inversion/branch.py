@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..lipschitz import Bound, program
 from ..lipschitz.program import Program, Step
+from ..lipschitz.rounding import errors
 from ..residual import ResidualBlock
 from ..transform import Shape
 from .arithmetic import Arithmetic
@@ -33,7 +34,7 @@ from .convolution import (
     split,
 )
 from .reading import acts, advance, read, tensors
-from .rounding import Rounding, rounding
+from .rounding import ProductRounding, rounding
 
 
 @dataclass
@@ -88,7 +89,7 @@ class Branch:
     working: Form
     products: Form
     single: Form | None = None
-    rounding: Rounding | None = None
+    rounding: ProductRounding | None = None
 
     @property
     def program(self) -> Program:
@@ -136,7 +137,7 @@ class Maker:
         products = Form(steps, self._arranged(Form(steps, working.values), ways), ways)
         exact = self._form(steps, values, x)
         single = None if dtype == torch.float32 else self._single(steps, [t.float() for t in values], x.float())
-        return Branch(exact, working, products, single, self._rounding(exact, products, x, bound))
+        return Branch(exact, working, products, single, self._rounding(block, exact, products, x, bound))
 
     def _single(self, steps: Program, values: list[Tensor], x: Tensor) -> Form:
         """g in float32, as it is asked for."""
@@ -178,10 +179,13 @@ class Maker:
             self.ways[key] = fastest(step, laid_out(x), [arranged(values[0]), *values[1:]])
         return self.ways[key]
 
-    def _rounding(self, exact: Form, products: Form, x: Tensor, bound: Bound) -> Rounding | None:
+    def _rounding(
+        self, block: ResidualBlock, exact: Form, products: Form, x: Tensor, bound: Bound
+    ) -> ProductRounding | None:
         """None where no proof by products is wanted, or there is none: a convolution, tf32, layers that keep."""
         products_only = all(step.geometry is None or is_simple(step) for step in exact.program)
         wanted = self.arithmetic.proof == "product" and self.arithmetic.working != "tf32"
         if not wanted or len(bound.parts) != len(exact.program) or not products_only:
             return None
-        return rounding(exact.program, exact.values, products.values, [p.bound for p in bound.parts], x)
+        states = errors(block.g, bound, tuple(x.shape[1:]))
+        return rounding(exact.program, exact.values, products.values, [p.bound for p in bound.parts], x, states)

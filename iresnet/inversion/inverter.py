@@ -173,7 +173,8 @@ class Inverter:
             plan, x = calibrate(branch, z, share * goal * size * (1 - bound.value))
         else:
             plan, x = schedule, solve(branch, z, schedule).x
-        self.way.append(Part(t, 1 / (1 - bound.value), goal, bound.value, bound.proven, branch, plan))
+        rounding, expansion = t.rounding(tuple(z.shape[1:])), 1 / (1 - bound.value)
+        self.way.append(Part(t, expansion, rounding, goal, bound.value, bound.proven, branch, plan))
         stack.append(x)
 
     def _goal(self, lipschitz: float) -> float:
@@ -294,9 +295,9 @@ class Inverter:
 
 def _closed(t: Transform, shape: Shape) -> Part:
     """The part of a closed form with solutions of this shape."""
-    expansion = t.stretch(shape).inverse
+    expansion, rounding = t.stretch(shape).inverse, t.rounding(shape)
     if isinstance(t, InvertibleConv1x1):
-        return Part(t, expansion, unmixing=torch.linalg.inv(t.weight))
+        return Part(t, expansion, rounding, unmixing=torch.linalg.inv(t.weight))
     if isinstance(t, Logit):
-        return Part(t, expansion, rounding=t.inverse_error(shape))
-    return Part(t, expansion)
+        return Part(t, expansion, rounding, formula=t.inverse_error(shape))
+    return Part(t, expansion, rounding)

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 import torch
 from torch import Tensor
 
 from ..elementary import InjectivePad
-from ..float64 import RESIDUAL_ROUNDING
+from ..float64 import UNIT, Rounding, seen
 from ..transform import Transform
 from .branch import Branch, laid_out
 from .path import Halves, Row, carried
@@ -34,19 +34,21 @@ from .refinement import Schedule, Solved, norms, scaled
 class Part:
     """One transform of a path; `branch` is the g of a residual block, None for a closed form.
 
-    `goal` is the error that is asked for, infinite for a closed form. `rounding` bounds the error of a formula that is
-    known to be this exact, so that no residual is needed; 0 elsewhere. `unmixing` is W^-1 of an invertible convolution,
-    made once: products with it are few kernels, and what it rounds shows in the residual like anything else.
+    `goal` is the error that is asked for, infinite for a closed form. `rounding` says what float64 can hide of its
+    residual. `formula` bounds the error of a formula that is known to be this exact, so that no residual is needed; 0
+    elsewhere. `unmixing` is W^-1 of an invertible convolution, made once: products with it are few kernels, and what it
+    rounds shows in the residual like anything else.
     """
 
     transform: Transform
     expansion: float  # Lip(F^-1)
+    rounding: Rounding
     goal: float = math.inf
     lipschitz: float = 0.0
     proven: bool = True
     branch: Branch | None = None
     schedule: Schedule = field(default_factory=Schedule)
-    rounding: float = 0.0
+    formula: float = 0.0
     unmixing: Tensor | None = None
 
     def inverse(self, z: Tensor) -> Tensor:
@@ -85,19 +87,25 @@ class Judge:
 
         parts, self.relative = [p for p in way if isinstance(p, Part)], relative
         self.goals = share * column([p.goal for p in parts])
-        self.solved = column([float(p.branch is not None) for p in parts]) > 0
-        self.rounding = column([p.rounding for p in parts])
+        self.formula = column([p.formula for p in parts])
+        self.rounding = tuple(column(values) for values in zip(*(astuple(p.rounding) for p in parts), strict=True))
         self.factor = column([0.0 if isinstance(p.transform, InjectivePad) else p.expansion for p in parts])
-        self.carried = column(carried([s.expansion if isinstance(s, Part) else s for s in reversed(way)])[::-1])
+        # A product and a sum of as many factors and summands as there are parts.
+        outward = 1 + 8 * (len(parts) + 1) * UNIT
+        self.carried = outward * column(
+            carried([s.expansion if isinstance(s, Part) else s for s in reversed(way)])[::-1]
+        )
 
     def __call__(self, residuals: Tensor, z: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(converged, largest bound, composed bound) from norms: rows are parts, last to first, columns samples."""
-        # ||g(x)|| is at most ||x|| + ||z|| + ||r||.
-        rounding = RESIDUAL_ROUNDING * torch.where(self.solved, 2 * x + 2 * z + residuals, 1 + z)
-        bounds = torch.where(self.factor > 0, self.factor * (residuals + rounding), 0.0)
-        bounds = torch.where(self.rounding > 0, self.rounding, bounds)
+        residuals = seen(residuals, x, z, *self.rounding)
+        bounds = torch.where(self.factor > 0, self.factor * residuals, 0.0)
+        bounds = torch.where(self.formula > 0, self.formula, bounds)
         bounds = torch.nan_to_num(bounds, nan=torch.inf, posinf=torch.inf)
-        goals = self.goals * z.clamp_min(1) if self.relative else self.goals
+        goals = self.goals
+        if self.relative:  # and no less than what float64 can show, as in `fixed_point.solve`
+            least = 2 * self.factor * seen(torch.zeros_like(x), x, z, *self.rounding)
+            goals = torch.maximum(goals * z.clamp_min(1), least)
         good = (bounds <= goals) & torch.isfinite(bounds)
         composed = torch.where(bounds > 0, self.carried * bounds, 0.0).sum(0)
         return good.all(0), bounds.amax(0), composed

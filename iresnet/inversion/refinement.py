@@ -26,7 +26,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..float64 import RESIDUAL_ROUNDING
 from ..lipschitz.program import Program
 from .branch import Branch, Form
 
@@ -171,16 +170,15 @@ def corrected(branch: Branch, x: Tensor, z: Tensor, terms: int, *, compiled: boo
     r = (z - x).sub_(y)
     scale, d = series(branch, r, slopes, terms, compiled=compiled)
     left = torch.addcmul(r, scale, d.double() + branch.products.tangent(d, slopes), value=-1)
-    return Solved(_moved(x, scale, d), left, _slack(branch, x, z, scale, d), slopes)
+    return Solved(_moved(x, scale, d), left, _slack(branch, r, x, z, scale, d), slopes)
 
 
-def _slack(branch: Branch, x: Tensor, z: Tensor, scale: Tensor, d: Tensor) -> Tensor:
-    """What `rounding` allows, and what float64 rounds in g(x), from which residual and slopes both are."""
-    if branch.rounding is None:
-        return torch.full_like(scale.flatten(), torch.inf)
+def _slack(branch: Branch, r: Tensor, x: Tensor, z: Tensor, scale: Tensor, d: Tensor) -> Tensor:
+    """What `rounding` allows, float64 included, from which residual and slopes both are."""
     scale = scale.flatten()
-    exact = RESIDUAL_ROUNDING * (2 * norms(x) + 2 * norms(z))
-    return branch.rounding.allowance(scale * norms(d.double()), scale) + exact
+    if branch.rounding is None:
+        return torch.full_like(scale, torch.inf)
+    return branch.rounding.allowance(scale * norms(d.double()), scale, norms(r), norms(x), norms(z))
 
 
 def scaled(r: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

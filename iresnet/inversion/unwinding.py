@@ -51,6 +51,7 @@ def _solve(block: ResidualBlock, z: Tensor, tolerance: float | None) -> Solution
         tolerance=tolerance,
         solver=Anderson(),
         reference=lambda x, rows: exact(laid_out(x)),
+        rounding=block.rounding(tuple(z.shape[1:])),
     )
 
 

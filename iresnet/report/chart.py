@@ -16,6 +16,12 @@ from .words import minus
 
 UNITS = 1000
 
+#: The numbers that an axis can hold, and the least it spans: beyond, their differences are no numbers any more.
+LARGEST, SMALLEST = 1e300, 1e-290
+
+#: How far outside an axis a place can be, in axes.
+FAR = 1e4
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -28,10 +34,14 @@ class Axis:
 
     def at(self, value: float) -> int:
         """The place of a value, in units."""
-        return round(UNITS * (value - self.low) / (self.high - self.low))
+        return round(UNITS * self._share(value))
 
     def percent(self, value: float) -> str:
-        return f"{100 * (value - self.low) / (self.high - self.low):.1f}%"
+        return f"{100 * self._share(value):.1f}%"
+
+    def _share(self, value: float) -> float:
+        share = (max(-LARGEST, min(value, LARGEST)) - self.low) / (self.high - self.low)
+        return max(-FAR, min(share, FAR))
 
 
 @dataclass(frozen=True)
@@ -48,9 +58,10 @@ def axis(low: float, high: float, label: str = "", *, ticks: int = 4, zero: bool
     >>> axis(0.03, 2.2).ticks
     (0.5, 1.0, 1.5, 2.0)
     """
-    low = min(low, 0.0) if zero else low
-    if not high > low:
-        low, high = low - (0.0 if zero else 0.5 * abs(low) or 0.5), high + (0.5 * abs(high) or 0.5)
+    low, high = (max(-LARGEST, min(v, LARGEST)) for v in (min(low, 0.0) if zero else low, high))
+    if not high - low > SMALLEST:
+        air = max(0.5 * abs(high), SMALLEST) if abs(high) > SMALLEST else 0.5
+        low, high = low - (0.0 if zero else air), high + air
     step = _round_step((high - low) / ticks)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from .chart import Axis, Mark, axis, dots, line, plot
+from .chart import LARGEST, Axis, Mark, axis, dots, line, plot
 from .markup import Markup, figure, joined, tag
 from .material import Material
 from .words import listed, number
@@ -52,9 +51,9 @@ def _figures(log: Sequence[dict[str, float | None]]) -> list[str]:
 
 
 def series(log: Sequence[dict[str, float | None]], name: str) -> Series:
-    """(step, value) of every row that has both."""
+    """(step, value) of every row that has both, and whose value can be drawn."""
     pairs = [(row.get("step"), row.get(name)) for row in log]
-    return [(s, v) for s, v in pairs if s is not None and v is not None and math.isfinite(v)]
+    return [(s, v) for s, v in pairs if s is not None and v is not None and abs(v) < LARGEST]
 
 
 def thinned(points: Series, most: int = POINTS) -> Series:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from .. import config, evaluation, lipschitz, spectral
 from ..certificate import residual_blocks
-from ..data import Dataset
+from ..data import Dataset, DataSettings
 from ..data.corruptions import CORRUPTIONS, corrupt
 from ..evaluation.solving import decode
 from ..run import Run
 from ..transform import Shape
 from .material import Anomaly, Material, Reconstruction, SpectrumOfLayer
+from .words import last_name, without_folders
 
 #: Images of each kind; points of a table; rows whose reconstruction is shown; images that are corrupted.
 IMAGES, POINTS, REBUILT, STRANGE = 64, 2000, 10, 10
@@ -36,8 +38,8 @@ def gather(run: Run, *, device: str = "cpu", seed: int = 0) -> Material:
         name=run.experiment.name,
         objective=run.experiment.objective.kind,
         schema=run.schema,
-        config=config.dump(run.experiment),
-        environment=run.read_json("environment.json"),
+        config=config.dump(replace(run.experiment, data=_local(run.experiment.data))),
+        environment=_local_environment(run.read_json("environment.json")),
         parameters=sum(p.numel() for p in model.parameters()),
         log=run.log(),
         evaluation=run.read_json("evaluation.json"),
@@ -49,7 +51,18 @@ def gather(run: Run, *, device: str = "cpu", seed: int = 0) -> Material:
         spectra=list(spectra(model, run.schema.shape)),
         anomalies=_anomalies(run, model, shown, device) if density and run.schema.levels else [],
         family=run.experiment.network.family,
+        sha256=run.sha256(),
     )
+
+
+def _local(data: DataSettings) -> DataSettings:
+    """Settings of data by the names of files and folders alone: where they lie on a disk is nobody's business."""
+    return replace(data, source=last_name(data.source), folder=last_name(data.folder))
+
+
+def _local_environment(content: dict[str, Any]) -> dict[str, Any]:
+    command = content.get("command")
+    return {**content, "command": without_folders(command)} if isinstance(command, str) else content
 
 
 def _samples(model: nn.Module, count: int, device: str, seed: int) -> Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..architectures import ORIGINS
-from .chart import Mark, drawing
+from .chart import UNITS, Axis, Mark, drawing
 from .inverse import unproven
 from .markup import Markup, joined, pairs, tag
 from .material import Material
@@ -85,7 +86,7 @@ def _circumstances(material: Material) -> list[str]:
 
 def interval(low: float, value: float, high: float, decimals: int) -> Markup:
     """An error bar with its ends in numbers."""
-    at = round(1000 * (value - low) / (high - low)) if high > low else 500
+    at = Axis(low, high).at(value) if 0 < high - low < math.inf else UNITS // 2
     marks = [Mark("M0 500H1000", "line"), Mark("M0 150V850M1000 150V850", "line"), Mark(f"M{at} 500h0", "dots")]
     ends = (tag("span", fixed(v, decimals)) for v in (low, high))
     return tag("div", next(ends), drawing(marks), next(ends), class_="bar")
@@ -99,7 +100,7 @@ def _error(material: Material) -> tuple[str, Markup] | None:
     e: dict[str, Any] = material.evaluation.get("error") or {}
     if not e:
         return None
-    bar = interval(e["low"], e["value"], e["high"], 2) if e.get("low") is not None else ""
+    bar = interval(e["low"], e["value"], e["high"], 2) if None not in (e.get("low"), e.get("high")) else ""
     note = f"bar: {error_interval(material)}" if bar else "over all rows"
     return f"{material.split.capitalize()} error", _figure(fixed(e["value"], 2), "%", bar, note)
 
@@ -115,9 +116,9 @@ def _density(material: Material) -> tuple[str, Markup] | None:
     d: dict[str, Any] = material.evaluation.get("density") or {}
     if not d:
         return None
-    se, decimals = finite(d.get("standard_error")), decimals_for(d.get("standard_error"))
-    bar = interval(d["value"] - se, d["value"], d["value"] + se, decimals) if se else ""
-    note = "bar: one standard error over the rows" if se else "mean over the rows"
+    se, decimals, value = finite(d.get("standard_error")), decimals_for(d.get("standard_error")), finite(d["value"])
+    bar = interval(value - se, value, value + se, decimals) if se and value is not None else ""
+    note = "bar: one standard error over the rows" if bar else "mean over the rows"
     return "Negative log-likelihood", _figure(fixed(d["value"], decimals), d["unit"], bar, note)
 
 

@@ -70,7 +70,7 @@ class Material:
 
     `log` holds the rows of log.csv; `evaluation` the content of evaluation.json; `certificate` that of
     `Certificate.to_json`; `interpolation` decoded lines (pairs, steps, *shape); `pictures` triples of title, path of
-    a PNG file, caption; `family` the network's, as in its settings.
+    a PNG file, caption; `family` the network's, as in its settings; `sha256` the digest of the file with its weights.
     """
 
     name: str
@@ -90,6 +90,7 @@ class Material:
     anomalies: list[Anomaly] = field(default_factory=list)
     pictures: list[tuple[str, str | Path, str]] = field(default_factory=list)
     family: str = "iresnet"
+    sha256: str = ""
 
     def __post_init__(self) -> None:
         if self.objective not in PURPOSES:

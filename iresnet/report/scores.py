@@ -34,7 +34,8 @@ def _rows(material: Material) -> list[list[object]]:
     e = material.evaluation
     rows: list[list[object]] = []
     if error := e.get("error"):
-        bar = f"{fixed(error['low'], 2)} to {fixed(error['high'], 2)} %" if error.get("low") is not None else "–"
+        bounded = None not in (error.get("low"), error.get("high"))
+        bar = f"{fixed(error['low'], 2)} to {fixed(error['high'], 2)} %" if bounded else "–"
         wrong = f"{count(error['wrong'], 'row')} wrong; " if error.get("wrong") is not None else ""
         rows.append(["classification error", f"{fixed(error['value'], 2)} %", bar, wrong + error_interval(material)])
     if density := e.get("density"):

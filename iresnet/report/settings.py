@@ -38,6 +38,8 @@ def settings(material: Material) -> Markup:
     """How to make the network again."""
     facts = [(name, _words(name, value)) for name, value in material.environment.items() if value not in (None, {}, [])]
     facts.append(("parameters", f"{material.parameters:,}"))
+    if material.sha256:
+        facts.append(("SHA-256 of the model", tag("code", material.sha256)))
     content = [pairs(dict(facts).items(), kind="facts-list")]
     if material.config.strip():
         content.append(tag("h3", "Configuration"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 from decimal import ROUND_CEILING, Context, Decimal
+from pathlib import PureWindowsPath
 
 UP = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -31,13 +33,13 @@ def number(value: float | None, digits: int = 3) -> str:
 def at_most(value: float | None, decimals: int | None = None) -> str:
     """An upper bound, rounded up so that it stays one: to so many decimals, else to the digits of `number`.
 
-    >>> at_most(9.41e-13), at_most(0.85311, 4), at_most(0.95, 4), at_most(447943.2), at_most(None)
-    ('≤ 9.5 × 10⁻¹³', '≤ 0.8532', '≤ 0.9500', '≤ 448,000', '–')
+    >>> at_most(9.41e-13), at_most(0.85311, 4), at_most(0.95, 4), at_most(447943.2), at_most(None), at_most(1.31e30, 4)
+    ('≤ 9.5 × 10⁻¹³', '≤ 0.8532', '≤ 0.9500', '≤ 448,000', '–', '≤ 1.4 × 10³⁰')
     """
     if value is None or not math.isfinite(value):
         return number(value)
     exact = Decimal(repr(float(value)))
-    if decimals is not None:
+    if decimals is not None and abs(value) < 1e15:
         return f"≤ {fixed(float(exact.quantize(Decimal(1).scaleb(-decimals), ROUND_CEILING)), decimals)}"
     digits = 2 if not 1e-3 <= abs(value) < 1e6 else 3
     return f"≤ {number(float(Context(digits, ROUND_CEILING).create_decimal(exact)))}"
@@ -63,7 +65,7 @@ def decimals_for(error: float | None) -> int:
     >>> [decimals_for(e) for e in (0.012, 0.4, 3.0, 1e-9, None)]
     [3, 2, 2, 5, 2]
     """
-    if not error or not math.isfinite(error):
+    if error is None or not 0 < error < math.inf:
         return 2
     return min(max(1 - math.floor(math.log10(error)), 2), 5)
 
@@ -94,6 +96,29 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def without_folders(command: str) -> str:
+    """A command in which every path from the root of a disk is left with its last name alone.
+
+    >>> without_folders("iresnet train --data '/home/me/my data/a.csv' --out=/tmp/run --set steps=2")
+    'iresnet train --data a.csv --out=run --set steps=2'
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quote without its end
+        words = command.split()
+    return shlex.join("=".join(last_name(part) for part in word.split("=")) for word in words)
+
+
+def last_name(text: str) -> str:
+    """The last name of a path from the root of a disk; any other text stays.
+
+    >>> last_name("/home/me/a.csv"), last_name(r"C:\\me\\b.csv"), last_name("data/c.csv")
+    ('a.csv', 'b.csv', 'data/c.csv')
+    """
+    path = PureWindowsPath(text)  # which knows both kinds
+    return path.name if path.root and path.name else text
 
 
 def listed(parts: list[str]) -> str:

@@ -15,7 +15,8 @@ class Board:
 
     def __init__(self, folder: Path, step: int) -> None:
         self.folder, self.step = folder, step
-        self.make, self.writer = _summary_writer(), None
+        self.make = _summary_writer()
+        self.writer: Any = None
         self.told, self.threads = threading.excepthook, set[threading.Thread]()
 
     def write(self, row: Mapping[str, float]) -> None:

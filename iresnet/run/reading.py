@@ -9,6 +9,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from . import contents
+
 #: How deep a JSON file may be nested; the deepest of ours has six levels.
 DEPTH = 32
 
@@ -25,17 +27,26 @@ def text(path: Path, remedy: str) -> str:
 
 
 def json_object(path: Path, remedy: str = "Remove it; it can be made again.") -> dict[str, Any]:
-    """The object in a JSON file."""
+    """The object in a JSON file; None for numbers that are not finite, and what its readers expect of it is checked."""
     source = text(path, remedy)
     try:
-        content = json.loads(source)
+        content = json.loads(source, parse_int=_whole, parse_float=_real, parse_constant=_real)
         why = "" if isinstance(content, dict) else "it is no object"
         why = why or ("it is nested too deeply" if _depth(content) > DEPTH else "")
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else f"{error!s:.120}"
     if why:
         raise ValueError(f"{path} is damaged: {why}. {remedy}")
+    contents.check(content, path, remedy)
     return dict(content)
+
+
+def _real(digits: str) -> float | None:
+    return value if math.isfinite(value := float(digits)) else None
+
+
+def _whole(digits: str) -> float | None:
+    return int(digits) if len(digits) < 20 else _real(digits)
 
 
 def _depth(content: object) -> int:

@@ -1,0 +1,67 @@
+"""How long it takes to know that a network is the one of which something was proven: `trust.Seal.holds`.
+
+    python3 benchmarks/freshness.py --device cuda --out results/freshness.json
+    python3 benchmarks/freshness.py --device cpu --preset digits-hybrid                        a rehearsal
+
+For the transform of a preset, in milliseconds: the whole question; of that, the comparison of all numbers bit for bit,
+which waits for the device once; and what the first proof costs, bounds of all blocks, beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from inverse import milliseconds
+
+from iresnet.architectures import build
+from iresnet.certificate import residual_blocks
+from iresnet.data.source import schema_of
+from iresnet.lipschitz import refresh_, unsettled
+from iresnet.presets import find
+from iresnet.results import Results, circumstances, write
+from iresnet.trust import Seal, described, same_numbers
+
+
+def main() -> None:
+    """Measure, print, and write what was asked for."""
+    parser = argparse.ArgumentParser(description="Time the check that a proof is one of the weights as they are.")
+    parser.add_argument("--out", type=Path, help="results file to write, NAME.json")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--preset", default="cifar10-iresnet164")
+    parser.add_argument("--repeats", type=int, default=20)
+    options = parser.parse_args()
+    begin, device = time.perf_counter(), torch.device(options.device)
+    experiment = find(options.preset)
+    schema = schema_of(experiment.data.source)
+    torch.manual_seed(0)
+    with unsettled():
+        model = build(experiment.network, schema, experiment.objective.kind).to(device).eval()
+    transform = cast(Any, model).transform
+    refresh_(transform, settle=True)
+    start = time.perf_counter()
+    for _, block, shape in residual_blocks(transform, schema.shape):
+        block.bound(shape)
+    proving = time.perf_counter() - start
+    seal = Seal(transform)
+    _, tensors = described(transform)
+    row = {
+        "model": options.preset,
+        "weights": sum(p.numel() for p in transform.parameters()),
+        "ms": milliseconds(lambda: seal.holds(transform), device, options.repeats),
+        "ms of numbers": milliseconds(lambda: same_numbers(seal.numbers, tensors), device, options.repeats),
+        "ms of settings": milliseconds(lambda: described(transform), torch.device("cpu"), options.repeats),
+        "s of the bounds": proving,
+        "run": 0,
+    }
+    print(row, flush=True)
+    if options.out:
+        run = circumstances(seeds=[0], seconds=time.perf_counter() - begin, precision="float32")
+        print(write(Results(options.out.stem, [row], [run]), options.out.parent))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""What the JSON files of a run folder hold, as far as anything reads it: a value of another kind gets a sentence.
+
+A name that ends in ! must be there unless its object is empty; names that are not listed may hold anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of value: what it is called, and how it is known."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**53
+
+
+def _is_square(value: Any) -> bool:
+    rows = value if isinstance(value, list) else [None]
+    return all(isinstance(row, list) and len(row) == len(rows) and all(map(_is_count, row)) for row in rows)
+
+
+NUMBER = Kind("a number", _is_number)
+MAYBE = Kind("a number or null", lambda v: v is None or _is_number(v))  # JSON has no infinity
+COUNT = Kind("a whole number, at least 0", _is_count)
+TEXT = Kind("a text", lambda v: isinstance(v, str))
+FLAG = Kind("true or false", lambda v: isinstance(v, bool))
+SQUARE = Kind("a square table of counts", _is_square)
+SHAPE = Kind("a list of whole numbers or null", lambda v: v is None or (isinstance(v, list) and all(map(_is_count, v))))
+RANGE = Kind(
+    "two numbers or null", lambda v: v is None or (isinstance(v, list) and len(v) == 2 and all(map(MAYBE.fits, v)))
+)
+
+Spec: TypeAlias = "Kind | Mapping[str, Spec] | list[Spec]"
+
+SHARE: Spec = {"value!": NUMBER, "low": NUMBER, "high": NUMBER, "wrong": COUNT, "rows": COUNT}
+WHOLE_SHARE: Spec = {"value!": NUMBER, "low!": NUMBER, "high!": NUMBER, "wrong": COUNT, "rows!": COUNT}
+LAYER: Spec = {"name!": TEXT, "kind!": TEXT, "estimate": MAYBE, "coefficient": MAYBE, "bound": MAYBE}
+
+CERTIFICATE: Spec = {
+    "passed": FLAG,
+    "stretch": {"forward": MAYBE, "inverse": MAYBE, "logdet": RANGE},
+    "blocks": [
+        {
+            "name!": TEXT,
+            "lipschitz!": MAYBE,
+            "verdict!": TEXT,
+            "remark": TEXT,
+            "input_shape": SHAPE,
+            "layers": [LAYER],
+        }
+    ],
+}
+EVALUATION: Spec = {
+    "split": TEXT,
+    "rows": COUNT,
+    "of": COUNT,
+    "error": SHARE,
+    "density": {
+        "value!": MAYBE,
+        "unit!": TEXT,
+        "standard_error": MAYBE,
+        "estimator_error": MAYBE,
+        "bias_bound": MAYBE,
+        "draws": COUNT,
+    },
+    "inverse": {
+        "rows!": COUNT,
+        "proven!": COUNT,
+        "precision": TEXT,
+        "largest_block_bound": MAYBE,
+        "code_residual": MAYBE,
+        "measured_error": MAYBE,
+        "composed_bound": MAYBE,
+        "informative": FLAG,
+        "iterations": MAYBE,
+        "diverged": COUNT,
+    },
+    "tightening": {"predictions_changed!": COUNT, "rows!": COUNT, "layers!": COUNT},
+    "confusion": SQUARE,
+    "robustness": [
+        {
+            "rows!": COUNT,
+            "radius!": NUMBER,
+            "pixel_radius": MAYBE,
+            "value!": MAYBE,
+            "low!": MAYBE,
+            "high!": MAYBE,
+            "attacked!": MAYBE,
+            "clean!": MAYBE,
+            "lipschitz": MAYBE,
+            "median": MAYBE,
+            "remark": TEXT,
+        }
+    ],
+    "probe": {"codes!": WHOLE_SHARE, "inputs!": WHOLE_SHARE, "rows!": COUNT},
+    "anomalies": [{"name!": TEXT, "detection!": NUMBER}],
+    "protocol": {"rows": COUNT, "limit": NUMBER, "value": MAYBE},
+}
+CONTENTS: Mapping[str, Spec] = {
+    "certificate.json": CERTIFICATE,
+    "evaluation.json": EVALUATION,
+    "environment.json": {"seconds": MAYBE},
+}
+
+
+def check(content: Any, path: Path, remedy: str) -> None:
+    """Refuse a file whose values are not of the kinds that its readers expect."""
+    if problem := _problem(content, CONTENTS.get(path.name, {}), ""):
+        raise ValueError(f"{path} is damaged: {problem}. {remedy}")
+
+
+def _problem(value: Any, spec: Spec, at: str) -> str:
+    """What is wrong with a value, by name; nothing where nothing is."""
+    if isinstance(spec, Kind):
+        return "" if spec.fits(value) else f"{at} must be {spec.words}; got {value!r:.40}"
+    if isinstance(spec, list):
+        if not isinstance(value, list):
+            return f"{at} must be a list; got {value!r:.40}"
+        return next(filter(None, (_problem(v, spec[0], f"{at}[{i}]") for i, v in enumerate(value))), "")
+    if not isinstance(value, dict):
+        return f"{at} must be an object; got {value!r:.40}"
+    return next(filter(None, (_member(value, name, inner, at) for name, inner in spec.items())), "")
+
+
+def _member(value: dict[str, Any], name: str, spec: Spec, at: str) -> str:
+    """The same of one member of an object; what is null or empty counts as missing."""
+    key = name.removesuffix("!")
+    place, inner = f"{at}.{key}" if at else key, value.get(key)
+    if key not in value or (inner in (None, {}, []) and not isinstance(spec, Kind)):
+        return f"{place} is missing" if name.endswith("!") else ""
+    return _problem(inner, spec, place)
