@@ -3,6 +3,7 @@
     python -m attack --list                                    the kinds of cases
     python -m attack --kind layers --cases 1000 --seed 0       some of them
     python -m attack --kind layers --seed 0 --case 17          one case again, with its traceback
+    python -m attack --kind layers --hypothesis 1000           hypothesis looks for the smallest violation
     make attack                                                all of them, counted in results/attack.json
 
 A kind is a function of a `random.Random`, registered with `kind`: it draws a case, attacks it and returns the outcome
@@ -32,7 +33,10 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of attack: its function, the cases of a full run, and the seconds after which a case counts as hung."""
+    """One kind of attack: its function, the cases of a full run, and the seconds after which a case counts as hung.
+
+    A kind without cases in a full run is only run by name.
+    """
 
     name: str
     attack: Attack

@@ -14,6 +14,7 @@ from iresnet.results import circumstances
 from . import Kind, load
 from .count import Count, merge
 from .run import attack_all, blocks, one
+from .shrinking import smallest
 
 
 def main() -> int:
@@ -23,13 +24,15 @@ def main() -> int:
     if unknown:
         print(f"--kind must be among {', '.join(sorted(kinds))}; got {', '.join(unknown)}.", file=sys.stderr)
         return 2
-    chosen = [kinds[name] for name in options.kind or sorted(kinds)]
+    chosen = [kinds[name] for name in options.kind or sorted(kinds) if options.kind or kinds[name].cases]
     if options.list:
         print("\n".join(f"{kind.name:<14} {kind.cases:>7} cases  {kind.about}" for kind in chosen))
         return 0
     if options.case is not None:
         print(one(chosen[0], options.seed, options.case))
         return 0
+    if options.hypothesis is not None:
+        return _smallest(chosen, options.hypothesis)
     begin = time.perf_counter()
     counts = _run(chosen, options)
     if options.out:
@@ -42,6 +45,13 @@ def main() -> int:
         )
         print(merge(counts, run, options.out))
     return int(any(count.violations for count in counts))
+
+
+def _smallest(chosen: list[Kind], cases: int) -> int:
+    found = {kind.name: smallest(kind, cases) for kind in chosen}
+    for name, error in found.items():
+        print(f"{name}: {'no violation' if error is None else f'{type(error).__name__}: {error}'}")
+    return int(any(found.values()))
 
 
 def _run(chosen: list[Kind], options: argparse.Namespace) -> list[Count]:
@@ -67,6 +77,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--part", type=float, default=1.0, help="this part of a full run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="one case of one kind, in this process, with its traceback")
+    parser.add_argument("--hypothesis", type=int, metavar="CASES", help="let hypothesis find and shrink violations")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     parser.add_argument("--out", type=Path, help="results file to merge the counts into, e.g. results/attack.json")
     parser.add_argument("--list", action="store_true", help="list the kinds")

@@ -1,4 +1,4 @@
-"""Attacks on chains: composed bounds, stretch and certificates of blocks between closed forms with extreme parameters."""
+"""Attacks on chains: composed bounds and stretch of blocks between closed forms with extreme parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import iresnet
 from iresnet import (
     ActNorm,
     Chain,
@@ -21,7 +20,6 @@ from iresnet import (
     Squeeze,
     Standardise,
     Transform,
-    certify,
 )
 from iresnet.mixing import PrincipalAxes, Reverse
 
@@ -124,6 +122,7 @@ def draw(r: random.Random) -> tuple[Chain, Shape, torch.dtype]:
         if t is not None:
             found.append(t)
             at = t.output_shape(at)
+    found = found or [Reverse()]
     if len(found) > 2 and r.random() < 0.3:
         found = [found[0], Chain(*found[1:])]
     return Chain(*found).eval(), shape, dtype
@@ -182,7 +181,9 @@ def root(steps: list[Map], states: list[Long], z: Long) -> tuple[Long, float] | 
         if found is None or not np.isfinite(found[1]):
             return None
         z, own = found
-        error = own + error * max(1 / max(float(np.linalg.svd(j, compute_uv=False)[-1]), 1e-300) for j in step.slopes(z))
+        error = own + error * max(
+            1 / max(float(np.linalg.svd(j, compute_uv=False)[-1]), 1e-300) for j in step.slopes(z)
+        )
     return z, 2 * error
 
 
@@ -209,4 +210,6 @@ def check_stretch(chain: Chain, shape: Shape, steps: list[Map], states: list[Lon
         raise Violation(f"Lip(F^-1) <= {stretch.inverse:.6g} < {(1 / least).max():.6g} of {names(chain)}")
     low, high = cast("tuple[float, float]", stretch.logdet)
     if not (low - slack <= logdet.min() and logdet.max() <= high + slack):
-        raise Violation(f"ln det in [{low:.6g}, {high:.6g}], got {logdet.min():.6g} to {logdet.max():.6g}: {names(chain)}")
+        raise Violation(
+            f"ln det in [{low:.6g}, {high:.6g}], got {logdet.min():.6g} to {logdet.max():.6g}: {names(chain)}"
+        )

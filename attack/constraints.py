@@ -75,6 +75,6 @@ def _same(layer: Any, shape: tuple[int, ...], x: torch.Tensor) -> bool:
 def _check(layer: Any, shape: tuple[int, ...], allowed: float, by: str) -> None:
     norm = spectral_norm(dense(layer, shape))
     if not norm <= allowed:
-        raise Violation(f"norm {norm:.8g} > {allowed:.8g} by {by} of {layer.extra_repr()} {layer.weight.dtype} at {shape}")
-
-
+        raise Violation(
+            f"norm {norm:.8g} > {allowed:.8g} by {by} of {layer.extra_repr()} {layer.weight.dtype} at {shape}"
+        )

@@ -59,7 +59,7 @@ def merge(counts: Iterable[Count], run: dict[str, Any], path: Path) -> Path:
     known = read(path) if path.exists() else Results(path.stem)
     counts = list(counts)
     rows = [row for row in known.rows if row["kind"] not in {count.kind for count in counts}]
-    runs, kept = [], dict[int, int]()
+    runs, kept = list[dict[str, Any]](), dict[int, int]()
     for row in rows:
         if row["run"] not in kept:
             kept[row["run"]] = len(runs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import iresnet
 from iresnet import Anderson, Banach, ResidualBlock, constrain_
 from iresnet.fixed_point import Solver
 
 from . import Violation, kind, networks
-from .networks import Shape, power
+from .networks import power
 from .reference import Composed, Long, Map, Residual, invert, lengths, long, maps
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -34,7 +32,9 @@ class Problem:
     def codes(self) -> Tensor:
         """The codes of the points, rounded to the precision of the block."""
         rows = [f.value(long(x[None])) for f, x in zip(self.each(), self.points, strict=True)]
-        return torch.from_numpy(np.concatenate(rows).astype(np.float64)).to(self.points.dtype).reshape(self.points.shape)
+        return (
+            torch.from_numpy(np.concatenate(rows).astype(np.float64)).to(self.points.dtype).reshape(self.points.shape)
+        )
 
     def each(self) -> list[Map]:
         """The function of every row."""
@@ -44,9 +44,7 @@ class Problem:
         """The roots of codes next to the points, and the error of these roots."""
         if len(self.truth) == 1:
             return invert(self.truth[0], long(z), long(self.points))
-        found = [
-            invert(f, long(c[None]), long(x[None])) for f, c, x in zip(self.truth, z, self.points, strict=True)
-        ]
+        found = [invert(f, long(c[None]), long(x[None])) for f, c, x in zip(self.truth, z, self.points, strict=True)]
         known = [each for each in found if each is not None]
         if len(known) < len(found):
             return None
@@ -72,7 +70,9 @@ def check(problem: Problem, z: Tensor, s: Any, tolerance: float | None) -> str:
     if not s.proven:
         raise Violation(f"a block of supported parts is not proven: {problem.block}")
     if tolerance is not None and bool((s.converged & (s.error_bound > tolerance)).any()):
-        raise Violation(f"converged with bound {float(s.error_bound[s.converged].max()):.3g} > tolerance {tolerance:.3g}")
+        raise Violation(
+            f"converged with bound {float(s.error_bound[s.converged].max()):.3g} > tolerance {tolerance:.3g}"
+        )
     roots = problem.roots(z)
     if roots is None:
         return "undecided"
@@ -137,7 +137,7 @@ def at_threshold(r: random.Random) -> Problem | None:
     """Points next to where PyTorch's softplus becomes a line, by a jump."""
     threshold = r.choice([20.0, 39.9, 40.0, 50.0])
     beta, d = r.choice([1.0, 2.0, 0.5]), r.randint(1, 3)
-    g = nn.Sequential(nn.Linear(d, d), nn.Softplus(beta, threshold), nn.Linear(d, d)).double()
+    g: Any = nn.Sequential(nn.Linear(d, d), nn.Softplus(beta, threshold), nn.Linear(d, d)).double()
     with torch.no_grad():
         for layer in (g[0], g[2]):
             layer.weight.copy_(r.choice([-1, 1]) * r.choice([0.5, 0.75, 0.9375]) * torch.eye(d))

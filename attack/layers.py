@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import iresnet
 from iresnet import NoBoundKnown, ResidualBlock, constrain_, spectral
@@ -28,7 +28,7 @@ def layers(r: random.Random) -> str:
     except NoBoundKnown:
         return "refused"
     except ValueError as error:
-        if bool(layer.weight.isfinite().all()):
+        if bool(cast(Tensor, layer.weight).isfinite().all()):
             raise
         return "not finite" if str(error) else "?"
     true = spectral_norm(dense(layer, shape))
@@ -72,5 +72,11 @@ def sizes(r: random.Random) -> str:
             block(torch.randn(1, *shape))
     certificate = iresnet.certify(block)
     for shape in met if certificate.passed else []:
-        check(layer, shape, certificate.lipschitz["block"], spectral_norm(dense(layer, shape)), "by certify, at a size met,")
+        check(
+            layer,
+            shape,
+            certificate.lipschitz["block"],
+            spectral_norm(dense(layer, shape)),
+            "by certify, at a size met,",
+        )
     return "passed" if certificate.passed else "not passed"

@@ -29,7 +29,7 @@ from iresnet import (
 
 from . import Violation, kind, networks
 from .mutations import network
-from .networks import Shape, power
+from .networks import power
 from .reference import Composed, Residual, long, maps
 from .tricks import Hidden, factor
 
@@ -48,7 +48,9 @@ def truncations(r: random.Random) -> str:
     sign, exact = np.linalg.slogdet(np.eye(d) + j)
     bound = truncation_bound(constant, d, terms)
     if sign <= 0 or not abs(exact - total) <= bound * (1 + 1e-9) + 1e-13 * d / (1 - constant):
-        raise Violation(f"|ln det - {terms} terms| = {abs(exact - total):.6g} > {bound:.6g}, L = {constant:.6g}, d = {d}")
+        raise Violation(
+            f"|ln det - {terms} terms| = {abs(exact - total):.6g} > {bound:.6g}, L = {constant:.6g}, d = {d}"
+        )
     tolerance = power(r, -8, 0)
     needed = terms_needed(constant, d, tolerance)
     if truncation_bound(constant, d, needed) > tolerance:
@@ -85,7 +87,7 @@ def determinants(r: random.Random) -> str:
     truth = Residual(Composed(maps(g, shape)[0]))
     exact = np.linalg.slogdet(truth.slopes(long(x)))[1]
     with torch.no_grad():
-        z, logdet = block.forward_and_logdet(x, estimator=Exact())
+        _, logdet = block.forward_and_logdet(x, estimator=Exact())
         slack = (1e-9 if dtype == torch.float64 else 2e-3) * (1 + math.prod(shape))
         if any(isinstance(m, nn.CELU) for m in g.modules()):
             slack += 1e-6 * math.prod(shape)  # torch's gradient of CELU rounds 1 / alpha to float32
@@ -116,12 +118,14 @@ def _check_series(r: random.Random, block: ResidualBlock, x: Tensor, exact: floa
     if isinstance(estimator, PowerSeries):
         allowed += truncation_bound(bound, math.prod(x.shape[1:]), terms)
     if abs(float(drawn.mean()) - exact) > allowed:
-        raise Violation(f"{estimator}: mean {float(drawn.mean()):.5g} is {exact:.5g} +- {allowed:.2g} of {_short(block)}")
+        raise Violation(
+            f"{estimator}: mean {float(drawn.mean()):.5g} is {exact:.5g} +- {allowed:.2g} of {_short(block)}"
+        )
 
 
 @kind("likelihoods", cases=250)
 def likelihoods(r: random.Random) -> str:
-    """Log-likelihoods with errors beyond 64 dimensions against exact determinants; nothing proven of what is asserted."""
+    """Log-likelihoods with errors beyond 64 dimensions against exact ones; nothing is proven of what is asserted."""
     d = r.randint(65, 72)
     transforms, shape = list[Any](), (d,)
     for _ in range(r.randint(1, 2)):
@@ -155,7 +159,7 @@ def _exact(flow: Flow, x: Tensor) -> Tensor:
             total += np.linalg.slogdet(step.slopes(state))[1]
             state = step.value(state)
     z = torch.from_numpy(state.astype(np.float64))
-    return cast(Tensor, flow.base.log_prob(z).detach() + torch.from_numpy(total))
+    return flow.base.log_prob(z).detach() + torch.from_numpy(total)
 
 
 def _short(block: nn.Module) -> str:

@@ -145,7 +145,7 @@ def size(r: random.Random, made: Any, largest: int | None = None) -> Shape:
 
 
 def activation(r: random.Random, *, monotone: bool = False, even: bool = True) -> nn.Module:
-    """An activation that has a slope of at most one on record; `monotone` for a Potential, `even` channels for MaxMin."""
+    """An activation with slopes of at most one on record; `monotone` for a Potential, `even` channels for MaxMin."""
     rising: list[Callable[[], nn.Module]] = [
         lambda: nn.ELU(r.choice([1.0, 1.0, r.uniform(0, 1)])),
         lambda: nn.CELU(r.uniform(0.1, 3)),
@@ -211,8 +211,7 @@ def _network(r: random.Random, shape: Shape) -> nn.Sequential:
         if r.random() < 0.15:
             f = nn.Sequential(_layer(r, (channels, *shape[1:]), width), activation(r, even=width % 2 == 0))
             found.append(Concatenated(f))
-            with torch.no_grad():
-                found[-1].angle.fill_(r.uniform(-4, 4))
+            cast(Tensor, found[-1].angle).data.fill_(r.uniform(-4, 4))
             channels += width
         else:
             found.append(_layer(r, (channels, *shape[1:]), width))

@@ -1,7 +1,7 @@
 """What attacks compare with: dense matrices, evaluation in long double, Newton's method. None of it asks the library.
 
-A network of known parts becomes a list of maps of rows (batch, n) with value, derivative and a bound of what long double
-rounds: `maps`. The root of x + g(x) = z is then found by Newton's method, to some 18 digits: `Residual.invert`.
+A network of known parts becomes a list of maps of rows (batch, n) with value, derivative and a bound of what long
+double rounds: `maps`. The root of x + g(x) = z is then found by Newton's method, to some 18 digits: `Residual.invert`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def lengths(x: Long) -> Any:
 
 
 def dense(layer: nn.Module, shape: Shape, weight: Tensor | None = None) -> Any:
-    """The matrix (outputs, inputs) of a layer without its bias, in float64: PyTorch's own function of every unit vector."""
+    """The matrix (outputs, inputs) of a layer without its bias: PyTorch's own function of every unit vector."""
     n = math.prod(shape)
     basis = torch.eye(n, dtype=torch.float64).reshape(n, *shape)
     w = (cast(Tensor, layer.weight) if weight is None else weight).detach().double()
@@ -320,7 +320,8 @@ def activation(module: nn.Module, shape: Shape) -> Map:
         case nn.Softplus():
             b, t = LONG(module.beta), LONG(module.threshold)
             return Elementwise(
-                lambda x: np.where(b * x > t, x, _softplus(b * x) / b), lambda x: np.where(b * x > t, 1, _sigmoid(b * x))
+                lambda x: np.where(b * x > t, x, _softplus(b * x) / b),
+                lambda x: np.where(b * x > t, 1, _sigmoid(b * x)),
             )
         case nn.SiLU():
             return Elementwise(lambda x: x * _sigmoid(x), lambda x: LONG(1.1) * _swish_slope(x, LONG(1)))

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, cast
 
 from . import KINDS, Kind, Violation, drawn, load
 from .count import Count
@@ -129,8 +129,8 @@ def attack_all(todo: list[Block], workers: int) -> Iterator[Count]:
     for worker in busy.values():
         worker.take(todo.pop())
     while busy:
-        for connection in wait(list(busy)):
-            worker = busy.pop(connection)  # type: ignore[arg-type]
+        for connection in cast("list[Connection]", wait(list(busy))):
+            worker = busy.pop(connection)
             count, left = worker.result()
             yield count
             todo += left

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .networks import generator, power
 
 Function: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def branch_of(block: nn.Module, x: Tensor) -> Tensor:
+    """What a block adds to x, as it is now; x stays as it is."""
+    return cast(Tensor, block(x.clone())) - x
 
 
 def norms(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Attacks with threads: four that train, sample and certify at once; afterwards every constraint and proof must hold."""
+"""Attacks with threads: four that train, sample and certify at once; then every constraint and proof must hold."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import random
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from iresnet.lipschitz import SpectralCap
 
 from . import Violation, kind, networks
 from .reference import spectral_norm
-from .search import largest_ratio, norms
+from .search import branch_of, largest_ratio, norms
 
 #: Constrained layers may exceed their coefficient by this part, as power iteration looks from below.
 LAG = 1e-3
@@ -88,7 +89,9 @@ def _check_sample(flow: Flow, x: Tensor) -> None:
     s: Any = flow.transform.solve(z)
     error = norms(s.x.double() - x.double())
     if s.proven and bool((error > s.error_bound + 1e-3 * (1 + norms(x)))[s.converged].any()):
-        raise Violation(f"in a thread: solve proven to {float(s.error_bound.max()):.3g}, error {float(error.max()):.3g}")
+        raise Violation(
+            f"in a thread: solve proven to {float(s.error_bound.max()):.3g}, error {float(error.max()):.3g}"
+        )
 
 
 def _together(jobs: list[Callable[[], None]]) -> None:
@@ -131,6 +134,6 @@ def _check(r: random.Random, flow: Flow, setting: str) -> None:
     for block in flow.modules():
         if isinstance(block, iresnet.ResidualBlock):
             x = networks.points(r, 4, (2,), torch.float32, largest=1)
-            ratio = largest_ratio(lambda t, block=block: cast(Tensor, block(t.clone())) - t, x, r, steps=3)
+            ratio = largest_ratio(partial(branch_of, block), x, r, steps=3)
             if not ratio <= block.bound((2,)).value * (1 + 1e-3):
                 raise Violation(f"{setting}: found {ratio:.5g} > proven {block.bound((2,)).value:.5g}")
