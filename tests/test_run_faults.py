@@ -569,7 +569,7 @@ def put(content, at, value):
     return [put(v, at[1:], value) if i == at[0] else v for i, v in enumerate(content)]
 
 
-VALUES = (
+VALUES: tuple[object, ...] = (
     None, True, 0, -1, 2, 10**30, 10**400, 0.5, 1e308, -1e308, 1e-320, math.nan, math.inf, "", "x", "proven", [], [1],
     [[1]], [None], {}, {"a": 1}, [{}], [None, 1], ["a", "b"], [[1, 2], [3]],
 )  # fmt: skip
