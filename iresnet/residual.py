@@ -48,6 +48,8 @@ class Snapshot:
 
     g: nn.Module
     bound: Bound
+    #: Where g is a user's: the module itself, for what a copy in float64 cannot do.
+    live: nn.Module | None = None
     _copies: dict[torch.dtype, nn.Module] = field(default_factory=dict)
     _rounding: Rounding | None = None
 
@@ -72,11 +74,20 @@ class Snapshot:
 
         def at(x: Tensor, rows: Tensor) -> Tensor:
             part = [] if given is None else [given[rows].to(dtype) if given.is_floating_point() else given[rows]]
-            y = g.at(x, *part) if type(g) is Conditioned and part else g(x, *part)
+            y = g.at(x, *part) if type(g) is Conditioned and part else self._of_user(g, x, *part)
             check_shape(x, y)
-            return cast(Tensor, y)
+            return y
 
         return at
+
+    def _of_user(self, g: nn.Module, *arguments: Tensor) -> Tensor:
+        """g of these; a user's, which may close over what it was copied from, in its own precision if need be."""
+        try:
+            return cast(Tensor, g(*arguments))
+        except RuntimeError:
+            if self.live is None:
+                raise
+            return cast(Tensor, _Live(self.live)(*arguments))
 
 
 def check_shape(x: Tensor, y: Tensor) -> None:
@@ -257,7 +268,7 @@ class ResidualBlock(Transform):
         bound, seal = self._measured(private, input_shape), None
         with suppress(NoBoundKnown):
             seal = Seal(private)
-        made = Snapshot(unwrap(lip.released(private)).double(), bound)
+        made = Snapshot(unwrap(lip.released(private)).double(), bound, self.g if seal is None else None)
         self._kept = None if seal is None else (key, seal, made)
         return made
 
@@ -379,7 +390,8 @@ class _Live(nn.Module):
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
         (g,) = self._g
         like = next(g.parameters(), x)
-        return cast(Tensor, g(x.to(like.dtype), *context)).to(x.dtype)
+        given = [c.to(like.dtype) if c.is_floating_point() else c for c in context]
+        return cast(Tensor, g(x.to(like.dtype), *given)).to(x.dtype)
 
 
 class _Adjoint(torch.autograd.Function):

@@ -28,7 +28,7 @@ from ..compiler import is_batched, is_transforming, outside_transforms, untracke
 from ..precision import float32_products
 from ..spectral import Geometry
 from ..trust import own_hook, own_parametrization
-from .rules import NormRule
+from .rules import NormRule, PowerIteration
 from .scaling import Rule, scaled, stacked
 
 #: Iterations from a random start, when a layer is made or meets a larger input.
@@ -48,7 +48,7 @@ class SpectralCap(nn.Module):
 
     def __init__(self, layer: nn.Module, coefficient: float, norm: NormRule) -> None:
         super().__init__()
-        self.coefficient, self.norm, self.geometry = coefficient, norm, Geometry.of(layer)
+        self.coefficient, self.norm, self.geometry = coefficient, norm, Geometry.settings(cast(Any, layer))
         weight = cast(Tensor, layer.weight).detach()
         # The largest input met; the buffer `size` is written when it is saved, as torch.func.vjp, inside of which the
         # first input may come by, allows no writing, and reading it would wait for the device.
@@ -281,7 +281,7 @@ def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> 
     if cold:
         v = spectral.start_vector(weight, cap.geometry, size)
         sigma, v, gradient = cap.norm.refresh(weight, cap.geometry, met, v)
-        for _ in range(0 if settle else COLD_ITERATIONS):
+        for _ in range(COLD_ITERATIONS if isinstance(cap.norm, PowerIteration) and not settle else 0):
             sigma, v, gradient = cap.norm.refresh(weight, cap.geometry, met, v)
     else:
         v = torch.stack([c.direction for c, _ in group]).to(dtype)
