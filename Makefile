@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/pytest -n 2 --dist loadfile --
 INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint docs bench tables format clean
+.PHONY: help setup demo test test-all lint docs bench attack tables format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -36,6 +36,9 @@ bench: .venv/bench.stamp  ## measure what results/*.json claim (forty minutes)
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/toy.py
 	$(BIN)/python benchmarks/demo.py
+
+attack: .venv/setup.stamp  ## try to break what the library proves and promises: 100,000 cases, results/attack.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m attack --out results/attack.json
 
 tables: .venv/setup.stamp  ## rewrite the tables in README.md and docs/ from results/
 	$(BIN)/python tools/tables.py

@@ -308,8 +308,7 @@ class TestClosedWorld:
 
         g = Potential(nn.Conv1d(1, 2, 3, padding=1), nn.ELU())
         parametrize.register_parametrization(g.layer, "weight", Times(0.1))
-        block = ResidualBlock(network())
-        block.g = g
+        block = ResidualBlock(g, lipschitz=0.9)
         assert block(normal(2, 1, 5).float()).shape == (2, 1, 5)
         assert not certify(block).passed
 

@@ -1,0 +1,203 @@
+"""Generated command lines: each ends with 0, 1 or 2, in one sentence where not with 0, and writes where it was told to.
+
+Commands, arguments and options come from the definition of the command line itself, so that a new one is attacked
+without a word here. Values are sensible (`SENSIBLE`, by the name of the parameter) or not (`HOSTILE`).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import typer
+
+from iresnet.cli import app
+
+from . import Violation, kind
+from .faults import OUTSIDE, Fault
+from .fixtures import RUNS, copy_of, made
+from .limits import MIB
+from .nursery import HUNG, Ended, nursery
+
+HOSTILE = (
+    "", " ", "-", "--", "-1", "0", "1", "2", "0.5", "nan", "inf", "-inf", "1e400", "1e-320", "1e308", str(2**63),
+    str(-(2**63) - 1), str(2**64), "9" * 30, "9" * 5000, "1_000", "٣", "true", "None", "é", "\u202e", "💥", "a\nb",
+    "\x1b[31mred", "\udcff", "x" * 300, "x" * 5000, "..", "../..", ".", "/dev/null", "/dev/full", "/proc/self/mem",
+    "[red]", ":boom:", "%s%n", "{0}", "$(id)", "'", '"', "a=b", "=", "a,b", "-n", "--out", "*", "\\", "~", "~root",
+    "cuda", "cuda:99", "cpu:1", "meta", "file.csv", "missing/file.csv", "config.toml", "con", "1 2",
+)  # fmt: skip
+
+#: Work that grows with a number is asked for in small numbers, or in such as are refused.
+COUNTS = ("0", "-1", "1", "2", "3", "5", "abc", "1.5", "", "1e3", "٣", "0x10", " 2")
+
+#: Sensible values by the name of a parameter; RUN and FILE stand for what is there.
+SENSIBLE: dict[str, tuple[str, ...]] = {
+    "run": ("run", "run", "run", "run", "mnist-classifier", "missing"),
+    "what": ("points-density", "table-hybrid", "digits-classifier", "mine.toml", "table-maf", "mnist-flow", "toy-glow"),
+    "preset": ("points-density", "toy-iresnet"),
+    "data": ("moons", "digits", "rows.csv", "rows.npy", "images", "mnist", "images.npz"),
+    "file": ("moons", "digits", "rows.csv", "rows.npy", "images", "numbers.csv", "images.npz"),
+    "label": ("kind", "length", ""),
+    "data_dir": (".", "data"),
+    "folder": (".", "data"),
+    "device": ("cpu", "auto"),
+    "split": ("test", "validation", "train"),
+    "out": ("out", "deep/er/out", "run", "rows.csv", "images", "out.csv", "out.html", "/dev/full", "run/config.toml"),
+    "runs": ("models", "run"),
+    "codes": ("codes.npy", "rows.npy", "rows.csv", "run"),
+    "precision": ("float32", "float64"),
+    "solver": ("anderson", "banach"),
+    "weights": ("model", "best"),
+    "kind": ("rose", "0"),
+    "radius": ("0.1", "36", "1e9", "1e-9"),
+    "limit": ("0.1", "1"),
+    "ood": ("corrupted", "moons", "rows.csv"),
+    "temperature": ("1", "0.5"),
+    "tolerance": ("1e-3", "1e-9"),
+    "only": ("toy", "digits"),
+    "density": ("moons", "spirals"),
+    "budget": ("smoke", "short", "paper"),
+    "dataset": ("digits", "mnist"),
+    "cells": ("c=0.9", "vanilla"),
+    "recipe": ("ours", "paper"),
+    "name": ("digits-hybrid", "iresnet164-c0.7", "points-density"),
+    "names": ("mnist", "cifar10"),
+    "seed": ("0", "1", "12345"),
+    "threads": ("1", "2"),
+}
+NUMBERS = ("count", "draws", "pairs", "steps", "rows", "threads")
+
+#: Settings by which no training takes long; `--set` may replace all but the first two.
+SMALL = {
+    "training.steps": "2", "training.epochs": "0", "network.width": "4", "network.blocks": "[1]", "network.terms": "2",
+    "training.batch": "8",
+}  # fmt: skip
+BOUNDED = ("training.steps", "training.epochs")
+
+#: Settings whose values are attacked, and values; large ones have to be refused, since nothing else ends them.
+SETTINGS = (
+    "seed", "name", "about", "data.source", "data.validation", "data.test", "data.labelled", "data.size", "data.shift",
+    "data.seed", "network.family", "network.blocks", "network.width", "network.depth", "network.kernels",
+    "network.tail", "network.lipschitz", "network.activation", "network.frequency", "network.components",
+    "network.head", "network.dropout", "network.terms", "network.padding", "network.dequantiser", "network.alpha",
+    "objective.kind", "objective.weight", "objective.radius", "training.batch", "training.learning_rate",
+    "training.optimiser", "training.betas", "training.clip", "training.average", "training.warmup",
+    "acceleration.graph", "nothing", "steps", "network", "training.milestones", "data.augment", "",
+)  # fmt: skip
+VALUES = (
+    *HOSTILE, "[]", "[1]", "[0]", "[-1]", "[1000000000]", "[1, 1, 1, 1]", "[0.5, 0.5]", "1000000000", "1000000",
+    "{}", "[" * 3000, "1e-9", "density", "classification", "hybrid", "iresnet", "resnet", "glow", "elu", "sgd",
+    "adamax", "moons", "digits",
+)  # fmt: skip
+
+#: Commands that take seconds are called less often.
+RARE = ("demo", "export", "reproduce")
+
+SECONDS, MEMORY = 40, 3072 * MIB
+
+
+@kind("commands", cases=1000, limit=600)
+def commands(r: random.Random) -> str:
+    """Command lines made from the definition of every command, sensible and not."""
+    names = list(definition())
+    name = r.choices(names, [1 if name in RARE else 12 for name in names])[0]
+    with TemporaryDirectory(prefix="iresnet-attack-") as place:
+        folder = _furnished(r, Path(place))
+        words = [*name.split(), *_arguments(r, definition()[name]), *_options(r, definition()[name])]
+        fault = Fault("confine", folder=place, memory=MEMORY, seconds=SECONDS)
+        ended = nursery().call(*words, folder=folder, fault=fault, seconds=6 * SECONDS)
+        return verdict(words, ended)
+
+
+@cache
+def definition() -> dict[str, Any]:
+    """Every command by its words."""
+    group: Any = typer.main.get_command(app)
+    found: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        inner = getattr(command, "commands", None)
+        found |= {f"{name} {n}": c for n, c in inner.items()} if inner else {name: command}
+    return found
+
+
+def verdict(words: list[str], ended: Ended) -> str:
+    """How a command ended, or a violation."""
+    line = " ".join(repr(w) if len(w) < 80 else f"{w[:20]!r}...x{len(w)}" for w in words)
+    error = ended.err.strip()
+    if ended.code in (HUNG, -signal.SIGKILL, -signal.SIGXCPU):
+        raise Violation(f"{line}: it hangs, more than {SECONDS} s")
+    if ended.code == OUTSIDE:
+        raise Violation(f"{line}: {error.splitlines()[-1]}, outside of its folder")
+    if "Traceback" in ended.err + ended.out:
+        raise Violation(f"{line}: a traceback: {error.splitlines()[-1][:200]}")
+    if ended.code not in (0, 1, 2):
+        raise Violation(f"{line}: exit code {ended.code}: {error[-200:]}")
+    usage = error.startswith(("Usage:", "╭─ Error"))
+    if ended.code and not usage and not (error.startswith("iresnet: ") and len(error) > len("iresnet: ")):
+        raise Violation(f"{line}: exit code {ended.code} without a sentence: {error[-200:]!r}")
+    if not usage and re.search(r"[\x00-\x1f\x7f\u202e\ufffd]", error):
+        raise Violation(f"{line}: more than one line, or control characters: {error[:300]!r}")
+    if ended.code == 0 and error:
+        raise Violation(f"{line}: exit code 0 with {error[:300]!r}")
+    return f"exit code {ended.code}"
+
+
+# ----------------------------------------------------------------------------------------------------------- generation
+
+
+def _furnished(r: random.Random, place: Path) -> Path:
+    """A working directory with a run, data and settings in it."""
+    folder = place / "work"
+    folder.mkdir()
+    copy_of(r.choice(RUNS), folder / "run")
+    copy_of("images", folder / "images")
+    for name in ("csv/rows.csv", "csv/numbers.csv", "npz/rows.npy", "npz/images.npz", "npz/codes.npy"):
+        source = made(name.partition("/")[0]) / name.partition("/")[2]
+        (folder / source.name).write_bytes(source.read_bytes())
+    (folder / "mine.toml").write_bytes((made("settings") / "digits-hybrid.toml").read_bytes())
+    return folder
+
+
+def _arguments(r: random.Random, command: Any) -> list[str]:
+    words = []
+    for parameter in command.params:
+        if parameter.param_type_name == "argument" and r.random() < (0.97 if parameter.required else 0.8):
+            words += [_value(r, parameter.name) for _ in range(1 if parameter.nargs == 1 else r.randint(1, 2))]
+    return words + [r.choice(HOSTILE)] * (r.random() < 0.03)
+
+
+def _options(r: random.Random, command: Any) -> list[str]:
+    words: list[str] = []
+    for parameter in command.params:
+        if parameter.param_type_name != "option" or r.random() > 0.25 or parameter.name in ("set_", "steps"):
+            continue
+        for _ in range(1 + (r.random() < 0.2)):
+            words += [r.choice(parameter.opts)] + ([] if parameter.is_flag else [_value(r, parameter.name)])
+    opts = {parameter.name for parameter in command.params}
+    if "set_" in opts and "--resume" not in words:
+        words += _settings(r)
+    if "steps" in opts:
+        words += ["--steps", r.choice(("1", "2") if r.random() < 0.7 else COUNTS)]
+    return words + r.choice(([], [], [], [], [], [], ["--help"], ["--nonsense"], ["--version"], ["--device"]))
+
+
+def _value(r: random.Random, parameter: str) -> str:
+    if r.random() < 0.7 and parameter in SENSIBLE:
+        return r.choice(SENSIBLE[parameter])
+    return r.choice(COUNTS if parameter in NUMBERS else HOSTILE)
+
+
+def _settings(r: random.Random) -> list[str]:
+    """Assignments that keep a training small, and perhaps a few that are attacks."""
+    chosen = dict(SMALL)
+    for _ in range(r.choice((0, 0, 1, 1, 2))):
+        chosen[r.choice(SETTINGS)] = r.choice(VALUES)
+    chosen |= {key: SMALL[key] for key in BOUNDED}
+    chosen.pop("steps", None)
+    words = [f"{key}={value}" for key, value in chosen.items()]
+    return [word for assignment in words for word in ("--set", assignment)]

@@ -1,0 +1,313 @@
+"""Damage to what is inside of containers: checkpoints (safetensors), arrays (NPY, NPZ), gz, tar and images.
+
+A container is taken apart, one of its members is changed, and it is put together again, so that its outside is sound
+and the damage reaches those who read what is inside.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import struct
+import tarfile
+import zipfile
+import zlib
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .damage import BYTES, STRANGE, Damage, flip, strange_json
+
+Tensors: TypeAlias = dict[str, dict[str, Any]]
+
+DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL", "F8_E4M3", "X")
+
+#: Bytes of a bomb, unpacked: more than a case may take. Tests make it small.
+BOMB = 256 * 2**20
+
+
+# ---------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def parts_of(content: bytes) -> tuple[Tensors, bytes]:
+    """The header and the data of a safetensors file."""
+    (length,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def joined(header: Any, data: bytes) -> bytes:
+    """A safetensors file of a header and data."""
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def flipped_tensor(r: random.Random, content: bytes) -> bytes:
+    """Flip bits of the data alone: a sound file with other weights."""
+    header, data = parts_of(content)
+    return joined(header, flip(r, data))
+
+
+def spoilt_tensor(r: random.Random, content: bytes) -> bytes:
+    """Fill a tensor with NaN, infinity, zeros or huge numbers."""
+    header, data = parts_of(content)
+    begin, end = header[_tensor(r, header)]["data_offsets"]
+    word = r.choice((float("nan"), float("inf"), 0.0, 1e38, 1e-42))
+    filling = struct.pack("<f", word) * (1 + (end - begin) // 4)
+    return joined(header, data[:begin] + filling[: end - begin] + data[end:])
+
+
+def other_tensor(r: random.Random, content: bytes) -> bytes:
+    """Give a tensor another type, shape, name or place, or leave it out."""
+    header, data = parts_of(content)
+    name, other, way = _tensor(r, header), _tensor(r, header), r.randrange(7)
+    entry = header[name]
+    if way == 0:
+        entry["dtype"] = r.choice(DTYPES)
+    elif way == 1:
+        entry["shape"] = r.choice(
+            ([], [1], entry["shape"][::-1], [*entry["shape"], 1], [2**62, 4], [-1], [0], STRANGE[-1])
+        )
+    elif way == 2:
+        header[r.choice(("weights/x", "x", "", "/", "optimiser/-1.exp_avg", "optimiser/999.exp_avg"))] = header.pop(
+            name
+        )
+    elif way == 3:
+        entry["data_offsets"] = r.choice((header[other]["data_offsets"], [0, 2**63], [0, 0], [-1, 4], ["a", None]))
+    elif way == 4:
+        header[name], header[other] = header[other], header[name]
+    elif way == 5:
+        del header[name]
+    else:
+        header["weights/foreign"] = {"dtype": "F32", "shape": [0], "data_offsets": [len(data), len(data)]}
+    return joined(header, data)
+
+
+def resized_tensor(r: random.Random, content: bytes) -> bytes:
+    """Make a tensor smaller or larger, in a file that is sound otherwise."""
+    header, data = parts_of(content)
+    name = _tensor(r, header)
+    arrays = {n: (e, data[slice(*e["data_offsets"])]) for n, e in header.items() if n != "__metadata__"}
+    entry, old = arrays[name]
+    count = max(1, int(np.prod(entry["shape"])))
+    new, size = r.choice((0, 1, max(1, count // 2), count + 1, 2 * count)), max(1, len(old) // count)
+    arrays[name] = ({**entry, "shape": r.choice(([new], [1, new], [new, 1]))}, (old + bytes(new * size))[: new * size])
+    return _packed(header.get("__metadata__"), arrays)
+
+
+def retyped_tensor(r: random.Random, content: bytes) -> bytes:
+    """Store a tensor's values in another type, in a file that is sound otherwise."""
+    header, data = parts_of(content)
+    arrays = {n: (e, data[slice(*e["data_offsets"])]) for n, e in header.items() if n != "__metadata__"}
+    floats = [n for n, (e, _) in arrays.items() if e["dtype"] == "F32"]
+    name, (word, dtype) = r.choice(floats), r.choice((("F64", "<f8"), ("F16", "<f2"), ("I32", "<i4"), ("I64", "<i8")))
+    values = np.frombuffer(arrays[name][1], "<f4")
+    with np.errstate(all="ignore"):
+        arrays[name] = ({**arrays[name][0], "dtype": word}, values.astype(dtype).tobytes())
+    return _packed(header.get("__metadata__"), arrays)
+
+
+def other_metadata(r: random.Random, content: bytes) -> bytes:
+    """Change what is said in the header: step, format, version, what was tightened."""
+    header, data = parts_of(content)
+    words = header.get("__metadata__", {}).get("iresnet", "{}")
+    said: Any = strange_json(r, words.encode()).decode()
+    header["__metadata__"] = r.choice(({"iresnet": said}, {"iresnet": said}, {"iresnet": "[" * 99_999}, {}, STRANGE[5]))
+    return joined(header, data)
+
+
+def _packed(metadata: Any, arrays: dict[str, tuple[dict[str, Any], bytes]]) -> bytes:
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    data = b""
+    for name, (entry, content) in arrays.items():
+        header[name] = {**entry, "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    return joined(header, data)
+
+
+def _tensor(r: random.Random, header: Tensors) -> str:
+    return r.choice([name for name in header if name != "__metadata__"])
+
+
+# --------------------------------------------------------------------------------------------------------------- arrays
+
+
+def other_array(r: random.Random, content: bytes) -> bytes:
+    """An array of another type, shape or size, or of objects."""
+    x = np.load(io.BytesIO(content), allow_pickle=False)
+    return npy(_other(r, x))
+
+
+def other_npy_header(r: random.Random, content: bytes) -> bytes:
+    """Another header: a version, a shape or a type that the data do not have."""
+    headers = (
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (%d, 2), }" % r.choice((10**6, 10**12, 10**30)),
+        b"{'descr': '|O', 'fortran_order': False, 'shape': (3, 2), }",
+        b"{'descr': [('a', '<f8')], 'fortran_order': 1, 'shape': (-3,), }",
+        b"(" * 3000,
+        b"{'shape': (" + b"1," * 3000 + b")}",
+    )
+    text = r.choice(headers)
+    return b"\x93NUMPY" + bytes([r.choice((1, 2, 3, 9)), 0]) + struct.pack("<H", len(text)) + text + content[-64:]
+
+
+def other_member(r: random.Random, content: bytes) -> bytes:
+    """Rename, repeat, add, empty, swap or damage a member of an NPZ file."""
+    members, way = _unzipped(content), r.randrange(8)
+    name = r.choice(list(members))
+    if way == 0:
+        members[r.choice(("z.npy", "../x.npy", "x", "x.npy/", "é.npy"))] = members.pop(name)
+    elif way == 1:
+        members["readme.txt"] = b"not an array"
+    elif way == 2:
+        members[name] = r.choice(BYTES)(r, members[name])
+    elif way == 3:
+        members[name] = other_npy_header(r, members[name])
+    elif way == 4:
+        members[name] = npy(_other(r, np.load(io.BytesIO(members[name]))))
+    elif way == 5:
+        members = {n: members[o] for n, o in zip(members, reversed(list(members)), strict=True)}
+    elif way == 6:
+        members = {}
+    else:
+        return _zipped([*members.items(), (name, npy(np.zeros(3)))])
+    return _zipped(list(members.items()))
+
+
+def zip_bomb(r: random.Random, content: bytes) -> bytes:
+    """A member that is larger, unpacked, than its array says; or a foreign one that is huge."""
+    members = _unzipped(content)
+    name = r.choice(list(members))
+    return _zipped(
+        [*members.items(), ("huge.npy", bytes(BOMB))] if r.random() < 0.5 else [(name, members[name] + bytes(BOMB))]
+    )
+
+
+def npy(x: NDArray[Any]) -> bytes:
+    """The bytes of an NPY file."""
+    file = io.BytesIO()
+    np.save(file, x, allow_pickle=True)
+    return file.getvalue()
+
+
+def _other(r: random.Random, x: NDArray[Any]) -> NDArray[Any]:
+    kinds = ("f2", "f4", "f8", "i1", "i8", "u1", "u8", "?", "c8", "O", "S4", "U4", "M8[s]", "f4,i4", "g")
+    with np.errstate(all="ignore"):
+        changed = x.astype(r.choice(kinds)) if r.random() < 0.6 and x.dtype.kind in "biuf" else x.copy()
+    if r.random() < 0.4:
+        changed = r.choice(
+            (changed[:0], changed[:1], changed[None], changed.T, changed.ravel(), changed[..., :0], changed.ravel()[0])
+        )
+    if changed.dtype.kind == "f" and changed.size and r.random() < 0.5:
+        changed = changed.copy()
+        changed.flat[r.randrange(changed.size)] = r.choice((np.nan, np.inf, 65504.0, -1.0))
+    return np.asarray(changed)
+
+
+def _unzipped(content: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def _zipped(members: list[tuple[str, bytes]]) -> bytes:
+    import warnings
+
+    file = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        warnings.simplefilter("ignore")  # a name that stands twice is the damage
+        for name, content in members:
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+# ----------------------------------------------------------------------------------------------------------- gz and tar
+
+
+def gz_inside(r: random.Random, content: bytes) -> bytes:
+    """Damage what is packed, and pack it again."""
+    return _gz(r.choice(BYTES)(r, gzip.decompress(content)))
+
+
+def gz_bomb(r: random.Random, content: bytes) -> bytes:
+    """Zeros without end behind the content, in the same stream or in another."""
+    return content + bomb() if r.random() < 0.5 else bomb()
+
+
+def idx_header(r: random.Random, content: bytes) -> bytes:
+    """An idx file with another type, number of dimensions or size."""
+    inside = bytearray(gzip.decompress(content))
+    inside[r.randrange(2, 8)] = r.choice((0, 1, 8, 13, 127, 255))
+    return _gz(bytes(inside))
+
+
+def tar_member(r: random.Random, content: bytes) -> bytes:
+    """Turn a member of an archive into a link, a folder or a device, rename, repeat, shorten or leave it out."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as old, tarfile.open(fileobj=file, mode="w") as new:
+        members = [m for m in old.getmembers() if m.isfile()]
+        chosen = r.choice(members)
+        for member in members:
+            data = old.extractfile(member)
+            inside = data.read() if data else b""
+            new.addfile(*_member(r, member, inside) if member is chosen else (member, io.BytesIO(inside)))
+    return _gz(file.getvalue())
+
+
+def _member(r: random.Random, member: tarfile.TarInfo, inside: bytes) -> tuple[tarfile.TarInfo, io.BytesIO]:
+    way = r.randrange(5)
+    if way == 0:
+        member.type = r.choice((tarfile.SYMTYPE, tarfile.LNKTYPE))
+        member.linkname, inside = (
+            r.choice((member.name, "/etc/passwd", "../x", "cifar-10-batches-bin/test_batch.bin", "")),
+            b"",
+        )
+    elif way == 1:
+        member.type, inside = r.choice((tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE)), b""
+    elif way == 2:
+        member.name = r.choice(("x", "../x", "/x", "cifar-10-batches-bin/test_batch.bin"))
+    elif way == 3:
+        inside = r.choice(BYTES)(r, inside)
+    else:
+        inside = bytes(BOMB) if r.random() < 0.2 else b""
+    member.size = len(inside)
+    return member, io.BytesIO(inside)
+
+
+def _gz(content: bytes) -> bytes:
+    return gzip.compress(content, compresslevel=1)
+
+
+@cache
+def bomb() -> bytes:
+    """A small gz stream of BOMB zeros."""
+    return _gz(bytes(BOMB))
+
+
+# --------------------------------------------------------------------------------------------------------------- images
+
+
+def png_header(r: random.Random, content: bytes) -> bytes:
+    """Another size, depth or colour in the header of a PNG file, with the right checksum."""
+    if content[:4] != b"\x89PNG":
+        return flip(r, content)
+    header = bytearray(content[16:29])
+    if r.random() < 0.6:
+        header[:8] = struct.pack(">II", *(r.choice((0, 1, 7, 8, 9, 10_000, 30_000, 2**31 - 1)) for _ in range(2)))
+    else:
+        header[r.randrange(8, 13)] = r.choice((0, 1, 2, 3, 4, 6, 8, 16, 255))
+    return content[:16] + bytes(header) + struct.pack(">I", zlib.crc32(b"IHDR" + header)) + content[33:]
+
+
+CHECKPOINT: tuple[Damage, ...] = (
+    *BYTES, *[flipped_tensor] * 4, spoilt_tensor, *[other_tensor] * 4, *[resized_tensor] * 3, *[retyped_tensor] * 2,
+    *[other_metadata] * 4,
+)  # fmt: skip
+NPY: tuple[Damage, ...] = (*BYTES, *[other_array] * 4, *[other_npy_header] * 2)
+NPZ: tuple[Damage, ...] = (*BYTES, *[other_member] * 8)
+GZ: tuple[Damage, ...] = (*BYTES, *[gz_inside] * 3, *[idx_header] * 2)
+TAR: tuple[Damage, ...] = (*BYTES, gz_inside, *[tar_member] * 5)
+IMAGE: tuple[Damage, ...] = (*BYTES, *[png_header] * 3)
+BOMBS: dict[str, Damage] = {".npz": zip_bomb, ".gz": gz_bomb}

@@ -1,0 +1,68 @@
+"""What attacks came to: cases and outcomes by kind, violations with the command that reproduces each.
+
+`results/attack.json` has one row for every kind; running a kind again replaces its row and leaves the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from iresnet.results import Results, read, write
+
+#: Violations that a row of the results file lists, at the most; all are counted and printed.
+LISTED = 20
+
+
+@dataclass
+class Count:
+    """The cases of one kind so far."""
+
+    kind: str
+    seed: int
+    cases: int = 0
+    seconds: float = 0.0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+
+    def add(self, other: Count) -> None:
+        """Take in the cases of another part of the same run."""
+        self.cases += other.cases
+        self.seconds += other.seconds
+        self.outcomes += other.outcomes
+        self.violations += other.violations
+
+    def violated(self, number: int, what: str) -> None:
+        """Note a violation by the case with this number."""
+        line = " ".join(what.split())
+        self.violations.append(f"--kind {self.kind} --seed {self.seed} --case {number}: {line[:400]}")
+
+    def row(self, run: int) -> dict[str, Any]:
+        """The row of the results file."""
+        row: dict[str, Any] = {"kind": self.kind, "cases": self.cases, "violations": len(self.violations)}
+        row |= {"outcomes": dict(sorted(self.outcomes.items())), "seconds": round(self.seconds, 1)}
+        return row | {"reproductions": self.violations[:LISTED], "seed": self.seed, "run": run}
+
+    def __str__(self) -> str:
+        outcomes = ", ".join(f"{count} {name}" for name, count in self.outcomes.most_common())
+        each = 1e3 * self.seconds / max(self.cases, 1)
+        return (
+            f"{self.kind:<14} {self.cases:>7} cases, {len(self.violations)} violations, {each:.1f} ms each: {outcomes}"
+        )
+
+
+def merge(counts: Iterable[Count], run: dict[str, Any], path: Path) -> Path:
+    """Put the rows of these kinds and the run that made them into a results file; the rows of other kinds stay."""
+    known = read(path) if path.exists() else Results(path.stem)
+    counts = list(counts)
+    rows = [row for row in known.rows if row["kind"] not in {count.kind for count in counts}]
+    runs, kept = list[dict[str, Any]](), dict[int, int]()
+    for row in rows:
+        if row["run"] not in kept:
+            kept[row["run"]] = len(runs)
+            runs.append(known.runs[row["run"]])
+    rows = [row | {"run": kept[row["run"]]} for row in rows] + [count.row(len(runs)) for count in counts]
+    return write(Results(path.stem, sorted(rows, key=lambda row: str(row["kind"])), [*runs, run]), path.parent)

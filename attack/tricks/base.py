@@ -1,0 +1,96 @@
+"""Where tricks act, and how they are registered."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from iresnet.lipschitz import LipSwish, Sine
+
+Trick: TypeAlias = Callable[[random.Random, nn.Sequential], nn.Module]
+
+TRICKS: dict[str, Trick] = {}
+AFTERWARDS: dict[str, Trick] = {}
+
+
+class Unfit(Exception):
+    """The trick has nothing to act on in this network."""
+
+
+def trick(function: Trick) -> Trick:
+    """Register a trick that builds another network."""
+    TRICKS[function.__name__.strip("_")] = function
+    return function
+
+
+def afterwards(function: Trick) -> Trick:
+    """Register a trick that changes a network in place."""
+    AFTERWARDS[function.__name__.strip("_")] = function
+    return trick(function)
+
+
+def linear(r: random.Random, g: nn.Module) -> Any:
+    """A linear layer of g, wherever it is."""
+    return pick(r, g, nn.Linear | nn.Conv1d | nn.Conv2d)
+
+
+def unchanged(r: random.Random, g: nn.Module) -> Any:
+    """A linear layer of g whose weight is still a plain parameter."""
+    layer = linear(r, g)
+    if "weight" not in layer._parameters:
+        raise Unfit
+    return layer
+
+
+def convolution(r: random.Random, g: nn.Module) -> Any:
+    """A convolution of g."""
+    return pick(r, g, nn.Conv1d | nn.Conv2d)
+
+
+def act(r: random.Random, g: nn.Module) -> Any:
+    """An activation of g."""
+    return pick(r, g, nn.ELU | nn.ReLU | nn.Tanh | nn.Softplus | nn.LeakyReLU | nn.CELU | LipSwish | Sine | nn.Hardtanh)
+
+
+def pick(r: random.Random, g: nn.Module, kinds: Any) -> Any:
+    found = [m for m in g.modules() if isinstance(m, kinds)]
+    if not found:
+        raise Unfit
+    return r.choice(found)
+
+
+def replace(g: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """Put another module in the place of one."""
+    for parent in list(g.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is old:
+                parent._modules[name] = new
+    return new if g is old else g
+
+
+def subclassed(layer: nn.Module, **methods: Any) -> nn.Module:
+    """The layer as an instance of a user's subclass with these methods."""
+    twin = copy.copy(layer)
+    twin.__dict__ = dict(layer.__dict__)
+    twin.__class__ = type(f"User{type(layer).__name__}", (type(layer),), {**methods, "__module__": __name__})
+    return twin
+
+
+def factor(r: random.Random) -> float:
+    """By how much a trick lets the function expand."""
+    return r.choice([3.0, 30.0, -4.0, 1.5])
+
+
+class Times(nn.Module):
+    """A parametrization W -> k W."""
+
+    def __init__(self, k: float) -> None:
+        super().__init__()
+        self.k = k
+
+    def forward(self, w: Tensor) -> Tensor:
+        return self.k * w
