@@ -1,7 +1,8 @@
 """Ctrl-C while the command is still being imported, which takes seconds: an end without a word, as nothing has begun.
 
-The package imports this file before any other, since an exception within torch's imports may become any other. It does
-nothing where the package is used as a library, and nothing where Ctrl-C is ignored or handled by someone else.
+The package imports this file before any other, and this file next to nothing, since an exception within torch's imports
+may become any other. It does nothing where the package is used as a library, and nothing where Ctrl-C is ignored or
+handled by someone else.
 """
 
 from __future__ import annotations
@@ -9,17 +10,30 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import suppress
-from pathlib import Path
-from types import FrameType
 
 #: What a shell expects of a command that was interrupted.
 INTERRUPTED = 130
 
 
-def end(number: int, frame: FrameType | None) -> None:
+def end(number: int, frame: object) -> None:
     """End the process at once; nothing was written, and nothing is to be said."""
     os._exit(INTERRUPTED)
+
+
+def is_the_command() -> bool:
+    """Whether this process is `iresnet` or `python -m iresnet`; in the latter argv[0] is "-m" until it is found."""
+    program = sys.argv[0] if sys.argv else ""
+    name = os.path.basename(program).removesuffix(".exe")
+    return name == "iresnet" or (program == "-m" and sys.orig_argv[1:3] == ["-m", "iresnet"])
+
+
+def begin() -> None:
+    """Let Ctrl-C end the process in silence, if it is the command."""
+    if is_the_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        try:
+            signal.signal(signal.SIGINT, end)
+        except ValueError:  # imported by another thread than the main one
+            return
 
 
 def over() -> None:
@@ -28,12 +42,4 @@ def over() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def is_the_command() -> bool:
-    """Whether this process is `iresnet` or `python -m iresnet`; in the latter argv[0] is "-m" until it is found."""
-    program = sys.argv[0] if sys.argv else ""
-    return Path(program).stem == "iresnet" or (program == "-m" and sys.orig_argv[1:3] == ["-m", "iresnet"])
-
-
-if is_the_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    with suppress(ValueError):  # imported by another thread than the main one
-        signal.signal(signal.SIGINT, end)
+begin()

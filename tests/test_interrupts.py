@@ -157,6 +157,7 @@ def test_while_the_command_is_imported_it_ends_without_a_word(as_script, tmp_pat
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "iresnet").write_text(SCRIPT)
     words = [sys.executable, str(tmp_path / "bin" / "iresnet"), "--version"] if as_script else MODULE
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are made to ignore it
     paths = os.pathsep.join([str(tmp_path), str(Path(early.__file__).parent.parent)])
     done = subprocess.run(
         words, env={**os.environ, "PYTHONPATH": paths}, cwd=tmp_path, capture_output=True, text=True, timeout=20,

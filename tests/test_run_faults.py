@@ -150,6 +150,7 @@ class TestBinding:
             Run.open(folder).read_json("evaluation.json")
         code, text = call("report", folder, "--rows", 10)
         assert code == 0
+        assert f"{folder / 'evaluation.json'} speaks of other weights, or of none, and is made anew." in text
         assert "Judged 10 of 10,000" in text
         kept = json.loads((folder / "evaluation.json").read_text())
         assert (kept["model_sha256"], "mine" in kept) == (checkpoint.sha256(other / MODEL), False)

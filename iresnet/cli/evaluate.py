@@ -104,7 +104,7 @@ def evaluate(
     if bits or ood:
         as_flow(model, "--protocol" if bits else "--ood")  # what cannot be judged is refused first
     if kept:
-        opened.known("evaluation.json")  # nor is a damaged file found when all is done
+        say_stale(opened, screen)  # nor is a damaged file found when all is done
     strangers, some_rows = (
         _strangers(opened, available, ood or []),
         available if rows is None else some(available, rows),
@@ -199,6 +199,13 @@ def _rows(model: nn.Module, data: Dataset, rows: int | None) -> Dataset:
     if rows is None:
         rows = len(data) if data.schema.dimension <= EXACT_UP_TO else MANY
     return some(data, rows).to(next(model.parameters()).device)
+
+
+def say_stale(run: Run, screen: Console) -> None:
+    """Say that figures of other weights are there, which are to be replaced."""
+    path = run.output / "evaluation.json"
+    if path.is_file() and not run.known(path.name):
+        screen.print(f"{path} speaks of other weights, or of none, and is made anew.", highlight=False, soft_wrap=True)
 
 
 def keep(run: Run, content: dict[str, Any], sha256: str) -> Path:

@@ -12,7 +12,7 @@ from ..report import write
 from ..report.gather import gather
 from ..run import Run
 from .console import Device, choose_device, console, use_threads, waiting
-from .evaluate import Rows, judged, keep
+from .evaluate import Rows, judged, keep, say_stale
 from .output import DataFolder, RunFolder
 
 
@@ -38,6 +38,7 @@ def report(
         opened.read_json(name)  # what is damaged, or speaks of other weights, is refused before anything is judged
     opened.log()
     if rows is not None or not opened.known("evaluation.json"):
+        say_stale(opened, screen)
         sha256 = opened.sha256()
         content = judged(opened.model(device=chosen), opened.splits().test, rows, screen)
         keep(opened, content, sha256)

@@ -242,15 +242,20 @@ class Run:
         What speaks of other weights than those of the model is refused.
         """
         path, content = self._json(name)
-        if self._is_stale(name, content):
+        if content and not self.known(name):
             remedy = ABOUT_THE_MODEL[name].format(self.folder)
             raise ValueError(f"{path} speaks of other weights than {self.folder / 'model.safetensors'}. {remedy}")
         return content
 
     def known(self, name: str) -> dict[str, Any]:
-        """The same, for a file that is about to be written anew: what speaks of other weights counts as missing."""
-        content = self._json(name)[1]
-        return {} if self._is_stale(name, content) else content
+        """The same, for a file that is about to be written anew: what speaks of other weights counts as missing.
+
+        Figures from before there were digests name no model, and are taken for this one's; a proof is not.
+        """
+        content, about = self._json(name)[1], name in ABOUT_THE_MODEL and (self.folder / "model.safetensors").is_file()
+        named = content.get(MODEL_SHA256, "")
+        binds = about and (bool(named) or name == "certificate.json")
+        return {} if binds and named != self.sha256() else content
 
     def write_json(self, name: str, content: Mapping[str, Any], sha256: str) -> Path:
         """Write what is said of the model with this digest; None for what is no number."""
@@ -268,13 +273,6 @@ class Run:
     def _json(self, name: str) -> tuple[Path, dict[str, Any]]:
         path = self.output / name if (self.output / name).is_file() else self.folder / name
         return path, reading.json_object(path) if path.is_file() else {}
-
-    def _is_stale(self, name: str, content: Mapping[str, Any]) -> bool:
-        """Whether a file speaks of other weights; figures from before there were digests name none, nor does {}."""
-        if name not in ABOUT_THE_MODEL or not content or not (self.folder / "model.safetensors").is_file():
-            return False
-        named = content.get(MODEL_SHA256, "")
-        return (bool(named) or name == "certificate.json") and named != self.sha256()
 
 
 def fingerprints(splits: Splits) -> dict[str, Any]:
