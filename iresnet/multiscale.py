@@ -113,7 +113,8 @@ class Multiscale(Transform):
         return x
 
     def parts(self, input_shape: Shape | None = None) -> list[tuple[str, Transform, Shape | None]]:
-        return [(str(k), stage, shape) for k, (stage, shape) in enumerate(zip(self, self.stage_shapes, strict=True))]
+        stages = cast("list[Transform]", self.stages)  # as in Chain.forward
+        return [(str(k), stage, shape) for k, (stage, shape) in enumerate(zip(stages, self.stage_shapes, strict=True))]
 
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         return self.through(x, lambda stage, y: stage.reference(y, given_to(stage, context)))

@@ -320,7 +320,7 @@ class Chain(Transform):
 
     def parts(self, input_shape: Shape | None = None) -> list[tuple[str, Transform, Shape | None]]:
         listed: list[tuple[str, Transform, Shape | None]] = []
-        for position, t in enumerate(self):
+        for position, t in enumerate(cast("list[Transform]", self.transforms)):  # as in forward
             listed.append((str(position), t, input_shape))
             input_shape = None if input_shape is None else t.output_shape(input_shape)
         return listed
