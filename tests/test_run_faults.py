@@ -11,7 +11,6 @@ import threading
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -570,7 +569,7 @@ def put(content, at, value):
     return [put(v, at[1:], value) if i == at[0] else v for i, v in enumerate(content)]
 
 
-VALUES: tuple[Any, ...] = (
+VALUES: tuple[object, ...] = (
     None, True, 0, -1, 2, 10**30, 10**400, 0.5, 1e308, -1e308, 1e-320, math.nan, math.inf, "", "x", "proven", [], [1],
     [[1]], [None], {}, {"a": 1}, [{}], [None, 1], ["a", "b"], [[1, 2], [3]],
 )  # fmt: skip

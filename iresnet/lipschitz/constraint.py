@@ -58,9 +58,9 @@ class SpectralCap(nn.Module):
         self._held: dict[int, Tensor | None] = {}
         self.dtype: torch.dtype | None = None
         self.fast = False
-        self.register_buffer("gradient", torch.zeros_like(weight))
-        self.register_buffer("direction", weight.new_empty(0))
-        self.register_buffer("size", torch.zeros(self.geometry.axes, dtype=torch.long, device=weight.device))
+        size = torch.zeros(self.geometry.axes, dtype=torch.long, device=weight.device)
+        for name, tensor in ("gradient", torch.zeros_like(weight)), ("direction", weight.new_empty(0)), ("size", size):
+            self.register_buffer(name, _lasting(tensor))
 
     def forward(self, weight: Tensor) -> Tensor:
         ready = self._held.get(_thread()) if self._held else None
@@ -97,7 +97,7 @@ class SpectralCap(nn.Module):
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         direction, size = state_dict.get(prefix + "direction"), state_dict.get(prefix + "size")
         if isinstance(direction, Tensor) and direction.shape != self.direction.shape:
-            self.direction = self.direction.new_empty(direction.shape)
+            self.direction = _lasting(self.direction.new_empty(direction.shape))
         if isinstance(size, Tensor) and size.numel() == self.geometry.axes:
             self.seen = tuple(size.tolist()) if bool((size > 0).all()) else ()
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -129,6 +129,14 @@ def _is_held(cap: SpectralCap) -> bool:
 def _is_recomputing() -> bool:
     """Whether a backward pass is under way in this thread: a forward in it repeats one that was (checkpointing)."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def _lasting(tensor: Tensor) -> Tensor:
+    """A tensor to keep: made inside of `torch.inference_mode`, it could not be written to in training."""
+    if not torch.is_inference_mode_enabled():
+        return tensor
+    with torch.inference_mode(False):
+        return tensor.clone()
 
 
 @contextmanager
@@ -283,7 +291,7 @@ def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> 
         sigma, v, gradient = cap.norm.refresh(weight, cap.geometry, met, v)
     if cold:
         for (c, w), direction in zip(group, v, strict=True):
-            c.direction = direction.to(w.dtype, copy=True)
+            c.direction = _lasting(direction.to(w.dtype, copy=True))
     else:
         torch._foreach_copy_([c.direction for c, _ in group], list(v.unbind(0)))
     torch._foreach_copy_([c.gradient for c, _ in group], list(gradient.unbind(0)))
@@ -321,6 +329,15 @@ def _train(layer: nn.Module, mode: bool = True) -> nn.Module:
     return layer
 
 
+def _assign(layer: nn.Module, weight: Tensor) -> None:
+    _parametrizations(layer).right_inverse(weight)
+
+
+#: The weight of a constrained layer. Not torch's own property, which within `parametrize.cached()` returns what an
+#: earlier pass made: in training one without a graph, so that gradients vanish, or that of a layer which is no more.
+_weight = property(lambda layer: _parametrizations(layer)(), _assign)
+
+
 def _reduce(layer: nn.Module, protocol: Any) -> tuple[Any, ...]:
     """How a constrained layer is pickled and copied: as a layer of its class before the parametrization, its tensors'
     names, and its state. A copy gets a class of its own: torch would let both share one, and removing the
@@ -351,6 +368,8 @@ def _equip_(layer: nn.Module) -> nn.Module:
     own = cast(Any, type(layer))
     own.train, own.__reduce_ex__, own.__setstate__ = _train, _reduce, _restore
     own.__deepcopy__ = None  # by __reduce_ex__
+    if parametrize.is_parametrized(layer, "weight"):
+        own.weight = _weight
     if "__getstate__" in vars(own):
         del own.__getstate__  # torch's, which refuses
     return layer
