@@ -51,7 +51,7 @@ class Problem:
         return np.concatenate([x for x, _ in known]), max(error for _, error in known)
 
 
-@kind("inverses", cases=16_000)
+@kind("inverses", cases=12_000)
 def inverses(r: random.Random) -> str:
     """Proven errors of a block's inverse against Newton's method in long double."""
     problem = draw(r)

@@ -19,7 +19,7 @@ from .reference import dense, spectral_norm
 ROUNDING = 1e-12
 
 
-@kind("layers", cases=40_000)
+@kind("layers", cases=45_000)
 def layers(r: random.Random) -> str:
     """Norm bounds of linear layers and convolutions, for a size and for all sizes, against dense SVDs."""
     layer, shape = networks.layer(r)

@@ -34,7 +34,7 @@ from .reference import Composed, Residual, long, maps
 from .tricks import Hidden, factor
 
 
-@kind("truncations", cases=16_000)
+@kind("truncations", cases=20_000)
 def truncations(r: random.Random) -> str:
     """The first terms of ln det(I + J) of random matrices against slogdet, by Theorem 3's bound."""
     d, terms = r.randint(1, 12), r.choice([0, 1, 2, 5, 10, 40])

@@ -96,7 +96,7 @@ def _compiled(r: random.Random, d: int, classes: int) -> nn.Module:
 HEADS: tuple[Head, ...] = (_plain, _subclass, _reshaped, _hooked, _forward_set, _parametrized, _normalised, _compiled)
 
 
-@kind("radii", cases=1_200)
+@kind("radii", cases=1_500)
 def radii(r: random.Random) -> str:
     """Certified radii of classifiers with heads of all sorts against projected gradient descent in float64."""
     d, classes = r.choice([2, 3, 4, 6]), r.randint(2, 4)

@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time the check that a proof is one of the weights as they are.")
     parser.add_argument("--out", type=Path, help="results file to write, NAME.json")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--preset", default="cifar10-iresnet164")
+    parser.add_argument("--preset", default="iresnet164")
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
     begin, device = time.perf_counter(), torch.device(options.device)

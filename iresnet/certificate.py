@@ -137,7 +137,7 @@ def certify(model: nn.Module, input_shape: Shape | None = None) -> Certificate:
     """Prove what can be proven of a model made of residual blocks, in any nesting.
 
     `input_shape` is the shape of one input, without the batch. Without it, layers are judged at the largest size they
-    have met, else for all sizes.
+    have met, else, and under circular padding, for all sizes.
 
     >>> from iresnet import mlp_flow
     >>> certify(mlp_flow(2, blocks=2, hidden=(8,))).passed

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from . import atomic
 from .lipschitz import SpectralCap
 from .mixing import InvertibleConv1x1
+from .preprocess import Standardise
 
 #: Raised when a file of this version could not be read by the one before.
 FORMAT = 1
@@ -166,32 +167,41 @@ def checked(
 
 
 def checked_weights(found: Checkpoint, model: nn.Module, *, what: str, remedy: str) -> Mapping[str, Tensor]:
-    """The weights of a file, if they are those of a model: `checked`, with indices that are indices.
+    """The weights of a file, if they are those of a model: `checked`, and by the rules for the values of buffers.
 
-    Two tensors of a constrained layer depend on what it has met: the sizes, and the direction of power iteration.
+    Of a constrained layer the direction of power iteration has the size of the inputs that the layer has met.
     """
     expected, weights = dict(model.state_dict()), found.tensors.get("weights", {})
-    for name, module in model.named_modules():
-        direction = weights.get(f"{name}.direction")
+    modules = [(f"{name}.".lstrip("."), module) for name, module in model.named_modules()]
+    for prefix, module in modules:
+        direction = weights.get(f"{prefix}direction")
         if isinstance(module, SpectralCap) and direction is not None and _is_direction(direction, module):
-            expected[f"{name}.direction"] = direction.new_zeros(direction.shape, dtype=module.direction.dtype)
+            expected[f"{prefix}direction"] = direction.new_zeros(direction.shape, dtype=module.direction.dtype)
     checked(found, "weights", expected, what=what, remedy=remedy)
-    for name, module in model.named_modules():
-        if isinstance(module, InvertibleConv1x1) and not _is_permutation(weights[f"{name}.permutation"]):
-            raise found.damaged(f"weights/{name}.permutation is no permutation")
-        if isinstance(module, SpectralCap) and bool((weights[f"{name}.size"] < 0).any()):
-            raise found.damaged(f"weights/{name}.size must not be negative")
+    for prefix, module in modules:
+        for kind, buffer, rule, holds in RULES:
+            if isinstance(module, kind) and not holds(weights[f"{prefix}{buffer}"]):
+                raise found.damaged(f"weights/{prefix}{buffer} must {rule}")
     return weights
+
+
+def _is_permutation(indices: Tensor) -> bool:
+    return torch.equal(indices.sort().values, torch.arange(len(indices), device=indices.device))
+
+
+#: What the values of a buffer must be, beside finite: what its module would refuse, or fail with.
+RULES: tuple[tuple[type, str, str, Callable[[Tensor], bool]], ...] = (
+    (InvertibleConv1x1, "permutation", "be a permutation", _is_permutation),
+    (InvertibleConv1x1, "sign", "be 1 or -1", lambda sign: bool((sign.abs() == 1).all())),
+    (SpectralCap, "size", "not be negative", lambda size: bool((size >= 0).all())),
+    (Standardise, "std", "be positive", lambda std: bool((std > 0).all())),
+)
 
 
 def _is_direction(tensor: Tensor, cap: SpectralCap) -> bool:
     """Whether a tensor can be a direction of power iteration: of no input yet, or of one of some size."""
     channels = cap.gradient.shape[1] * cap.geometry.groups
     return tensor.numel() == 0 or (tensor.dim() == 1 + cap.geometry.axes and tensor.shape[0] == channels)
-
-
-def _is_permutation(indices: Tensor) -> bool:
-    return torch.equal(indices.sort().values, torch.arange(len(indices)))
 
 
 def _is_number(value: object) -> bool:

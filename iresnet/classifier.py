@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .fixed_point import Solver
 from .residual import entering
-from .transform import Transform
+from .transform import Transform, check_context
 
 
 class Classifier(nn.Module):
@@ -27,11 +27,13 @@ class Classifier(nn.Module):
         self.transform, self.head = transform, head
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        check_context(self.transform, context)
         with entering(self, x):
             return cast(Tensor, self.head(self.transform(x, context)))
 
     def encode(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """The code of x: what the head sees."""
+        check_context(self.transform, context)
         with entering(self, x):
             return cast(Tensor, self.transform(x, context))
 
@@ -44,4 +46,5 @@ class Classifier(nn.Module):
         solver: Solver | None = None,
     ) -> Tensor:
         """The input with code z, each block's solve proven."""
+        check_context(self.transform, context)
         return self.transform.inverse(z, context, tolerance=tolerance, solver=solver)

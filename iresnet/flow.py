@@ -23,7 +23,7 @@ from .fixed_point import Solver
 from .inversion import Decoder
 from .logdet import CertifiedSeries, Estimator
 from .residual import EVAL_SEED, EXACT_UP_TO, ResidualBlock, entering
-from .transform import Shape, Transform, check_batch, dimension
+from .transform import Shape, Transform, check_batch, check_context, dimension
 from .trust import doubt
 
 #: Passes of the pilot run that decides how many probes an estimate needs, and the most that are taken.
@@ -184,7 +184,7 @@ class Flow(nn.Module):
         until the transform changes; it lives, and keeps its memory, in `decoder.inverter`.
         """
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        count, flat, batch = _spread(shape, context)
+        count, flat, batch = _spread(self, shape, context)
         z = self.base.rsample(count, generator)
         x = self.decoder(self.transform, z, flat, tolerance=tolerance, solver=solver)
         return x.reshape(*shape, *batch, *x.shape[1:])
@@ -209,7 +209,7 @@ class Flow(nn.Module):
                 "in training the first batch initialises ActNorms and principal axes, and samples must not be that "
                 "batch; call the flow on data first, or flow.eval() to sample it as it is."
             )
-        count, flat, batch = _spread(shape, context)
+        count, flat, batch = _spread(self, shape, context)
         with entering(self, self.base.mean.new_zeros(1, 1)):
             z = self.base.rsample(count, generator)
             x = self.transform.inverse(z, flat)
@@ -232,6 +232,7 @@ def code_and_log_prob(
     Where the caller names nothing: the model's own estimator in training, a fixed seed in eval.
     """
     check_batch(x, "x", model.event_shape)
+    check_context(model.transform, context)
     if estimator is None and model.training:
         estimator = model.estimator
     elif estimator is None and generator is None and dimension(x) > EXACT_UP_TO:
@@ -250,34 +251,55 @@ def _is_contraction(block: ResidualBlock, shape: Shape | None) -> bool:
     return not doubt(block) and found.proven and found.value < 1
 
 
-def _spread(shape: tuple[int, ...], context: Tensor | None) -> tuple[int, Tensor | None, tuple[int, ...]]:
+def _spread(flow: Flow, shape: Shape, context: Tensor | None) -> tuple[int, Tensor | None, Shape]:
     """(number of codes, context repeated for each, batch shape of the result)."""
     count = math.prod(shape)
     if context is None:
         return count, None, ()
-    check_batch(context, "context")
+    _check_contexts(flow, context)
     spread = context.expand(count, *context.shape).flatten(0, 1)
     return count * len(context), spread, (len(context),)
 
 
+def _check_contexts(flow: Flow, context: Tensor) -> None:
+    """Refuse what is no batch of contexts: rows of numbers, or integers, such as classes, one or more to a sample."""
+    check_context(flow.transform, context)
+    if isinstance(context, Tensor) and not (context.is_floating_point() or context.is_complex()):
+        context = context[..., None].double()
+    check_batch(context, "context")
+
+
 class ConditionalDistribution(torch.distributions.Distribution):
-    """A flow at a fixed batch of contexts."""
+    """A flow at a fixed batch of contexts, with the shapes of any of torch's distributions: a value is broadcast."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
     has_rsample = True
 
     def __init__(self, flow: Flow, context: Tensor) -> None:
-        check_batch(context, "context")
+        _check_contexts(flow, context)
         self.flow, self.context = flow, context
         event = flow.event_shape or flow.base.shape
         super().__init__(torch.Size((len(context),)), torch.Size(event), validate_args=False)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        lead = value.shape[: value.dim() - len(self.event_shape)]
-        x = value.expand(*lead[:-1], *self.batch_shape, *self.event_shape)
-        repeats = math.prod(x.shape[: x.dim() - len(self.event_shape) - 1])
-        spread = self.context.expand(repeats, *self.context.shape).flatten(0, 1)
-        return self.flow.log_prob(x.reshape(-1, *self.event_shape), spread).reshape(*lead[:-1], *self.batch_shape)
+        lead, own = self._leading(value), self.context.shape[1:]
+        x = value.expand(*lead, *self.event_shape).reshape(-1, *self.event_shape)
+        c = self.context.expand(*lead, *own).reshape(-1, *own)
+        return self.flow.log_prob(x, c).reshape(lead)
+
+    def _leading(self, value: Tensor) -> torch.Size:
+        """The shape of log p(value): what stands before an event, broadcast with the batch of contexts."""
+        at = value.dim() - len(self.event_shape)
+        try:
+            if at >= 0 and value.shape[at:] == self.event_shape:
+                return cast(torch.Size, torch.broadcast_shapes(value.shape[:at], self.batch_shape))  # type: ignore[no-untyped-call]
+        except RuntimeError:  # torch's own, which does not say what is what
+            pass
+        batch, event = (", ".join(map(str, shape)) for shape in (self.batch_shape, self.event_shape))
+        raise ValueError(
+            f"value must have shape (..., {event}), where ... is broadcast with the {batch} contexts; "
+            f"got {tuple(value.shape)}. (A flow whose codes have another shape than its data is given event_shape=.)"
+        )
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
         return self.flow.sample(tuple(sample_shape), self.context)

@@ -19,7 +19,7 @@ from .flow import Flow, LogProb, code_and_log_prob
 from .inversion import Decoder
 from .logdet import Estimator
 from .residual import entering
-from .transform import Shape, Transform
+from .transform import Shape, Transform, check_context
 
 
 class Both(NamedTuple):
@@ -107,6 +107,7 @@ class Hybrid(nn.Module):
 
     def logits(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """The logits alone, without a log-determinant."""
+        check_context(self.transform, context)
         with entering(self, x):
             logits: Tensor = self.head(self.transform(x, context))
         return logits
@@ -124,6 +125,7 @@ class Hybrid(nn.Module):
         solver: Solver | None = None,
     ) -> Tensor:
         """The input with code z, each block's solve proven."""
+        check_context(self.transform, context)
         return self.transform.inverse(z, context, tolerance=tolerance, solver=solver)
 
     def sample(

@@ -23,6 +23,8 @@ from .transform import (
     Stretch,
     Transform,
     check_batch,
+    check_context,
+    given_to,
     refuse_changed,
     solve_backwards,
     stretch_of,
@@ -67,7 +69,8 @@ class Multiscale(Transform):
         return cast(Transform, self.stages[index])
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        return self.through(x, lambda stage, y: stage(y, context))
+        check_context(self, context)
+        return self.through(x, lambda stage, y: stage(y, given_to(stage, context)))
 
     def forward_and_logdet(
         self,
@@ -77,10 +80,12 @@ class Multiscale(Transform):
         estimator: Estimator | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
+        check_context(self, context)
         logdets = []
 
         def step(stage: Transform, y: Tensor) -> Tensor:
-            y, logdet = stage.forward_and_logdet(y, context, estimator=estimator, generator=generator)
+            own = given_to(stage, context)
+            y, logdet = stage.forward_and_logdet(y, own, estimator=estimator, generator=generator)
             logdets.append(logdet)
             return y
 
@@ -96,10 +101,12 @@ class Multiscale(Transform):
         solver: Solver | None = None,
     ) -> Tensor:
         refuse_changed(self)
+        check_context(self, context)
         parts = self.unflatten(z)
         for k in reversed(range(len(self))):
+            own = given_to(self[k], context)
             try:
-                x = self[k].inverse(parts.pop(), context, tolerance=tolerance, solver=solver)
+                x = self[k].inverse(parts.pop(), own, tolerance=tolerance, solver=solver)
             except ConvergenceError as error:
                 raise error.at(f"stage {k} of {len(self)}") from None
             _join(parts, x)
@@ -109,7 +116,7 @@ class Multiscale(Transform):
         return [(str(k), stage, shape) for k, (stage, shape) in enumerate(zip(self, self.stage_shapes, strict=True))]
 
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        return self.through(x, lambda stage, y: stage.reference(y, context))
+        return self.through(x, lambda stage, y: stage.reference(y, given_to(stage, context)))
 
     def solve(
         self,
@@ -120,10 +127,11 @@ class Multiscale(Transform):
         solver: Solver | None = None,
     ) -> ChainSolution:
         """The inverse with a report (no gradient), as for a Chain: what went straight to the code carries no error."""
+        check_context(self, context)
         parts = self.unflatten(z)
 
         def step(stage: Transform, _: Tensor) -> Solution | ChainSolution:
-            solution = stage.solve(parts.pop(), context, tolerance=tolerance, solver=solver)
+            solution = stage.solve(parts.pop(), given_to(stage, context), tolerance=tolerance, solver=solver)
             _join(parts, solution.x)
             return solution
 

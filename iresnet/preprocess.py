@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .compiler import may_read
 from .fixed_point import Solution, Solver
 from .float64 import ELEMENTARY, OUTWARD, UNIT, Rounding
 from .logdet import Estimator
@@ -143,7 +144,7 @@ class Logit(Transform):
         s, rest = self._unit(x)
         # Reading a value back would break a compiled graph, fail in a capture, and make every training step on a GPU
         # wait: the eager step before them, the CPU and eval check.
-        if torch.compiler.is_compiling() or (x.is_cuda and (self.training or torch.cuda.is_current_stream_capturing())):
+        if not may_read(x) or (x.is_cuda and self.training):
             return s, rest
         if not bool((torch.minimum(s, rest) > 0).all()):
             low, high = float(x.detach().min()), float(x.detach().max())

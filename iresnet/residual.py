@@ -22,13 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from . import lipschitz as lip
+from .compiler import is_transforming, outside_transforms
 from .fixed_point import Anderson, Branch, ConvergenceError, Solution, Solver, default_tolerance, iteration_limit
 from .fixed_point import solve as solve_fixed_point
 from .float64 import Rounding
 from .lipschitz import Bound, Conditioned, linearise, nominal
 from .logdet import CertifiedSeries, Estimator, Exact, attach_gradient, refuse_second_derivative
 from .precision import float32_products
-from .transform import Shape, Stretch, Transform, check_batch, check_finite, dimension
+from .transform import Shape, Stretch, Transform, check_batch, check_context, check_finite, dimension
 from .trust import NoBoundKnown, Seal, doubt, unwrap
 
 #: Up to this dimension the log-determinant is exact unless an estimator is named.
@@ -47,6 +48,8 @@ class Snapshot:
 
     g: nn.Module
     bound: Bound
+    #: Where g is a user's: the module itself, for what a copy in float64 cannot do.
+    live: nn.Module | None = None
     _copies: dict[torch.dtype, nn.Module] = field(default_factory=dict)
     _rounding: Rounding | None = None
 
@@ -71,11 +74,20 @@ class Snapshot:
 
         def at(x: Tensor, rows: Tensor) -> Tensor:
             part = [] if given is None else [given[rows].to(dtype) if given.is_floating_point() else given[rows]]
-            y = g.at(x, *part) if type(g) is Conditioned and part else g(x, *part)
+            y = g.at(x, *part) if type(g) is Conditioned and part else self._of_user(g, x, *part)
             check_shape(x, y)
-            return cast(Tensor, y)
+            return y
 
         return at
+
+    def _of_user(self, g: nn.Module, *arguments: Tensor) -> Tensor:
+        """g of these; a user's, which may close over what it was copied from, in its own precision if need be."""
+        try:
+            return cast(Tensor, g(*arguments))
+        except RuntimeError:
+            if self.live is None:
+                raise
+            return cast(Tensor, _Live(self.live)(*arguments))
 
 
 def check_shape(x: Tensor, y: Tensor) -> None:
@@ -141,7 +153,8 @@ class ResidualBlock(Transform):
                 return
 
     def _check_input(self, x: Tensor, context: Tensor | None, name: str = "x") -> None:
-        """A sentence for a wrong shape, before torch complains from inside a layer."""
+        """A sentence for a wrong shape, before torch complains from inside a layer, or a context that g cannot take."""
+        check_context(self, context)
         if context is not None and len(context) != len(x):
             raise ValueError(
                 f"context must have one row for every sample; got {len(context)} for {len(x)}. Repeat it with expand."
@@ -160,13 +173,13 @@ class ResidualBlock(Transform):
             return x + self._branch(x, context)
 
     def _branch(self, x: Tensor, context: Tensor | None) -> Tensor:
-        context = context if self._takes_context() else None
         self._check_input(x, context)
         y = self.g(x) if context is None else self.g(x, context)
         check_shape(x, y)
         return cast(Tensor, y)
 
-    def _takes_context(self) -> bool:
+    @property
+    def takes_context(self) -> bool:
         return "context" in inspect.signature(type(unwrap(self.g)).forward).parameters
 
     def forward_and_logdet(
@@ -183,7 +196,6 @@ class ResidualBlock(Transform):
         nats and probes from a fixed seed, so that the same x gives the same number.
         """
         with entering(self, x):
-            context = context if self._takes_context() else None
             self._check_input(x, context)
             if estimator is None:
                 estimator, generator = self._default_estimator(x, generator)
@@ -241,6 +253,9 @@ class ResidualBlock(Transform):
     @torch.no_grad()
     def snapshot(self, input_shape: Shape | None = None) -> Snapshot:
         """g as it is now, and what is known of it. Kept while g is known and the same; never where it is a user's."""
+        if is_transforming():  # by torch.func, whose tensors must not be kept
+            with outside_transforms():
+                return self.snapshot(input_shape)
         key = (input_shape, self.asserted)
         kept = self._kept
         if kept is not None and kept[0] == key and kept[1].holds(self.g):
@@ -253,12 +268,12 @@ class ResidualBlock(Transform):
         bound, seal = self._measured(private, input_shape), None
         with suppress(NoBoundKnown):
             seal = Seal(private)
-        made = Snapshot(unwrap(lip.released(private)).double(), bound)
+        made = Snapshot(unwrap(lip.released(private)).double(), bound, self.g if seal is None else None)
         self._kept = None if seal is None else (key, seal, made)
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}
+        return {**super().__getstate__(), "_kept": None}  # type: ignore[no-untyped-call]
 
     def rounding(self, input_shape: Shape) -> Rounding:
         """What rounding in float64 can hide of x + g(x) - z, without a context."""
@@ -276,7 +291,8 @@ class ResidualBlock(Transform):
 
     def _given(self, context: Tensor | None, rows: int) -> Tensor | None:
         """What g is given beside x: its embedding of the context, evaluated here and now; a user's g takes it as is."""
-        if context is None or not self._takes_context():
+        check_context(self, context)
+        if context is None:
             return None
         g = unwrap(self.g)
         return g.embedded(g.in_its_precision(context), rows) if type(g) is Conditioned else context
@@ -293,14 +309,18 @@ class ResidualBlock(Transform):
     ) -> Solution:
         """The inverse with a report (no gradient): x, iterations, proven error bound and success, per sample."""
         check_batch(z, "z")
+        if is_transforming():
+            raise RuntimeError(
+                "an inverse is iterated until it is proven, which torch.func cannot transform. Give it the whole batch "
+                "in place of vmap, and take derivatives of it with torch.autograd."
+            )
         check_finite(z, "z")
         if tolerance is not None and not tolerance > 0:
             raise ValueError(f"tolerance must be positive; got {tolerance}.")
-        c = context if self._takes_context() else None
-        self._check_input(z, c, "z")
+        self._check_input(z, context, "z")
         with torch.no_grad(), full_precision(z):
             now = self.snapshot(tuple(z.shape[1:]))
-            given = self._given(c, len(z))
+            given = self._given(context, len(z))
             reference = now.branch(given)
 
             def coarse(x: Tensor, rows: Tensor) -> Tensor:  # half precision stalls at once: iterate in float64
@@ -345,7 +365,7 @@ class ResidualBlock(Transform):
 
     def _with_gradient(self, x: Tensor, z: Tensor, context: Tensor | None, solver: Solver) -> Tensor:
         with lip.held(self.g):  # the function that was solved for
-            y, jacobian = linearise(self.g, x, context if self._takes_context() else None)
+            y, jacobian = linearise(self.g, x, context)
         step = z - y  # equals x; its gradient is right up to the factor (I + J)^-1, which the adjoint solve supplies
         if not step.requires_grad:
             return x
@@ -370,7 +390,8 @@ class _Live(nn.Module):
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
         (g,) = self._g
         like = next(g.parameters(), x)
-        return cast(Tensor, g(x.to(like.dtype), *context)).to(x.dtype)
+        given = [c.to(like.dtype) if c.is_floating_point() else c for c in context]
+        return cast(Tensor, g(x.to(like.dtype), *given)).to(x.dtype)
 
 
 class _Adjoint(torch.autograd.Function):

@@ -69,14 +69,17 @@ def read(path: str | Path) -> Results:
     """Read a results file. Raises `ValueError`, with the path and the reason, where it is not one."""
     path = Path(path)
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it must be a file")
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or set(content) != {"name", "rows", "runs"}:
             raise ValueError(f"expected an object with the keys name, rows, runs; got {_short(content)}")
         results = Results(**content)
         if results.name != path.stem:
             raise ValueError(f"the file must be called after its name, {results.name!r}")
-    except ValueError as error:  # also what JSON and UTF-8 decoding raise
-        raise ValueError(f"{path} is not a results file: {error}") from error
+    except (ValueError, RecursionError) as error:  # also what JSON and UTF-8 decoding raise
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(f"{path} is not a results file: {why}") from error
     return results
 
 

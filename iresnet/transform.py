@@ -5,8 +5,8 @@ The change of variables (Eq. 3 of the paper) needs three things of a map F: its 
 code; there is no flag that turns a transform around.
 
 How to write one: derive from `Transform`, implement `forward`, `forward_and_logdet`, `inverse` and `stretch`, and
-`output_shape` where the shape changes, and `rounding` where large numbers cancel in its formula. A line in
-`tests/zoo.py` then earns it every law.
+`output_shape` where the shape changes, and `rounding` where large numbers cancel in its formula; one that takes a
+context says so by `takes_context = True`. A line in `tests/zoo.py` then earns it every law.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from .compiler import may_read
 from .fixed_point import ConvergenceError, Solution, Solver, verdict
 from .float64 import UNIT, Rounding
 from .logdet import Estimator
@@ -106,11 +107,16 @@ class Transform(nn.Module, ABC):
         """The transforms this one is made of, in order, with the input shape of each; none for an elementary one."""
         return []
 
+    @property
+    def takes_context(self) -> bool:
+        """Whether a context changes the map; where there are parts, whether it changes any of them."""
+        return any(part.takes_context for _, part, _ in self.parts())
+
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """The code of x in float64 with the stored weights: what an inverse is judged against."""
         # A closed form of this library computes in the precision of x; a user's may have weights of its own.
         exact = copy.deepcopy(self).double() if doubt(self) else self
-        return cast(Tensor, exact(x.double(), None if context is None else context.double()))
+        return cast(Tensor, exact(x.double(), in_float64(context)))
 
     def solve(
         self,
@@ -232,8 +238,11 @@ class Chain(Transform):
         return cast(Transform, self.transforms[index])
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        for t in self.transforms:  # not `in self`, which torch.export of torch 2.7 cannot follow
-            x = t(x, context)
+        check_context(self, context)
+        for t in cast(
+            "list[Transform]", self.transforms
+        ):  # not `in self`, which torch.export of torch 2.7 cannot follow
+            x = t(x, given_to(t, context))
         return x
 
     def forward_and_logdet(
@@ -245,8 +254,9 @@ class Chain(Transform):
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
         total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+        check_context(self, context)
         for t in self:
-            x, logdet = t.forward_and_logdet(x, context, estimator=estimator, generator=generator)
+            x, logdet = t.forward_and_logdet(x, given_to(t, context), estimator=estimator, generator=generator)
             total = total + logdet
         return x, total
 
@@ -259,9 +269,11 @@ class Chain(Transform):
         solver: Solver | None = None,
     ) -> Tensor:
         refuse_changed(self)
+        check_context(self, context)
         for position in reversed(range(len(self))):
+            t = self[position]
             try:
-                z = self[position].inverse(z, context, tolerance=tolerance, solver=solver)
+                z = t.inverse(z, given_to(t, context), tolerance=tolerance, solver=solver)
             except ConvergenceError as error:
                 raise error.at(f"transform {position} of {len(self)}") from None
         return z
@@ -269,7 +281,7 @@ class Chain(Transform):
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         x = x.double()
         for t in self:
-            x = t.reference(x, context)
+            x = t.reference(x, given_to(t, context))
         return x
 
     def solve(
@@ -281,9 +293,12 @@ class Chain(Transform):
         solver: Solver | None = None,
     ) -> ChainSolution:
         """The inverse with a report (no gradient): block bounds, code residual and composed bound."""
-        return solve_backwards(
-            list(self), z, lambda t, y: t.solve(y, context, tolerance=tolerance, solver=solver), self, context
-        )
+        check_context(self, context)
+
+        def solve(t: Transform, y: Tensor) -> Solution | ChainSolution:
+            return t.solve(y, given_to(t, context), tolerance=tolerance, solver=solver)
+
+        return solve_backwards(list(self), z, solve, self, context)
 
     def trajectory(self, x: Tensor, steps: int = 8, context: Tensor | None = None) -> list[Tensor]:
         """The states x + tau g(x), tau in (0, 1], of every block in turn (Sec. 4.2), the input first.
@@ -293,13 +308,14 @@ class Chain(Transform):
         """
         if steps < 1:
             raise ValueError(f"steps must be at least 1; got {steps}.")
+        check_context(self, context)
         states = [x]
         for t in self:
-            path = getattr(t, "trajectory", None)
+            path, c = getattr(t, "trajectory", None), given_to(t, context)
             if path is None:
-                states.append(t(states[-1], context))
+                states.append(t(states[-1], c))
             else:
-                states.extend(path(states[-1], steps=steps, context=context)[1:])
+                states.extend(path(states[-1], steps=steps, context=c)[1:])
         return states
 
     def parts(self, input_shape: Shape | None = None) -> list[tuple[str, Transform, Shape | None]]:
@@ -379,9 +395,31 @@ def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:
         raise ValueError(f"{name} must have shape (batch, {', '.join(map(str, shape))}); got {tuple(x.shape)}.")
 
 
+def check_context(model: Transform, context: Tensor | None) -> None:
+    """Refuse a context that nothing takes: it would be ignored."""
+    if context is None or model.takes_context:
+        return
+    got = f"shape {tuple(context.shape)}" if isinstance(context, Tensor) else type(context).__name__
+    raise ValueError(
+        f"a context is for a model that takes one; got one of {got} for a {type(model).__name__} that takes none. "
+        "Leave it out, or make conditional parts, such as contractive_mlp(2, context=3). (A Transform of your own that "
+        "takes one says so: takes_context = True.)"
+    )
+
+
+def given_to(part: Transform, context: Tensor | None) -> Tensor | None:
+    """What a part of a model gets of its context: nothing where it takes none."""
+    return context if context is not None and part.takes_context else None
+
+
+def in_float64(context: Tensor | None) -> Tensor | None:
+    """A context for a network in float64; integers, which may be indices, stay as they are."""
+    return context.double() if context is not None and context.is_floating_point() else context
+
+
 def check_finite(x: Tensor, name: str) -> None:
     """Refuse NaN and infinity, naming the first sample that has them."""
-    if torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if not may_read(x):
         return
     bad = ~torch.isfinite(x).flatten(1).all(dim=1)
     if bool(bad.any()):

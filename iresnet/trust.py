@@ -56,6 +56,9 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 MACHINERY = frozenset(vars(nn.Module()))
 PLAIN = (Tensor, nn.Parameter)
 
+#: What a call of a module goes through.
+CALLED = ("forward", "_call_impl", "_wrapped_call_impl", "_conv_forward")
+
 #: Integers by their size in bytes: what numbers are compared as, so that a NaN equals itself and -0 is not 0.
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 WRAPPERS = (AveragedModel, nn.parallel.DistributedDataParallel, nn.DataParallel)
@@ -87,9 +90,15 @@ def own_parametrization(cls: T) -> T:
 
 
 def check_process() -> None:
-    """Refuse a proof where hooks of all modules are registered: any of them may change any function."""
-    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+    """Refuse a proof where any function may be another one: under hooks of all modules, or cached weights."""
+    hooks = (*torch_module._global_forward_hooks.values(), *torch_module._global_forward_pre_hooks.values())
+    if any(not getattr(hook, "__module__", "").startswith("torch.") for hook in hooks):  # torch's own only count
         raise NoBoundKnown("forward hooks of all modules are registered, which may change any function; remove them.")
+    if parametrize._cache_enabled:
+        raise NoBoundKnown(
+            "torch.nn.utils.parametrize.cached() is entered, in which layers may keep weights of an earlier moment; "
+            "leave it."
+        )
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -115,7 +124,7 @@ def known_type(module: nn.Module) -> type:
     'Linear'
     """
     cls = type(module)
-    if _is_parametrized(module) and PARAMETRIZED.issuperset(vars(cls)):
+    if _is_parametrized(module) and (torch.compiler.is_compiling() or PARAMETRIZED.issuperset(vars(cls))):
         cls = cls.__bases__[0]  # torch gives a parametrized module a class of its own
     known = _known_class(cls)
     if known is None:
@@ -146,6 +155,8 @@ def _known_class(cls: type) -> type | None:
     """The known class of which this one is, or to which it adds only a constructor."""
     if _is_known(cls):
         return cls
+    if torch.compiler.is_compiling():  # which cannot look into classes
+        return None
     for base in cls.__mro__:
         if _is_known(base):
             # A second parent, behind the known one, could change what that one inherits.
@@ -175,12 +186,12 @@ def changed(module: nn.Module) -> str | None:
     for kind in HOOKS:
         if own[kind] and any(hook not in _own_hooks for hook in own[kind].values()):
             return "has forward hooks, which may change its function; remove them."
-    if _inner(module) is not None:
-        return None
     if (name := _shadowing(module, own)) is not None:
         return f"had its {name} replaced, which may change its function; restore it."
+    if _inner(module) is not None:
+        return None
     for tensor in (*own["_parameters"].values(), *own["_buffers"].values()):
-        if tensor is not None and type(tensor) not in PLAIN:
+        if tensor is not None and (type(tensor) not in PLAIN or tensor.layout is not torch.strided):
             return f"holds a tensor of a class of its own ({type(tensor).__name__}), which may compute anything."
     return _foreign_parametrization(own["_modules"]["parametrizations"]) if _is_parametrized(module) else None
 
@@ -193,11 +204,20 @@ def _shadowing(module: nn.Module, own: dict[str, Any]) -> str | None:
     """The name of an instance attribute that stands before a method, a parameter, a buffer or a submodule."""
     if "_compiled_call_impl" in own and not _is_compiled(own["_compiled_call_impl"], module):
         return "_compiled_call_impl"
+    if torch.compiler.is_compiling():  # which proves nothing, and cannot look into classes
+        return next((name for name in CALLED if name in own and not _is_torchs(name, module)), None)
     for names in (_methods(type(module)), own["_parameters"], own["_buffers"], own["_modules"], ("weight", "bias")):
         # Sets of names are disjoint nearly always, which is seen fast.
         if not own.keys().isdisjoint(names):
-            return next(name for name in names if name in own)
+            found = [name for name in names if name in own and not _is_torchs(name, module)]
+            if found:
+                return found[0]
     return None
+
+
+def _is_torchs(name: str, module: nn.Module) -> bool:
+    """Whether torch itself put this attribute there: the forward of `torch.compile`."""
+    return name == "forward" and type(module) not in WRAPPERS and _inner(module) is not None
 
 
 _names: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()

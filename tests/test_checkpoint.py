@@ -6,10 +6,12 @@ import struct
 
 import pytest
 import torch
+from safetensors.torch import save as to_bytes
 from safetensors.torch import save_file
+from torch import nn
 
-from iresnet import checkpoint
-from iresnet.checkpoint import FORMAT, Checkpoint
+from iresnet import InvertibleConv1x1, LipschitzConv2d, Standardise, checkpoint
+from iresnet.checkpoint import FORMAT, Checkpoint, checked, checked_weights
 
 TENSORS = {
     "float32": torch.tensor([[1.5, -0.0], [float("inf"), float("nan")]]),
@@ -147,3 +149,175 @@ class TestBadFiles:
         with pytest.raises(OSError, match="cannot write .*No space left on device"):
             checkpoint.save(Checkpoint({"weights": {"b": torch.ones(1)}}), good, version="1.2")
         assert set(checkpoint.load(good).tensors["weights"]) == {"a"}
+
+
+def flipped(path, place):
+    """The file with one bit of its tensors changed, `place` bytes from their beginning."""
+    data = bytearray(path.read_bytes())
+    (length,) = struct.unpack("<Q", data[:8])
+    data[8 + length + place] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def rewritten(path, change):
+    """The file with our part of its header changed, and the tensors as they are."""
+    header = json.loads(header_of(path)["__metadata__"]["iresnet"])
+    change(header)
+    groups = checkpoint.load(path).tensors
+    flat = {f"{group}/{name}": t for group, named in groups.items() for name, t in named.items()}
+    path.write_bytes(to_bytes(flat, metadata={"iresnet": json.dumps(header)}))
+
+
+class TestDigest:
+    """What is read is what was written: not a bit less, not a name more."""
+
+    @pytest.fixture
+    def good(self, path):
+        weights = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([True, False]), "c": torch.zeros(3)}
+        checkpoint.save(Checkpoint({"weights": weights}, {"step": 3, "names": ("ü", 1.5)}), path, version="1.2")
+        return path
+
+    @pytest.mark.parametrize("place", range(0, 38, 5))
+    def test_one_bit_of_a_tensor_is_noticed(self, good, place):
+        flipped(good, place)
+        sentence = (
+            f"{good} is damaged: its content is not what was written, by the SHA-256 in its header. "
+            "Restore it, or train again."
+        )
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 (its whole text is compared)
+            checkpoint.load(good)
+        assert str(caught.value) == sentence
+
+    def test_another_state_is_noticed(self, good):
+        rewritten(good, lambda header: header["state"].update(step=4))
+        with pytest.raises(ValueError, match="its content is not what was written"):
+            checkpoint.load(good)
+
+    def test_names_shapes_and_types_count(self, path):
+        same = [{"a": torch.zeros(4)}, {"b": torch.zeros(4)}, {"a": torch.zeros(2, 2)}, {"a": torch.zeros(4).int()}]
+        digests = set()
+        for weights in same:
+            checkpoint.save(Checkpoint({"weights": weights}), path, version="1.2")
+            digests.add(checkpoint.sha256(path))
+        assert len(digests) == len(same)
+
+    def test_the_same_content_has_the_same_digest(self, good, path):
+        first, content = checkpoint.sha256(good), checkpoint.load(good)
+        checkpoint.save(content, path, version="7")  # whichever version writes it
+        assert checkpoint.sha256(path) == first
+
+    def test_a_file_from_before_there_were_digests_is_read(self, good):
+        rewritten(good, lambda header: header.pop("sha256"))
+        assert checkpoint.sha256(good) == ""
+        assert checkpoint.load(good).state["step"] == 3
+
+
+class TestState:
+    @pytest.mark.parametrize("state", [[1], "x", 3, None])
+    def test_that_is_no_object(self, path, state):
+        checkpoint.save(Checkpoint({}), path, version="1")
+        rewritten(path, lambda header: header.update(state=state))
+        with pytest.raises(ValueError, match="last.safetensors is damaged: its state must be an object; got "):
+            checkpoint.load(path)
+
+    def test_that_is_nested_too_deeply(self, path):
+        deep = "[" * 100_000 + "]" * 100_000
+        path.parent.mkdir()
+        path.write_bytes(to_bytes({"weights/a": torch.ones(1)}, metadata={"iresnet": deep}))
+        with pytest.raises(ValueError, match="is damaged or no checkpoint"):
+            checkpoint.load(path)
+
+    @pytest.mark.parametrize("value", [None, "3", True, [3], float("nan"), float("inf"), 10**400])
+    def test_a_number_is_one(self, value):
+        with pytest.raises(ValueError, match=r"the checkpoint is damaged: step must be a number; got .*Restore it, or"):
+            Checkpoint({}, {"step": value}).number("step")
+
+    @pytest.mark.parametrize("value", [-1, 1.5, 1e20])
+    def test_a_count_is_whole(self, value):
+        with pytest.raises(ValueError, match="step must be a whole number, at least 0; got "):
+            Checkpoint({}, {"step": value}).whole("step")
+
+    def test_one_that_is_missing_is_the_default_or_said(self, tmp_path):
+        assert Checkpoint({}).number("best", float("inf")) == float("inf")
+        with pytest.raises(ValueError, match="/x is damaged: it lacks step. Restore it, or train again."):
+            Checkpoint({}, path=tmp_path / "x").whole("step")
+
+
+def check(found, expected, path=None):
+    return checked(Checkpoint({"weights": found}, path=path), "weights", expected, what="it", remedy="Do.")
+
+
+GOOD = {"a": torch.ones(2, 3), "n": torch.tensor([1, 2])}
+
+
+class TestChecked:
+    """The one place that decides whether tensors may be put where they are to go."""
+
+    def test_what_fits_passes(self):
+        assert check(GOOD, GOOD) == GOOD
+
+    @pytest.mark.parametrize(
+        ("change", "why"),
+        [
+            ({"a": torch.ones(3, 2)}, r"does not fit it: weights/a must have shape \(2, 3\); got \(3, 2\). Do."),
+            ({"a": torch.ones(1)}, r"weights/a must have shape \(2, 3\); got \(1,\)"),
+            ({"a": torch.ones(2, 3, dtype=torch.int32)}, "weights/a must be float32; got int32"),
+            ({"a": torch.ones(2, 3, dtype=torch.float64)}, "weights/a must be float32; got float64"),
+            ({"n": torch.tensor([1.0, 2.0])}, "weights/n must be int64; got float32"),
+            ({"n": torch.tensor([1, 2], dtype=torch.int32)}, "weights/n must be int64; got int32"),
+            ({"a": torch.full((2, 3), float("nan"))}, "is damaged: weights/a holds numbers that are not finite"),
+            ({"a": torch.full((2, 3), -float("inf"))}, "weights/a holds numbers that are not finite"),
+            ({"z": torch.ones(1)}, "does not fit it: there is no place for weights/z. Do."),
+        ],
+        ids=str,
+    )
+    def test_what_does_not_is_named(self, change, why, tmp_path):
+        with pytest.raises(ValueError, match=f"{tmp_path}.*{why}") as caught:
+            check({**GOOD, **change}, GOOD, tmp_path)
+        assert "\n" not in str(caught.value)
+
+    def test_what_is_missing_is_named(self):
+        with pytest.raises(ValueError, match="the checkpoint does not fit it: it lacks weights/n. Do."):
+            check({"a": GOOD["a"]}, GOOD)
+
+    @pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
+    def test_a_narrower_float_may_stand_for_a_wider_one(self, narrow):
+        check({"a": torch.ones(2, dtype=narrow)}, {"a": torch.ones(2)})
+
+    def test_a_mask_may_be_infinite_where_it_always_is(self):
+        mask = torch.tensor([0.0, -float("inf")])
+        check({"mask": mask}, {"mask": mask})
+
+
+class TestCheckedWeights:
+    """Values that a module would refuse, or fail with long after."""
+
+    @pytest.mark.parametrize(
+        ("model", "name", "value", "rule"),
+        [
+            (lambda: InvertibleConv1x1(3), "permutation", [0, 1, 5], "be a permutation"),
+            (lambda: InvertibleConv1x1(3), "permutation", [0, 1, 1], "be a permutation"),
+            (lambda: nn.Sequential(InvertibleConv1x1(1)), "0.permutation", [-1], "be a permutation"),
+            (lambda: InvertibleConv1x1(2), "sign", [1.0, 0.0], "be 1 or -1"),
+            (lambda: Standardise(torch.zeros(2), torch.ones(2)), "std", [1.0, 0.0], "be positive"),
+            (lambda: LipschitzConv2d(1, 2, 3), "parametrizations.weight.0.size", [-1, 4], "not be negative"),
+        ],
+    )
+    def test_are_refused(self, model, name, value, rule):
+        model = model()
+        state = dict(model.state_dict())
+        state[name] = torch.tensor(value, dtype=state[name].dtype)
+        with pytest.raises(ValueError, match=f"is damaged: weights/{name} must {rule}. Restore it"):
+            checked_weights(Checkpoint({"weights": state}), model, what="it", remedy="Do.")
+
+    def test_the_direction_of_power_iteration_has_the_size_of_what_it_met(self):
+        model, name = LipschitzConv2d(2, 3, 3), "parametrizations.weight.0.direction"
+        before = dict(model.state_dict())
+        model(torch.zeros(1, 2, 9, 9))
+        for state in (before, dict(model.state_dict()), before | {name: torch.empty(0)}):
+            assert checked_weights(Checkpoint({"weights": state}), model, what="it", remedy="Do.") == state
+        for shape in ((3, 9, 9), (2, 9), (2,)):
+            with pytest.raises(ValueError, match=f"weights/{name} must have shape"):
+                checked_weights(
+                    Checkpoint({"weights": before | {name: torch.zeros(shape)}}), model, what="it", remedy="Do."
+                )

@@ -132,6 +132,22 @@ class TestTrain:
         assert sentence in text
         assert list(tmp_path.iterdir()) == []  # nothing was made
 
+    @pytest.mark.parametrize("name", ["", ".", "..", "../out", "/tmp/out", "a/b", "a\\b", "a\nb", "a\0b"])
+    def test_a_name_that_leads_elsewhere(self, call, name, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "mine.toml").write_text(f"name = {json.dumps(name)}\n")
+        code, text = call("train", "mine.toml")
+        assert code == 2
+        assert "must be a plain name without slashes; got" in text
+        assert "Change it, or choose a folder with --out." in text
+        assert [p.name for p in tmp_path.iterdir()] == ["mine.toml"]
+
+    def test_a_name_is_free_where_the_folder_is_given(self, call, tmp_path):
+        _, text = call("presets", "points-density")
+        (tmp_path / "mine.toml").write_text(text.replace('name = "points-density"', 'name = "../a"'))
+        words = ("--set", "width=4", "--set", "blocks=[1]", "--set", "steps=1", "--out", tmp_path / "run")
+        assert call("train", tmp_path / "mine.toml", *words)[0] == 0
+
     def test_a_run_that_is_there_is_not_overwritten(self, call, folder):
         before = (folder / "model.safetensors").read_bytes()
         code, text = call("train", "digits-hybrid", "--set", "steps=1", "--out", folder)
@@ -260,7 +276,8 @@ class TestWorkOnARun:
         saved = checkpoint.load(folder / "model.safetensors")
         # sigma is <W, G>: a tenth of G makes every norm ten times what the constraint takes it for.
         grown = {".original": 50.0, ".gradient": 0.1}
-        weights = {k: v * grown.get(k[k.rfind(".") :], 1) for k, v in saved.tensors["weights"].items()}
+        weights = {k: grown.get(k[k.rfind(".") :], 1) * v for k, v in saved.tensors["weights"].items() if v.dim() > 1}
+        weights = {**saved.tensors["weights"], **weights}
         spoilt = checkpoint.Checkpoint({**saved.tensors, "weights": weights}, saved.state)
         checkpoint.save(spoilt, folder / "model.safetensors", version=__version__)
         code, text = call("certify", folder)
@@ -403,7 +420,8 @@ class TestCertify:
     def test_the_advice_is_about_the_same_weights(self, call, folder):
         saved = checkpoint.load(folder / "best.safetensors")
         grown = {".original": 50.0, ".gradient": 0.1}
-        weights = {k: v * grown.get(k[k.rfind(".") :], 1) for k, v in saved.tensors["weights"].items()}
+        weights = {k: grown.get(k[k.rfind(".") :], 1) * v for k, v in saved.tensors["weights"].items() if v.dim() > 1}
+        weights = {**saved.tensors["weights"], **weights}
         spoilt = checkpoint.Checkpoint({**saved.tensors, "weights": weights}, saved.state)
         checkpoint.save(spoilt, folder / "best.safetensors", version=__version__)
         code, text = call("certify", folder, "--weights", "best")
@@ -471,6 +489,18 @@ class TestTables:
         code, text = call(command, folder, *given)
         assert code == (2 if command == "evaluate" else 0), text
         assert ("bird" in text) == (command == "evaluate")
+
+    def test_a_report_does_not_say_where_files_lie(self, call, made, tmp_path):
+        folder = copy_of(made / "run", tmp_path / "run")
+        known = json.loads((folder / "environment.json").read_text())
+        command = f"iresnet train --data {made / 't.csv'} --out={folder} --set steps=3"
+        (folder / "environment.json").write_text(json.dumps({**known, "command": command}))
+        assert call("report", folder)[0] == 0
+        page = (folder / "report.html").read_text()
+        assert str(made) not in page
+        assert str(tmp_path) not in page
+        assert "iresnet train --data t.csv --out=run --set steps=3" in page
+        assert "source = &quot;t.csv&quot;" in page
 
     def test_a_report_shows_lines_between_rows(self, call, made, tmp_path):
         folder = copy_of(made / "run", tmp_path / "run")

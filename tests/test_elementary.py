@@ -307,6 +307,8 @@ class TestInjectivePad:
 class Witness(Transform):
     """Doubles its input, remembers what it was called with, and reports a solve with an error of its own."""
 
+    takes_context = True
+
     def __init__(self, error=0.0, converged=True):
         super().__init__()
         self.error, self.converged, self.calls = error, converged, []

@@ -5,17 +5,20 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Distribution, MultivariateNormal, Normal
+from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
 
 from iresnet import (
     ActNorm,
     Banach,
     CertifiedSeries,
     Chain,
+    Classifier,
+    Conditioned,
     ConvergenceError,
     DiagonalNormal,
     Exact,
     Flow,
+    Hybrid,
     InjectivePad,
     Logit,
     Multiscale,
@@ -29,6 +32,7 @@ from iresnet import (
     mlp_flow,
     tighten_,
 )
+from iresnet.rivals import AffineCoupling
 from tests.zoo import DOUBLE, contraction, linear_block, normal, rouse_
 
 
@@ -249,6 +253,121 @@ class TestConditional:
             flow.given(torch.zeros(3, dtype=DOUBLE))
         with pytest.raises(ValueError, match="this network is conditional; pass context"):
             flow(normal(2, 2))
+        for c in (torch.zeros(0, 3, dtype=DOUBLE), torch.zeros(0, dtype=torch.long)):
+            with pytest.raises(ValueError, match="context must hold at least one sample"):
+                flow.sample((2,), c)
+        with pytest.raises(ValueError, match="context must be a floating-point tensor; got list"):
+            flow.given([1.0, 2.0, 3.0])
+
+    @pytest.mark.parametrize("contexts", [1, 4])
+    @pytest.mark.parametrize("lead", [(), (1,), (4,), (1, 1), (6, 1), (6, 4), (2, 6, 4)], ids=str)
+    def test_values_are_broadcast_as_by_torchs_distributions(self, flow, contexts, lead):
+        c, x = normal(contexts, 3, seed=5), normal(*lead, 2, seed=6)
+        like = Independent(Normal(torch.zeros(contexts, 2, dtype=DOUBLE), 1), 1)
+        p = flow.given(c)
+        assert p.log_prob(x).shape == like.log_prob(x).shape
+        assert p.sample(lead).shape == like.sample(lead).shape
+        shape = like.log_prob(x).shape
+        rows, contexts = x.broadcast_to((*shape, 2)).reshape(-1, 2), c.broadcast_to((*shape, 3)).reshape(-1, 3)
+        torch.testing.assert_close(p.log_prob(x).flatten(), flow.log_prob(rows, contexts))
+
+    @pytest.mark.parametrize("shape", [(3,), (4, 3), (), (2, 5, 2)], ids=str)
+    def test_a_value_of_another_shape_gets_a_sentence(self, flow, shape):
+        with pytest.raises(
+            ValueError, match=r"value must have shape \(..., 2\), where ... is broadcast with the 4 con"
+        ):
+            flow.given(normal(4, 3)).log_prob(torch.zeros(shape, dtype=DOUBLE))
+
+
+def _net():
+    return nn.Linear(1, 2)
+
+
+class Labelled(nn.Module):
+    """A network of classes for a coupling."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.net = nn.Embedding(5, 4), nn.Linear(1, 2)
+
+    def forward(self, x, context):
+        return self.net(x) + self.embed(context)[:, :2]
+
+
+def _embedding(shape=()):
+    """A flow whose context is a class, or so many of them."""
+    torch.manual_seed(0)
+    g = contractive_mlp(2, hidden=(8,))
+    embed = nn.Sequential(nn.Embedding(5, 8), nn.Flatten(1), nn.Linear(8 * math.prod(shape), 8))
+    block = ResidualBlock(Conditioned(g[:1], embed if shape else nn.Embedding(5, 8), g[1:]))
+    return Flow(Chain(ActNorm(2), block, AffineCoupling(Labelled()) if not shape else ActNorm(2)), DiagonalNormal(2))
+
+
+class TestClasses:
+    @pytest.mark.parametrize("shape", [(), (3,)], ids=str)
+    @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+    def test_integers_may_be_contexts(self, shape, dtype):
+        flow = rouse_(_embedding(shape)).to(dtype).eval()
+        c = torch.arange(4 * math.prod(shape)).remainder(5).reshape(4, *shape)
+        p, x = flow.given(c), normal(4, 2, dtype=dtype)
+        assert torch.equal(p.log_prob(x), flow.log_prob(x, c))
+        assert not torch.allclose(p.log_prob(x), flow.log_prob(x, (c + 1) % 5))
+        drawn = p.sample((3,))
+        assert drawn.shape == (3, 4, 2)
+        assert p.rsample((3,)).requires_grad
+        solution = flow.transform.solve(flow.transform(x, c), c)
+        assert solution.proven is bool(shape)  # of the coupling's own network nothing is known
+        torch.testing.assert_close(solution.x, x, atol=1e-4, rtol=0)
+
+    def test_a_single_number_is_no_batch(self):
+        with pytest.raises(ValueError, match="context must have a batch dimension"):
+            _embedding().given(torch.tensor(3))
+
+
+REFUSED = r"a context is for a model that takes one; got one of shape \(4, 3\) for a {} that takes none. Leave it out"
+
+
+class TestAContextThatNobodyTakes:
+    def models(self):
+        block = ResidualBlock(contractive_mlp(2, hidden=(4,)))
+        parts = [ActNorm(2), block, Chain(ActNorm(2), block), Multiscale([Chain(block)], (2,)), AffineCoupling(_net())]
+        return [part.eval() for part in parts]
+
+    def test_is_refused_by_every_model(self):
+        x, c = normal(4, 2, dtype=torch.float32), normal(4, 3, dtype=torch.float32)
+        for transform in self.models():
+            flow = Flow(transform, DiagonalNormal(2)).eval()
+            hybrid = Hybrid(transform, DiagonalNormal(2), nn.Linear(2, 3)).eval()
+            classifier = Classifier(transform, nn.Linear(2, 3)).eval()
+            calls = [flow, flow.log_prob, flow.log_prob_with_error, hybrid, hybrid.log_prob, hybrid.log_prob_with_error]
+            calls += [hybrid.logits, hybrid.encode, hybrid.decode, classifier, classifier.encode, classifier.decode]
+            calls += [lambda x, c, f=flow: f.sample((2,), c), lambda x, c, f=flow: f.rsample_and_log_prob((2,), c)]
+            calls += [lambda x, c, f=flow: f.given(c), lambda x, c, h=hybrid: h.sample((2,), c)]
+            for call in calls:
+                with pytest.raises(ValueError, match=REFUSED.format(type(transform).__name__)):
+                    call(x, c)
+
+    def test_is_refused_by_what_is_made_of_parts(self):
+        x, c = normal(4, 2, dtype=torch.float32), normal(4, 3, dtype=torch.float32)
+        for transform in self.models()[1:]:
+            calls = [transform, transform.forward_and_logdet, transform.inverse, transform.solve]
+            if hasattr(transform, "trajectory"):
+                calls.append(lambda x, c, t=transform: t.trajectory(x, context=c))
+            for call in calls:
+                with pytest.raises(ValueError, match=REFUSED.format(type(transform).__name__)):
+                    call(x, c)
+
+    def test_parts_that_take_none_stand_beside_parts_that_do(self):
+        block, free = ResidualBlock(contractive_mlp(2, (4,), context=3)), ResidualBlock(contractive_mlp(2, (4,)))
+        chain = Chain(ActNorm(2), Chain(free), Multiscale([Chain(block, free)], (2,))).eval()
+        x, c = normal(4, 2, dtype=torch.float32), normal(4, 3, dtype=torch.float32)
+        assert chain.takes_context
+        assert not chain[1].takes_context
+        z, _ = chain.forward_and_logdet(x, c)
+        assert torch.equal(z, chain(x, c))
+        torch.testing.assert_close(chain.inverse(z, c), x, atol=1e-5, rtol=0)
+        assert chain.solve(z, c).proven
+        torch.testing.assert_close(chain.trajectory(x, 2, c)[-1], z)
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,19 @@
 """Ctrl-C and SIGTERM: a training is saved and goes on, what is not a training ends at once, and a pair is one wish."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 import torch
 import typer
 
-from iresnet import DiagonalNormal, Flow, checkpoint
+from iresnet import DiagonalNormal, Flow, checkpoint, early
 from iresnet.cli.console import ctrl_c
 from iresnet.objective import MaximumLikelihood
 from iresnet.paper import RESULTS
@@ -139,3 +141,51 @@ def test_asked_in_the_last_step_the_rest_is_left_to_resume(tmp_path):
     assert (stopped.step, stopped.finished) == (2, False)
     assert not (tmp_path / "run" / "model.safetensors").exists()
     assert resume(tmp_path / "run").certificate.passed
+
+
+MODULE = [sys.executable, "-m", "iresnet", "--version"]
+SCRIPT = "import sys\nfrom iresnet.cli import main\nsys.exit(main())\n"  # what an installer writes
+
+
+@POSIX
+@pytest.mark.parametrize("as_script", [False, True], ids=["module", "script"])
+def test_while_the_command_is_imported_it_ends_without_a_word(as_script, tmp_path):
+    """Ctrl-C arrives in the middle of torch's import, here a file that sends it and then waits."""
+    (tmp_path / "torch").mkdir()
+    sends = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n"
+    (tmp_path / "torch" / "__init__.py").write_text(sends)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "iresnet").write_text(SCRIPT)
+    words = [sys.executable, str(tmp_path / "bin" / "iresnet"), "--version"] if as_script else MODULE
+    paths = os.pathsep.join([str(tmp_path), str(Path(early.__file__).parent.parent)])
+    done = subprocess.run(
+        words, env={**os.environ, "PYTHONPATH": paths}, cwd=tmp_path, capture_output=True, text=True, timeout=20,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "original", "ours"),
+    [
+        (["/usr/bin/iresnet", "train"], ["python", "/usr/bin/iresnet", "train"], True),
+        (["C:/Scripts/iresnet.exe"], ["iresnet.exe"], True),
+        (["-m", "demo"], ["python", "-m", "iresnet", "demo"], True),
+        (["-m"], ["python", "-m", "mine"], False),
+        (["-c"], ["python", "-c", "import iresnet"], False),
+        (["/home/me/train.py"], ["python", "/home/me/train.py"], False),
+        ([], ["python"], False),
+    ],
+)
+def test_only_the_command_handles_ctrl_c_while_it_is_imported(argv, original, ours, monkeypatch):
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(sys, "orig_argv", original)
+    assert early.is_the_command() == ours
+
+
+def test_once_it_is_imported_ctrl_c_is_what_it_was():
+    signal.signal(signal.SIGINT, early.end)
+    early.over()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup does
+    early.over()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

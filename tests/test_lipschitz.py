@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from iresnet import (
     Conditioned,
@@ -21,6 +21,7 @@ from iresnet import (
     PowerSeries,
     ResidualBlock,
     Sine,
+    certify,
     constrain_,
     contractive_convnet,
     contractive_mlp,
@@ -288,11 +289,12 @@ class TestTraining:
         block = rouse_(ResidualBlock(contractive_mlp(3, (8,)))).train()
         x = normal(4, 3, dtype=torch.float32)
         refresh_(block, settle=True)
-        expected = torch.autograd.grad(block(x).square().sum(), list(block.parameters()))
         y = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+        with held(block):
+            expected = torch.autograd.grad(block(x).square().sum(), list(block.parameters()))
         state = copy.deepcopy(block.state_dict())
         got = torch.autograd.grad(y.square().sum(), list(block.parameters()))
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
         assert all(torch.equal(value, state[name]) for name, value in block.state_dict().items())
 
 
@@ -521,6 +523,129 @@ class TestRelease:
         twin(normal(2, 4, dtype=torch.float32))
         assert norm(layer) == pytest.approx(0.5, rel=1e-4)
         assert norm(twin) == 0
+
+
+SMALL, LARGE = (2, 2, 4, 4), (2, 2, 9, 9)
+
+
+def _meets_larger(layer):
+    layer(normal(*LARGE, dtype=torch.float32))
+
+
+def _leaves_training(layer):
+    _meets_larger(layer)
+    layer.eval()
+
+
+def _loads(layer):
+    other = copy.deepcopy(layer).train()
+    other.load_state_dict({key: t.clone() for key, t in layer.state_dict().items()})
+    cap_of(other).see((9, 9))
+    refresh_(other, settle=True)
+    layer.load_state_dict(other.state_dict())
+
+
+def _settles(layer):
+    _meets_larger(layer)
+    refresh_(layer, settle=True)
+
+
+class TestInferenceMode:
+    """What is made inside of it is never kept where training writes."""
+
+    @pytest.mark.parametrize("does", [_meets_larger, _leaves_training, _loads, _settles])
+    @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+    def test_training_goes_on_after_it(self, does, rule):
+        torch.manual_seed(0)
+        layer = LipschitzConv2d(2, 2, 3, padding=1, coefficient=0.5, norm=rule)
+        layer(normal(*SMALL, dtype=torch.float32))
+        scale_(layer, 5.0)
+        with torch.inference_mode():
+            does(layer)
+        assert not any(t.is_inference() for t in (*layer.parameters(), *layer.buffers()))
+        for size in (SMALL, LARGE):
+            layer.train()(normal(*size, dtype=torch.float32)).sum().backward()
+        assert norm(layer.eval(), (9, 9)) <= 0.5 * (1 + 1e-4)
+
+    def test_a_layer_is_constrained_inside_of_it(self):
+        g = nn.Sequential(nn.Linear(3, 3))
+        with torch.inference_mode():
+            constrain_(g, 0.5)
+        g(normal(2, 3, dtype=torch.float32)).sum().backward()
+        assert norm(g[0]) <= 0.5 * (1 + 1e-4)
+
+    def test_a_model_trains_after_samples_and_proofs_inside_of_it(self):
+        flow, x = mlp_flow(2, blocks=2, hidden=(6,)), normal(8, 2, dtype=torch.float32)
+        flow(x)
+        with torch.inference_mode():
+            flow.eval()
+            flow.sample((3,))
+            certify(flow)
+        flow.train()(x).sum().backward()
+        samples, _ = flow.eval().rsample_and_log_prob((3,))
+        samples.sum().backward()
+
+
+class TestTorchsCache:
+    """Within `parametrize.cached()` torch returns what an earlier pass made; the weight of a constrained layer is made
+    anew."""
+
+    @pytest.mark.parametrize("training", [False, True])
+    def test_gradients_stay(self, training):
+        flow, x = mlp_flow(2, blocks=2, hidden=(6,)), normal(8, 2, dtype=torch.float32)
+        flow(x)
+        flow.train(training)
+        twin = copy.deepcopy(flow)
+        twin(x).sum().backward()
+        with parametrize.cached():
+            with torch.no_grad():
+                flow(x)
+            flow(x).sum().backward()
+        for ours, theirs in zip(flow.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+    def test_weights_that_change_inside_of_it_count(self):
+        layer = LipschitzLinear(3, 3, coefficient=0.5).eval()
+        block = ResidualBlock(nn.Sequential(layer)).eval()
+        z = normal(4, 3, dtype=torch.float32)
+        with parametrize.cached(), torch.no_grad():
+            for seed in range(3):
+                layer.weight = normal(3, 3, seed=seed, dtype=torch.float32)
+                assert norm(layer) == pytest.approx(0.5, rel=1e-4)
+                solution = block.solve(z)
+                y = nn.functional.linear(solution.x, layer.parametrizations.weight(), layer.bias)
+                torch.testing.assert_close(solution.x + y, z, atol=1e-5, rtol=0)
+                torch.testing.assert_close(block(solution.x), z, atol=1e-5, rtol=0)
+
+
+FOREIGN = {
+    "weight_norm": (parametrizations.weight_norm, "_WeightNorm"),
+    "spectral_norm": (parametrizations.spectral_norm, "_SpectralNorm"),
+    "orthogonal": (parametrizations.orthogonal, "_Orthogonal"),
+    "pruning": (partial(prune.l1_unstructured, name="weight", amount=0.5), "a hook"),
+    "older spectral_norm": (nn.utils.spectral_norm, "a hook"),
+}
+
+
+class TestForeignWeights:
+    @pytest.mark.parametrize(("change", "name"), FOREIGN.values(), ids=FOREIGN)
+    def test_get_a_sentence_before_anything_is_changed(self, change, name):
+        g = nn.Sequential(nn.Linear(3, 3), nn.ELU(), change(nn.Linear(3, 3)))
+        keys = list(g.state_dict())
+        with pytest.raises(ValueError, match=f"weight of its own; that of Linear is made by {name}. Remove that first"):
+            constrain_(g, 0.5)
+        assert list(g.state_dict()) == keys
+
+    def test_the_remedy_works(self):
+        layer = parametrizations.weight_norm(nn.Linear(3, 3))
+        parametrize.remove_parametrizations(layer, "weight")
+        assert norm(constrain_(layer, 0.2)) <= 0.2 * (1 + 1e-4)
+
+    def test_a_weight_without_a_shape_gets_a_sentence(self):
+        with pytest.raises(
+            ValueError, match="once its weight has a shape; that of LazyLinear has none yet. Pass a bat"
+        ):
+            constrain_(nn.LazyLinear(3), 0.5)
 
 
 class TestConstrain:

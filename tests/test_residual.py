@@ -320,9 +320,12 @@ class TestConditional:
         expected = x + g.rest(g.first(x) + g.embed(c)[:, :, None, None])
         torch.testing.assert_close(block(x, c), expected)
 
-    def test_blocks_without_a_context_ignore_it(self):
-        block, x = mlp(), normal(2, 3)
-        assert torch.equal(block(x, normal(2, 7)), block(x))
+    def test_blocks_without_a_context_refuse_one(self):
+        block, x, c = mlp(), normal(2, 3), normal(2, 7)
+        calls = (block, block.forward_and_logdet, block.inverse, block.solve, block.reference)
+        for call in (*calls, lambda x, c: block.trajectory(x, context=c)):
+            with pytest.raises(ValueError, match=r"got one of shape \(2, 7\) for a ResidualBlock that takes none"):
+                call(x, c)
 
     def test_a_missing_or_misshapen_context_gets_a_sentence(self):
         block, x = mlp(context=2), normal(4, 3)

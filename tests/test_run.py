@@ -415,3 +415,21 @@ def test_roulette_is_watched_with_a_series(tmp_path):
     outcome = start(replace(experiment, network=network, data=data), tmp_path / "run")
     assert math.isfinite(outcome.run.best()["validation bits/dim"])
     assert TRUNCATION not in outcome.run.log()[-1]  # it hides nothing
+
+
+class TestFaultsOfFiles:
+    def test_data_json_is_written_on_resume_where_a_kill_came_before_it(self, tmp_path):
+        folder = copy_of(trained("digits-hybrid"), tmp_path / "run")
+        for name in ("data.json", "last.safetensors", "model.safetensors"):
+            (folder / name).unlink()
+        resume(folder, stop=lambda: True)
+        assert (folder / "data.json").is_file()
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+    @pytest.mark.parametrize("name", ["schema.json", "best.safetensors"])
+    def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(self, tmp_path, name):
+        folder = copy_of(trained("digits-hybrid"), tmp_path / "run")
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        with pytest.raises(ValueError, match=f"{name} must be a file; it is something else"):
+            Run.open(folder)

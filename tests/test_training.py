@@ -610,3 +610,110 @@ class TestResume:
             ValueError, match="the checkpoint was made with the optimiser sgd; got adam. Resume with the settings it"
         ):
             State(objective, Training(), None).restore(snapshot)
+
+
+#: A weight of the table's network, under its name.
+FIRST = "transform.transforms.2.g.0.parametrizations.weight.original"
+
+
+def interrupted(kind="table", optimiser="adam"):
+    """(a State that took two steps' worth of nothing, what was saved after two steps of its twin)."""
+    settings, taken = Training(steps=4, optimiser=optimiser), []
+    objective, batches = problem(kind)
+    train(
+        objective, batches.starting_at(0), settings, generator=seeded(),
+        watch=lambda state: taken.append(state.snapshot()) or state.step == 2,
+    )  # fmt: skip
+    return State(problem(kind)[0], settings, seeded()), taken[-1]
+
+
+def held(state):
+    """All that a State may change, as it is."""
+    tensors = {f"weights/{n}": t.clone() for n, t in state.objective.model.state_dict().items()}
+    noise = {"global": torch.get_rng_state(), "state": state.generator.get_state()}
+    return tensors | noise, state.average, dict(state.optimiser.state), state.step
+
+
+class TestForeignTensors:
+    """Everything that is restored is checked before any of it is: fused optimisers write where they are told to."""
+
+    @pytest.mark.parametrize(
+        ("group", "name", "change", "why"),
+        [
+            ("optimiser", "0.exp_avg", lambda t: t.flatten()[:1], r"optimiser/0.exp_avg must have shape"),
+            ("optimiser", "0.exp_avg", lambda t: t[:-1], r"optimiser/0.exp_avg must have shape"),
+            ("optimiser", "0.exp_avg_sq", lambda t: torch.cat([t, t]), r"optimiser/0.exp_avg_sq must have shape"),
+            ("optimiser", "0.step", lambda t: t.expand(3), r"optimiser/0.step must have shape \(\); got \(3,\)"),
+            ("optimiser", "0.exp_avg", lambda t: t.int(), "optimiser/0.exp_avg must be float32; got int32"),
+            ("optimiser", "0.exp_avg", lambda t: t * math.nan, "optimiser/0.exp_avg holds numbers that are not finite"),
+            ("optimiser", "0.exp_avg_sq", lambda t: -1 - t, "optimiser/0.exp_avg_sq must not be negative"),
+            ("optimiser", "0.step", lambda t: t - 9, "optimiser/0.step must not be negative"),
+            ("optimiser", "0.exp_avg_sq", lambda t: None, "it lacks optimiser/0.exp_avg_sq"),
+            ("optimiser", "99.exp_avg", lambda t: torch.ones(1), "there is no place for optimiser/99.exp_avg"),
+            ("optimiser", "x.exp_avg", lambda t: torch.ones(1), "there is no place for optimiser/x.exp_avg"),
+            ("optimiser", "-1.exp_avg", lambda t: torch.ones(1), "there is no place for optimiser/-1.exp_avg"),
+            ("optimiser", "00.exp_avg", lambda t: torch.ones(1), "there is no place for optimiser/00.exp_avg"),
+            ("optimiser", "0.exp_inf", lambda t: torch.ones(1), "there is no place for optimiser/0.exp_inf"),
+            ("average", FIRST, lambda t: t.flatten()[:1], "average/.* must have shape"),
+            ("average", FIRST, lambda t: t * math.inf, "average/.* holds numbers that are not finite"),
+            ("average", FIRST, lambda t: None, "it lacks average/"),
+            ("weights", FIRST, lambda t: t * math.nan, "weights/.* holds numbers that are not finite"),
+            ("weights", FIRST, lambda t: t.to(torch.int32), "weights/.* must be float32; got int32"),
+            ("generator", "global", lambda t: t[:-1], "generator/global must have shape"),
+            ("generator", "global", lambda t: t.int(), "generator/global must be uint8; got int32"),
+            ("generator", "state", lambda t: t[:100], "generator/state must have shape"),
+            ("generator", "state", torch.zeros_like, "the state of a generator is none, Invalid mt19937 state"),
+            ("generator", "mine", lambda t: torch.zeros(3), "there is no place for generator/mine"),
+        ],
+    )
+    def test_are_refused_and_nothing_changes(self, group, name, change, why):
+        state, saved = interrupted()
+        tensors = {g: dict(named) for g, named in saved.tensors.items()}
+        changed = change(tensors[group].pop(name, None))
+        tensors[group] |= {} if changed is None else {name: changed}
+        before = held(state)
+        with pytest.raises(ValueError, match=why) as caught:
+            state.restore(replace(saved, tensors=tensors))
+        assert "\n" not in str(caught.value)
+        after = held(state)
+        assert before[0].keys() == after[0].keys()
+        assert all(torch.equal(t, after[0][n]) for n, t in before[0].items())
+        assert before[1:] == after[1:]
+
+    @pytest.mark.parametrize(
+        ("optimiser", "name"), [("adam", "exp_avg"), ("adamax", "exp_inf"), ("sgd", "momentum_buffer")]
+    )
+    def test_a_moment_is_that_of_its_weight(self, optimiser, name):
+        state, saved = interrupted(optimiser=optimiser)
+        tensors = {g: dict(named) for g, named in saved.tensors.items()}
+        tensors["optimiser"][f"1.{name}"] = torch.ones(1)
+        with pytest.raises(ValueError, match=f"optimiser/1.{name} must have shape"):
+            state.restore(replace(saved, tensors=tensors))
+
+    @pytest.mark.parametrize(
+        ("changes", "why"),
+        [
+            ({"step": None}, "the checkpoint is damaged: step must be a number; got None"),
+            ({"step": -3}, "step must be a whole number, at least 0; got -3"),
+            ({"step": "two"}, "step must be a number; got 'two'"),
+            ({"averaged": 1.5}, "averaged must be a whole number"),
+        ],
+    )
+    def test_states_without_their_numbers_are_refused(self, changes, why):
+        state, saved = interrupted()
+        with pytest.raises(ValueError, match=why):
+            state.restore(replace(saved, state={**saved.state, **changes}))
+
+    @pytest.mark.parametrize("missing", ["step", "averaged"])
+    def test_what_is_missing_is_named(self, missing):
+        state, saved = interrupted()
+        with pytest.raises(ValueError, match=f"it lacks {missing}. Restore it, or train again."):
+            state.restore(replace(saved, state={k: v for k, v in saved.state.items() if k != missing}))
+
+    @pytest.mark.parametrize(
+        ("group", "why"), [("average", "it lacks average/"), ("optimiser", "lacks the optimiser's")]
+    )
+    def test_a_group_that_is_missing_is_named(self, group, why):
+        state, saved = interrupted()
+        with pytest.raises(ValueError, match=why):
+            state.restore(replace(saved, tensors={g: t for g, t in saved.tensors.items() if g != group}))

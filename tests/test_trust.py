@@ -270,6 +270,71 @@ class TestClosedWorld:
         block.g.compile(backend="eager")
         assert certify(block).passed
 
+    @pytest.mark.parametrize("name", ["forward", "_call_impl"])
+    def test_a_wrapper_with_its_own_method(self, name):
+        wrapper = AveragedModel(network())
+        setattr(wrapper, name, lambda x: 30 * wrapper.module(x))
+        block = ResidualBlock(network())
+        block.g = wrapper
+        assert "replaced" in certify(block).blocks[0].remark
+
+    def test_a_sparse_weight(self):
+        layer = nn.Linear(3, 3)
+        layer.weight = nn.Parameter(0.1 * layer.weight.detach().to_sparse())
+        block = ResidualBlock(network())
+        block.g = nn.Sequential(layer)
+        assert "tensor" in certify(block).blocks[0].remark
+
+    @pytest.mark.parametrize("where", ["bias", "raw_beta", "angle"])
+    def test_numbers_that_are_none(self, where):
+        from iresnet import LipSwish
+        from iresnet.lipschitz import Concatenated
+
+        g = constrain_(nn.Sequential(Concatenated(nn.Linear(3, 2)), LipSwish(), nn.Linear(5, 3)), lipschitz=0.8).eval()
+        block = ResidualBlock(g)
+        {"bias": g[2].bias, "raw_beta": g[1].raw_beta, "angle": g[0].angle}[where].data.fill_(torch.nan)
+        with pytest.raises(ValueError, match=f"{where} of .* holds NaN or infinity; no bound exists"):
+            certify(block)
+
+    def test_weights_that_torch_caches_are_not_proven(self):
+        block, x = ResidualBlock(network()), normal(3, 3).float()
+        block.solve(x)
+        with parametrize.cached():
+            assert "parametrize.cached() is entered" in block.solve(x).reason
+        assert block.solve(x).proven
+
+    def test_a_potential_with_a_foreign_layer_still_computes(self):
+        from iresnet.lipschitz import Potential
+
+        g = Potential(nn.Conv1d(1, 2, 3, padding=1), nn.ELU())
+        parametrize.register_parametrization(g.layer, "weight", Times(0.1))
+        block = ResidualBlock(g, lipschitz=0.9)
+        assert block(normal(2, 1, 5).float()).shape == (2, 1, 5)
+        assert not certify(block).passed
+
+    def test_a_g_that_closes_over_its_own_weights_is_solved_as_it_is(self):
+        g = nn.Sequential(nn.Linear(3, 3))
+        g[0].weight.data.mul_(0.3)
+        layer = g[0]
+        g.forward = lambda x: torch.tanh(nn.functional.linear(x, layer.weight))
+        block, z = ResidualBlock(g, lipschitz=0.9), normal(4, 3).float()
+        found = block.solve(z)
+        with torch.no_grad():
+            assert ((block(found.x) - z).norm(dim=1) < 1e-5).all()
+        assert not found.proven
+
+
+def test_power_iteration_leaves_an_invariant_part():
+    """The largest of a diagonal's entries changes places: the norm must follow."""
+    net = constrain_(nn.Sequential(nn.Linear(2, 2, bias=False)), 0.9)
+    weight = net[0].parametrizations.weight.original
+    for diagonal in ([5.0, 1.0], [1.0, 5.0]):
+        weight.data.copy_(torch.diag(torch.tensor(diagonal)))
+        net.train()
+        for _ in range(20):
+            net(normal(4, 2).float())
+    assert float(torch.linalg.matrix_norm(net.eval()[0].weight.detach(), 2)) == pytest.approx(0.9, rel=1e-3)
+
 
 # ---------------------------------------------------------------------------------------------- the whole model
 
@@ -379,6 +444,18 @@ class TestModels:
         head.register_forward_hook(lambda m, a, y: -y)
         with pytest.raises(NoBoundKnown, match="has forward hooks"):
             directions(head)
+
+    def test_a_head_whose_compiled_call_is_another_function(self):
+        """Which a copy of the head has lost."""
+        from iresnet.data import Dataset, Schema
+        from iresnet.evaluation import certified_radius
+
+        head = nn.Linear(3, 2)
+        head._compiled_call_impl = lambda z: torch.sin(20 * head.forward(z))
+        model = Classifier(ResidualBlock(network()), head).eval()
+        data = Dataset(normal(2, 3).float(), torch.tensor([0, 1]), Schema((3,), classes=("a", "b")))
+        with pytest.raises(NoBoundKnown, match="had its _compiled_call_impl replaced"):
+            certified_radius(model, data)
 
     def test_a_subclassed_activation_is_not_taken_for_its_parent(self):
         """Also where the constant is asserted: value, determinant and samples are those of the live g."""
@@ -609,3 +686,35 @@ def test_a_classifier_with_a_hook_has_no_radius():
     model.register_forward_hook(lambda m, a, y: -y)
     with pytest.raises(NoBoundKnown, match="has forward hooks"):
         lipschitz(model, data)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+class TestOnAGPU:
+    def test_samples_are_those_of_the_weights_as_they_are(self):
+        """What a decoder prepared for other weights is not used again."""
+        flow = mlp_flow(2, blocks=2, hidden=(8,)).cuda().eval()
+        flow.sample((64,))
+        prepared = flow.decoder.inverter
+        assert prepared is not None
+        flow.sample((64,))
+        assert flow.decoder.inverter is prepared
+        with torch.no_grad():
+            for p in flow.transform.parameters():
+                p.neg_()
+        refresh_(flow, settle=True)
+        z = flow.base.rsample(64)
+        with torch.no_grad():
+            x = flow.decoder(flow.transform, z)
+            assert flow.decoder.inverter is not prepared
+            assert (flow.transform(x) - z).norm(dim=1).max() < 1e-4
+
+    def test_a_recomputation_in_backward_leaves_the_norms(self):
+        block = ResidualBlock(contractive_mlp(3, (8,))).cuda().train()
+        x = normal(4, 3, dtype=torch.float32).cuda()
+        refresh_(block, settle=True)
+        expected = torch.autograd.grad(block(x).square().sum(), list(block.parameters()))
+        y = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+        state = copy.deepcopy(block.state_dict())
+        got = torch.autograd.grad(y.square().sum(), list(block.parameters()))  # in a thread of its own
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+        assert all(torch.equal(value, state[name]) for name, value in block.state_dict().items())

@@ -23,7 +23,7 @@ from ..lipschitz import Program, cap_of, program
 from ..lipschitz.scaling import in_precision
 from ..logdet import Estimator, FixedSeries
 from ..residual import ResidualBlock
-from ..transform import Chain, Transform
+from ..transform import Chain, Transform, given_to
 from . import density, kernels, maps
 from .density import advance_with_logdet, pack
 from .dual import Stage, Way, stages
@@ -87,7 +87,7 @@ class Plan:
             else:
                 x = state.settled()
                 for t in _members(part):
-                    x = t(x, context)
+                    x = t(x, given_to(t, context))
                 state = Carried(x)
         return state.settled()
 
@@ -119,7 +119,8 @@ class Plan:
             else:
                 x = state.settled()
                 for t in _members(part):
-                    x, logdet = t.forward_and_logdet(x, context, estimator=estimator, generator=generator)
+                    own = given_to(t, context)
+                    x, logdet = t.forward_and_logdet(x, own, estimator=estimator, generator=generator)
                     logdets.append(logdet)
                 state = Carried(x)
         logdets += [(pixels * torch.cat(each).sum()).expand(len(x)) for pixels, each in scales.items()]

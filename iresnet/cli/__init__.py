@@ -33,6 +33,9 @@ MEMORY = (
     "or choose another --device."
 )
 
+#: What is said of a mistake that is ours.
+UNFORESEEN = "something went wrong that should not have ({}: {}). Please report it, with what --debug shows."
+
 app = typer.Typer(
     name="iresnet",
     no_args_is_help=True,
@@ -92,6 +95,11 @@ def main(arguments: list[str] | None = None) -> None:
                 raise
             typer.echo(f"iresnet: {MEMORY if _is_memory(error) else printable(str(error))}", err=True)
             raise SystemExit(2 if isinstance(error, ValueError | OSError) else 1) from None
+        except Exception as error:
+            if debug:
+                raise
+            typer.echo(f"iresnet: {UNFORESEEN.format(type(error).__name__, error)}", err=True)
+            raise SystemExit(1) from None
 
 
 def _is_memory(error: Exception) -> bool:

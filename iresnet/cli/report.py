@@ -34,6 +34,9 @@ def report(
     opened, screen = Run.open(run).with_data_in(data_dir), console()
     use_threads(opened.schema.dimension)
     chosen = choose_device(device)
+    for name in ("certificate.json", "environment.json"):
+        opened.read_json(name)  # what is damaged, or speaks of other weights, is refused before anything is judged
+    opened.log()
     if rows is not None or not opened.known("evaluation.json"):
         sha256 = opened.sha256()
         content = judged(opened.model(device=chosen), opened.splits().test, rows, screen)

@@ -70,6 +70,8 @@ def steady() -> Iterator[None]:
     finally:
         out.flush()
         sys.stdout = before
+        if before is None:
+            out.close()
     if out.error is not None:
         raise SystemExit((ended.code if ended else 0) or _gone(out, out.error))
     if ended is not None:

@@ -169,6 +169,7 @@ def certified_radius(model: nn.Module, data: Dataset) -> Tensor:
     Raises `NoBoundKnown` for a head that is not linear and a transform without a proven bound.
     """
     view, y = _view(model), labels(data)
+    directions(view.head)  # refuses the live head: a copy may have lost what makes it another function
     constant, head = lipschitz(model, data), lip.plain(view.head).double()
     apart, size = _apart(directions(head)), _size(head)
     radii = []

@@ -2,8 +2,8 @@
 
 In reading order: `activations` (slopes on record), `rules` (how a norm is taken), `scaling` (many layers at once),
 `constraint` (Eq. 2 as a parametrization, its refresh), `potential` (a g that never stretches), `dense` (layers that
-keep their input), `bound` (the constant of a network from its parts), `layers` (what users constrain), `program` (g as
-data), `trace` (tr J in closed form), `jacobian` (v -> J' v).
+keep their input), `bound` (the constant of a network from its parts), `rounding` (its error in float64), `layers` (what
+users constrain), `program` (g as data), `trace` (tr J in closed form), `jacobian` (v -> J' v).
 """
 
 from .activations import LipSwish, MaxMin, Sine, check_contractive, is_monotone, lipschitz_constant

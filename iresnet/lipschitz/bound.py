@@ -195,6 +195,7 @@ def _measured(
 ) -> tuple[list[Part], float, Shape | None]:
     """The parts of a leaf, its constant, and the shape that it returns."""
     if type(leaf) is Concatenated:
+        _check_finite(name, leaf)
         parts, value, made = _composed(_inside(name, "f"), leaf.f, shape, estimate)
         joined = None if shape is None or made is None else (shape[0] + made[0], *shape[1:])
         return parts, leaf.constant(value), joined
@@ -209,7 +210,17 @@ def _measured(
     return [layer, slope], _times(_times(layer.bound, layer.bound), slope.bound), shape
 
 
+def _check_finite(name: str, layer: nn.Module) -> None:
+    """Refuse numbers for which g(x) is none; weights are looked at where their norm is taken."""
+    for kind, p in layer.named_parameters(recurse=False):
+        if not bool(torch.isfinite(p).all()):
+            raise ValueError(
+                f"{kind} of {_where(name, layer)} holds NaN or infinity; no bound exists. Restore it from a checkpoint."
+            )
+
+
 def _part(name: str, layer: nn.Module, shape: Shape | None, estimate: bool) -> tuple[Part, Shape | None]:
+    _check_finite(name, layer)
     constant = lipschitz_constant(layer)
     if constant is not None:
         after = shape

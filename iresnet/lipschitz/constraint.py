@@ -24,10 +24,11 @@ from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from .. import spectral
+from ..compiler import is_batched, is_transforming, outside_transforms, untracked
 from ..precision import float32_products
 from ..spectral import Geometry
 from ..trust import own_hook, own_parametrization
-from .rules import NormRule
+from .rules import NormRule, PowerIteration
 from .scaling import Rule, scaled, stacked
 
 #: Iterations from a random start, when a layer is made or meets a larger input.
@@ -47,7 +48,7 @@ class SpectralCap(nn.Module):
 
     def __init__(self, layer: nn.Module, coefficient: float, norm: NormRule) -> None:
         super().__init__()
-        self.coefficient, self.norm, self.geometry = coefficient, norm, Geometry.of(layer)
+        self.coefficient, self.norm, self.geometry = coefficient, norm, Geometry.settings(cast(Any, layer))
         weight = cast(Tensor, layer.weight).detach()
         # The largest input met; the buffer `size` is written when it is saved, as torch.func.vjp, inside of which the
         # first input may come by, allows no writing, and reading it would wait for the device.
@@ -57,9 +58,9 @@ class SpectralCap(nn.Module):
         self._held: dict[int, Tensor | None] = {}
         self.dtype: torch.dtype | None = None
         self.fast = False
-        self.register_buffer("gradient", torch.zeros_like(weight))
-        self.register_buffer("direction", weight.new_empty(0))
-        self.register_buffer("size", torch.zeros(self.geometry.axes, dtype=torch.long, device=weight.device))
+        size = torch.zeros(self.geometry.axes, dtype=torch.long, device=weight.device)
+        for name, tensor in ("gradient", torch.zeros_like(weight)), ("direction", weight.new_empty(0)), ("size", size):
+            self.register_buffer(name, _lasting(tensor))
 
     def forward(self, weight: Tensor) -> Tensor:
         ready = self._held.get(_thread()) if self._held else None
@@ -96,7 +97,7 @@ class SpectralCap(nn.Module):
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         direction, size = state_dict.get(prefix + "direction"), state_dict.get(prefix + "size")
         if isinstance(direction, Tensor) and direction.shape != self.direction.shape:
-            self.direction = self.direction.new_empty(direction.shape)
+            self.direction = _lasting(self.direction.new_empty(direction.shape))
         if isinstance(size, Tensor) and size.numel() == self.geometry.axes:
             self.seen = tuple(size.tolist()) if bool((size > 0).all()) else ()
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -128,6 +129,14 @@ def _is_held(cap: SpectralCap) -> bool:
 def _is_recomputing() -> bool:
     """Whether a backward pass is under way in this thread: a forward in it repeats one that was (checkpointing)."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def _lasting(tensor: Tensor) -> Tensor:
+    """A tensor to keep: made inside of `torch.inference_mode`, it could not be written to in training."""
+    if not torch.is_inference_mode_enabled():
+        return tensor
+    with torch.inference_mode(False):
+        return tensor.clone()
 
 
 @contextmanager
@@ -200,7 +209,7 @@ def together(module: nn.Module) -> Iterator[None]:
 def _hold(group: list[tuple[SpectralCap, Tensor]], thread: int) -> None:
     """Refresh layers of one shape, and note the constrained weight of each for this pass."""
     (cap, first), *others = group
-    if torch.compiler.is_compiling():  # a compiler sees through the layers one by one
+    if torch.compiler.is_compiling() or is_transforming():  # these see through the layers one by one
         _refresh_group(group, settle=False)
         for each, _ in group:
             each._held[thread] = None
@@ -259,6 +268,10 @@ def _kept_group(group: list[tuple[SpectralCap, Tensor]]) -> tuple[Tensor, Tensor
 def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Refresh layers of one shape; their weights, the G and the sigma of each, as stacks."""
     cap, first = group[0]
+    if is_transforming():  # what is written here outlasts the transform
+        _refuse_batched(first)
+        with outside_transforms():
+            return _refresh_group([(c, untracked(w)) for c, w in group], settle=settle)
     size = cap.working_size(first)
     dtype = torch.promote_types(first.dtype, torch.float32)  # half precision cannot tell .9 from .903
     weight = stacked([w.detach() for _, w in group]).to(dtype)
@@ -268,7 +281,7 @@ def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> 
     if cold:
         v = spectral.start_vector(weight, cap.geometry, size)
         sigma, v, gradient = cap.norm.refresh(weight, cap.geometry, met, v)
-        for _ in range(0 if settle else COLD_ITERATIONS):
+        for _ in range(COLD_ITERATIONS if isinstance(cap.norm, PowerIteration) and not settle else 0):
             sigma, v, gradient = cap.norm.refresh(weight, cap.geometry, met, v)
     else:
         v = torch.stack([c.direction for c, _ in group]).to(dtype)
@@ -278,11 +291,20 @@ def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> 
         sigma, v, gradient = cap.norm.refresh(weight, cap.geometry, met, v)
     if cold:
         for (c, w), direction in zip(group, v, strict=True):
-            c.direction = direction.to(w.dtype, copy=True)
+            c.direction = _lasting(direction.to(w.dtype, copy=True))
     else:
         torch._foreach_copy_([c.direction for c, _ in group], list(v.unbind(0)))
     torch._foreach_copy_([c.gradient for c, _ in group], list(gradient.unbind(0)))
     return weight, gradient, sigma
+
+
+def _refuse_batched(weight: Tensor) -> None:
+    if is_batched(weight):
+        raise RuntimeError(
+            "in training a constrained layer keeps its norm, which vmap over weights does not allow: the weights are "
+            "many at once here. Call model.eval() before torch.func.functional_call, and after a step "
+            "iresnet.lipschitz.refresh_(model, settle=True) for every member with its weights."
+        )
 
 
 @own_hook
@@ -305,6 +327,15 @@ def _train(layer: nn.Module, mode: bool = True) -> nn.Module:
     if leaving:
         refresh_(layer, settle=True)
     return layer
+
+
+def _assign(layer: nn.Module, weight: Tensor) -> None:
+    _parametrizations(layer).right_inverse(weight)
+
+
+#: The weight of a constrained layer. Not torch's own property, which within `parametrize.cached()` returns what an
+#: earlier pass made: in training one without a graph, so that gradients vanish, or that of a layer which is no more.
+_weight = property(lambda layer: _parametrizations(layer)(), _assign)
 
 
 def _reduce(layer: nn.Module, protocol: Any) -> tuple[Any, ...]:
@@ -337,6 +368,8 @@ def _equip_(layer: nn.Module) -> nn.Module:
     own = cast(Any, type(layer))
     own.train, own.__reduce_ex__, own.__setstate__ = _train, _reduce, _restore
     own.__deepcopy__ = None  # by __reduce_ex__
+    if parametrize.is_parametrized(layer, "weight"):
+        own.weight = _weight
     if "__getstate__" in vars(own):
         del own.__getstate__  # torch's, which refuses
     return layer

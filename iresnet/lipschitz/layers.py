@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from .activations import check_contractive, lipschitz_constant
 from .bound import Conditioned
-from .constraint import constrain_layer_
+from .constraint import SpectralCap, constrain_layer_
 from .dense import Concatenated
 from .potential import Potential
 from .rules import NormRule, PowerIteration
@@ -50,6 +52,8 @@ def constrain_(
                 )
         coefficient = lipschitz ** (1 / _factors(module, layers))
     assert coefficient is not None
+    for layer in layers:  # all of them before any is changed
+        _refuse_foreign(layer)
     for layer in layers:
         constrain_layer_(layer, coefficient, PowerIteration() if norm is None else norm)
     return module
@@ -96,6 +100,25 @@ def _refuse_unknown(module: nn.Module) -> None:
         constant = lipschitz_constant(m)
         if constant is not None and not _is_linear(m):
             check_contractive(m)
+
+
+def _refuse_foreign(layer: nn.Module) -> None:
+    """Refuse a layer whose weight is not its own: computed by another parametrization, or before every pass."""
+    kind, weight = parametrize.type_before_parametrizations(layer).__name__, layer._parameters.get("weight")
+    if weight is not None and is_lazy(weight):
+        raise ValueError(
+            f"a layer is constrained once its weight has a shape; that of {kind} has none yet. Pass a batch through it."
+        )
+    if parametrize.is_parametrized(layer, "weight"):
+        rules = [type(p).__name__ for p in cast(Any, layer).parametrizations.weight if not isinstance(p, SpectralCap)]
+    else:
+        rules = ["a hook"] if weight is None else []
+    if rules:
+        raise ValueError(
+            f"a layer is constrained by a weight of its own; that of {kind} is made by {', '.join(rules)}. Remove that "
+            "first: torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight'); for the older ways, "
+            "remove_weight_norm, remove_spectral_norm or prune.remove."
+        )
 
 
 class LipschitzLinear(nn.Linear):

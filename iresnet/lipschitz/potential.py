@@ -58,7 +58,7 @@ class Potential(nn.Module):
         weight = layer.weight  # one and the same on the way there and back: J is symmetric to the last bit of W
         if isinstance(layer, nn.Linear):
             return -functional.linear(self.activation(functional.linear(x, weight, layer.bias)), weight.mT)
-        g, none = Geometry.of(layer), (0,) * (weight.dim() - 2)
+        g, none = Geometry.settings(layer), (0,) * (weight.dim() - 2)
         h = torch.convolution(x, weight, layer.bias, g.stride, g.before, g.dilation, False, none, g.groups)
         h = cast(Tensor, self.activation(h))
         return -torch.convolution(h, weight, None, g.stride, g.before, g.dilation, True, none, g.groups)

@@ -215,7 +215,7 @@ def note_sizes(g: nn.Module, size: tuple[int, ...]) -> None:
         if isinstance(layer, LINEAR[1:]):
             if cap is not None:
                 cap.see(size)
-            size = Geometry.of(layer).output_size(size, tuple(layer.weight.shape[2:]))
+            size = Geometry.settings(layer).output_size(size, tuple(layer.weight.shape[2:]))
 
 
 def _nested(layer: Concatenated) -> Step | None:

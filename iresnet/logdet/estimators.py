@@ -11,6 +11,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
+from ..compiler import is_transforming, may_read
 from .bounds import terms_needed
 from .jacobian import Jacobian
 from .probes import Probe, draw, draw_noise, signs
@@ -54,16 +55,27 @@ class Exact(Estimator):
             _check_positive(det)
             return det.log()
         eye = torch.eye(j.shape[-1], dtype=j.dtype, device=j.device)
-        sign, logdet = torch.linalg.slogdet(eye + j)
+        sign, logdet = _slogdet(eye + j)
         _check_positive(sign)
-        return cast(Tensor, logdet)
+        return logdet
+
+
+def _slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
+    """The sign and ln |det| of matrices.
+
+    Inside of `torch.func` by their factors: there vmap of a forward derivative of slogdet is wrong (torch 2.7 to 2.13).
+    """
+    if not is_transforming():
+        return cast("tuple[Tensor, Tensor]", torch.linalg.slogdet(a))
+    factors, pivots = torch.linalg.lu_factor(a)
+    diagonal = factors.diagonal(dim1=-2, dim2=-1)
+    swapped = (pivots != torch.arange(1, a.shape[-1] + 1, device=a.device)).sum(-1)
+    return diagonal.sign().prod(-1) * (1 - 2 * (swapped % 2)), diagonal.abs().log().sum(-1)
 
 
 def _check_positive(det: Tensor) -> None:
     """Lemma 6: a residual layer with a contractive g has a positive determinant. |det| would hide that it is not."""
-    if torch.compiler.is_compiling() or (det.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return
-    if bool((det <= 0).any()):
+    if may_read(det) and bool((det <= 0).any()):
         raise ValueError(
             f"det(I + J) must be positive; got {float(det.detach().min()):.3g}. g is not a contraction here: constrain "
             "its layers; if they are, power iteration lags behind fast steps: lower the learning rate or use "

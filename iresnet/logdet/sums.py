@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from ..compiler import may_read
 from .jacobian import Jacobian
 
 #: How often a series that stops by itself is asked whether it may, in terms: on a GPU asking means waiting.
@@ -75,7 +76,7 @@ def settled_series(
         found = (w * v).flatten(1).sum(1) if k > 1 or trace is None else trace
         total = total + torch.where(going, found * ((1 - 2 * ((k - 1) % 2)) / k), 0.0)
         going = going & ~(factor * w.flatten(1).norm(dim=1) / (k + 1) <= tolerance)
-        if k % (LOOK_EVERY if v.is_cuda else 1) == 0 and not bool(going.any()):
+        if k % (LOOK_EVERY if v.is_cuda else 1) == 0 and may_read(v) and not bool(going.any()):
             break
     return total
 
@@ -92,14 +93,21 @@ def refuse_second_derivative() -> None:
     if torch.is_grad_enabled():
         raise RuntimeError(
             "trying to differentiate twice: the gradient of an estimated log-determinant or of an inverse has none "
-            "itself. Use Exact() and first-order methods, or leave create_graph=True out."
+            "itself. Use Exact() and first-order methods, or leave create_graph=True out; torch.func.grad always asks "
+            "for both, torch.autograd.grad does not."
         )
 
 
 class _Attach(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: object, value: Tensor, surrogate: Tensor) -> Tensor:
+    def forward(value: Tensor, surrogate: Tensor) -> Tensor:
         return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Nothing is kept."""
 
     @staticmethod
     def backward(ctx: object, grad: Tensor) -> tuple[None, Tensor]:

@@ -8,15 +8,13 @@ replaces the entry of the same cell, budget, recipe, settings and seed, and the 
 from __future__ import annotations
 
 import statistics
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 from numpy.typing import NDArray
 
+from ..data import npy
 from ..results import Results, finite, read, write
 from ..run import Run
 from .cells import DATASETS, DENSITIES, DIGITS, NONE, Cell, order
@@ -99,12 +97,13 @@ def damaged(path: Path) -> ValueError:
 
 def arrays(path: Path, *names: str) -> Arrays:
     """The arrays that were kept for a picture; `names` must be among them."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist.")
+    if not path.is_file():
+        raise damaged(path)
     try:
-        with path.open("rb") as stream, np.load(stream) as file:
-            found = {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error):
+        found = npy.load(path, lambda members: members)
+    except ValueError:
         raise damaged(path) from None
     if any(name not in found for name in names):
         raise damaged(path)

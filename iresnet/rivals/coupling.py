@@ -26,7 +26,7 @@ from ..fixed_point import Solution, Solver
 from ..float64 import RESIDUAL_ROUNDING
 from ..logdet import Estimator
 from ..residual import full_precision
-from ..transform import Shape, Stretch, Transform, check_batch
+from ..transform import Shape, Stretch, Transform, check_batch, check_context, in_float64
 from ..trust import NoBoundKnown, changed, doubt
 from .split import Halves, Split
 
@@ -51,6 +51,10 @@ class Coupling(Transform):
         self.conditioner, self.split = conditioner, Halves() if split is None else split
         self._takes_context = "context" in inspect.signature(type(conditioner).forward).parameters
 
+    @property
+    def takes_context(self) -> bool:
+        return self._takes_context
+
     @abstractmethod
     def move(self, moved: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
         """(z2, s, or None where it is zero) for x2 and what the conditioner says."""
@@ -66,6 +70,7 @@ class Coupling(Transform):
     def through(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(z, s, or None where it is zero): all that the forward map computes."""
         self._check(x, "x")
+        check_context(self, context)
         kept, moved = self.split.take(x)
         h = self._ask(kept, moved, context)
         if h.dim() == 4 and h.is_contiguous(memory_format=torch.channels_last):  # the layout that convolutions chose
@@ -96,6 +101,7 @@ class Coupling(Transform):
         solver: Solver | None = None,
     ) -> Tensor:
         self._check(z, "z")
+        check_context(self, context)
         kept, moved = self.split.take(z)
         with full_precision(z):
             h = self._ask(kept, moved, context, self._in_eval())
@@ -119,10 +125,12 @@ class Coupling(Transform):
             kept, moved = self.split.take(x.double())
             h = self._ask_exactly(kept, moved, context)
             residual, factor = self.move(moved, h)[0] - self.split.take(z.double())[1], self.shrinking(h)
-            allowance = RESIDUAL_ROUNDING * (1 + z.double().flatten(1).norm(dim=1))
+            # The numbers that are added up: x2 exp(s), t and z2.
+            largest = 1.0 if factor is None else 1 / factor.flatten(1).amin(1)
+            allowance = RESIDUAL_ROUNDING * (1 + _norm(z.double()) + largest * _norm(moved) + _norm(h))
             if factor is not None:
                 residual, allowance = residual * factor, allowance * factor.flatten(1).amax(1)
-            bound = torch.nan_to_num(residual.flatten(1).norm(dim=1) + allowance, nan=torch.inf, posinf=torch.inf)
+            bound = torch.nan_to_num(_norm(residual) + allowance, nan=torch.inf, posinf=torch.inf)
         reason = doubt(self) or next(filter(None, map(_foreign, self.conditioner.modules())), "")
         none = torch.zeros_like(bound).long()
         return Solution(x, none, bound, torch.isfinite(bound), proven=not reason, reason=reason)
@@ -153,7 +161,7 @@ class Coupling(Transform):
         """The conditioner as stored, in float64 and in eval."""
         with full_precision(kept):
             exact = copy.deepcopy(self.conditioner).double().eval()
-            return self._ask(kept, moved, None if context is None else context.double(), exact)
+            return self._ask(kept, moved, in_float64(context), exact)
 
     def _checked(self, h: Tensor, moved: Tensor) -> Tensor:
         expected = (len(moved), self.outputs * moved.shape[1], *moved.shape[2:])
@@ -255,6 +263,10 @@ def preserves_volume(transform: Transform) -> bool:
     if isinstance(transform, Coupling):
         return transform.volume_preserving
     return not list(transform.parameters()) and transform.stretch().logdet in (None, (0.0, 0.0))
+
+
+def _norm(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x.flatten(1), dim=1)  # type: ignore[no-any-return]
 
 
 def _foreign(module: nn.Module) -> str:

@@ -84,6 +84,8 @@ def resume(
         finished = step >= steps and (run.folder / "model.safetensors").is_file()
         if state is None or not finished:
             splits = run.splits()
+            if not (run.folder / "data.json").is_file():  # killed before it was written
+                atomic.write(run.folder / "data.json", json.dumps(fingerprints(splits), indent=1) + "\n")
             run = run if learning_rate is None else run.with_learning_rate(learning_rate, step)
             return _fit(run, splits, state, device, report, stop)
         if learning_rate is not None:

@@ -74,6 +74,9 @@ class Run:
             what = "is not a run folder: it has no config.toml" if folder.is_dir() else f"does not exist{meant(folder)}"
             end = "" if what.endswith("?") else "."
             raise FileNotFoundError(f"{folder} {what}{end} Train first: iresnet train digits-hybrid --out {folder}")
+        for name in FILES:  # a pipe would be waited for without end, a device read without end
+            if (folder / name).exists() and not (folder / name).is_file():
+                raise ValueError(f"{folder / name} must be a file; it is something else. Remove it, or train again.")
         header, _, body = reading.text(folder / "config.toml", "Train again.").partition("\n")
         _check_header(header, folder)
         try:
@@ -154,7 +157,10 @@ class Run:
 
     def blank(self, rows: Tensor | None = None) -> nn.Module:
         """The untrained model, drawn by torch's global generator; `rows` fit its scaling."""
-        return build(self.experiment.network, self.schema, self.experiment.objective.kind, rows)
+        try:
+            return build(self.experiment.network, self.schema, self.experiment.objective.kind, rows)
+        except ValueError as error:
+            raise ValueError(f"{self.folder}: config.toml and schema.json do not fit: {error}") from None
 
     def model(self, weights: str = "model", device: str | torch.device = "cpu") -> nn.Module:
         """The trained model in eval: `weights` is "model" (released) or "best" (as trained, not tightened)."""

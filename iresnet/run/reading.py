@@ -24,6 +24,8 @@ def text(path: Path, remedy: str) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is damaged: it is no text in UTF-8 ({error.reason}). {remedy}") from None
+    except OSError as error:  # of a failing disk, which does not say what was read
+        raise OSError(f"{path} cannot be read: {error.strerror or error}. {remedy}") from None
 
 
 def json_object(path: Path, remedy: str = "Remove it; it can be made again.") -> dict[str, Any]:

@@ -39,6 +39,11 @@ class Geometry:
             )
         if reason := doubt(layer):
             raise NoBoundKnown(f"no norm bound is known for {type(layer).__name__}: {reason}")
+        return cls.settings(layer)
+
+    @classmethod
+    def settings(cls, layer: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Geometry:
+        """The geometry that the settings of a layer say, for whoever computes with it and proves nothing."""
         if isinstance(layer, nn.Linear):
             return cls()
         if layer.padding_mode not in ("zeros", "circular"):
