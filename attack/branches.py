@@ -244,6 +244,8 @@ def check_solve(r: random.Random, block: ResidualBlock, x: Tensor, bound: float 
     try:
         s = block.solve(z)
     except Exception as error:
+        if "NaN or infinity" in str(error):  # the numbers of a model that is broken, named
+            return
         raise Violation(f"{name}: solve raises {type(error).__name__}: {error}") from error
     if s.proven and bool(s.converged.any()):
         with torch.no_grad():
@@ -292,7 +294,7 @@ def check_training(block: ResidualBlock, x: Tensor, name: str) -> None:
 def check_logdet(block: ResidualBlock, x: Tensor, name: str) -> None:
     """Code and log-determinant are those of the live network, whatever is known of it: by differences of its values."""
     with torch.no_grad():
-        if any(word in name for word in ("backward_hook", "mixed", "in_place")) or not torch.equal(
+        if any(word in name for word in ("backward_hook", "mixed", "in_place", "all modules")) or not torch.equal(
             block.g(x.clone()), block.g(x.clone())
         ):
             return

@@ -113,8 +113,8 @@ def new_parameter(r: random.Random, model: nn.Module) -> None:
 
 @mutation
 def loaded(r: random.Random, model: nn.Module) -> None:
-    state = {k: -v if v.is_floating_point() and "size" not in k else v for k, v in model.state_dict().items()}
-    model.load_state_dict(state)
+    names = dict(model.named_parameters())
+    model.load_state_dict({k: -v if k in names else v for k, v in model.state_dict().items()})
 
 
 @mutation
