@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 import signal
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +28,7 @@ from .nursery import HUNG, Ended, nursery
 HOSTILE = (
     "", " ", "-", "--", "-1", "0", "1", "2", "0.5", "nan", "inf", "-inf", "1e400", "1e-320", "1e308", str(2**63),
     str(-(2**63) - 1), str(2**64), "9" * 30, "9" * 5000, "1_000", "٣", "true", "None", "é", "\u202e", "💥", "a\nb",
-    "\x1b[31mred", "\udcff", "x" * 300, "x" * 5000, "..", "../..", ".", "/dev/null", "/dev/full", "/proc/self/mem",
+    "\x1b[31mred", "\udcff", "x" * 300, "x" * 5000, "..", "../..", ".", "/proc/self/mem", "full",
     "[red]", ":boom:", "%s%n", "{0}", "$(id)", "'", '"', "a=b", "=", "a,b", "-n", "--out", "*", "\\", "~", "~root",
     "cuda", "cuda:99", "cpu:1", "meta", "file.csv", "missing/file.csv", "config.toml", "con", "1 2",
 )  # fmt: skip
@@ -38,7 +39,13 @@ COUNTS = ("0", "-1", "1", "2", "3", "5", "abc", "1.5", "", "1e3", "٣", "0x10", 
 #: Sensible values by the name of a parameter; RUN and FILE stand for what is there.
 SENSIBLE: dict[str, tuple[str, ...]] = {
     "run": ("run", "run", "run", "run", "mnist-classifier", "missing"),
-    "what": ("points-density", "table-hybrid", "digits-classifier", "mine.toml", "table-maf", "mnist-flow", "toy-glow"),
+    "what": (
+        *["points-density"] * 6,
+        *["toy-glow", "toy-iresnet"] * 2,
+        "digits-classifier",
+        "table-hybrid",
+        "mine.toml",
+    ),
     "preset": ("points-density", "toy-iresnet"),
     "data": ("moons", "digits", "rows.csv", "rows.npy", "images", "mnist", "images.npz"),
     "file": ("moons", "digits", "rows.csv", "rows.npy", "images", "numbers.csv", "images.npz"),
@@ -47,7 +54,7 @@ SENSIBLE: dict[str, tuple[str, ...]] = {
     "folder": (".", "data"),
     "device": ("cpu", "auto"),
     "split": ("test", "validation", "train"),
-    "out": ("out", "deep/er/out", "run", "rows.csv", "images", "out.csv", "out.html", "/dev/full", "run/config.toml"),
+    "out": ("out", "deep/er/out", "run", "rows.csv", "images", "out.csv", "out.html", "full", "run/config.toml"),
     "runs": ("models", "run"),
     "codes": ("codes.npy", "rows.npy", "rows.csv", "run"),
     "precision": ("float32", "float64"),
@@ -70,11 +77,13 @@ SENSIBLE: dict[str, tuple[str, ...]] = {
     "seed": ("0", "1", "12345"),
     "threads": ("1", "2"),
 }
+#: Options that contradict others, or what is asked for without them.
+UNLIKELY = ("preset", "resume_", "data_dir", "folder")
 NUMBERS = ("count", "draws", "pairs", "steps", "rows", "threads")
 
 #: Settings by which no training takes long; `--set` may replace all but the first two.
 SMALL = {
-    "training.steps": "2", "training.epochs": "0", "network.width": "4", "network.blocks": "[1]", "network.terms": "2",
+    "training.steps": "2", "training.epochs": "0", "network.width": "4", "network.blocks": "[1]",
     "training.batch": "8",
 }  # fmt: skip
 BOUNDED = ("training.steps", "training.epochs")
@@ -89,14 +98,21 @@ SETTINGS = (
     "training.optimiser", "training.betas", "training.clip", "training.average", "training.warmup",
     "acceleration.graph", "nothing", "steps", "network", "training.milestones", "data.augment", "",
 )  # fmt: skip
+SIZES = (
+    "0", "-1", "1", "2", "3", "7", "1000000", "1000000000", "1" + "0" * 30, "0.5", "1e-9", "1e-300", "1e30", "1e308",
+    "-0.0", "nan", "inf", "[1]", "[2]", "[3, 3]", "[1000000]", "[0.1, 0.2]", "[1e-300, 0.5]", "[]",
+)  # fmt: skip
 VALUES = (
     *HOSTILE, "[]", "[1]", "[0]", "[-1]", "[1000000000]", "[1, 1, 1, 1]", "[0.5, 0.5]", "1000000000", "1000000",
     "{}", "[" * 3000, "1e-9", "density", "classification", "hybrid", "iresnet", "resnet", "glow", "elu", "sgd",
     "adamax", "moons", "digits",
 )  # fmt: skip
 
-#: Commands that take seconds are called less often.
-RARE = ("demo", "export", "reproduce")
+#: How often a value is not sensible.
+WILDNESS = (0.0, 0.1, 0.1, 0.3, 0.9)
+
+#: How often a command is called: training has most settings, and some take many seconds.
+SHARES = {"train": 60, "demo": 1, "export": 1, "reproduce": 1}
 
 SECONDS, MEMORY = 40, 3072 * MIB
 
@@ -105,10 +121,10 @@ SECONDS, MEMORY = 40, 3072 * MIB
 def commands(r: random.Random) -> str:
     """Command lines made from the definition of every command, sensible and not."""
     names = list(definition())
-    name = r.choices(names, [1 if name in RARE else 12 for name in names])[0]
+    name = r.choices(names, [SHARES.get(name, 12) for name in names])[0]
     with TemporaryDirectory(prefix="iresnet-attack-") as place:
         folder = _furnished(r, Path(place))
-        words = [*name.split(), *_arguments(r, definition()[name]), *_options(r, definition()[name])]
+        words = Line(r, r.choice(WILDNESS)).words(name)
         fault = Fault("confine", folder=place, memory=MEMORY, seconds=SECONDS)
         ended = nursery().call(*words, folder=folder, fault=fault, seconds=6 * SECONDS)
         return verdict(words, ended)
@@ -159,45 +175,71 @@ def _furnished(r: random.Random, place: Path) -> Path:
     for name in ("csv/rows.csv", "csv/numbers.csv", "npz/rows.npy", "npz/images.npz", "npz/codes.npy"):
         source = made(name.partition("/")[0]) / name.partition("/")[2]
         (folder / source.name).write_bytes(source.read_bytes())
+    (folder / "full").symlink_to("/dev/full")
     (folder / "mine.toml").write_bytes((made("settings") / "digits-hybrid.toml").read_bytes())
     return folder
 
 
-def _arguments(r: random.Random, command: Any) -> list[str]:
-    words = []
-    for parameter in command.params:
-        if parameter.param_type_name == "argument" and r.random() < (0.97 if parameter.required else 0.8):
-            words += [_value(r, parameter.name) for _ in range(1 if parameter.nargs == 1 else r.randint(1, 2))]
-    return words + [r.choice(HOSTILE)] * (r.random() < 0.03)
+@dataclass(frozen=True)
+class Line:
+    """A command line that is drawn; `wild` is how often a word of it is not sensible."""
 
+    r: random.Random
+    wild: float
 
-def _options(r: random.Random, command: Any) -> list[str]:
-    words: list[str] = []
-    for parameter in command.params:
-        if parameter.param_type_name != "option" or r.random() > 0.25 or parameter.name in ("set_", "steps"):
-            continue
-        for _ in range(1 + (r.random() < 0.2)):
-            words += [r.choice(parameter.opts)] + ([] if parameter.is_flag else [_value(r, parameter.name)])
-    opts = {parameter.name for parameter in command.params}
-    if "set_" in opts and "--resume" not in words:
-        words += _settings(r)
-    if "steps" in opts:
-        words += ["--steps", r.choice(("1", "2") if r.random() < 0.7 else COUNTS)]
-    return words + r.choice(([], [], [], [], [], [], ["--help"], ["--nonsense"], ["--version"], ["--device"]))
+    def words(self, name: str) -> list[str]:
+        """The words of a line for a command."""
+        command = definition()[name]
+        if name == "train" and self._chance(0.15):
+            return ["train", "--resume", "--out", self.value("run"), *self._junk()]
+        return [*name.split(), *self._arguments(command), *self._options(command), *self._junk()]
 
+    def value(self, parameter: str) -> str:
+        """A value for a parameter."""
+        if not self._strange() and parameter in SENSIBLE:
+            return self.r.choice(SENSIBLE[parameter])
+        return self.r.choice(COUNTS if parameter in NUMBERS else HOSTILE)
 
-def _value(r: random.Random, parameter: str) -> str:
-    if r.random() < 0.7 and parameter in SENSIBLE:
-        return r.choice(SENSIBLE[parameter])
-    return r.choice(COUNTS if parameter in NUMBERS else HOSTILE)
+    def _arguments(self, command: Any) -> list[str]:
+        words = []
+        for parameter in command.params:
+            wanted = 1.0 if parameter.required else 0.9
+            if parameter.param_type_name == "argument" and self._chance(wanted) and not self._chance(self.wild / 9):
+                words += [
+                    self.value(parameter.name) for _ in range(1 if parameter.nargs == 1 else self.r.randint(1, 2))
+                ]
+        return words
 
+    def _options(self, command: Any) -> list[str]:
+        words: list[str] = []
+        for parameter in command.params:
+            likely = self.wild if parameter.name in UNLIKELY else 0.25
+            if parameter.param_type_name != "option" or not self._chance(likely) or parameter.name in ("set_", "steps"):
+                continue
+            for _ in range(1 + self._chance(0.1)):
+                words += [self.r.choice(parameter.opts)] + ([] if parameter.is_flag else [self.value(parameter.name)])
+        names = {parameter.name for parameter in command.params}
+        words += self._settings() if "set_" in names and "--resume" not in words else []
+        return words + (
+            ["--steps", self.r.choice(COUNTS if self._strange() else ("2", "3"))] if "steps" in names else []
+        )
 
-def _settings(r: random.Random) -> list[str]:
-    """Assignments that keep a training small, and perhaps a few that are attacks."""
-    chosen = dict(SMALL)
-    for _ in range(r.choice((0, 0, 1, 1, 2))):
-        chosen[r.choice(SETTINGS)] = r.choice(VALUES)
-    chosen |= {key: SMALL[key] for key in BOUNDED}
-    chosen.pop("steps", None)
-    words = [f"{key}={value}" for key, value in chosen.items()]
-    return [word for assignment in words for word in ("--set", assignment)]
+    def _settings(self) -> list[str]:
+        """Assignments that keep a training small, and perhaps a few that are attacks."""
+        chosen = dict(SMALL)
+        for _ in range(self.r.choice((0, 1, 1, 2)) if self.wild else 0):
+            chosen[self.r.choice(SETTINGS)] = self.r.choice(VALUES if self._strange() else SIZES)
+        chosen |= {key: SMALL[key] for key in BOUNDED}
+        words = [f"{key}={value}" for key, value in chosen.items() if key != "steps"]
+        return [word for assignment in words for word in ("--set", assignment)]
+
+    def _junk(self) -> list[str]:
+        """What no command has, or an option without its value."""
+        others = (["--help"], ["--nonsense"], ["--version"], ["--device"], [self.r.choice(HOSTILE)], ["-n", "-n"])
+        return self.r.choice(others) if self._chance(self.wild / 4) else []
+
+    def _strange(self) -> bool:
+        return self._chance(self.wild)
+
+    def _chance(self, part: float) -> bool:
+        return self.r.random() < part

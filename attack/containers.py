@@ -18,7 +18,10 @@ from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
+import safetensors.torch
 from numpy.typing import NDArray
+
+from iresnet import checkpoint
 
 from .damage import BYTES, STRANGE, Damage, flip, strange_json
 
@@ -117,6 +120,17 @@ def other_metadata(r: random.Random, content: bytes) -> bytes:
     said: Any = strange_json(r, words.encode()).decode()
     header["__metadata__"] = r.choice(({"iresnet": said}, {"iresnet": said}, {"iresnet": "[" * 99_999}, {}, STRANGE[5]))
     return joined(header, data)
+
+
+def signed(content: bytes) -> bytes:
+    """The same file with the right digest in its header, as one who means harm would write it, if it can be read."""
+    try:
+        header, data = parts_of(content)
+        said = json.loads(header["__metadata__"]["iresnet"])
+        said["sha256"] = checkpoint._digest(safetensors.torch.load(content), said["state"])
+    except Exception:
+        return content
+    return joined({**header, "__metadata__": {"iresnet": json.dumps(said)}}, data)
 
 
 def _packed(metadata: Any, arrays: dict[str, tuple[dict[str, Any], bytes]]) -> bytes:

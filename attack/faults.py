@@ -125,6 +125,11 @@ class Writes:
         if not isinstance(path, str | bytes | os.PathLike):
             return None
         found = os.path.realpath(os.fsdecode(path))
-        if found.startswith(("/dev/", "/proc/", "pipe:", "socket:")):
+        if found.startswith(("/proc/", "pipe:", "socket:")) or (os.path.exists(found) and not _is_plain(found)):
             return None
         return found == self.folder or found.startswith(self.folder + os.sep)
+
+
+def _is_plain(path: str) -> bool:
+    """Whether a path is that of a file or a folder, and not of a device."""
+    return os.path.isfile(path) or os.path.isdir(path)

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import Violation, containers, damage, kind, places
 from .damage import Damage
-from .fixtures import copy_of, made
+from .fixtures import copy_of, made, root
 from .limits import MIB, limited
 from .readers import DATA_READERS, RUN_READERS, Reader, quietly
 
@@ -35,8 +35,10 @@ WAYS: dict[str, tuple[Damage, ...]] = {
     ".png": containers.IMAGE,
 }
 
-#: The parts of cases with a bomb, and with something else in the file's place.
-BOMBS, ELSEWHERE = 0.004, 0.05
+#: The parts of cases with a bomb, with something else in the file's place, and of checkpoints with the right digest of
+#: what is wrong: nothing tells such weights from others, but they must fit.
+BOMBS, ELSEWHERE, HOSTILE = 0.004, 0.05, 0.5
+SIGNED = "signed "
 
 #: Members of an archive are files too.
 MEMBERS = ("cifar-10-batches-bin/", "cifar-100-binary/")
@@ -67,7 +69,7 @@ def attack(r: random.Random, readers: Sequence[Reader]) -> str:
         folder = copy_of(reader.fixture, Path(place) / "files")
         path = r.choice([p for pattern in reader.files.split() for p in matching(folder, pattern)])
         what = _damaged(r, path, reader)
-        return verdict(reader, folder, path, what, wanted)
+        return verdict(reader, folder, path, what, None if what.startswith(SIGNED) else wanted)
 
 
 def verdict(reader: Reader, folder: Path, path: Path, what: str, wanted: Any) -> str:
@@ -94,7 +96,7 @@ def _refused(error: Exception, folder: Path, path: Path, where: str) -> str:
         raise Violation(f"{where}: not one line: {text[:200]!r}") from error
     if len(text) >= LONG:
         raise Violation(f"{where}: a sentence of {len(text)} characters: {text[:200]!r}") from error
-    if not any(name in text for name in (str(folder), path.name, path.stem, *MEMBERS)):
+    if not any(name in text for name in (str(folder), str(root()), path.name, path.stem, *MEMBERS)):
         raise Violation(f"{where}: the sentence names no file: {type(error).__name__}: {text[:200]!r}") from error
     return "refused"
 
@@ -119,7 +121,7 @@ def _damaged(r: random.Random, path: Path, reader: Reader) -> str:
         return "exchange"
     ending, chance = next((e for e in WAYS if path.name.endswith(e)), ""), r.random()
     if chance < ELSEWHERE:
-        way = r.choice(places.PLACES)
+        way = r.choice([place for place in places.PLACES if place is not places.pipe or not reader.writes])
         path.unlink()
         way(r, path)
         return way.__name__
@@ -127,5 +129,7 @@ def _damaged(r: random.Random, path: Path, reader: Reader) -> str:
         path.write_bytes(containers.BOMBS[ending](r, path.read_bytes()))
         return "bomb"
     damaging = r.choice(WAYS.get(ending, damage.BYTES))
-    path.write_bytes(damaging(r, path.read_bytes()))
-    return damaging.__name__
+    content = damaging(r, path.read_bytes())
+    hostile = ending == ".safetensors" and r.random() < HOSTILE
+    path.write_bytes(containers.signed(content) if hostile else content)
+    return f"{SIGNED * hostile}{damaging.__name__}"

@@ -48,6 +48,11 @@ class Reader:
     weight: int = 1
     exchange: bool = False
 
+    @property
+    def writes(self) -> bool:
+        """Whether it writes to the folder too: a pipe that nobody reads from makes everybody wait who writes to it."""
+        return self.read in (_resumed, _resumed_by_other_settings, _finished, _reported, _evaluated, _certified)
+
 
 # ----------------------------------------------------------------------------------------------------------------- runs
 
@@ -109,9 +114,8 @@ def _reported(folder: Path) -> bool:
 def _bound(folder: Path) -> bool:
     """Whether the certificate and the evaluation, where they name a model, name the one beside them."""
     opened, model = Run.open(folder), checkpoint.sha256(folder / "model.safetensors")
-    return all(
-        opened.read_json(f"{name}.json").get("model_sha256", model) == model for name in ("certificate", "evaluation")
-    )
+    said = [opened.read_json(f"{name}.json").get("model_sha256") for name in ("certificate", "evaluation")]
+    return all(digest in (None, "", 0, model) for digest in said)
 
 
 def _evaluated(folder: Path) -> None:
