@@ -228,7 +228,7 @@ class Standardise(Transform):
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         """Exact, but for ln det without a shape: it grows with the number of positions, so it has no bound then."""
-        std = self.std.double()
+        std = self.std.double().abs()  # a file may hold anything
         logdet = (-math.inf, math.inf)
         if input_shape is not None:
             logdet = (-math.prod(input_shape[1:]) * float(std.log().sum()),) * 2

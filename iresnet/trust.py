@@ -92,7 +92,8 @@ def own_parametrization(cls: T) -> T:
 def check_process() -> None:
     """Refuse a proof where any function may be another one: under hooks of all modules, or cached weights."""
     hooks = (*torch_module._global_forward_hooks.values(), *torch_module._global_forward_pre_hooks.values())
-    if any(not getattr(hook, "__module__", "").startswith("torch.") for hook in hooks):  # torch's own only count
+    # Those of torch and of this library only count and note.
+    if any(not getattr(hook, "__module__", "").startswith(("torch.", "iresnet.")) for hook in hooks):
         raise NoBoundKnown("forward hooks of all modules are registered, which may change any function; remove them.")
     if parametrize._cache_enabled:
         raise NoBoundKnown(

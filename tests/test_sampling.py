@@ -30,6 +30,7 @@ from iresnet import (
     constrain_,
     contractive_convnet,
     contractive_mlp,
+    mlp_flow,
     tighten_,
 )
 from iresnet.architectures import build
@@ -501,11 +502,15 @@ def test_a_hybrid_prepares_once(gpu):
     assert len(gpu) == 1
 
 
+def conditional():
+    return mlp_flow(4, blocks=1, hidden=(8,), context=2).double().eval()
+
+
 @pytest.mark.parametrize(
     ("change", "options", "words"),
     [
         (lambda f: f, {"solver": Banach()}, "a solver was named"),
-        (lambda f: f, {"context": normal(3, 2)}, "a context was given"),
+        (lambda f: conditional(), {"context": normal(3, 2)}, "a context was given"),
         (lambda f: f.train(), {}, "the model is in training"),
     ],
 )
