@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from ..residual import ResidualBlock
 from ..transform import Transform
 
 #: What is as good as zero in float64 for maps of some layers.
@@ -113,11 +114,17 @@ def inverse_evaluations(transform: Transform, x: Tensor) -> Evaluations:
     counts = []
     for layer in layers(transform):
         for z in (layer(s * x).detach() for s in SCALES):
-            counts += [_count(layer, partial(layer.inverse, z, tolerance=t)) for t in TOLERANCES]
+            counts += [_inverse_count(layer, z, t) for t in TOLERANCES]
     with torch.no_grad():
         error = float((transform.inverse(transform(x), tolerance=TOLERANCES[-1]) - x).abs().max())
     found = _evaluations(counts)
     return Evaluations(found.fewest, found.most, error)
+
+
+def _inverse_count(layer: Transform, z: Tensor, tolerance: float) -> int:
+    if isinstance(layer, ResidualBlock):  # which solves with a copy of its network, and counts itself
+        return int(layer.solve(z, tolerance=tolerance).iterations.max())
+    return _count(layer, partial(layer.inverse, z, tolerance=tolerance))
 
 
 def _evaluations(counts: Sequence[int]) -> Evaluations:
@@ -142,7 +149,7 @@ def _is_layer(module: nn.Module) -> bool:
 
 @contextmanager
 def _counting(module: nn.Module) -> Iterator[list[None]]:
-    """Every call of a module, by a hook of all modules: with one of its own nothing would be proven of it."""
+    """Every call of a module, by a hook of all modules, which changes nothing."""
     calls: list[None] = []
 
     def note(called: nn.Module, *_: object) -> None:
