@@ -24,6 +24,7 @@ from . import atomic
 from .lipschitz import SpectralCap
 from .mixing import InvertibleConv1x1
 from .preprocess import Standardise
+from .spelling import printable, quoted
 
 #: Raised when a file of this version could not be read by the one before.
 FORMAT = 1
@@ -114,6 +115,8 @@ def _read(path: Path, *, tensors: bool = True) -> tuple[dict[str, Any], dict[str
     except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
         why = str(error).splitlines()[0]
         raise ValueError(f"{path} is damaged or no checkpoint: {why}. Restore it, or train again.") from None
+    except OSError as error:  # of a failing disk, which does not say what was read
+        raise OSError(f"{path} cannot be read: {error.strerror or error}. Restore it, or train again.") from None
     return header if isinstance(header, dict) else {}, flat
 
 
@@ -130,9 +133,9 @@ def check_format(header: Mapping[str, Any], path: Path) -> None:
     """Refuse what another version wrote in another format."""
     found = header.get("format")
     if found != FORMAT:
-        writer = f"iresnet {header['iresnet']}" if "iresnet" in header else "another program"
+        writer = f"iresnet {printable(str(header['iresnet']))}" if "iresnet" in header else "another program"
         raise ValueError(
-            f"{path} was written by {writer} in format {found}; this version reads format {FORMAT}. "
+            f"{path} was written by {writer} in format {quoted(found)}; this version reads format {FORMAT}. "
             "Use the version that wrote it, or train again."
         )
 

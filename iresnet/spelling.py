@@ -106,6 +106,11 @@ def quoted(value: object) -> str:
     return cut(_QUOTE.repr(value))
 
 
+def named(error: OSError, path: object) -> OSError:
+    """The same error with the name of what was read, which Python gives only where a file cannot be opened."""
+    return error if error.filename is not None else type(error)(f"{path} cannot be read: {error.strerror or error}.")
+
+
 def reason(error: Exception) -> str:
     """Why something failed: the first line of an error, or what kind of error it is.
 

@@ -14,6 +14,7 @@ import torch
 
 import iresnet
 from iresnet import Classifier, Flow, Hybrid, certify, checkpoint, evaluation
+from iresnet.data import delimited
 from iresnet.demo import digits
 from iresnet.guard import TrainingError
 from iresnet.run import TRUNCATION, Run, release, resume, start
@@ -433,3 +434,14 @@ class TestFaultsOfFiles:
         os.mkfifo(folder / name)
         with pytest.raises(ValueError, match=f"{name} must be a file; it is something else"):
             Run.open(folder)
+
+    def test_a_folder_that_is_no_utf_8_is_refused_before_anything_is_trained(self, tmp_path):
+        with pytest.raises(ValueError, match="the path of a run must be UTF-8"):
+            start(tiny("digits-hybrid"), tmp_path / "a\udcff")
+        assert not any(tmp_path.iterdir())
+
+    @pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="needs a file that cannot be read")
+    def test_a_disk_that_fails_names_the_file(self, tmp_path):
+        (tmp_path / "a.csv").symlink_to("/proc/self/mem")
+        with pytest.raises(OSError, match="a.csv cannot be read: Input/output error"):
+            delimited.read(tmp_path / "a.csv", lambda names: names)

@@ -19,7 +19,7 @@ from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 
-from ..spelling import quoted
+from ..spelling import named, quoted
 from .labels import class_name
 from .table import Choose, Table, check_names, is_number, label_hint, number
 
@@ -40,6 +40,8 @@ def read(path: Path, choose: Choose, known: Collection[str] = ()) -> Table:
         raise ValueError(f"{path} must be text in UTF-8; byte {error.start} is not. Save it as UTF-8.") from None
     except csv.Error as error:
         raise ValueError(f"{path} cannot be read as CSV ({error}). Save it as comma-separated text.") from None
+    except OSError as error:
+        raise named(error, path) from None
 
 
 def written(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

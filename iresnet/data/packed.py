@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, NoReturn, TypeAlias, cast
 
-from ..spelling import cut, reason
+from ..spelling import cut, named, reason
 
 Content: TypeAlias = bytes | bytearray
 
@@ -102,6 +102,8 @@ class _Steps:
 
 
 def _refuse(path: Path, error: Exception) -> NoReturn:
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
+    if isinstance(error, OSError) and error.errno is not None:
+        raise named(error, path) from None
+    if isinstance(error, MemoryError):
         raise error  # nothing is wrong with what it holds
     raise ValueError(f"{path} is damaged ({reason(error)}).") from None

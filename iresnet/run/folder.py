@@ -36,6 +36,7 @@ from ..data import Schema, Splits
 from ..lipschitz import unsettled
 from ..presets import Experiment
 from ..results import finite
+from ..spelling import quoted
 from ..version import __version__
 from . import reading
 from .weights import completed, is_shipped, meant, output_of, resolve, shipped
@@ -102,6 +103,12 @@ class Run:
         """A lock on the folder of a run that is to be made; a file is refused."""
         if Path(folder).exists() and not Path(folder).is_dir():
             raise ValueError(f"{folder} is a file; a run needs a folder. Choose another --out.")
+        try:
+            str(Path(folder).absolute()).encode("utf-8")
+        except UnicodeEncodeError:  # which safetensors cannot open
+            raise ValueError(
+                f"the path of a run must be UTF-8; got {quoted(str(folder))}. Choose another --out."
+            ) from None
         return lock.holding(folder)
 
     def _write_config(self, *comments: str) -> None:
