@@ -9,13 +9,12 @@ dynamics        x + tau g(x) is a bijection for every tau in [0, 1]             
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -23,12 +22,13 @@ from torch import Tensor, nn
 
 from . import lipschitz as lip
 from .compiler import is_transforming, outside_transforms
-from .fixed_point import Anderson, Branch, ConvergenceError, Solution, Solver, default_tolerance, iteration_limit
+from .fixed_point import Anderson, ConvergenceError, Solution, Solver, default_tolerance, iteration_limit
 from .fixed_point import solve as solve_fixed_point
 from .float64 import Rounding
 from .lipschitz import Bound, Conditioned, linearise, nominal
 from .logdet import CertifiedSeries, Estimator, Exact, attach_gradient, refuse_second_derivative
 from .precision import float32_products
+from .snapshot import Live, Snapshot, check_shape
 from .transform import Shape, Stretch, Transform, check_batch, check_context, check_finite, dimension
 from .trust import NoBoundKnown, Seal, doubt, unwrap
 
@@ -37,66 +37,6 @@ EXACT_UP_TO = 64
 
 #: In eval, beyond that dimension: truncation error per block in nats, probes per block, and their seed.
 EVAL_TOLERANCE, EVAL_PROBES, EVAL_SEED = 1e-3, 4, 0
-
-
-@dataclass
-class Snapshot:
-    """g as it was at one moment, without constraints and in float64, and what is known of it then.
-
-    What is proven is proven of this copy: whatever another thread does to the weights meanwhile, it stays true of it.
-    """
-
-    g: nn.Module
-    bound: Bound
-    #: Where g is a user's: the module itself, for what a copy in float64 cannot do.
-    live: nn.Module | None = None
-    _copies: dict[torch.dtype, nn.Module] = field(default_factory=dict)
-    _rounding: Rounding | None = None
-
-    def rounding(self, input_shape: Shape, given: Tensor | None = None) -> Rounding:
-        """What rounding in float64 can hide of x + g(x) - z; assumed where nothing is proven of g.
-
-        `input_shape` is the shape of the snapshot. Of a conditional g it depends on the embeddings that are `given`.
-        """
-        if not (self.bound.proven and self.bound.value < 1):
-            return Rounding.assumed()
-        if given is not None:
-            return lip.rounding(self.g, self.bound, input_shape, given)
-        if self._rounding is None:
-            self._rounding = lip.rounding(self.g, self.bound, input_shape)
-        return self._rounding
-
-    def branch(self, given: Tensor | None, dtype: torch.dtype = torch.float64) -> Branch:
-        """g in this precision as a function of x and its rows, for what is given beside x."""
-        if dtype not in self._copies:
-            self._copies[dtype] = self.g if dtype == torch.float64 else copy.deepcopy(self.g).to(dtype)
-        g: Any = self._copies[dtype]
-
-        def at(x: Tensor, rows: Tensor) -> Tensor:
-            part = [] if given is None else [given[rows].to(dtype) if given.is_floating_point() else given[rows]]
-            y = g.at(x, *part) if type(g) is Conditioned and part else self._of_user(g, x, *part)
-            check_shape(x, y)
-            return y
-
-        return at
-
-    def _of_user(self, g: nn.Module, *arguments: Tensor) -> Tensor:
-        """g of these; a user's, which may close over what it was copied from, in its own precision if need be."""
-        try:
-            return cast(Tensor, g(*arguments))
-        except RuntimeError:
-            if self.live is None:
-                raise
-            return cast(Tensor, _Live(self.live)(*arguments))
-
-
-def check_shape(x: Tensor, y: Tensor) -> None:
-    """Refuse a g that returns another shape than it is given."""
-    if y.shape != x.shape:
-        raise ValueError(
-            f"g must return the shape it is given; got {tuple(y.shape)} for {tuple(x.shape)}. "
-            "Let its last layer have as many outputs as its first has inputs."
-        )
 
 
 class ResidualBlock(Transform):
@@ -264,7 +204,7 @@ class ResidualBlock(Transform):
         try:
             private = lip.copied(self.g)  # all that follows is about this copy
         except RuntimeError:  # torch copies no tensor that was computed, such as a pruned weight
-            return Snapshot(_Live(self.g), self._measured(self.g, input_shape))
+            return Snapshot(Live(self.g), self._measured(self.g, input_shape))
         bound, seal = self._measured(private, input_shape), None
         with suppress(NoBoundKnown):
             seal = Seal(private)
@@ -375,23 +315,6 @@ class ResidualBlock(Transform):
 
     def extra_repr(self) -> str:
         return "" if self.asserted is None else f"lipschitz={self.asserted:g} (asserted)"
-
-
-class _Live(nn.Module):
-    """A user's g that cannot be copied, as it is, in its own precision."""
-
-    def __init__(self, g: nn.Module) -> None:
-        super().__init__()
-        self._g = [g]  # not a submodule: nothing that is done to this one is done to g
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Live:
-        return self
-
-    def forward(self, x: Tensor, *context: Tensor) -> Tensor:
-        (g,) = self._g
-        like = next(g.parameters(), x)
-        given = [c.to(like.dtype) if c.is_floating_point() else c for c in context]
-        return cast(Tensor, g(x.to(like.dtype), *given)).to(x.dtype)
 
 
 class _Adjoint(torch.autograd.Function):

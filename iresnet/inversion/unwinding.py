@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..fixed_point import Anderson, Solution
 from ..fixed_point import solve as solve_fixed_point
-from ..residual import ResidualBlock, Snapshot, full_precision
+from ..residual import ResidualBlock, full_precision
+from ..snapshot import Snapshot
 from ..transform import Transform, check_finite
 from .branch import Form, laid_out
 from .convolution import Convolution, arranged, banded, is_simple, native
