@@ -13,6 +13,8 @@ from attack.nursery import HUNG, Ended, nursery
 from attack.readers import DATA_READERS, RUN_READERS, Reader
 from attack.run import Block, attack
 
+pytestmark = pytest.mark.no_cover
+
 SENTENCE = "iresnet: there is no preset 'x'. Use another."
 
 

@@ -389,7 +389,9 @@ def test_mistakes_get_a_sentence(call, folder):
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize(("name", "seconds"), [("mnist-flow", 8), ("mnist-classifier", 2)])
+@pytest.mark.parametrize(
+    ("name", "seconds"), [("mnist-flow", 8), pytest.param("mnist-classifier", 2, marks=pytest.mark.slow)]
+)
 def test_models_that_come_with_the_library_hold_within_twenty_seconds(name, seconds, call):
     begin = time.process_time()
     code, text = call("audit", name, "--seconds", seconds)

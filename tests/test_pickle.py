@@ -34,6 +34,8 @@ from iresnet.lipschitz.constraint import _prepare
 
 from .zoo import ZOO, normal, rouse_
 
+pytestmark = pytest.mark.no_cover
+
 
 def pickled(model, protocol=pickle.DEFAULT_PROTOCOL):
     return pickle.loads(pickle.dumps(model, protocol))

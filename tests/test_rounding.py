@@ -34,6 +34,8 @@ from iresnet.multiscale import Flatten
 from iresnet.spectral import Geometry, NoBoundKnown, dense_matrix
 from tests.zoo import ACTIVATIONS, DOUBLE, linear_block, normal, rouse_
 
+pytestmark = pytest.mark.no_cover
+
 mp = mpmath.mp.clone()
 mp.dps = 50
 
