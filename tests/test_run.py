@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import iresnet
-from iresnet import Classifier, Flow, Hybrid, certify, checkpoint, evaluation
+from iresnet import Classifier, Flow, Hybrid, certify, checkpoint, evaluation, presets
 from iresnet.data import delimited
 from iresnet.demo import digits
 from iresnet.guard import TrainingError
@@ -445,3 +445,6 @@ class TestFaultsOfFiles:
         (tmp_path / "a.csv").symlink_to("/proc/self/mem")
         with pytest.raises(OSError, match="a.csv cannot be read: Input/output error"):
             delimited.read(tmp_path / "a.csv", lambda names: names)
+        (tmp_path / "a.toml").symlink_to("/proc/self/mem")
+        with pytest.raises(OSError, match="a.toml cannot be read: Input/output error"):
+            presets.read(tmp_path / "a.toml")

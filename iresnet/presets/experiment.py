@@ -12,7 +12,7 @@ from ..architectures import Network
 from ..data import DataSettings
 from ..data.dataset import check_seed
 from ..objective import Aim
-from ..spelling import quoted
+from ..spelling import named, quoted
 from ..training import Training
 
 #: Steps or epochs of a training.
@@ -55,4 +55,6 @@ def read(path: str | Path) -> Experiment:
             text = file.read(config.LONGEST + 1)
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text file. Give a TOML file of settings.") from None
+    except OSError as error:
+        raise named(error, path) from None
     return config.parse(Experiment, text, str(path))
