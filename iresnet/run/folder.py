@@ -83,7 +83,7 @@ class Run:
         try:
             schema = Schema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(f"{folder / 'schema.json'} cannot be read: {error}. Train again.") from None
+            raise ValueError(f"{folder / 'schema.json'} cannot be read: {str(error).rstrip('.')}. Train again.") from None
         try:
             return cls(folder, config.parse(Experiment, body, str(folder / "config.toml")), schema)
         except RecursionError:
