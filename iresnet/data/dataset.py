@@ -57,7 +57,8 @@ class Schema:
         if self.is_image and not (type(self.levels) is int and 2 <= self.levels <= 256):
             raise ValueError(f"levels of an image must lie in 2 .. 256; got {quoted(self.levels)}. Use 256 for bytes.")
         if not self.is_image and self.levels is not None:
-            raise ValueError(f"levels are for images; got {quoted(self.levels)} for rows of shape {self.shape}. Use None.")
+            got = quoted(self.levels)
+            raise ValueError(f"levels are for images; got {got} for rows of shape {self.shape}. Use None.")
         if not isinstance(self.label, str):
             raise ValueError(f"label must be a column's name or empty; got {quoted(self.label)}.")
         for name, words in (("columns", self.columns), ("classes", self.classes)):

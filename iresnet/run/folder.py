@@ -83,7 +83,8 @@ class Run:
         try:
             schema = Schema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(f"{folder / 'schema.json'} cannot be read: {str(error).rstrip('.')}. Train again.") from None
+            why = str(error).rstrip(".")
+            raise ValueError(f"{folder / 'schema.json'} cannot be read: {why}. Train again.") from None
         try:
             return cls(folder, config.parse(Experiment, body, str(folder / "config.toml")), schema)
         except RecursionError:
