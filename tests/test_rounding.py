@@ -28,6 +28,7 @@ from iresnet.inversion import unwinding
 from iresnet.inversion.arithmetic import Arithmetic
 from iresnet.inversion.inverter import Inverter
 from iresnet.lipschitz import Bound, Concatenated, Conditioned, Potential, bound, leaves, plain, rounding
+from iresnet.lipschitz.activations import beta_of
 from iresnet.lipschitz.rounding import Size, errors
 from iresnet.mixing import InvertibleConv1x1, PrincipalAxes, Reverse
 from iresnet.multiscale import Flatten
@@ -476,3 +477,10 @@ def column(t, x):
     ]
     outer = _times(lower, inner, None)
     return [outer[i] for i in t.permutation.tolist()]
+
+
+def test_the_beta_of_a_lipswish_has_no_jump():
+    """Beyond 20 torch's softplus returns its input, 2e-9 off: more than an inverse's bound allows."""
+    raw = torch.tensor([19.9, 20.1, 24.8], dtype=torch.float64)
+    exact = torch.tensor([float(mp.log1p(mp.exp(mp.mpf(v)))) for v in raw.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(beta_of(raw), exact, rtol=1e-15, atol=0)

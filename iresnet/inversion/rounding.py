@@ -22,11 +22,10 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..float64 import UNIT, Rounding
-from ..lipschitz.activations import LEAST_THRESHOLD
+from ..lipschitz.activations import LEAST_THRESHOLD, beta_of
 from ..lipschitz.program import Program, Step, apply
 from ..lipschitz.rounding import Size
 from ..spectral import absolute_norm
@@ -114,7 +113,7 @@ def bend(step: Step, values: list[Tensor]) -> float:
         case "sine":
             return abs(step.constant)
         case "lipswish":
-            return float(F.softplus(values[0].double()).max()) / 2.2
+            return float(beta_of(values[0].double()).max()) / 2.2
         case "softplus" if step.threshold >= LEAST_THRESHOLD:
             return abs(step.constant) / 4
         case _:

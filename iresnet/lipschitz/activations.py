@@ -24,6 +24,11 @@ SWISH_SLOPE = 1.09984
 LEAST_THRESHOLD = 40.0
 
 
+def beta_of(raw: Tensor) -> Tensor:
+    """The beta of a LipSwish: a softplus without torch's jump, so that it is the same number in every arithmetic."""
+    return functional.softplus(raw, threshold=LEAST_THRESHOLD)
+
+
 class LipSwish(nn.Module):
     """x sigmoid(beta x) / 1.1 with a learned beta > 0: Swish, divided so that its slope stays below one."""
 
@@ -34,7 +39,7 @@ class LipSwish(nn.Module):
         self.raw_beta = nn.Parameter(torch.tensor(beta + math.log(-math.expm1(-beta))))  # softplus of it is beta
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(functional.softplus(self.raw_beta) * x) / 1.1
+        return x * torch.sigmoid(beta_of(self.raw_beta) * x) / 1.1
 
 
 class Sine(nn.Module):

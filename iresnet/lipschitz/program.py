@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..logdet import Pull
 from ..spectral import Geometry
 from ..trust import NoBoundKnown, known_type, unwrap
-from .activations import LipSwish, MaxMin, Sine
+from .activations import LipSwish, MaxMin, Sine, beta_of
 from .bound import Conditioned, leaves
 from .constraint import cap_of
 from .dense import Concatenated, beside
@@ -95,7 +95,7 @@ def apply(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
         case "sine":
             return torch.sin(step.constant * x) / step.constant
         case "lipswish":
-            return x * torch.sigmoid(F.softplus(values[0]) * x) / 1.1
+            return x * torch.sigmoid(beta_of(values[0]) * x) / 1.1
         case "maxmin":
             return cast(Tensor, MaxMin()(x))
         case "dense":
@@ -140,7 +140,7 @@ def slope(step: Step, x: Tensor, y: Tensor, values: list[Tensor]) -> Tensor:
         case "sine":
             return torch.cos(step.constant * x)
         case "lipswish":
-            beta = F.softplus(values[0])
+            beta = beta_of(values[0])
             s = torch.sigmoid(beta * x)
             return (s + beta * x * s * (1 - s)) / 1.1
         case "identity":
