@@ -8,6 +8,7 @@ in another, can make a proof false. What embeds a context is not part of it: its
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
@@ -94,6 +95,14 @@ class Live(nn.Module):
 
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
         (g,) = self._g
-        like = next(g.parameters(), x)
+        like = next(_numbers(g), x)
         given = [c.to(like.dtype) if c.is_floating_point() else c for c in context]
         return cast(Tensor, g(x.to(like.dtype), *given)).to(x.dtype)
+
+
+def _numbers(g: nn.Module) -> Iterator[Tensor]:
+    """The floating-point tensors of a module, wherever it keeps them."""
+    for m in g.modules():
+        for value in (*m._parameters.values(), *m._buffers.values(), *vars(m).values()):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                yield value

@@ -312,6 +312,14 @@ class TestClosedWorld:
         assert block(normal(2, 1, 5).float()).shape == (2, 1, 5)
         assert not certify(block).passed
 
+    def test_a_weight_that_is_a_plain_tensor(self):
+        layer = nn.Linear(3, 3, bias=False)
+        weight = 0.2 * layer.weight.detach()
+        del layer.weight
+        layer.weight = weight
+        found = ResidualBlock(layer, lipschitz=0.9).solve(normal(2, 3).float())
+        assert not found.proven
+
     def test_a_g_that_closes_over_its_own_weights_is_solved_as_it_is(self):
         g = nn.Sequential(nn.Linear(3, 3))
         g[0].weight.data.mul_(0.3)
