@@ -278,7 +278,7 @@ class Seal:
     def __init__(self, module: nn.Module) -> None:
         self.settings, tensors = described(module)
         self.kinds = [(t.shape, t.dtype, t.device) for t in tensors]
-        self.numbers = _flat(tensors)
+        self.numbers = [t.clone() for t in _flat(tensors)]
 
     @torch.no_grad()
     def holds(self, module: nn.Module) -> bool:
@@ -337,9 +337,9 @@ def _of_parametrizations(parametrizations: nn.Module, tensors: list[Tensor]) -> 
 
 
 def _flat(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of all numbers as integers, one tensor for each device and type."""
+    """All numbers as integers, one tensor for each device and type; of one tensor alone no copy."""
     groups: dict[Any, list[Tensor]] = {}
     for t in tensors:
-        groups.setdefault((t.device, t.dtype), []).append(t)
+        groups.setdefault((t.device, t.dtype), []).append(t.resolve_neg())
     flat = [cast(Tensor, _flatten_dense_tensors(group)) for group in groups.values()]  # type: ignore[no-untyped-call]
     return [t.view(INTEGERS[t.element_size()]) if t.is_floating_point() else t for t in flat if t.numel()]

@@ -574,6 +574,15 @@ class TestFreshness:
             change(other)
             assert not seal.holds(other)
 
+    def test_a_seal_keeps_a_copy_of_a_single_tensor(self):
+        layer = nn.Linear(2, 2, bias=False)
+        layer.weight = nn.Parameter(torch._neg_view(layer.weight.detach()))
+        seal = trust.Seal(layer)
+        assert seal.holds(layer)
+        with torch.no_grad():
+            layer.weight.add_(1)
+        assert not seal.holds(layer)
+
     def test_nothing_is_kept_of_a_users_g(self):
         block = ResidualBlock(Doubled(2, 2).double(), lipschitz=0.9)
         scaled(block.g)
