@@ -30,7 +30,7 @@ from .logdet import CertifiedSeries, Estimator, Exact, attach_gradient, refuse_s
 from .precision import float32_products
 from .snapshot import Live, Snapshot, check_shape
 from .transform import Shape, Stretch, Transform, check_batch, check_context, check_finite, dimension
-from .trust import NoBoundKnown, Seal, doubt, unwrap
+from .trust import NoBoundKnown, Seal, changed, doubt, unwrap
 
 #: Up to this dimension the log-determinant is exact unless an estimator is named.
 EXACT_UP_TO = 64
@@ -201,6 +201,8 @@ class ResidualBlock(Transform):
         if kept is not None and kept[0] == key and kept[1].holds(self.g):
             return kept[2]
         self._kept = None
+        if any("_compiled_call_impl" in (changed(m) or "") for m in self.g.modules()):  # which a copy would lose
+            return Snapshot(Live(self.g), self._measured(self.g, input_shape))
         try:
             private = lip.copied(self.g)  # all that follows is about this copy
         except RuntimeError:  # torch copies no tensor that was computed, such as a pruned weight
