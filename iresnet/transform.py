@@ -344,13 +344,19 @@ def solve_backwards(
     whole: Transform,
     context: Tensor | None,
 ) -> ChainSolution:
-    """Invert `parts` last to first and gather the reports: the common part of every composed transform."""
+    """Invert `parts` last to first and gather the reports: the common part of every composed transform.
+
+    A sample that leaves all numbers in a part, which only one without a proof can let happen, is NaN in the end; the
+    parts before it solve 0 in its place.
+    """
+    check_finite(z, "z")
     with torch.no_grad():
         x = z
         largest = composed = torch.zeros(len(z), dtype=torch.float64, device=z.device)
         iterations = torch.zeros(len(z), dtype=torch.long, device=z.device)
         converged, reason = torch.ones(len(z), dtype=torch.bool, device=z.device), doubt(whole)
         diverged, proven = ~converged, not reason
+        lost = ~converged
         for t in reversed(parts):
             s = solve(t, x)
             # An error e in the code becomes at most Lip(F^-1) e in x, on top of this solve's own error. A solve that
@@ -364,14 +370,21 @@ def solve_backwards(
             reason = reason or s.reason or doubt(t)
             converged, proven = converged & s.converged, proven and s.proven and known.proven
             diverged = diverged if s.diverged is None else diverged | s.diverged
-            x = s.x
+            gone = ~torch.isfinite(s.x).flatten(1).all(dim=1)
+            lost, x = lost | gone, _filled(s.x, gone, 0.0)
         residual = _infinite_for_nan(_norm(whole.reference(x, context) - z.double()))
+        x, converged, diverged = _filled(x, lost, math.nan), converged & ~lost, diverged | lost
+        largest, residual, composed = (e.masked_fill(lost, math.inf) for e in (largest, residual, composed))
     return ChainSolution(x, iterations, converged, largest, residual, composed, diverged, proven, reason)
 
 
 def _norm(x: Tensor) -> Tensor:
     """The l2 norm of every sample."""
     return cast(Tensor, torch.linalg.vector_norm(x.flatten(1), dim=1))
+
+
+def _filled(x: Tensor, rows: Tensor, value: float) -> Tensor:
+    return x.masked_fill(rows.view(-1, *[1] * (x.dim() - 1)), value)
 
 
 def _infinite_for_nan(error: Tensor) -> Tensor:

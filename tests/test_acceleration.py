@@ -167,6 +167,7 @@ def test_the_compiled_density_is_the_plain_one(monkeypatch):
 
 
 @pytest.mark.no_cover
+@pytest.mark.slow
 def test_nothing_that_is_compiled_depends_on_the_number_of_terms(monkeypatch):
     """A number of terms that is met late must not set the compiler to work for seconds."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
@@ -186,6 +187,7 @@ def test_nothing_that_is_compiled_depends_on_the_number_of_terms(monkeypatch):
 
 
 @pytest.mark.no_cover
+@pytest.mark.slow
 def test_a_wide_branch_without_its_log_determinant_is_the_plain_one_when_compiled(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     compiler._compiled.cache_clear()

@@ -122,6 +122,7 @@ class TestCommands:
 class TestProcesses:
     """What is forked from one process that is kept, so all of it is in one test file."""
 
+    @pytest.mark.slow
     def test_a_write_outside_of_the_folder_is_noticed(self, tmp_path):
         (tmp_path / "inside").mkdir()
         fault = Fault("confine", folder=str(tmp_path / "inside"))

@@ -172,6 +172,7 @@ def test_a_classifier_trains_the_same():
     agree(model, copy.deepcopy(model), lambda module: (module(x),))
 
 
+@pytest.mark.slow
 def test_a_convolutional_block_with_its_logdet_is_one_graph():
     block, x = block_of("conv")
     v = torch.sign(x_of(*x.shape, seed=9))

@@ -97,6 +97,7 @@ class TestCommand:
             cli.main(list(words))
         return stop.value.code
 
+    @pytest.mark.slow
     def test_digits_again_in_the_same_folder(self, capsys, shown, monkeypatch):
         (outcome, folder), run, again = shown, digits.run, []
         monkeypatch.setattr(digits, "experiment", lambda seed, steps: tiny())

@@ -252,6 +252,7 @@ def test_blocks_and_coefficients():
 
 
 @pytest.mark.no_cover
+@pytest.mark.slow
 def test_every_layer_of_the_modern_one_has_the_norm_098():
     model, _ = shaped("cifar10-flow-modern")
     convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]

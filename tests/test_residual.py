@@ -484,6 +484,27 @@ class TestChains:
         assert not found.converged.any()
         assert torch.isfinite(found.x).all()
 
+    def test_a_sample_that_an_asserted_block_loses_is_reported_and_the_others_are_solved(self):
+        """x + 1e3 x^3 is no contraction, so the iteration overflows where x is large and not where it is 0."""
+
+        class Cube(nn.Module):
+            def forward(self, x):
+                return 1e3 * x**3
+
+        chain = Chain(linear_block(contraction(2, 0.5)), ResidualBlock(Cube(), lipschitz=0.9)).eval()
+        solution = chain.solve(torch.tensor([[9.0, 9.0], [0.0, 0.0]], dtype=DOUBLE))
+        assert solution.x[0].isnan().all()
+        assert torch.equal(solution.x[1], torch.zeros(2, dtype=DOUBLE))
+        assert solution.diverged.tolist() == [True, False]
+        assert solution.converged.tolist() == [False, True]
+        for bound in (solution.largest_block_bound, solution.code_residual, solution.composed_bound):
+            assert torch.isinf(bound).tolist() == [True, False]
+        assert not solution.proven
+
+    def test_codes_that_are_no_numbers_are_refused_by_every_chain(self):
+        with pytest.raises(ValueError, match="z must be finite; sample 1 of 2"):
+            Chain(ActNorm(2)).eval().solve(torch.tensor([[0.0, 0.0], [math.nan, 0.0]]))
+
     def test_padding_is_undone_exactly(self):
         chain, x = Chain(InjectivePad(2), mlp(5)).eval(), normal(4, 3)
         found = chain.solve(chain(x))

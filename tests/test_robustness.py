@@ -258,6 +258,7 @@ class TestNoBound:
         assert "no radius, Lip(F) <= 1; the head" in str(found)
 
     @pytest.mark.no_cover
+    @pytest.mark.slow
     def test_the_papers_head_and_depth(self):
         """App. C.2's head gives no margin, and the bound of its 54 blocks would be vacuous: both are said."""
         torch.manual_seed(0)

@@ -207,6 +207,20 @@ class TestBinding:
             with pytest.raises(ValueError, match=f"does not fit .*config.toml: {why}. Put that back, or train again."):
                 load()
 
+    @pytest.mark.parametrize(
+        ("old", "new", "why"),
+        [
+            ("shift = 0\n", "shift = 2\n", "shift, flip and cutout are for images"),
+            ('source = "moons"', 'source = "moon"', "there is no data set, file or folder 'moon'"),
+        ],
+    )
+    def test_settings_that_do_not_fit_the_data_are_named(self, folder, old, new, why):
+        text = (folder / "config.toml").read_text()
+        assert old in text
+        (folder / "config.toml").write_text(text.replace(old, new))
+        with pytest.raises(ValueError, match=f"config.toml: .*{why}"):
+            Run.open(folder).splits()
+
     def test_so_are_rows_of_another_kind(self, tmp_path):
         folder = copy_of(trained(), tmp_path / "run")
         text = (folder / "schema.json").read_text()

@@ -71,6 +71,10 @@ def flow_of(name, **changes):
 FLOW: dict = {e.name: {} for e in FLOWS} | {"cifar10-flow": {"mixing": True, "tail": 1, "preprocessing": "logit"}}
 
 
+#: Each of them, all but two in the slow tests.
+EVERY = [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("mnist-flow", "cifar10-flow"))) for name in FLOW]
+
+
 def codes_of(flow, count=3, dtype=torch.float64):
     return flow.base.rsample(count, torch.Generator().manual_seed(1)).detach().to(dtype)
 
@@ -148,7 +152,7 @@ def test_a_split_of_linear_blocks_is_linear_algebra():
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("name", FLOW)
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("arithmetic", [None, Arithmetic("float16", "gathered", code="linear")], ids=str)
 def test_everything_that_presets_build_is_inverted_and_proven(name, arithmetic):
     flow = flow_of(name, **FLOW[name])
@@ -167,7 +171,7 @@ def test_everything_that_presets_build_is_inverted_and_proven(name, arithmetic):
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("name", FLOW)
+@pytest.mark.parametrize("name", EVERY)
 def test_nothing_is_read_back_while_it_is_computed(name):
     """What a CUDA graph asks for: the computation goes through on tensors that have no values."""
     flow = flow_of(name, **FLOW[name])

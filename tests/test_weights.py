@@ -112,6 +112,7 @@ class TestNames:
             assert (opened.folder / "model.safetensors").stat().st_size <= ship.LARGEST
 
     @pytest.mark.no_cover
+    @pytest.mark.slow
     def test_the_shipped_flow_draws_digits_and_knows_what_is_none(self):
         """Samples lie in the range of pixels, ink in the middle; what is shuffled is less likely than each of them."""
         flow = iresnet.load("mnist-flow")

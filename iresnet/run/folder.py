@@ -154,7 +154,10 @@ class Run:
 
     def splits(self) -> Splits:
         """The data it was trained, watched and is tested on; refused where they are not those any more."""
-        splits = data.load(self.experiment.data)
+        try:
+            splits = data.load(self.experiment.data)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{self.folder / 'config.toml'}: {error}") from None
         expected = self.read_json("data.json")
         if splits.schema != self.schema or (expected and expected != fingerprints(splits)):
             raise ValueError(
