@@ -15,6 +15,7 @@ Algorithm 1 as printed runs n + 1 steps; here an iteration is one evaluation of 
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -287,7 +288,9 @@ def iteration_limit(contraction: float, start: float, target: float) -> int:
         return 200
     if contraction <= 0 or start <= target:
         return 10
-    return 10 + math.ceil(math.log(target / start) / math.log(contraction))
+    # Norms of huge codes overflow, and tiny tolerances underflow.
+    least, largest = math.log(max(target, sys.float_info.min)), math.log(min(start, sys.float_info.max))
+    return 10 + math.ceil((least - largest) / math.log(contraction))
 
 
 def solve(

@@ -427,3 +427,6 @@ class TestPrecision:
         assert 0.5 ** (iteration_limit(0.5, 1.0, 1e-6) - 11) > 1e-6
         assert iteration_limit(1.0, 1.0, 1e-6) == 200
         assert iteration_limit(0.5, 1e-9, 1e-6) == iteration_limit(0.0, 1.0, 1e-6) == 10
+        assert (
+            1000 < iteration_limit(0.5, math.inf, 0.0) < 3000
+        )  # the norm of a huge code, a tolerance below all floats

@@ -217,6 +217,16 @@ class TestTraining:
         block.eval()
         assert max(norm(layer, size) for layer in constrained_layers(block)) <= 0.8
 
+    def test_in_eval_the_norm_is_that_of_all_invariant_parts(self):
+        """Trap: power iteration that has converged to one part sees nothing of another, only a little larger."""
+        layer = LipschitzLinear(40, 40, coefficient=0.5, bias=False).double()
+        original(layer).data.copy_(torch.diag(torch.linspace(1.0, 0.1, 40, dtype=DOUBLE)))
+        refresh_(layer, settle=True)
+        original(layer).data[39, 39] = 1.04
+        layer.eval()(torch.zeros(1, 40, dtype=DOUBLE))
+        refresh_(layer, settle=True)
+        assert norm(layer) == pytest.approx(0.5, rel=1e-3)
+
     def test_the_strict_rule_holds_in_a_model_from_the_first_batch_on(self):
         """Before a size is met the bound holds for all sizes."""
         g = rouse_(constrain_(nn.Sequential(nn.Conv2d(2, 2, 3, padding=1)), 0.9, norm=GramIteration()))
