@@ -86,6 +86,8 @@ class Nursery:
     def start(self, *words: str | Path, folder: Path, fault: Fault | None = None) -> Child:
         """Start `iresnet WORDS` with `folder`, in which it prints to files, as its working directory."""
         printed = folder / f".printed-{time.monotonic_ns()}.out"
+        for path in (printed, printed.with_suffix(".err")):  # also where the process is killed before it opens them
+            path.touch()
         number = self.order(start=[str(w) for w in words], printed=str(printed), fault=asdict(fault or Fault()))
         return Child(self, int(number), printed)
 

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import shutil
 import struct
 import sys
 import threading
@@ -22,6 +23,7 @@ from iresnet.presets import Experiment
 from iresnet.report import page
 from iresnet.run import Run, reading, resume, start
 from iresnet.run.board import Board
+from iresnet.run.folder import FILES
 from iresnet.run.log import Log
 from tests import material
 from tests.runs import copy_of, tiny, trained
@@ -206,6 +208,26 @@ class TestBinding:
         for load in (lambda: iresnet.load(folder), lambda: resume(folder)):
             with pytest.raises(ValueError, match=f"does not fit .*config.toml: {why}. Put that back, or train again."):
                 load()
+
+    @pytest.mark.parametrize("removed", range(3))
+    def test_a_kill_while_room_is_made_for_a_run_leaves_a_folder_that_is_still_known(
+        self, folder, removed, monkeypatch
+    ):
+        for path in folder.iterdir():
+            if path.name not in ("config.toml", "schema.json", "data.json"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        plain, left = Path.unlink, iter(range(removed))
+
+        def unlink(path, missing_ok=False):
+            if path.parent == folder and path.name in FILES:
+                next(left)
+            plain(path, missing_ok=missing_ok)
+
+        monkeypatch.setattr(Path, "unlink", unlink)
+        with pytest.raises((StopIteration, RuntimeError)):
+            start(tiny(KIND), folder)
+        monkeypatch.undo()
+        assert start(tiny(KIND), folder).finished
 
     @pytest.mark.parametrize(
         ("old", "new", "why"),

@@ -305,7 +305,7 @@ def _make_room(folder: Path, overwrite: bool) -> None:
         raise ValueError(f"{folder} holds a run already. Go on with it by --resume, or choose another --out.")
     if there and not _is_ours(folder):
         raise ValueError(f"{folder} holds files that are not a run's ({', '.join(there)}). Choose another --out.")
-    for name in there:
+    for name in reversed(there):  # config.toml, by which a run is known, is the last to go
         if name == "tensorboard":
             shutil.rmtree(folder / name)
         else:
