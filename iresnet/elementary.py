@@ -17,19 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .closed_form import ClosedForm, Rearrangement
 from .first_batch import FirstBatch
-from .fixed_point import Solution, Solver
 from .float64 import ELEMENTARY, Rounding
-from .logdet import Estimator
-from .transform import (
-    Rearrangement,
-    Shape,
-    Stretch,
-    Transform,
-    check_batch,
-    check_finite,
-    dimension,
-)
+from .transform import Shape, Stretch, check_batch, check_finite, dimension
 
 
 class ActNorm(FirstBatch):
@@ -49,33 +40,18 @@ class ActNorm(FirstBatch):
         self.shift = nn.Parameter(torch.zeros(channels))
         self.log_scale = nn.Parameter(torch.zeros(channels))
 
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+    def value(self, x: Tensor) -> Tensor:
         self._check(x, "x")
         self._prepare(x)
         shift, log_scale = self._affine(x)
         return (x + shift) * log_scale.exp()
 
-    def forward_and_logdet(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        estimator: Estimator | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        z = self(x)
+    def logdet(self, x: Tensor) -> Tensor:
         _, log_scale = self._affine(x)
         positions = dimension(x) // self.channels
-        return z, (positions * log_scale.sum()).expand(len(x))
+        return (positions * log_scale.sum()).expand(len(x))
 
-    def inverse(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Tensor:
+    def undo(self, z: Tensor) -> Tensor:
         self._check(z, "z")
         shift, log_scale = self._affine(z)
         return z * (-log_scale).exp() - shift
@@ -138,19 +114,12 @@ class Squeeze(Rearrangement):
             raise ValueError(f"factor must be at least 2; got {factor}. Leave Squeeze out to keep the resolution.")
         self.factor = factor
 
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+    def value(self, x: Tensor) -> Tensor:
         check_batch(x)
         self.output_shape(tuple(x.shape[1:]))
         return F.pixel_unshuffle(x, self.factor)
 
-    def inverse(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Tensor:
+    def undo(self, z: Tensor) -> Tensor:
         check_batch(z, "z")
         if z.dim() != 4 or z.shape[1] % self.factor**2:
             raise ValueError(
@@ -172,7 +141,7 @@ class Squeeze(Rearrangement):
         return f"{self.factor}"
 
 
-class InjectivePad(Transform):
+class InjectivePad(ClosedForm):
     """Adds channels of zeros, so that a classifier may use more channels than its data have (App. C.2).
 
     Injective, not bijective: `inverse` drops the added channels, which inverts every code the map can make and projects
@@ -188,32 +157,18 @@ class InjectivePad(Transform):
             raise ValueError(f"channels must be at least 1; got {channels}. Leave InjectivePad out to add none.")
         self.channels = channels
 
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+    def value(self, x: Tensor) -> Tensor:
         check_batch(x)
         zeros = torch.zeros(len(x), self.channels, *x.shape[2:], dtype=x.dtype, device=x.device)
         return torch.cat([x, zeros], dim=1)
 
-    def forward_and_logdet(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        estimator: Estimator | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def logdet(self, x: Tensor) -> Tensor:
         raise ValueError(
             "A model with a likelihood must not contain InjectivePad, because a density on channels that are constant "
             f"is unbounded; got InjectivePad({self.channels}). Leave it out of a flow; a Classifier may keep it."
         )
 
-    def inverse(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Tensor:
+    def undo(self, z: Tensor) -> Tensor:
         check_batch(z, "z")
         if z.shape[1] <= self.channels:
             raise ValueError(
@@ -225,17 +180,9 @@ class InjectivePad(Transform):
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         return Stretch(forward=1.0, inverse=1.0, logdet=None)
 
-    def solve(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Solution:
+    def distance(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
         """Dropping channels is exact; a code off the image is projected, which brings no error of its own."""
-        zeros = torch.zeros(len(z), dtype=torch.float64, device=z.device)
-        return Solution(self.inverse(z), iterations=zeros.long(), error_bound=zeros, converged=zeros == 0)
+        return torch.zeros(len(z), dtype=torch.float64, device=z.device)
 
     def output_shape(self, input_shape: Shape) -> Shape:
         return (input_shape[0] + self.channels, *input_shape[1:])

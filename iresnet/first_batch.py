@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .transform import Transform
+from .closed_form import ClosedForm
 
 
-class FirstBatch(Transform):
+class FirstBatch(ClosedForm):
     """A transform whose `initialise_` is called with the first batch in train mode, gradients enabled."""
 
     initialised: Tensor

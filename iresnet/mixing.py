@@ -19,18 +19,17 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from .closed_form import ClosedForm, Rearrangement
 from .first_batch import FirstBatch
-from .fixed_point import Solver
 from .float64 import ELEMENTARY, Rounding, gamma
-from .logdet import Estimator
 from .spectral import ROUNDING_MARGIN, absolute_norm
-from .transform import Rearrangement, Shape, Stretch, Transform, check_batch, check_finite, dimension
+from .transform import Shape, Stretch, check_batch, check_finite, dimension
 
 #: Vectors of channels that a batch must have for each of them, to know its axes.
 ENOUGH = 4
 
 
-class InvertibleConv1x1(Transform):
+class InvertibleConv1x1(ClosedForm):
     """z = W x in every position of x, of shape (batch, channels, ...); for rows (batch, channels) a matrix product.
 
     W starts as a random rotation, drawn from the global generator. `factors` holds L below its diagonal, log_s on it
@@ -56,32 +55,18 @@ class InvertibleConv1x1(Transform):
         self.register_buffer("sign", sign.to(dtype))
         self.register_buffer("permutation", permutation)
 
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+    def value(self, x: Tensor) -> Tensor:
         self._check(x, "x")
         with _in_full_precision(x):
             lower, upper = self._triangles(x.dtype)
             return _product((lower @ upper).index_select(0, self.permutation), x)
 
-    def forward_and_logdet(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        estimator: Estimator | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        z = self(x)
+    def logdet(self, x: Tensor) -> Tensor:
+        dtype = torch.promote_types(x.dtype, self.factors.dtype)
         positions = dimension(x) // self.channels
-        return z, (positions * self.log_s.to(z.dtype).sum()).expand(len(x))
+        return (positions * self.log_s.to(dtype).sum()).expand(len(x))
 
-    def inverse(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Tensor:
+    def undo(self, z: Tensor) -> Tensor:
         self._check(z, "z")
         with _in_full_precision(z):
             lower, upper = self._triangles(z.dtype)
@@ -152,10 +137,10 @@ class PrincipalAxes(InvertibleConv1x1, FirstBatch):
     [[0.0, 18.0]]
     """
 
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+    def value(self, x: Tensor) -> Tensor:
         self._check(x, "x")
         self._prepare(x)
-        return super().forward(x, context)
+        return super().value(x)
 
     @torch.no_grad()
     def initialise_(self, x: Tensor) -> PrincipalAxes:
@@ -182,18 +167,11 @@ class Reverse(Rearrangement):
     [[3.0, 2.0, 1.0]]
     """
 
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+    def value(self, x: Tensor) -> Tensor:
         check_batch(x)
         return x.flip(1)
 
-    def inverse(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Tensor:
+    def undo(self, z: Tensor) -> Tensor:
         check_batch(z, "z")
         return z.flip(1)
 

@@ -14,11 +14,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from .closed_form import Rearrangement
 from .fixed_point import ConvergenceError, Solution, Solver
 from .logdet import Estimator
 from .transform import (
     ChainSolution,
-    Rearrangement,
     Shape,
     Stretch,
     Transform,
@@ -218,18 +218,11 @@ class Flatten(Rearrangement):
         if not shape or any(n < 1 for n in shape):
             raise ValueError(f"shape must list positive sizes; got {self.shape}. Give the shape of one sample.")
 
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+    def value(self, x: Tensor) -> Tensor:
         check_batch(x, shape=self.shape)
         return x.flatten(1)
 
-    def inverse(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Tensor:
+    def undo(self, z: Tensor) -> Tensor:
         check_batch(z, "z", (math.prod(self.shape),))
         return z.reshape(-1, *self.shape)
 

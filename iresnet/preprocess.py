@@ -18,11 +18,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .closed_form import ClosedForm
 from .compiler import may_read
-from .fixed_point import Solution, Solver
 from .float64 import ELEMENTARY, OUTWARD, UNIT, Rounding
-from .logdet import Estimator
-from .transform import Shape, Stretch, Transform, check_batch, check_finite, dimension
+from .transform import Shape, Stretch, check_batch, check_finite, dimension
 
 FINEST = 2**16
 
@@ -44,7 +43,7 @@ def dequantise(
     return torch.minimum(x + u, torch.nextafter(x + 1, x))
 
 
-class Logit(Transform):
+class Logit(ClosedForm):
     """From numbers in [0, levels] to the line: the logit of alpha + (1 - 2 alpha) x / levels.
 
     Give `levels=1` for data in [0, 1]. `inverse` takes any z; a code beyond those of the data becomes an x at most
@@ -64,30 +63,15 @@ class Logit(Transform):
         self.levels = levels
         self.alpha = alpha
 
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+    def value(self, x: Tensor) -> Tensor:
         s, rest = self._checked(x)
         return s.log() - rest.log()
 
-    def forward_and_logdet(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        estimator: Estimator | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        s, rest = self._checked(x)
-        a, b = s.log(), rest.log()
-        return a - b, (math.log(self._slope) - a - b).flatten(1).sum(dim=1)
+    def logdet(self, x: Tensor) -> Tensor:
+        s, rest = self._unit(x)
+        return (math.log(self._slope) - s.log() - rest.log()).flatten(1).sum(dim=1)
 
-    def inverse(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Tensor:
+    def undo(self, z: Tensor) -> Tensor:
         check_batch(z, "z")
         return (z.sigmoid() - self.alpha) / self._slope
 
@@ -96,24 +80,14 @@ class Logit(Transform):
         s, rest = self._unit(x.double())
         return s.clamp_min(0).log() - rest.clamp_min(0).log()
 
-    def solve(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Solution:
-        """The inverse with a report: its distance from the formula in float64, which is as exact as any.
+    def distance(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
+        """From the formula in float64, which is as exact as any.
 
         A residual would ask for a logarithm that is infinite long before that matters.
         """
-        with torch.no_grad():
-            x, exact = self.inverse(z), self.inverse(z.double())
-            off = torch.linalg.vector_norm((x.double() - exact).flatten(1), dim=1)
-            error = Rounding.of(0.0, self.inverse_error(tuple(x.shape[1:])), dimension(x))
-            bound = error.residual(off, torch.zeros_like(off), torch.zeros_like(off))
-        return Solution(x, torch.zeros_like(bound).long(), bound, torch.isfinite(bound))
+        off = torch.linalg.vector_norm((x.double() - self.undo(z.double())).flatten(1), dim=1)
+        error = Rounding.of(0.0, self.inverse_error(tuple(x.shape[1:])), dimension(x))
+        return error.residual(off, torch.zeros_like(off), torch.zeros_like(off))
 
     def inverse_error(self, input_shape: Shape) -> float:
         """How far `inverse` can be off in float64: a sigmoid of size one at most, a difference and a quotient."""
@@ -155,7 +129,7 @@ class Logit(Transform):
         return s, rest
 
 
-class Standardise(Transform):
+class Standardise(ClosedForm):
     """z = (x - mean) / std per column of (batch, D) or per channel of (batch, C, ...); z keeps the type of x.
 
     `Standardise.fit(x)` takes both from data and refuses a column that does not vary, because a density on it is
@@ -200,29 +174,15 @@ class Standardise(Transform):
             )
         return cls(rows.mean(dim=1).to(x.dtype), std.to(x.dtype))
 
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+    def value(self, x: Tensor) -> Tensor:
         mean, std = self._columns(x, "x")
         return ((x - mean) / std).to(x.dtype)
 
-    def forward_and_logdet(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        estimator: Estimator | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def logdet(self, x: Tensor) -> Tensor:
         positions = dimension(x) // len(self.std)
-        return self(x), (-positions * self.std.double().log().sum()).to(x.dtype).expand(len(x))
+        return (-positions * self.std.double().log().sum()).to(x.dtype).expand(len(x))
 
-    def inverse(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Tensor:
+    def undo(self, z: Tensor) -> Tensor:
         mean, std = self._columns(z, "z")
         return (z * std + mean).to(z.dtype)
 

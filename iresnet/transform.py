@@ -128,18 +128,22 @@ class Transform(nn.Module, ABC):
     ) -> Solution | ChainSolution:
         """The inverse with a report instead of an exception; no gradient.
 
-        A closed form is judged like any other: ||x - x*|| <= Lip(F^-1) ||F(x) - z||, the residual in float64 with what
+        A closed form is judged like any other: `distance` is Lip(F^-1) ||F(x) - z||, the residual in float64 with what
         `rounding` says of it.
         """
         with torch.no_grad():
             x = self.inverse(z, context, tolerance=tolerance, solver=solver)
-            shape, codes = tuple(x.shape[1:]), z.double()
-            residual = _norm(self.reference(x, context) - codes)
-            hidden = self.rounding(shape).residual(residual, _norm(x.double()), _norm(codes))
-            known = stretch_of(self, shape)
-            bound = _infinite_for_nan(known.inverse * hidden)
+            bound = _infinite_for_nan(self.distance(x, z, context))
+            known = stretch_of(self, tuple(x.shape[1:]))
         none = torch.zeros_like(bound).long()
         return Solution(x, none, bound, torch.isfinite(bound), proven=known.proven, reason=doubt(self))
+
+    def distance(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
+        """A bound on ||x - x*|| for the x* whose code is z, per sample."""
+        shape, codes = tuple(x.shape[1:]), z.double()
+        residual = _norm(self.reference(x, context) - codes)
+        hidden = self.rounding(shape).residual(residual, _norm(x.double()), _norm(codes))
+        return stretch_of(self, shape).inverse * hidden
 
     def rounding(self, input_shape: Shape) -> Rounding:
         """How far `reference` can be off, for inputs of this shape (without the batch).
@@ -148,27 +152,6 @@ class Transform(nn.Module, ABC):
         transform whose formula has such numbers states a bound of its own: `Rounding.of`.
         """
         return Rounding.assumed()
-
-
-class Rearrangement(Transform):
-    """The elements of a sample in another order or shape: an isometry that changes no volume."""
-
-    def forward_and_logdet(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        estimator: Estimator | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        return self(x), torch.zeros(len(x), dtype=x.dtype, device=x.device)
-
-    def stretch(self, input_shape: Shape | None = None) -> Stretch:
-        return ISOMETRY
-
-    def rounding(self, input_shape: Shape) -> Rounding:
-        """Nothing is computed."""
-        return Rounding(relative=0.0, absolute=0.0, code=0.0, scale=1.0)
 
 
 @dataclass(frozen=True)
