@@ -8,30 +8,17 @@ Its code is one row of numbers, and so is that of Flatten, where nothing leaves 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from .closed_form import Rearrangement
-from .fixed_point import ConvergenceError, Solution, Solver
-from .logdet import Estimator
-from .transform import (
-    ChainSolution,
-    Shape,
-    Stretch,
-    Transform,
-    check_batch,
-    check_context,
-    given_to,
-    refuse_changed,
-    solve_backwards,
-    stretch_of,
-)
+from .transform import Composition, Shape, Stretch, Transform, check_batch, stretch_of
 
 
-class Multiscale(Transform):
+class Multiscale(Composition):
     """Stages applied in turn; after each but the last, half of the channels go straight to the code (App. C.3).
 
     The code is one flat tensor (batch, D): the first half of the channels after stage one, the first half after stage
@@ -44,6 +31,8 @@ class Multiscale(Transform):
     >>> [tuple(part.shape) for part in model.unflatten(model(torch.zeros(5, 3, 8, 8)))]
     [(5, 6, 4, 4), (5, 24, 2, 2)]
     """
+
+    member = "stage"
 
     def __init__(self, stages: Sequence[Transform], input_shape: Shape) -> None:
         super().__init__()
@@ -59,84 +48,31 @@ class Multiscale(Transform):
         self.input_shape: Shape = tuple(input_shape)
         self.stage_shapes, self.code_shapes = self._plan()
 
-    def __len__(self) -> int:
-        return len(self.stages)
+    @property
+    def members(self) -> nn.ModuleList:
+        return self.stages
 
-    def __iter__(self) -> Iterator[Transform]:
-        return iter(cast("list[Transform]", self.stages))
+    def through(self, x: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
+        check_batch(x, shape=self.input_shape)
+        parts: list[Tensor] = []
+        for stage in cast("list[Transform]", self.stages):  # as in Chain.through
+            x = step(stage, x)
+            if len(parts) < len(self) - 1:
+                part, x = x.chunk(2, dim=1)
+                parts.append(part)
+        return self.flatten([*parts, x])
 
-    def __getitem__(self, index: int) -> Transform:
-        return cast(Transform, self.stages[index])
-
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        check_context(self, context)
-        return self.through(x, lambda stage, y: stage(y, given_to(stage, context)))
-
-    def forward_and_logdet(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        estimator: Estimator | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        check_context(self, context)
-        logdets = []
-
-        def step(stage: Transform, y: Tensor) -> Tensor:
-            own = given_to(stage, context)
-            y, logdet = stage.forward_and_logdet(y, own, estimator=estimator, generator=generator)
-            logdets.append(logdet)
-            return y
-
-        z = self.through(x, step)
-        return z, torch.stack(logdets).sum(dim=0)
-
-    def inverse(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Tensor:
-        refuse_changed(self)
-        check_context(self, context)
-        parts = self.unflatten(z)
-        for k in reversed(range(len(self))):
-            own = given_to(self[k], context)
-            try:
-                x = self[k].inverse(parts.pop(), own, tolerance=tolerance, solver=solver)
-            except ConvergenceError as error:
-                raise error.at(f"stage {k} of {len(self)}") from None
-            _join(parts, x)
+    def back(self, z: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
+        *parts, x = self.unflatten(z)
+        for stage in reversed(list(self)):
+            x = step(stage, x)
+            if parts:  # beside the half that went straight to the code
+                x = torch.cat([parts.pop(), x], dim=1)
         return x
 
     def parts(self, input_shape: Shape | None = None) -> list[tuple[str, Transform, Shape | None]]:
         stages = cast("list[Transform]", self.stages)  # as in Chain.forward
         return [(str(k), stage, shape) for k, (stage, shape) in enumerate(zip(stages, self.stage_shapes, strict=True))]
-
-    def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        return self.through(x, lambda stage, y: stage.reference(y, given_to(stage, context)))
-
-    def solve(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> ChainSolution:
-        """The inverse with a report (no gradient), as for a Chain: what went straight to the code carries no error."""
-        check_context(self, context)
-        parts = self.unflatten(z)
-
-        def step(stage: Transform, _: Tensor) -> Solution | ChainSolution:
-            solution = stage.solve(parts.pop(), given_to(stage, context), tolerance=tolerance, solver=solver)
-            _join(parts, solution.x)
-            return solution
-
-        return solve_backwards(list(self), z, step, self, context)
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         """Every stage is followed by the identity on one half and the remaining stages on the other."""
@@ -172,17 +108,6 @@ class Multiscale(Transform):
             )
         return torch.cat([part.flatten(1) for part in parts], dim=1)
 
-    def through(self, x: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
-        """The code, where `step` takes x through a stage."""
-        check_batch(x, shape=self.input_shape)
-        parts: list[Tensor] = []
-        for stage in cast("list[Transform]", self.stages):  # as in Chain.forward
-            x = step(stage, x)
-            if len(parts) < len(self) - 1:
-                part, x = x.chunk(2, dim=1)
-                parts.append(part)
-        return self.flatten([*parts, x])
-
     def _plan(self) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
         shape, stage_shapes, code_shapes = self.input_shape, [], []
         for k, stage in enumerate(self):
@@ -197,12 +122,6 @@ class Multiscale(Transform):
                 shape = (shape[0] // 2, *shape[1:])
             code_shapes.append(shape)
         return tuple(stage_shapes), tuple(code_shapes)
-
-
-def _join(parts: list[Tensor], x: Tensor) -> None:
-    """Put what a stage was given back beside the half that went straight to the code."""
-    if parts:
-        parts.append(torch.cat([parts.pop(), x], dim=1))
 
 
 class Flatten(Rearrangement):

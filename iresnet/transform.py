@@ -194,7 +194,129 @@ class ChainSolution:
         )
 
 
-class Chain(Transform):
+class Composition(Transform):
+    """Transforms that follow each other. `through` and `back` say how; everything else is written here, once."""
+
+    #: What one of them is called where an inverse fails.
+    member = "transform"
+
+    @property
+    @abstractmethod
+    def members(self) -> nn.ModuleList:
+        """The transforms, in order."""
+
+    @abstractmethod
+    def through(self, x: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
+        """The code of x, where `step` takes a tensor through one of them."""
+
+    @abstractmethod
+    def back(self, z: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
+        """The x of a code, where `step` takes a tensor back through one of them, the last first."""
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __iter__(self) -> Iterator[Transform]:
+        return iter(cast("list[Transform]", self.members))
+
+    def __getitem__(self, index: int) -> Transform:
+        return cast(Transform, self.members[index])
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        check_context(self, context)
+        return self.through(x, lambda t, y: t(y, given_to(t, context)))
+
+    def forward_and_logdet(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        check_context(self, context)
+        total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+
+        def step(t: Transform, y: Tensor) -> Tensor:
+            nonlocal total
+            y, logdet = t.forward_and_logdet(y, given_to(t, context), estimator=estimator, generator=generator)
+            total = total + logdet
+            return y
+
+        return self.through(x, step), total
+
+    def inverse(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> Tensor:
+        refuse_changed(self)
+        check_context(self, context)
+        left = len(self)
+
+        def step(t: Transform, y: Tensor) -> Tensor:
+            nonlocal left
+            left -= 1
+            try:
+                return t.inverse(y, given_to(t, context), tolerance=tolerance, solver=solver)
+            except ConvergenceError as error:
+                raise error.at(f"{self.member} {left} of {len(self)}") from None
+
+        return self.back(z, step)
+
+    def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        return self.through(x.double(), lambda t, y: t.reference(y, given_to(t, context)))
+
+    def solve(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> ChainSolution:
+        """The inverse with a report (no gradient): block bounds, code residual and composed bound.
+
+        A sample that leaves all numbers in one of the transforms, which only one without a proof can let happen, is NaN
+        in the end; the transforms before it solve 0 in its place.
+        """
+        check_context(self, context)
+        check_finite(z, "z")
+        largest = composed = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+        iterations = torch.zeros(len(z), dtype=torch.long, device=z.device)
+        converged, reason = torch.ones(len(z), dtype=torch.bool, device=z.device), doubt(self)
+        diverged = lost = ~converged
+        proven = not reason
+
+        def step(t: Transform, y: Tensor) -> Tensor:
+            nonlocal largest, composed, iterations, converged, diverged, lost, proven, reason
+            s = t.solve(y, given_to(t, context), tolerance=tolerance, solver=solver)
+            # An error e in the code becomes at most Lip(F^-1) e in x, on top of this solve's own error. A solve that
+            # returns the same numbers for every input has no error to amplify: 0 * inf is 0 here.
+            known = stretch_of(t, tuple(s.x.shape[1:]))
+            expansion = known.inverse * (1 + 16 * UNIT)  # for the rounding of these products
+            composed = s.error_bound + torch.where(composed > 0, composed * expansion, composed)
+            own = s.largest_block_bound if isinstance(s, ChainSolution) else s.error_bound
+            largest, iterations = torch.maximum(largest, own), iterations + s.iterations
+            reason = reason or s.reason or doubt(t)
+            converged, proven = converged & s.converged, proven and s.proven and known.proven
+            diverged = diverged if s.diverged is None else diverged | s.diverged
+            gone = ~torch.isfinite(s.x).flatten(1).all(dim=1)
+            lost = lost | gone
+            return _filled(s.x, gone, 0.0)
+
+        with torch.no_grad():
+            x = self.back(z, step)
+            residual = _infinite_for_nan(_norm(self.reference(x, context) - z.double()))
+            x, converged, diverged = _filled(x, lost, math.nan), converged & ~lost, diverged | lost
+            largest, residual, composed = (e.masked_fill(lost, math.inf) for e in (largest, residual, composed))
+        return ChainSolution(x, iterations, converged, largest, residual, composed, diverged, proven, reason)
+
+
+class Chain(Composition):
     """Transforms applied one after another: F = F_T o ... o F_1, log-determinants added.
 
     >>> from iresnet import ActNorm, Chain
@@ -211,77 +333,20 @@ class Chain(Transform):
                 )
         self.transforms = nn.ModuleList(transforms)
 
-    def __len__(self) -> int:
-        return len(self.transforms)
+    @property
+    def members(self) -> nn.ModuleList:
+        return self.transforms
 
-    def __iter__(self) -> Iterator[Transform]:
-        return iter(cast("list[Transform]", self.transforms))
-
-    def __getitem__(self, index: int) -> Transform:
-        return cast(Transform, self.transforms[index])
-
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        check_context(self, context)
-        for t in cast(
-            "list[Transform]", self.transforms
-        ):  # not `in self`, which torch.export of torch 2.7 cannot follow
-            x = t(x, given_to(t, context))
+    def through(self, x: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
+        # Not `in self`, which torch.export of torch 2.7 cannot follow.
+        for t in cast("list[Transform]", self.transforms):
+            x = step(t, x)
         return x
 
-    def forward_and_logdet(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        estimator: Estimator | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
-        check_context(self, context)
-        for t in self:
-            x, logdet = t.forward_and_logdet(x, given_to(t, context), estimator=estimator, generator=generator)
-            total = total + logdet
-        return x, total
-
-    def inverse(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Tensor:
-        refuse_changed(self)
-        check_context(self, context)
-        for position in reversed(range(len(self))):
-            t = self[position]
-            try:
-                z = t.inverse(z, given_to(t, context), tolerance=tolerance, solver=solver)
-            except ConvergenceError as error:
-                raise error.at(f"transform {position} of {len(self)}") from None
+    def back(self, z: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
+        for t in reversed(list(self)):
+            z = step(t, z)
         return z
-
-    def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        x = x.double()
-        for t in self:
-            x = t.reference(x, given_to(t, context))
-        return x
-
-    def solve(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> ChainSolution:
-        """The inverse with a report (no gradient): block bounds, code residual and composed bound."""
-        check_context(self, context)
-
-        def solve(t: Transform, y: Tensor) -> Solution | ChainSolution:
-            return t.solve(y, given_to(t, context), tolerance=tolerance, solver=solver)
-
-        return solve_backwards(list(self), z, solve, self, context)
 
     def trajectory(self, x: Tensor, steps: int = 8, context: Tensor | None = None) -> list[Tensor]:
         """The states x + tau g(x), tau in (0, 1], of every block in turn (Sec. 4.2), the input first.
@@ -318,47 +383,6 @@ class Chain(Transform):
         for t in self:
             input_shape = t.output_shape(input_shape)
         return input_shape
-
-
-def solve_backwards(
-    parts: list[Transform],
-    z: Tensor,
-    solve: Callable[[Transform, Tensor], Solution | ChainSolution],
-    whole: Transform,
-    context: Tensor | None,
-) -> ChainSolution:
-    """Invert `parts` last to first and gather the reports: the common part of every composed transform.
-
-    A sample that leaves all numbers in a part, which only one without a proof can let happen, is NaN in the end; the
-    parts before it solve 0 in its place.
-    """
-    check_finite(z, "z")
-    with torch.no_grad():
-        x = z
-        largest = composed = torch.zeros(len(z), dtype=torch.float64, device=z.device)
-        iterations = torch.zeros(len(z), dtype=torch.long, device=z.device)
-        converged, reason = torch.ones(len(z), dtype=torch.bool, device=z.device), doubt(whole)
-        diverged, proven = ~converged, not reason
-        lost = ~converged
-        for t in reversed(parts):
-            s = solve(t, x)
-            # An error e in the code becomes at most Lip(F^-1) e in x, on top of this solve's own error. A solve that
-            # returns the same numbers for every input has no error to amplify: 0 * inf is 0 here.
-            known = stretch_of(t, tuple(s.x.shape[1:]))
-            expansion = known.inverse * (1 + 16 * UNIT)  # for the rounding of these products
-            carried = torch.where(composed > 0, composed * expansion, composed)
-            composed = s.error_bound + carried
-            own = s.largest_block_bound if isinstance(s, ChainSolution) else s.error_bound
-            largest, iterations = torch.maximum(largest, own), iterations + s.iterations
-            reason = reason or s.reason or doubt(t)
-            converged, proven = converged & s.converged, proven and s.proven and known.proven
-            diverged = diverged if s.diverged is None else diverged | s.diverged
-            gone = ~torch.isfinite(s.x).flatten(1).all(dim=1)
-            lost, x = lost | gone, _filled(s.x, gone, 0.0)
-        residual = _infinite_for_nan(_norm(whole.reference(x, context) - z.double()))
-        x, converged, diverged = _filled(x, lost, math.nan), converged & ~lost, diverged | lost
-        largest, residual, composed = (e.masked_fill(lost, math.inf) for e in (largest, residual, composed))
-    return ChainSolution(x, iterations, converged, largest, residual, composed, diverged, proven, reason)
 
 
 def _norm(x: Tensor) -> Tensor:

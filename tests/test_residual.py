@@ -16,6 +16,7 @@ from iresnet import (
     Conditioned,
     ConvergenceError,
     Exact,
+    Flatten,
     InjectivePad,
     LipschitzConv2d,
     LipschitzLinear,
@@ -484,15 +485,17 @@ class TestChains:
         assert not found.converged.any()
         assert torch.isfinite(found.x).all()
 
-    def test_a_sample_that_an_asserted_block_loses_is_reported_and_the_others_are_solved(self):
+    @pytest.mark.parametrize("kind", [Chain, Multiscale])
+    def test_a_sample_that_an_asserted_block_loses_is_reported_and_the_others_are_solved(self, kind):
         """x + 1e3 x^3 is no contraction, so the iteration overflows where x is large and not where it is 0."""
 
         class Cube(nn.Module):
             def forward(self, x):
                 return 1e3 * x**3
 
-        chain = Chain(linear_block(contraction(2, 0.5)), ResidualBlock(Cube(), lipschitz=0.9)).eval()
-        solution = chain.solve(torch.tensor([[9.0, 9.0], [0.0, 0.0]], dtype=DOUBLE))
+        stages = [linear_block(contraction(2, 0.5)), ResidualBlock(Cube(), lipschitz=0.9)]
+        chain = Chain(*stages) if kind is Chain else Multiscale([stages[0], Chain(Flatten((1,)), stages[1])], (2,))
+        solution = chain.eval().solve(torch.tensor([[9.0, 9.0], [0.0, 0.0]], dtype=DOUBLE))
         assert solution.x[0].isnan().all()
         assert torch.equal(solution.x[1], torch.zeros(2, dtype=DOUBLE))
         assert solution.diverged.tolist() == [True, False]
