@@ -4,6 +4,10 @@ The order of the files is the order of the paper: `spectral`, `fixed_point`, `lo
 `residual`, `certificate`, `flow`, `classifier`, `hybrid`; docs/design.md lists all.
 """
 
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
 from . import early, fixed_point, lipschitz, logdet, spectral  # noqa: F401 (early comes first)
 from .architectures import contractive_convnet, contractive_mlp, mlp_flow
 from .base import DiagonalNormal, NormalMixture, Posterior
@@ -29,10 +33,12 @@ from .mixing import InvertibleConv1x1
 from .multiscale import Flatten, Multiscale
 from .preprocess import Logit, Standardise, dequantise
 from .residual import ResidualBlock
-from .run import load, shipped
 from .spectral import NoBoundKnown
 from .transform import Chain, ChainSolution, Transform
 from .version import __version__
+
+if TYPE_CHECKING:
+    from .run import load, shipped
 
 __all__ = [
     "ActNorm",
@@ -89,3 +95,16 @@ __all__ = [
     "tighten_",
     "truncation_bound",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What brings training, data and evaluation with it is loaded when first asked for."""
+    if name in ("load", "shipped"):
+        return getattr(import_module(".run", __name__), name)
+    if name.startswith("_") or find_spec(f".{name}", __name__) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f".{name}", __name__)
+
+
+def __dir__() -> list[str]:
+    return __all__

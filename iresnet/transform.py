@@ -6,7 +6,8 @@ code; there is no flag that turns a transform around.
 
 How to write one: derive from `Transform`, implement `forward`, `forward_and_logdet`, `inverse` and `stretch`, and
 `output_shape` where the shape changes, and `rounding` where large numbers cancel in its formula; one that takes a
-context says so by `takes_context = True`. A line in `tests/zoo.py` then earns it every law.
+context says so by `takes_context = True`. `closed_form.ClosedForm` asks for less of one that is a formula each way, and
+`Composition` of one that is made of others. A line in `tests/zoo.py` then earns it every law.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class TestLimits:
 
     def test_memory(self):
         with pytest.raises(Violation, match=r"it takes \d+ MiB"), limited(memory=8 * MIB):
-            bytearray(b"x" * (32 * MIB))
+            bytearray(b"x" * (12 * MIB))
         with pytest.raises(MemoryError), limited(memory=8 * MIB):
             bytearray(1024 * MIB)
 
