@@ -133,6 +133,7 @@ def test_steps_in_bfloat16_stay_near_those_in_float32_and_keep_the_state_in_floa
 
 
 @pytest.mark.no_cover
+@pytest.mark.slow
 def test_the_compiled_function_is_the_plain_one(monkeypatch):
     """With a backend that needs no compiler; the default one is tried where there is time."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))

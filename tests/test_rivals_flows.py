@@ -156,7 +156,9 @@ class TestSteps:
         assert "no compiled blocks: there are neither residual blocks nor couplings" in stepper.reasons
 
     @pytest.mark.no_cover
-    @pytest.mark.parametrize("kind", ["glow", "additive", "realnvp", "rows"])
+    @pytest.mark.parametrize(
+        "kind", ["glow", *(pytest.param(k, marks=pytest.mark.slow) for k in ("additive", "realnvp", "rows"))]
+    )
     def test_compiled_couplings_are_the_plain_ones_and_share_a_function(self, monkeypatch, kind):
         monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
         compiler._compiled.cache_clear()
