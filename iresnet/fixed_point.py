@@ -327,8 +327,11 @@ def solve(
     x, count = solver.run(g, zw, zw, target, contraction, limit)
     x = x.to(z.dtype)
     residual = _exact_residual(reference, x, z, rounding)
-    if tolerance is None and contraction < 1:
-        goal = torch.maximum(goal, 2 * _unavoidable(x, z, contraction, rounding) / gap)
+    if tolerance is None and contraction < 1 and bool((residual > goal * gap).any()):
+        # As far as x can be: ||x - z|| = ||g(x)|| <= ||g(z)|| / (1 - L). What is farther off refutes an asserted L.
+        reach = _norm(z.double()) + _exact_residual(reference, z, z, rounding) / gap
+        near = _norm(x.double()) <= (1 + 1e-3) * reach
+        goal = torch.where(near, torch.maximum(goal, 2 * _unavoidable(x, z, contraction, rounding) / gap), goal)
     finite = torch.isfinite(x).flatten(1).all(1)
     behind = ((residual > goal * gap) & finite).nonzero()[:, 0]
     remaining = limit - int(count[behind].max()) if len(behind) and solver.max_iterations else limit

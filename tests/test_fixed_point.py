@@ -422,6 +422,20 @@ class TestPrecision:
         assert default_tolerance(z.double(), 0.5).tolist() == pytest.approx([1e-10, 2e-11], rel=1e-6)
         assert default_tolerance(z.requires_grad_(), 1.0).requires_grad is False
 
+    def test_where_no_contraction_goes_nothing_is_allowed_for_the_size_of_x(self):
+        """Trap: x ran away in float32, which can hold it to 1e13 only, and came half way back in float64."""
+
+        class Runaway:
+            max_iterations = None
+
+            def run(self, g, z, start, target, contraction, limit):
+                return torch.full_like(z, 1e10 if z.dtype == DOUBLE else 1e20), torch.ones(len(z), dtype=torch.long)
+
+        g = of(lambda x: 3 * x)  # asserted to be a contraction by 0.9
+        z = torch.ones(2, 3)
+        found = solve(g, z, lipschitz=0.9, tolerance=None, solver=Runaway(), reference=g)
+        assert not found.converged.any()
+
     def test_iteration_limit_is_what_the_contraction_needs(self):
         assert 0.5 ** (iteration_limit(0.5, 1.0, 1e-6) - 10) <= 1e-6
         assert 0.5 ** (iteration_limit(0.5, 1.0, 1e-6) - 11) > 1e-6

@@ -9,6 +9,7 @@ import shutil
 import struct
 import sys
 import threading
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -467,6 +468,26 @@ class TestBoard:
         thread.join()
         board.close()
         assert [failure.exc_type for failure in told] == [ZeroDivisionError]
+
+    @pytest.mark.parametrize("late", [False, True])
+    def test_a_thread_that_fails_while_the_file_is_opened_is_not_told_twice(self, tmp_path, monkeypatch, late):
+        """Also where it fails after the writer has given up."""
+        told = []
+        monkeypatch.setattr(threading, "excepthook", told.append)
+
+        def make(*_, **__):
+            thread = threading.Thread(target=lambda: (late and time.sleep(0.2), 1 / 0))
+            thread.start()
+            if not late:
+                thread.join()
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+        board = Board(tmp_path, 0)
+        board.make = make
+        with pytest.warns(UserWarning, match="cannot be written: No such file or directory"):
+            board.write({"step": 1, "loss": 1.0})
+        time.sleep(0.3 * late)
+        assert told == []
 
     def test_without_a_failure_there_is_no_warning(self, tmp_path):
         with warnings.catch_warnings():

@@ -17,7 +17,8 @@ class Board:
         self.folder, self.step = folder, step
         self.make = _summary_writer()
         self.writer: Any = None
-        self.told, self.threads = threading.excepthook, set[threading.Thread]()
+        self.told, self.others = threading.excepthook, set[threading.Thread]()
+        self.threads: set[threading.Thread] | None = None  # its own; not known while it is opened
 
     def write(self, row: Mapping[str, float]) -> None:
         """Add the figures of a row; the first failure (a full disk, a folder that was moved) is the last one."""
@@ -42,14 +43,16 @@ class Board:
 
     def _open(self, make: Callable[..., Any]) -> Any:
         """The writer; what its thread meets is not printed as a traceback, since it is said here."""
-        earlier = set(threading.enumerate())
-        writer = make(str(self.folder), purge_step=self.step + 1 if self.step else None)
-        self.told, self.threads = threading.excepthook, set(threading.enumerate()) - earlier
+        self.told, self.others, self.threads = threading.excepthook, set(threading.enumerate()), None
         threading.excepthook = self._tell
-        return writer
+        try:
+            return make(str(self.folder), purge_step=self.step + 1 if self.step else None)
+        finally:
+            self.threads = set(threading.enumerate()) - self.others
 
     def _tell(self, failure: Any) -> None:
-        if failure.thread not in self.threads:
+        own = failure.thread not in self.others if self.threads is None else failure.thread in self.threads
+        if not own:
             self.told(failure)
 
     def _give_up(self, error: Exception) -> None:
@@ -67,6 +70,8 @@ class Board:
 
     def _end(self) -> None:
         self.writer = None
+        for thread in self.threads or ():  # which may be about to tell what it met
+            thread.join(1.0)
         if threading.excepthook == self._tell:
             threading.excepthook = self.told
 
