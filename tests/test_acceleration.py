@@ -357,6 +357,7 @@ def counts_of(flow, x, wish, steps=6, seed=3, first=0):
     return drawn, torch.stack(losses)
 
 
+@pytest.mark.slow
 def test_a_roulette_draws_one_number_of_terms_a_step_from_the_seed_and_the_step():
     flow, x = roulette_flow()
     drawn, losses = counts_of(copy.deepcopy(flow), x, EAGER, steps=12)

@@ -30,6 +30,7 @@ def test_the_protocol_has_a_line_and_is_kept(call, folder):
     assert found["rows"] == 40
 
 
+@pytest.mark.slow
 def test_strange_rows_have_a_line_each(call, folder, monkeypatch):
     monkeypatch.setattr(sys.modules["iresnet.cli.evaluate"], "STRANGE", 60)
     code, text = call("evaluate", folder, "--draws", 2, "--rows", 40, "--ood", "corrupted", "--ood", "digits")

@@ -247,6 +247,7 @@ class TestModels:
         assert float(raw_noise(flow, (1000,), torch.device("cpu"), generator).min()) >= 0
 
 
+@pytest.mark.slow
 def test_every_command_takes_such_a_run(tmp_path, call):
     experiment, folder = tiny("digits-density"), str(tmp_path / "run")
     run.start(replace(experiment, network=replace(experiment.network, dequantiser=4)), folder)

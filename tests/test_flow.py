@@ -391,6 +391,7 @@ class TestErrorBars:
         assert e.dimension == 80
 
     @pytest.mark.no_cover
+    @pytest.mark.slow
     def test_its_errors_are_standard_errors(self, wide):
         """Trap: stopping when the error looks small enough biases the interval. Fresh probes after a pilot do not."""
         x = normal(2, 80, seed=3)

@@ -307,6 +307,7 @@ def test_figures_are_dropped_with_the_model_they_are_about(made, tmp_path):
     assert "judgement.json" in FILES
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(made, tmp_path):
     cell, asked = Cell("digits", "c=0.9"), iter(range(1000))
     job = Job(out=tmp_path)

@@ -107,6 +107,7 @@ def test_figures_are_those_of_the_released_weights(made):
     assert row["error %"] == pytest.approx(100 * float(wrong))
 
 
+@pytest.mark.slow
 def test_nothing_is_made_twice_and_a_stopped_job_goes_on(made, monkeypatch, tmp_path):
     def fail(*_, **__):
         raise AssertionError("made twice")

@@ -123,6 +123,7 @@ class TestResume:
         whole, parts = (Run.open(tmp_path / f).log()[-1] for f in ("whole", "parts"))
         assert {k: v for k, v in whole.items() if k != "seconds"} == {k: v for k, v in parts.items() if k != "seconds"}
 
+    @pytest.mark.slow
     def test_what_was_logged_after_the_checkpoint_is_done_again(self, tmp_path):
         experiment = tiny(steps=6, validate_every=1, save_every=4)
         calls = iter(range(100))
