@@ -33,7 +33,7 @@ import iresnet
 from iresnet import evaluation, run
 from iresnet.acceleration import Acceleration
 from iresnet.architectures import build
-from iresnet.data import Batches, Schema, some
+from iresnet.data import Batches, DataSettings, Schema, some
 from iresnet.data.source import load, schema_of
 from iresnet.lipschitz import refresh_, unsettled
 from iresnet.objective import Objective
@@ -61,7 +61,7 @@ RUNS = {
 }
 STOPPED = "stopped"
 TABLE, ROWS = "table.csv", 8
-UNFINISHED = ("log.csv", "best.safetensors", "last.safetensors")  # of finished runs only to go on from
+TO_RESUME = ("log.csv", "best.safetensors", "last.safetensors")  # what a finished run can do without
 
 
 def small(name: str, blocks: int = 2, width: int = 6, **training: Any) -> Experiment:
@@ -223,14 +223,20 @@ def write_runs(target: Path) -> None:
             experiment = replace(experiment, data=replace(experiment.data, source=str(target / TABLE)))
         folder = target / "runs" / kind
         run.start(experiment, folder)
-        for file in UNFINISHED:
+        for file in TO_RESUME:
             (folder / file).unlink()
-        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-        settings = folder / "config.toml"
-        settings.write_text(settings.read_text().replace(json.dumps(str(target / TABLE)), f'"{TABLE}"'))
+        _tidy(folder, target)
     steps = iter(range(6))
     run.start(small("digits-hybrid"), target / "runs" / STOPPED, stop=lambda: next(steps) >= 2)
-    shutil.rmtree(target / "runs" / STOPPED / "tensorboard", ignore_errors=True)
+    _tidy(target / "runs" / STOPPED, target)
+
+
+def _tidy(folder: Path, target: Path) -> None:
+    """Take out of a run folder what it says of this machine."""
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+    settings, default = folder / "config.toml", DataSettings().folder
+    text = settings.read_text().replace(json.dumps(str(target / TABLE)), f'"{TABLE}"')
+    settings.write_text(text.replace(json.dumps(str(Path(default).resolve())), f'"{default}"'))
 
 
 def write(target: Path) -> None:

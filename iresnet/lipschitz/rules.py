@@ -54,17 +54,17 @@ class PowerIteration:
         self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         # As much of the fixed vector as of v: convergence is told by sigma, which a small part moves too slowly.
-        return spectral.converged_power_iteration(weight, geometry, _nudged(weight, geometry, v, 1 / NUDGE))
+        return spectral.converged_power_iteration(weight, geometry, _nudged(weight, geometry, v, 1.0))
 
 
-#: How much of a fixed vector is added to v before every refresh.
+#: How much of a fixed vector of unit norm is added to v before every refresh.
 NUDGE = 1e-4
 
 _starts: dict[tuple[object, ...], Tensor] = {}
 
 
-def _nudged(weight: Tensor, geometry: Geometry, v: Tensor, times: float = 1.0) -> Tensor:
-    """v and a little of a vector without structure, `times` it.
+def _nudged(weight: Tensor, geometry: Geometry, v: Tensor, share: float = NUDGE) -> Tensor:
+    """v and a share of a vector without structure.
 
     Where an operator has invariant parts (groups, diagonals), v would never leave the one it has converged to, when
     another becomes the largest. Sigma is second order in it.
@@ -72,11 +72,11 @@ def _nudged(weight: Tensor, geometry: Geometry, v: Tensor, times: float = 1.0) -
     size = tuple(v.shape[2:])
     in_graph = weight.is_cuda and torch.cuda.is_current_stream_capturing()
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or in_graph:
-        return v + times * NUDGE * spectral.start_vector(weight[:1], geometry, size)
+        return v + share * spectral.start_vector(weight[:1], geometry, size)
     key = (v.shape[1:], v.dtype, v.device)
     if key not in _starts:
-        _starts[key] = NUDGE * spectral.start_vector(weight[:1], geometry, size)
-    return v + times * _starts[key]
+        _starts[key] = spectral.start_vector(weight[:1], geometry, size)
+    return torch.add(v, _starts[key], alpha=share)
 
 
 @dataclass(frozen=True)
