@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/pytest -n 2 --dist loadfile --
 INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint docs bench attack tables format clean
+.PHONY: help setup demo test test-all test-gpu lint docs bench attack tables format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -22,6 +22,9 @@ test: lint  ## everything a change must pass: format, lint, types, layers, tests
 
 test-all: lint  ## the same with the slow tests
 	$(PYTEST) --cov -m ""
+
+test-gpu: .venv/setup.stamp  ## the tests that need a GPU, the slow ones too
+	MPLBACKEND=Agg $(BIN)/python -m pytest -m gpu -rs tests
 
 lint: .venv/setup.stamp  ## format, lint, types and layers
 	$(BIN)/ruff format --check .

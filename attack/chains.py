@@ -10,18 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from iresnet import (
-    ActNorm,
-    Chain,
-    Flatten,
-    InvertibleConv1x1,
-    Logit,
-    ResidualBlock,
-    Squeeze,
-    Standardise,
-    Transform,
-)
-from iresnet.mixing import PrincipalAxes, Reverse
+from iresnet import ActNorm, Chain, Flatten, InvertibleConv1x1, Logit, ResidualBlock, Squeeze, Standardise, Transform
+from iresnet.transforms.mixing import PrincipalAxes, Reverse
 
 from . import Violation, kind, networks
 from .inverses import compare, finite_, solver

@@ -21,7 +21,7 @@ import numpy as np
 import safetensors.torch
 from numpy.typing import NDArray
 
-from iresnet import checkpoint
+from iresnet.train import checkpoint
 
 from .damage import BYTES, STRANGE, Damage, flip, strange_json
 

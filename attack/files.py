@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from iresnet.guard import TrainingError
+from iresnet.train.guard import TrainingError
 
 from . import Violation, containers, damage, kind, places
 from .damage import Damage

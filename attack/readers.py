@@ -18,15 +18,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from iresnet import checkpoint, run
+from iresnet import run
 from iresnet.cli.certify import certify
 from iresnet.cli.evaluate import evaluate
 from iresnet.cli.invert import _read_codes
 from iresnet.cli.report import report
 from iresnet.data import DataSettings, Schema, download, load, read
-from iresnet.paper import judging, record
 from iresnet.presets import find
+from iresnet.reproduce import judging, record
 from iresnet.run import Run
+from iresnet.train import checkpoint
 
 from .fixtures import RUNS
 

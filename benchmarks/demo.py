@@ -117,7 +117,7 @@ def rivals(outcomes: list[digits.Outcome]) -> list[dict[str, Any]]:
 
 def parameters() -> int:
     """Parameters of the network."""
-    from iresnet.architectures import build
+    from iresnet.models import build
 
     settings = digits.experiment()
     model = build(settings.network, data.load(settings.data).schema, settings.objective.kind)

@@ -26,17 +26,17 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from iresnet import lipschitz as lip
-from iresnet import presets
-from iresnet.acceleration import Acceleration, Stepper, fused, timing
-from iresnet.architectures import build
+from iresnet import presets, timing
 from iresnet.data.source import schema_of
 from iresnet.flow import Flow
+from iresnet.gpu import Acceleration, planned
 from iresnet.lipschitz import refresh_, unsettled
 from iresnet.logdet import Estimator, PowerSeries, RussianRoulette
-from iresnet.objective import Loss, MaximumLikelihood, Objective, continuous, unit, unit_name
+from iresnet.models import build
 from iresnet.residual import entering
 from iresnet.results import Results, circumstances, write
-from iresnet.training import make_optimiser
+from iresnet.train import State
+from iresnet.train.objective import Loss, MaximumLikelihood, Objective, continuous, unit, unit_name
 
 #: What is to be reached, in milliseconds; what the paper's released code takes on the same hardware; and the ratio.
 TARGETS = {"cifar10-flow": 36.0, "cifar10-flow-appendix": 100.0}
@@ -78,7 +78,14 @@ class WithoutDeterminant(Objective):
         super().__init__()
         self.model, self.levels = model, levels
 
-    def forward(self, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None) -> Loss:
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Loss:
         x = continuous(x, self.levels, generator)
         with entering(self.model, x):
             nats = -self.model.base.log_prob(self.model.transform(x)).mean()
@@ -112,10 +119,10 @@ def operations(case: Case, scale: Scale) -> float:
     objective(x, None, generator=generator)  # initialises ActNorms
     with (
         lip.held(objective),
-        fused(objective, torch.float32, compiled=False),
+        planned(objective, torch.float32, compiled=False) as view,
         FlopCounterMode(display=False) as counter,
     ):
-        objective(x, None, generator=generator)[0].backward()
+        view(x, None, generator=generator)[0].backward()
     return float(counter.get_total_flops() * scale.blocks * case.batch / 2 / 1e12)
 
 
@@ -126,30 +133,29 @@ def measure(case: Case, scale: Scale, profile: bool) -> dict[str, Any]:
     start = time.perf_counter()
     objective, x = prepare(case, scale)
     training = replace(presets.find(case.preset).training, optimiser="adam")
-    optimiser, generator = make_optimiser(objective, training), torch.Generator(scale.device).manual_seed(0)
-    stepper = Stepper(objective, optimiser, training.clip, generator, case.acceleration)
+    state = State(objective, training, torch.Generator(scale.device).manual_seed(0), case.acceleration)
     timed = range(PREPARING, PREPARING + scale.steps)  # the same steps in every round: a roulette draws the same terms
     for step in range(PREPARING + (scale.steps if isinstance(case.estimator, RussianRoulette) else 0)):
-        stepper(x, None, step)
+        take(state, x, step)
     _wait(scale.device)
     setup, times = time.perf_counter() - start, []
     for _ in range(5):
         begin = time.perf_counter()
         for step in timed:
-            stepper(x, None, step)
+            take(state, x, step)
         _wait(scale.device)
         times.append(1e3 * (time.perf_counter() - begin) / scale.steps)
     if profile:
-        print_profile(stepper, x, timed[0])
+        print_profile(state, x, timed[0])
     cuda = scale.device == "cuda"
     peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else None
     return {
         "network": case.preset, "blocks": 3 * scale.blocks, "batch": case.batch,
         "log-determinant": "none" if case.estimator is None else str(case.estimator),
-        "mean terms": mean_terms(stepper, timed), "steps taken": str(stepper), "precision": stepper.precision,
+        "mean terms": mean_terms(state, timed), "steps taken": str(state.engine), "precision": state.engine.precision,
         "ms": median(times),
         "spread ms": max(times) - min(times), "setup s": setup,
-        "memory GiB": held() if cuda and stepper.graph else peak, "peak GiB": peak,
+        "memory GiB": held() if cuda and state.engine.graph else peak, "peak GiB": peak,
         "operations": counted, "parameters": sum(p.numel() for p in objective.parameters()),
     }  # fmt: skip
 
@@ -164,20 +170,26 @@ def held() -> float:
     return torch.cuda.memory_reserved() / 2**30
 
 
-def mean_terms(stepper: Stepper, steps: range) -> float | None:
+def take(state: State, x: Tensor, step: int) -> None:
+    """Take the step of this number."""
+    state.step = step
+    state.advance(x)
+
+
+def mean_terms(state: State, steps: range) -> float | None:
     """How many terms a roulette takes on average in these steps."""
     counts = []
-    for stepper.step in steps:
-        with stepper._drawn() as drawn:
-            counts += [] if drawn is None else [drawn.count]
+    for state.step in steps:
+        drawn = state.draw_terms()
+        counts += [] if drawn is None else [drawn.count]
     return mean(counts) if counts else None
 
 
-def print_profile(stepper: Stepper, x: Tensor, step: int, rows: int = 30) -> None:
+def print_profile(state: State, x: Tensor, step: int, rows: int = 30) -> None:
     """The kernels that one step spends most of its time in."""
     kind = torch.profiler.ProfilerActivity.CUDA if x.is_cuda else torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[kind]) as profiler:
-        stepper(x, None, step)
+        take(state, x, step)
         _wait(x.device.type)
     name = "self_device_time_total" if x.is_cuda else "self_cpu_time_total"
     events = sorted(profiler.key_averages(), key=lambda e: getattr(e, name), reverse=True)

@@ -17,10 +17,10 @@ from typing import Any, cast
 import torch
 from inverse import milliseconds
 
-from iresnet.architectures import build
 from iresnet.certificate import residual_blocks
 from iresnet.data.source import schema_of
 from iresnet.lipschitz import refresh_, unsettled
+from iresnet.models import build
 from iresnet.presets import find
 from iresnet.results import Results, circumstances, write
 from iresnet.trust import Seal, described, same_numbers

@@ -9,8 +9,7 @@ The chain is that of `iresnet164`: 18 + 18 + 18 blocks on 16 x 32 x 32, 64 x 16 
 each, every layer at its coefficient of 0.9. `--weights random` scales random weights up until the constraint bites: few
 singular values are at the coefficient. `--weights flat` has nearly all of them there, the hardest case.
 The Inverter's time is given with a code residual evaluated in float64, by which the blocks are proven as well
-("forward"), and with every block proven by a residual of its own: with that code residual, with one that is carried
-through the Jacobians ("linear"), and without ("none").
+("forward"), and with every block proven by a residual of its own: with that code residual, and without ("none").
 """
 
 from __future__ import annotations
@@ -41,11 +40,12 @@ from iresnet import (
     contractive_convnet,
     tighten_,
 )
-from iresnet.inversion import refinement
-from iresnet.inversion.arithmetic import Arithmetic, captured
-from iresnet.inversion.branch import laid_out
-from iresnet.inversion.inverter import Inverter
-from iresnet.inversion.refinement import Schedule
+from iresnet.cuda_graph import captured
+from iresnet.inverse import refinement
+from iresnet.inverse.arithmetic import Arithmetic
+from iresnet.inverse.inverter import Inverter
+from iresnet.inverse.precisions import laid_out
+from iresnet.inverse.refinement import Schedule
 from iresnet.lipschitz import refresh_, unsettled
 from iresnet.results import Results, circumstances, write
 from iresnet.transform import ChainSolution
@@ -107,8 +107,8 @@ def show_(model: Chain, x: Tensor) -> None:
 
 def trained(folder: Path, images: int, device: str) -> tuple[Transform, Tensor]:
     """The transform of a run and test images."""
-    from iresnet.objective import centred
     from iresnet.run import Run
+    from iresnet.train.objective import centred
 
     run = Run.open(folder)
     data = run.splits().test
@@ -146,15 +146,12 @@ def phases(inverter: Inverter, z: Tensor) -> dict[str, float]:
         if part.branch is not None:
             codes.append((part.branch, laid_out(x)))
         x = part.transform.inverse(x) if part.branch is None else x - part.branch.exact(x)
-    compiled = inverter.arithmetic.compiled
     low = [(b, x.to(b.dtype), b.working.traced(x.to(b.dtype))[1]) for b, x in codes]
     functions: dict[str, Callable[[], list[Any]]] = {
-        "g": lambda: [refinement.plain_step(b.program, compiled)(x, x, b.working.values) for b, x, _ in low],
-        "J": lambda: [refinement.series_step(b.program, compiled)(x, x, b.working.values, s) for b, x, s in low],
-        "J as products": lambda: [b.products.tangent(x, s) for b, x, s in low],
+        "g": lambda: [x - b.working(x) for b, x, _ in low],
+        "J": lambda: [x - b.working.tangent(x, s) for b, x, s in low],
         "float32 residual": lambda: [refinement.single_residual(b, x, x) for b, x in codes if b.single is not None],
         "float64 residual": lambda: [refinement.residual(b, x, x) for b, x in codes],
-        "float64 with slopes": lambda: [b.exact.traced(x, b.dtype)[0] for b, x in codes],
     }
     none = torch.zeros(1, device=z.device)
     with inverter.arithmetic.precision(z.device):
@@ -206,14 +203,14 @@ def compare(transform: Chain, x: Tensor, z: Tensor, arithmetic: Arithmetic) -> l
     print("one pass, ms:", {k: round(v, 2) for k, v in phases(inverter, z).items()}, flush=True)
     blockwise = inverter.with_code("float64")
     blockwise.goes_forward = False
-    ways = [*([inverter] if inverter.goes_forward else []), blockwise, *map(inverter.with_code, ("linear", "none"))]
+    ways = [*([inverter] if inverter.goes_forward else []), blockwise, inverter.with_code("none")]
     rows = [ours(way, x, z) | {"setup ms": setup} for way in ways]
     return [*rows, ordinary(inverter, x, z), plain(inverter, x, z)]
 
 
 def counted(schedules: list[Schedule]) -> dict[str, int]:
     """How many blocks have each schedule."""
-    return dict(Counter(f"{s.coarse} {s.single} {s.refinements} {s.proof}" for s in schedules))
+    return dict(Counter(f"{s.coarse} {s.single} {s.refinements}" for s in schedules))
 
 
 def ours(inverter: Inverter, x: Tensor, z: Tensor) -> Row:
@@ -279,19 +276,11 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=128)
     parser.add_argument("--weights", choices=["random", "flat"], nargs="+", default=["random"])
     parser.add_argument("--run", type=Path, help="folder of a trained model")
-    parser.add_argument("--working", help="working precision: float16, bfloat16, tf32 or float32")
-    parser.add_argument("--single", help="residuals of float32: float32 or split")
+    parser.add_argument("--working", help="working precision: float16, bfloat16 or float32")
     parser.add_argument("--exact", help="how to convolve in float64: auto, native, gathered, banded or shifted")
-    parser.add_argument("--compiled", action="store_true", help="let torch.compile join elementwise work")
     options = parser.parse_args()
     begin, usual = time.perf_counter(), Arithmetic.on(torch.device(options.device))
-    arithmetic = replace(
-        usual,
-        working=options.working or usual.working,
-        exact=options.exact or usual.exact,
-        single=options.single or usual.single,
-        compiled=options.compiled,
-    )
+    arithmetic = replace(usual, working=options.working or usual.working, exact=options.exact or usual.exact)
     names = options.weights if options.run is None else [options.run.name]
     rows = [row for weights in names for row in measure(options, weights, arithmetic)]
     if options.out:

@@ -25,16 +25,15 @@ from inverse import counted, draw_, milliseconds, row_line
 from torch import Tensor
 
 from iresnet import ActNorm, Flow, ResidualBlock, Transform, tighten_
-from iresnet.architectures import build
 from iresnet.data.source import schema_of
-from iresnet.inversion import Inverter
-from iresnet.inversion.path import Halves, Row, path
-from iresnet.inversion.refinement import norms
+from iresnet.inverse import Inverter
 from iresnet.lipschitz import refresh_, release_, unsettled
+from iresnet.models import build
+from iresnet.precision import full_precision
 from iresnet.presets import find
-from iresnet.residual import full_precision
+from iresnet.proof import norms
 from iresnet.results import Results, circumstances, write
-from iresnet.transform import ChainSolution
+from iresnet.transform import ChainSolution, back, path
 
 Line = dict[str, Any]
 
@@ -76,7 +75,7 @@ def show_(transform: Transform, x: Tensor) -> None:
 
 def trained(folder: Path, device: str) -> Flow:
     """The flow of a run."""
-    from iresnet.evaluation import as_flow
+    from iresnet.evaluate import as_flow
     from iresnet.run import Run
 
     return as_flow(Run.open(folder).model(device=device))
@@ -124,19 +123,16 @@ def ordinary(flow: Flow, z: Tensor, options: argparse.Namespace) -> tuple[Line, 
 @torch.no_grad()
 def iterate(transform: Transform, z: Tensor, iterations: int) -> Tensor:
     """The released code's way: so many plain iterations for every block, nothing proven."""
-    stack = [z]
-    for t in reversed(list(path(transform))):
-        if isinstance(t, Halves | Row):
-            t.inverse(stack)
-        elif isinstance(t, ResidualBlock):
-            code = x = stack.pop()
-            for _ in range(iterations):
-                x = code - t.g(x)
-            stack.append(x)
-        else:
-            stack.append(t.inverse(stack.pop()))
-    (x,) = stack
-    return x
+
+    def act(t: Transform, code: Tensor) -> Tensor:
+        if not isinstance(t, ResidualBlock):
+            return t.inverse(code)
+        x = code
+        for _ in range(iterations):
+            x = code - t.g(x)
+        return x
+
+    return back(list(path(transform)), z, act)
 
 
 def plain(flow: Flow, z: Tensor, iterations: int) -> tuple[Line, Tensor]:

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from iresnet import presets
-from iresnet.acceleration import Acceleration, Stepper
-from iresnet.architectures import build
 from iresnet.data.source import schema_of
+from iresnet.gpu import Acceleration
 from iresnet.lipschitz import refresh_, unsettled
-from iresnet.objective import Classification
+from iresnet.models import build
 from iresnet.results import Results, circumstances, write
-from iresnet.training import make_optimiser
+from iresnet.train import State
+from iresnet.train.objective import Classification
 
 #: Milliseconds of the paper's released code for this step on the same hardware, and what is to be reached.
 RELEASED, TARGET, TARGET_RATIO = 205.4, 8.0, 1.15
@@ -44,8 +44,8 @@ class Case:
     acceleration: Acceleration = FAST
 
 
-def prepare(case: Case, blocks: list[int], device: str) -> tuple[Stepper, Tensor, Tensor, int]:
-    """The stepper of a case, a batch of random images and labels, and the number of parameters."""
+def prepare(case: Case, blocks: list[int], device: str) -> tuple[State, Tensor, Tensor, int]:
+    """The training of a case, a batch of random images and labels, and the number of parameters."""
     experiment, schema = presets.find(case.preset), schema_of("cifar10")
     torch.manual_seed(0)
     x = torch.randint(0, 256, (case.batch, *schema.shape), dtype=torch.uint8)
@@ -54,30 +54,28 @@ def prepare(case: Case, blocks: list[int], device: str) -> tuple[Stepper, Tensor
         model = build(replace(experiment.network, blocks=tuple(blocks)), schema, "classification", x).to(device)
     refresh_(model, settle=True)
     objective = Classification(model, schema.levels).train()
-    optimiser = make_optimiser(objective, experiment.training)
-    generator = torch.Generator(device).manual_seed(0)
-    stepper = Stepper(objective, optimiser, experiment.training.clip, generator, case.acceleration)
-    return stepper, x.to(device), y, sum(p.numel() for p in model.parameters())
+    state = State(objective, experiment.training, torch.Generator(device).manual_seed(0), case.acceleration)
+    return state, x.to(device), y, sum(p.numel() for p in model.parameters())
 
 
 def measure(case: Case, blocks: list[int], device: str, steps: int) -> dict[str, Any]:
     """Milliseconds a step: the median of five rounds, after the steps that prepare it."""
     start = time.perf_counter()
-    stepper, x, y, parameters = prepare(case, blocks, device)
-    for step in range(8):
-        stepper(x, y, step)
+    state, x, y, parameters = prepare(case, blocks, device)
+    for _ in range(8):
+        state.advance(x, y)
     _wait(device)
     setup, times = time.perf_counter() - start, []
     for _ in range(5):
         begin = time.perf_counter()
-        for step in range(steps):
-            stepper(x, y, step)
+        for _ in range(steps):
+            state.advance(x, y)
         _wait(device)
         times.append(1e3 * (time.perf_counter() - begin) / steps)
     memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
     return {
-        "network": case.preset, "batch": case.batch, "steps taken": str(stepper), "precision": stepper.precision,
-        "ms": median(times),
+        "network": case.preset, "batch": case.batch, "steps taken": str(state.engine),
+        "precision": state.engine.precision, "ms": median(times),
         "spread ms": max(times) - min(times), "setup s": setup, "memory GiB": memory, "parameters": parameters,
     }  # fmt: skip
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from iresnet import data, evaluation
+from iresnet import data, evaluate
 from iresnet.presets import PRESETS
 from iresnet.run import start
 
@@ -89,7 +89,7 @@ print(f"  {', '.join(sorted(path.name for path in run.folder.iterdir()))}")
 # true law is in the same units: the difference is what the model has not learned.
 
 test = run.splits().test
-learned = evaluation.density(model, test)
+learned = evaluate.density(model, test)
 true = -true_log_density(test.x.double())
 print(f"\nNegative log-likelihood of {len(test)} rows it has not met: {learned}")
 print(f"The same under the true law:                          {float(true.mean()):.3f} nats")
@@ -107,8 +107,8 @@ new[150] = torch.tensor([1500.0, 12.0, 47.0])
 write(later, new, ("temperature", "speed", "current"))
 
 rows = data.read(later, run.schema)
-likelihood = evaluation.log_likelihood(model, rows)
-scores = evaluation.anomaly(likelihood.value, run.reference())
+likelihood = evaluate.log_likelihood(model, rows)
+scores = evaluate.anomaly(likelihood.value, run.reference())
 
 # The score of a row is the share of validation rows that are more likely than it. Of ordinary rows, about one in a
 # hundred has a score above 0.99. Here are the least likely rows, how many deviations each column alone is off its mean,
@@ -139,5 +139,5 @@ assert outcome.certificate is not None
 print(f"\n{outcome.certificate.summary()}")
 bias, noise = float(likelihood.bias_bound.max()), float(likelihood.standard_error.max())
 print(f"Likelihoods: bias at most {bias:g} nats, standard error {noise:g}")
-print(f"Inverse: {evaluation.inverse(model, rows)}")
+print(f"Inverse: {evaluate.inverse(model, rows)}")
 folder.cleanup()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import iresnet
-from iresnet import data, evaluation
+from iresnet import data, evaluate
 from iresnet.data.corruptions import CORRUPTIONS, corrupt
 from iresnet.presets import PRESETS
 from iresnet.run import start
@@ -51,7 +51,7 @@ print(
 # ---------------------------------------------------------------------------------------------------------------------
 # One: it classifies. The interval is for the error on all digits of this kind, of which the test images are a sample.
 
-error = evaluation.error(model, test)
+error = evaluate.error(model, test)
 print(f"\nClassifies. Test error {error}")
 assert error.value < 8
 
@@ -59,7 +59,7 @@ assert error.value < 8
 # Two: it gives likelihoods. A pixel is an integer, so noise in [0, 1) is added to it, and the mean of log p over the
 # noise is a lower bound for the log-probability of the image. A uniform guess would cost log2(17) = 4.09 bits a pixel.
 
-density = evaluation.density(model, test)
+density = evaluate.density(model, test)
 print(f"\nGives likelihoods. {density}; error of the estimator {density.estimator_error:.3f}")
 assert density.value < 3
 
@@ -67,12 +67,12 @@ assert density.value < 3
 # image is a simple one. "pairs" is how often a changed image is less likely than an unchanged one.
 
 some = test.take(torch.arange(100))
-normal = evaluation.log_likelihood(model, some, draws=2).value
+normal = evaluate.log_likelihood(model, some, draws=2).value
 print(f"\n{'changed images':<16}{'pairs':>9}")
 for name in CORRUPTIONS:
     images = data.Dataset(corrupt(name, some.x, levels=17), None, run.schema)
-    strange = evaluation.log_likelihood(model, images, draws=2).value
-    print(f"{name:<16}{100 * evaluation.detection(normal, strange):>7.1f} %")
+    strange = evaluate.log_likelihood(model, images, draws=2).value
+    print(f"{name:<16}{100 * evaluate.detection(normal, strange):>7.1f} %")
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Three: it draws samples. A code from the base, sent through the inverse of every block.
@@ -85,12 +85,12 @@ show(model.sample((5,), generator=torch.Generator().manual_seed(3)))
 # never merged: what is proven of every block's solve, how well the code is met, and how far off the image is.
 
 few = test.take(torch.arange(5))
-solution, x = evaluation.reconstruct(model, few)  # x: the images, every pixel at the middle of its bin
+solution, x = evaluate.reconstruct(model, few)  # x: the images, every pixel at the middle of its bin
 print("\nIs inverted. Test images, and what came back from their codes.\n")
 show(x)
 print()
 show(solution.x)
-inverse = evaluation.inverse(model, test)
+inverse = evaluate.inverse(model, test)
 print(
     f"\n{inverse.proven} of {inverse.rows} test images proven block by block, {inverse.iterations:.0f} evaluations each"
 )
@@ -106,8 +106,8 @@ assert inverse.measured_error < 1e-5
 
 assert outcome.certificate is not None
 assert outcome.certificate.passed
-before = evaluation.logits(run.model("best"), test).argmax(1)
-after = evaluation.logits(model, test).argmax(1)
+before = evaluate.logits(run.model("best"), test).argmax(1)
+after = evaluate.logits(model, test).argmax(1)
 print(f"\n{outcome.certificate.summary()}")
 changed = int((before != after).sum())
 print(f"{len(outcome.tightened)} layers tightened, which changed {changed} of {len(test)} predictions")

@@ -1,7 +1,7 @@
 """Invertible residual networks with a guarantee.
 
 The order of the files is the order of the paper: `spectral`, `fixed_point`, `logdet`, `lipschitz`, `transform`,
-`residual`, `certificate`, `flow`, `classifier`, `hybrid`; docs/design.md lists all.
+`residual`, `inverse`, `chain`, `certificate`, `flow`, `classifier`, `hybrid`; docs/design.md lists all.
 """
 
 from importlib import import_module
@@ -9,11 +9,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from . import early, fixed_point, lipschitz, logdet, spectral  # noqa: F401 (early comes first)
-from .architectures import contractive_convnet, contractive_mlp, mlp_flow
 from .base import DiagonalNormal, NormalMixture, Posterior
 from .certificate import Certificate, certify, tighten_
+from .chain import Chain
 from .classifier import Classifier
-from .elementary import ActNorm, InjectivePad, Squeeze
 from .fixed_point import Anderson, Banach, ConvergenceError, Solution
 from .flow import Flow, LogProb
 from .hybrid import Hybrid
@@ -29,12 +28,14 @@ from .lipschitz import (
     constrain_,
 )
 from .logdet import CertifiedSeries, Exact, PowerSeries, RussianRoulette, terms_needed, truncation_bound
-from .mixing import InvertibleConv1x1
-from .multiscale import Flatten, Multiscale
-from .preprocess import Logit, Standardise, dequantise
+from .models import contractive_convnet, contractive_mlp, mlp_flow
+from .multiscale import Multiscale
 from .residual import ResidualBlock
 from .spectral import NoBoundKnown
-from .transform import Chain, ChainSolution, Transform
+from .transform import ChainSolution, Transform
+from .transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
+from .transforms.mixing import InvertibleConv1x1
+from .transforms.preprocess import Logit, Standardise, dequantise
 from .version import __version__
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from torch import nn
 
 from . import atomic
 from . import lipschitz as lip
-from .lipschitz import Part
+from .branch import Part, bound
+from .branch import tighten_ as tighten_branch
 from .residual import ResidualBlock
 from .transform import Shape, Stretch, Transform, stretch_of
 from .trust import NoBoundKnown, doubt, unwrap
@@ -168,7 +169,7 @@ def _certify_block(name: str, block: ResidualBlock, shape: Shape | None) -> Bloc
     if block.asserted is not None:
         return BlockCertificate(name, block.asserted, False, shape)
     try:
-        b = lip.bound(block.g, shape, estimate=True)
+        b = bound(block.g, shape, estimate=True)
     except NoBoundKnown as error:
         return BlockCertificate(name, math.inf, False, shape, remark=str(error))
     return BlockCertificate(name, b.value, True, shape, b.parts)
@@ -208,7 +209,7 @@ def tighten_(model: nn.Module, input_shape: Shape | None = None) -> list[str]:
     changed = []
     for name, block, at in residual_blocks(model, _shape(unwrap(model), input_shape)):
         if block.asserted is None and any(lip.cap_of(layer) is not None for layer in block.g.modules()):
-            changed += [f"{name}.g.{layer}".removesuffix(".") for layer in lip.tighten_(block.g, at)]
+            changed += [f"{name}.g.{layer}".removesuffix(".") for layer in tighten_branch(block.g, at)]
     return changed
 
 

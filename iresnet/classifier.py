@@ -7,6 +7,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from .fixed_point import Solver
+from .inverse import Decoder
 from .residual import entering
 from .transform import Transform, check_context
 
@@ -25,6 +26,8 @@ class Classifier(nn.Module):
     def __init__(self, transform: Transform, head: nn.Module) -> None:
         super().__init__()
         self.transform, self.head = transform, head
+        #: What turns codes into inputs, as a flow's (`Flow.decoder`).
+        self.decoder = Decoder()
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         check_context(self.transform, context)
@@ -47,4 +50,4 @@ class Classifier(nn.Module):
     ) -> Tensor:
         """The input with code z, each block's solve proven."""
         check_context(self.transform, context)
-        return self.transform.inverse(z, context, tolerance=tolerance, solver=solver)
+        return self.decoder(self.transform, z, context, tolerance=tolerance, solver=solver)

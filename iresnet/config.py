@@ -14,7 +14,8 @@ import re
 import sys
 import types
 from collections.abc import Mapping
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .spelling import cut, hint, quoted
 
@@ -36,13 +37,17 @@ WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 
 def parse(cls: type[T], text: str, where: str = "the settings") -> T:
     """Settings of class `cls` from the text of a TOML file; `where` names the file in messages."""
+    return from_mapping(cls, tables(text, where), where)
+
+
+def tables(text: str, where: str = "the settings") -> dict[str, Any]:
+    """The nested tables of plain values in the text of a TOML file."""
     try:
-        content = _loads(text)
+        return _loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{where} is not valid TOML: {error}. Mend that line.") from None
     except ValueError as error:
         raise ValueError(f"{where} cannot be read as settings: {error}.") from None
-    return from_mapping(cls, content, where)
 
 
 def _loads(text: str) -> dict[str, Any]:
@@ -76,7 +81,7 @@ def _parts(text: str) -> int:
 
 def from_mapping(cls: type[T], content: Mapping[str, Any], where: str = "the settings", prefix: str = "") -> T:
     """Settings of class `cls` from nested tables of plain values."""
-    hints, fields = get_type_hints(cls), [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    hints, fields = _hints(cls), [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     values = {}
     for key, value in content.items():
         name = f"{prefix}{key}"
@@ -87,6 +92,12 @@ def from_mapping(cls: type[T], content: Mapping[str, Any], where: str = "the set
         return cls(**values)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of fields; one that lists its words is a string, and `allowed` looks at which."""
+    return {name: str if get_origin(kind) is Literal else kind for name, kind in get_type_hints(cls).items()}
 
 
 def _value(kind: Any, value: Any, where: str, name: str) -> Any:
@@ -216,7 +227,7 @@ def _assign(content: dict[str, Any], cls: Any, assignment: str) -> None:
 
 def _kinds(cls: Any, prefix: str = "") -> dict[str, Any]:
     """The type of every setting, by its whole name."""
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     kinds: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         kind, name = hints[field.name], f"{prefix}{field.name}"

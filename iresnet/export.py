@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from . import atomic
-from .first_batch import uninitialised
 from .lipschitz import release_
 from .transform import Shape, Transform, check_batch
+from .transforms.first_batch import uninitialised
 from .version import __version__
 
 if TYPE_CHECKING:

@@ -19,12 +19,13 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .float64 import Rounding
+from .proof import attainable, error_bound, meets, norms
 from .spelling import counted
 
 #: g on a part of the batch: called with x and the indices of its rows in the batch (a context must be cut alike).
@@ -148,7 +149,7 @@ class Banach(Solver):
         for _ in range(limit):
             following = z - g(x, rows)
             count[rows] += 1
-            done = _norm(following - x) <= target
+            done = norms(following - x) <= target
             # The step from x has the length of the residual AT x, so x itself has arrived; its successor is no worse.
             result[rows] = following
             if bool(done.any()):
@@ -225,7 +226,7 @@ class _Mixing:
 
     def judge(self, r: Tensor, contraction: float, memory: int) -> None:
         """Accept x, whose residual is r, if it is a plain step or does at least what a plain step promises."""
-        norm, first = _norm(r), bool(torch.isinf(self.size).all())
+        norm, first = norms(r), bool(torch.isinf(self.size).all())
         good = self.plain | (norm <= contraction * self.size) | (norm <= self.target)
         # A combination was worth as many evaluations as plain steps would need for the same, less its own.
         promised = math.log(min(max(contraction, 1e-3), 0.9999))
@@ -261,10 +262,6 @@ def _least_squares(df: Tensor, f: Tensor) -> Tensor:
     return solution[..., 0].to(df.dtype)
 
 
-def _norm(x: Tensor) -> Tensor:
-    return cast(Tensor, torch.linalg.vector_norm(x.flatten(1), dim=1))
-
-
 def _relative(dtype: torch.dtype) -> tuple[float, float]:
     """(residual to aim at, rounding of x) relative to the code, in this precision."""
     return (1e-11, 5e-14) if dtype == torch.float64 else (1e-6, max(2e-7, 1.5 * torch.finfo(dtype).eps))
@@ -279,7 +276,7 @@ def default_tolerance(z: Tensor, lipschitz: float) -> Tensor:
     """
     gap = max(1 - lipschitz, 1e-3)
     relative, rounding = _relative(z.dtype)
-    return max(relative / gap, rounding / gap**2) * _norm(z.detach().double()).clamp_min(1.0)
+    return max(relative / gap, rounding / gap**2) * norms(z.detach().double()).clamp_min(1.0)
 
 
 def iteration_limit(contraction: float, start: float, target: float) -> int:
@@ -317,23 +314,27 @@ def solve(
     # Aim below the tolerance, as the final x is rounded, and no lower than rounding in this precision allows.
     if tolerance is None:
         goal = default_tolerance(z, contraction)
-        aim = 0.5 * _relative(working)[0] * _norm(zw).clamp_min(1.0)
+        aim = 0.5 * _relative(working)[0] * norms(zw).clamp_min(1.0)
     else:
         goal = torch.full((len(z),), tolerance, dtype=torch.float64, device=z.device)
         aim = (0.5 * gap * goal).to(working)
-    floor = 4 * torch.finfo(working).eps * _norm(zw)
+    floor = 4 * torch.finfo(working).eps * norms(zw)
     target = torch.maximum(aim, floor)
     limit = _limit(solver, contraction, zw, float(target.min()))
     x, count = solver.run(g, zw, zw, target, contraction, limit)
     x = x.to(z.dtype)
-    residual = _exact_residual(reference, x, z, rounding)
-    if tolerance is None and contraction < 1 and bool((residual > goal * gap).any()):
+
+    def proven(x: Tensor) -> Tensor:
+        return error_bound(*_sizes(reference, x, z), rounding=rounding, expansion=1 / gap)
+
+    error = proven(x)
+    if tolerance is None and contraction < 1 and bool((error > goal).any()):
         # As far as x can be: ||x - z|| = ||g(x)|| <= ||g(z)|| / (1 - L). What is farther off refutes an asserted L.
-        reach = _norm(z.double()) + _exact_residual(reference, z, z, rounding) / gap
-        near = _norm(x.double()) <= (1 + 1e-3) * reach
-        goal = torch.where(near, torch.maximum(goal, 2 * _unavoidable(x, z, contraction, rounding) / gap), goal)
+        near = norms(x.double()) <= (1 + 1e-3) * (norms(z.double()) + proven(z))
+        least = attainable(*_unavoidable(x, z, contraction), rounding=rounding, expansion=1 / gap)
+        goal = torch.where(near, torch.maximum(goal, least), goal)
     finite = torch.isfinite(x).flatten(1).all(1)
-    behind = ((residual > goal * gap) & finite).nonzero()[:, 0]
+    behind = ((error > goal) & finite).nonzero()[:, 0]
     remaining = limit - int(count[behind].max()) if len(behind) and solver.max_iterations else limit
     if len(behind) and working != torch.float64 and remaining > 0:
         part = z[behind].double()
@@ -347,33 +348,30 @@ def solve(
         )
         x[behind] = better.to(z.dtype)
         count[behind] += more
-        residual = _exact_residual(reference, x, z, rounding)
-    proven = lipschitz is not None and lipschitz < 1
-    if proven:
-        error = residual / gap
-        return Solution(x, count, error, (error <= goal) & error.isfinite())
-    grown = residual > (1 + 1e-6) * _exact_residual(reference, z, z, rounding)
-    none = torch.full_like(residual, torch.inf)
-    return Solution(x, count, none, torch.zeros_like(grown), diverged=grown | ~residual.isfinite())
+        error = proven(x)
+    if lipschitz is not None and lipschitz < 1:
+        return Solution(x, count, error, meets(error, goal))
+    # Without a contraction these are residuals, and bound nothing.
+    grown = error > (1 + 1e-6) * proven(z)
+    none = torch.full_like(error, torch.inf)
+    return Solution(x, count, none, torch.zeros_like(grown), diverged=grown | ~error.isfinite())
 
 
 def _limit(solver: Solver, contraction: float, z: Tensor, target: float) -> int:
     if solver.max_iterations is not None:
         return solver.max_iterations
     # ||g(z)|| is the first residual; it is not known yet. Four orders above the code cost nothing but patience.
-    return iteration_limit(contraction, 1e4 * max(1.0, float(_norm(z).max())), target)
+    return iteration_limit(contraction, 1e4 * max(1.0, float(norms(z).max())), target)
 
 
-def _exact_residual(reference: Branch, x: Tensor, z: Tensor, rounding: Rounding) -> Tensor:
-    """||x + g(x) - z|| per sample in float64, plus what rounding may hide; NaN becomes infinity."""
+def _sizes(reference: Branch, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The norms of x + g(x) - z, of x and of z, per sample in float64."""
     x64, z64 = x.double(), z.double()
     y = reference(x64, torch.arange(len(x), device=x.device))
-    found = rounding.residual(_norm(x64 + y - z64), _norm(x64), _norm(z64))
-    return torch.nan_to_num(found, nan=torch.inf)
+    return norms(x64 + y - z64), norms(x64), norms(z64)
 
 
-def _unavoidable(x: Tensor, z: Tensor, contraction: float, rounding: Rounding) -> Tensor:
-    """The residual of the best x of this precision, as float64 can see it."""
-    size = _norm(x.double())
-    rounded = (1 + contraction) * torch.finfo(x.dtype).eps / 2 * size
-    return rounded + rounding.residual(torch.zeros_like(size), size, _norm(z.double()))
+def _unavoidable(x: Tensor, z: Tensor, contraction: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with the residual of the best x of this precision."""
+    size = norms(x.double())
+    return (1 + contraction) * torch.finfo(x.dtype).eps / 2 * size, size, norms(z.double())

@@ -2,14 +2,14 @@
 
 A residual F(x) - z proves ||x - x*|| <= Lip(F^-1) ||F(x) - z||, where the residual is that of real numbers. So each
 transform says how far its evaluation in float64 can be off, ||fl(F(x)) - F(x)|| <= relative ||x|| + absolute, with all
-sizes that occur on the way (`Transform.rounding`; `lipschitz.rounding` for a network g), and that is added to what was
+sizes that occur on the way (`Transform.rounding`; `branch.rounding` for a network g), and that is added to what was
 computed.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -44,13 +44,13 @@ class Rounding:
 
         ||F(x) - z||  <=  scale r + relative x + code z + absolute.
 
-    Make one with `Rounding.of`.
+    Make one with `Rounding.of`; of many transforms at once it has a column for each.
     """
 
-    relative: float
-    absolute: float
-    code: float
-    scale: float
+    relative: float | Tensor
+    absolute: float | Tensor
+    code: float | Tensor
+    scale: float | Tensor
 
     @classmethod
     def of(cls, relative: float, absolute: float, dimension: int, *, result: float = UNIT) -> Rounding:
@@ -72,17 +72,4 @@ class Rounding:
 
     def residual(self, r: Tensor, x: Tensor, z: Tensor) -> Tensor:
         """A bound of ||F(x) - z|| from the norms that were computed, one for each sample."""
-        return seen(r, x, z, *astuple(self))
-
-
-def seen(
-    r: Tensor,
-    x: Tensor,
-    z: Tensor,
-    relative: float | Tensor,
-    absolute: float | Tensor,
-    code: float | Tensor,
-    scale: float | Tensor,
-) -> Tensor:
-    """`Rounding.residual`; for many transforms at once with columns of what they have."""
-    return scale * r + relative * x + code * z + absolute
+        return self.scale * r + self.relative * x + self.code * z + self.absolute

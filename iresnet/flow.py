@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from .base import Base
 from .certificate import residual_blocks, unknown_parts, unlisted_blocks
-from .elementary import InjectivePad
-from .first_batch import uninitialised
 from .fixed_point import Solver
-from .inversion import Decoder
-from .logdet import CertifiedSeries, Estimator
-from .residual import EVAL_SEED, EXACT_UP_TO, ResidualBlock, entering
+from .inverse import Decoder
+from .logdet import EVAL_SEED, EXACT_UP_TO, CertifiedSeries, Estimator
+from .residual import ResidualBlock, entering
 from .transform import Shape, Transform, check_batch, check_context, dimension
+from .transforms.elementary import InjectivePad
+from .transforms.first_batch import uninitialised
 from .trust import doubt
 
 #: Passes of the pilot run that decides how many probes an estimate needs, and the most that are taken.
@@ -80,7 +80,7 @@ class Flow(nn.Module):
     ) -> None:
         super().__init__()
         self.transform, self.base, self.estimator, self.event_shape = transform, base, estimator, event_shape
-        #: The noise that integers get, where it is learned (`dequantisation.LearnedNoise`).
+        #: The noise that integers get, where it is learned (`transforms.dequantisation.LearnedNoise`).
         self.dequantiser = dequantiser
         #: What turns codes into samples: `decoder.reason` says why the last ones were not accelerated.
         self.decoder = Decoder()
@@ -212,7 +212,7 @@ class Flow(nn.Module):
         count, flat, batch = _spread(self, shape, context)
         with entering(self, self.base.mean.new_zeros(1, 1)):
             z = self.base.rsample(count, generator)
-            x = self.transform.inverse(z, flat)
+            x = self.decoder(self.transform, z, flat)
             _, logdet = self.transform.forward_and_logdet(
                 x, flat, estimator=estimator or (self.estimator if self.training else None), generator=generator
             )

@@ -1,7 +1,7 @@
 """Hybrid: one invertible network that classifies and gives likelihoods.
 
 The code z = F(x) is read twice: by a base, which makes it a density, log p(x) = log p_base(z) + ln |det dF/dx| (Eq. 3),
-and by a head, which makes it logits. One pass gives both; training minimises a weighted sum (`objective.Joint`).
+and by a head, which makes it logits. One pass gives both; training minimises a weighted sum (`train.Joint`).
 There is no injective padding in it: a density on constant channels is unbounded.
 """
 
@@ -16,7 +16,7 @@ from .base import Base
 from .classifier import Classifier
 from .fixed_point import Solver
 from .flow import Flow, LogProb, code_and_log_prob
-from .inversion import Decoder
+from .inverse import Decoder
 from .logdet import Estimator
 from .residual import entering
 from .transform import Shape, Transform, check_context
@@ -67,7 +67,7 @@ class Hybrid(nn.Module):
     def classifier(self) -> Classifier:
         """The classifier alone, sharing every weight."""
         view = Classifier(self.transform, self.head)
-        view.training = self.training
+        view.training, view.decoder = self.training, self.decoder
         return view
 
     def forward(
@@ -125,8 +125,7 @@ class Hybrid(nn.Module):
         solver: Solver | None = None,
     ) -> Tensor:
         """The input with code z, each block's solve proven."""
-        check_context(self.transform, context)
-        return self.transform.inverse(z, context, tolerance=tolerance, solver=solver)
+        return self.classifier.decode(z, context, tolerance=tolerance, solver=solver)
 
     def sample(
         self,

@@ -2,20 +2,57 @@
 
 z = (half of F_1(x), half of F_2(rest), ..., F_S(rest)),     ln det = the sum over the stages
 
-Its code is one row of numbers, and so is that of Flatten, where nothing leaves early.
+Its code is one row of numbers. Between the stages the state is cut in two, of which the second half goes on (`Halves`),
+and in the end all that was laid aside becomes that row (`Row`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from .closed_form import Rearrangement
-from .transform import Composition, Shape, Stretch, Transform, check_batch, stretch_of
+from .chain import Composition
+from .transform import Move, Shape, Step, Stretch, Transform, check_batch, stretch_of
+
+
+class Halves(Move):
+    """Half of the channels are laid aside, the rest goes on."""
+
+    aside = 1
+
+    def forward(self, stack: list[Tensor]) -> None:
+        """x -> its first half, its second half on top."""
+        stack.extend(stack.pop().chunk(2, dim=1))
+
+    def inverse(self, stack: list[Tensor]) -> None:
+        """The two on top side by side again."""
+        second, first = stack.pop(), stack.pop()
+        stack.append(torch.cat([first, second], dim=1))
+
+
+@dataclass(frozen=True)
+class Row(Move):
+    """All that was laid aside in this Multiscale, and what its last stage returns, as one row."""
+
+    whole: Multiscale
+
+    @property
+    def aside(self) -> int:
+        return 1 - len(self.whole)
+
+    def forward(self, stack: list[Tensor]) -> None:
+        """One tensor a scale -> the code."""
+        first = len(stack) - len(self.whole)
+        stack[first:] = [self.whole.flatten(stack[first:])]
+
+    def inverse(self, stack: list[Tensor]) -> None:
+        """The code -> one tensor a scale, that of the last on top."""
+        stack.extend(self.whole.unflatten(stack.pop()))
 
 
 class Multiscale(Composition):
@@ -52,26 +89,16 @@ class Multiscale(Composition):
     def members(self) -> nn.ModuleList:
         return self.stages
 
+    def steps(self) -> list[Step]:
+        first, *others = cast("list[Transform]", self.stages)  # as in Composition.steps
+        return [first, *(step for stage in others for step in (Halves(), stage)), Row(self)]
+
     def through(self, x: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
         check_batch(x, shape=self.input_shape)
-        parts: list[Tensor] = []
-        for stage in cast("list[Transform]", self.stages):  # as in Chain.through
-            x = step(stage, x)
-            if len(parts) < len(self) - 1:
-                part, x = x.chunk(2, dim=1)
-                parts.append(part)
-        return self.flatten([*parts, x])
-
-    def back(self, z: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
-        *parts, x = self.unflatten(z)
-        for stage in reversed(list(self)):
-            x = step(stage, x)
-            if parts:  # beside the half that went straight to the code
-                x = torch.cat([parts.pop(), x], dim=1)
-        return x
+        return super().through(x, step)
 
     def parts(self, input_shape: Shape | None = None) -> list[tuple[str, Transform, Shape | None]]:
-        stages = cast("list[Transform]", self.stages)  # as in Chain.forward
+        stages = cast("list[Transform]", self.stages)  # as in Composition.steps
         return [(str(k), stage, shape) for k, (stage, shape) in enumerate(zip(stages, self.stage_shapes, strict=True))]
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
@@ -122,33 +149,3 @@ class Multiscale(Composition):
                 shape = (shape[0] // 2, *shape[1:])
             code_shapes.append(shape)
         return tuple(stage_shapes), tuple(code_shapes)
-
-
-class Flatten(Rearrangement):
-    """All elements of a sample of this shape in one row, for fully connected blocks after convolutions.
-
-    >>> Flatten((3, 4, 4))(torch.zeros(1, 3, 4, 4)).shape
-    torch.Size([1, 48])
-    """
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.shape: Shape = tuple(shape)
-        if not shape or any(n < 1 for n in shape):
-            raise ValueError(f"shape must list positive sizes; got {self.shape}. Give the shape of one sample.")
-
-    def value(self, x: Tensor) -> Tensor:
-        check_batch(x, shape=self.shape)
-        return x.flatten(1)
-
-    def undo(self, z: Tensor) -> Tensor:
-        check_batch(z, "z", (math.prod(self.shape),))
-        return z.reshape(-1, *self.shape)
-
-    def output_shape(self, input_shape: Shape) -> Shape:
-        if tuple(input_shape) != self.shape:
-            raise ValueError(f"This Flatten takes samples of shape {self.shape}; got {tuple(input_shape)}.")
-        return (math.prod(self.shape),)
-
-    def extra_repr(self) -> str:
-        return f"{self.shape}"

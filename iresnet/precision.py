@@ -10,6 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+
+
+@contextmanager
+def full_precision(like: Tensor) -> Iterator[None]:
+    """TF32 and autocast off: both stall an iteration near 1e-3."""
+    with torch.autocast(device_type=like.device.type, enabled=False), float32_products("ieee", like.device):
+        yield
 
 
 @contextmanager

@@ -21,22 +21,27 @@ import torch
 from torch import Tensor, nn
 
 from . import lipschitz as lip
+from .branch import Bound, Live, Snapshot, bound, check_shape, copied, linearise, nominal, read, released
 from .compiler import is_transforming, outside_transforms
 from .fixed_point import Anderson, ConvergenceError, Solution, Solver, default_tolerance, iteration_limit
 from .fixed_point import solve as solve_fixed_point
 from .float64 import Rounding
-from .lipschitz import Bound, Conditioned, linearise, nominal
-from .logdet import CertifiedSeries, Estimator, Exact, attach_gradient, refuse_second_derivative
-from .precision import float32_products
-from .snapshot import Live, Snapshot, check_shape
+from .lipschitz import Conditioned
+from .lipschitz.activations import record_of
+from .logdet import (
+    EVAL_PROBES,
+    EVAL_SEED,
+    EVAL_TOLERANCE,
+    EXACT_UP_TO,
+    CertifiedSeries,
+    Estimator,
+    Exact,
+    attach_gradient,
+    refuse_second_derivative,
+)
+from .precision import full_precision
 from .transform import Shape, Stretch, Transform, check_batch, check_context, check_finite, dimension
 from .trust import NoBoundKnown, Seal, changed, doubt, unwrap
-
-#: Up to this dimension the log-determinant is exact unless an estimator is named.
-EXACT_UP_TO = 64
-
-#: In eval, beyond that dimension: truncation error per block in nats, probes per block, and their seed.
-EVAL_TOLERANCE, EVAL_PROBES, EVAL_SEED = 1e-3, 4, 0
 
 
 class ResidualBlock(Transform):
@@ -89,7 +94,8 @@ class ResidualBlock(Transform):
             if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
                 self._entry = (1, layer.in_channels, layer.weight.dim())
                 return
-            if isinstance(layer, nn.Flatten | nn.Unflatten):
+            record = record_of(layer)
+            if record is not None and record.reshapes:
                 return
 
     def _check_input(self, x: Tensor, context: Tensor | None, name: str = "x") -> None:
@@ -179,16 +185,19 @@ class ResidualBlock(Transform):
         return self.snapshot(input_shape).bound
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
-        b = self.bound(input_shape)
-        inverse, low = (1 / (1 - b.value), math.log1p(-b.value)) if b.value < 1 else (math.inf, -math.inf)
+        now = self.snapshot(input_shape)
+        b, inverse = now.bound, now.expansion
+        low = math.log1p(-b.value) if b.value < 1 else -math.inf
         if input_shape is None:
             return Stretch(b.expansion, inverse, (-math.inf, math.inf), b.proven)
         d = math.prod(input_shape)
         return Stretch(b.expansion, inverse, (d * low, d * math.log(b.expansion)), b.proven)
 
-    def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+    def reference(self, x: Tensor, context: Tensor | None = None, *, now: Snapshot | None = None) -> Tensor:
+        """The code of x in float64; with `now`, with g as it was at that moment."""
         x, rows = x.double(), torch.arange(len(x), device=x.device)
-        return x + self.snapshot(tuple(x.shape[1:])).branch(self._given(context, len(x)))(x, rows)
+        now = self.snapshot(tuple(x.shape[1:])) if now is None else now
+        return x + now.branch(self._given(context, len(x)))(x, rows)
 
     @torch.no_grad()
     def snapshot(self, input_shape: Shape | None = None) -> Snapshot:
@@ -204,13 +213,15 @@ class ResidualBlock(Transform):
         if any("_compiled_call_impl" in (changed(m) or "") for m in self.g.modules()):  # which a copy would lose
             return Snapshot(Live(self.g), self._measured(self.g, input_shape))
         try:
-            private = lip.copied(self.g)  # all that follows is about this copy
+            private = copied(self.g)  # all that follows is about this copy
         except RuntimeError:  # torch copies no tensor that was computed, such as a pruned weight
             return Snapshot(Live(self.g), self._measured(self.g, input_shape))
-        bound, seal = self._measured(private, input_shape), None
+        found, seal = self._measured(private, input_shape), None
         with suppress(NoBoundKnown):
             seal = Seal(private)
-        made = Snapshot(unwrap(lip.released(private)).double(), bound, self.g if seal is None else None)
+        g = unwrap(released(private)).double()
+        program = read(g) if found.proven or seal is not None else None
+        made = Snapshot(g, found, program, self.g if seal is None else None)
         self._kept = None if seal is None else (key, seal, made)
         return made
 
@@ -227,7 +238,7 @@ class ResidualBlock(Transform):
         try:
             for _ in lip.primitives(self.g):  # the live one: a copy may have lost what makes it another function
                 pass
-            return lip.bound(g, input_shape)
+            return bound(g, input_shape)
         except NoBoundKnown as error:
             return Bound(math.inf, False, reason=str(error))
 
@@ -250,6 +261,17 @@ class ResidualBlock(Transform):
         solver: Solver | None = None,
     ) -> Solution:
         """The inverse with a report (no gradient): x, iterations, proven error bound and success, per sample."""
+        return self.solved(z, context, tolerance=tolerance, solver=solver)[0]
+
+    def solved(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> tuple[Solution, Snapshot]:
+        """`solve`, and g as it was: what the report is about."""
         check_batch(z, "z")
         if is_transforming():
             raise RuntimeError(
@@ -281,7 +303,7 @@ class ResidualBlock(Transform):
         if reason:  # what was solved for may be another function than this block
             none = torch.full_like(solution.error_bound, torch.inf)
             solution = replace(solution, error_bound=none, converged=none < 0, reason=reason)
-        return replace(solution, proven=now.bound.proven and not reason)
+        return replace(solution, proven=now.bound.proven and not reason), now
 
     def inverse(
         self,
@@ -343,13 +365,6 @@ class _Adjoint(torch.autograd.Function):
         with torch.no_grad(), full_precision(v):
             w, _ = ctx.solver.run(pull, v, v, relative * v.flatten(1).norm(dim=1), ctx.constant, limit)
         return w, None, None, None
-
-
-@contextmanager
-def full_precision(like: Tensor) -> Iterator[None]:
-    """TF32 and autocast off: both stall an iteration near 1e-3."""
-    with torch.autocast(device_type=like.device.type, enabled=False), float32_products("ieee", like.device):
-        yield
 
 
 class _Pass(threading.local):

@@ -1,4 +1,4 @@
-"""Words for messages: the nearest known word where one is refused as unknown; a number of things; values as quoted.
+"""Words for messages: the nearest known word where one is refused as unknown; what is too small; values as quoted.
 
 What is quoted may come from a file that somebody else wrote: it is cut to a length that can be read, and nothing of it
 reaches a terminal that the terminal would obey.
@@ -68,6 +68,18 @@ def parts_hint(name: str, known: Iterable[str], see: str) -> str:
     if len(shared) == 1:
         return f"Did you mean {shared[0]!r}?"
     return f"Use one of {', '.join((shared or list(parts))[:FEW])}; `{see}` lists all."
+
+
+def at_least(least: int, remedy: str = "", /, **values: int) -> None:
+    """Refuse a value below the least there may be, by its name.
+
+    >>> at_least(1, "Leave it out.", steps=0)
+    Traceback (most recent call last):
+    ValueError: steps must be at least 1; got 0. Leave it out.
+    """
+    for name, value in values.items():
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}; got {value}.{remedy and ' ' + remedy}")
 
 
 def counted(number: int, word: str) -> str:

@@ -1,13 +1,13 @@
 """Transforms: maps between data x and codes z that know their log-determinant and their inverse.
 
 The change of variables (Eq. 3 of the paper) needs three things of a map F: its value z = F(x), the natural logarithm of
-|det dF/dx|, and its inverse. `Transform` is that interface and `Chain` composes. `forward` always goes from data to
-code; there is no flag that turns a transform around.
+|det dF/dx|, and its inverse. `Transform` is that interface; `chain` composes. `forward` always goes from data to code;
+there is no flag that turns a transform around.
 
 How to write one: derive from `Transform`, implement `forward`, `forward_and_logdet`, `inverse` and `stretch`, and
 `output_shape` where the shape changes, and `rounding` where large numbers cancel in its formula; one that takes a
-context says so by `takes_context = True`. `closed_form.ClosedForm` asks for less of one that is a formula each way, and
-`Composition` of one that is made of others. A line in `tests/zoo.py` then earns it every law.
+context says so by `takes_context = True`. `transforms.ClosedForm` asks for less of one that is a formula each way, and
+`chain.Composition` of one that is made of others. A line in `tests/zoo.py` then earns it every law.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Reversible
 from dataclasses import dataclass, replace
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from .compiler import may_read
-from .fixed_point import ConvergenceError, Solution, Solver, verdict
-from .float64 import UNIT, Rounding
+from .fixed_point import Solution, Solver, verdict
+from .float64 import Rounding
 from .logdet import Estimator
+from .proof import error_bound, norms
 from .trust import NoBoundKnown, changed, doubt
 
 Shape: TypeAlias = tuple[int, ...]
@@ -70,6 +71,9 @@ def refuse_changed(transform: Transform) -> None:
 class Transform(nn.Module, ABC):
     """A map from data to code with log-determinant and inverse. Shapes are (batch, ...); `context` is optional."""
 
+    #: What one of those it is made of is called where an inverse fails.
+    member = "transform"
+
     @abstractmethod
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """The code z of x."""
@@ -108,6 +112,10 @@ class Transform(nn.Module, ABC):
         """The transforms this one is made of, in order, with the input shape of each; none for an elementary one."""
         return []
 
+    def steps(self) -> list[Step]:
+        """What a state goes through in turn, from data to code; itself alone where it is not made of others."""
+        return [self]
+
     @property
     def takes_context(self) -> bool:
         """Whether a context changes the map; where there are parts, whether it changes any of them."""
@@ -134,7 +142,7 @@ class Transform(nn.Module, ABC):
         """
         with torch.no_grad():
             x = self.inverse(z, context, tolerance=tolerance, solver=solver)
-            bound = _infinite_for_nan(self.distance(x, z, context))
+            bound = type(self).distance(self, x, z, context)
             known = stretch_of(self, tuple(x.shape[1:]))
         none = torch.zeros_like(bound).long()
         return Solution(x, none, bound, torch.isfinite(bound), proven=known.proven, reason=doubt(self))
@@ -142,9 +150,8 @@ class Transform(nn.Module, ABC):
     def distance(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
         """A bound on ||x - x*|| for the x* whose code is z, per sample."""
         shape, codes = tuple(x.shape[1:]), z.double()
-        residual = _norm(self.reference(x, context) - codes)
-        hidden = self.rounding(shape).residual(residual, _norm(x.double()), _norm(codes))
-        return stretch_of(self, shape).inverse * hidden
+        sizes = (norms(t) for t in (self.reference(x, context) - codes, x.double(), codes))
+        return error_bound(*sizes, rounding=self.rounding(shape), expansion=stretch_of(self, shape).inverse)
 
     def rounding(self, input_shape: Shape) -> Rounding:
         """How far `reference` can be off, for inputs of this shape (without the batch).
@@ -182,7 +189,7 @@ class ChainSolution:
 
     def measured_error(self, truth: Tensor) -> Tensor:
         """||x - truth|| per sample."""
-        return _norm(self.x.double() - truth.double())
+        return norms(self.x.double() - truth.double())
 
     def __str__(self) -> str:
         composed = float(self.composed_bound.max())
@@ -195,209 +202,67 @@ class ChainSolution:
         )
 
 
-class Composition(Transform):
-    """Transforms that follow each other. `through` and `back` say how; everything else is written here, once."""
-
-    #: What one of them is called where an inverse fails.
-    member = "transform"
-
-    @property
-    @abstractmethod
-    def members(self) -> nn.ModuleList:
-        """The transforms, in order."""
-
-    @abstractmethod
-    def through(self, x: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
-        """The code of x, where `step` takes a tensor through one of them."""
-
-    @abstractmethod
-    def back(self, z: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
-        """The x of a code, where `step` takes a tensor back through one of them, the last first."""
-
-    def __len__(self) -> int:
-        return len(self.members)
-
-    def __iter__(self) -> Iterator[Transform]:
-        return iter(cast("list[Transform]", self.members))
-
-    def __getitem__(self, index: int) -> Transform:
-        return cast(Transform, self.members[index])
-
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        check_context(self, context)
-        return self.through(x, lambda t, y: t(y, given_to(t, context)))
-
-    def forward_and_logdet(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        estimator: Estimator | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        check_context(self, context)
-        total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
-
-        def step(t: Transform, y: Tensor) -> Tensor:
-            nonlocal total
-            y, logdet = t.forward_and_logdet(y, given_to(t, context), estimator=estimator, generator=generator)
-            total = total + logdet
-            return y
-
-        return self.through(x, step), total
-
-    def inverse(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Tensor:
-        refuse_changed(self)
-        check_context(self, context)
-        left = len(self)
-
-        def step(t: Transform, y: Tensor) -> Tensor:
-            nonlocal left
-            left -= 1
-            try:
-                return t.inverse(y, given_to(t, context), tolerance=tolerance, solver=solver)
-            except ConvergenceError as error:
-                raise error.at(f"{self.member} {left} of {len(self)}") from None
-
-        return self.back(z, step)
-
-    def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        return self.through(x.double(), lambda t, y: t.reference(y, given_to(t, context)))
-
-    def solve(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> ChainSolution:
-        """The inverse with a report (no gradient): block bounds, code residual and composed bound.
-
-        A sample that leaves all numbers in one of the transforms, which only one without a proof can let happen, is NaN
-        in the end; the transforms before it solve 0 in its place.
-        """
-        check_context(self, context)
-        check_finite(z, "z")
-        largest = composed = torch.zeros(len(z), dtype=torch.float64, device=z.device)
-        iterations = torch.zeros(len(z), dtype=torch.long, device=z.device)
-        converged, reason = torch.ones(len(z), dtype=torch.bool, device=z.device), doubt(self)
-        diverged = lost = ~converged
-        proven = not reason
-
-        def step(t: Transform, y: Tensor) -> Tensor:
-            nonlocal largest, composed, iterations, converged, diverged, lost, proven, reason
-            s = t.solve(y, given_to(t, context), tolerance=tolerance, solver=solver)
-            # An error e in the code becomes at most Lip(F^-1) e in x, on top of this solve's own error. A solve that
-            # returns the same numbers for every input has no error to amplify: 0 * inf is 0 here.
-            known = stretch_of(t, tuple(s.x.shape[1:]))
-            expansion = known.inverse * (1 + 16 * UNIT)  # for the rounding of these products
-            composed = s.error_bound + torch.where(composed > 0, composed * expansion, composed)
-            own = s.largest_block_bound if isinstance(s, ChainSolution) else s.error_bound
-            largest, iterations = torch.maximum(largest, own), iterations + s.iterations
-            reason = reason or s.reason or doubt(t)
-            converged, proven = converged & s.converged, proven and s.proven and known.proven
-            diverged = diverged if s.diverged is None else diverged | s.diverged
-            gone = ~torch.isfinite(s.x).flatten(1).all(dim=1)
-            lost = lost | gone
-            return _filled(s.x, gone, 0.0)
-
-        with torch.no_grad():
-            x = self.back(z, step)
-            residual = _infinite_for_nan(_norm(self.reference(x, context) - z.double()))
-            x, converged, diverged = _filled(x, lost, math.nan), converged & ~lost, diverged | lost
-            largest, residual, composed = (e.masked_fill(lost, math.inf) for e in (largest, residual, composed))
-        return ChainSolution(x, iterations, converged, largest, residual, composed, diverged, proven, reason)
+# ---------------------------------------------------------------------------------------------- what is made of others
 
 
-class Chain(Composition):
-    """Transforms applied one after another: F = F_T o ... o F_1, log-determinants added.
+class Move(ABC):
+    """What happens between the parts of a transform: numbers are moved about, without error or stretch.
 
-    >>> from iresnet import ActNorm, Chain
-    >>> len(Chain(ActNorm(2), ActNorm(2)))
-    2
+    The state on the way is a stack of tensors, and a part acts on the top one.
     """
 
-    def __init__(self, *transforms: Transform) -> None:
-        super().__init__()
-        for t in transforms:
-            if not isinstance(t, Transform):
-                raise ValueError(
-                    f"Chain takes Transforms; got {type(t).__name__}. Wrap a network g as ResidualBlock(g)."
-                )
-        self.transforms = nn.ModuleList(transforms)
-
     @property
-    def members(self) -> nn.ModuleList:
-        return self.transforms
+    @abstractmethod
+    def aside(self) -> int:
+        """How many tensors are laid aside; taken up again where it is negative."""
 
-    def through(self, x: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
-        # Not `in self`, which torch.export of torch 2.7 cannot follow.
-        for t in cast("list[Transform]", self.transforms):
-            x = step(t, x)
-        return x
+    @abstractmethod
+    def forward(self, stack: list[Tensor]) -> None:
+        """From data to code."""
 
-    def back(self, z: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
-        for t in reversed(list(self)):
-            z = step(t, z)
-        return z
-
-    def trajectory(self, x: Tensor, steps: int = 8, context: Tensor | None = None) -> list[Tensor]:
-        """The states x + tau g(x), tau in (0, 1], of every block in turn (Sec. 4.2), the input first.
-
-        Every residual block gives `steps` states, each itself a bijective image of the input; another transform gives
-        one. States may differ in shape where a transform changes it.
-        """
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1; got {steps}.")
-        check_context(self, context)
-        states = [x]
-        for t in self:
-            path, c = getattr(t, "trajectory", None), given_to(t, context)
-            if path is None:
-                states.append(t(states[-1], c))
-            else:
-                states.extend(path(states[-1], steps=steps, context=c)[1:])
-        return states
-
-    def parts(self, input_shape: Shape | None = None) -> list[tuple[str, Transform, Shape | None]]:
-        listed: list[tuple[str, Transform, Shape | None]] = []
-        for position, t in enumerate(cast("list[Transform]", self.transforms)):  # as in forward
-            listed.append((str(position), t, input_shape))
-            input_shape = None if input_shape is None else t.output_shape(input_shape)
-        return listed
-
-    def stretch(self, input_shape: Shape | None = None) -> Stretch:
-        total = ISOMETRY
-        for _, t, shape in self.parts(input_shape):
-            total = total.then(stretch_of(t, shape))
-        return total
-
-    def output_shape(self, input_shape: Shape) -> Shape:
-        for t in self:
-            input_shape = t.output_shape(input_shape)
-        return input_shape
+    @abstractmethod
+    def inverse(self, stack: list[Tensor]) -> None:
+        """From code to data."""
 
 
-def _norm(x: Tensor) -> Tensor:
-    """The l2 norm of every sample."""
-    return cast(Tensor, torch.linalg.vector_norm(x.flatten(1), dim=1))
+Step: TypeAlias = Transform | Move
+T = TypeVar("T")
 
 
-def _filled(x: Tensor, rows: Tensor, value: float) -> Tensor:
-    return x.masked_fill(rows.view(-1, *[1] * (x.dim() - 1)), value)
+def through(steps: Iterable[T | Move], x: Tensor, act: Callable[[T, Tensor], Tensor]) -> Tensor:
+    """From data to code, where `act` takes a tensor through one part."""
+    stack = [x]
+    for step in steps:
+        if isinstance(step, Move):
+            step.forward(stack)
+        else:
+            stack.append(act(step, stack.pop()))
+    (z,) = stack
+    return z
 
 
-def _infinite_for_nan(error: Tensor) -> Tensor:
-    """Errors of an iteration that has left all bounds are infinite."""
-    return torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf)
+def back(steps: Reversible[T | Move], z: Tensor, act: Callable[[T, Tensor], Tensor]) -> Tensor:
+    """From code to data, where `act` takes a tensor back through one part, the last first."""
+    stack = [z]
+    for step in reversed(steps):
+        if isinstance(step, Move):
+            step.inverse(stack)
+        else:
+            stack.append(act(step, stack.pop()))
+    (x,) = stack
+    return x
+
+
+def path(transform: Transform) -> Iterator[Step]:
+    """The steps of a transform and of those it is made of, however they are nested; one that is not known is one."""
+    for step in type(transform).steps(transform):
+        if step is transform or isinstance(step, Move) or doubt(step):
+            yield step
+        else:
+            yield from path(step)
+
+
+# ---------------------------------------------------------------------------------------------- sizes and checks
 
 
 def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:

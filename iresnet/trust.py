@@ -30,14 +30,8 @@ from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 from torch.optim.swa_utils import AveragedModel
 
-#: The classes of torch of which something is known.
-TORCH: frozenset[type] = frozenset(
-    {
-        nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Sequential, nn.ModuleList, nn.Flatten, nn.Unflatten, nn.Identity,
-        nn.ELU, nn.CELU, nn.LeakyReLU, nn.Softplus, nn.Hardtanh, nn.ReLU6, nn.ReLU, nn.Tanh, nn.Softsign, nn.LogSigmoid,
-        nn.Sigmoid, nn.SiLU, nn.GELU,
-    }
-)  # fmt: skip
+#: The classes of torch of which something is known: linear layers, what holds them, and what `known_classes` adds.
+TORCH: set[type] = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Sequential, nn.ModuleList}
 
 #: What the body of a class may define without changing a method: its constructor and what describes it.
 HARMLESS = frozenset(
@@ -72,6 +66,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 class NoBoundKnown(ValueError):
     """Nothing is known of this module, so that nothing can be proven: the message says why."""
+
+
+def known_classes(*classes: type) -> None:
+    """Register classes of torch of which this library has a record."""
+    TORCH.update(cls for cls in classes if cls.__module__.startswith("torch."))
 
 
 def own_hook(function: F) -> F:

@@ -1,14 +1,29 @@
 """One thread, one seed, and hypothesis without chance: a test gives the same verdict every time."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import settings
 
-from iresnet import cli
-
 torch.set_num_threads(1)
 settings.register_profile("iresnet", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("iresnet")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m gpu` reads only files with such tests: a machine with a GPU need not have what the others import."""
+    if config.option.markexpr != "gpu" or collection_path.suffix != ".py":
+        return None
+    return "mark.gpu" not in collection_path.read_text(encoding="utf-8") or None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are skipped where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU that torch.cuda can use"))
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +34,7 @@ def seeded() -> None:
 @pytest.fixture
 def call(capsys):
     """Run the command; (exit code, what it printed). Anything but a clean exit is a failure of the test."""
+    from iresnet import cli
 
     def run(*words):
         capsys.readouterr()
@@ -29,3 +45,11 @@ def call(capsys):
         return stop.value.code, printed.out + printed.err
 
     return run
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are made, kept instead of written."""
+    kept = []
+    monkeypatch.setattr("iresnet.plots.canvas.save", lambda figure, path, dpi: kept.append(figure))
+    return kept

@@ -1,8 +1,12 @@
 """A few of the attacks by kills, damaged files and command lines, and that each of them can find something."""
 
 import random
+import re
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -50,8 +54,10 @@ class TestLimits:
             any(False for _ in iter(int, 1))
 
     def test_memory(self):
-        with pytest.raises(Violation, match=r"it takes \d+ MiB"), limited(memory=8 * MIB):
-            bytearray(b"x" * (12 * MIB))
+        code = "from attack.limits import MIB, limited\nwith limited(memory=8 * MIB): bytearray(b'x' * (12 * MIB))"
+        fresh = [sys.executable, "-c", code]  # in which no memory lies about that was given back
+        found = subprocess.run(fresh, capture_output=True, text=True, check=False, cwd=Path(__file__).parent.parent)
+        assert re.search(r"Violation: it takes \d+ MiB", found.stderr)
         with pytest.raises(MemoryError), limited(memory=8 * MIB):
             bytearray(1024 * MIB)
 

@@ -5,8 +5,8 @@ import torch
 from torch import distributions as D
 
 from iresnet import ActNorm, Chain, DiagonalNormal, Flow, NormalMixture, Posterior
-from iresnet.architectures import Network, build
 from iresnet.data import Schema
+from iresnet.models import Network, build
 
 
 def mixture(shape=(2, 3), components=4):

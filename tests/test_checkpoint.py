@@ -10,8 +10,10 @@ from safetensors.torch import save as to_bytes
 from safetensors.torch import save_file
 from torch import nn
 
-from iresnet import InvertibleConv1x1, LipschitzConv2d, Standardise, checkpoint
-from iresnet.checkpoint import FORMAT, Checkpoint, checked, checked_weights
+from iresnet import InvertibleConv1x1, LipschitzConv2d, Standardise, migration
+from iresnet.migration import FORMAT
+from iresnet.train import checkpoint
+from iresnet.train.checkpoint import Checkpoint, checked, checked_weights
 
 TENSORS = {
     "float32": torch.tensor([[1.5, -0.0], [float("inf"), float("nan")]]),
@@ -114,7 +116,7 @@ class TestBadFiles:
             checkpoint.load(tmp_path / "a.safetensors")
 
     def test_another_format(self, path, monkeypatch):
-        monkeypatch.setattr(checkpoint, "FORMAT", FORMAT + 1)
+        monkeypatch.setattr(migration, "FORMAT", FORMAT + 1)
         checkpoint.save(Checkpoint({}), path, version="9.9")
         monkeypatch.undo()
         sentence = f"was written by iresnet 9.9 in format {FORMAT + 1}; this version reads format {FORMAT}. Use the"

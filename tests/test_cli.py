@@ -12,14 +12,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from iresnet import __version__, certify, checkpoint, cli
+from iresnet import __version__, certify, cli
 from iresnet.cli.console import choose_device, console, progress, reporter, table, waiting
 from iresnet.cli.score import _columns
 from iresnet.cli.train import finish
 from iresnet.data import DataSettings
-from iresnet.evaluation import solving
+from iresnet.inverse import decoder
 from iresnet.presets import PRESETS
 from iresnet.run import Outcome, Run, start
+from iresnet.train import checkpoint
 from tests.runs import copy_of, tiny, trained
 
 COMMANDS = (
@@ -236,12 +237,12 @@ class TestWorkOnARun:
 
     @pytest.mark.parametrize("named", [(), ("--solver", "banach")])
     def test_invert_takes_the_fastest_way_unless_a_solver_is_named(self, call, folder, monkeypatch, named):
-        made, accelerated = [], solving._accelerated
-        monkeypatch.setattr(solving, "_on_gpu", lambda z: True)
-        monkeypatch.setattr(solving, "_accelerated", lambda *a, **o: made.append(accelerated(*a, **o)) or made[-1])
+        made, inverter = [], decoder.Inverter
+        monkeypatch.setattr(decoder, "_on_gpu", lambda z: True)
+        monkeypatch.setattr(decoder, "Inverter", lambda *a, **o: made.append(inverter(*a, **o)) or made[-1])
         code, text = call("invert", folder, "-n", 2, *named)
         assert (code, "2 of 2 rows proven" in text) == (0, True)
-        assert [way is not None for way in made] == [not named]
+        assert [i.reason for i in made] == ([] if named else [""])
 
     def test_invert_codes(self, call, folder):
         opened = Run.open(folder)

@@ -8,7 +8,7 @@ import pytest
 
 from iresnet import config
 from iresnet.presets import PRESETS, Experiment, changed
-from iresnet.training import Training
+from iresnet.train import Training
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -329,7 +329,7 @@ class TestAugment:
         assert bool((same >= 60).all())
         assert int(same.min()) < 64
 
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    @pytest.mark.gpu
     def test_batches_are_the_same_on_every_device(self):
         x = torch.randint(256, (60, 3, 8, 8), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
         data = Dataset(x, None, Schema((3, 8, 8), 256))

@@ -11,7 +11,7 @@ from iresnet import cli, load
 from iresnet.cli.demo import _anomalies, _densities, _figures
 from iresnet.data.corruptions import CORRUPTIONS
 from iresnet.demo import digits, toy
-from iresnet.training import Training
+from iresnet.train import Training
 from tests.runs import tiny
 
 QUICK = replace(toy.ToySettings(), blocks=2, width=16, held_out=1_000, training=Training(steps=5))

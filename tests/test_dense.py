@@ -8,12 +8,13 @@ import torch
 from torch import nn
 
 from iresnet import Exact, LipSwish, ResidualBlock, certify, constrain_
-from iresnet.architectures import Network, build
-from iresnet.architectures.branches import dense
+from iresnet.branch import asked, bound, linearise, nominal, read, run, tighten_
 from iresnet.data import Schema
-from iresnet.lipschitz import Concatenated, asked, bound, cap_of, linearise, nominal, program, tighten_
+from iresnet.lipschitz import Concatenated, cap_of
+from iresnet.models import Network, build
+from iresnet.models.branches import dense
 from iresnet.presets import find
-from iresnet.presets.classifiers import with_coefficient
+from iresnet.presets.coefficient import with_coefficient
 from tests.zoo import DOUBLE, contraction, dense_jacobian, normal, rouse_
 
 DIGITS = Schema((1, 8, 8), levels=17)
@@ -63,17 +64,17 @@ class TestConcatenated:
         assert [p.name for p in bound(g, (2,)).parts] == ["0.f", "1"]
         assert [p.input_shape for p in bound(g, (2,), estimate=True).parts] == [(2,), (5,)]
 
-    def test_it_has_a_program_only_for_those_who_ask_for_nested_ones(self):
+    def test_its_program_is_a_graph(self):
         g = nn.Sequential(Concatenated(nn.Sequential(nn.Linear(2, 3), LipSwish())), nn.Linear(5, 2))
-        assert program.read(g) is None
-        steps = program.read(g, nested=True)
-        assert [(s.kind, s.tensors, [t.kind for t in s.inner]) for s in steps] == [
-            ("dense", 4, ["linear", "lipswish"]),
-            ("linear", 2, []),
-        ]
+        found = read(g)
+        assert [(s.kind, s.tensors) for s in found.program.steps] == [
+            ("linear", 2), ("lipswish", 1), ("join", 1), ("linear", 2)
+        ]  # fmt: skip
+        assert found.program.inputs == ((0,), (1,), (0, 2), (3,))
+        assert not found.program.is_chain
         x = torch.randn(3, 2)
-        torch.testing.assert_close(program.run(steps, x, program.tensors(g)), g(x))
-        assert program.read(nn.Sequential(Concatenated(nn.GELU()), nn.Linear(4, 2)), nested=True) is None
+        torch.testing.assert_close(run(found.program, x, found.tensors()), g(x))
+        assert read(nn.Sequential(Concatenated(nn.Hardshrink()), nn.Linear(4, 2))) is None
 
     @pytest.mark.parametrize("shape", [(4,), (2, 4, 3)])
     def test_its_jacobian_is_that_of_torch(self, shape):

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -21,15 +22,16 @@ from iresnet import (
     load,
     run,
 )
-from iresnet.acceleration import Acceleration, Stepper
-from iresnet.acceleration.fused import fused, unfused
-from iresnet.architectures import Network, build
 from iresnet.data import Dataset, Schema
 from iresnet.data.source import schema_of
-from iresnet.dequantisation import LearnedNoise, dequantised, learned_noise, raw_noise
-from iresnet.evaluation import log_likelihood
-from iresnet.evaluation.protocol import protocol
-from iresnet.objective import MaximumLikelihood
+from iresnet.evaluate import log_likelihood
+from iresnet.evaluate.protocol import protocol
+from iresnet.gpu import Acceleration, planned
+from iresnet.gpu.plan import unfused
+from iresnet.models import Network, build
+from iresnet.train import State, Training
+from iresnet.train.objective import MaximumLikelihood
+from iresnet.transforms.dequantisation import LearnedNoise, dequantised, learned_noise, raw_noise
 from tests.runs import tiny
 from tests.zoo import normal
 
@@ -168,8 +170,8 @@ class TestModels:
         for quick in (False, True):
             twin = copy.deepcopy(flow)
             objective = MaximumLikelihood(twin, LEVELS)
-            with fused(objective, torch.float32, compiled=False) if quick else torch.enable_grad():
-                objective(x, generator=torch.Generator().manual_seed(0))[0].backward()
+            with planned(objective, torch.float32, compiled=False) if quick else nullcontext(objective) as view:
+                view(x, generator=torch.Generator().manual_seed(0))[0].backward()
             gradients.append([p.grad for p in twin.dequantiser.parameters()])
         torch.testing.assert_close(gradients[1], gradients[0], atol=1e-5, rtol=1e-3)
         assert max(float(g.abs().max()) for g in gradients[0]) > 1e-3
@@ -212,17 +214,16 @@ class TestModels:
         """Blocks compute in bfloat16; the few convolutions of the noise do not turn autocast on for everything."""
         assert unfused(MaximumLikelihood(image_flow(), LEVELS)) == []
 
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    @pytest.mark.gpu
     def test_a_recorded_step_trains_as_eager_steps_do(self):
         flow, runs = image_flow(), []
         flow.dequantiser.levels = 256
         for wish in (Acceleration("off", "off", "float32"), Acceleration("on", "on", "float32")):
             model, generator = copy.deepcopy(flow).cuda().train(), torch.Generator("cuda").manual_seed(0)
-            optimiser = torch.optim.Adam(model.parameters(), 1e-3, capturable=True)
-            stepper = Stepper(MaximumLikelihood(model, 256), optimiser, 1.0, generator, wish)
+            state = State(MaximumLikelihood(model, 256), Training(learning_rate=1e-3), generator, wish)
             batches = [integers(64, 1, 4, 4, seed=i, levels=256).to(torch.uint8).cuda() for i in range(20)]
-            runs.append([float(stepper(x, None, i)[0]) for i, x in enumerate(batches)])
-        assert stepper.method == "one CUDA graph, blocks compiled, couplings compiled, g in float32"
+            runs.append([float(state.advance(x).loss) for x in batches])
+        assert state.engine.method == "one CUDA graph, blocks compiled, couplings compiled, g in float32"
         assert runs[1] == pytest.approx(runs[0], rel=1e-2)  # a recording draws other numbers
 
     def test_settings_make_it(self):

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from iresnet import ActNorm, Chain, mlp_flow
-from iresnet.mixing import PrincipalAxes
+from iresnet.transforms.mixing import PrincipalAxes
 
 from .zoo import normal
 

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from iresnet.elementary import ActNorm, InjectivePad, Squeeze
+from iresnet.chain import Chain
 from iresnet.fixed_point import ConvergenceError, Solution
 from iresnet.multiscale import Multiscale
-from iresnet.transform import Chain, Stretch, Transform
+from iresnet.transform import Stretch, Transform
+from iresnet.transforms.elementary import ActNorm, InjectivePad, Squeeze
 
 DOUBLE = torch.float64
 

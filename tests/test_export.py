@@ -32,17 +32,9 @@ from iresnet import (
     contractive_mlp,
     mlp_flow,
 )
-from iresnet.export import (
-    Forward,
-    export,
-    forward_program,
-    save_onnx,
-    save_program,
-    save_weights,
-    without_constraints,
-)
-from iresnet.first_batch import FirstBatch
+from iresnet.export import Forward, export, forward_program, save_onnx, save_program, save_weights, without_constraints
 from iresnet.hybrid import Hybrid
+from iresnet.transforms.first_batch import FirstBatch
 from tests.zoo import ZOO, constrained_layers, contraction, linear_block, normal, rouse_
 
 # torch 2.11 warns of its own doings: when the compiler is imported, and when a program is loaded.
@@ -291,7 +283,7 @@ def test_a_user_network_that_asks_for_the_length_of_its_batch_keeps_it_free():
     torch.testing.assert_close(program(rows(6, 2))["code"], 1.5 * rows(6, 2))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_model_on_the_gpu_gives_a_program_for_the_cpu_that_can_be_moved():
     from torch.export.passes import move_to_device_pass
 

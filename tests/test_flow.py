@@ -32,7 +32,7 @@ from iresnet import (
     mlp_flow,
     tighten_,
 )
-from iresnet.rivals import AffineCoupling
+from iresnet.transforms import AffineCoupling
 from tests.zoo import DOUBLE, contraction, linear_block, normal, rouse_
 
 

@@ -9,20 +9,20 @@ import torch
 from torch import nn
 
 from iresnet import ActNorm, Chain, Exact, Multiscale, PowerSeries, ResidualBlock, Standardise, certify, tighten_
-from iresnet.architectures import Network, build
 from iresnet.certificate import residual_blocks
 from iresnet.data import Batches, Dataset, Schema
 from iresnet.data.source import schema_of
 from iresnet.lipschitz import cap_of
-from iresnet.mixing import InvertibleConv1x1
-from iresnet.multiscale import Flatten
-from iresnet.objective import Aim
+from iresnet.models import Network, build
 from iresnet.presets import PRESETS
-from iresnet.presets.flows import FLOWS
-from iresnet.training import train
+from iresnet.presets.reading import GROUPS
+from iresnet.train import train
+from iresnet.train.objective import Aim
+from iresnet.transforms.elementary import Flatten
+from iresnet.transforms.mixing import InvertibleConv1x1
 from tests.zoo import DOUBLE, dense_jacobian, normal
 
-NAMES = [e.name for e in FLOWS]
+NAMES = [name for name in GROUPS["flows"] if name in PRESETS]
 DIGITS = Schema((1, 8, 8), levels=17)
 SMALL = Network(blocks=(1, 1), width=6, kernels=(1, 1), terms=3)
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 import typer
 
-from iresnet import DiagonalNormal, Flow, checkpoint, early
+from iresnet import DiagonalNormal, Flow, early
+from iresnet.chain import Chain
 from iresnet.cli.console import ctrl_c
-from iresnet.objective import MaximumLikelihood
-from iresnet.paper import RESULTS
+from iresnet.reproduce import RESULTS
 from iresnet.run import resume, start
-from iresnet.training import Training, train
-from iresnet.transform import Chain
+from iresnet.train import Training, checkpoint, train
+from iresnet.train.objective import MaximumLikelihood
 from tests.runs import tiny
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")

@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from iresnet.architectures import Network, build
 from iresnet.data.source import schema_of
-from iresnet.mixing import InvertibleConv1x1, PrincipalAxes
-from iresnet.multiscale import Flatten
-from iresnet.objective import MaximumLikelihood
+from iresnet.models import Network, build
+from iresnet.train.objective import MaximumLikelihood
 from iresnet.transform import ISOMETRY
+from iresnet.transforms.elementary import Flatten
+from iresnet.transforms.mixing import InvertibleConv1x1, PrincipalAxes
 from tests.zoo import DOUBLE, normal
 
 SHAPES = [(3,), (3, 5), (3, 2, 4), (3, 2, 2, 2)]

@@ -25,10 +25,10 @@ from iresnet import (
     contractive_mlp,
     tighten_,
 )
-from iresnet.architectures import Network, Readout
 from iresnet.data import Augment, Dataset, Schema
-from iresnet.evaluation import certified_radius
-from iresnet.objective import (
+from iresnet.evaluate import certified_radius
+from iresnet.models import Network, Readout
+from iresnet.train.objective import (
     MISSING,
     PURPOSES,
     SHARPNESS,

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from iresnet import DiagonalNormal, Flow
-from iresnet.architectures import Network, build
 from iresnet.data import Dataset, Schema
-from iresnet.evaluation import log_likelihood, portions
-from iresnet.evaluation.solving import decode, reconstruct, solve
+from iresnet.evaluate import log_likelihood, portions
+from iresnet.evaluate.solving import decode, reconstruct, solve
 from iresnet.lipschitz import LipschitzConv2d, LipschitzLinear
+from iresnet.models import Network, build
 from iresnet.residual import ResidualBlock
 
 SCHEMA = Schema((1, 8, 8), levels=256)

@@ -22,24 +22,14 @@ from iresnet import (
     constrain_,
     tighten_,
 )
-from iresnet.architectures import Network, build
+from iresnet.branch import asked, bound, nominal, plain, read
 from iresnet.data import Batches, Dataset, Schema
-from iresnet.evaluation import certified_radius, robustness, withstands
-from iresnet.lipschitz import (
-    LipSwish,
-    Potential,
-    asked,
-    bound,
-    cap_of,
-    is_monotone,
-    lipschitz_constant,
-    nominal,
-    plain,
-    program,
-)
-from iresnet.objective import Aim, expansion
+from iresnet.evaluate import certified_radius, robustness, withstands
+from iresnet.lipschitz import LipSwish, Potential, cap_of, is_monotone, lipschitz_constant
+from iresnet.models import Network, build
 from iresnet.presets import find
-from iresnet.training import Training, train
+from iresnet.train import Training, train
+from iresnet.train.objective import Aim, expansion
 from tests.zoo import ACTIVATIONS, dense_jacobian, normal, rouse_
 
 MONOTONE = [name for name in ACTIVATIONS if name not in ("lipswish", "lipswish-sharp", "sine", "sine-fast", "maxmin")]
@@ -232,8 +222,8 @@ class TestAsAnyBranch:
         with pytest.raises(ValueError, match=r"x must have shape \(batch, ..., 4\) for this block; got \(2, 5\)"):
             block()(normal(2, 5))
 
-    def test_it_has_no_program(self):
-        assert program.read(block().g) is None
+    def test_its_program_goes_back_by_the_transpose(self):
+        assert [step.kind for step in read(block().g).program.steps][-1] == "descent"
 
 
 class TestBadInput:

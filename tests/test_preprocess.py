@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iresnet.preprocess import Logit, Standardise, dequantise
-from iresnet.transform import Chain
+from iresnet.chain import Chain
+from iresnet.transforms.preprocess import Logit, Standardise, dequantise
 
 DOUBLE = torch.float64
 

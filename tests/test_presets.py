@@ -1,20 +1,24 @@
 """Presets: every one can be built and trained on data of its kind, and a file is found, read or explained."""
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from iresnet import Classifier, Flow, Hybrid, cli, config
-from iresnet.architectures import Network, build
 from iresnet.data import Batches, Dataset, Schema
 from iresnet.data.source import names, schema_of
-from iresnet.objective import Aim
+from iresnet.models import Network, build
 from iresnet.presets import PRESETS, Experiment, find, read
-from iresnet.training import Training, train
+from iresnet.presets.reading import GROUPS, TABLES
+from iresnet.train import Training, train
+from iresnet.train.objective import Aim
 
 KINDS = {"density": Flow, "classification": Classifier, "hybrid": Hybrid, "semi-supervised": Hybrid}
+REFERENCE = json.loads((Path(__file__).parent / "reference" / "presets.json").read_text())
 TABLE = Schema((5,), columns=tuple("abcde"), label="kind", classes=("u", "v"))
 
 
@@ -44,6 +48,35 @@ def trained_one_step(experiment, data):
         generator=torch.Generator().manual_seed(0), report=lambda *a: seen.append(a[2]),
     )  # fmt: skip
     return seen[0]
+
+
+def flat(table, prefix=""):
+    """Nested tables as one, whose keys have dots."""
+    parts = (flat(v, f"{prefix}{k}.") if isinstance(v, dict) else {prefix + k: v} for k, v in table.items())
+    return {key: value for part in parts for key, value in part.items()}
+
+
+class TestReference:
+    """tests/reference/presets.json has what the presets were when they were Python: the defaults under "", and of every
+    preset, and of some with a coefficient, what differs from them."""
+
+    def test_the_presets_are_listed_in_the_same_order(self):
+        assert [name for name in REFERENCE if not re.search(r"-c[\d.]", name)] == ["", *PRESETS]
+
+    @pytest.mark.parametrize("name", REFERENCE)
+    def test_every_setting_is_the_same(self, name):
+        found = find(name) if name else Experiment()
+        assert flat(config.to_mapping(found)) == REFERENCE[""] | REFERENCE[name]
+
+
+class TestTables:
+    def test_a_name_is_given_once(self):
+        assert len(TABLES) == sum(len(group) for group in GROUPS.values())
+
+    def test_every_part_is_extended_by_another(self):
+        names = [table.get("extends", []) for table in TABLES.values()]
+        extended = {name for each in names for name in ([each] if isinstance(each, str) else each)}
+        assert {name for name, table in TABLES.items() if "about" not in table} <= extended <= set(TABLES)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -216,6 +249,61 @@ class TestFind:
         path = tmp_path / "mine.toml"
         path.write_text(config.dump(PRESETS["points-density"]), encoding="utf-8")
         assert find(str(path)) == PRESETS["points-density"]
+
+
+class TestExtends:
+    def written(self, tmp_path, text):
+        (tmp_path / "mine.toml").write_text(text)
+        return tmp_path / "mine.toml"
+
+    def test_what_a_file_leaves_out_is_as_in_the_preset_it_extends(self, tmp_path):
+        path = self.written(tmp_path, 'extends = "iresnet64"\n[network]\nblocks = [2, 2, 2]\n[data]\nseed = 3\n')
+        preset = PRESETS["iresnet64"]
+        assert read(path) == replace(
+            preset,
+            name="experiment",
+            about="",
+            network=replace(preset.network, blocks=(2, 2, 2)),
+            data=replace(preset.data, seed=3),
+        )
+
+    def test_of_several_the_last_wins(self, tmp_path):
+        path = self.written(tmp_path, 'extends = ["mnist-flow", "digits-images"]\nname = "mine"\n')
+        made = read(path)
+        assert made.network == PRESETS["mnist-flow"].network
+        assert (made.name, made.data.source, made.data.shift) == ("mine", "digits", 1)
+        assert config.parse(Experiment, config.dump(made)) == made
+
+    def test_a_preset_is_copied_by_its_table(self, tmp_path):
+        """What stands below the name of a preset in a file of this library is a file of settings."""
+        text = (Path(config.__file__).parent / "presets" / "flows.toml").read_text()
+        body = re.search(r"^\[mnist-flow-noise\]\n(.*)", text, re.DOTALL | re.MULTILINE)[1]
+        made = read(self.written(tmp_path, body))
+        assert replace(made, name="mnist-flow-noise") == PRESETS["mnist-flow-noise"]
+
+    @pytest.mark.parametrize(
+        ("text", "sentence"),
+        [
+            ('extends = "iresnet46"', "there is no preset 'iresnet46'. Did you mean 'iresnet64'?"),
+            ("extends = 3", "extends must be the name of a preset, or a list of names; got 3."),
+            ("extends = [[]]", "extends must be the name of a preset, or a list of names; got [[]]."),
+            (
+                'extends = "iresnet64"\nnetwork = 3',
+                "network is a table of settings; got 3. Write [network] and its keys below.",
+            ),
+            ('extends = "iresnet64"\nnetwork.block = 3', "there is no setting 'network.block'. Did you mean 'blocks'?"),
+            (
+                'extends = "iresnet64"\nnetwork.normalisation = "batchnorm"',
+                "normalisation 'batchnorm' has no Lipschitz bound, so it needs constrained = false; got true. "
+                "Use 'actnorm' for a network that is proven invertible.",
+            ),
+        ],
+    )
+    def test_a_mistake_is_named_with_the_file(self, tmp_path, text, sentence):
+        path = self.written(tmp_path, text)
+        with pytest.raises(ValueError, match="mine.toml: ") as caught:
+            read(path)
+        assert str(caught.value) == f"{path}: {sentence}"
 
 
 class TestRead:

@@ -4,7 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from iresnet.lipschitz import Conditioned, LipSwish, MaxMin, Sine, constrain_, linearise, program
+from iresnet import ResidualBlock
+from iresnet.branch import Program, linearise, read, reading, run
+from iresnet.branch.program import evaluate
+from iresnet.lipschitz import ACTIVATIONS as RECORDS
+from iresnet.lipschitz import Concatenated, Conditioned, LipSwish, MaxMin, Potential, Sine, cap_of, constrain_
+from iresnet.spectral import NoBoundKnown
 from tests.zoo import normal
 
 ACTIVATIONS = [
@@ -25,19 +30,20 @@ def test_a_program_computes_what_its_branch_does(activation):
         (nn.Sequential(nn.Linear(4, 8), activation, nn.Linear(8, 4)).double(), (3, 4)),
     ):
         constrain_(g, 0.7).eval()
-        x, steps = normal(*shape, seed=1), program.read(g)
-        assert steps is not None
-        torch.testing.assert_close(program.run(steps, x, program.tensors(g)), g(x))
+        x, found = normal(*shape, seed=1), read(g)
+        torch.testing.assert_close(run(found.program, x, found.tensors()), g(x))
+        assert found.program.is_chain
 
 
 def test_branches_of_one_shape_have_one_program_whatever_their_weights():
-    assert program.read(convolutional(nn.ELU())) == program.read(convolutional(nn.ELU()))
-    assert program.read(convolutional(nn.ELU())) != program.read(convolutional(nn.ELU(0.5)))
+    programs = [read(convolutional(activation)).program for activation in (nn.ELU(), nn.ELU(), nn.ELU(0.5))]
+    assert programs[0] == programs[1] != programs[2]
+    assert len(set(programs)) == 2
 
 
 def test_gradients_reach_the_weights_behind_the_constraint():
     g = constrain_(nn.Sequential(nn.Linear(3, 3), nn.ELU(), nn.Linear(3, 3)), 0.5)
-    program.run(program.read(g), normal(2, 3, seed=1, dtype=torch.float32), program.tensors(g)).sum().backward()
+    run(read(g).program, normal(2, 3, seed=1, dtype=torch.float32), read(g).tensors()).sum().backward()
     assert all(p.grad is not None for p in g.parameters())
 
 
@@ -50,15 +56,65 @@ class Own(nn.Sequential):
     "g",
     [
         Own(nn.Linear(2, 2)),
-        nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular")),
+        nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect")),
         nn.Sequential(nn.BatchNorm2d(2)),
-        nn.Sequential(Conditioned(nn.Linear(2, 2), nn.Linear(1, 2), nn.Linear(2, 2))),
-        nn.Sequential(nn.GELU()),
+        nn.Sequential(nn.Hardshrink()),
     ],
-    ids=["own forward", "circular", "batchnorm", "conditioned", "unknown"],
+    ids=["own forward", "reflected", "batchnorm", "unknown"],
 )
 def test_what_cannot_be_read_has_no_program(g):
-    assert program.read(g) is None
+    assert read(g) is None
+
+
+@pytest.mark.parametrize(
+    ("g", "shape"),
+    [
+        (nn.Sequential(nn.Conv2d(2, 2, 3, padding=(1, 2), padding_mode="circular")), (3, 2, 5, 4)),
+        (nn.Sequential(nn.Conv2d(2, 2, (2, 4), padding="same")), (3, 2, 5, 4)),
+        (nn.Sequential(nn.Conv1d(2, 3, 3, stride=2, dilation=2)), (3, 2, 9)),
+        (nn.Sequential(nn.Flatten(), nn.Linear(8, 8), nn.GELU("tanh"), nn.Unflatten(1, (2, 2, 2))), (3, 2, 2, 2)),
+        (nn.Sequential(nn.Linear(4, 6), nn.Hardtanh(-0.5, 0.3), nn.CELU(0.7), nn.LeakyReLU(0.2), nn.SiLU()), (3, 4)),
+        (nn.Sequential(nn.Linear(4, 6), nn.ReLU6(), nn.Softsign(), nn.LogSigmoid(), nn.Sigmoid()), (3, 4)),
+        (Potential(nn.Linear(4, 6), nn.ELU()), (3, 4)),
+        (Potential(nn.Conv2d(2, 6, 3, padding=1, groups=2), nn.Tanh()), (3, 2, 4, 5)),
+        (nn.Sequential(Concatenated(nn.Sequential(nn.Linear(4, 3), Concatenated(nn.ELU()))), nn.Linear(10, 4)), (3, 4)),
+    ],
+    ids=["circular", "uneven", "strided", "reshaped", "others", "more", "potential", "conv potential", "nested"],
+)
+def test_every_known_layer_and_combinator_has_a_program(g, shape):
+    g, x, v = g.double(), normal(*shape, seed=1), normal(*shape, seed=2)
+    found = read(g)
+    torch.testing.assert_close(run(found.program, x, found.tensors()), g(x))
+    if found.program.has_slopes and shape == tuple(g(x).shape):
+        _, vjp = torch.func.vjp(g, x)
+        torch.testing.assert_close(linearise(g, x)[1](v), vjp(v)[0])
+
+
+def test_a_context_is_a_tensor_of_the_program():
+    g = Conditioned(nn.Linear(2, 3), nn.Linear(1, 3), nn.Sequential(nn.ELU(), nn.Linear(3, 2))).double()
+    x, context = normal(4, 2), normal(4, 1, seed=1)
+    found = read(g)
+    assert found.program.is_conditional
+    assert not found.program.is_chain
+    torch.testing.assert_close(run(found.program, x, found.tensors(g.embed(context))), g(x, context))
+    with pytest.raises(ValueError, match="this network is conditional; pass context"):
+        found.tensors()
+    for whole in (nn.Sequential(g), Conditioned(g, nn.Linear(1, 2), nn.Linear(2, 2))):  # which gets no context inside
+        with pytest.raises(NoBoundKnown, match="Conditioned within another network has no context"):
+            reading(whole)
+
+
+def test_results_are_kept_no_longer_than_a_step_takes_them():
+    held = []
+
+    def function(i, step, inputs, own):
+        held.append(inputs[0])
+        return inputs[0] + 1
+
+    found: Program = read(nn.Sequential(nn.ELU(), Concatenated(nn.Sequential(nn.ELU(), nn.ELU())))).program
+    assert found.inputs == ((0,), (1,), (2,), (1, 3))
+    assert float(evaluate(found, torch.zeros(()), [torch.zeros(2)], function)) == 2
+    assert [float(t) for t in held] == [0, 1, 2, 1]
 
 
 @pytest.mark.parametrize("activation", [nn.ELU, LipSwish])
@@ -71,3 +127,48 @@ def test_without_a_graph_on_a_cpu_channels_come_last_and_nothing_else_changes(ac
         torch.testing.assert_close(fast, y, atol=1e-12, rtol=0)
         torch.testing.assert_close(fast_jacobian(v), jacobian(v), atol=1e-12, rtol=0)
         assert fast.is_contiguous(memory_format=torch.channels_last)
+
+
+OTHER = {"approximate": "tanh", "start_dim": 2, "end_dim": 2, "dim": 2, "unflattened_size": [1, 4], "threshold": 60.0}
+MADE = {
+    nn.Flatten: lambda: nn.Flatten(1, 2),
+    nn.Unflatten: lambda: nn.Unflatten(1, (2, 2)),
+    nn.Softplus: lambda: nn.Softplus(1.0, 50.0),
+}
+
+
+@pytest.mark.parametrize("record", RECORDS.values(), ids=list(RECORDS))
+def test_a_program_has_every_setting_of_an_activation_as_it_is_now(record):
+    layer = MADE.get(record.kind, record.kind)().double()
+    own = {name for name in vars(layer) if not name.startswith("_")} - {"training", "inplace"}
+    assert own == set(record.settings)
+    x = normal(3, 4, 4, 4, seed=1).mul(3)
+    for name in record.settings:
+        before = getattr(layer, name)
+        setattr(layer, name, OTHER.get(name, 0.3 if before != 0.3 else 0.2))
+        found = read(nn.Sequential(layer))
+        torch.testing.assert_close(run(found.program, x, found.tensors()), layer(x))
+        setattr(layer, name, before)
+
+
+def test_a_setting_that_is_no_number_is_refused_in_a_sentence():
+    layer = nn.ELU()
+    layer.alpha = object()
+    with pytest.raises(NoBoundKnown, match="alpha must be a number; got <object"):
+        reading(nn.Sequential(nn.Linear(2, 2), layer))
+
+
+def test_an_activation_whose_limit_was_changed_is_inverted_as_it_is():
+    torch.manual_seed(0)
+    g = constrain_(nn.Sequential(nn.Linear(3, 8), nn.ReLU6(), nn.Linear(8, 3)), 0.9)
+    g[1].max_val = 0.05
+    block, x = ResidualBlock(g).double().eval(), normal(4, 3).mul(3)
+    solution = block.solve(block(x).detach())
+    assert bool(((solution.x - x).norm(dim=1) <= solution.error_bound + 1e-12).all())
+
+
+def test_layers_after_a_potential_note_the_size_that_they_are_given():
+    g = nn.Sequential(Potential(nn.Conv2d(1, 2, 5), nn.ELU()), nn.Conv2d(1, 1, 3, padding=1))
+    constrain_(g, 0.9)
+    read(g).note_sizes((9, 9))
+    assert [cap_of(layer).seen for layer in (g[0].layer, g[1])] == [(9, 9), (9, 9)]

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from iresnet import Chain, Classifier, DiagonalNormal, Flow, terms_needed
-from iresnet.evaluation import density, protocol
-from iresnet.evaluation.likelihood import room
+from iresnet.evaluate import density, protocol
+from iresnet.evaluate.likelihood import room
 from iresnet.residual import ResidualBlock
-from tests.test_evaluation import image_hybrid, images, pixel_flow, table, table_flow
+from tests.test_evaluate import image_hybrid, images, pixel_flow, table, table_flow
 from tests.zoo import contraction, linear_block
 
 BIT = math.log(2)
-MODULE = sys.modules["iresnet.evaluation.protocol"]
+MODULE = sys.modules["iresnet.evaluate.protocol"]
 
 
 def linear(d, *norms, seed=0):
@@ -116,12 +116,13 @@ class TestErrors:
         """Trap: draws that decided how many are made must not be in the mean."""
         made = []
 
-        def once(flow, data, estimator, generator):
-            made.append(len(data))
-            pilot = len(made) <= MODULE.PILOT_DRAWS
-            return torch.arange(len(data)) % 2 * len(made) * 0.1 if pilot else torch.full((len(data),), -7.0).double()
+        def drawn(flow, data, estimator, generators):
+            made.extend(len(data) for _ in generators)
+            if len(made) > MODULE.PILOT_DRAWS:
+                return torch.full((len(generators), len(data)), -7.0).double()
+            return torch.arange(len(data)) % 2 * torch.arange(1, len(generators) + 1)[:, None] * 0.1
 
-        monkeypatch.setattr(MODULE, "draw_once", once)
+        monkeypatch.setattr(MODULE, "drawn", drawn)
         got = protocol(pixel_flow(), images(300, (1, 1, 2), 4), error=0.1)
         assert got.value == pytest.approx(7 / (2 * BIT))
         assert made[:8] == [200] * 8

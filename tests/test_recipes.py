@@ -6,14 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from iresnet import checkpoint
-from iresnet.evaluation import density
+from iresnet.evaluate import density
 from iresnet.presets import find
 from iresnet.results import Results, read, write
 from iresnet.run import Run
-from iresnet.training import Training
+from iresnet.train import Training, checkpoint
 from tests.runs import copy_of, tiny, trained
 from tools import pilots, tables, trial
 from tools.pilots import Budget, Clock, Pilot
@@ -266,7 +264,7 @@ class TestTrial:
         assert "is not finished. Go on: iresnet train --resume --out" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.gpu
 def test_a_pilot_on_a_gpu():
     row, about = pilots.run(Pilot("digits-density", ("blocks=[1,1]", "width=16")), Budget(steps=30, device="cuda"))
     assert row.get("note") is None

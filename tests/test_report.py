@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from iresnet.figures import image_grid
+from iresnet.plots import image_grid
 from iresnet.report import Anomaly, SpectrumOfLayer, markup, page, write
 from iresnet.report.document import PAPER, SECTIONS
 from tests import material

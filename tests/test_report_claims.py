@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from iresnet.architectures import ORIGINS
+from iresnet.models import ORIGINS
 from iresnet.report import Reconstruction, page
 from iresnet.report.masthead import summary
 from tests import material

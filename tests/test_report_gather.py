@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from iresnet import cli
 from iresnet.report import page
 from iresnet.report.gather import gather
 from iresnet.run import Run
 from tests.runs import copy_of, trained
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -47,12 +46,11 @@ def test_a_classifier_has_no_samples():
     assert m.reconstruction is not None
 
 
-def test_a_linear_layer_of_images_has_its_singular_values_too(tmp_path, capsys):
+def test_a_linear_layer_of_images_has_its_singular_values_too(tmp_path, call):
     """Behind Flatten it takes all the values of an image as one row."""
     folder = copy_of(trained("digits-certified"), tmp_path / "run")
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["report", str(folder), "--rows", "20"])
-    assert stop.value.code == 0, capsys.readouterr().err
+    code, printed = call("report", folder, "--rows", "20")
+    assert code == 0, printed
     layers = gather(Run.open(folder)).spectra
     assert layers
     assert all(max(layer.values) <= layer.bound * (1 + 1e-6) for layer in layers)

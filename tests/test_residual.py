@@ -268,10 +268,10 @@ class TestMemory:
         assert bool((error <= solution.error_bound + 1e-6).all())
 
     def test_nothing_is_computed_twice_for_the_same_weights(self, monkeypatch):
-        import iresnet.lipschitz as lip
+        import iresnet.residual
 
-        calls, plain = [], lip.bound
-        monkeypatch.setattr(lip, "bound", lambda *a, **k: calls.append(a) or plain(*a, **k))
+        calls, plain = [], iresnet.residual.bound
+        monkeypatch.setattr(iresnet.residual, "bound", lambda *a, **k: calls.append(a) or plain(*a, **k))
         block, x = mlp(), normal(3, 3)
         for _ in range(3):
             block.inverse(block(x))

@@ -209,3 +209,6 @@ def test_a_marker_can_choose_rows(tmp_path):
     assert "| 2 |" in tables.render(page, tmp_path)
     assert "| 1 |" not in tables.render(page, tmp_path)
     assert "| 1 |" in tables.render("<!-- results:some good=yes x -->\n<!-- /results -->", tmp_path)
+    others = tables.render("<!-- results:some good!=yes x -->\n<!-- /results -->", tmp_path)
+    assert "| 2 |" in others
+    assert "| 1 |" not in others

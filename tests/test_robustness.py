@@ -30,11 +30,11 @@ from iresnet import (
     contractive_mlp,
     tighten_,
 )
-from iresnet.architectures import Network, build
 from iresnet.data import Dataset, Schema
-from iresnet.evaluation import certified_radius, robustness, withstands
-from iresnet.evaluation.robustness import evaluated
-from iresnet.objective import MISSING
+from iresnet.evaluate import certified_radius, robustness, withstands
+from iresnet.evaluate.robustness import evaluated
+from iresnet.models import Network, build
+from iresnet.train.objective import MISSING
 from tests.runs import copy_of, trained
 from tests.zoo import UserNet, linear_block, normal, rouse_
 

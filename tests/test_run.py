@@ -13,13 +13,14 @@ import pytest
 import torch
 
 import iresnet
-from iresnet import Classifier, Flow, Hybrid, certify, checkpoint, evaluation, presets
+from iresnet import Classifier, Flow, Hybrid, certify, evaluate, presets
 from iresnet.data import delimited
 from iresnet.demo import digits
-from iresnet.guard import TrainingError
 from iresnet.run import TRUNCATION, Run, release, resume, start
 from iresnet.run.log import Log
 from iresnet.run.watch import Watch
+from iresnet.train import checkpoint
+from iresnet.train.guard import TrainingError
 from tests.runs import copy_of, tiny, trained
 
 
@@ -81,7 +82,7 @@ class TestFolder:
     def test_reference_is_the_likelihood_of_validation_rows(self):
         opened = Run.open(trained())
         rows = opened.splits().validation
-        again = evaluation.log_likelihood(opened.model(), rows).value
+        again = evaluate.log_likelihood(opened.model(), rows).value
         assert torch.allclose(opened.reference(), again)
 
     @pytest.mark.parametrize(("name", "kind"), [("digits-classifier", Classifier), ("digits-density", Flow)])
@@ -170,7 +171,7 @@ class TestUnits:
             experiment = replace(experiment, data=replace(experiment.data, source=str(path)))
             outcome = start(experiment, tmp_path / f"run-{factor}")
             test = outcome.run.splits().test
-            values.append(evaluation.log_likelihood(outcome.run.model(), test).value)
+            values.append(evaluate.log_likelihood(outcome.run.model(), test).value)
         assert torch.allclose(values[0] - values[1], torch.tensor(3 * math.log(1024.0)).double(), atol=1e-4)
 
 

@@ -18,14 +18,15 @@ import pytest
 import torch
 
 import iresnet
-from iresnet import atomic, checkpoint, cli, lock
-from iresnet.checkpoint import Checkpoint
+from iresnet import atomic, cli, lock
 from iresnet.presets import Experiment
 from iresnet.report import page
 from iresnet.run import Run, reading, resume, start
 from iresnet.run.board import Board
 from iresnet.run.folder import FILES
 from iresnet.run.log import Log
+from iresnet.train import checkpoint
+from iresnet.train.checkpoint import Checkpoint
 from tests import material
 from tests.runs import copy_of, tiny, trained
 from tests.test_run import same, tensors

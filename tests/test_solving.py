@@ -6,8 +6,8 @@ from torch import nn
 
 from iresnet import Chain, DiagonalNormal, Flow, ResidualBlock
 from iresnet.data import Dataset, Schema
-from iresnet.evaluation import interpolate, reconstruct, solving
-from iresnet.evaluation.solving import concatenate, decode, solve
+from iresnet.evaluate import interpolate, reconstruct, solving
+from iresnet.evaluate.solving import concatenate, decode, solve
 from tests.zoo import contraction, linear_block, normal
 
 A = contraction(3, 0.8)

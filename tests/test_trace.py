@@ -18,7 +18,8 @@ from iresnet import (
     contractive_convnet,
     contractive_mlp,
 )
-from iresnet.lipschitz import Concatenated, linearise
+from iresnet.branch import linearise
+from iresnet.lipschitz import Concatenated
 from iresnet.logdet import Jacobian
 from tests.zoo import DOUBLE, UserNet, contraction, dense_jacobian, normal, rouse_
 

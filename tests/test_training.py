@@ -17,17 +17,16 @@ from iresnet import (
     Hybrid,
     ResidualBlock,
     certify,
-    checkpoint,
     contractive_mlp,
     lipschitz,
     mlp_flow,
 )
-from iresnet.architectures import Network, build
-from iresnet.checkpoint import Checkpoint
 from iresnet.data import Augment, Batches, Dataset, Schema, toy
-from iresnet.guard import TrainingError
-from iresnet.objective import Classification, Joint, MaximumLikelihood, Objective
-from iresnet.training import OPTIMISERS, Average, State, Training, parameter_groups, train
+from iresnet.models import Network, build
+from iresnet.train import OPTIMISERS, Average, State, Training, checkpoint, parameter_groups, train
+from iresnet.train.checkpoint import Checkpoint
+from iresnet.train.guard import TrainingError
+from iresnet.train.objective import Classification, Joint, MaximumLikelihood, Objective
 
 
 def seeded(seed=0):
@@ -56,7 +55,7 @@ class Plain(Objective):
         super().__init__()
         self.model = model
 
-    def forward(self, x: Tensor, y: Tensor | None = None, *, generator=None):
+    def forward(self, x: Tensor, y: Tensor | None = None, *, estimator=None, generator=None):
         loss = self.model(x).mean()
         return loss, {"loss": loss.detach()}
 
@@ -154,7 +153,7 @@ class Nothing(Objective):
         super().__init__()
         self.model = model
 
-    def forward(self, x, y=None, *, generator=None):
+    def forward(self, x, y=None, *, estimator=None, generator=None):
         loss = sum((0 * p).sum() for p in self.model.parameters())
         return loss, {}
 
@@ -390,7 +389,7 @@ class TestGuards:
         class Broken(Plain):
             calls = 0
 
-            def forward(self, x, y=None, *, generator=None):
+            def forward(self, x, y=None, *, estimator=None, generator=None):
                 self.calls += 1
                 if self.calls == 3:
                     nn.init.constant_(self.model.get_parameter("weight"), math.nan)
@@ -431,7 +430,7 @@ class TestGuards:
 
     def test_where_every_layer_is_finite_it_says_so(self):
         class Odd(Plain):
-            def forward(self, x, y=None, *, generator=None):
+            def forward(self, x, y=None, *, estimator=None, generator=None):
                 loss = super().forward(x)[0] / 0
                 return loss, {"loss": loss.detach()}
 

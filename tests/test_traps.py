@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from iresnet import (
-    Banach,
-    PowerSeries,
-    RussianRoulette,
-    certify,
-    mlp_flow,
-    tighten_,
-)
+from iresnet import Banach, PowerSeries, RussianRoulette, certify, mlp_flow, tighten_
 from iresnet.lipschitz import refresh_
 from tests.zoo import DOUBLE, contraction, linear_block, normal, rouse_
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from iresnet import Chain, Classifier, DiagonalNormal, Flow, PowerSeries
-from iresnet.evaluation import Truncation, truncation
-from tests.test_evaluation import image_hybrid, images, pixel_flow, table, table_flow
+from iresnet.evaluate import Truncation, truncation
+from tests.test_evaluate import image_hybrid, images, pixel_flow, table, table_flow
 from tests.test_protocol import BIT, linear
 
 

@@ -31,7 +31,7 @@ from iresnet import (
     trust,
 )
 from iresnet.lipschitz import refresh_
-from iresnet.objective import directions
+from iresnet.train.objective import directions
 from iresnet.transform import Stretch, Transform
 from tests.zoo import normal
 
@@ -434,7 +434,7 @@ class TestModels:
 
     def test_a_likelihood_by_an_ode_solver_has_no_bound(self):
         pytest.importorskip("zuko")
-        from iresnet.rivals import ffjord
+        from iresnet.transforms import ffjord
 
         flow = Flow(Chain(*ffjord(2, 1, (8,))), DiagonalNormal(2)).eval()
         found = flow.log_prob_with_error(normal(3, 2, dtype=torch.float32))
@@ -456,7 +456,7 @@ class TestModels:
     def test_a_head_whose_compiled_call_is_another_function(self):
         """Which a copy of the head has lost."""
         from iresnet.data import Dataset, Schema
-        from iresnet.evaluation import certified_radius
+        from iresnet.evaluate import certified_radius
 
         head = nn.Linear(3, 2)
         head._compiled_call_impl = lambda z: torch.sin(20 * head.forward(z))
@@ -695,7 +695,7 @@ def rouse(layer):
 
 def test_a_classifier_with_a_hook_has_no_radius():
     from iresnet.data import Dataset, Schema
-    from iresnet.evaluation.robustness import lipschitz
+    from iresnet.evaluate.robustness import lipschitz
 
     model = Classifier(ResidualBlock(network()), nn.Linear(3, 2)).eval()
     data = Dataset(normal(2, 3).float(), torch.tensor([0, 1]), Schema((3,), classes=("a", "b")))
@@ -705,7 +705,7 @@ def test_a_classifier_with_a_hook_has_no_radius():
         lipschitz(model, data)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 class TestOnAGPU:
     def test_samples_are_those_of_the_weights_as_they_are(self):
         """What a decoder prepared for other weights is not used again."""

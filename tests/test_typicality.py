@@ -8,8 +8,8 @@ import torch
 from iresnet import Chain, DiagonalNormal, Flow, Logit
 from iresnet.data import Dataset, Schema
 from iresnet.data.corruptions import CORRUPTIONS, INVENTED
-from iresnet.evaluation import atypicality, below_chance, detection, log_likelihood, outside, strange, typicality
-from tests.test_evaluation import images, pixel_flow, table
+from iresnet.evaluate import atypicality, below_chance, detection, log_likelihood, outside, strange, typicality
+from tests.test_evaluate import images, pixel_flow, table
 from tests.zoo import normal
 
 D = 60

@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from iresnet import Flow, PowerSeries, ResidualBlock, RussianRoulette, checkpoint
+from iresnet import Flow, PowerSeries, ResidualBlock, RussianRoulette
 from iresnet.base import DiagonalNormal
-from iresnet.checkpoint import Checkpoint
+from iresnet.chain import Chain
 from iresnet.data import Dataset, Schema
 from iresnet.lipschitz import constrain_
 from iresnet.logdet import SettledSeries
-from iresnet.objective import Aim
-from iresnet.paper import job
-from iresnet.paper.cells import Cell
-from iresnet.rivals import FreeBlock
+from iresnet.models.free import FreeBlock
+from iresnet.reproduce import cells, job
 from iresnet.run import TRUNCATION, Outcome, Run, flattered, judge
 from iresnet.run.watch import BIAS, FLATTERY
-from iresnet.transform import Chain
+from iresnet.train import checkpoint
+from iresnet.train.checkpoint import Checkpoint
+from iresnet.train.objective import Aim
 from tests.runs import copy_of, trained
 
 D = 72
@@ -144,7 +144,7 @@ def test_the_log_has_it_where_a_series_trains():
 def test_a_job_says_it_of_the_cell_that_it_trained(tmp_path, monkeypatch):
     run, said = kept(copy_of(trained(), tmp_path / "run"), 0.2), []
     monkeypatch.setattr(job, "start", lambda *_, **__: Outcome(run, 6, True, 0.0))
-    assert job.Work(job.Job(out=tmp_path), say=said.append).trained(Cell("digits", "c=0.9"), 0) == run
+    assert job.Work(job.Job(out=tmp_path), say=said.append).trained(cells.find("digits", "c=0.9"), 0) == run
     assert [line.partition(" bits/dim")[0] for line in said] == [
         "digits c=0.9: Training's series of 2 terms flatters by at least 0.20"
     ]

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import iresnet
-from iresnet import checkpoint, cli, run
+from iresnet import cli, run
 from iresnet.run import Run, shipped
+from iresnet.train import checkpoint
 from tests.runs import copy_of, trained
 from tools import ship
 

@@ -31,24 +31,11 @@ from iresnet import (
     contractive_mlp,
 )
 from iresnet.lipschitz import Concatenated, Potential, cap_of, refresh_
-from iresnet.mixing import InvertibleConv1x1, PrincipalAxes, Reverse
-from iresnet.multiscale import Flatten
-from iresnet.rivals import (
-    AdditiveCoupling,
-    AffineCoupling,
-    Alternate,
-    Checkerboard,
-    Halves,
-    Split,
-    additive_glow,
-    glow,
-    i_revnet,
-    made,
-    maf,
-    nice,
-    real_nvp,
-)
-from iresnet.rivals.conditioner import ResidualConvolutions, convolutions, mlp
+from iresnet.models.glow import additive_glow, glow, i_revnet, nice, real_nvp
+from iresnet.transforms import AdditiveCoupling, AffineCoupling, Alternate, Checkerboard, Halves, Split, made, maf
+from iresnet.transforms.conditioner import ResidualConvolutions, convolutions, mlp
+from iresnet.transforms.elementary import Flatten
+from iresnet.transforms.mixing import InvertibleConv1x1, PrincipalAxes, Reverse
 
 DOUBLE = torch.float64
 

@@ -32,18 +32,17 @@ import torch
 from torch import nn
 
 from iresnet import data
-from iresnet.architectures import build
 from iresnet.data import Batches, Dataset, some
-from iresnet.evaluation import as_flow, has_density
-from iresnet.evaluation.likelihood import draw_once
+from iresnet.evaluate import as_flow, has_density
+from iresnet.evaluate.likelihood import drawn
 from iresnet.lipschitz import refresh_, unsettled
-from iresnet.logdet import PowerSeries
-from iresnet.objective import unit
+from iresnet.logdet import EXACT_UP_TO, PowerSeries
+from iresnet.models import build
 from iresnet.presets import Experiment, changed, find
-from iresnet.residual import EXACT_UP_TO
 from iresnet.results import Results, circumstances, finite, markdown_table, read, write
 from iresnet.run import judge
-from iresnet.training import State, Training, set_rate
+from iresnet.train import State, Training, set_rate
+from iresnet.train.objective import unit
 
 #: Held-out rows by which a density is judged, draws of noise and probes for each, terms of the series.
 ROWS, DRAWS, TERMS = 1000, 2, 30
@@ -157,17 +156,16 @@ def _train(experiment: Experiment, budget: Budget) -> tuple[dict[str, Any], dict
         if (part := clock.part(state.step)) >= 1:
             break
         set_rate(state.optimiser, rate(settings, state.step, part))
-        state.advance(x, y, state.step)
-        state.step += 1
+        state.advance(x, y)
         state.update_average()
         if state.step == clock.first and device.startswith("cuda"):
             torch.cuda.synchronize()
     seconds = clock.elapsed
     figures = judged(state.averaged(), splits.validation.to(device), experiment)
     row = {"training rows": len(train), "batch": batches.size, "steps": state.step, "seconds": round(seconds, 1)}
-    size, precision = sum(p.numel() for p in model.parameters()), state.advance.precision
+    size, precision = sum(p.numel() for p in model.parameters()), state.engine.precision
     about = circumstances(seeds=[experiment.seed], seconds=seconds, precision=precision, parameters=size)
-    return row | finite(figures), about | {"engine": str(state.advance)}
+    return row | finite(figures), about | {"engine": str(state.engine)}
 
 
 def rate(settings: Training, step: int, part: float) -> float:
@@ -185,8 +183,7 @@ def judged(model: nn.Module, validation: Dataset, experiment: Experiment) -> dic
         exact = rows.schema.dimension <= EXACT_UP_TO
         generator = torch.Generator(rows.x.device).manual_seed(0)
         estimator = None if exact else PowerSeries(terms=TERMS)
-        draws = [draw_once(as_flow(model), rows, estimator, generator) for _ in range(DRAWS)]
-        values = -torch.stack(draws).mean(0) / unit(rows.x, rows.schema.levels)
+        values = -drawn(as_flow(model), rows, estimator, [generator] * DRAWS).mean(0) / unit(rows.x, rows.schema.levels)
         figures |= {"bits/dim": float(values.mean()), "±": float(values.std()) / len(rows) ** 0.5}
         figures |= {"held-out rows": len(rows), "method": "exact" if exact else f"series of {TERMS} terms"}
     if experiment.objective.kind != "density":

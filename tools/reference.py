@@ -30,16 +30,16 @@ import torch
 from torch import Tensor, nn
 
 import iresnet
-from iresnet import evaluation, run
-from iresnet.acceleration import Acceleration
-from iresnet.architectures import build
+from iresnet import evaluate, run
 from iresnet.data import Batches, DataSettings, Schema, some
 from iresnet.data.source import load, schema_of
+from iresnet.gpu import Acceleration
 from iresnet.lipschitz import refresh_, unsettled
-from iresnet.objective import Objective
+from iresnet.models import build
 from iresnet.presets import PRESETS, Experiment
 from iresnet.results import circumstances
-from iresnet.training import train
+from iresnet.train import train
+from iresnet.train.objective import Objective
 
 FOLDER = Path(__file__).parent.parent / "tests" / "reference"
 
@@ -170,9 +170,9 @@ def model_values(model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
     with torch.no_grad():
         z = transform(x)
         found: dict[str, Any] = {"code": projected(z)}
-        if evaluation.has_head(model):
+        if evaluate.has_head(model):
             found["logits"] = model(x).double().tolist()
-        if evaluation.has_density(model):
+        if evaluate.has_density(model):
             found["log_prob"] = model(x).double().tolist()
         solution = transform.solve(z.double())
     found["inverse"] = projected(solution.x)
@@ -187,10 +187,10 @@ def scores(folder: Path) -> dict[str, Any]:
     opened = run.Run.open(folder)
     model, rows = opened.model(), some(opened.splits().test, ROWS)
     found: dict[str, Any] = {}
-    if evaluation.has_head(model):
-        found["logits"] = evaluation.logits(model, rows).double().tolist()
-    if evaluation.has_density(model):
-        found["log_likelihood"] = evaluation.log_likelihood(model, rows).value.double().tolist()
+    if evaluate.has_head(model):
+        found["logits"] = evaluate.logits(model, rows).double().tolist()
+    if evaluate.has_density(model):
+        found["log_likelihood"] = evaluate.log_likelihood(model, rows).value.double().tolist()
     return found
 
 

@@ -19,13 +19,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from iresnet import atomic, checkpoint, config
-from iresnet.checkpoint import Checkpoint
+from iresnet import atomic, config, migration
 from iresnet.data import DataSettings
 from iresnet.results import Results, write
 from iresnet.run import Run
 from iresnet.run.folder import MODEL_SHA256
 from iresnet.run.weights import WEIGHTS, slim
+from iresnet.train import checkpoint
+from iresnet.train.checkpoint import Checkpoint
 from iresnet.version import __version__
 
 MODEL = "model.safetensors"
@@ -44,15 +45,15 @@ def ship(run: Run, name: str) -> Path:
     _check_figures(run)
     model, target = _model(run), WEIGHTS / name
     target.mkdir(parents=True, exist_ok=True)
-    header = (run.folder / "config.toml").read_text(encoding="utf-8").partition("\n")[0]
+    header = migration.of_line((run.folder / "config.toml").read_text(encoding="utf-8").partition("\n")[0])
     data = replace(run.experiment.data, folder=DataSettings().folder)
     experiment = replace(run.experiment, name=name, data=data)
-    atomic.write(target / "config.toml", f"{header}\n{config.dump(experiment)}")
+    atomic.write(target / "config.toml", f"{migration.line(header['iresnet'])}\n{config.dump(experiment)}")
     for file in COPIED:
         shutil.copyfile(run.folder / file, target / file)
     sha256 = checkpoint.sha256(checkpoint.save(model, target / MODEL, version=__version__))
     for file in SAID:  # of the same function, whose weights are now written otherwise
-        text = json.dumps({**run.read_json(file), MODEL_SHA256: sha256}, indent=1)
+        text = json.dumps(migration.numbered({**run.read_json(file), MODEL_SHA256: sha256}), indent=1)
         atomic.write(target / file, text + "\n")
     return target
 

@@ -1,7 +1,8 @@
 """Rewrite the tables in README.md and docs/ from results/*.json, so that no number is typed by hand.
 
 What stands between these two lines is made from `results/NAME.json`; without columns, all of them are shown. A word
-`key=value` is no column: only rows with that value are shown (`yes` and `no` for booleans).
+`key=value` is no column: only rows with that value are shown (`yes` and `no` for booleans), and for `key!=value` only
+the others.
 
     <!-- results:NAME column "column with spaces" key=value ... -->
     <!-- /results -->
@@ -14,6 +15,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from iresnet.results import cell, markdown_table, read
 
@@ -39,12 +41,17 @@ def _section(section: re.Match[str], results: Path) -> str:
     if path.exists():
         words = shlex.split(section["columns"])
         wanted = dict(word.split("=", 1) for word in words if "=" in word.strip("<>= "))
-        rows = [r for r in read(path).rows if all(cell(r.get(k)) == v for k, v in wanted.items())]
+        rows = [r for r in read(path).rows if all(_fits(r, key, value) for key, value in wanted.items())]
         if wanted and not rows:
             raise ValueError(f"no row of {path.name} has {wanted}. Change the marker, or measure such a row.")
         columns = [word for word in words if word.split("=", 1)[0] not in wanted]
         table = markdown_table(rows, columns or None)
     return f"{section['opening']}\n\n{table}\n\n{section['closing']}"
+
+
+def _fits(row: dict[str, Any], key: str, value: str) -> bool:
+    """Whether a row has this value; for a key that ends with "!", whether it has another."""
+    return (cell(row.get(key.removesuffix("!"))) == value) != key.endswith("!")
 
 
 def stale(root: Path) -> dict[Path, str]:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from iresnet import config
+from iresnet.logdet import EXACT_UP_TO
 from iresnet.presets import Experiment, find
-from iresnet.residual import EXACT_UP_TO
 from iresnet.results import Results, finite, read, write
 from iresnet.run import Run
 from iresnet.run.watch import BIAS, WATCHED

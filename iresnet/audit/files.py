@@ -22,7 +22,7 @@ CLOSE = 1e-4
 @torch.no_grad()
 def weights(s: Subject) -> Verdict:
     """Tensors are finite, the library loads them as they are, and W min(1, c / <W, G>) is what its layers use."""
-    tensors, loaded = s.file[1], s.run.model()
+    tensors, loaded = s.tensors, s.run.model()
     state = {f"weights/{name}": tensor for name, tensor in loaded.state_dict().items()}
     for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
@@ -103,7 +103,7 @@ def _apart(a: float, b: float) -> float:
 
 def evaluation(s: Subject) -> Verdict:
     """The likelihood in evaluation.json lies among those of validation rows in the model's file."""
-    density, rows = s.read("evaluation.json").get("density"), s.file[1].get("reference/log_likelihood")
+    density, rows = s.read("evaluation.json").get("density"), s.tensors.get("reference/log_likelihood")
     if density is None or rows is None:
         raise Skipped("no likelihood is recorded")
     scale = 1.0 if s.schema.levels is None else s.schema.dimension * math.log(2)

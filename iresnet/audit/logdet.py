@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..base import DiagonalNormal
-from ..dequantisation import learned_noise
-from ..evaluation import as_flow, has_density
+from ..evaluate import as_flow, has_density
 from ..flow import Flow
-from ..logdet import CertifiedSeries
-from ..residual import EXACT_UP_TO
+from ..logdet import EXACT_UP_TO, CertifiedSeries
+from ..transforms.dequantisation import learned_noise
 from .subject import Block, Skipped, Subject, Verdict
 
 #: Copies of a row that draw probes of their own, probes of each, the bias that is allowed and float32's rounding.

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Dataset
-from ..evaluation import certified_radius
-from ..evaluation.classes import has_head
-from ..objective import directions
+from ..evaluate import certified_radius
+from ..evaluate.classes import has_head
+from ..train.objective import directions
 from .subject import Skipped, Subject, Verdict, lengths, unit
 
 #: Steps downhill, and starts.

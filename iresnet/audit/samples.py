@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..evaluation import as_flow, has_density
+from ..evaluate import as_flow, has_density
 from .logdet import log_density
 from .subject import Skipped, Subject, Verdict
 

@@ -17,13 +17,15 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from .. import migration
+from ..branch import Bound
 from ..certificate import residual_blocks
-from ..lipschitz import Bound, unsettled
-from ..preprocess import Logit, Standardise
+from ..lipschitz import unsettled
 from ..residual import ResidualBlock
 from ..run import Run
 from ..spectral import NoBoundKnown
 from ..transform import Shape, Transform
+from ..transforms.preprocess import Logit, Standardise
 
 #: Whether a claim holds, and what was compared.
 Verdict: TypeAlias = tuple[bool, str]
@@ -82,23 +84,31 @@ class Subject:
         """A JSON file of the folder; empty where it is missing."""
         path = self.run.folder / name
         try:
-            return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+            content = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from None
+        return migration.of_json(content, path)
 
     @cached_property
     def file(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The header and the tensors of the weights' file, as they are."""
+        """The header and the tensors of the weights' file, as they are there."""
         with safe_open(str(self.run.folder / "model.safetensors"), framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("iresnet", "{}"))
             return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """The same tensors by the names of today."""
+        header, tensors = self.file
+        written = migration.written_in(header, self.run.folder / "model.safetensors")
+        return migration.migrated(tensors, migration.TENSORS, written)
 
     @cached_property
     def model(self) -> nn.Module:
         """The model with the file's weights, put there without the library's loader."""
         with torch.random.fork_rng(devices=[]), unsettled():
             model = self.run.blank().eval()
-        state = {name.removeprefix("weights/"): t for name, t in self.file[1].items() if name.startswith("weights/")}
+        state = {name.removeprefix("weights/"): t for name, t in self.tensors.items() if name.startswith("weights/")}
         for name, value in model.state_dict().items():  # a shipped file has weights as they are used, and G = 0
             if name not in state and name.endswith(".parametrizations.weight.0.gradient"):
                 state[name] = torch.zeros_like(value)
@@ -183,7 +193,8 @@ def unit(v: Tensor) -> Tensor:
 
 def lengths(v: Tensor) -> Tensor:
     """The Euclidean length of every sample."""
-    return cast(Tensor, torch.linalg.vector_norm(v.flatten(1), dim=1))
+    length: Tensor = v.flatten(1).norm(dim=1)
+    return length
 
 
 def number(value: object) -> float:

@@ -37,7 +37,7 @@ def audit(
     with waiting(screen, "Checking …"):
         for finding in derive(subject):
             findings.append(finding)
-            screen.print(str(finding), highlight=False, soft_wrap=True)
+            screen.say(str(finding))
     failed = [f.name for f in findings if f.holds is False]
     made = sum(f.holds is not None for f in findings)
     took = f"{time.perf_counter() - start:.0f} s"

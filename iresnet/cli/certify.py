@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from .. import lock
-from ..architectures import INVERSES
 from ..certificate import Certificate, tighten_
 from ..certificate import certify as prove
+from ..models import INVERSES
 from ..run import Run, publish, write_certificate
 from .console import Device, choose_device, console, use_threads
 from .output import RunFolder
@@ -41,9 +41,9 @@ def certify(
         raise ValueError(f"nothing to certify: {INVERSES[opened.experiment.network.family]}")
     with lock.holding(opened.folder) if tighten else nullcontext():
         certificate, words = _certified(opened, run, weights, choose_device(device), tighten)
-    screen.print(str(certificate), highlight=False, soft_wrap=True)
+    screen.say(str(certificate))
     if words:
-        screen.print(words, highlight=False, soft_wrap=True)
+        screen.say(words)
     if not certificate.passed:
         which = " --weights best" if weights == "best" else ""
         hint = "" if tighten else f" Try: iresnet certify {run}{which} --tighten"

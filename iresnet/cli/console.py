@@ -21,7 +21,7 @@ from rich.text import Text
 from torch import Tensor
 
 from ..spelling import printable
-from ..training import Report, train
+from ..train import Report, train
 
 #: Figures of so many recent steps are averaged in the bar, and it is drawn anew so often, in seconds.
 RECENT, REDRAW = 50, 0.2
@@ -38,16 +38,21 @@ SAME_WISH = 1.0
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto: CUDA where there is one.")]
 
 
-class _Shown(Console):
+class Screen(Console):
     """A console on which the names that a file gives its classes or columns can do nothing but be read."""
+
+    def say(self, *lines: object) -> None:
+        """Print sentences as they are, however long: nothing is coloured, and no line broken."""
+        for line in lines:
+            self.print(str(line), highlight=False, soft_wrap=True)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text, lines=True), **options)
 
 
-def console() -> Console:
+def console() -> Screen:
     """Where tables and sentences go, as they are: a folder may be called [a] or :b:."""
-    return _Shown(markup=False, emoji=False)
+    return Screen(markup=False, emoji=False)
 
 
 def table(*columns: str, title: str | None = None) -> Table:
@@ -162,7 +167,7 @@ def ctrl_c(then: Callable[[], str] = lambda: "") -> Iterator[Callable[[], bool]]
     try:
         yield lambda: bool(asked)
     except KeyboardInterrupt:
-        console().print(f"Stopped. {then()}".strip(), highlight=False, soft_wrap=True)
+        console().say(f"Stopped. {then()}".strip())
         raise typer.Exit(130) from None
     finally:
         if not asked:

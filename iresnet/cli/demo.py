@@ -57,7 +57,7 @@ def _digits(out: Path, steps: int | None, seed: int) -> None:
         raise typer.Exit(130)
     screen.print(_figures(outcome))
     screen.print(_anomalies(outcome))
-    screen.print(f"Report {outcome.page}", highlight=False, soft_wrap=True)
+    screen.say(f"Report {outcome.page}")
     if not outcome.certificate.passed:
         raise RuntimeError(f"the model has no certificate; see {out / 'certificate.json'} for the block that fails.")
 
@@ -95,10 +95,9 @@ def _toy(out: Path, names: tuple[str, ...], steps: int | None, seed: int) -> Non
     with progress(screen) as bars:
         outcomes = plane.run(out, names, settings, seed=seed, reporter=lambda name: reporter(bars, name))
     screen.print(_densities(outcomes))
-    screen.print(
+    screen.say(
         f"Picture       {out / 'toy.png'}\nFigures       {out / 'toy.json'}\nCertificates  {out}/*-certificate.json",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    )
     if not all(o.certified for o in outcomes):
         raise RuntimeError("a flow has no certificate; see the certificates for the block that fails.")
 

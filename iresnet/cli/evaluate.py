@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
-from rich.console import Console
 from torch import nn
 
 from ..data import Dataset, some
-from ..evaluation import Density, Error, Inverse, as_flow, has_inverse, outside, probe, protocol, robustness, strange
-from ..evaluation import evaluate as judge
-from ..evaluation.protocol import LIMIT
-from ..evaluation.robustness import check_radius
-from ..residual import EXACT_UP_TO
+from ..evaluate import Density, Error, Inverse, as_flow, has_inverse, outside, probe, protocol, robustness, strange
+from ..evaluate import evaluate as judge
+from ..evaluate.protocol import LIMIT
+from ..evaluate.robustness import check_radius
+from ..logdet import EXACT_UP_TO
 from ..run import Run
-from .console import Device, choose_device, console, use_threads, waiting
-from .output import DataFolder, DataOption, RunFolder, Split, rows_of
+from ..run.fit import device_of
+from .console import Device, Screen, console, waiting
+from .output import DataFolder, DataOption, RunFolder, Split, open_run, rows_of
 
 #: Rows that are judged where a likelihood is an estimate, which takes long.
 MANY = 1000
@@ -94,9 +94,7 @@ def evaluate(
 
     Example: iresnet evaluate runs/flow --protocol --ood corrupted --ood fashion-mnist
     """
-    opened, screen = Run.open(run).with_data_in(data_dir), console()
-    use_threads(opened.schema.dimension)
-    chosen = choose_device(device)
+    (opened, chosen), screen = open_run(run, device, data_dir), console()
     sha256, available, model = opened.sha256(), rows_of(opened, data, split, labels=True), opened.model(device=chosen)
     radii, kept = [_length(word) for word in radius or []], data is None and split == "test"
     if linear and not has_inverse(model):
@@ -118,10 +116,9 @@ def evaluate(
     for figures, lines in chain.from_iterable(parts):
         content |= figures
         path = keep(opened, content, sha256) if kept else None  # before it is said: what follows may take long, or fail
-        for line in lines:
-            screen.print(line, highlight=False, soft_wrap=True)
+        screen.say(*lines)
     if kept:
-        screen.print(f"Figures in {path}", highlight=False, soft_wrap=True)
+        screen.say(f"Figures in {path}")
 
 
 def _length(word: str) -> float:
@@ -137,7 +134,7 @@ def _length(word: str) -> float:
     return radius
 
 
-def _judged(model: nn.Module, data: Dataset, rows: int | None, screen: Console, **options: Any) -> Iterator[Part]:
+def _judged(model: nn.Module, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> Iterator[Part]:
     """Error, likelihood and inverse."""
     content = judged(model, data, rows, screen, **options)
     lines = [f"{'rows':<9}{content['rows']:,} of {content['of']:,}"]
@@ -145,7 +142,7 @@ def _judged(model: nn.Module, data: Dataset, rows: int | None, screen: Console, 
     yield content, lines + [f"{name:<9}{kind(**content[name])}" for name, kind in kinds.items() if name in content]
 
 
-def _moved(model: nn.Module, data: Dataset, rows: int | None, radii: list[float], screen: Console) -> Iterator[Part]:
+def _moved(model: nn.Module, data: Dataset, rows: int | None, radii: list[float], screen: Screen) -> Iterator[Part]:
     """How robust the classes of the rows that were judged are, radius by radius."""
     found: list[dict[str, Any]] = []
     for radius in radii:
@@ -155,16 +152,16 @@ def _moved(model: nn.Module, data: Dataset, rows: int | None, radii: list[float]
         yield {"robustness": found}, [f"{'robust':<9}{robust}"]
 
 
-def _probed(run: Run, model: nn.Module, data: Dataset, screen: Console) -> Iterator[Part]:
-    device = next(model.parameters()).device
+def _probed(run: Run, model: nn.Module, data: Dataset, screen: Screen) -> Iterator[Part]:
+    device = device_of(model)
     with waiting(screen, "Fitting logistic regressions …"):
         found = probe(model, run.splits().train.to(device), data.to(device))
     yield {"probe": asdict(found)}, [f"{'probe':<9}{found}"]
 
 
-def _by_protocol(model: nn.Module, data: Dataset, limit: float, screen: Console) -> Iterator[Part]:
+def _by_protocol(model: nn.Module, data: Dataset, limit: float, screen: Screen) -> Iterator[Part]:
     with waiting(screen, f"Judging {len(data):,} rows to the paper's protocol …"):
-        found = protocol(model, data.to(next(model.parameters()).device), bias=limit, error=limit)
+        found = protocol(model, data.to(device_of(model)), bias=limit, error=limit)
     yield {"protocol": asdict(found) | {"limit": limit}}, [f"{'protocol':<9}{found}"]
 
 
@@ -177,17 +174,17 @@ def _strangers(run: Run, data: Dataset, sources: list[str]) -> dict[str, Dataset
 
 
 def _told_apart(
-    run: Run, model: nn.Module, data: Dataset, others: dict[str, Dataset], screen: Console
+    run: Run, model: nn.Module, data: Dataset, others: dict[str, Dataset], screen: Screen
 ) -> Iterator[Part]:
     """How well they are told apart, one line each; the entropy is that of the run's validation rows."""
-    device = next(model.parameters()).device
+    device = device_of(model)
     placed = {name: some(rows, STRANGE).to(device) for name, rows in others.items()}
     with waiting(screen, "Scoring strange rows …"):
         found = outside(model, some(data, STRANGE).to(device), placed, run.reference(), rows=STRANGE)
     yield {"outside": [asdict(detection) for detection in found]}, [f"{'ood':<9}{detection}" for detection in found]
 
 
-def judged(model: nn.Module, data: Dataset, rows: int | None, screen: Console, **options: Any) -> dict[str, Any]:
+def judged(model: nn.Module, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> dict[str, Any]:
     """The figures of so many rows, judged where the model is; "of" says how many there were."""
     chosen = _rows(model, data, rows)
     with waiting(screen, f"Judging {len(chosen):,} of {len(data):,} rows …"):
@@ -198,14 +195,14 @@ def _rows(model: nn.Module, data: Dataset, rows: int | None) -> Dataset:
     """So many of the rows, the same every time, where the model is."""
     if rows is None:
         rows = len(data) if data.schema.dimension <= EXACT_UP_TO else MANY
-    return some(data, rows).to(next(model.parameters()).device)
+    return some(data, rows).to(device_of(model))
 
 
-def say_stale(run: Run, screen: Console) -> None:
+def say_stale(run: Run, screen: Screen) -> None:
     """Say that figures of other weights are there, which are to be replaced."""
     path = run.output / "evaluation.json"
     if path.is_file() and not run.known(path.name):
-        screen.print(f"{path} speaks of other weights, or of none, and is made anew.", highlight=False, soft_wrap=True)
+        screen.say(f"{path} speaks of other weights, or of none, and is made anew.")
 
 
 def keep(run: Run, content: dict[str, Any], sha256: str) -> Path:

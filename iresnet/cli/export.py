@@ -9,8 +9,8 @@ import torch
 import typer
 
 from ..export import export as write_files
-from ..objective import centred
 from ..run import Run
+from ..train.objective import centred
 from .console import console
 from .output import RunFolder
 
@@ -30,4 +30,4 @@ def export(
     folder = opened.output / "export" if out is None else out
     written = write_files(opened.model(), example, folder, about={"schema": schema.to_dict()})
     for name, path in written.items():
-        console().print(f"{name:<10}{path}", highlight=False, soft_wrap=True)
+        console().say(f"{name:<10}{path}")

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ..data import Dataset
 from ..data.dataset import check_seed
-from ..evaluation import interpolate as between
-from ..figures import interpolation_picture
+from ..evaluate import interpolate as between
 from ..fixed_point import ConvergenceError
+from ..plots import interpolation_picture
 from ..run import Run
-from .console import Device, choose_device, console, use_threads, waiting
-from .output import MOST, DataFolder, DataOption, RunFolder, Split, draw_rows, rows_of, save_rows, with_ending
+from .console import Device, console, waiting
+from .output import MOST, DataFolder, DataOption, RunFolder, Split, draw_rows, open_run, rows_of, save_rows, with_ending
 
 
 def interpolate(
@@ -34,9 +34,7 @@ def interpolate(
     Example: iresnet interpolate runs/demo --pairs 8 --steps 11
     """
     check_seed(seed)
-    opened, screen = Run.open(run).with_data_in(data_dir), console()
-    use_threads(opened.schema.dimension)
-    chosen = choose_device(device)
+    (opened, chosen), screen = open_run(run, device, data_dir), console()
     rows = rows_of(opened, data, split).to(chosen)
     with waiting(screen, f"Solving {pairs * steps:,} codes …"):
         x = _lines(opened, rows, chosen, pairs=pairs, steps=steps, seed=seed)
@@ -47,7 +45,7 @@ def interpolate(
         picture = interpolation_picture(x.cpu(), with_ending(path, ".png"), levels=opened.schema.levels or 256)
     else:
         picture = draw_rows(path, flat, rows.x, opened.schema)
-    screen.print(f"{len(x)} pairs in {saved}, drawn in {picture}", highlight=False, soft_wrap=True)
+    screen.say(f"{len(x)} pairs in {saved}, drawn in {picture}")
 
 
 def _lines(run: Run, rows: Dataset, device: str, **options: Any) -> Tensor:

@@ -12,15 +12,15 @@ import typer
 from torch import Tensor
 
 from .. import atomic
-from ..architectures import INVERSES
 from ..data import Dataset, delimited, npy
-from ..evaluation import inverse_of, reconstruct
-from ..evaluation.solving import solve
-from ..figures import reconstruction_picture
+from ..evaluate import inverse_of, reconstruct
+from ..evaluate.solving import solve
 from ..fixed_point import Anderson, Banach
+from ..models import INVERSES
+from ..plots import reconstruction_picture
 from ..run import Run
 from ..transform import ChainSolution, Transform
-from .console import Device, choose_device, console, use_threads, waiting
+from .console import Device, console, waiting
 from .output import (
     DataFolder,
     DataOption,
@@ -28,6 +28,7 @@ from .output import (
     Split,
     check_tolerance,
     draw_rows,
+    open_run,
     rows_of,
     save_rows,
     with_ending,
@@ -63,8 +64,7 @@ def invert(
         if value is not None and value not in known:
             raise ValueError(f"{name} must be {' or '.join(known)}; got {value!r}.")
     check_tolerance(tolerance)
-    opened, chosen = Run.open(run).with_data_in(data_dir), choose_device(device)
-    use_threads(opened.schema.dimension)
+    opened, chosen = open_run(run, device, data_dir)
     path = opened.output / "inverse" if out is None else out
     options: dict[str, Any] = {
         "precision": PRECISIONS[precision], "tolerance": tolerance, "solver": solver and SOLVERS[solver],
@@ -88,8 +88,8 @@ def _rebuild(run: Run, rows: Dataset, path: Path, device: str, options: dict[str
         rebuilt = torch.nan_to_num(solution.x.cpu()).clamp(-1e6, 1e6)  # what has no bound may be anything
         tensors = (x.cpu(), rebuilt, solution.measured_error(x).cpu())
         saved.append(reconstruction_picture(*tensors, with_ending(path, ".png"), levels=run.schema.levels or 256))
-    screen.print(str(inverse_of(solution, x)), highlight=False, soft_wrap=True)
-    screen.print(f"Written: {', '.join(map(str, saved))}", highlight=False, soft_wrap=True)
+    screen.say(str(inverse_of(solution, x)))
+    screen.say(f"Written: {', '.join(map(str, saved))}")
     _check(solution, run)
 
 
@@ -126,7 +126,7 @@ def _decode(run: Run, codes: Path, path: Path, device: str, options: dict[str, A
         solution = solve(model, z.reshape(-1, *shape), **options)
     saved = save_rows(path, solution.x, run.schema)
     picture = draw_rows(path, solution.x, solution.x, run.schema)
-    screen.print(f"{solution}\nWritten: {saved}, {picture}", highlight=False, soft_wrap=True)
+    screen.say(f"{solution}\nWritten: {saved}, {picture}")
     _check(solution, run)
 
 

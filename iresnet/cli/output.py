@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 from torch import Tensor
 
 from .. import atomic
-from ..data import Dataset, Schema, delimited, read
-from ..figures import columns_picture, image_grid, points_picture
+from ..data import Dataset, Schema, delimited, npy, read
+from ..plots import columns_picture, image_grid, points_picture
 from ..run import Run
+from .console import choose_device, use_threads
 
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run folder, e.g. runs/demo, or a model that comes with the library.")
@@ -32,6 +31,13 @@ MOST = 10_000_000
 
 #: What `--out` need not end in: each command adds its own.
 ENDINGS = (".npz", ".csv", ".png")
+
+
+def open_run(folder: Path, device: str, data_dir: Path | None = None) -> tuple[Run, str]:
+    """The run in a folder, downloaded sets looked for in `data_dir`, and the device of this name; sets the threads."""
+    run = Run.open(folder).with_data_in(data_dir)
+    use_threads(run.schema.dimension)
+    return run, choose_device(device)
 
 
 def rows_of(run: Run, source: str | None, split: str = "test", *, labels: bool = False) -> Dataset:
@@ -68,9 +74,7 @@ def save_rows(path: Path, rows: Tensor, schema: Schema) -> Path:
     """Rows in their own units: a CSV with the column names for a table, an NPZ with the array `x` for images."""
     values = rows.detach().cpu().numpy()
     if schema.is_image:
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, x=values)
-        return atomic.write(with_ending(path, ".npz"), buffer.getvalue())
+        return npy.save(with_ending(path, ".npz"), x=values)
     return atomic.write(with_ending(path, ".csv"), delimited.written(schema.names, values.tolist()))
 
 

@@ -29,13 +29,11 @@ def presets(
     for experiment in PRESETS.values():
         made.add_row(experiment.name, experiment.about)
     console().print(made)
-    console().print(
+    console().say(
         "NAME-cX is the preset NAME with every layer's norm below X. Example: iresnet train iresnet164-c0.7",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    )
     if models := shipped():
-        console().print(
+        console().say(
             f"Trained models that come with the library, for use like run folders: {', '.join(models)}. "
             f"Example: iresnet certify {models[0]}",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        )

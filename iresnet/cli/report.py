@@ -10,10 +10,9 @@ import typer
 from ..data.dataset import check_seed
 from ..report import write
 from ..report.gather import gather
-from ..run import Run
-from .console import Device, choose_device, console, use_threads, waiting
+from .console import Device, console, waiting
 from .evaluate import Rows, judged, keep, say_stale
-from .output import DataFolder, RunFolder
+from .output import DataFolder, RunFolder, open_run
 
 
 def report(
@@ -31,9 +30,7 @@ def report(
     Example: iresnet report runs/demo --out demo.html
     """
     check_seed(seed)
-    opened, screen = Run.open(run).with_data_in(data_dir), console()
-    use_threads(opened.schema.dimension)
-    chosen = choose_device(device)
+    (opened, chosen), screen = open_run(run, device, data_dir), console()
     for name in ("certificate.json", "environment.json"):
         opened.read_json(name)  # what is damaged, or speaks of other weights, is refused before anything is judged
     opened.log()
@@ -45,4 +42,4 @@ def report(
         screen.print(f"Judged {content['rows']:,} of {content['of']:,} test rows.", highlight=False)
     with waiting(screen, "Drawing samples and solving codes …"):
         path = write(gather(opened, device=chosen, seed=seed), opened.output / "report.html" if out is None else out)
-    screen.print(f"Report in {path}", highlight=False, soft_wrap=True)
+    screen.say(f"Report in {path}")

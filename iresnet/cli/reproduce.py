@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from ..paper import RESULTS, Job, Outcome, Stopped, Work, find
+from ..reproduce import RESULTS, Job, Outcome, Stopped, Work, find
 from ..results import cell
-from .console import Device, choose_device, console, ctrl_c, progress, reporter, table, use_threads
+from .console import Device, Screen, choose_device, console, ctrl_c, progress, reporter, table, use_threads
 
 #: What the digits of the budget smoke have.
 SMALL = 64
@@ -93,7 +91,7 @@ def reproduce(
             job,
             report=lambda name: reporter(bars, name),
             stop=stop,
-            say=partial(bars.console.print, highlight=False, soft_wrap=True),
+            say=screen.say,
         )
         try:
             outcomes = [result.run(work) for result in results]
@@ -109,14 +107,10 @@ def _words(values: list[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(w.strip() for v in values or () for w in v.split(",") if w.strip()))
 
 
-def show(screen: Console, outcome: Outcome) -> None:
+def show(screen: Screen, outcome: Outcome) -> None:
     """The table of one result, what is to be said about it, and where its files are."""
     screen.print(_table(outcome))
-    screen.print(_made_with(outcome), highlight=False, soft_wrap=True)
-    for note in outcome.notes:
-        screen.print(note, highlight=False, soft_wrap=True)
-    for path in outcome.files:
-        screen.print(f"{path}", highlight=False, soft_wrap=True)
+    screen.say(_made_with(outcome), *outcome.notes, *outcome.files)
 
 
 def _table(outcome: Outcome) -> Table:
@@ -175,10 +169,8 @@ def _cell(key: str, value: Any) -> str:
     return f"{value:.1e}" if small else cell(value)
 
 
-def _list(screen: Console) -> None:
+def _list(screen: Screen) -> None:
     for result in RESULTS.values():
-        screen.print(f"{result.name}  {result.about}", highlight=False, soft_wrap=True)
-        screen.print(f"  the paper: {result.says}", highlight=False, soft_wrap=True)
-        for budget, cost in result.costs.items():
-            screen.print(f"  {budget:<6} {cost}", highlight=False, soft_wrap=True)
-    screen.print("Make one with: iresnet reproduce table2 --budget smoke", highlight=False, soft_wrap=True)
+        costs = [f"  {budget:<6} {cost}" for budget, cost in result.costs.items()]
+        screen.say(f"{result.name}  {result.about}", f"  the paper: {result.says}", *costs)
+    screen.say("Make one with: iresnet reproduce table2 --budget smoke")

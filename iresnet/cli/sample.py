@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from ..base import Posterior
 from ..data.dataset import check_seed
-from ..evaluation import as_flow
-from ..evaluation.solving import decode
-from ..inversion import Decoder
+from ..evaluate import as_flow
+from ..evaluate.solving import decode
+from ..inverse import Decoder
 from ..run import Run
 from ..spelling import counted, hint, quoted
-from .console import Device, choose_device, console, use_threads, waiting
-from .output import MOST, RunFolder, check_tolerance, draw_rows, rows_of, save_rows
+from .console import Device, console, waiting
+from .output import MOST, RunFolder, check_tolerance, draw_rows, open_run, rows_of, save_rows
 
 
 def sample(
@@ -50,9 +50,7 @@ def sample(
     check_tolerance(tolerance)
     if not (0 < temperature < math.inf):
         raise ValueError(f"temperature must be positive; got {temperature}.")
-    opened, screen = Run.open(run), console()
-    use_threads(opened.schema.dimension)
-    chosen = choose_device(device)
+    (opened, chosen), screen = open_run(run, device), console()
     model = opened.model(device=chosen)
     flow = as_flow(model, "a sample")
     options = {} if kind is None else {"component": _component(kind, opened, model)}
@@ -60,10 +58,10 @@ def sample(
     with torch.no_grad(), waiting(screen, f"Solving {count:,} codes …"):
         z = flow.base.rsample(count, torch.Generator(chosen).manual_seed(seed), temperature=temperature, **options)
         x = decode(flow.transform, z, tolerance=tolerance, decoder=decoder).cpu()
-    screen.print(f"Solved in {_spent(time.perf_counter() - begin, decoder, z)}.", highlight=False, soft_wrap=True)
+    screen.say(f"Solved in {_spent(time.perf_counter() - begin, decoder, z)}.")
     path = opened.output / "samples" if out is None else out
     saved = save_rows(path, x, opened.schema)
-    screen.print(f"{counted(count, 'sample')} in {saved}{_drawn(path, x, opened)}", highlight=False, soft_wrap=True)
+    screen.say(f"{counted(count, 'sample')} in {saved}{_drawn(path, x, opened)}")
 
 
 def _spent(seconds: float, decoder: Decoder, z: Tensor) -> str:

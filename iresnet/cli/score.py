@@ -12,11 +12,11 @@ from torch import nn
 
 from .. import atomic
 from ..data import Dataset, delimited
-from ..evaluation import anomaly, atypicality, has_density, has_head, log_likelihood, logits
+from ..evaluate import anomaly, atypicality, has_density, has_head, log_likelihood, logits
 from ..run import Run
 from ..spelling import counted, printable
-from .console import Device, choose_device, console, use_threads, waiting
-from .output import DataFolder, RunFolder, rows_of
+from .console import Device, console, waiting
+from .output import DataFolder, RunFolder, open_run, rows_of
 
 
 def score(
@@ -42,9 +42,7 @@ def score(
 
     Example: iresnet score runs/mine new.csv --out scores.csv
     """
-    opened, screen = Run.open(run).with_data_in(data_dir), console()
-    use_threads(opened.schema.dimension)
-    chosen = choose_device(device)
+    (opened, chosen), screen = open_run(run, device, data_dir), console()
     rows, model = rows_of(opened, file).to(chosen), opened.model(device=chosen)
     with waiting(screen, f"Scoring {len(rows):,} rows …"):
         columns = _columns(opened, model, rows, draws)
@@ -53,7 +51,7 @@ def score(
         typer.echo(printable(text, lines=True) if on_terminal() else text, nl=False)
         return
     atomic.write(out, text)
-    screen.print(f"{counted(len(rows), 'row')} scored in {out}", highlight=False, soft_wrap=True)
+    screen.say(f"{counted(len(rows), 'row')} scored in {out}")
 
 
 def on_terminal() -> bool:

@@ -12,12 +12,12 @@ import torch
 import typer
 
 from .. import config, presets
-from ..architectures import INVERSES
 from ..data import load
-from ..guard import TrainingError
+from ..models import INVERSES
 from ..presets import Experiment
 from ..run import TRUNCATION, Outcome, Run, flattered, resume, start
 from ..spelling import counted
+from ..train.guard import TrainingError
 from .console import Device, choose_device, console, ctrl_c, progress, reporter, use_threads
 
 #: The one setting that a resumed run may be given anew.
@@ -155,32 +155,28 @@ def finish(outcome: Outcome) -> None:
     """Say what came of it, and what can be done next."""
     screen, folder = console(), outcome.run.folder
     if not outcome.finished:
-        screen.print(
+        screen.say(
             f"Stopped and saved at step {outcome.step} of {outcome.run.experiment.training.steps}. {go_on(folder)}",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        )
         raise typer.Exit(130)
     best = outcome.run.best()
     words = ", ".join(f"{name} {value:.3f}" for name, value in best.items() if name not in ("step", TRUNCATION))
     when = "Best at" if outcome.run.experiment.training.select == "best" else "After"
-    screen.print(
+    screen.say(
         f"Trained {counted(outcome.step, 'step')} in {outcome.seconds:.0f} s. {when} step {best['step']:.0f}: {words}.",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    )
     if warning := flattered(outcome.run):
-        screen.print(warning, highlight=False, soft_wrap=True)
+        screen.say(warning)
     if torch.cuda.is_available() and outcome.engine:
-        screen.print(f"Steps taken: {outcome.engine}.", highlight=False, soft_wrap=True)
+        screen.say(f"Steps taken: {outcome.engine}.")
     if outcome.certificate is not None:
         count = len(outcome.tightened)
         note = f" ({count} layer{'s' * (count > 1)} tightened)" if count else ""
-        screen.print(outcome.certificate.summary() + note, highlight=False, soft_wrap=True)
+        screen.say(outcome.certificate.summary() + note)
     reason, certified = unproven(outcome), outcome.certificate is not None and outcome.certificate.passed
     if reason and not certified:
-        screen.print(f"Not certified: {reason}", highlight=False, soft_wrap=True)
-    screen.print(
-        f"Model in {folder}. Next: iresnet evaluate {folder}; iresnet report {folder}", highlight=False, soft_wrap=True
-    )
+        screen.say(f"Not certified: {reason}")
+    screen.say(f"Model in {folder}. Next: iresnet evaluate {folder}; iresnet report {folder}")
     if not (certified or reason):
         raise RuntimeError(f"the model has no certificate; see {folder / 'certificate.json'} for the block that fails.")
 

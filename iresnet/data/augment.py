@@ -9,11 +9,15 @@ behind the mean of the image, channel by channel. Pixels stay integers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
 import torch
 from torch import Tensor
 
-BORDERS = ("mirror", "blank")
+from ..allowed import Rule, check, within
+
+#: Which part of the images is shifted.
+Shifted: TypeAlias = Annotated[float, within("[0, 1]", "is the part of the images that is shifted,")]
 
 
 @dataclass(frozen=True)
@@ -28,21 +32,14 @@ class Augment:
     [2, 1, 0]
     """
 
-    shift: int = 0
+    shift: Annotated[int, Rule(lambda shift: shift >= 0, "must be at least 0 pixels")] = 0
     flip: bool = False
-    shifted: float = 1.0
-    border: str = "mirror"
-    cutout: int = 0
+    shifted: Shifted = 1.0
+    border: Annotated[str, Rule(lambda border: border in ("mirror", "blank"), "must be mirror or blank")] = "mirror"
+    cutout: Annotated[int, Rule(lambda side: side >= 0, "is the side of a square in pixels, at least 0")] = 0
 
     def __post_init__(self) -> None:
-        if self.shift < 0:
-            raise ValueError(f"shift must be at least 0 pixels; got {self.shift}.")
-        if self.cutout < 0:
-            raise ValueError(f"cutout is the side of a square in pixels, at least 0; got {self.cutout}.")
-        if not 0 <= self.shifted <= 1:
-            raise ValueError(f"shifted is the part of the images that is shifted, in [0, 1]; got {self.shifted}.")
-        if self.border not in BORDERS:
-            raise ValueError(f"border must be {' or '.join(BORDERS)}; got {self.border!r}.")
+        check(self)
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Refuse rows that cannot be augmented like this."""

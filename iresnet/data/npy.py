@@ -7,15 +7,18 @@ all, and has no limit.
 
 from __future__ import annotations
 
+import io
 import math
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
+import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from .. import atomic
 from ..spelling import cut, reason
 
 Array: TypeAlias = NDArray[Any]
@@ -45,6 +48,13 @@ def load_one(path: Path) -> Array:
             return _whole(file, path)
     except Exception as error:
         raise ValueError(f"{path} is no .npy array of numbers ({reason(error)}).") from None
+
+
+def save(path: Path, **arrays: Any) -> Path:
+    """Write arrays as an NPZ file, packed, whole or not at all."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return atomic.write(path, buffer.getvalue())
 
 
 def _whole(file: IO[bytes], path: Path) -> Array:

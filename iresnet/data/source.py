@@ -14,9 +14,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
 
+from ..allowed import Rule, check, within
 from ..spelling import hint, quoted
 from . import arrays, canonical, delimited, images, split, table, toy
 from .augment import Augment
@@ -28,6 +30,7 @@ KINDS = ", ".join((*TEXT, *ARRAYS, *PARQUET))
 POINTS = {"train": 50_000, "test": 10_000}  # drawn from a toy density
 PLACEHOLDER = "table.csv"  # the source of a preset for tables, where the user's own is to stand
 PATH, SIDE = 4096, 4096  # characters of a path; pixels of the side that images are resized to
+SIZE = Rule(lambda size: 0 <= size <= SIDE, "is that of an image, or 0 to keep it", f"Use up to {SIDE}.")
 DIGITS = Schema((1, 8, 8), 17, classes=tuple("0123456789"))
 
 
@@ -35,31 +38,43 @@ DIGITS = Schema((1, 8, 8), 17, classes=tuple("0123456789"))
 class DataSettings:
     """Which data, how they are split, and how images are augmented. Parts are below 1; from 1 on, numbers of rows."""
 
+    #: A built-in set, a folder of images, or a table.
     source: str = "digits"
-    folder: str = "data"  # where downloads live
-    label: str = ""  # the label column of a table
-    validation: float = 0.15  # held out of the training part, where the source has no validation part
-    test: float = 0.2  # held out first, where the source has no test part
-    labelled: float = 1.0  # the part of the training labels that is kept; the others become -1
-    size: int = 0  # images of a folder are resized to size x size; 0: all must be equal
-    seed: int = 0  # of validation rows, kept labels and toy points
-    shift: int = 0  # augmentation: shifts of up to so many pixels
-    shifted: float = 1.0  # the part of the images that is shifted
-    border: str = "mirror"  # what moves in: the image mirrored, or blank
-    flip: bool = False  # augmentation: flips left to right
-    cutout: int = 0  # augmentation: the side of a square that is hidden behind the image's mean
+    #: Where downloads live.
+    folder: str = "data"
+    #: The label column of a table.
+    label: str = ""
+    #: Held out of the training part, where the source has no validation part.
+    validation: float = 0.15
+    #: Held out first, where the source has no test part.
+    test: float = 0.2
+    #: The part of the training labels that is kept; the others become -1.
+    labelled: Annotated[float, within("(0, 1]", "is the part of the labels that is kept,")] = 1.0
+    #: Images of a folder are resized to size x size; 0: all must be equal.
+    size: Annotated[int, SIZE] = 0
+    #: Of validation rows, kept labels and toy points.
+    seed: int = 0
+
+    # Augmentation, which `Augment` explains and checks.
+    #: Shifts of up to so many pixels.
+    shift: int = 0
+    #: The part of the images that is shifted.
+    shifted: float = 1.0
+    #: What moves in: the image mirrored, or blank.
+    border: str = "mirror"
+    #: Flips left to right.
+    flip: bool = False
+    #: The side of a square that is hidden behind the image's mean.
+    cutout: int = 0
 
     def __post_init__(self) -> None:
+        check(self)
         if not self.source:
             raise ValueError(f"source must be a data set or a path; got ''. Use one of {', '.join(names())}.")
         for name in ("source", "folder"):
             _check_path(name, getattr(self, name))
         split.check_part("validation", self.validation)
         split.check_part("test", self.test)
-        if not 0 < self.labelled <= 1:
-            raise ValueError(f"labelled is the part of the labels that is kept, in (0, 1]; got {self.labelled}.")
-        if not 0 <= self.size <= SIDE:
-            raise ValueError(f"size is that of an image, or 0 to keep it; got {quoted(self.size)}. Use up to {SIDE}.")
         _ = self.augment  # refuses what cannot be done
 
     @property

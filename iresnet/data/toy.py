@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..spelling import hint
+from ..spelling import at_least, hint
 
 Curve: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -50,8 +50,7 @@ def sample(name: str, n: int, generator: torch.Generator | None = None) -> Tenso
     >>> sample("moons", 3, torch.Generator().manual_seed(0)).shape
     torch.Size([3, 2])
     """
-    if n < 1:
-        raise ValueError(f"n must be at least 1; got {n}.")
+    at_least(1, n=n)
     return _find(name).sample(n, generator)
 
 
@@ -83,14 +82,12 @@ def moons(u: Tensor, piece: Tensor) -> Tensor:
     return torch.where(piece[:, None] == 0, upper, -upper)
 
 
-def circles(u: Tensor, piece: Tensor) -> Tensor:
-    """Two concentric circles of radius 1.5 and 3 that share the mass equally; noise 0.24."""
-    return 1.5 * (piece[:, None] + 1) * _direction(2 * math.pi * u)
+def circles(u: Tensor, piece: Tensor, radius: float = 1.5) -> Tensor:
+    """Concentric circles of so many times this radius that share the mass equally: two, noise 0.24.
 
-
-def rings(u: Tensor, piece: Tensor) -> Tensor:
-    """Four concentric circles of radius 0.75, 1.5, 2.25 and 3 that share the mass equally; noise 0.15."""
-    return 0.75 * (piece[:, None] + 1) * _direction(2 * math.pi * u)
+    The four rings have the radii 0.75, 1.5, 2.25 and 3, and noise 0.15.
+    """
+    return radius * (piece[:, None] + 1) * _direction(2 * math.pi * u)
 
 
 def eight_gaussians(u: Tensor, piece: Tensor) -> Tensor:
@@ -219,7 +216,7 @@ def _find(name: str) -> Density:
 DENSITIES = {
     "moons": _blurred(moons, pieces=2, noise=0.2, nodes=128),
     "circles": _blurred(circles, pieces=2, noise=0.24, nodes=256),
-    "rings": _blurred(rings, pieces=4, noise=0.15, nodes=320),
+    "rings": _blurred(partial(circles, radius=0.75), pieces=4, noise=0.15, nodes=320),
     "eight_gaussians": _blurred(eight_gaussians, pieces=8, noise=math.sqrt(2) / 4, nodes=1),
     "pinwheel": Density(pinwheel, _pinwheel_log_density, half_width=8.0, step=0.04),
     "spirals": _blurred(spirals, pieces=2, noise=0.1, nodes=512),

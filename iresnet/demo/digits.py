@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .. import evaluation
+from .. import evaluate
 from ..certificate import Certificate
-from ..evaluation import Density, Error, Inverse
+from ..evaluate import Density, Error, Inverse
 from ..presets import PRESETS, Experiment
 from ..report import write
 from ..report.gather import gather
 from ..run import Run, start
-from ..training import Report
+from ..train import Report
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ def run(
         return None
     say("Judging it on test images …")
     test, model = trained.run.splits().test, trained.run.model()
-    content = evaluation.evaluate(model, test)
-    before = evaluation.logits(trained.run.model("best"), test).argmax(1)
-    changed = int((before != evaluation.logits(model, test).argmax(1)).sum())
+    content = evaluate.evaluate(model, test)
+    before = evaluate.logits(trained.run.model("best"), test).argmax(1)
+    changed = int((before != evaluate.logits(model, test).argmax(1)).sum())
     content["tightening"] = {"layers": len(trained.tightened), "predictions_changed": changed, "rows": len(test)}
-    content["anomalies"] = evaluation.corrupted(model, test)
+    content["anomalies"] = evaluate.corrupted(model, test)
     trained.run.write_json("evaluation.json", content, trained.run.sha256())
     say("Writing the report …")
     page = write(gather(trained.run), folder / "report.html")

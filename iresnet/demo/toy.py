@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from .. import atomic
-from ..architectures import mlp_flow
 from ..certificate import Certificate, certify, tighten_
 from ..data import toy
-from ..figures import ToyPanel, toy_picture
 from ..flow import Flow
 from ..lipschitz import Sine
-from ..objective import MaximumLikelihood
-from ..training import Report, Training, train
+from ..models import mlp_flow
+from ..plots import ToyPanel, toy_picture
+from ..train import Report, Training, train
+from ..train.objective import MaximumLikelihood
 from ..transform import ChainSolution
 
 TITLES = {"moons": "Two moons", "checkerboard": "Checkerboard"}

@@ -1,37 +1,22 @@
-"""Lipschitz-constrained layers and what is proven of them.
+"""Lipschitz-constrained layers, and what a branch g is made of.
 
-In reading order: `activations` (slopes on record), `rules` (how a norm is taken), `scaling` (many layers at once),
+In reading order: `activations` (one record each), `rules` (how a norm is taken), `scaling` (many layers at once),
 `constraint` (Eq. 2 as a parametrization, its refresh), `potential` (a g that never stretches), `dense` (layers that
-keep their input), `bound` (the constant of a network from its parts), `rounding` (its error in float64), `layers` (what
-users constrain), `program` (g as data), `trace` (tr J in closed form), `jacobian` (v -> J' v).
+keep their input), `conditioned` (a g with a context), `order` (layers in the order in which they act), `layers` (what
+users constrain). What is proven of a g is in `iresnet.branch`.
 """
 
-from .activations import LipSwish, MaxMin, Sine, check_contractive, is_monotone, lipschitz_constant
-from .bound import (
-    Bound,
-    Conditioned,
-    Part,
-    asked,
-    bound,
-    copied,
-    leaves,
-    nominal,
-    plain,
-    primitives,
-    released,
-    tighten_,
-)
-from .constraint import SpectralCap, cap_of, held, refresh_, release_, together, unsettled
+from .activations import ACTIVATIONS, LipSwish, MaxMin, Sine, check_contractive, is_monotone, lipschitz_constant
+from .conditioned import Conditioned
+from .constraint import SpectralCap, cap_of, held, made_in, refresh_, release_, together, unsettled
 from .dense import Concatenated
-from .jacobian import linearise
 from .layers import LipschitzConv2d, LipschitzLinear, constrain_
+from .order import leaves, primitives
 from .potential import Potential
-from .program import Program
-from .rounding import rounding
 from .rules import GramIteration, NormRule, PowerIteration
 
 __all__ = [
-    "Bound",
+    "ACTIVATIONS",
     "Concatenated",
     "Conditioned",
     "GramIteration",
@@ -40,31 +25,21 @@ __all__ = [
     "LipschitzLinear",
     "MaxMin",
     "NormRule",
-    "Part",
     "Potential",
     "PowerIteration",
-    "Program",
     "Sine",
     "SpectralCap",
-    "asked",
-    "bound",
     "cap_of",
     "check_contractive",
     "constrain_",
-    "copied",
     "held",
     "is_monotone",
     "leaves",
-    "linearise",
     "lipschitz_constant",
-    "nominal",
-    "plain",
+    "made_in",
     "primitives",
     "refresh_",
     "release_",
-    "released",
-    "rounding",
-    "tighten_",
     "together",
     "unsettled",
 ]

@@ -1,4 +1,4 @@
-"""Activations for contractive networks, each with its Lipschitz constant on record and, where elementwise, its slope.
+"""Activations for contractive networks, one record each: all that the library knows of one is in its record.
 
 A residual branch g stays a contraction only if its activations do not expand (Sec. 2.1). For densities the slope must
 be continuous as well (Sec. 3.2): ELU, softplus, tanh, LipSwish and sine qualify; ReLU and MaxMin do not.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..trust import NoBoundKnown, known_type, unwrap
+from ..float64 import ELEMENTARY, UNIT
+from ..trust import NoBoundKnown, known_classes, known_type, unwrap
 
 #: max over x of d/dx (x sigmoid(x)), rounded up: the same for x sigmoid(beta x) and every beta.
 SWISH_SLOPE = 1.09984
@@ -39,7 +41,11 @@ class LipSwish(nn.Module):
         self.raw_beta = nn.Parameter(torch.tensor(beta + math.log(-math.expm1(-beta))))  # softplus of it is beta
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(beta_of(self.raw_beta) * x) / 1.1
+        return _lipswish(x, self.raw_beta)
+
+
+def _lipswish(x: Tensor, raw: Tensor) -> Tensor:
+    return x * torch.sigmoid(beta_of(raw) * x) / 1.1
 
 
 class Sine(nn.Module):
@@ -52,70 +58,225 @@ class Sine(nn.Module):
         self.frequency = float(frequency)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.sin(self.frequency * x) / self.frequency
+        return _sine(x, self.frequency)
 
     def extra_repr(self) -> str:
         return f"frequency={self.frequency:g}"
+
+
+def _sine(x: Tensor, frequency: float) -> Tensor:
+    return torch.sin(frequency * x) / frequency
 
 
 class MaxMin(nn.Module):
     """Sorts neighbouring channels in pairs: norm-preserving, the sorting activation of Sec. 7's outlook."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[1] % 2:
-            raise ValueError(f"MaxMin sorts channels in pairs; got {x.shape[1]} channels. Use an even number.")
-        a, b = x[:, 0::2], x[:, 1::2]
-        return torch.stack((torch.maximum(a, b), torch.minimum(a, b)), dim=2).flatten(1, 2)
+        return _sorted_in_pairs(x)
 
 
-def _of_celu(activation: nn.CELU) -> float | None:
-    return 1.0 if activation.alpha > 0 else None  # exp(x / alpha) for x < 0: without bound for alpha < 0
+def _sorted_in_pairs(x: Tensor) -> Tensor:
+    if x.shape[1] % 2:
+        raise ValueError(f"MaxMin sorts channels in pairs; got {x.shape[1]} channels. Use an even number.")
+    a, b = x[:, 0::2], x[:, 1::2]
+    return torch.stack((torch.maximum(a, b), torch.minimum(a, b)), dim=2).flatten(1, 2)
 
 
-def _of_softplus(activation: nn.Softplus) -> float | None:
-    return 1.0 if activation.threshold >= LEAST_THRESHOLD and activation.beta != 0 else None
+# ---------------------------------------------------------------------------------------------- the records
 
 
-def _of_reshape(layer: nn.Flatten | nn.Unflatten) -> float | None:
-    axis = layer.start_dim if isinstance(layer, nn.Flatten) else layer.dim
+def _one(*_: Any) -> float:
+    return 1.0
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+def _always(*_: Any) -> bool:
+    return True
+
+
+@dataclass(frozen=True, eq=False)
+class Activation:
+    """One kind of activation. Every function takes its `settings`, and then its `tensors`, by position.
+
+    `slope` takes x and y = function(x) first; None where there is none in closed form. `lipschitz` is None where these
+    settings have no bound. `monotone`: acts on every number by itself and never falls. `rounding` is (c, c') with
+    |fl(y) - y| <= c |x| + c' in float64. `kernel` is what the kernels of a GPU know it by: 0 for ELU, the frequency of
+    a sine. `reshapes`: no number changes.
+    """
+
+    kind: type[nn.Module]
+    function: Callable[..., Tensor]
+    settings: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    slope: Callable[..., Tensor] | None = None
+    lipschitz: Callable[..., float | None] = _one
+    monotone: Callable[..., bool] = _never
+    rounding: Callable[..., tuple[float, float]] = lambda *_: (0.0, 0.0)
+    kernel: Callable[..., float | None] = _nothing
+    reshapes: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.kind.__name__.lower()
+
+    @property
+    def passes(self) -> bool:
+        """Whether it may return what it is given itself, in another shape at most."""
+        return self.reshapes or self.kind is nn.Identity
+
+    def settings_of(self, layer: nn.Module) -> tuple[Any, ...]:
+        """The settings of a layer as they are now."""
+        return tuple(_plain(name, getattr(layer, name)) for name in self.settings)
+
+    def tensors_of(self, layer: nn.Module) -> list[Tensor]:
+        """The tensors of a layer."""
+        return [getattr(layer, name) for name in self.tensors]
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A setting as a number, a word or a tuple."""
+    if isinstance(value, int | str | tuple):
+        return value
+    try:
+        return tuple(value) if isinstance(value, list) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise NoBoundKnown(f"{name} must be a number; got {value!r}.") from None
+
+
+def elu_slope(y: Tensor) -> Tensor:
+    """The slope of ELU where it made y, for alpha = 1."""
+    return y.clamp(max=0) + 1
+
+
+def _slope_of_elu(x: Tensor, y: Tensor, alpha: float) -> Tensor:
+    return elu_slope(y) if alpha == 1 else torch.where(x > 0, torch.ones_like(x), y + alpha)
+
+
+def _slope_of_lipswish(x: Tensor, y: Tensor, raw: Tensor) -> Tensor:
+    beta = beta_of(raw)
+    s = torch.sigmoid(beta * x)
+    return (s + beta * x * s * (1 - s)) / 1.1
+
+
+def _rounding_of_softplus(beta: float, threshold: float) -> tuple[float, float]:
+    if not threshold >= LEAST_THRESHOLD or beta == 0:
+        raise NoBoundKnown(
+            f"Softplus(beta={beta}, threshold={threshold}) jumps at its threshold. "
+            f"Use nn.Softplus(threshold={LEAST_THRESHOLD:g})."
+        )
+    return 2 * ELEMENTARY, 4 * ELEMENTARY / abs(beta)
+
+
+def _of_reshape(axis: Any, *_: Any) -> float | None:
     # The first axis counts samples, which must stay apart; an axis counted from the end may turn out to be that.
     return 1.0 if isinstance(axis, int) and axis >= 1 else None
 
 
-#: Activations that act on every number by itself and never fall, whatever their settings are.
-MONOTONE = frozenset(
-    {nn.CELU, nn.Softplus, nn.Hardtanh, nn.ReLU6, nn.ReLU, nn.Tanh, nn.Softsign, nn.LogSigmoid, nn.Sigmoid, nn.Identity}
-)
-
-#: The largest slope of every known activation, from its settings as they are now; None where there is no bound.
-CONSTANTS: dict[type, Callable[[Any], float | None]] = {
-    nn.ELU: lambda a: max(1.0, abs(float(a.alpha))),  # alpha exp(x) for x < 0
-    nn.CELU: _of_celu,
-    nn.LeakyReLU: lambda a: max(1.0, abs(float(a.negative_slope))),
-    nn.Softplus: _of_softplus,
-    **dict.fromkeys((nn.Hardtanh, nn.ReLU6, nn.ReLU, nn.Tanh, nn.Softsign, nn.LogSigmoid), lambda a: 1.0),
-    **dict.fromkeys((nn.Identity, Sine, MaxMin), lambda a: 1.0),
-    nn.Sigmoid: lambda a: 0.25,
-    LipSwish: lambda a: SWISH_SLOPE / 1.1,
-    nn.SiLU: lambda a: SWISH_SLOPE,
-    nn.GELU: lambda a: 1.13,
-    **dict.fromkeys((nn.Flatten, nn.Unflatten), _of_reshape),
-}
+def _softplus_is_whole(beta: float, threshold: float) -> bool:
+    return threshold >= LEAST_THRESHOLD and beta != 0
 
 
-def activation_type(activation: nn.Module) -> type | None:
-    """The class of a known activation; None for any other module, one that a user has changed included."""
+# Where `rounding` comes from, the formula that torch evaluates:
+#
+#   ELU, CELU    alpha (exp(t) - 1), or by expm1: two factors of size one at most, and the argument of exp, t / alpha
+#   softplus     ln(1 + exp(beta t)) / beta: an argument is wrong by u |beta t|, exp by a factor, which is a summand of
+#                its logarithm; and what the threshold leaves out
+#   sine         sin(f t) / f: an argument is wrong by u |f t|
+#   LipSwish     t sigmoid(beta t) / 1.1: factors of t, as |s sigmoid'(s)| < 1/4 for the error of s = beta t
+#   GELU, SiLU   t times a number of size one, likewise
+#   the others   factors of a result that is no larger than t, or than one
+_RECORDS = (
+    Activation(
+        nn.ELU, functional.elu, ("alpha",), slope=_slope_of_elu,
+        lipschitz=lambda alpha: max(1.0, abs(alpha)),  # alpha exp(x) for x < 0
+        monotone=lambda alpha: alpha >= 0,
+        rounding=lambda alpha: (0.0, 2 * ELEMENTARY * abs(alpha)),
+        kernel=lambda alpha: 0.0 if alpha == 1 else None,
+    ),
+    Activation(
+        nn.CELU, functional.celu, ("alpha",),
+        lipschitz=lambda alpha: 1.0 if alpha > 0 else None,  # exp(x / alpha) for x < 0: without bound for alpha < 0
+        monotone=_always, rounding=lambda alpha: (0.0, 2 * ELEMENTARY * abs(alpha)),
+    ),
+    Activation(
+        nn.LeakyReLU, functional.leaky_relu, ("negative_slope",), lipschitz=lambda slope: max(1.0, abs(slope)),
+        monotone=lambda slope: slope >= 0, rounding=lambda slope: (2 * UNIT * abs(slope), 0.0),
+    ),
+    Activation(
+        nn.Softplus, functional.softplus, ("beta", "threshold"), slope=lambda x, y, beta, _: torch.sigmoid(beta * x),
+        lipschitz=lambda *settings: 1.0 if _softplus_is_whole(*settings) else None, monotone=_always,
+        rounding=_rounding_of_softplus,
+    ),
+    Activation(
+        nn.Tanh, torch.tanh, slope=lambda x, y: 1 - y.square(), monotone=_always, rounding=lambda: (ELEMENTARY, 0.0)
+    ),
+    Activation(nn.ReLU, functional.relu, slope=lambda x, y: (x > 0).to(x.dtype), monotone=_always),
+    Activation(nn.ReLU6, functional.hardtanh, ("min_val", "max_val"), monotone=_always),  # as its forward does
+    Activation(nn.Hardtanh, functional.hardtanh, ("min_val", "max_val"), monotone=_always),
+    Activation(nn.Softsign, functional.softsign, monotone=_always, rounding=lambda: (ELEMENTARY, 0.0)),
+    Activation(
+        nn.LogSigmoid, functional.logsigmoid, monotone=_always, rounding=lambda: (ELEMENTARY, 2 * ELEMENTARY)
+    ),
+    Activation(
+        nn.Sigmoid, torch.sigmoid, lipschitz=lambda: 0.25, monotone=_always, rounding=lambda: (0.0, 2 * ELEMENTARY)
+    ),
+    Activation(nn.Identity, lambda x: x, slope=lambda x, y: torch.ones_like(x), monotone=_always),
+    Activation(
+        Sine, _sine, ("frequency",), slope=lambda x, y, f: torch.cos(f * x),
+        rounding=lambda f: (2 * ELEMENTARY, 0.0), kernel=float,
+    ),
+    Activation(
+        LipSwish, _lipswish, tensors=("raw_beta",),
+        slope=_slope_of_lipswish, lipschitz=lambda: SWISH_SLOPE / 1.1, rounding=lambda: (2 * ELEMENTARY, 0.0),
+    ),
+    Activation(MaxMin, _sorted_in_pairs),
+    Activation(
+        nn.SiLU, functional.silu, lipschitz=lambda: SWISH_SLOPE, rounding=lambda: (2 * ELEMENTARY, 0.0)
+    ),
+    Activation(
+        nn.GELU, lambda x, approximate: functional.gelu(x, approximate=approximate), ("approximate",),
+        lipschitz=lambda _: 1.13, rounding=lambda _: (2 * ELEMENTARY, 0.0),
+    ),
+    Activation(nn.Flatten, torch.flatten, ("start_dim", "end_dim"), lipschitz=_of_reshape, reshapes=True),
+    Activation(nn.Unflatten, torch.unflatten, ("dim", "unflattened_size"), lipschitz=_of_reshape, reshapes=True),
+)  # fmt: skip
+
+#: Every known activation by its name, and by its class.
+ACTIVATIONS: dict[str, Activation] = {record.name: record for record in _RECORDS}
+_BY_CLASS: dict[type, Activation] = {record.kind: record for record in _RECORDS}
+known_classes(*_BY_CLASS)
+
+
+# ---------------------------------------------------------------------------------------------- of a module
+
+
+def record_of(activation: nn.Module) -> Activation | None:
+    """The record of a known activation; None for any other module, one that a user has changed included."""
     try:
-        kind = known_type(unwrap(activation))
+        return _BY_CLASS.get(known_type(unwrap(activation)))
     except NoBoundKnown:
         return None
-    return kind if kind in CONSTANTS else None
 
 
 def lipschitz_constant(activation: nn.Module) -> float | None:
     """The largest slope of a known activation; None for any other module, one that a user has changed included."""
-    kind = activation_type(activation)
-    return None if kind is None else CONSTANTS[kind](unwrap(activation))
+    record = record_of(activation)
+    return None if record is None else record.lipschitz(*record.settings_of(unwrap(activation)))
+
+
+def is_monotone(activation: nn.Module) -> bool:
+    """Whether a known activation acts on every number by itself and never falls: its slopes lie in [0, constant]."""
+    record = record_of(activation)
+    if record is None or lipschitz_constant(activation) is None:
+        return False
+    return record.monotone(*record.settings_of(unwrap(activation)))
 
 
 def check_contractive(activation: nn.Module) -> nn.Module:
@@ -137,15 +298,3 @@ def unknown(activation: nn.Module) -> str:
             f"Use nn.Softplus(threshold={LEAST_THRESHOLD:g}), which has no jump in float64."
         )
     return "its slope is not on record. Use ELU, Softplus(threshold=40), Tanh, ReLU, LipSwish, Sine or MaxMin."
-
-
-def is_monotone(activation: nn.Module) -> bool:
-    """Whether a known activation acts on every number by itself and never falls: its slopes lie in [0, constant]."""
-    if lipschitz_constant(activation) is None:
-        return False
-    kind, activation = activation_type(activation), unwrap(activation)
-    if kind is nn.ELU:
-        return float(cast(nn.ELU, activation).alpha) >= 0
-    if kind is nn.LeakyReLU:
-        return float(cast(nn.LeakyReLU, activation).negative_slope) >= 0
-    return kind in MONOTONE

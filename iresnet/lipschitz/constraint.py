@@ -54,10 +54,9 @@ class SpectralCap(nn.Module):
         # first input may come by, allows no writing, and reading it would wait for the device.
         self.seen: tuple[int, ...] = ()
         # The passes that hold this layer, by thread, and the constrained weight where `together` has made those of all
-        # layers: in this precision, if it is another, with its channels last, by compiled functions.
+        # layers; and how `made_in` wants it.
         self._held: dict[int, Tensor | None] = {}
-        self.dtype: torch.dtype | None = None
-        self.fast = False
+        self._made_in: dict[int, tuple[torch.dtype, bool]] = {}
         size = torch.zeros(self.geometry.axes, dtype=torch.long, device=weight.device)
         for name, tensor in ("gradient", torch.zeros_like(weight)), ("direction", weight.new_empty(0)), ("size", size):
             self.register_buffer(name, _lasting(tensor))
@@ -87,7 +86,7 @@ class SpectralCap(nn.Module):
         return self.seen or spectral.default_size(self.geometry, weight)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": {}, "dtype": None, "fast": False}  # these belong to a pass under way
+        return {**self.__dict__, "_held": {}, "_made_in": {}}  # these belong to a pass under way
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         if self.seen:
@@ -150,6 +149,19 @@ def held(module: nn.Module) -> Iterator[None]:
     finally:
         for cap in caps:
             cap._held.pop(thread, None)
+
+
+@contextmanager
+def made_in(caps: Sequence[SpectralCap], dtype: torch.dtype, *, compiled: bool) -> Iterator[None]:
+    """Within this context `together` makes the weights of these layers in this precision, with their channels last."""
+    thread = _thread()
+    try:
+        for cap in caps:
+            cap._made_in[thread] = dtype, compiled
+        yield
+    finally:
+        for cap in caps:
+            cap._made_in.pop(thread, None)
 
 
 @contextmanager
@@ -218,8 +230,9 @@ def _hold(group: list[tuple[SpectralCap, Tensor]], thread: int) -> None:
     with torch.no_grad(), float32_products("tf32", first.device):
         weight, gradient, sigma = _kept_group(group) if _is_recomputing() else _refresh_group(group, settle=False)
     ready: Sequence[Tensor | None] = [None]
-    if others or cap.dtype is not None:
-        rule = Rule(cap.coefficient, cap.norm.differentiate, cap.dtype, cap.fast)
+    dtype, compiled = cap._made_in.get(thread, (None, False))
+    if others or dtype is not None:
+        rule = Rule(cap.coefficient, cap.norm.differentiate, dtype, compiled)
         ready = scaled(weight, gradient, sigma, rule, [w for _, w in group])
     for (each, _), one in zip(group, ready, strict=True):
         each._held[thread] = one
@@ -241,6 +254,7 @@ def _free(module: nn.Module) -> list[tuple[SpectralCap, Tensor]]:
 def _groups(layers: list[tuple[SpectralCap, Tensor]]) -> list[list[tuple[SpectralCap, Tensor]]]:
     """Constrained layers, those of equal shape, size and rule together."""
     groups: dict[Any, list[tuple[SpectralCap, Tensor]]] = {}
+    thread = _thread()
     for cap, weight in layers:
         key = (
             cap.geometry,
@@ -248,8 +262,7 @@ def _groups(layers: list[tuple[SpectralCap, Tensor]]) -> list[list[tuple[Spectra
             cap.seen,
             cap.coefficient,
             cap.norm,
-            cap.dtype,
-            cap.fast,
+            cap._made_in.get(thread),
             weight.dtype,
             weight.device,
         )

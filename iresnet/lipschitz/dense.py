@@ -34,14 +34,20 @@ class Concatenated(nn.Module):
         self.angle = nn.Parameter(torch.tensor(math.pi / 4))
 
     def forward(self, h: Tensor) -> Tensor:
-        return beside(self.angle, h, cast(Tensor, self.f(h)))
+        return joined(parts_of(self.angle), h, cast(Tensor, self.f(h)))
 
-    def constant(self, lipschitz: float) -> float:
-        """The Lipschitz constant, for that of f."""
+    def constant(self, kept: float, made: float) -> float:
+        """The Lipschitz constant, for those of h and of f(h)."""
         a, b = math.cos(float(self.angle.detach())), math.sin(float(self.angle.detach()))
-        return math.hypot(a, b * lipschitz) * (1 + ROUNDING_MARGIN)
+        return math.hypot(a * kept, b * made) * (1 + ROUNDING_MARGIN)
 
 
-def beside(angle: Tensor, h: Tensor, made: Tensor) -> Tensor:
-    """(cos(t) h, sin(t) made), along dimension 1."""
-    return torch.cat([angle.cos() * h, angle.sin() * made], dim=1)
+def parts_of(angle: Tensor) -> Tensor:
+    """(cos(t), sin(t))."""
+    return torch.stack([angle.cos(), angle.sin()])
+
+
+def joined(parts: Tensor, h: Tensor, made: Tensor) -> Tensor:
+    """(a h, b made), along dimension 1."""
+    a, b = parts.unbind()
+    return torch.cat([a * h, b * made], dim=1)

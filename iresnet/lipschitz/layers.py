@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from .activations import check_contractive, lipschitz_constant
-from .bound import Conditioned
+from .conditioned import Conditioned
 from .constraint import SpectralCap, constrain_layer_
 from .dense import Concatenated
 from .potential import Potential

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import spectral
 from ..spectral import Geometry
+from ..spelling import at_least
 
 
 class NormRule(Protocol):
@@ -42,8 +43,7 @@ class PowerIteration:
     differentiate: bool = True
 
     def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise ValueError(f"iterations must be at least 1; got {self.iterations}.")
+        at_least(1, iterations=self.iterations)
 
     def refresh(
         self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
@@ -94,8 +94,7 @@ class GramIteration:
     MARGIN = 1e-5
 
     def __post_init__(self) -> None:
-        if self.iterations < 2:
-            raise ValueError(f"iterations must be at least 2; got {self.iterations}.")
+        at_least(2, iterations=self.iterations)
 
     def refresh(
         self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor

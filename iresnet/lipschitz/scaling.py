@@ -58,7 +58,7 @@ class Scaling(torch.autograd.Function):
         ctx.rule = rule
         ctx.set_materialize_grads(False)
         if rule.dtype is None:
-            return (weight * _along(scale, weight)).to(originals[0].dtype).unbind(0)
+            return (weight * along(scale, weight.dim() - 1)).to(originals[0].dtype).unbind(0)
         small: Tensor = compiled_or_plain(scale_down, rule.compiled)(weight, scale, rule.dtype)
         return small.unbind(0)
 
@@ -88,16 +88,16 @@ class Casting(torch.autograd.Function):
 
 def scale_down(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """The stack times its scales, in another precision."""
-    return _channels_last(weight * _along(scale, weight), dtype)
+    return _channels_last(weight * along(scale, weight.dim() - 1), dtype)
 
 
 def pull_back(d: Tensor, weight: Tensor, gradient: Tensor, scale: Tensor, part: Tensor | None) -> Tensor:
     """The gradient D of the scaled weights as one of the weights: s D - part <D, W> G."""
     d = d.to(weight.dtype)
     if part is None:
-        return d * _along(scale, d)
+        return d * along(scale, d.dim() - 1)
     inner = (d * weight).sum(tuple(range(1, d.dim())))
-    return d * _along(scale, d) - _along(inner * part, d) * gradient
+    return d * along(scale, d.dim() - 1) - along(inner * part, d.dim() - 1) * gradient
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:
@@ -125,5 +125,6 @@ def _channels_last(stack: Tensor, dtype: torch.dtype) -> Tensor:
     return stack.movedim(2, -1).to(dtype, memory_format=torch.contiguous_format).movedim(-1, 2)
 
 
-def _along(scale: Tensor, stack: Tensor) -> Tensor:
-    return scale.view(-1, *(1,) * (stack.dim() - 1))
+def along(value: Tensor, axes: int) -> Tensor:
+    """One number after another, each for all positions of so many axes after it."""
+    return value.view(-1, *(1,) * axes)

@@ -18,6 +18,10 @@ gradient from products with J'), `estimators`.
 
 from .bounds import terms_needed, truncation_bound
 from .estimators import (
+    EVAL_PROBES,
+    EVAL_SEED,
+    EVAL_TOLERANCE,
+    EXACT_UP_TO,
     CertifiedSeries,
     Estimator,
     Exact,
@@ -29,17 +33,14 @@ from .estimators import (
 )
 from .jacobian import Jacobian, Pull
 from .probes import Probe, draw, draw_noise, signs
-from .sums import (
-    attach_gradient,
-    refuse_second_derivative,
-    roulette_weights,
-    series,
-    series_weights,
-    settled_series,
-)
+from .sums import attach_gradient, refuse_second_derivative, roulette_weights, series, series_weights, settled_series
 
 __all__ = [
     "CertifiedSeries",
+    "EVAL_PROBES",
+    "EVAL_SEED",
+    "EVAL_TOLERANCE",
+    "EXACT_UP_TO",
     "Estimator",
     "Exact",
     "FixedSeries",

@@ -6,25 +6,34 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from ..compiler import is_transforming, may_read
+from ..spelling import at_least
 from .bounds import terms_needed
 from .jacobian import Jacobian
 from .probes import Probe, draw, draw_noise, signs
 from .sums import reweighted, roulette_weights, series, series_weights, settled_series
 
+Lipschitz: TypeAlias = float | None
+Generator: TypeAlias = torch.Generator | None
 
-class Estimator(ABC):
+#: Up to this dimension the log-determinant is exact unless an estimator is named.
+EXACT_UP_TO = 64
+
+#: In eval, beyond that dimension: truncation error per block in nats, probes per block, and their seed.
+EVAL_TOLERANCE, EVAL_PROBES, EVAL_SEED = 1e-3, 4, 0
+
+
+class Estimator:
     """A way to ln det(I + J). Called with the Jacobian of g at x; returns one number per sample, with its gradient."""
 
     #: Whether the estimator needs a bound on ||J||: computing one is not free.
     needs_lipschitz: ClassVar[bool] = False
 
-    @abstractmethod
     def __call__(
         self,
         jacobian: Jacobian,
@@ -34,20 +43,18 @@ class Estimator(ABC):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """ln det(I + J), shape (batch,). `lipschitz` is a bound on ||J||, where it is known."""
+        return self.estimate(jacobian, x, lipschitz, generator)
+
+    def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
+        """What a call gives: the same arguments, all of them there."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Exact(Estimator):
     """The determinant of the dense Jacobian: d vector-Jacobian products and a factorisation. For any d that fits."""
 
-    def __call__(
-        self,
-        jacobian: Jacobian,
-        x: Tensor,
-        *,
-        lipschitz: float | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
         j = jacobian.matrix(x)
         j = j.to(torch.promote_types(j.dtype, torch.float32))  # under autocast products come in half precision
         if j.shape[-1] == 2:  # factorising thousands of 2 x 2 matrices costs more than all the rest
@@ -83,7 +90,7 @@ def _check_positive(det: Tensor) -> None:
         )
 
 
-class FixedSeries(Estimator):
+class FixedSeries(Estimator, ABC):
     """A series whose number of terms and whose weights are known before x is: what a compiled step can take."""
 
     probes: int
@@ -98,14 +105,7 @@ class FixedSeries(Estimator):
         """What one probe of every sample is made of: Gaussian numbers, or bits (`signs`)."""
         return draw_noise(x[:1] if self.shared else x, self.probe, generator).expand_as(x)
 
-    def __call__(
-        self,
-        jacobian: Jacobian,
-        x: Tensor,
-        *,
-        lipschitz: float | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
         value, gradient = self.weights(x)
         like = x[:1] if self.shared else x
 
@@ -149,14 +149,7 @@ class SettledSeries(Estimator):
     probe: Probe = "rademacher"
     shared: bool = False
 
-    def __call__(
-        self,
-        jacobian: Jacobian,
-        x: Tensor,
-        *,
-        lipschitz: float | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
         terms, bound = terms_needed(self.lipschitz, math.prod(x.shape[1:]), self.tolerance), self.lipschitz
         whole = PowerSeries(terms, self.probes, self.probe, self.shared)
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -180,14 +173,7 @@ class CertifiedSeries(Estimator):
     shared: bool = False
     needs_lipschitz: ClassVar[bool] = True
 
-    def __call__(
-        self,
-        jacobian: Jacobian,
-        x: Tensor,
-        *,
-        lipschitz: float | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
         if lipschitz is None or not lipschitz < 1:
             raise ValueError(
                 f"the number of terms follows from a proven contraction; got Lip(g) <= {lipschitz}. See "
@@ -232,14 +218,7 @@ class RussianRoulette(Estimator):
             )
         return self.continuation
 
-    def __call__(
-        self,
-        jacobian: Jacobian,
-        x: Tensor,
-        *,
-        lipschitz: float | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
         q = self.probability(lipschitz)
 
         def once() -> Tensor:
@@ -283,10 +262,7 @@ class StoppedRoulette(FixedSeries):
 
 
 def _check_settings(terms: int, probes: int, probe: str) -> None:
-    if terms < 1:
-        raise ValueError(f"terms must be at least 1; got {terms}.")
-    if probes < 1:
-        raise ValueError(f"probes must be at least 1; got {probes}.")
+    at_least(1, terms=terms, probes=probes)
     if probe not in ("rademacher", "gaussian"):
         raise ValueError(f"probe must be 'rademacher' or 'gaussian'; got {probe!r}.")
 

@@ -1,8 +1,8 @@
 """The experiments that have a name, and how one is found by it.
 
-In reading order: `experiment` (data, network, aim and training as one thing), `general` (digits, tables, points),
-`classifiers` (the paper's, and ResNets), `flows` (the paper's densities of images, and others), `rivals` (Glow and
-others).
+They are TOML: `general` (digits, tables, points), `flows` (the paper's densities of images, and others), `classifiers`
+(the paper's, and ResNets), `rivals` (Glow and others). `experiment` is what each becomes (data, network, aim and
+training as one thing), `reading` makes it of a table, `coefficient` gives it the paper's c.
 """
 
 from __future__ import annotations
@@ -10,16 +10,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..spelling import parts_hint
-from .classifiers import CLASSIFIERS, with_coefficient
-from .experiment import Experiment, changed, read
-from .flows import FLOWS
-from .general import GENERAL
-from .rivals import RIVALS
+from .coefficient import with_coefficient
+from .experiment import Experiment, changed
+from .reading import PRESETS, read, unknown
 
 __all__ = ["PRESETS", "Experiment", "changed", "find", "read"]
-
-PRESETS = {e.name: e for e in (*GENERAL, *FLOWS, *CLASSIFIERS, *RIVALS)}
 
 
 def find(name: str) -> Experiment:
@@ -39,5 +34,4 @@ def find(name: str) -> Experiment:
     parts = re.fullmatch(r"(.+)-c(\d*\.?\d+(?:e[+-]?\d+)?)", name)
     if parts and parts[1] in PRESETS:
         return with_coefficient(PRESETS[parts[1]], parts[2])
-    remedy = parts_hint(name, PRESETS, "iresnet presets")
-    raise ValueError(f"there is no preset {name!r}. {remedy} A file of settings ends in .toml.")
+    raise ValueError(f"{unknown(name)} A file of settings ends in .toml.")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from .. import config
-from ..acceleration import Acceleration
-from ..architectures import Network
 from ..data import DataSettings
 from ..data.dataset import check_seed
-from ..objective import Aim
-from ..spelling import named, quoted
-from ..training import Training
+from ..gpu import Acceleration
+from ..models import Network
+from ..spelling import quoted
+from ..train import Training
+from ..train.objective import Aim
 
 #: Steps or epochs of a training.
 LONGEST = 10**9
@@ -46,15 +45,3 @@ def changed(experiment: Experiment, assignments: Sequence[str]) -> Experiment:
     if "steps" in keys and "epochs" not in keys:
         experiment = replace(experiment, training=replace(experiment.training, epochs=0))
     return experiment
-
-
-def read(path: str | Path) -> Experiment:
-    """The experiment in a TOML file; what the file leaves out keeps its default."""
-    try:
-        with Path(path).open(encoding="utf-8-sig") as file:  # as Windows' editor saves it, with a mark before the text
-            text = file.read(config.LONGEST + 1)
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not a text file. Give a TOML file of settings.") from None
-    except OSError as error:
-        raise named(error, path) from None
-    return config.parse(Experiment, text, str(path))

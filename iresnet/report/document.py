@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import atomic
-from ..architectures import ORIGINS
+from ..models import ORIGINS
 from .anomalies import anomalies
 from .curves import training
 from .inverse import reconstructions

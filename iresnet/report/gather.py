@@ -10,11 +10,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from .. import config, evaluation, lipschitz, spectral
+from .. import config, evaluate, lipschitz, spectral
+from ..branch import bound
 from ..certificate import residual_blocks
 from ..data import Dataset, DataSettings
 from ..data.corruptions import CORRUPTIONS, corrupt
-from ..evaluation.solving import decode
+from ..evaluate.solving import decode
 from ..run import Run
 from ..transform import Shape
 from .material import Anomaly, Material, Reconstruction, SpectrumOfLayer
@@ -33,7 +34,7 @@ def gather(run: Run, *, device: str = "cpu", seed: int = 0) -> Material:
     model, test = run.model(device=device), run.splits().test
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))
     shown = test.take(order[: IMAGES if run.schema.is_image else POINTS])
-    density, proven = evaluation.has_density(model), _is_proven(run)
+    density, proven = evaluate.has_density(model), _is_proven(run)
     return Material(
         name=run.experiment.name,
         objective=run.experiment.objective.kind,
@@ -66,7 +67,7 @@ def _local_environment(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _samples(model: nn.Module, count: int, device: str, seed: int) -> Tensor:
-    flow = evaluation.as_flow(model)
+    flow = evaluate.as_flow(model)
     return decode(flow.transform, flow.base.rsample(count, torch.Generator(device).manual_seed(seed))).cpu()
 
 
@@ -76,13 +77,13 @@ def _is_proven(run: Run) -> bool:
 
 
 def _lines(model: nn.Module, rows: Dataset, seed: int) -> Tensor | None:
-    return evaluation.interpolate(model, rows, seed=seed).cpu() if evaluation.has_inverse(model) else None
+    return evaluate.interpolate(model, rows, seed=seed).cpu() if evaluate.has_inverse(model) else None
 
 
 def _rebuilt(model: nn.Module, rows: Dataset) -> Reconstruction | None:
-    if not evaluation.has_inverse(model):
+    if not evaluate.has_inverse(model):
         return None
-    solution, x = evaluation.reconstruct(model, rows)
+    solution, x = evaluate.reconstruct(model, rows)
     made = (x, solution.x, solution.measured_error(x), solution.iterations, solution.largest_block_bound)
     return Reconstruction(*(tensor.cpu() for tensor in made))
 
@@ -94,9 +95,9 @@ def _anomalies(run: Run, model: nn.Module, rows: Dataset, device: str) -> list[A
     found = {e["name"]: e["detection"] for e in run.read_json("evaluation.json").get("anomalies", [])}
     made = []
     for name, x in versions.items():
-        values = evaluation.log_likelihood(model, Dataset(x, None, run.schema).to(device)).value.cpu()
+        values = evaluate.log_likelihood(model, Dataset(x, None, run.schema).to(device)).value.cpu()
         note = f"less likely than a real image in {100 * found[name]:.0f} % of pairs" if name in found else ""
-        made.append(Anomaly(name, x, evaluation.anomaly(values, reference), note))
+        made.append(Anomaly(name, x, evaluate.anomaly(values, reference), note))
     return made
 
 
@@ -109,7 +110,7 @@ def spectra(model: nn.Module, shape: Shape) -> Iterator[SpectrumOfLayer]:
     for name, block, at in residual_blocks(model, shape):
         if not any(lipschitz.cap_of(layer) is not None for layer in block.g.modules()):
             continue
-        for part in lipschitz.bound(block.g, at).parts:
+        for part in bound(block.g, at).parts:
             layer = block.g.get_submodule(part.name) if part.name else block.g
             cap = lipschitz.cap_of(layer)
             if cap is None or at is None:

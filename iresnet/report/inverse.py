@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..figures import raster
+from ..plots import raster
+from ..results import finite
 from .markup import Markup, figure, joined, pairs, table, tag
 from .material import Material, Reconstruction
 from .tiles import fitting, look, reduction
-from .words import at_most, count, finite, fixed, number
+from .words import at_most, count, fixed, number
 
 IMAGES, ROWS, COLUMNS = 10, 10, 6
 BUDGET = 31_000  # bytes of pixels in one of the three rows

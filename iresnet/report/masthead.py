@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..architectures import ORIGINS
+from ..models import ORIGINS
+from ..results import finite
 from .chart import UNITS, Axis, Mark, drawing
 from .inverse import unproven
 from .markup import Markup, joined, pairs, tag
 from .material import Material
-from .words import at_most, count, decimals_for, duration, finite, fixed, listed, number
+from .words import at_most, count, decimals_for, duration, fixed, listed, number
 
 
 def masthead(material: Material) -> Markup:

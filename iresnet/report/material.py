@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ..data import Schema
-from ..objective import PURPOSES
+from ..train.objective import PURPOSES
 
 
 @dataclass(frozen=True)

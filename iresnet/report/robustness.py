@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..results import finite
 from .markup import Markup, table, tag
 from .material import Material
-from .words import at_most, count, finite, fixed, number
+from .words import at_most, count, fixed, number
 
 HOW = (
     "Certified: no change of at most this length, to values that the data can have, can change the class, by the "

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..figures import scatter
+from ..plots import scatter
 from .chart import Axis, area, axis, dots, drawing, line, plot
 from .markup import Markup, figure, joined, table, tag
 from .material import Material

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..results import finite
 from .markup import Markup, joined, scroller, table, tag
 from .masthead import error_interval
 from .material import Material
 from .robustness import robustness
-from .words import at_most, count, decimals_for, finite, fixed, number
+from .words import at_most, count, decimals_for, fixed, number
 
 #: Classes for which the whole matrix is shown; beyond that, the most frequent confusions.
 MATRIX, LISTED = 20, 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..figures import raster
+from ..plots import raster
 from .markup import Markup, figure, joined, pairs, scroller, tag
 from .material import Material
 from .tiles import picture

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..figures import raster
+from ..plots import raster
 from .markup import Markup, joined, tag
 from .material import Material
 

@@ -54,11 +54,6 @@ def fixed(value: float | None, decimals: int) -> str:
     return "–" if value is None or not math.isfinite(value) else minus(f"{value:,.{decimals}f}")
 
 
-def finite(value: float | None) -> float | None:
-    """The value, or None where it says nothing."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 def decimals_for(error: float | None) -> int:
     """Decimals that show an error with two digits; between two and five.
 

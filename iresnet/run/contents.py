@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from .. import evaluate
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,19 @@ RANGE = Kind(
 
 Spec: TypeAlias = "Kind | Mapping[str, Spec] | list[Spec]"
 
-SHARE: Spec = {"value!": NUMBER, "low": NUMBER, "high": NUMBER, "wrong": COUNT, "rows": COUNT}
-WHOLE_SHARE: Spec = {"value!": NUMBER, "low!": NUMBER, "high!": NUMBER, "wrong": COUNT, "rows!": COUNT}
-LAYER: Spec = {"name!": TEXT, "kind!": TEXT, "estimate": MAYBE, "coefficient": MAYBE, "bound": MAYBE}
+KINDS = {"float": MAYBE, "float | None": MAYBE, "int": COUNT, "str": TEXT, "bool": FLAG}
+
+
+def _of(kind: type, *needed: str, **others: Spec) -> dict[str, Spec]:
+    """The fields of a dataclass, by what they are annotated as; those that are `needed` must be there."""
+    found = {field.name: KINDS[str(field.type)] for field in fields(kind)} | others
+    return {f"{name}!" if name in needed else name: spec for name, spec in found.items()}
+
+
+def _share(*needed: str) -> Spec:
+    """An `Error`, whose numbers are finite."""
+    return _of(evaluate.Error, *needed, value=NUMBER, low=NUMBER, high=NUMBER)
+
 
 CERTIFICATE: Spec = {
     "passed": FLAG,
@@ -60,53 +72,23 @@ CERTIFICATE: Spec = {
             "verdict!": TEXT,
             "remark": TEXT,
             "input_shape": SHAPE,
-            "layers": [LAYER],
+            "layers": [{"name!": TEXT, "kind!": TEXT, "estimate": MAYBE, "coefficient": MAYBE, "bound": MAYBE}],
         }
     ],
 }
+_ROBUST = ("rows", "radius", "value", "low", "high", "attacked", "clean")
+_PROBED = _share("value", "low", "high", "rows")
 EVALUATION: Spec = {
     "split": TEXT,
     "rows": COUNT,
     "of": COUNT,
-    "error": SHARE,
-    "density": {
-        "value!": MAYBE,
-        "unit!": TEXT,
-        "standard_error": MAYBE,
-        "estimator_error": MAYBE,
-        "bias_bound": MAYBE,
-        "draws": COUNT,
-    },
-    "inverse": {
-        "rows!": COUNT,
-        "proven!": COUNT,
-        "precision": TEXT,
-        "largest_block_bound": MAYBE,
-        "code_residual": MAYBE,
-        "measured_error": MAYBE,
-        "composed_bound": MAYBE,
-        "informative": FLAG,
-        "iterations": MAYBE,
-        "diverged": COUNT,
-    },
+    "error": _share("value"),
+    "density": _of(evaluate.Density, "value", "unit"),
+    "inverse": _of(evaluate.Inverse, "rows", "proven"),
     "tightening": {"predictions_changed!": COUNT, "rows!": COUNT, "layers!": COUNT},
     "confusion": SQUARE,
-    "robustness": [
-        {
-            "rows!": COUNT,
-            "radius!": NUMBER,
-            "pixel_radius": MAYBE,
-            "value!": MAYBE,
-            "low!": MAYBE,
-            "high!": MAYBE,
-            "attacked!": MAYBE,
-            "clean!": MAYBE,
-            "lipschitz": MAYBE,
-            "median": MAYBE,
-            "remark": TEXT,
-        }
-    ],
-    "probe": {"codes!": WHOLE_SHARE, "inputs!": WHOLE_SHARE, "rows!": COUNT},
+    "robustness": [_of(evaluate.Robust, *_ROBUST, radius=NUMBER)],
+    "probe": {"codes!": _PROBED, "inputs!": _PROBED, "rows!": COUNT},
     "anomalies": [{"name!": TEXT, "detection!": NUMBER}],
     "protocol": {"rows": COUNT, "limit": NUMBER, "value": MAYBE},
 }

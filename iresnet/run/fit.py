@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import atomic, checkpoint, data, evaluation, lock
-from ..architectures import INVERSES, build
+from .. import data, evaluate, lock
 from ..certificate import Certificate, certify, tighten_
-from ..checkpoint import Checkpoint
 from ..data import Batches, Dataset, Splits, some
 from ..lipschitz import refresh_, unsettled
+from ..models import INVERSES, build
 from ..presets import Experiment
 from ..results import circumstances
-from ..training import Report, train
+from ..train import Report, checkpoint, train
+from ..train.checkpoint import Checkpoint
 from ..version import __version__
 from .folder import Run, fingerprints
 from .watch import WATCHED, Watch
@@ -59,7 +59,7 @@ def start(
     experiment = replace(experiment, data=experiment.data.resolved())  # a run does not depend on where it was started
     with Run.room_for(folder):
         run = Run.create(folder, experiment, splits.schema, overwrite=overwrite)
-        atomic.write(run.folder / "data.json", json.dumps(fingerprints(splits), indent=1) + "\n")
+        run.write_own("data.json", fingerprints(splits))
         return _fit(run, splits, None, device, report, stop)
 
 
@@ -85,7 +85,7 @@ def resume(
         if state is None or not finished:
             splits = run.splits()
             if not (run.folder / "data.json").is_file():  # killed before it was written
-                atomic.write(run.folder / "data.json", json.dumps(fingerprints(splits), indent=1) + "\n")
+                run.write_own("data.json", fingerprints(splits))
             run = run if learning_rate is None else run.with_learning_rate(learning_rate, step)
             return _fit(run, splits, state, device, report, stop)
         if learning_rate is not None:
@@ -163,8 +163,8 @@ def publish(
     their digest.
     """
     tensors: dict[str, dict[str, Tensor]] = {"weights": dict(model.state_dict())}
-    if evaluation.has_density(model):
-        likelihood = evaluation.log_likelihood(model, some(validation.to(device_of(model)), WATCHED))
+    if evaluate.has_density(model):
+        likelihood = evaluate.log_likelihood(model, some(validation.to(device_of(model)), WATCHED))
         tensors["reference"] = {"log_likelihood": likelihood.value}
     run.bind_older()
     content = Checkpoint(tensors, {**state, "made_with": run.made_with()})
@@ -195,4 +195,4 @@ def _write_environment(run: Run, watch: Watch, model: nn.Module, device: str) ->
     )
     if changes := run.changes():
         content["changes"] = changes
-    atomic.write(run.folder / "environment.json", json.dumps(content, indent=1) + "\n")
+    run.write_own("environment.json", content)

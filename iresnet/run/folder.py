@@ -29,14 +29,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import atomic, checkpoint, config, data, lock
-from ..architectures import build
-from ..checkpoint import Checkpoint, checked, checked_weights
+from .. import atomic, config, data, lock, migration
 from ..data import Schema, Splits
 from ..lipschitz import unsettled
+from ..models import build
 from ..presets import Experiment
+from ..presets.reading import parse
 from ..results import finite
 from ..spelling import quoted
+from ..train import checkpoint
+from ..train.checkpoint import Checkpoint, checked, checked_weights
 from ..version import __version__
 from . import reading
 from .weights import completed, is_shipped, meant, output_of, resolve, shipped
@@ -79,24 +81,27 @@ class Run:
             if (folder / name).exists() and not (folder / name).is_file():
                 raise ValueError(f"{folder / name} must be a file; it is something else. Remove it, or train again.")
         header, _, body = reading.text(folder / "config.toml", "Train again.").partition("\n")
-        _check_header(header, folder)
+        settings = folder / "config.toml"
+        written = migration.written_in(migration.of_line(header), settings)
         try:
-            schema = Schema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
+            content = json.loads((folder / "schema.json").read_text(encoding="utf-8"))
+            whole = migration.of_json(content, folder / "schema.json") if isinstance(content, dict) else content
+            schema = Schema.from_dict(whole)
         except (OSError, ValueError, RecursionError) as error:
             why = str(error).rstrip(".")
             raise ValueError(f"{folder / 'schema.json'} cannot be read: {why}. Train again.") from None
         try:
-            return cls(folder, config.parse(Experiment, body, str(folder / "config.toml")), schema)
+            return cls(folder, parse(body, settings, written), schema)
         except RecursionError:
-            raise ValueError(f"{folder / 'config.toml'} is nested too deeply. Train again.") from None
+            raise ValueError(f"{settings} is nested too deeply. Train again.") from None
 
     @classmethod
     def create(cls, folder: str | Path, experiment: Experiment, schema: Schema, *, overwrite: bool = False) -> Run:
         """A new run folder. One that holds a run is refused, or emptied of it with `overwrite`."""
         run = cls(Path(folder), experiment, schema)
         _make_room(run.folder, overwrite)
-        run._write_config(_header())
-        atomic.write(run.folder / "schema.json", json.dumps(schema.to_dict(), indent=1) + "\n")
+        run._write_config()
+        run.write_own("schema.json", schema.to_dict())
         return run
 
     @staticmethod
@@ -113,7 +118,7 @@ class Run:
         return lock.holding(folder)
 
     def _write_config(self, *comments: str) -> None:
-        text = "".join(f"{line}\n" for line in comments)
+        text = "".join(f"{line}\n" for line in (migration.line(__version__), *comments))
         atomic.write(self.folder / "config.toml", text + config.dump(self.experiment))
 
     def with_learning_rate(self, learning_rate: float, step: int) -> Run:
@@ -123,7 +128,7 @@ class Run:
         run = replace(self, experiment=changed)
         if learning_rate != before:
             note = f"training.learning_rate {learning_rate:g} from step {step}, {before:g} before"
-            run._write_config(_header(), *(f"# {line}" for line in (*self.changes(), note)))
+            run._write_config(*(f"# {line}" for line in (*self.changes(), note)))
         return run
 
     def changes(self) -> list[str]:
@@ -270,8 +275,12 @@ class Run:
 
     def write_json(self, name: str, content: Mapping[str, Any], sha256: str) -> Path:
         """Write what is said of the model with this digest; None for what is no number."""
-        text = json.dumps(finite({**content, MODEL_SHA256: sha256}), indent=1, allow_nan=False)
-        return atomic.write(self.output / name, text + "\n")
+        content = migration.numbered({**content, MODEL_SHA256: sha256})
+        return atomic.write(self.output / name, json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
+
+    def write_own(self, name: str, content: Mapping[str, Any]) -> Path:
+        """Write what is said of the run itself: its rows, its data, how it was made."""
+        return atomic.write(self.folder / name, json.dumps(migration.numbered(content), indent=1) + "\n")
 
     def bind_older(self) -> None:
         """Let what was written before there were digests name the present model, which is about to be replaced."""
@@ -315,15 +324,3 @@ def _make_room(folder: Path, overwrite: bool) -> None:
 def _is_ours(folder: Path) -> bool:
     path = folder / "config.toml"
     return path.is_file() and path.read_text(encoding="utf-8", errors="replace").startswith("# iresnet ")
-
-
-def _header() -> str:
-    return f"# iresnet {__version__}, format {checkpoint.FORMAT}"
-
-
-def _check_header(line: str, folder: Path) -> None:
-    words = line.replace(",", "").split()
-    header: dict[str, Any] = {}
-    if len(words) == 5 and words[:2] == ["#", "iresnet"] and words[4].isdigit():
-        header = {"iresnet": words[2], "format": int(words[4])}
-    checkpoint.check_format(header, folder / "config.toml")

@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from .. import migration
 from . import contents
 
 #: How deep a JSON file may be nested; the deepest of ours has six levels.
@@ -39,8 +40,9 @@ def json_object(path: Path, remedy: str = "Remove it; it can be made again.") ->
         why = "it is nested too deeply" if isinstance(error, RecursionError) else f"{error!s:.120}"
     if why:
         raise ValueError(f"{path} is damaged: {why}. {remedy}")
+    content = migration.of_json(content, path)
     contents.check(content, path, remedy)
-    return dict(content)
+    return content
 
 
 def _real(digits: str) -> float | None:

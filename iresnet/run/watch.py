@@ -10,20 +10,22 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from .. import checkpoint, evaluation
+from .. import evaluate
+from ..branch import nominal
 from ..certificate import residual_blocks
-from ..checkpoint import Checkpoint
 from ..data import Dataset, Schema, some
-from ..dequantisation import dequantised
+from ..evaluate.portions import in_portions, portion
 from ..flow import Flow
-from ..guard import REMEDY, TrainingError
-from ..lipschitz import nominal
-from ..logdet import Estimator, PowerSeries, SettledSeries
-from ..objective import Aim, cross_entropy, unit_name
-from ..residual import EXACT_UP_TO, ResidualBlock, full_precision
+from ..logdet import EXACT_UP_TO, Estimator, PowerSeries, SettledSeries
+from ..precision import full_precision
+from ..residual import ResidualBlock
 from ..spectral import NoBoundKnown
 from ..spelling import counted
-from ..training import State
+from ..train import State, checkpoint
+from ..train.checkpoint import Checkpoint
+from ..train.guard import REMEDY, TrainingError
+from ..train.objective import Aim, cross_entropy, unit_name
+from ..transforms.dequantisation import dequantised
 from ..version import __version__
 from .folder import Run
 from .log import Log
@@ -65,7 +67,7 @@ class Watch:
 
     def __call__(self, state: State) -> bool:
         settings, self.step = self.run.experiment.training, state.step
-        self.engine, self.precision = str(state.advance), state.advance.precision
+        self.engine, self.precision = str(state.engine), state.engine.precision
         done, halt = state.step >= settings.steps, self.stop()
         figures: dict[str, float] = {}
         if done or state.step % settings.validate_every == 0:
@@ -139,9 +141,9 @@ def judge(model: nn.Module, rows: Dataset, aim: Aim) -> tuple[dict[str, float], 
     figures: dict[str, float] = {}
     criterion = 0.0
     if aim.kind != "classification":
-        figures, criterion = _likelihood(evaluation.as_flow(model), some(rows, WATCHED))
+        figures, criterion = _likelihood(evaluate.as_flow(model), some(rows, WATCHED))
     if aim.kind != "density":
-        loss, found = cross_entropy(evaluation.logits(model, rows), rows.y)
+        loss, found = cross_entropy(evaluate.logits(model, rows), rows.y)
         figures |= {f"validation {name}": float(value) for name, value in found.items()}
         criterion += aim.weight * float(loss)
     return figures, criterion
@@ -153,14 +155,13 @@ def _likelihood(flow: Flow, rows: Dataset) -> tuple[dict[str, float], float]:
     generator = torch.Generator(x.device).manual_seed(0)
     with full_precision(x):
         noisy, spent = dequantised(flow, x, levels, generator)
-    points = torch.split(noisy, evaluation.portions.portion(flow, noisy, evaluation.likelihood.CHUNK))
+    size = portion(flow, noisy, evaluate.likelihood.CHUNK)
     probes, unit = generator.get_state(), math.prod(x.shape[1:]) * math.log(2)
 
     def nats(estimator: Estimator | None) -> Tensor:
         generator.set_state(probes)
-        with full_precision(x):
-            values = [flow.log_prob(p, estimator=estimator, generator=generator) for p in points]
-        return spent.double() - torch.cat(values).double()
+        found = in_portions(lambda p: flow.log_prob(p, estimator=estimator, generator=generator), noisy, size)
+        return spent.double() - found.double()
 
     blocks = [block for _, block, _ in residual_blocks(flow, rows.schema.shape)]
     true = nats(_watched_by(flow, blocks, x))

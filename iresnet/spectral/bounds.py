@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from .operator import (
     start_vector,
 )
 
+Shape: TypeAlias = tuple[int, ...]
+
 #: Relative allowance for rounding in the float64 computation of a bound: the least one, see `margin`.
 ROUNDING_MARGIN = 1e-9
 
@@ -27,7 +29,7 @@ ROUNDING_MARGIN = 1e-9
 DENSE_LIMIT = 576
 
 
-def norm_bounds(weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None) -> Tensor:
+def norm_bounds(weight: Tensor, geometry: Geometry, size: Shape | None) -> Tensor:
     """Proven upper bounds of sigma for a stack of layers of one shape, (layers,), float64.
 
     `size` is the spatial size of the input; None asks for the supremum over all sizes.
@@ -62,13 +64,13 @@ def _symbol_shape(weight: Tensor, geometry: Geometry) -> tuple[int, int]:
     return weight.shape[1] // geometry.groups, weight.shape[2] * math.prod(geometry.stride)
 
 
-def _is_small(weight: Tensor, geometry: Geometry, size: tuple[int, ...]) -> bool:
+def _is_small(weight: Tensor, geometry: Geometry, size: Shape) -> bool:
     inputs = weight.shape[2] * math.prod(size)
     outputs = weight.shape[1] // geometry.groups * math.prod(geometry.output_size(size, tuple(weight.shape[3:])))
     return min(inputs, outputs) <= DENSE_LIMIT and max(inputs, outputs) <= 8 * DENSE_LIMIT
 
 
-def cheap_norm_bounds(weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, iterations: int) -> Tensor:
+def cheap_norm_bounds(weight: Tensor, geometry: Geometry, size: Shape | None, iterations: int) -> Tensor:
     """Sound upper bounds from Gram iteration, differentiable in the weight, for normalising at every training step."""
     weight, scale = rescaled(weight.double(), tuple(range(1, weight.dim())))
     if geometry.axes == 0:
@@ -89,7 +91,7 @@ def absolute_norm(weight: Tensor, groups: int = 1, repeats: int = 1) -> float:
     return float(rows.sqrt() * columns.sqrt()) * math.sqrt(repeats) * (1 + 2.0**-30)
 
 
-def norm_bound(layer: nn.Module, input_shape: tuple[int, ...] | None = None) -> float:
+def norm_bound(layer: nn.Module, input_shape: Shape | None = None) -> float:
     """A proven upper bound of the norm of a Linear or convolution layer for inputs (channels, *size), as a float.
 
     Without `input_shape` the bound holds for every input size.
@@ -99,30 +101,32 @@ def norm_bound(layer: nn.Module, input_shape: tuple[int, ...] | None = None) -> 
     >>> round(norm_bound(layer), 6)
     1.0
     """
+    geometry, weight, size = _read(layer, input_shape)
+    return float(norm_bounds(weight[None], geometry, size))
+
+
+def _read(layer: nn.Module, input_shape: Shape | None) -> tuple[Geometry, Tensor, Shape | None]:
+    """A layer's geometry, its weight, and the spatial size of its input."""
     geometry, weight = Geometry.of(layer), layer.weight
     assert isinstance(weight, Tensor)
-    return float(norm_bounds(weight[None], geometry, spatial_size(geometry, weight, input_shape)))
+    return geometry, weight, spatial_size(geometry, weight, input_shape)
 
 
-def norm_estimate(layer: nn.Module, input_shape: tuple[int, ...] | None = None, iterations: int = 200) -> float:
+def norm_estimate(layer: nn.Module, input_shape: Shape | None = None, iterations: int = 200) -> float:
     """The norm from below, by power iteration in float64 from a fixed start. For a convolution a size is needed."""
-    geometry, weight = Geometry.of(layer), layer.weight
-    assert isinstance(weight, Tensor)
-    size = spatial_size(geometry, weight, input_shape)
+    geometry, weight, size = _read(layer, input_shape)
     stack = weight.detach().double()[None]
     v = start_vector(stack, geometry, default_size(geometry, weight) if size is None else size)
     return float(converged_power_iteration(stack, geometry, v, limit=iterations)[0])
 
 
-def singular_values(layer: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+def singular_values(layer: nn.Module, input_shape: Shape) -> Tensor:
     """All singular values, descending, of a Linear or convolution layer: that of its dense matrix (exact, float64).
 
     >>> singular_values(nn.Linear(3, 2), (3,)).shape
     torch.Size([2])
     """
-    geometry, weight = Geometry.of(layer), layer.weight
-    assert isinstance(weight, Tensor)
-    size = spatial_size(geometry, weight, input_shape)
+    geometry, weight, size = _read(layer, input_shape)
     matrix = weight.detach().double()
     if size:
         geometry.output_size(size, tuple(weight.shape[2:]))  # refuses a size that is too small
@@ -130,11 +134,9 @@ def singular_values(layer: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
     return cast(Tensor, torch.linalg.svdvals(matrix))
 
 
-def circular_singular_values(layer: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+def circular_singular_values(layer: nn.Module, input_shape: Shape) -> Tensor:
     """All singular values, descending, of a circular convolution of stride 1 that keeps the size (exact, float64)."""
-    geometry, weight = Geometry.of(layer), layer.weight
-    assert isinstance(weight, Tensor)
-    size = spatial_size(geometry, weight, input_shape)
+    geometry, weight, size = _read(layer, input_shape)
     if not geometry.circular or size is None or geometry.output_size(size, tuple(weight.shape[2:])) != size:
         raise ValueError(
             "exact Fourier singular values need padding_mode='circular', stride 1 and an output of the input's size; "

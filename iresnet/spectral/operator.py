@@ -74,6 +74,15 @@ class Geometry:
             raise ValueError(f"the input size {size} is smaller than the kernel {kernel} with its padding.")
         return out
 
+    def rest(self, size: tuple[int, ...], kernel: tuple[int, ...], out: tuple[int, ...]) -> tuple[int, ...]:
+        """What a stride leaves over at the end: it must be said to the transpose, or its output would be short."""
+        return tuple(
+            n + b + a - d * (k - 1) - 1 - s * (m - 1)
+            for n, b, a, d, k, s, m in zip(
+                size, self.before, self.after, self.dilation, kernel, self.stride, out, strict=True
+            )
+        )
+
 
 def _padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(before, after) on every axis, from the setting that the layer's forward reads: it may have been changed."""

@@ -1,0 +1,116 @@
+"""What a setting may be: said once, on its field, and checked in one place.
+
+    family: Literal["iresnet", "glow"] = "iresnet"
+    lipschitz: Annotated[float, within("(0, 1)")] = 0.9
+    blocks: Annotated[tuple[Annotated[int, most(1_000)], ...], entries(16)] = (4, 4)
+
+A rule of a list is about the list as a whole, one inside of its brackets about each entry. A class of settings calls
+`check(self)` before it looks at what joins several fields. A lambda in an annotation sees no names of its module: a
+rule that needs one is made above the class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from .spelling import nearest, quoted
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What must hold of a value, in words that follow its name: "must be positive".
+
+    `shown` is what of it is told; of words that are `known`, the nearest is told too.
+    """
+
+    holds: Callable[[Any], bool]
+    words: str
+    remedy: str = ""
+    shown: Callable[[Any], object] = lambda value: list(value) if isinstance(value, tuple) else value
+    known: tuple[str, ...] = ()
+
+    def check(self, name: str, value: Any) -> None:
+        """Refuse a value of which this does not hold."""
+        if not self.holds(value):
+            remedy = f" {self.remedy}" if self.remedy else nearest(value, self.known)
+            raise ValueError(f"{name} {self.words}; got {quoted(self.shown(value))}.{remedy}")
+
+
+positive = Rule(lambda value: value > 0, "must be positive")
+
+
+def least(number: int) -> Rule:
+    """At least so much."""
+    return Rule(lambda value: value >= number, f"must be at least {number}" if number else "must not be negative")
+
+
+def most(number: int) -> Rule:
+    """At most so much: for what becomes layers or memory, far above what is trained and low enough that a slip of the
+    hand is told at once."""
+    return Rule(lambda value: value <= number, f"must be at most {number:,}", "Lower it.")
+
+
+def entries(number: int) -> Rule:
+    """A list of at most so many entries."""
+    return Rule(lambda value: len(value) <= number, f"must have at most {number:,} entries", shown=len)
+
+
+def within(interval: str, words: str = "must lie", remedy: str = "") -> Rule:
+    """In an interval; `words` may say what the value is.
+
+    >>> within("[0, 1)").check("dropout", 1.0)
+    Traceback (most recent call last):
+    ValueError: dropout must lie in [0, 1); got 1.0.
+    """
+    low, high = map(float, interval[1:-1].split(","))
+
+    def holds(value: float) -> bool:
+        return (low < value or (value == low and interval[0] == "[")) and (
+            value < high or (value == high and interval[-1] == "]")
+        )
+
+    return Rule(holds, f"{words} in {interval}", remedy)
+
+
+def check(settings: Any) -> None:
+    """Refuse settings of which one is not what its field allows.
+
+    >>> @dataclasses.dataclass
+    ... class Settings:
+    ...     kind: Literal["density", "hybrid"] = "hybrid"
+    >>> check(Settings("hybird"))
+    Traceback (most recent call last):
+    ValueError: kind must be one of density, hybrid; got 'hybird'. Did you mean 'hybrid'?
+    """
+    for name, rules, of_entries in _rules(settings.__class__):
+        value = getattr(settings, name)
+        for rule in rules:
+            rule.check(name, value)
+        for entry in value if of_entries else ():
+            for rule in of_entries:
+                rule.check(name, entry)
+
+
+@cache
+def _rules(cls: Any) -> list[tuple[str, tuple[Rule, ...], tuple[Rule, ...]]]:
+    """The rules of every field, and those of its entries where it is a list."""
+    kinds = get_type_hints(cls, include_extras=True)
+    found = []
+    for field in dataclasses.fields(cls):
+        kind, rules = _parts(kinds[field.name])
+        found.append((field.name, rules, _parts(get_args(kind)[0])[1] if get_origin(kind) is tuple else ()))
+    return [(name, rules, of_entries) for name, rules, of_entries in found if rules or of_entries]
+
+
+def _parts(kind: Any) -> tuple[Any, tuple[Rule, ...]]:
+    """A type without its rules, and the rules."""
+    if get_origin(kind) is Annotated:
+        kind, *rules = get_args(kind)
+        return kind, tuple(rules)
+    if get_origin(kind) is Literal:
+        known = get_args(kind)
+        return str, (Rule(lambda value: value in known, f"must be one of {', '.join(known)}", known=known),)
+    return kind, ()

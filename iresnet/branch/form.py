@@ -1,0 +1,63 @@
+"""g in one precision: its tensors and a way to compute each linear map; its Jacobian from the slopes of activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .derivative import slope
+from .program import Program, Step, Way, evaluate, run, stepped
+
+
+@dataclass
+class Form:
+    """g in one precision; without ways, the library's own."""
+
+    program: Program
+    values: Sequence[Tensor]
+    ways: Sequence[Way] = ()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values[0].dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """g(x)."""
+        return run(self.program, x, self.values, self.ways)
+
+    def traced(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """g(x) and the slopes of its activations, in order."""
+        slopes = list[Tensor]()
+
+        def function(i: int, step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
+            y = stepped(self.ways, i, step, inputs, own)
+            if step.activation is not None:
+                slopes.append(slope(step, inputs[0], y, own))
+            return y
+
+        return evaluate(self.program, x, self.values, function), slopes
+
+    def tangent(self, v: Tensor, slopes: list[Tensor]) -> Tensor:
+        """J v."""
+        remaining = iter(slopes)
+
+        def function(i: int, step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
+            if step.activation is not None:
+                return inputs[0] * next(remaining)
+            if step.kind == "shift":
+                return inputs[0]
+            return stepped(self.ways, i, _without_bias(step), inputs, own[:1])
+
+        return evaluate(self.program, v, self.values, function)
+
+
+def _without_bias(step: Step) -> Step:
+    return Step(step.kind, 1, step.geometry) if step.tensors == 2 else step
+
+
+def laid_out(x: Tensor) -> Tensor:
+    """Images with their channels last, which half precision and matrix products want."""
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.contiguous()

@@ -1,0 +1,322 @@
+"""A branch g as data: a program, which is a graph of steps, and the tensors that they take.
+
+`read(g)` reads a g once: linear layers, convolutions and known activations, one after another, and the library's own
+combinators, which keep what they were given (`Concatenated`), take a context (`Conditioned`) or go back by the
+transpose (`Potential`). A g with a forward of its own has no program. A program is hashable, and the same for all
+branches of one shape, whatever their weights: `run(program, x, tensors)` is a pure function. All else that is done with
+a g is done with its program: derivatives (`derivative`), the trace (`trace`), the Lipschitz constant (`constant`), the
+error of its rounding (`rounding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..lipschitz.activations import ACTIVATIONS, Activation, record_of, unknown
+from ..lipschitz.conditioned import Conditioned, spread_over
+from ..lipschitz.constraint import cap_of
+from ..lipschitz.dense import Concatenated, joined, parts_of
+from ..lipschitz.order import inside, stations, where
+from ..lipschitz.potential import Potential
+from ..spectral import Geometry
+from ..trust import TORCH, NoBoundKnown, doubt, unwrap
+
+#: Steps that multiply by a weight: forwards, and back by minus the transpose of one.
+LINEAR = frozenset({"linear", "conv"})
+LAYERS = LINEAR | {"descent"}
+
+Size: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of g: a linear map, an activation, or what a combinator does; how many tensors it takes.
+
+    linear, conv    W h + b
+    descent         -W' h, for the W of a step before it
+    join            (cos(t) h, sin(t) k) of two results, side by side
+    shift           h + e, for the embedding e of a context
+    others          an activation of this name (`lipschitz.activations`), with these settings
+    """
+
+    kind: str
+    tensors: int = 0
+    geometry: Geometry | None = None
+    settings: tuple[Any, ...] = ()
+
+    @property
+    def activation(self) -> Activation | None:
+        return ACTIVATIONS.get(self.kind)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is no padding that takes a step of its own: circular, or more on one side."""
+        g = self.geometry
+        return g is None or (not g.circular and g.before == g.after)
+
+    @property
+    def kernel(self) -> float | None:
+        """What the kernels of a GPU know an activation by."""
+        record = self.activation
+        return None if record is None else record.kernel(*self.settings)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps in order, and the results that each takes: 0 is x, n that of the n-th step; g(x) is the last."""
+
+    steps: tuple[Step, ...]
+    inputs: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, *steps: Step) -> Program:
+        """One step after another."""
+        return cls(steps, tuple((i,) for i in range(len(steps))))
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every step takes the result of the one before it, and nothing from outside."""
+        return all(into == (i,) for i, into in enumerate(self.inputs)) and not self.is_conditional
+
+    @property
+    def is_conditional(self) -> bool:
+        return any(step.kind == "shift" for step in self.steps)
+
+    @property
+    def has_slopes(self) -> bool:
+        """Whether every step has a derivative in closed form: activations with a slope, padding with zeros."""
+        return all(step.is_plain for step in self.steps) and not self.first_without_slope
+
+    @property
+    def first_without_slope(self) -> str:
+        """The first activation that has none in closed form, or nothing."""
+        records = (step.activation for step in self.steps)
+        return next((record.name for record in records if record is not None and record.slope is None), "")
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether all layers are meant for inputs with as many axes as x: rows for linear layers, or images."""
+        layers = (step.geometry for step in self.steps if step.kind in LAYERS)
+        return all(x.dim() == (0 if geometry is None else geometry.axes) + 2 for geometry in layers)
+
+    def with_own(self, values: Sequence[Tensor]) -> Iterator[tuple[Step, tuple[int, ...], list[Tensor]]]:
+        """Every step, the results it takes, and its own tensors among those of all."""
+        used = 0
+        for step, into in zip(self.steps, self.inputs, strict=True):
+            yield step, into, list(values[used : used + step.tensors])
+            used += step.tensors
+
+
+#: (step, x, its tensors) -> y: a way to compute a linear map.
+Way: TypeAlias = Callable[[Step, Tensor, list[Tensor]], Tensor]
+
+
+def run(program: Program, x: Tensor, values: Sequence[Tensor], ways: Sequence[Way] = ()) -> Tensor:
+    """g(x), for the tensors of a g with this program, in the precision of both; linear maps in these `ways`."""
+    return evaluate(program, x, values, partial(stepped, ways))
+
+
+def stepped(ways: Sequence[Way], i: int, step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
+    """The result of step i, linear maps in these `ways`, if there are any."""
+    return ways[i](step, inputs[0], own) if ways and step.kind in LINEAR else apply(step, inputs, own)
+
+
+def evaluate(
+    program: Program,
+    x: Tensor,
+    values: Sequence[Tensor],
+    function: Callable[[int, Step, list[Tensor], list[Tensor]], Tensor],
+) -> Tensor:
+    """The last result, where `function` of (number, step, inputs, own tensors) makes each; none is kept for longer
+    than a later step takes it."""
+    last = {n: i for i, into in enumerate(program.inputs) for n in into}
+    results = {0: x}
+    for i, (step, into, own) in enumerate(program.with_own(values)):
+        inputs = [results[n] for n in into]
+        for n in into:
+            if last[n] == i:
+                results.pop(n, None)
+        results[i + 1] = function(i, step, inputs, own)
+    return results[len(program.steps)]
+
+
+def apply(step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
+    """The result of one step."""
+    x = inputs[0]
+    match step.kind:
+        case "linear":
+            return F.linear(x, own[0], own[1] if step.tensors == 2 else None)
+        case "conv":
+            return _convolved(cast(Geometry, step.geometry), x, own)
+        case "descent":
+            return -transposed(step, x, own[0])
+        case "join":
+            return joined(own[0], *inputs)
+        case "shift":
+            return spread_over(x, own[0])
+        case kind:
+            return ACTIVATIONS[kind].function(x, *step.settings, *own)
+
+
+def _convolved(g: Geometry, x: Tensor, own: list[Tensor]) -> Tensor:
+    none, bias, before = (0,) * g.axes, own[1] if len(own) == 2 else None, g.before
+    if g.circular or g.before != g.after:
+        sides = [n for pair in zip(reversed(g.before), reversed(g.after), strict=True) for n in pair]
+        x, before = F.pad(x, sides, mode="circular" if g.circular else "constant"), none
+    return torch.convolution(x, own[0], bias, g.stride, before, g.dilation, False, none, g.groups)
+
+
+def transposed(step: Step, v: Tensor, weight: Tensor, size: Sequence[int] = ()) -> Tensor:
+    """W' v, for inputs of this size where there is a stride; a v in another precision is brought to the weight's."""
+    g, v = step.geometry, v.to(weight.dtype)
+    if g is None:
+        return v @ weight
+    rest = g.rest(tuple(size), tuple(weight.shape[2:]), tuple(v.shape[2:])) if size else (0,) * g.axes
+    return torch.convolution(v, weight, None, g.stride, g.before, g.dilation, True, rest, g.groups)
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A g read once: its program, and the name and module behind every step."""
+
+    g: nn.Module
+    program: Program
+    layers: tuple[tuple[str, nn.Module], ...]
+
+    def tensors(self, shift: Tensor | None = None, dtype: torch.dtype | None = None) -> list[Tensor]:
+        """What `run` takes beside x: constrained weights, biases and parameters, in order, with gradient.
+
+        `shift` is the embedding of a context. In another `dtype` what is computed of them (the cosine of an angle) is
+        computed in it.
+        """
+        found: list[Tensor] = []  # not list[Tensor](), which torch.compile cannot follow
+        weights: dict[nn.Module, Tensor] = {}
+        for step, (_, layer) in zip(self.program.steps, self.layers, strict=True):
+            found += [t if dtype is None else t.to(dtype) for t in self._own(step, layer, shift, weights, dtype)]
+        return found
+
+    def _own(
+        self, step: Step, layer: Any, shift: Tensor | None, weights: dict[nn.Module, Tensor], dtype: torch.dtype | None
+    ) -> list[Tensor]:
+        if step.kind in LAYERS:
+            if step.kind != "descent":  # which takes the same weight to the last bit, so that J is symmetric
+                weights[layer] = layer.weight
+            return [weights[layer], layer.bias] if step.tensors == 2 else [weights[layer]]
+        if step.kind == "join":
+            return [parts_of(layer.angle if dtype is None else layer.angle.to(dtype))]
+        if step.kind == "shift":
+            if shift is None:
+                raise ValueError("this network is conditional; pass context=...")
+            return [shift]
+        return ACTIVATIONS[step.kind].tensors_of(layer)
+
+    def note_sizes(self, size: Size) -> None:
+        """What the hooks of constrained layers would have seen of an x of this size, without calling them."""
+        sizes = [size]
+        for step, into, (_, layer) in zip(self.program.steps, self.program.inputs, self.layers, strict=True):
+            size = sizes[into[-1]]
+            if step.kind == "conv":
+                cap = cap_of(layer)
+                if cap is not None:
+                    cap.see(size)
+                size = cast(Geometry, step.geometry).output_size(size, tuple(cast(Tensor, layer.weight).shape[2:]))
+            elif step.kind == "descent":  # back to what its layer was given
+                size = sizes[self.program.inputs[into[0] - 2][0]]
+            sizes.append(size)
+
+
+def read(g: nn.Module) -> Reading | None:
+    """The reading of g; None where it has a forward, a layer or a padding that cannot be read."""
+    try:
+        return reading(g)
+    except NoBoundKnown:
+        return None
+
+
+def reading(g: nn.Module) -> Reading:
+    """The same, with a `NoBoundKnown` that says why it cannot be read."""
+    reader = _Reader(unwrap(g))
+    reader.walk(g, "", 0)
+    return Reading(g, Program(tuple(reader.steps), tuple(reader.inputs)), tuple(reader.layers))
+
+
+class _Reader:
+    """Writes down steps in the order in which they act on x."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        self.whole = whole
+        self.steps: list[Step] = []
+        self.inputs: list[tuple[int, ...]] = []
+        self.layers: list[tuple[str, nn.Module]] = []
+
+    def walk(self, g: nn.Module, prefix: str, h: int, *, fresh: bool = False) -> int:
+        """The steps of g on result h; the number of its own result."""
+        for name, leaf in stations(g, prefix, fresh=fresh):
+            h = self.leaf(name, leaf, h)
+        return h
+
+    def leaf(self, name: str, leaf: nn.Module, h: int) -> int:
+        if type(leaf) is Conditioned:
+            if leaf is not self.whole:
+                raise NoBoundKnown("a Conditioned within another network has no context. Let it be the whole of g.")
+            return self.add(Step("shift", 1), name, leaf, h)
+        if type(leaf) is Concatenated:
+            return self.add(Step("join", 1), name, leaf, h, self.walk(leaf.f, inside(name, "f"), h))
+        if type(leaf) is Potential:
+            return self.descent(name, leaf, h)
+        return self.add(_step(name, leaf), name, leaf, h)
+
+    def descent(self, name: str, leaf: Potential, h: int) -> int:
+        """-W' s(W h + b)."""
+        for _ in stations(leaf.activation, inside(name, "activation"), fresh=True):
+            pass  # which says what is wrong with it
+        leaf.check()
+        hidden = self.leaf(inside(name, "layer"), leaf.layer, h)
+        hidden = self.walk(leaf.activation, inside(name, "activation"), hidden, fresh=True)
+        step = Step("descent", 1, self.steps[hidden - 2].geometry)
+        return self.add(step, inside(name, "layer"), leaf.layer, hidden)
+
+    def add(self, step: Step, name: str, layer: nn.Module, *inputs: int) -> int:
+        self.steps.append(step)
+        self.inputs.append(inputs)
+        self.layers.append((name, layer))
+        return len(self.steps)
+
+
+def _step(name: str, layer: nn.Module) -> Step:
+    record = record_of(layer)
+    if record is not None:
+        return Step(record.name, len(record.tensors), settings=record.settings_of(layer))
+    geometry, tensors = _geometry(name, layer), 1 if layer.bias is None else 2
+    return Step("conv", tensors, geometry) if geometry.axes else Step("linear", tensors)
+
+
+def _geometry(name: str, layer: nn.Module) -> Geometry:
+    try:
+        return Geometry.of(layer)
+    except NoBoundKnown as error:
+        raise no_bound(name, layer, str(error)) from None
+
+
+def no_bound(name: str, layer: nn.Module, reason: str = "") -> NoBoundKnown:
+    """What is said of a layer without a Lipschitz bound."""
+    if isinstance(layer, nn.modules.dropout._DropoutNd):
+        reason = "it is another function at every call. Remove it from g."
+    elif isinstance(layer, nn.modules.batchnorm._NormBase):
+        reason = "no bound is computed through it. Remove it from g; ActNorm before the block does its work."
+    elif next(layer.children(), None) is not None:
+        reason = "its forward is its own and cannot be read. Write g as an nn.Sequential."
+    elif doubt(layer) and any(base in TORCH for base in type(layer).__mro__):  # known but for what a user has changed
+        reason = doubt(layer)
+    elif not isinstance(getattr(layer, "weight", None), Tensor):
+        reason = unknown(layer)
+    return NoBoundKnown(f"no Lipschitz bound is known for {where(name, layer)}: {reason}")

@@ -1,0 +1,156 @@
+"""What rounding in float64 can do to g(x): ||fl(g(x)) - g(x)|| <= relative ||x|| + absolute, for every x.
+
+Two bounds are carried from layer to layer, both linear in ||x||: the size of the exact state h, and the error e of the
+computed one. With L the Lipschitz bound of a layer, u = 2^-53 and gamma_n = n u / (1 - n u),
+
+    size         ||h|| <= m ||x|| + k          m the product of the L so far, k = ||h(0)|| from one evaluation at zero
+    layer        e <- L e + gamma_(n+1) (|| |W| || (||h|| + e) + ||b||)        n products in a sum, in any order
+    activation   e <- L e + c (||h|| + e) + c' sqrt(elements)                  see `lipschitz.activations`
+
+so that large numbers that cancel on the way to a small g(x) are counted. The norm of |W| is at most
+sqrt(largest column sum x largest row sum).
+
+It covers sums of products in any order and with fused multiplications, and elementary functions that are right to four
+units in the last place (those of torch are, on CPUs and GPUs). It does not cover algorithms that combine inputs before
+they multiply them (Fourier, Winograd, Strassen), nor float64 emulated by other numbers: for float64 the libraries under
+torch use neither, unless they are told to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..float64 import ELEMENTARY, OUTWARD, UNIT, Rounding, gamma
+from ..lipschitz.conditioned import spread_over
+from ..spectral import Geometry, absolute_norm
+from .program import Program, Step, apply
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Size:
+    """A bound that is linear in ||x||: slope ||x|| + fixed."""
+
+    slope: float = 0.0
+    fixed: float = 0.0
+
+    def __add__(self, other: Size) -> Size:
+        return Size(self.slope + other.slope, self.fixed + other.fixed)
+
+    def __rmul__(self, factor: float) -> Size:
+        return Size(*(0.0 if factor == 0 else factor * part for part in (self.slope, self.fixed)))
+
+    def beside(self, other: Size) -> Size:
+        """Of two vectors side by side."""
+        return Size(math.hypot(self.slope, other.slope), math.hypot(self.fixed, other.fixed))
+
+
+@dataclass(frozen=True)
+class State:
+    """The input of a layer: its value where x = 0, its size, and the error of its computation."""
+
+    zero: Tensor
+    size: Size
+    error: Size
+
+    def then(self, zero: Tensor, lipschitz: float, added: Size) -> State:
+        """The output of a layer with this value where x = 0, Lipschitz bound, and rounding on top."""
+        numbers = zero[0].numel()
+        error = OUTWARD * (lipschitz * self.error + added + Size(0.0, math.sqrt(numbers) * 2.0**-1000))
+        return State(zero, Size(lipschitz * self.size.slope, _norm(zero) + error.fixed), error)
+
+
+def rounding(
+    program: Program, values: Sequence[Tensor], constants: Sequence[float], input_shape: Shape, rows: int = 1
+) -> Rounding:
+    """What rounding can hide of a residual x + g(x) - z, for a g in float64 with these tensors and Lipschitz constants.
+
+    `rows` is how many samples a context among the tensors has.
+
+    >>> from torch import nn
+    >>> from .constant import bound
+    >>> from .program import read
+    >>> g = nn.Sequential(nn.Linear(2, 2, bias=False)).double()
+    >>> found = rounding(read(g).program, read(g).tensors(), bound(g).constants, (2,))
+    >>> 0 < found.relative < 1e-14, 0 <= found.absolute < 1e-14
+    (True, True)
+    """
+    error = errors(program, values, constants, input_shape, rows)[-1]
+    slope, fixed = (math.inf if math.isnan(part) else part for part in (error.slope, error.fixed))  # 0 x inf
+    return Rounding.of(slope, fixed, math.prod(input_shape))
+
+
+@torch.no_grad()
+def errors(
+    program: Program, values: Sequence[Tensor], constants: Sequence[float], input_shape: Shape, rows: int = 1
+) -> list[Size]:
+    """The error of every state in g, that of x first, its output last."""
+    device = values[0].device if values else None
+    states = [State(torch.zeros(rows, *input_shape, dtype=torch.float64, device=device), Size(1.0), Size())]
+    for (step, into, own), constant in zip(program.with_own(values), constants, strict=True):
+        states.append(_after(step, [states[n] for n in into], own, constant))
+    return [state.error for state in states]
+
+
+def _after(step: Step, before: list[State], own: list[Tensor], lipschitz: float) -> State:
+    """The state after a step."""
+    zero = apply(step, [state.zero for state in before], own)
+    state = before[0]
+    if step.kind == "join":
+        return _joined(before[0], before[1], own[0], zero)
+    if step.kind == "shift":
+        spread = _norm(spread_over(torch.zeros_like(state.zero), own[0].double()))
+        return state.then(zero, 1.0, UNIT * (_computed(state) + Size(0.0, spread)))
+    if step.activation is not None:
+        of_input, of_one = step.activation.rounding(*step.settings)
+        added = of_input * _computed(state) + Size(0.0, of_one * math.sqrt(zero[0].numel()))
+        return state.then(zero, lipschitz, added)
+    return state.then(zero, lipschitz, _of_products(step, state, own, zero))
+
+
+def _of_products(step: Step, state: State, own: list[Tensor], zero: Tensor) -> Size:
+    """What W h + b, or W' h, adds."""
+    weight, geometry = own[0], step.geometry or Geometry()
+    if step.kind == "descent":
+        count = weight.shape[0] // geometry.groups * weight[0, 0].numel()
+        return gamma(count) * (absolute_norm(weight, geometry.groups) * _computed(state))
+    added = gamma(weight[0].numel()) * (_absolute_norm(weight, geometry, state.zero, zero) * _computed(state))
+    if len(own) == 2:
+        per_channel = math.sqrt(zero[0].numel() / len(own[1]))
+        added += gamma(weight[0].numel()) * Size(0.0, per_channel * _norm(own[1][None]))
+    return added
+
+
+def _joined(kept: State, made: State, parts: Tensor, zero: Tensor) -> State:
+    """(cos(t) h, sin(t) f(h)): both factors and both products are rounded."""
+    a, b = (abs(float(part)) * OUTWARD for part in parts)
+    rounded = 2 * ELEMENTARY * (a * _computed(kept)).beside(b * _computed(made))
+    both = State(kept.zero, (a * kept.size).beside(b * made.size), (a * kept.error).beside(b * made.error))
+    return both.then(zero, 1.0, rounded)
+
+
+def _computed(state: State) -> Size:
+    """The size of the computed state."""
+    return state.size + state.error
+
+
+def _absolute_norm(weight: Tensor, geometry: Geometry, x: Tensor, y: Tensor) -> float:
+    """The norm of |W|. Under circular padding outputs may be repeated, and an input counts as often."""
+    repeats = 1
+    if geometry.circular:
+        sizes = zip(x.shape[2:], y.shape[2:], geometry.stride, strict=True)
+        repeats = math.prod(math.ceil(((m - 1) * s + 1) / n) for n, m, s in sizes)
+    return absolute_norm(weight, geometry.groups, repeats)
+
+
+def _norm(x: Tensor) -> float:
+    """The largest norm of a row; squares that underflow are those of numbers below 2^-511."""
+    largest = float(torch.linalg.vector_norm(x.flatten(1), dim=1).max())
+    return OUTWARD * largest + math.sqrt(x[0].numel()) * 2.0**-511

@@ -1,0 +1,304 @@
+"""A unit and its tangents: beside x', probes v go forward through g as J v.
+
+Value and tangents are the rows of one matrix, [h; t], so a linear map is one product for all of them, and so is the
+gradient of its weight. An activation takes h to a(h) and t to a'(h) t. Linear maps are in `dtype`, activations in
+float32. Of an activation only its argument is kept for the backward pass: what it made is made again there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from ..branch import Program, Step
+from ..branch.derivative import slope as slope_of
+from ..branch.program import LINEAR, apply
+from ..compiler import compiled_or_plain
+from ..logdet import signs
+from ..timing import can_measure, fastest
+from .kernels import wide
+from .maps import Convolution, Map, candidates, find, rows
+from .neighbours import Size
+
+
+@dataclass(frozen=True)
+class Stage:
+    """An activation, if there is one, and the linear map after it."""
+
+    bend: Step | None
+    linear: Step
+
+
+def stages(program: Program) -> tuple[Stage, ...] | None:
+    """A program as stages; None where it is no chain, two activations follow each other, or one is the last."""
+    found, bend = list[Stage](), None
+    if not program.is_chain or any(step.activation is None and step.kind not in LINEAR for step in program.steps):
+        return None
+    for step in program.steps:
+        if step.kind in LINEAR:
+            found.append(Stage(bend or (Step("identity") if found else None), step))
+            bend = None
+        elif bend is None:
+            bend = step
+        else:
+            return None
+    return tuple(found) if bend is None else None
+
+
+class Slope(NamedTuple):
+    """The slope of an activation, None where there is none; `activated`: what ELU made, which says the same."""
+
+    values: Tensor | None
+    activated: bool = False
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a unit computes: the precision of linear maps, how many probes a sample has, and whether it is compiled."""
+
+    dtype: torch.dtype
+    probes: int
+    compiled: bool
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A stage with its tensors: parameters of the activation, weight, and a bias for the next stage."""
+
+    stage: Stage
+    map: Map
+    parameters: list[Tensor]
+    weight: Tensor
+    matrix: Tensor
+    bias: Tensor | None
+
+
+def read_layers(parts: Sequence[Stage], values: list[Tensor], size: Size, count: int, way: Way) -> list[Layer]:
+    """The stages of a g with its tensors, for `count` images of this size."""
+    found, used = [], 0
+    for part in parts:
+        n = 0 if part.bend is None else part.bend.tensors
+        parameters, weight = values[used : used + n], values[used + n].to(way.dtype)
+        used += n + 1
+        bias = values[used] if part.linear.tensors == 2 and used < len(values) else None
+        used += bias is not None
+        linear = find(part.linear, weight, size, count, compiled=way.compiled)
+        found.append(Layer(part, linear, parameters, weight, linear.matrix(weight.detach()), bias))
+        if part.linear.geometry is not None:
+            size = part.linear.geometry.output_size(size, tuple(weight.shape[2:]))
+    return found
+
+
+def forward(
+    way: Way, layers: Sequence[Layer], x: Tensor, y: Tensor, bias: Tensor | None, norm: tuple[Tensor, Tensor] | None,
+    noise: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Sequence[Layer], list[Slope]]:  # fmt: skip
+    """x', the probes, [y'; J v], the layers as they were computed, and the slopes of all activations."""
+    x, v, h = Enter.apply(way, x, y, bias, *(norm or (None, None)), noise)  # type: ignore[no-untyped-call]
+    if layers[0].stage.bend is not None:
+        h = x if v is None else torch.cat([x, v])
+    through = _layer_by_layer
+    if _has_kernels(way, layers, h) and _kernels_win(way, layers, x, h):
+        layers, through = [_unrolled(layer) for layer in layers], _by_kernels
+    h, slopes = through(way, layers, x, h)
+    return x, v, h, layers, slopes
+
+
+def _layer_by_layer(way: Way, layers: Sequence[Layer], x: Tensor, h: Tensor) -> tuple[Tensor, list[Slope]]:
+    shift, slopes = None, list[Slope]()
+    for layer in layers:
+        if layer.stage.bend is None:
+            h, d = Begin.apply(layer, x, h, layer.weight), None  # type: ignore[no-untyped-call]
+        else:
+            h, d = Bend.apply(way, layer, h, shift, layer.weight, *layer.parameters)  # type: ignore[no-untyped-call]
+        slopes.append(Slope(d))
+        shift = layer.bias
+    return h, slopes
+
+
+def _has_kernels(way: Way, layers: Sequence[Layer], h: Tensor) -> bool:
+    """Whether the layers are a unit that has kernels of its own."""
+    bends, usual = [layer.stage.bend for layer in layers], way.compiled and way.probes <= 1
+    return usual and wide.supported([_unrolled_map(t) for t in layers], bends, [t.bias for t in layers], h)
+
+
+def _unrolled_map(layer: Layer) -> Map:
+    """The map of a layer as a product of matrices, where it can be one: by itself it may not be the fastest."""
+    m = layer.map
+    return candidates(m.geometry, tuple(layer.weight.shape), m.size, True)[0] if isinstance(m, Convolution) else m
+
+
+def _unrolled(layer: Layer) -> Layer:
+    m = _unrolled_map(layer)
+    return layer if m is layer.map else replace(layer, map=m, matrix=m.matrix(layer.weight.detach()))
+
+
+_WINS: dict[Any, bool] = {}
+
+
+def _kernels_win(way: Way, layers: Sequence[Layer], x: Tensor, h: Tensor) -> bool:
+    """Whether these kernels are faster than the layers one by one, forward and backward; measured once a shape."""
+    key = (way, len(x), layers[1].stage.bend, *(layer.map for layer in layers))
+    if key not in _WINS:
+        if not can_measure(x.device):
+            return True
+        twins = [replace(t, weight=_leaf(t.weight), bias=None if t.bias is None else _leaf(t.bias)) for t in layers]
+        inputs = [_leaf(x), *(t for twin in twins for t in (twin.weight, twin.bias) if t is not None)]
+        unrolled = [_unrolled(twin) for twin in twins]
+
+        def call(kernels: bool) -> None:
+            with torch.enable_grad():
+                through, taken = (_by_kernels, unrolled) if kernels else (_layer_by_layer, twins)
+                out, _ = through(way, taken, inputs[0], h.detach())
+                torch.autograd.grad(out, inputs, torch.zeros_like(out))
+
+        _WINS[key] = fastest(f"a unit by kernels, {len(x)} rows, {way.probes} probes", [True, False], call)
+    return _WINS[key]
+
+
+def _leaf(t: Tensor) -> Tensor:
+    return t.detach().clone().requires_grad_()
+
+
+def _by_kernels(way: Way, layers: Sequence[Layer], x: Tensor, h: Tensor) -> tuple[Tensor, list[Slope]]:
+    tensors = [t for layer in layers for t in (layer.weight, layer.bias) if t is not None]
+    maps, matrices = [layer.map for layer in layers], [layer.matrix for layer in layers]
+    frequency = cast(float, wide.kernel_of(layers[1].stage.bend))
+    h, *kept = wide.Wide.apply(maps, matrices, frequency, x, h, *tensors)  # type: ignore[no-untyped-call]
+    return h, [Slope(None), *(Slope(d[: len(x)], activated=not frequency) for d in kept)]
+
+
+# ---------------------------------------------------------------------------------------------- the way in
+
+
+class Enter(torch.autograd.Function):
+    """(x, y, bias, shift, log_scale, noise) -> x', the probes, and both as one matrix in the precision of maps."""
+
+    @staticmethod
+    def forward(ctx: Any, way: Way, x: Tensor, y: Tensor, bias: Tensor | None, shift: Tensor | None,
+                log_scale: Tensor | None, noise: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+        x, v, both = compiled_or_plain(enter, way.compiled)(*_plain(x, y, bias, shift, log_scale, noise), way.dtype)
+        ctx.way, ctx.has_bias, ctx.dtype = way, bias is not None, y.dtype
+        ctx.save_for_backward(x, log_scale)
+        ctx.mark_non_differentiable(*([both] if v is None else [v, both]))
+        ctx.set_materialize_grads(False)  # or zeros as large as these are written in every backward pass
+        return x, v, both
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        x, log_scale = _plain(*ctx.saved_tensors)
+        dx, dy, plain, scaled = compiled_or_plain(leave, ctx.way.compiled)(g, x, log_scale, ctx.dtype)
+        norm = (None, None) if log_scale is None else (plain, scaled)
+        return None, dx, dy, plain if ctx.has_bias else None, *norm, None
+
+
+def enter(
+    x: Tensor, y: Tensor, bias: Tensor | None, shift: Tensor | None, log_scale: Tensor | None, noise: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+    """x', the probes v, if there are any, and [x'; v] in `dtype`."""
+    x = x + y if bias is None else x + y + bias
+    if shift is not None and log_scale is not None:
+        x = (x + shift) * log_scale.exp()
+    if noise is None:
+        return x, None, x.to(dtype, copy=True)
+    v = signs(rows(noise), x.dtype)
+    return x, v, torch.cat([x.to(dtype), v.to(dtype)])
+
+
+def leave(g: Tensor, x: Tensor, log_scale: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of x, y, of bias and shift, and of log_scale, from that of x'."""
+    scaled = (g * x).sum(0)
+    g = g if log_scale is None else g * log_scale.exp()
+    return g, g.to(dtype), g.sum(0), scaled
+
+
+class Begin(torch.autograd.Function):
+    """The first linear map, where no activation stands before it: probes have no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: Layer, x: Tensor, both: Tensor, weight: Tensor) -> Tensor:
+        ctx.map, ctx.matrix, ctx.rows, ctx.dtype = layer.map, layer.matrix, len(x), x.dtype
+        ctx.save_for_backward(both)
+        return layer.map.forward(both, layer.matrix)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (both,), m = ctx.saved_tensors, ctx.matrix
+        part = len(g) * ctx.rows // len(both)
+        return None, ctx.map.transpose(g[:part], m).to(ctx.dtype), None, ctx.map.gradient(both, g, m)
+
+
+# ---------------------------------------------------------------------------------------------- in between
+
+
+class Bend(torch.autograd.Function):
+    """An activation of [h; tangents] and the linear map after it; also the slope of the activation."""
+
+    @staticmethod
+    def forward(ctx: Any, way: Way, layer: Layer, h: Tensor, bias: Tensor | None, weight: Tensor,
+                *parameters: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx.way, ctx.bend, ctx.map, ctx.matrix = way, layer.stage.bend, layer.map, layer.matrix
+        ctx.save_for_backward(h, bias, *parameters)
+        both, slope = compiled_or_plain(bend, way.compiled)(ctx.bend, way, *_plain(h, bias), _plain(*parameters))
+        ctx.mark_non_differentiable(slope)
+        ctx.set_materialize_grads(False)
+        return layer.map.forward(both, layer.matrix), slope
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        h, bias, *parameters = _plain(*ctx.saved_tensors)
+        back = ctx.map.transpose(g, ctx.matrix)
+        function = compiled_or_plain(bend_back, ctx.way.compiled)
+        both, dh, dbias, more = function(ctx.bend, ctx.way, h, bias, parameters, back)
+        return None, None, dh, dbias, ctx.map.gradient(both, g, ctx.matrix), *more
+
+
+def bend(step: Step, way: Way, h: Tensor, bias: Tensor | None, parameters: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """[a; slope t] and the slope, for an activation a of h + bias and tangents t."""
+    h, t = _parts(h, way)
+    a, d = _bent(step, h, bias, parameters)
+    return _joined(a, d * t, way.dtype), d.to(way.dtype) if way.probes else d.new_empty(0)
+
+
+def bend_back(
+    step: Step, way: Way, h: Tensor, bias: Tensor | None, parameters: list[Tensor], g: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
+    """[a; slope t] once more, and the gradients of [h; t], of the bias and of the parameters."""
+
+    def function(h: Tensor, t: Tensor, parameters: list[Tensor]) -> tuple[Tensor, Tensor]:
+        a, d = _bent(step, h, bias, parameters)
+        return a, d * t
+
+    dtype, (h, t) = h.dtype, _parts(h, way)
+    (a, b), pull, *_ = torch.func.vjp(function, h, t, parameters)
+    dh, dt, more = pull(_parts(g, way))
+    dh = dh.to(dtype)
+    dbias = None if bias is None else dh.to(bias.dtype).sum(0)
+    return _joined(a, b, way.dtype), _joined(dh, dt, dtype), dbias, more
+
+
+def _bent(step: Step, h: Tensor, bias: Tensor | None, parameters: list[Tensor]) -> tuple[Tensor, Tensor]:
+    h = h if bias is None else h + bias
+    a = apply(step, [h], parameters)
+    return a, slope_of(step, h, a, parameters)
+
+
+def _parts(h: Tensor, way: Way) -> tuple[Tensor, Tensor]:
+    """The rows of the state, and those of the tangents, (probes, rows, channels), in float32 at least."""
+    h = h.to(torch.promote_types(h.dtype, torch.float32)).view(1 + way.probes, -1, h.shape[1])
+    return h[0], h[1:]
+
+
+def _joined(a: Tensor, t: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rows of the state and those of the tangents, if there are any, as one matrix."""
+    return torch.cat([a.to(dtype), t.to(dtype).flatten(0, 1)]) if len(t) else a.to(dtype)
+
+
+def _plain(*tensors: Tensor | None) -> list[Any]:
+    """Without their graph: a compiler would look at it."""
+    return [None if t is None else t.detach() for t in tensors]

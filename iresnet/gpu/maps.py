@@ -1,0 +1,255 @@
+"""The linear maps of g, on matrices: rows are the pixels of a batch, columns the channels, which lie last in memory.
+
+A map W, its transpose and the gradient of its weight, dW = sum over pixels of (gradient of the output) (input)'. There
+are several ways to the same numbers; `find` takes the fastest on this device:
+
+    Dense         a linear layer, or a convolution of 1 x 1: one product of matrices
+    Convolution   by the library's convolutions
+    Unrolled      a convolution of k x k between few channels and many: the few are spread over their k x k neighbours,
+                  or summed over them, and the rest is one product of matrices
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..branch import Program, Step
+from ..branch.program import transposed
+from ..compiler import compiled_or_plain
+from ..lipschitz.activations import elu_slope
+from ..spectral import Geometry
+from ..timing import can_measure, fastest
+from . import kernels
+from .neighbours import Size, aligned, spread, summed, summed_then
+
+
+class Map(Protocol):
+    """A linear map of images of one size. `m` is its weight as `matrix` gives it, once for all that is done with it."""
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """The weight of the layer in the shape that the other methods take."""
+
+    def forward(self, a: Tensor, m: Tensor) -> Tensor:
+        """W a, for every row."""
+
+    def transpose(self, g: Tensor, m: Tensor) -> Tensor:
+        """W' g."""
+
+    def transpose_times(self, g: Tensor, m: Tensor, d: Tensor, *, activated: bool = False) -> Tensor:
+        """W' g, every entry times that of d, whose rows repeat; `activated`: ELU made d, and its slope is meant."""
+
+    def gradient(self, a: Tensor, g: Tensor, m: Tensor) -> Tensor:
+        """The gradient of the layer's weight, given the input and the gradient of the output."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """One product of matrices, for a weight of this shape."""
+
+    shape: Size
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        return weight.flatten(1)
+
+    def forward(self, a: Tensor, m: Tensor) -> Tensor:
+        return a @ m.T
+
+    def transpose(self, g: Tensor, m: Tensor) -> Tensor:
+        return g.to(m.dtype) @ m
+
+    def transpose_times(self, g: Tensor, m: Tensor, d: Tensor, *, activated: bool = False) -> Tensor:
+        return product_times(g.to(m.dtype), m, d, activated)
+
+    def gradient(self, a: Tensor, g: Tensor, m: Tensor) -> Tensor:
+        return (g.T @ a).view(self.shape)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of images of this size."""
+
+    geometry: Geometry
+    size: Size
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        return weight
+
+    def forward(self, a: Tensor, m: Tensor) -> Tensor:
+        o = self.geometry
+        options = (None, o.stride, o.before, o.dilation, False, (0,) * o.axes, o.groups)
+        return rows(torch.convolution(image(a, self.size), m, *options))
+
+    def transpose(self, g: Tensor, m: Tensor) -> Tensor:
+        step = Step("conv", 1, self.geometry)
+        return rows(transposed(step, image(g.to(m.dtype), self._out(m)), m, self.size))
+
+    def transpose_times(self, g: Tensor, m: Tensor, d: Tensor, *, activated: bool = False) -> Tensor:
+        return repeated(self.transpose(g, m), elu_slope(d) if activated else d)
+
+    def gradient(self, a: Tensor, g: Tensor, m: Tensor) -> Tensor:
+        o, x, y = self.geometry, image(a, self.size), image(g, self._out(m))
+        options = (None, o.stride, o.before, o.dilation, False, (0,) * o.axes, o.groups, [False, True, False])
+        return cast(Tensor, torch.ops.aten.convolution_backward(y, x, m, *options)[1])
+
+    def _out(self, m: Tensor) -> Size:
+        return self.geometry.output_size(self.size, tuple(m.shape[2:]))
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """A convolution of k x k that keeps the size of an image, as a product of matrices, for a weight of this shape.
+
+    Its matrix is (out, places x in) where channels become more, else (out x places, in), padded to a multiple of eight.
+    """
+
+    shape: Size
+    size: Size
+    compiled: bool
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        flat = weight.movedim(1, -1)
+        if self.widens:
+            flat = flat.flatten(1)
+            return F.pad(flat, (0, aligned(flat.shape[1]) - flat.shape[1]))
+        flat = flat.flatten(0, -2)
+        return F.pad(flat, (0, 0, 0, aligned(flat.shape[0]) - flat.shape[0]))
+
+    def forward(self, a: Tensor, m: Tensor) -> Tensor:
+        return self.spread(a, m, back=False) @ m.T if self.widens else self._sum(a @ m.T, back=False)
+
+    def transpose(self, g: Tensor, m: Tensor) -> Tensor:
+        return self._sum(g.to(m.dtype) @ m, back=True) if self.widens else self.spread(g, m, back=True) @ m
+
+    def transpose_times(self, g: Tensor, m: Tensor, d: Tensor, *, activated: bool = False) -> Tensor:
+        if self.widens:
+            return repeated(self.transpose(g, m), elu_slope(d) if activated else d)
+        return product_times(self.spread(g, m, back=True), m, d, activated)
+
+    def gradient(self, a: Tensor, g: Tensor, m: Tensor) -> Tensor:
+        return self.folded(g.T @ self.spread(a, m, back=False) if self.widens else self.spread(g, m, back=True).T @ a)
+
+    def folded(self, matrix: Tensor) -> Tensor:
+        """A gradient of the matrix as one of the weight: the inverse of `matrix`."""
+        out, into, *window = self.shape
+        places = math.prod(window)
+        flat = matrix[:, : into * places] if self.widens else matrix[: out * places]
+        return flat.reshape(out, *window, into).movedim(-1, 1)
+
+    @property
+    def widens(self) -> bool:
+        return self.shape[1] <= self.shape[0]
+
+    def transpose_then(self, function: Callable[..., Any], g: Tensor, m: Tensor, *more: Any) -> Any:
+        """`function` of W' g and more, where channels become fewer: the sum over neighbours is made on the way."""
+        arguments = (g.to(m.dtype) @ m, self.size, self.shape[2], True, min(self.shape[:2]))
+        return compiled_or_plain(summed_then, self.compiled)(function, arguments, *more)
+
+    def spread(self, a: Tensor, m: Tensor, *, back: bool) -> Tensor:
+        """Rows of the few channels beside their neighbours, in the precision of m."""
+        return cast(Tensor, compiled_or_plain(spread, self.compiled)(a, self.size, self.shape[2], back, m.dtype))
+
+    def _sum(self, z: Tensor, *, back: bool) -> Tensor:
+        function = compiled_or_plain(summed, self.compiled)
+        return cast(Tensor, function(z, self.size, self.shape[2], back, min(self.shape[:2])))
+
+
+def repeated(x: Tensor, d: Tensor) -> Tensor:
+    """Every entry of x times that of d, whose rows repeat."""
+    return (x.view(-1, *d.shape) * d).flatten(0, 1)
+
+
+def product_times(a: Tensor, b: Tensor, d: Tensor, activated: bool) -> Tensor:
+    """(a b) times d, entry by entry, or times the slope of ELU where it made d; by one kernel where that is fastest."""
+    tile = _tile(len(a), tuple(b.shape), tuple(d.shape), b.dtype, b.device, activated)
+    if tile is None:
+        return repeated(a @ b, elu_slope(d) if activated else d)
+    return kernels.product_times(a, b, d, tile, activated=activated)
+
+
+@cache
+def _tile(
+    rows: int, shape: Size, period: Size, dtype: torch.dtype, device: torch.device, activated: bool
+) -> kernels.ProductTile | None:
+    tiles = [tile for tile in kernels.PRODUCT_TILES if kernels.multiplies(shape, dtype, device, tile)]
+    tiles = tiles if kernels.counts(rows, max(shape)) else []
+    if not tiles or not can_measure(device):
+        return None
+    a, b, d = (torch.zeros(each, dtype=dtype, device=device) for each in ((rows, shape[0]), shape, period))
+
+    def call(tile: kernels.ProductTile | None) -> Tensor:
+        if tile is None:
+            return repeated(a @ b, elu_slope(d) if activated else d)
+        return kernels.product_times(a, b, d, tile, activated=activated)
+
+    return fastest(f"{rows} rows times {shape}, times slopes", [None, *tiles], call)
+
+
+def image(a: Tensor, size: Size) -> Tensor:
+    """A matrix as images (n, channels, ...), channels last in memory."""
+    return a.view(-1, *size, a.shape[1]).movedim(-1, 1)
+
+
+def rows(x: Tensor) -> Tensor:
+    """Images, or rows of numbers, as a matrix; a view where the channels lie last."""
+    return x.movedim(1, -1).reshape(-1, x.shape[1])
+
+
+# ---------------------------------------------------------------------------------------------- which one
+
+
+def find(step: Step, w: Tensor, size: Size, count: int, *, compiled: bool) -> Map:
+    """The map of a step with this weight, for `count` images of this size."""
+    if step.kind == "linear":
+        return Dense(tuple(w.shape))
+    geometry = cast(Geometry, step.geometry)
+    return _find(geometry, tuple(w.shape), w.dtype, w.device, size, count, compiled)
+
+
+@cache
+def _find(
+    geometry: Geometry, shape: Size, dtype: torch.dtype, device: torch.device, size: Size, count: int, compiled: bool
+) -> Map:
+    ways = candidates(geometry, shape, size, compiled)
+    if len(ways) == 1 or not can_measure(device):
+        return ways[0]
+    w = torch.zeros(shape, dtype=dtype, device=device).contiguous(memory_format=torch.channels_last)
+    matrices = {way: way.matrix(w) for way in ways}
+    a = torch.zeros(count * math.prod(size), shape[1], dtype=dtype, device=device)
+    g = torch.zeros(count * math.prod(size), shape[0], dtype=dtype, device=device)
+
+    def call(way: Map) -> None:
+        m, sums = matrices[way], isinstance(way, Unrolled) and not way.widens
+        seed = g.float() if sums else g  # what neighbours were summed into is in float32
+        way.forward(a, m), way.transpose(seed, m), way.gradient(a, seed, m)
+
+    return fastest(f"{count} images {size}, weight {shape}", ways, call)
+
+
+def may_unroll(program: Program, values: list[Tensor], x: Tensor) -> bool:
+    """Whether a convolution of g lies between few channels and many."""
+    size = tuple(x.shape[2:])
+    found = [(step.geometry, own[0]) for step, _, own in program.with_own(values) if step.geometry is not None]
+    return any(isinstance(candidates(g, tuple(w.shape), size, True)[0], Unrolled) for g, w in found)
+
+
+def candidates(geometry: Geometry, shape: Size, size: Size, compiled: bool) -> list[Map]:
+    """All ways to a convolution that may be the fastest, the likeliest first."""
+    out, into, *window = shape
+    one = (1,) * len(size)
+    keeps = (geometry.stride, geometry.dilation, geometry.groups) == (one, one, 1)
+    if keeps and all(n == 1 for n in window) and not any(geometry.before):
+        return [Dense(shape)]
+    library: list[Map] = [Convolution(geometry, size)]
+    square = len(window) == 2 and window[0] == window[1] and window[0] % 2 == 1
+    same = keeps and square and geometry.before == (window[0] // 2,) * 2
+    if not (compiled and same) or min(out, into) * window[0] ** 2 > max(out, into):
+        return library
+    return [Unrolled(shape, size, compiled), *library]

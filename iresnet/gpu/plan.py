@@ -1,0 +1,249 @@
+"""Residual blocks in few kernels: which of them, and how a model runs by them. What each computes is in `unit`.
+
+A `Plan` wraps a chain: every residual block whose g can be read makes a unit with the ActNorm before it, all units of
+one shape share one compiled function, and those of the paper's classifier have kernels of their own (`kernels`).
+Everything else is called as it is. `planned` gives a view of a model, or of an objective, in which every chain is
+wrapped; it shares all parameters and buffers, and the model itself stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..branch import Program, Reading, read
+from ..chain import Chain
+from ..compiler import compiling
+from ..lipschitz import cap_of, made_in
+from ..lipschitz.scaling import in_precision
+from ..logdet import Estimator, FixedSeries
+from ..residual import ResidualBlock
+from ..transform import Transform, given_to
+from ..transforms import Coupling
+from ..transforms.dequantisation import LearnedNoise
+from ..transforms.elementary import ActNorm
+from ..trust import changed
+from . import density, kernels, maps
+from .couplings import CompiledCoupling, can_compile
+from .density import advance_with_logdet, pack
+from .dual import Stage, Way, stages
+from .unit import advance, settled
+from .view import viewed
+from .wrapper import Wrapper
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One block with the ActNorm before it, if there is one."""
+
+    block: ResidualBlock
+    norm: ActNorm | None
+    reading: Reading
+    stages: tuple[Stage, ...]
+
+    @property
+    def program(self) -> Program:
+        return self.reading.program
+
+    @property
+    def affine(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.norm is None else (self.norm.shift, self.norm.log_scale)
+
+
+@dataclass
+class Carried:
+    """A state x + y + bias whose sum is not made yet."""
+
+    x: Tensor
+    y: Tensor | None = None
+    bias: Tensor | None = None
+
+    def settled(self) -> Tensor:
+        return settled(self.x, self.y, self.bias)
+
+
+class Plan(Wrapper):
+    """A chain with runs of blocks fused."""
+
+    inner: Chain
+
+    def __init__(self, chain: Chain, dtype: torch.dtype, compiled: bool) -> None:
+        super().__init__(chain)
+        self.dtype, self.compiled = dtype, compiled
+        self.pieces = list(_units(list(chain)))
+        self.free = _groups(self.units)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __iter__(self) -> Iterator[Transform]:
+        return iter(self.inner)
+
+    def __getitem__(self, index: int) -> Transform:
+        return self.inner[index]
+
+    @property
+    def units(self) -> list[Unit]:
+        return [part for part in self.pieces if isinstance(part, Unit)]
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """As `Chain.forward`."""
+        state, given = Carried(x), self._cast_free_weights()
+        for part in self.pieces:
+            if isinstance(part, Unit) and part.program.takes(state.x):
+                values, last = self._enter(part, state, given)
+                y = cast(Tensor, state.y)
+                if self.compiled and kernels.supported(part.program, state.x, values):
+                    x, y = kernels.advance(state.x, y.to(self.dtype), state.bias, part.affine, values)
+                elif self.compiled and maps.may_unroll(part.program, values, state.x):
+                    way = Way(self.dtype, 0, True)
+                    x, y = self._call(density.advance, part.stages, way, state.x, y, state.bias, part.affine, values)
+                else:
+                    function = advance(part.program, self.dtype, self.compiled)
+                    x, y = self._call(function, state.x, y, state.bias, part.affine, values)
+                state = Carried(x, y, last)
+            else:
+                x = state.settled()
+                for t in _members(part):
+                    x = t(x, given_to(t, context))
+                state = Carried(x)
+        return state.settled()
+
+    def forward_and_logdet(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As `Chain.forward_and_logdet`; blocks are fused where the number of terms is known before x is."""
+        if not isinstance(estimator, FixedSeries):
+            return self.inner.forward_and_logdet(x, context, estimator=estimator, generator=generator)
+        way, weights = Way(self.dtype, estimator.probes, self.compiled), pack(*estimator.weights(x))
+        state, given = Carried(x), self._cast_free_weights()
+        logdets, scales = [x.new_zeros(len(x))], dict[int, list[Tensor]]()
+        for part in self.pieces:
+            if isinstance(part, Unit) and part.program.takes(state.x):
+                values, last = self._enter(part, state, given)
+                drawn = [estimator.noise(state.x, generator) for _ in range(estimator.probes)]
+                noise = drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+                arguments = state.x, state.y, state.bias, part.affine, values, noise, weights
+                x, y, logdet = self._call(advance_with_logdet, part.stages, way, *arguments)
+                state = Carried(x, y, last)
+                logdets.append(logdet)
+                if part.norm is not None:
+                    scales.setdefault(math.prod(x.shape[2:]), []).append(part.norm.log_scale)
+            else:
+                x = state.settled()
+                for t in _members(part):
+                    own = given_to(t, context)
+                    x, logdet = t.forward_and_logdet(x, own, estimator=estimator, generator=generator)
+                    logdets.append(logdet)
+                state = Carried(x)
+        logdets += [(pixels * torch.cat(each).sum()).expand(len(x)) for pixels, each in scales.items()]
+        return state.settled(), torch.stack(logdets).sum(0)
+
+    def _enter(self, unit: Unit, state: Carried, given: dict[Tensor, Tensor]) -> tuple[list[Tensor], Tensor | None]:
+        """The tensors of a unit's g, but for the bias of its last layer, which is carried on; the state made ready."""
+        values = unit.reading.tensors()
+        last = values.pop() if unit.program.steps[-1].tensors == 2 else None
+        unit.reading.note_sizes(tuple(state.x.shape[2:]))
+        if unit.norm is not None and unit.norm.waits:
+            unit.norm(state.settled().detach())  # its first batch initialises it
+        if state.x.dim() == 4:
+            state.x = state.x.contiguous(memory_format=torch.channels_last)
+        if state.y is None:  # zero, so that the first block of a run is the same function as the others
+            sums = self.compiled and maps.may_unroll(unit.program, values, state.x)  # whose results are in float32
+            state.y = torch.zeros_like(state.x, dtype=state.x.dtype if sums else self.dtype)
+            state.bias = None if last is None else torch.zeros_like(last)
+        return [given.get(v, v) for v in values], last
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        with compiling() if self.compiled else nullcontext():
+            return function(*arguments)
+
+    def _cast_free_weights(self) -> dict[Tensor, Tensor]:
+        """Weights without a constraint in `dtype`, those of one shape at once; constrained ones come in it already."""
+        found: dict[Tensor, Tensor] = {}
+        for group in self.free:
+            found.update(zip(group, in_precision(group, self.dtype), strict=True))
+        return found
+
+
+def _members(part: Transform | Unit) -> list[Transform]:
+    if isinstance(part, Unit):
+        return [part.block] if part.norm is None else [part.norm, part.block]
+    return [part]
+
+
+def _groups(units: list[Unit]) -> list[list[Tensor]]:
+    """The weights of layers without a constraint, by shape."""
+    groups: dict[Any, list[Tensor]] = {}
+    for unit in units:
+        for layer in unit.block.g.modules():
+            if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and cap_of(layer) is None:
+                key = (layer.weight.shape, layer.weight.dtype, layer.weight.device)
+                groups.setdefault(key, []).append(layer.weight)
+    return list(groups.values())
+
+
+def _units(transforms: list[Transform]) -> Iterator[Transform | Unit]:
+    """Pair every readable block with an ActNorm that stands right before it."""
+    waiting: ActNorm | None = None
+    for t in transforms:
+        readable = isinstance(t, ResidualBlock) and type(t).forward is ResidualBlock.forward and changed(t) is None
+        found = read(cast(ResidualBlock, t).g) if readable else None
+        parts = None if found is None or not found.program.has_slopes else stages(found.program)
+        if found is not None and parts is not None:
+            yield Unit(cast(ResidualBlock, t), waiting, found, parts)
+            waiting = None
+            continue
+        if waiting is not None:
+            yield waiting
+        waiting = t if type(t) is ActNorm and changed(t) is None else None
+        if waiting is None:
+            yield t
+    if waiting is not None:
+        yield waiting
+
+
+def can_plan(module: nn.Module) -> bool:
+    """Whether a module is a chain that a plan can stand for: none with a function of its own, by a hook say."""
+    return type(module) is Chain and changed(module) is None
+
+
+def unfused(module: nn.Module) -> list[nn.Module]:
+    """The convolutions of a module that no plan covers; but noise is small, and stays as exact as the state."""
+    chains = [cast(Chain, m) for m in module.modules() if can_plan(m)]
+    units = [unit for chain in chains for unit in _units(list(chain)) if isinstance(unit, Unit)]
+    noises = [m for m in module.modules() if isinstance(m, LearnedNoise)]
+    covered = {m for part in (*(unit.block.g for unit in units), *noises) for m in part.modules()}
+    return [m for m in module.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) and m not in covered]
+
+
+@contextmanager
+def planned(module: M, dtype: torch.dtype, *, compiled: bool) -> Iterator[M]:
+    """A view of a module, for use within this context, with every chain wrapped by its plan.
+
+    With `compiled` couplings are wrapped too. The constrained weights of units are made in `dtype` meanwhile.
+    """
+
+    def wrapped(m: nn.Module) -> nn.Module:
+        if can_plan(m):
+            return Plan(cast(Chain, m), dtype, compiled)
+        return CompiledCoupling(cast(Coupling, m)) if compiled and can_compile(m) else m
+
+    view = viewed(module, wrapped)
+    units = [unit for plan in view.modules() if isinstance(plan, Plan) for unit in plan.units]
+    caps = [cap for unit in units for m in unit.block.g.modules() if (cap := cap_of(m)) is not None]
+    with made_in(caps, dtype, compiled=compiled):
+        yield cast(M, view)

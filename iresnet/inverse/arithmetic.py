@@ -1,0 +1,75 @@
+"""How an inverse is computed: its precisions, and a CUDA graph of the whole. None of it changes what is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from ..branch.convolution import CONVOLUTIONS
+from ..precision import chosen_convolutions, float32_products
+
+#: Working precisions by name, and the type that holds each.
+WORKING = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+Run: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How an inverse is computed.
+
+    `working` is the precision of most evaluations: float16, bfloat16 or float32. `exact` is the way to convolve in
+    float64: native, gathered, banded, shifted, or auto, the fastest for each shape. `graph` captures everything as
+    one CUDA graph. `code` is how the code residual is found: float64 evaluates the chain, none leaves it out (NaN).
+    `proof` is how the blocks' solves are proven: residual evaluates each g once more in float64; forward proves a chain
+    by the float64 evaluation that gives its code residual (`judgement`), and is as residual where there is none.
+    """
+
+    working: str = "float16"
+    exact: str = "auto"
+    graph: bool = True
+    code: str = "float64"
+    proof: str = "forward"
+
+    def __post_init__(self) -> None:
+        choices = {
+            "working": [*WORKING], "exact": ["auto", *CONVOLUTIONS], "code": ["float64", "none"],
+            "proof": ["forward", "residual"],
+        }  # fmt: skip
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}.")
+
+    @classmethod
+    def on(cls, device: torch.device) -> Arithmetic:
+        """What is best on this kind of device."""
+        return cls() if device.type == "cuda" else cls("float32", "native", graph=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return WORKING[self.working]
+
+    @contextmanager
+    def precision(self, device: torch.device) -> Iterator[None]:
+        """No TF32 and no autocast, sums in float32, convolutions by the fastest algorithm."""
+        matmul = cast(Any, torch.backends.cuda.matmul)
+        kinds = ("fp16_accumulation", "fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction")
+        names = [f"allow_{kind}" for kind in kinds if hasattr(matmul, f"allow_{kind}")]
+        before = [getattr(matmul, name) for name in names]
+        with (
+            torch.autocast(device_type=device.type, enabled=False),
+            float32_products("ieee", device),
+            chosen_convolutions(),
+        ):
+            try:
+                for name in names:
+                    setattr(matmul, name, False)
+                yield
+            finally:
+                for name, value in zip(names, before, strict=True):
+                    setattr(matmul, name, value)

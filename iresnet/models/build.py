@@ -1,0 +1,274 @@
+"""From settings to a model, for rows of a given schema."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ..base import Base, DiagonalNormal, NormalMixture, Posterior
+from ..chain import Chain
+from ..classifier import Classifier
+from ..data import Schema
+from ..flow import Flow
+from ..hybrid import Hybrid
+from ..lipschitz import ACTIVATIONS, constrain_
+from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
+from ..multiscale import Multiscale
+from ..residual import ResidualBlock
+from ..transform import Shape, Transform
+from ..transforms.dequantisation import LearnedNoise
+from ..transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
+from ..transforms.mixing import InvertibleConv1x1, PrincipalAxes
+from ..transforms.preprocess import Logit, Standardise
+from . import families
+from .branches import Activation, alternate, convolutions, dense, linears, potential
+from .free import FreeBlock
+from .network import Network
+from .readout import head as make_head
+from .resnet import PlainResNet, PreActResNet
+
+#: Images that the scaling is fitted on; up to this dimension the exact determinant costs no more than a series.
+FITTED, FEW = 10_000, 8
+
+#: The width of a ResNet's first stage, where none is given.
+RESNET_WIDTH = 16
+
+#: Ordinary ResNets by family.
+RESNETS = {"resnet": PreActResNet, "resnet-plain": PlainResNet}
+
+
+def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = None) -> Flow | Classifier | Hybrid:
+    """A model for rows of this schema: a Flow for "density", a Classifier for "classification", else a Hybrid.
+
+    `data` (rows as the schema has them) fits the scaling where there is one; a model that is about to be loaded
+    from a file needs none.
+    """
+    _check(network, schema, purpose)
+    first = _preprocessing(network, schema, data)
+    if network.family in RESNETS:
+        width = network.width or RESNET_WIDTH
+        return Classifier(first, RESNETS[network.family](schema.shape[0], len(schema.classes), network.blocks, width))
+    make = families.transform if families.is_other(network) else _scales
+    transform = make(network, schema, first, _last_is_normalised(network, purpose))
+    base = _base(network, transform.output_shape(schema.shape))
+    if purpose == "density":
+        estimator, noise = _estimator(network, schema), _noise(network, schema)
+        return Flow(transform, base, estimator=estimator, event_shape=schema.shape, dequantiser=noise)
+    head = make_head(network, _code_shapes(transform, schema.shape), len(schema.classes))
+    if purpose == "classification":
+        return Classifier(transform, head)
+    if network.bayes:
+        base = NormalMixture(transform.output_shape(schema.shape), len(schema.classes))
+        head = Posterior(base)
+    return Hybrid(transform, base, head, estimator=_estimator(network, schema), event_shape=schema.shape)
+
+
+def _check(network: Network, schema: Schema, purpose: str) -> None:
+    if families.is_other(network):
+        families.check(network, schema, purpose)
+    if purpose != "density" and len(schema.classes) < 2:
+        raise ValueError(
+            f"{purpose} needs at least two classes; these data have {len(schema.classes)}. "
+            "Name the label column (data.label), or use the objective 'density'."
+        )
+    if network.family in RESNETS and not (schema.is_image and purpose == "classification"):
+        what = purpose if schema.is_image else "a table"
+        raise ValueError(
+            f'the family {network.family} classifies images and has no inverse; got {what}. Use family = "iresnet".'
+        )
+    if network.dequantiser and not (schema.is_image and schema.levels is not None and purpose == "density"):
+        what = purpose if schema.is_image and schema.levels is not None else "rows that are no images of integers"
+        raise ValueError(
+            f"dequantiser is for densities of images of integers; got {network.dequantiser} for {what}. Set it to 0."
+        )
+    if purpose == "classification":
+        return
+    if network.padding:
+        raise ValueError(
+            f"padding must be 0 for a density, which constant channels make unbounded; got {network.padding}."
+        )
+    if not network.constrained:
+        raise ValueError(
+            f"constrained must be true for a density, whose determinant needs a contraction; got false for {purpose}. "
+            "Use the objective 'classification'."
+        )
+
+
+def _noise(network: Network, schema: Schema) -> LearnedNoise | None:
+    if not network.dequantiser or schema.levels is None:
+        return None
+    return LearnedNoise(schema.shape, schema.levels, network.dequantiser)
+
+
+def _last_is_normalised(network: Network, purpose: str) -> bool:
+    """Whether an ActNorm ends the map: a head that begins with BatchNorm does that work itself."""
+    return not (purpose == "classification" and network.readout == "batchnorm")
+
+
+def _preprocessing(network: Network, schema: Schema, data: Tensor | None) -> Transform:
+    if schema.levels is not None and network.preprocessing == "logit":
+        return Logit(schema.levels, network.alpha)
+    if schema.levels is not None and network.preprocessing == "centre":  # x / levels - 1/2
+        return Standardise([schema.levels / 2] * schema.shape[0], [float(schema.levels)] * schema.shape[0])
+    if data is None:
+        return Standardise(torch.zeros(schema.shape[0]), torch.ones(schema.shape[0]))
+    if len(data) > FITTED and schema.is_image:  # any rows will do, but not the first: they may be of one class
+        data = data[torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:FITTED].to(data.device)]
+    # Dequantisation moves the mean by half a level; it adds 1/12 to the variance, which is left to ActNorm.
+    return Standardise.fit(data.float() + (0.0 if schema.levels is None else 0.5))
+
+
+def _scales(network: Network, schema: Schema, first: Transform, normalised: bool) -> Transform:
+    """Preprocessing, then for every scale [squeeze, mixing,] blocks of [ActNorm and] x + g(x), an ActNorm, the tail."""
+    shape, stages = schema.shape, list[list[Transform]]()
+    for scale, blocks in enumerate(network.blocks):
+        stage = _entry(network, schema, scale, first)
+        for t in stage:
+            shape = _next_shape(t, shape, schema, network)
+        mixing = PrincipalAxes if network.principal else InvertibleConv1x1
+        stage += [mixing(shape[0])] if network.mixing else []
+        for _ in range(blocks):
+            stage += [*_norm(network, shape), _block(network, shape, scale)]
+        stages.append(stage)
+        if network.factor_out and scale < len(network.blocks) - 1:
+            shape = _halved(shape)
+    return _ended(network, stages, shape, schema, normalised)
+
+
+def _halved(shape: Shape) -> Shape:
+    if shape[0] % 2:
+        raise ValueError(
+            f"factor_out halves the channels of every scale but the last; got {shape[0]} of them at "
+            f"{' x '.join(map(str, shape[1:]))}. Use squeeze_first = true, or factor_out = false."
+        )
+    return (shape[0] // 2, *shape[1:])
+
+
+def _ended(
+    network: Network, stages: list[list[Transform]], shape: Shape, schema: Schema, normalised: bool
+) -> Transform:
+    """The stages joined, with an ActNorm last, and the tail; `shape` is what the last stage returns."""
+    stages[-1] += _norm(network, shape) if normalised else []
+    if not (network.factor_out and len(stages) > 1):
+        return Chain(*(t for stage in stages for t in stage), *_tail(network, shape))
+    split = Multiscale([Chain(*stage) for stage in stages], schema.shape)
+    tail = _tail(network, split.output_shape(schema.shape))
+    return Chain(split, *tail) if tail else split
+
+
+def _tail(network: Network, shape: Shape) -> list[Transform]:
+    """Fully connected blocks on a code of this shape, all of it in one row.
+
+    They have no ActNorms, which would scale every number of the code by the spread it has in the first batch: none, of
+    pixels that are blank there, and the first image in which one is not would be impossible.
+    """
+    if not network.tail:
+        return []
+    steps: list[Transform] = [Flatten(shape)] if len(shape) > 1 else []
+    # A dense branch ends with a layer from all that it kept: on a whole code, a matrix as large as the code squared.
+    branch = "chain" if network.branch == "dense" else network.branch
+    flat, wide = (math.prod(shape),), replace(network, width=network.tail_width, branch=branch)
+    return [*steps, *(_block(wide, flat, 0) for _ in range(network.tail))]
+
+
+def _entry(network: Network, schema: Schema, scale: int, first: Transform) -> list[Transform]:
+    """What comes before the blocks of a scale."""
+    if scale and not schema.is_image:
+        raise ValueError(f"blocks has one entry for a table, which has one scale; got {list(network.blocks)}.")
+    stage: list[Transform] = [] if scale else [first]
+    if scale == 0 and network.padding:
+        stage.append(InjectivePad(network.padding))
+    if schema.is_image and (scale or network.squeeze_first):
+        stage.append(Squeeze())
+    return stage
+
+
+def _next_shape(t: Transform, shape: Shape, schema: Schema, network: Network) -> Shape:
+    if isinstance(t, Squeeze) and any(n % 2 for n in shape[1:]):
+        raise ValueError(
+            f"every entry of blocks{'' if network.squeeze_first else ' but the first'} halves the image; "
+            f"{schema.shape[1]} x {schema.shape[2]} comes to {shape[1]} x {shape[2]}, which cannot be halved. "
+            "Give blocks fewer entries."
+        )
+    return t.output_shape(shape)
+
+
+def _norm(network: Network, shape: Shape) -> list[Transform]:
+    return [ActNorm(shape[0])] if network.normalisation == "actnorm" else []
+
+
+def _block(network: Network, shape: Shape, scale: int) -> ResidualBlock:
+    g = _branch(network, shape, scale)
+    if network.last_scale < 1:
+        _shrink_(g, network.last_scale)
+    if not network.constrained:
+        return FreeBlock(g)
+    return ResidualBlock(constrain_(g, lipschitz=network.lipschitz))
+
+
+@torch.no_grad()
+def _shrink_(g: nn.Module, factor: float) -> None:
+    """Multiply the last layer, and so g(x)."""
+    *_, last = (m for m in g.modules() if isinstance(m, nn.Linear | nn.Conv2d))
+    for p in last.parameters():
+        p.mul_(factor)
+
+
+def _branch(network: Network, shape: Shape, scale: int) -> nn.Module:
+    record = ACTIVATIONS[network.activation]
+    activation: Activation = partial(record.kind, *([network.frequency] if "frequency" in record.settings else []))
+    width, batchnorm = network.width or shape[0], _batchnorm(shape)
+    if network.branch == "potential":
+        return potential(shape, width, activation(), _kernel(network, scale) if len(shape) > 1 else 0)
+
+    if network.branch == "dense":
+        return dense(shape, width, activation, network.kernels if len(shape) > 1 else (1,) * (network.depth + 1))
+
+    def between(channels: int) -> list[nn.Module]:
+        return [*([batchnorm(channels)] if network.normalisation == "batchnorm" else []), activation()]
+
+    layers = (
+        linears(shape[0], (width,) * network.depth)
+        if len(shape) == 1
+        else convolutions(shape[0], width, network.kernels)
+    )
+    return alternate(layers, between, preactivation=network.preactivation)
+
+
+def _kernel(network: Network, scale: int) -> int:
+    """The kernel of a potential at a scale: its own, or the one that all have."""
+    if len(network.kernels) not in (1, len(network.blocks)):
+        raise ValueError(
+            "a potential has one layer: kernels has one entry for all scales or one for each of "
+            f"{len(network.blocks)}; got {list(network.kernels)}. Use kernels = [3]."
+        )
+    return network.kernels[scale if len(network.kernels) > 1 else 0]
+
+
+def _batchnorm(shape: Shape) -> type[nn.BatchNorm1d] | type[nn.BatchNorm2d]:
+    return nn.BatchNorm1d if len(shape) == 1 else nn.BatchNorm2d
+
+
+def _base(network: Network, shape: Shape) -> Base:
+    if network.components > 1:
+        return NormalMixture(shape, network.components)
+    return DiagonalNormal(shape, learned=network.learned_base)
+
+
+def _estimator(network: Network, schema: Schema) -> Estimator | None:
+    if families.is_other(network):  # it has a determinant of its own
+        return None
+    if network.estimator == "exact" or (network.estimator == "auto" and math.prod(schema.shape) <= FEW):
+        return Exact()
+    if network.estimator == "roulette":
+        return RussianRoulette(terms=network.terms)
+    return PowerSeries(terms=network.terms)
+
+
+def _code_shapes(transform: Transform, shape: Shape) -> Sequence[Shape]:
+    return transform.code_shapes if isinstance(transform, Multiscale) else [transform.output_shape(shape)]

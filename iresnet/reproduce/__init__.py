@@ -1,0 +1,59 @@
+"""The paper's tables and figures, one file each or several that show the same: its values, how ours are made, and ours.
+
+result      a table or figure as an object, and how to add one
+cells       the paper's networks on its data, as records; experiments: what decides the run of one
+job         what an invocation asks for, and the runs it is made of
+properties  what Table 1 says of a system, found by running it; systems: those that are run
+judging     what a trained classifier is judged by; the test images are read once
+iteration   Algorithm 1 as the paper runs it, whether it converges or not
+record      OUT/NAME.json, filled in several invocations
+
+classification: Tables 2 and 3; reconstruction: Figures 3, 7 and 8; series: Figures 4 and 9
+"""
+
+from collections.abc import Sequence
+
+from ..spelling import hint
+from . import (
+    classification,
+    figure1,
+    figure2,
+    figure5,
+    figure6,
+    hybrid,
+    outliers,
+    reconstruction,
+    series,
+    table1,
+    table4,
+    table5,
+)
+from .job import Job, Stopped, Work
+from .result import Outcome, Result
+
+__all__ = ["RESULTS", "Job", "Outcome", "Result", "Stopped", "Work", "find"]
+
+#: Every table and figure that can be reproduced, in the order of the paper; then what is in its spirit.
+RESULTS = {
+    result.name: result
+    for result in (
+        *(figure1.RESULT, figure2.RESULT, table1.RESULT, reconstruction.FIGURE3),
+        *(classification.TABLE2, classification.TABLE3, series.FIGURE4, table4.RESULT, figure5.RESULT, figure6.RESULT),
+        *(
+            reconstruction.FIGURE7,
+            table5.RESULT,
+            reconstruction.FIGURE8,
+            series.FIGURE9,
+            hybrid.RESULT,
+            outliers.RESULT,
+        ),
+    )
+}
+
+
+def find(names: Sequence[str]) -> list[Result]:
+    """The results of these names, each once; an unknown name is refused."""
+    for name in names:
+        if name not in RESULTS:
+            raise ValueError(f"there is no result {name!r}. {hint(name, RESULTS)}")
+    return [RESULTS[name] for name in dict.fromkeys(names)]

@@ -1,0 +1,209 @@
+"""Checkpoints: groups of tensors and a JSON, in one safetensors file that is replaced as a whole. Nothing is unpickled.
+
+The JSON travels in the file's header, so that weights and what is said about them cannot part: the format's number, the
+library's version, the caller's state (step, figures, ...) and the SHA-256 of state and tensors, which `load` compares.
+A tensor `bias` of the group `weights` is stored as `weights/bias`. What is loaded is `checked` before it is put
+anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+
+from .. import atomic, migration
+from ..lipschitz import SpectralCap
+from ..transforms.mixing import InvertibleConv1x1
+from ..transforms.preprocess import Standardise
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors by group and name, a state that JSON can hold, and the file they were read from."""
+
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    state: Mapping[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+
+    def __str__(self) -> str:
+        return "the checkpoint" if self.path is None else str(self.path)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number of the state, finite unless it is the default; a sentence where there is none."""
+        value = self.state.get(key, default)
+        if key in self.state and not _is_number(value):
+            raise self.damaged(f"{key} must be a number; got {value!r:.40}")
+        if value is None:
+            raise self.damaged(f"it lacks {key}")
+        return float(value)
+
+    def whole(self, key: str) -> int:
+        """A whole number of the state, at least 0; a sentence where there is none."""
+        value = self.number(key)
+        if not 0 <= value < 2**53 or value != int(value):
+            raise self.damaged(f"{key} must be a whole number, at least 0; got {value:g}")
+        return int(value)
+
+    def damaged(self, why: str) -> ValueError:
+        """What to raise where the file is not as it was written."""
+        return ValueError(f"{self} is damaged: {why}. Restore it, or train again.")
+
+    def unfit(self, what: str, why: str, remedy: str) -> ValueError:
+        """What to raise where the file belongs to something else."""
+        return ValueError(f"{self} does not fit {what}: {why}. {remedy}")
+
+
+def save(checkpoint: Checkpoint, path: str | Path, *, version: str) -> Path:
+    """Write a checkpoint, whole or not at all."""
+    flat = {
+        f"{group}/{name}": tensor.detach().cpu().contiguous().clone()
+        for group, tensors in checkpoint.tensors.items()
+        for name, tensor in tensors.items()
+    }
+    state = json.loads(json.dumps(dict(checkpoint.state)))  # as it will be read
+    header = {"format": migration.FORMAT, "iresnet": version, "state": state, "sha256": _digest(flat, state)}
+    return atomic.write(path, to_bytes(flat, metadata={"iresnet": json.dumps(header)}))
+
+
+def load(path: str | Path, *, device: str | torch.device = "cpu") -> Checkpoint:
+    """Read a checkpoint. A missing, torn, changed or foreign file gets a sentence; older ones have no digest."""
+    path = _present(path)
+    header, flat = _read(path)
+    written = migration.written_in(header, path)
+    state, groups = header.get("state", {}), dict[str, dict[str, Tensor]]()
+    found = Checkpoint(groups, state, path)
+    if not isinstance(state, dict):
+        raise found.damaged(f"its state must be an object; got {state!r:.40}")
+    if header.get("sha256", digest := _digest(flat, state)) != digest:
+        raise found.damaged("its content is not what was written, by the SHA-256 in its header")
+    for key, tensor in migration.migrated(flat, migration.TENSORS, written).items():
+        group, _, name = key.partition("/")
+        groups.setdefault(group, {})[name] = tensor.to(device)
+    return Checkpoint(groups, migration.migrated(state, migration.STATE, written), path)
+
+
+def sha256(path: str | Path) -> str:
+    """The digest that a file names, which `load` compares with its content; empty for an older file, without one."""
+    return str(_read(_present(path), tensors=False)[0].get("sha256", ""))
+
+
+def _present(path: str | Path) -> Path:
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no checkpoint {path}. Train first, or name another run folder.")
+    return Path(path)
+
+
+def _read(path: Path, *, tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Our part of the header, empty where it is another program's, and the tensors by their whole names."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get("iresnet", "{}"))
+            flat = {key: file.get_tensor(key) for key in file.keys()} if tensors else {}  # noqa: SIM118
+    except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
+        why = str(error).splitlines()[0]
+        raise ValueError(f"{path} is damaged or no checkpoint: {why}. Restore it, or train again.") from None
+    except OSError as error:  # of a failing disk, which does not say what was read
+        raise OSError(f"{path} cannot be read: {error.strerror or error}. Restore it, or train again.") from None
+    return header if isinstance(header, dict) else {}, flat
+
+
+def _digest(flat: Mapping[str, Tensor], state: Any) -> str:
+    """The SHA-256 of a state, and of tensors with their names, types and shapes."""
+    digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode())
+    for name, tensor in sorted(flat.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------- what fits what
+
+
+def checked(
+    found: Checkpoint, group: str, expected: Mapping[str, Tensor], *, what: str, remedy: str
+) -> Mapping[str, Tensor]:
+    """The tensors of a group, if they are those that are expected: by name, shape, type and finiteness.
+
+    Nothing else may decide that: fused optimisers and copies trust what they are given. A narrower float may stand for
+    a wider one. What is not finite where it is expected (a mask, say) need not be in the file.
+    """
+    tensors = found.tensors.get(group, {})
+    for name in expected:
+        if name not in tensors:
+            raise found.unfit(what, f"it lacks {group}/{name}", remedy)
+    for name, tensor in tensors.items():
+        if name not in expected:
+            raise found.unfit(what, f"there is no place for {group}/{name}", remedy)
+        like = expected[name]
+        if tensor.shape != like.shape:
+            why = f"{group}/{name} must have shape {tuple(like.shape)}; got {tuple(tensor.shape)}"
+            raise found.unfit(what, why, remedy)
+        if tensor.dtype != like.dtype and not _widens(tensor.dtype, like.dtype):
+            raise found.unfit(what, f"{group}/{name} must be {_name(like)}; got {_name(tensor)}", remedy)
+        if not _finite(tensor) and _finite(like):
+            raise found.damaged(f"{group}/{name} holds numbers that are not finite")
+    return tensors
+
+
+def checked_weights(found: Checkpoint, model: nn.Module, *, what: str, remedy: str) -> Mapping[str, Tensor]:
+    """The weights of a file, if they are those of a model: `checked`, and by the rules for the values of buffers.
+
+    Of a constrained layer the direction of power iteration has the size of the inputs that the layer has met.
+    """
+    expected, weights = dict(model.state_dict()), found.tensors.get("weights", {})
+    modules = [(f"{name}.".lstrip("."), module) for name, module in model.named_modules()]
+    for prefix, module in modules:
+        direction = weights.get(f"{prefix}direction")
+        if isinstance(module, SpectralCap) and direction is not None and _is_direction(direction, module):
+            expected[f"{prefix}direction"] = direction.new_zeros(direction.shape, dtype=module.direction.dtype)
+    checked(found, "weights", expected, what=what, remedy=remedy)
+    for prefix, module in modules:
+        for kind, buffer, rule, holds in RULES:
+            if isinstance(module, kind) and not holds(weights[f"{prefix}{buffer}"]):
+                raise found.damaged(f"weights/{prefix}{buffer} must {rule}")
+    return weights
+
+
+def _is_permutation(indices: Tensor) -> bool:
+    return torch.equal(indices.sort().values, torch.arange(len(indices), device=indices.device))
+
+
+#: What the values of a buffer must be, beside finite: what its module would refuse, or fail with.
+RULES: tuple[tuple[type, str, str, Callable[[Tensor], bool]], ...] = (
+    (InvertibleConv1x1, "permutation", "be a permutation", _is_permutation),
+    (InvertibleConv1x1, "sign", "be 1 or -1", lambda sign: bool((sign.abs() == 1).all())),
+    (SpectralCap, "size", "not be negative", lambda size: bool((size >= 0).all())),
+    (Standardise, "std", "be positive", lambda std: bool((std > 0).all())),
+)
+
+
+def _is_direction(tensor: Tensor, cap: SpectralCap) -> bool:
+    """Whether a tensor can be a direction of power iteration: of no input yet, or of one of some size."""
+    channels = cap.gradient.shape[1] * cap.geometry.groups
+    return tensor.numel() == 0 or (tensor.dim() == 1 + cap.geometry.axes and tensor.shape[0] == channels)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
+
+
+def _widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
+    both = narrow.is_floating_point and wide.is_floating_point
+    return both and torch.promote_types(narrow, wide) == wide
+
+
+def _finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(tensor.isfinite().all())
+
+
+def _name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

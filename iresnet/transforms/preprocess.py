@@ -1,0 +1,244 @@
+"""Preprocessing as part of the model, so that a likelihood is one of the data in their own units.
+
+Images hold integers 0 .. levels - 1. `dequantise` adds uniform noise (or what it is given, see `dequantisation`), x + u
+with u in [0, 1): the density of x + u averaged over u bounds the probability of the integer x from below, which makes
+bits per dimension comparable (the evaluation of Table 4, App. C.3). `Logit` then maps the interval to the line,
+
+    s = alpha + (1 - 2 alpha) x / levels,
+    z = ln s - ln(1 - s),    ln dz/dx = ln((1 - 2 alpha) / levels) - ln s - ln(1 - s),
+
+and `Standardise` is z = (x - mean) / std per column or channel. Both count their log-determinant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..compiler import may_read
+from ..float64 import ELEMENTARY, OUTWARD, UNIT, Rounding
+from ..transform import Shape, Stretch, check_batch, check_finite, dimension
+from .closed_form import ClosedForm
+
+FINEST = 2**16
+
+
+def dequantise(
+    x: Tensor, levels: int = 256, generator: torch.Generator | None = None, *, noise: Tensor | None = None
+) -> Tensor:
+    """x + u for integers x in 0 .. levels - 1 and uniform u in [0, 1), a float in [x, x + 1) for every element.
+
+    `noise` is u, where it is not to be drawn here.
+
+    >>> dequantise(torch.tensor([[0, 255]], dtype=torch.uint8)).floor().tolist()
+    [[0.0, 255.0]]
+    """
+    x = _whole(x, levels)
+    device = x.device if generator is None else generator.device
+    u = torch.rand(x.shape, dtype=x.dtype, device=device, generator=generator).to(x.device) if noise is None else noise
+    # 255 + 0.99999997 rounds to 256: stay below, so that rounding down gives the integer back.
+    return torch.minimum(x + u, torch.nextafter(x + 1, x))
+
+
+class Logit(ClosedForm):
+    """From numbers in [0, levels] to the line: the logit of alpha + (1 - 2 alpha) x / levels.
+
+    Give `levels=1` for data in [0, 1]. `inverse` takes any z; a code beyond those of the data becomes an x at most
+    alpha levels / (1 - 2 alpha) outside [0, levels], where the map and its log-determinant are still exact. `forward`
+    accepts that much and refuses the rest.
+
+    >>> Logit(levels=256)(torch.tensor([[128.0]])).item()
+    0.0
+    """
+
+    def __init__(self, levels: float = 256, alpha: float = 0.05) -> None:
+        super().__init__()
+        if not (0 < levels < math.inf):
+            raise ValueError(f"levels must be positive and finite; got {levels}. Use 256 for bytes, 1 for [0, 1].")
+        if not 0 < alpha < 0.5:
+            raise ValueError(f"alpha must lie in (0, 0.5); got {alpha}. 0.05 is usual; at 0 the logit is infinite.")
+        self.levels = levels
+        self.alpha = alpha
+
+    def value(self, x: Tensor) -> Tensor:
+        s, rest = self._checked(x)
+        return s.log() - rest.log()
+
+    def logdet(self, x: Tensor) -> Tensor:
+        s, rest = self._unit(x)
+        return (math.log(self._slope) - s.log() - rest.log()).flatten(1).sum(dim=1)
+
+    def undo(self, z: Tensor) -> Tensor:
+        check_batch(z, "z")
+        return (z.sigmoid() - self.alpha) / self._slope
+
+    def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        # An inverse that float32 rounded to the end of the interval is reported as infinitely far off, not refused.
+        s, rest = self._unit(x.double())
+        return s.clamp_min(0).log() - rest.clamp_min(0).log()
+
+    def distance(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
+        """From the formula in float64, which is as exact as any.
+
+        A residual would ask for a logarithm that is infinite long before that matters.
+        """
+        off = torch.linalg.vector_norm((x.double() - self.undo(z.double())).flatten(1), dim=1)
+        error = Rounding.of(0.0, self.inverse_error(tuple(x.shape[1:])), dimension(x))
+        return error.residual(off, torch.zeros_like(off), torch.zeros_like(off))
+
+    def inverse_error(self, input_shape: Shape) -> float:
+        """How far `inverse` can be off in float64: a sigmoid of size one at most, a difference and a quotient."""
+        return 4 * ELEMENTARY / self._slope * math.sqrt(math.prod(input_shape)) * OUTWARD
+
+    def stretch(self, input_shape: Shape | None = None) -> Stretch:
+        """Lip(F) and ln det over [0, levels]; Lip(F^-1) over the whole line. ln det needs the shape."""
+        steepest = self._slope / (self.alpha * (1 - self.alpha))
+        logdet = (-math.inf, math.inf)
+        if input_shape is not None:
+            elements = math.prod(input_shape)
+            logdet = (elements * math.log(4 * self._slope), elements * math.log(steepest))
+        return Stretch(steepest, 1 / (4 * self._slope), logdet)
+
+    def extra_repr(self) -> str:
+        return f"levels={self.levels}, alpha={self.alpha}"
+
+    @property
+    def _slope(self) -> float:
+        return (1 - 2 * self.alpha) / self.levels
+
+    def _unit(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        # 1 - s from levels - x, not from s: no digits are lost where s is close to 1.
+        return self.alpha + self._slope * x, self.alpha + self._slope * (self.levels - x)
+
+    def _checked(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        check_batch(x)
+        s, rest = self._unit(x)
+        # Reading a value back would break a compiled graph, fail in a capture, and make every training step on a GPU
+        # wait: the eager step before them, the CPU and eval check.
+        if not may_read(x) or (x.is_cuda and self.training):
+            return s, rest
+        if not bool((torch.minimum(s, rest) > 0).all()):
+            low, high = float(x.detach().min()), float(x.detach().max())
+            raise ValueError(
+                f"x must lie in [0, {self.levels}] for Logit(levels={self.levels}); got values from {low:g} to "
+                f"{high:g}. Give the number of levels the data have, or rescale them."
+            )
+        return s, rest
+
+
+class Standardise(ClosedForm):
+    """z = (x - mean) / std per column of (batch, D) or per channel of (batch, C, ...); z keeps the type of x.
+
+    `Standardise.fit(x)` takes both from data and refuses a column that does not vary, because a density on it is
+    unbounded. For a classifier, give that column std 1 by hand.
+
+    >>> Standardise(mean=[1.0], std=[2.0])(torch.tensor([[5.0]])).item()
+    2.0
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Tensor | Sequence[float], std: Tensor | Sequence[float]) -> None:
+        super().__init__()
+        mean, std = _column(mean), _column(std)
+        if mean.dim() != 1 or mean.shape != std.shape or not len(mean):
+            raise ValueError(
+                "mean and std must be vectors of one length, one number per column or channel; "
+                f"got shapes {tuple(mean.shape)} and {tuple(std.shape)}."
+            )
+        if not bool(mean.isfinite().all() and std.isfinite().all() and (std > 0).all()):
+            raise ValueError(
+                f"mean must be finite and std positive; got mean {mean.tolist()}, std {std.tolist()}. "
+                "Give a column that does not vary std 1, or drop it."
+            )
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+
+    @classmethod
+    def fit(cls, x: Tensor) -> Standardise:
+        """Mean and standard deviation of data (batch, D) or, per channel, (batch, C, ...)."""
+        check_batch(x)
+        check_finite(x, "x")
+        rows = x.detach().double().transpose(0, 1).flatten(1)
+        std = rows.std(dim=1, correction=0)
+        constant = (std <= torch.finfo(x.dtype).eps * rows.abs().amax(dim=1)).nonzero().flatten().tolist()
+        if constant:
+            raise ValueError(
+                "Every column must vary, because a density on a constant one is unbounded; got constant columns "
+                f"{constant}. Drop them, dequantise integer data first, or, for a classifier, use "
+                "Standardise(mean, std) with std 1 there."
+            )
+        return cls(rows.mean(dim=1).to(x.dtype), std.to(x.dtype))
+
+    def value(self, x: Tensor) -> Tensor:
+        mean, std = self._columns(x, "x")
+        return ((x - mean) / std).to(x.dtype)
+
+    def logdet(self, x: Tensor) -> Tensor:
+        positions = dimension(x) // len(self.std)
+        return (-positions * self.std.double().log().sum()).to(x.dtype).expand(len(x))
+
+    def undo(self, z: Tensor) -> Tensor:
+        mean, std = self._columns(z, "z")
+        return (z * std + mean).to(z.dtype)
+
+    def stretch(self, input_shape: Shape | None = None) -> Stretch:
+        """Exact, but for ln det without a shape: it grows with the number of positions, so it has no bound then."""
+        std = self.std.double().abs()  # a file may hold anything
+        logdet = (-math.inf, math.inf)
+        if input_shape is not None:
+            logdet = (-math.prod(input_shape[1:]) * float(std.log().sum()),) * 2
+        return Stretch(1 / float(std.min()), float(std.max()), logdet)
+
+    def rounding(self, input_shape: Shape) -> Rounding:
+        """A difference and a quotient: each is off by a part of the result."""
+        return Rounding.of(0.0, 0.0, math.prod(input_shape), result=4 * UNIT)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.mean)}"
+
+    def _columns(self, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        check_batch(x, name)
+        if x.shape[1] != len(self.mean):
+            raise ValueError(
+                f"{name} must have shape (batch, {len(self.mean)}, ...) for this Standardise; got {tuple(x.shape)}. "
+                "Fit it on data of the same shape."
+            )
+        shape = (len(self.mean),) + (1,) * (x.dim() - 2)
+        return self.mean.view(shape), self.std.view(shape)
+
+
+def _column(values: Tensor | Sequence[float]) -> Tensor:
+    tensor = torch.as_tensor(values).detach().clone()
+    return tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
+
+
+def _whole(x: Tensor, levels: int) -> Tensor:
+    """The integers x as floats, or the reason why they cannot be dequantised."""
+    if not 2 <= levels <= FINEST:
+        raise ValueError(
+            f"levels must lie in 2 .. {FINEST}; got {levels}. Use 256 for bytes; finer data are as good as continuous: "
+            "leave dequantisation out."
+        )
+    if x.numel() == 0:
+        raise ValueError(f"x must hold at least one element; got an empty tensor of shape {tuple(x.shape)}.")
+    if x.dtype == torch.uint8 and levels >= 256:  # every byte is a level; reading values back would make a GPU wait
+        return x.to(torch.float32)
+    x = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    if not may_read(x):  # a recorded step: those before it, which were taken one by one, have looked
+        return x
+    if not bool((x.frac() == 0).all()):
+        raise ValueError(
+            f"x must hold whole numbers; got {float(x[x.frac() != 0][0]):g} among them. Undo a scaling such as "
+            f"x / {levels - 1}, or leave dequantisation out for continuous data."
+        )
+    low, high = float(x.min()), float(x.max())
+    if low < 0 or high >= levels:
+        raise ValueError(
+            f"x must lie in 0 .. {levels - 1}; got {low:g} to {high:g}. Give the number of levels the data have."
+        )
+    return x

@@ -1,0 +1,100 @@
+"""The paper's results are made as a user would make them: of public names, and the library does not know of them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = ROOT / "iresnet"
+PACKAGE = LIBRARY / "reproduce"
+
+
+def imported(path, source):
+    """The dotted names that a file of the library imports, with those that are taken from a module."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *([node.module] if node.module else ())))
+            yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def modules(path, source):
+    """The modules of other packages that a file has a name for."""
+    tree = ast.parse(source)
+    froms = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and (n.level != 1 or n.module is None)]
+    plain = [a for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
+    return {a.asname or a.name.partition(".")[0] for a in [*plain, *(a for n in froms for a in n.names)]}
+
+
+def private(path, source):
+    """The lines that import a name with an underscore from another package, or take one from what was imported."""
+    own = ".".join(path.relative_to(ROOT).parts[:-1]) + "."
+    lines = {
+        line
+        for name, line in imported(path, source)
+        if not name.startswith(own) and any(p.startswith("_") and p != "__future__" for p in name.split("."))
+    }
+    names = modules(path, source)
+    for node in ast.walk(ast.parse(source)):
+        taken = isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__")
+        if taken and isinstance(node.value, ast.Name) and node.value.id in names:
+            lines.add(node.lineno)
+    return sorted(lines)
+
+
+def reaching_in(path, source):
+    """The lines that import the paper's results."""
+    return sorted({line for name, line in imported(path, source) if f"{name}.".startswith("iresnet.reproduce.")})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from ..run.fit import _release",
+        "from .._hidden import thing",
+        "from iresnet.run._hidden import thing",
+        "import iresnet._hidden",
+        "from .. import run; run._private()",
+        "import torch; torch._dynamo.reset()",
+    ],
+)
+def test_a_private_name_is_seen(line):
+    assert private(PACKAGE / "sample.py", line) == [1]
+
+
+@pytest.mark.parametrize(
+    "line", ["from ..run import Run", "from .record import _head", "from __future__ import annotations", "self._x = 1"]
+)
+def test_what_is_public_or_ones_own_is_none(line):
+    assert private(PACKAGE / "sample.py", line) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from .reproduce import RESULTS",
+        "from . import reproduce",
+        "import iresnet.reproduce",
+        "from .reproduce.job import Job",
+    ],
+)
+def test_reaching_into_the_results_is_seen(line):
+    assert reaching_in(LIBRARY / "sample.py", line) == [1]
+    assert reaching_in(LIBRARY / "run" / "sample.py", line.replace("from .", "from ..")) == [1]
+
+
+def test_the_papers_results_import_what_a_user_could():
+    files = sorted(PACKAGE.rglob("*.py"))
+    assert len(files) > 10
+    found = {path.name: private(path, path.read_text()) for path in files}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_only_the_command_knows_of_the_papers_results():
+    files = [p for p in sorted(LIBRARY.rglob("*.py")) if PACKAGE not in p.parents]
+    found = {p.relative_to(LIBRARY).as_posix() for p in files if reaching_in(p, p.read_text())}
+    assert found == {"cli/reproduce.py"}
