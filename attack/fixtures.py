@@ -76,7 +76,7 @@ def _run(kind: str, seed: int = 0) -> Any:
     def make(folder: Path) -> None:
         start(experiment(kind, seed), folder)
         evaluate(folder, rows=10, device="cpu")
-        (folder / "judgement.json").write_text(json.dumps(REPRODUCTION))
+        (folder / "reproduction.json").write_text(json.dumps(REPRODUCTION))
 
     return make
 

@@ -25,7 +25,7 @@ from iresnet.cli.invert import _read_codes
 from iresnet.cli.report import report
 from iresnet.data import DataSettings, Schema, download, load, read
 from iresnet.presets import find
-from iresnet.reproduce import judging, record
+from iresnet.reproduce import evaluation, record
 from iresnet.run import Run
 from iresnet.train import checkpoint
 
@@ -127,10 +127,10 @@ def _certified(folder: Path) -> None:
     certify(folder, device="cpu")
 
 
-def _judged(folder: Path) -> None:
+def _reproduced(folder: Path) -> None:
     opened = Run.open(folder)
-    if opened.read_json("judgement.json"):  # where there is none, the test images are read anew
-        judging.judged(None, opened, None)  # type: ignore[arg-type]
+    if opened.read_json("reproduction.json"):  # where there is none, the test images are read anew
+        evaluation.evaluated(None, opened, None)  # type: ignore[arg-type]
 
 
 # ----------------------------------------------------------------------------------------------------------------- data
@@ -196,7 +196,7 @@ RUN_READERS = (
     *(Reader(name, "evaluation.json certificate.json model.safetensors", _reported, 1, True) for name in RUNS),
     *(Reader(name, "evaluation.json model.safetensors data.json", _evaluated) for name in RUNS),
     *(Reader(name, "model.safetensors", _certified) for name in RUNS),
-    Reader("run-images", "judgement.json", _judged, 4),
+    Reader("run-images", "reproduction.json", _reproduced, 4),
 )  # fmt: skip
 DATA_READERS = (
     Reader("settings", "*.toml", _settings, 10),

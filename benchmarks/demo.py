@@ -52,7 +52,7 @@ def main() -> None:
         print(write(Results("demo", rows, [first, second])))
 
 
-def claims(outcomes: list[digits.Outcome], seconds: list[float]) -> list[dict[str, Any]]:
+def claims(outcomes: list[digits.DigitsResult], seconds: list[float]) -> list[dict[str, Any]]:
     """What the issue asks of the one network, beside its target."""
     errors, bits = [o.error.value for o in outcomes], [o.density.value for o in outcomes]
     worst = max(outcomes, key=lambda o: o.error.wrong).error
@@ -83,7 +83,7 @@ def claims(outcomes: list[digits.Outcome], seconds: list[float]) -> list[dict[st
     return [{"table": "claims"} | dict(zip(keys, e, strict=True)) | {"seeds": len(SEEDS), "run": 0} for e in entries]
 
 
-def anomalies(outcomes: list[digits.Outcome]) -> list[dict[str, Any]]:
+def anomalies(outcomes: list[digits.DigitsResult]) -> list[dict[str, Any]]:
     """How often a corrupted test image is less likely than a real one."""
     rows = []
     for i, entry in enumerate(outcomes[0].anomalies):
@@ -95,7 +95,7 @@ def anomalies(outcomes: list[digits.Outcome]) -> list[dict[str, Any]]:
     return rows
 
 
-def rivals(outcomes: list[digits.Outcome]) -> list[dict[str, Any]]:
+def rivals(outcomes: list[digits.DigitsResult]) -> list[dict[str, Any]]:
     """Ours and the rivals on the same test images, in one table."""
     splits = data.load(digits.experiment().data)
     budget = median(o.seconds for o in outcomes)

@@ -30,7 +30,7 @@ from iresnet import presets, timing
 from iresnet.data.source import schema_of
 from iresnet.flow import Flow
 from iresnet.gpu import Acceleration, planned
-from iresnet.lipschitz import refresh_, unsettled
+from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.logdet import Estimator, PowerSeries, RussianRoulette
 from iresnet.models import build
 from iresnet.residual import entering
@@ -99,7 +99,7 @@ def prepare(case: Case, scale: Scale) -> tuple[Objective, Tensor]:
     torch.manual_seed(0)
     x = torch.randint(0, 256, (case.batch, *schema.shape), dtype=torch.uint8)
     network = replace(experiment.network, blocks=(scale.blocks,) * 3, width=scale.width)
-    with unsettled():
+    with defer_norms():
         model = cast(Flow, build(network, schema, "density", x)).to(scale.device)
     refresh_(model, settle=True)
     if case.estimator is None:

@@ -19,7 +19,7 @@ from inverse import milliseconds
 
 from iresnet.certificate import residual_blocks
 from iresnet.data.source import schema_of
-from iresnet.lipschitz import refresh_, unsettled
+from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.models import build
 from iresnet.presets import find
 from iresnet.results import Results, circumstances, write
@@ -38,7 +38,7 @@ def main() -> None:
     experiment = find(options.preset)
     schema = schema_of(experiment.data.source)
     torch.manual_seed(0)
-    with unsettled():
+    with defer_norms():
         model = build(experiment.network, schema, experiment.objective.kind).to(device).eval()
     transform = cast(Any, model).transform
     refresh_(transform, settle=True)

@@ -46,7 +46,7 @@ from iresnet.inverse.arithmetic import Arithmetic
 from iresnet.inverse.inverter import Inverter
 from iresnet.inverse.precisions import laid_out
 from iresnet.inverse.refinement import Schedule
-from iresnet.lipschitz import refresh_, unsettled
+from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.results import Results, circumstances, write
 from iresnet.transform import ChainSolution
 
@@ -63,7 +63,7 @@ def build(blocks: Sequence[int], weights: str, images: Tensor) -> Chain:
     """The chain with every layer at its coefficient, ActNorms set by the images, Lip(g) <= 0.9^3 proven."""
     chain: list[Transform] = [Standardise([0.5] * 3, [0.25] * 3), InjectivePad(13)]
     channels = 16
-    with unsettled():  # norms are measured once, on the device
+    with defer_norms():  # norms are measured once, on the device
         for scale, count in enumerate(blocks):
             if scale:
                 chain.append(Squeeze())

@@ -27,7 +27,7 @@ from torch import Tensor
 from iresnet import ActNorm, Flow, ResidualBlock, Transform, tighten_
 from iresnet.data.source import schema_of
 from iresnet.inverse import Inverter
-from iresnet.lipschitz import refresh_, release_, unsettled
+from iresnet.lipschitz import defer_norms, refresh_, release_
 from iresnet.models import build
 from iresnet.precision import full_precision
 from iresnet.presets import find
@@ -49,7 +49,7 @@ def untrained(name: str, options: argparse.Namespace) -> Flow:
         network = replace(network, blocks=(options.blocks,) * len(network.blocks))
     if options.width:
         network = replace(network, width=options.width, tail_width=options.width)
-    with unsettled():  # norms are measured once, on the device
+    with defer_norms():  # norms are measured once, on the device
         flow = cast(Flow, build(network, schema, "density")).to(options.device).eval()
     draw_(flow.transform, "random")
     images = 256 * torch.rand(64, *schema.shape, device=options.device)

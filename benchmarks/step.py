@@ -23,7 +23,7 @@ from torch import Tensor
 from iresnet import presets
 from iresnet.data.source import schema_of
 from iresnet.gpu import Acceleration
-from iresnet.lipschitz import refresh_, unsettled
+from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.models import build
 from iresnet.results import Results, circumstances, write
 from iresnet.train import State
@@ -50,7 +50,7 @@ def prepare(case: Case, blocks: list[int], device: str) -> tuple[State, Tensor, 
     torch.manual_seed(0)
     x = torch.randint(0, 256, (case.batch, *schema.shape), dtype=torch.uint8)
     y = torch.randint(0, 10, (case.batch,), device=device)
-    with unsettled():
+    with defer_norms():
         model = build(replace(experiment.network, blocks=tuple(blocks)), schema, "classification", x).to(device)
     refresh_(model, settle=True)
     objective = Classification(model, schema.levels).train()

@@ -66,11 +66,11 @@ assert density.value < 3
 # Images that are wrong should be less likely. Some are not: a density tends to find simple images likely, and half an
 # image is a simple one. "pairs" is how often a changed image is less likely than an unchanged one.
 
-some = test.take(torch.arange(100))
-normal = evaluate.log_likelihood(model, some, draws=2).value
+subsample = test.take(torch.arange(100))
+normal = evaluate.log_likelihood(model, subsample, draws=2).value
 print(f"\n{'changed images':<16}{'pairs':>9}")
 for name in CORRUPTIONS:
-    images = data.Dataset(corrupt(name, some.x, levels=17), None, run.schema)
+    images = data.Dataset(corrupt(name, subsample.x, levels=17), None, run.schema)
     strange = evaluate.log_likelihood(model, images, draws=2).value
     print(f"{name:<16}{100 * evaluate.detection(normal, strange):>7.1f} %")
 

@@ -187,7 +187,7 @@ class Anderson(Solver):
         for _ in range(limit):
             r = state.z - g(state.x.reshape(-1, *shape[1:]), rows).flatten(1) - state.x
             count[rows] += 1
-            state.judge(r, contraction, min(self.memory, r.shape[1]))
+            state.accept(r, contraction, min(self.memory, r.shape[1]))
             # One plain step from the best point costs nothing: its residual is at most L times as large.
             result[rows] = (state.best + state.f).reshape(-1, *shape[1:])
             keep = state.size > state.target
@@ -224,7 +224,7 @@ class _Mixing:
     def cut(self, keep: Tensor) -> _Mixing:
         return _Mixing(*(getattr(self, field.name)[keep] for field in fields(self)))
 
-    def judge(self, r: Tensor, contraction: float, memory: int) -> None:
+    def accept(self, r: Tensor, contraction: float, memory: int) -> None:
         """Accept x, whose residual is r, if it is a plain step or does at least what a plain step promises."""
         norm, first = norms(r), bool(torch.isinf(self.size).all())
         good = self.plain | (norm <= contraction * self.size) | (norm <= self.target)

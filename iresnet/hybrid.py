@@ -22,7 +22,7 @@ from .residual import entering
 from .transform import Shape, Transform, check_context
 
 
-class Both(NamedTuple):
+class HybridOutput(NamedTuple):
     """What a hybrid says of x: log p(x) in nats, shape (batch,), and logits, shape (batch, classes)."""
 
     log_prob: Tensor
@@ -77,11 +77,11 @@ class Hybrid(nn.Module):
         *,
         estimator: Estimator | None = None,
         generator: torch.Generator | None = None,
-    ) -> Both:
+    ) -> HybridOutput:
         """log p(x) and logits. In eval the likelihood is the same number twice, as a `Flow`'s is."""
         with entering(self, x):
             z, log_prob = code_and_log_prob(self, x, context, estimator, generator)
-            return Both(log_prob, self.head(z))
+            return HybridOutput(log_prob, self.head(z))
 
     def log_prob(
         self,

@@ -26,6 +26,9 @@ STEPS: tuple[Mapping[str, Mapping[str, str]], ...] = ()
 OLDEST = 1
 FORMAT = OLDEST + len(STEPS)
 
+#: Files of a run folder that had another name, by the name that they have now.
+FORMER_FILES = {"reproduction.json": "judgement.json"}
+
 #: Where a JSON file says its format.
 KEY = "format"
 

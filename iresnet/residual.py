@@ -377,7 +377,9 @@ _pass = _Pass()
 @contextmanager
 def entering(module: nn.Module, x: Tensor) -> Iterator[None]:
     """What the outermost call of a model does: check the input, in training refresh the norms and hold them."""
-    holding = nullcontext() if not module.training else (lip.together if torch.is_grad_enabled() else lip.held)(module)
+    holding = (
+        nullcontext() if not module.training else (lip.batched_refresh if torch.is_grad_enabled() else lip.held)(module)
+    )
     if torch.compiler.is_compiling():
         with holding:
             yield

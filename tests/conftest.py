@@ -48,7 +48,7 @@ def call(capsys):
 
 
 @pytest.fixture
-def figures(monkeypatch):
+def metrics(monkeypatch):
     """The figures that are made, kept instead of written."""
     kept = []
     monkeypatch.setattr("iresnet.plots.canvas.save", lambda figure, path, dpi: kept.append(figure))

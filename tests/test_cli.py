@@ -19,7 +19,7 @@ from iresnet.cli.train import finish
 from iresnet.data import DataSettings
 from iresnet.inverse import decoder
 from iresnet.presets import PRESETS
-from iresnet.run import Outcome, Run, start
+from iresnet.run import FitResult, Run, start
 from iresnet.train import checkpoint
 from tests.runs import copy_of, tiny, trained
 
@@ -180,7 +180,7 @@ class TestTrain:
 
 def test_one_step_is_one_step(capsys):
     opened = Run.open(trained())
-    finish(Outcome(opened, 1, True, 0.0, certify(opened.model(), opened.schema.shape)))
+    finish(FitResult(opened, 1, True, 0.0, certify(opened.model(), opened.schema.shape)))
     assert "Trained 1 step in 0 s." in capsys.readouterr().out
 
 
@@ -633,9 +633,9 @@ class TestConsole:
 
     def test_the_bar_has_room_for_what_it_shows(self):
         screen = Console(file=io.StringIO(), force_terminal=True, width=80, markup=False)
-        figures = {"loss": 3.795, "bits/dim": 3.299, "cross-entropy": 2.444, "error %": 87.8, "certified %": 5.17}
+        metrics = {"loss": 3.795, "bits/dim": 3.299, "cross-entropy": 2.444, "error %": 87.8, "certified %": 5.17}
         with progress(screen) as bars:
-            reporter(bars, "digits-hybrid")(1, 1, {name: torch.tensor(value) for name, value in figures.items()})
+            reporter(bars, "digits-hybrid")(1, 1, {name: torch.tensor(value) for name, value in metrics.items()})
         shown = screen.file.getvalue()
         assert "3.299 bits/dim  87.8 % wrong  5.2 % certified" in shown.replace("\n", "")
         assert "loss" not in shown

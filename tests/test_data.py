@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iresnet.data import Augment, Batches, Dataset, Schema, Splits, some
+from iresnet.data import Augment, Batches, Dataset, Schema, Splits, subsample
 from iresnet.data.dataset import stream
 from iresnet.data.labels import class_name, class_names, encode
 from iresnet.data.split import count, hold_out, hold_out_last, keep_labels
@@ -390,19 +390,19 @@ class TestSplit:
     @given(st.integers(1, 40), st.integers(1, 40))
     def test_some_rows_in_the_order_of_the_file(self, rows, n):
         data = numbered(rows)
-        part = values((some(data, n).x,))
+        part = values((subsample(data, n).x,))
         assert len(part) == min(rows, n)
         assert part == sorted({*part})
-        assert part == values((some(data, n).x,))
-        assert n < rows or some(data, n) is data
+        assert part == values((subsample(data, n).x,))
+        assert n < rows or subsample(data, n) is data
 
     def test_some_rows_are_not_the_first(self):
         order = torch.randperm(1000, generator=stream(0, "some"))[:100].tolist()
-        part = some(numbered(1000, torch.arange(1000) // 500), 100)
+        part = subsample(numbered(1000, torch.arange(1000) // 500), 100)
         assert values((part.x,)) == sorted(order)
         assert 30 < int(part.y.sum()) < 70
         with pytest.raises(ValueError, match="the number of rows must be at least 1; got 0."):
-            some(numbered(3), 0)
+            subsample(numbered(3), 0)
 
     @given(st.integers(0, 20))
     def test_kept_labels_are_right_and_of_every_class(self, seed):

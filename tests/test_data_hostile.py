@@ -45,8 +45,8 @@ def refused(*words):
 def refused_within(most, read, *words):
     """`read()` is refused, and takes at most so many bytes of Python's and numpy's memory at a time.
 
-    The count is of the whole process: what the test runner's own threads take is in it now and then. What `read` takes is in every
-    try, so the least of three is at least that.
+    The count is of the whole process: what the test runner's own threads take is in it now and then. What `read` takes
+    is in every try, so the least of three is at least that.
     """
     assert min(peak(read, words) for _ in range(3)) < most
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from iresnet import cli, load
-from iresnet.cli.demo import _anomalies, _densities, _figures
+from iresnet.cli.demo import _anomalies, _densities, _metrics
 from iresnet.data.corruptions import CORRUPTIONS
 from iresnet.demo import digits, toy
 from iresnet.train import Training
@@ -50,11 +50,11 @@ class TestDigits:
         assert content["tightening"]["predictions_changed"] == outcome.changed
 
     def test_the_tables_fit_a_terminal(self, shown):
-        figures, anomalies = printed(_figures(shown[0])), printed(_anomalies(shown[0]))
-        assert f"({shown[0].error.wrong} of 360)" in figures
-        assert "360 of 360 images" in figures
+        metrics, anomalies = printed(_metrics(shown[0])), printed(_anomalies(shown[0]))
+        assert f"({shown[0].error.wrong} of 360)" in metrics
+        assert "360 of 360 images" in metrics
         assert "pixel noise" in anomalies
-        assert "…" not in figures + anomalies
+        assert "…" not in metrics + anomalies
 
     def test_stopped_before_the_end(self, tmp_path):
         assert digits.run(tmp_path / "run", tiny(), stop=lambda: True) is None

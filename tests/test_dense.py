@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from iresnet import Exact, LipSwish, ResidualBlock, certify, constrain_
-from iresnet.branch import asked, bound, linearise, nominal, read, run, tighten_
+from iresnet.branch import bound, linearise, nominal, read, requested_bound, run, tighten_
 from iresnet.data import Schema
 from iresnet.lipschitz import Concatenated, cap_of
 from iresnet.models import Network, build
@@ -108,7 +108,7 @@ class TestConstraint:
         constrain_(g, lipschitz=0.81)
         assert [cap_of(m).coefficient for m in g.modules() if cap_of(m) is not None] == pytest.approx([0.9] * 4)
         assert nominal(g) == pytest.approx(0.81)
-        assert asked(g).value == pytest.approx(0.81)
+        assert requested_bound(g).value == pytest.approx(0.81)
         assert bound(g, (2,)).value <= 0.81
 
     def test_a_layer_must_follow(self):

@@ -155,12 +155,12 @@ class TestModels:
     def test_the_loss_is_what_the_noise_costs_less_the_likelihood(self):
         flow, x = image_flow().train(), integers(8, 1, 4, 4)
         flow(dequantised(flow, x, LEVELS, torch.Generator().manual_seed(1))[0])  # ActNorms see a batch
-        loss, figures = MaximumLikelihood(flow, LEVELS)(x, generator=torch.Generator().manual_seed(0))
+        loss, metrics = MaximumLikelihood(flow, LEVELS)(x, generator=torch.Generator().manual_seed(0))
         generator = torch.Generator().manual_seed(0)
         point, spent = dequantised(flow, x, LEVELS, generator)
         known = (spent - flow(point, generator=generator)).mean() / (16 * math.log(2))
         torch.testing.assert_close(loss, known)
-        assert float(figures["bits/dim"]) == float(loss.detach())
+        assert float(metrics["bits/dim"]) == float(loss.detach())
         assert float(spent.detach().abs().min()) > 0.1
 
     def test_fused_blocks_pass_the_gradient_to_the_noise(self):

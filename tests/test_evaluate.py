@@ -24,7 +24,7 @@ from iresnet import (
     contractive_mlp,
     tighten_,
 )
-from iresnet.data import Dataset, Schema, some
+from iresnet.data import Dataset, Schema, subsample
 from iresnet.data.corruptions import CORRUPTIONS
 from iresnet.evaluate import (
     anomaly,
@@ -439,7 +439,7 @@ class TestScores:
     def test_some_rows_are_enough_and_not_the_first_ones(self):
         model, data = image_hybrid(), images(12)
         few = corrupted(model, data, rows=5)
-        assert few == corrupted(model, some(data, 5)) != corrupted(model, data)
+        assert few == corrupted(model, subsample(data, 5)) != corrupted(model, data)
         assert few != corrupted(model, data.take(range(5)))
 
     def test_a_model_of_dark_images_sees_bright_ones_and_cannot_see_what_stays_dark(self):

@@ -17,7 +17,7 @@ from iresnet.models import Network, build
 from iresnet.presets import PRESETS
 from iresnet.presets.reading import GROUPS
 from iresnet.train import train
-from iresnet.train.objective import Aim
+from iresnet.train.objective import ObjectiveSettings
 from iresnet.transforms.elementary import Flatten
 from iresnet.transforms.mixing import InvertibleConv1x1
 from tests.zoo import DOUBLE, dense_jacobian, normal
@@ -197,15 +197,15 @@ class TestPresets:
         experiment = PRESETS[name]
         model = made(tiny(name))
         before = [p.detach().clone() for p in model.parameters()]
-        objective = Aim("density").objective(model, DIGITS.levels)
+        objective = ObjectiveSettings("density").objective(model, DIGITS.levels)
         settings = replace(experiment.training, steps=3, epochs=0, batch=8)
-        figures = []
+        metrics = []
         trained = train(
             objective, Batches(digits(), 8).starting_at(0), settings, generator=torch.Generator().manual_seed(0),
-            report=lambda *a: figures.append(float(a[2]["bits/dim"])),
+            report=lambda *a: metrics.append(float(a[2]["bits/dim"])),
         )  # fmt: skip
-        assert len(figures) == 3
-        assert all(0 < f < 20 for f in figures)
+        assert len(metrics) == 3
+        assert all(0 < f < 20 for f in metrics)
         assert all(not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
         flow = trained.double().eval()

@@ -30,7 +30,7 @@ from iresnet import (
 from iresnet.branch import read
 from iresnet.gpu import Acceleration, FastStep, dual, maps, planned, step
 from iresnet.gpu.unit import advance
-from iresnet.lipschitz import LipSwish, MaxMin, Sine, together
+from iresnet.lipschitz import LipSwish, MaxMin, Sine, batched_refresh
 from iresnet.logdet import StoppedRoulette
 from iresnet.models.free import FreeBlock
 from iresnet.precision import float32_products, float32_sums
@@ -594,8 +594,8 @@ def test_a_density_of_wide_branches_by_kernels_stays_near_eager_float32(estimato
     plain, _, _ = train(MaximumLikelihood(flow), x, torch.zeros(64), EAGER, steps=20, device="cuda")
     quick, _, state = train(MaximumLikelihood(flow), x, torch.zeros(64), Acceleration(), steps=20, device="cuda")
     assert state.engine.method == "one CUDA graph, blocks compiled, g in bfloat16"
-    (bend,) = read(activation()).program.steps
-    assert estimator.probes > 1 or any(way.probes == 1 and act == bend for way, _, act, *_ in dual._WINS)
+    (activation_step,) = read(activation()).program.steps
+    assert estimator.probes > 1 or any(way.probes == 1 and act == activation_step for way, _, act, *_ in dual._WINS)
     torch.testing.assert_close(quick, plain, atol=0.5, rtol=2e-2)
 
 
@@ -611,7 +611,7 @@ def test_a_wide_unit_by_kernels_has_the_gradients_of_float32(kernels, probes, ac
     both = torch.cat([x, torch.randn(probes * 16 * 64, 12, device="cuda")])
     results = []
     for dtype, through in ((torch.float32, dual._layer_by_layer), (torch.bfloat16, dual._by_kernels)):
-        way = dual.Way(dtype, probes, True)
+        way = dual.ExecutionMode(dtype, probes, True)
         leaves = [v.to(dtype).contiguous(memory_format=torch.channels_last) if v.dim() > 1 else v for v in values]
         leaves = [v.clone().requires_grad_() for v in leaves]
         layers = dual.read_layers(dual.stages(read(g).program), leaves, (8, 8), 16 * (1 + probes), way)
@@ -741,7 +741,7 @@ def test_linear_blocks_on_more_axes_are_left_as_they_are():
 def test_a_layer_without_a_part_in_the_loss_gets_no_gradient():
     torch.manual_seed(0)
     blocks = nn.ModuleList(ResidualBlock(contractive_mlp(3, (3,))) for _ in range(2))
-    with together(blocks.train()):
+    with batched_refresh(blocks.train()):
         blocks[0](normal(2, 3, seed=1, dtype=torch.float32)).sum().backward()
     assert all(p.grad is None for p in blocks[1].parameters())
     assert all(p.grad is not None for p in blocks[0].parameters())

@@ -207,7 +207,7 @@ def product_error(rows, depth, columns, period, dtype=torch.float32, device="cpu
 
 
 def bent(a, m, bias, dual, frequency):
-    """What `wide.bend` computes, by torch."""
+    """What `wide.activate` computes, by torch."""
     rows = len(a) // (1 + dual)
     h, t = (a @ m.T)[:rows] + bias, (a @ m.T)[rows:]
     if not frequency:
@@ -220,7 +220,7 @@ def bent(a, m, bias, dual, frequency):
 
 
 def bent_back(a, b, kept, dual, frequency):
-    """What `wide.bend_back` computes: the same gradients from what was kept."""
+    """What `wide.activate_backward` computes: the same gradients from what was kept."""
     rows = len(a) // (1 + dual)
     g, q = (a @ b)[:rows], (a @ b)[rows:]
     slope, change = kept[:rows], kept[rows:]
@@ -230,8 +230,8 @@ def bent_back(a, b, kept, dual, frequency):
     return torch.cat([g, q * slope] if dual else [g]), g.float()
 
 
-def bend_error(rows, depth, columns, frequency, dtype=torch.float32, device="cpu") -> float:
-    """The error of `bend` and `bend_back` beside torch's, with tangents and without."""
+def activate_error(rows, depth, columns, frequency, dtype=torch.float32, device="cpu") -> float:
+    """The error of `activate` and `activate_backward` beside torch's, with tangents and without."""
     g, errors = torch.Generator().manual_seed(rows), []
     draw = lambda *shape: (torch.randn(*shape, generator=g) / 4).to(device, dtype)  # noqa: E731
     for dual in (True, False):
@@ -241,7 +241,7 @@ def bend_error(rows, depth, columns, frequency, dtype=torch.float32, device="cpu
         back = bent_back(a.double(), m.double().T, kept.double(), dual, frequency)
         for tile in wide.TILES:
             out, beside = a.new_empty(count, columns), a.new_empty(count, columns)
-            wide._launch_bend(a, m, bias, out, beside if frequency else out, dual, frequency, tile)
+            wide._launch_activate(a, m, bias, out, beside if frequency else out, dual, frequency, tile)
             errors.append(largest_error([out, beside if frequency else out], made))
             found, sums = wide._launch_back(a, m.T.contiguous(), kept, dual, frequency, tile)
             errors.append(largest_error([found, sums.sum(0)], [back[0], back[1].sum(0)]))
@@ -278,15 +278,15 @@ def test_the_backward_of_an_activation_and_its_tangent_is_that_of_autograd(frequ
 @pytest.mark.parametrize("middle", [0, 1, 2])
 def test_a_wide_unit_is_its_layers_one_by_one(monkeypatch, middle, dual, frequency):
     """The differentiable function with torch in place of the kernels."""
-    monkeypatch.setattr(wide, "bend", bent)
-    monkeypatch.setattr(wide, "bend_back", bent_back)
+    monkeypatch.setattr(wide, "activate", bent)
+    monkeypatch.setattr(wide, "activate_backward", bent_back)
     by_kernels, by_layers = unit_results(frequency, dual, 20, middle)
     torch.testing.assert_close(by_kernels, by_layers, atol=1e-4, rtol=1e-4)
 
 
 def unit_results(frequency, dual, inner, middle):
     """Values, slopes and gradients of a wide unit in float32, by kernels and layer by layer."""
-    way, branch = dual_unit.Way(torch.float32, int(dual), False), wide_branch(frequency, inner, middle)
+    way, branch = dual_unit.ExecutionMode(torch.float32, int(dual), False), wide_branch(frequency, inner, middle)
     values = [v.detach().clone().requires_grad_() for v in read(branch).tensors()[:-1]]
     layers = dual_unit.read_layers(dual_unit.stages(read(branch).program), values, (4, 3), 2, way)
     layers = [
@@ -315,13 +315,13 @@ def wide_branch(frequency, inner, middle):
 def test_a_wide_unit_is_known_by_its_layers():
     elu, sine = Step("elu", settings=(1.0,)), Step("sine", settings=(2.5,))
 
-    def known(*bends, bias=True, ready=True, inner=128):
+    def known(*activations, bias=True, ready=True, inner=128):
         first, last = Unrolled((inner, 2, 3, 3), (4, 4), True), Unrolled((2, inner, 3, 3), (4, 4), True)
-        middle = [Dense((inner, inner, 1, 1))] * (len(bends) - 2)
+        middle = [Dense((inner, inner, 1, 1))] * (len(activations) - 2)
         biases = [torch.zeros(inner) if bias else None, *[torch.zeros(inner)] * len(middle), None]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(wide, "is_ready", lambda *_: ready)
-            return wide.supported([first, *middle, last][: len(bends)], list(bends), biases, torch.zeros(1))
+            return wide.supported([first, *middle, last][: len(activations)], list(activations), biases, torch.zeros(1))
 
     assert known(None, elu, elu)
     assert known(None, sine, sine)
@@ -346,7 +346,7 @@ def test_a_wide_unit_is_known_by_its_layers():
 @pytest.mark.parametrize("frequency", FREQUENCIES)
 @pytest.mark.parametrize(("rows", "depth"), [(2048, 512), (500, 112), (33, 432)])
 def test_products_with_an_activation_on_a_gpu_are_those_of_torch(rows, depth, frequency):
-    assert bend_error(rows, depth, 512, frequency, torch.bfloat16, "cuda") < 1e-2
+    assert activate_error(rows, depth, 512, frequency, torch.bfloat16, "cuda") < 1e-2
 
 
 @pytest.mark.gpu
@@ -366,7 +366,7 @@ if __name__ == "__main__":
     for product in PRODUCTS:
         print(product_error(*product))
         for frequency in FREQUENCIES:
-            print(bend_error(*product[:3], frequency))
+            print(activate_error(*product[:3], frequency))
     for frequency in FREQUENCIES:
         for dual, middle in crossed((True, False), (0, 1)):
             print(largest_error(*unit_results(frequency, dual, 128, middle)))

@@ -249,7 +249,7 @@ def launch_bent(a, m, bias, out, kept, dual, frequency, _):
 @pytest.mark.parametrize("probes", [0, 1])
 def test_kernels_of_a_unit_are_tried_against_its_layers_forward_and_backward(tried, monkeypatch, probes, activation):
     """With torch in place of the kernels: what is left is the whole of a step as a GPU takes it."""
-    monkeypatch.setattr(wide, "_launch_bend", launch_bent)
+    monkeypatch.setattr(wide, "_launch_activate", launch_bent)
     monkeypatch.setattr(wide, "_launch_back", lambda *arguments: bent_back(*arguments[:-1]))
     monkeypatch.setattr(wide, "is_ready", lambda *_: True)
     monkeypatch.setattr(maps, "compiled_or_plain", lambda function, _: function)
@@ -264,16 +264,16 @@ def test_kernels_of_a_unit_are_tried_against_its_layers_forward_and_backward(tri
     x = normal(3, 2, 4, 3, seed=1, dtype=torch.float32).requires_grad_()
     noise, weights = torch.ones(3, 2, 4, 3, dtype=torch.int8), density.pack(*PowerSeries(4).weights(x))
     results = []
-    for way in (dual.Way(torch.float32, probes, True), dual.Way(torch.float32, probes, False)):
+    for way in (dual.ExecutionMode(torch.float32, probes, True), dual.ExecutionMode(torch.float32, probes, False)):
         arguments = parts, way, x, torch.zeros_like(x), None, None, values
         out = density.advance_with_logdet(*arguments, noise, weights) if probes else density.advance(*arguments)
         results.append([*out, *torch.autograd.grad(sum(t.square().sum() for t in out), [x, *values])])
     assert [ways for what, ways in tried if what.startswith("a unit")] == [[True, False]]
     assert [dual._WINS[key] for key in dual._WINS] == [False]
-    assert {what.split(",")[0] for what, _ in tried} >= {"bend", "bend_back"}
+    assert {what.split(",")[0] for what, _ in tried} >= {"activate", "activate_backward"}
     torch.testing.assert_close(results[0], results[1], atol=1e-4, rtol=1e-3)
     dual._WINS[next(iter(dual._WINS))] = True  # by the kernels
-    way = dual.Way(torch.float32, probes, True)
+    way = dual.ExecutionMode(torch.float32, probes, True)
     arguments = parts, way, x, torch.zeros_like(x), None, None, values
     out = density.advance_with_logdet(*arguments, noise, weights) if probes else density.advance(*arguments)
     results.append([*out, *torch.autograd.grad(sum(t.square().sum() for t in out), [x, *values])])

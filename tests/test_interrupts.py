@@ -130,8 +130,8 @@ def test_train_says_what_there_is_to_go_on_from(call, monkeypatch, tmp_path):
 
 
 def test_reproduce_ends_at_once_while_it_judges(call, monkeypatch, tmp_path):
-    judging = replace(RESULTS["table2"], run=lambda work: signal.raise_signal(signal.SIGTERM))
-    monkeypatch.setitem(RESULTS, "table2", judging)
+    evaluation = replace(RESULTS["table2"], run=lambda work: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setitem(RESULTS, "table2", evaluation)
     assert call("reproduce", "table2", "--out", tmp_path) == (130, "Stopped. The same command goes on from there.\n")
 
 

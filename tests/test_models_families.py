@@ -291,9 +291,9 @@ class TestCommands:
         assert ("no bound: no bound is known for this inverse; 0 of 40 rows proven" in page) != formula
         assert "contraction" not in page
         assert not (folder / "certificate.json").exists()
-        figures = json.loads((folder / "evaluation.json").read_text())
-        assert figures["density"]["bias_bound"] == 0
-        assert figures["inverse"]["proven"] == (40 if formula else 0)
+        metrics = json.loads((folder / "evaluation.json").read_text())
+        assert metrics["density"]["bias_bound"] == 0
+        assert metrics["inverse"]["proven"] == (40 if formula else 0)
 
     def test_training_says_what_there_is_instead_of_a_certificate(self, tmp_path, capsys):
         code, text = said(

@@ -32,11 +32,11 @@ from iresnet.train.objective import (
     MISSING,
     PURPOSES,
     SHARPNESS,
-    Aim,
     Classification,
     Joint,
     Margin,
     MaximumLikelihood,
+    ObjectiveSettings,
     apart,
     centred,
     continuous,
@@ -85,10 +85,10 @@ class TestDensity:
     def test_nats_of_a_normal_distribution(self):
         """-ln p = d/2 ln 2 pi + |x|^2 / 2 for the identity with a standard normal base."""
         x = numbers()
-        loss, figures = MaximumLikelihood(Flow(identity_like(), DiagonalNormal(3)).eval())(x)
+        loss, metrics = MaximumLikelihood(Flow(identity_like(), DiagonalNormal(3)).eval())(x)
         expected = 1.5 * math.log(2 * math.pi) + 0.5 * float(x.square().sum(1).mean())
         assert number(loss) == pytest.approx(expected, rel=1e-6)
-        assert {name: float(value) for name, value in figures.items()} == {"nats": number(loss)}
+        assert {name: float(value) for name, value in metrics.items()} == {"nats": number(loss)}
 
     def test_bits_per_dimension_of_a_known_density(self):
         """A base far wider than the data is flat over them: -log2 p is log2(scale) + log2(2 pi) / 2 a dimension."""
@@ -96,10 +96,10 @@ class TestDensity:
         base.log_scale.fill_(math.log(scale))
         flow = Flow(Chain(), base).eval()
         x = pixels(levels=256)[:, :, :2, :2]
-        loss, figures = MaximumLikelihood(flow, levels=256)(x, generator=seeded())
+        loss, metrics = MaximumLikelihood(flow, levels=256)(x, generator=seeded())
         assert number(loss) == pytest.approx(math.log2(scale) + 0.5 * math.log2(2 * math.pi), abs=1e-3)
-        assert list(figures) == ["bits/dim"]
-        assert float(figures["bits/dim"]) == number(loss)
+        assert list(metrics) == ["bits/dim"]
+        assert float(metrics["bits/dim"]) == number(loss)
 
     def test_uniform_pixels_have_the_bits_of_their_levels(self):
         """A logistic density of the logit with alpha -> 0 is the uniform one: log2(levels) bits a pixel."""
@@ -127,9 +127,9 @@ class TestCrossEntropy:
     @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
     def test_it_is_torchs(self, smoothing):
         logits, y = normal(8, 5), torch.arange(8) % 5
-        loss, figures = cross_entropy(logits, y, smoothing)
+        loss, metrics = cross_entropy(logits, y, smoothing)
         torch.testing.assert_close(loss, F.cross_entropy(logits, y, label_smoothing=smoothing))
-        torch.testing.assert_close(figures["cross-entropy"], loss)
+        torch.testing.assert_close(metrics["cross-entropy"], loss)
 
     def test_smoothing_by_hand(self):
         """(1 - s) of the label's loss + s of the mean loss over all classes."""
@@ -147,10 +147,10 @@ class TestCrossEntropy:
     def test_rows_without_a_label_are_left_out(self, smoothing):
         logits = normal(7, 4).requires_grad_()
         y = torch.tensor([1, MISSING, 0, MISSING, MISSING, 3, 2])
-        loss, figures = cross_entropy(logits, y, smoothing)
+        loss, metrics = cross_entropy(logits, y, smoothing)
         alone, its_figures = cross_entropy(logits[y != MISSING], y[y != MISSING], smoothing)
         torch.testing.assert_close(loss, alone)
-        torch.testing.assert_close(figures, its_figures)
+        torch.testing.assert_close(metrics, its_figures)
         (gradient,) = torch.autograd.grad(loss, logits)
         assert (gradient[y == MISSING] == 0).all()
         assert (gradient[y != MISSING].abs().sum(1) > 0).all()
@@ -159,14 +159,14 @@ class TestCrossEntropy:
     def test_a_batch_without_any_label_is_worth_nothing(self, smoothing):
         """The mean over no rows is 0 / 0: it must not reach the weights."""
         logits = normal(3, 4).requires_grad_()
-        loss, figures = cross_entropy(logits, torch.full((3,), MISSING), smoothing)
-        assert number(loss) == float(figures["error %"]) == 0
+        loss, metrics = cross_entropy(logits, torch.full((3,), MISSING), smoothing)
+        assert number(loss) == float(metrics["error %"]) == 0
         (gradient,) = torch.autograd.grad(loss, logits)
         assert (gradient == 0).all()
 
     def test_figures_carry_no_graph(self):
-        _, figures = cross_entropy(normal(3, 4).requires_grad_(), torch.arange(3))
-        assert not any(value.requires_grad for value in figures.values())
+        _, metrics = cross_entropy(normal(3, 4).requires_grad_(), torch.arange(3))
+        assert not any(value.requires_grad for value in metrics.values())
 
     def test_data_without_labels(self):
         sentence = "this objective learns from labels; the data have none. Use the objective 'density'."
@@ -180,10 +180,10 @@ class TestClassification:
         x, seen = pixels(), []
         model = Classifier(Logit(4), nn.Sequential(nn.Flatten(), nn.Linear(16, 3))).eval()
         model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-        loss, figures = Classification(model, levels=4)(x, torch.arange(6) % 3)
+        loss, metrics = Classification(model, levels=4)(x, torch.arange(6) % 3)
         assert torch.equal(seen[0], x.float() + 0.5)
         torch.testing.assert_close(loss, F.cross_entropy(model(x + 0.5), torch.arange(6) % 3))
-        assert set(figures) == {"cross-entropy", "error %"}
+        assert set(metrics) == {"cross-entropy", "error %"}
 
     def test_real_numbers_stay_as_they_are(self):
         x, y = numbers(), torch.arange(6) % 4
@@ -204,7 +204,7 @@ class TestMargin:
     def test_the_others_get_ahead_by_what_the_radius_allows(self):
         """By hand: K = (1 + 0.8) / 2, and logits in units of radius K / SHARPNESS."""
         model, x, y, radius = margin_model(), numbers(), torch.arange(6) % 4, 0.3
-        loss, figures = Margin(model, radius=radius, label_smoothing=0.1)(x, y)
+        loss, metrics = Margin(model, radius=radius, label_smoothing=0.1)(x, y)
         one, w = radius * 1.8 / 2, model.head.weight
         raised = model(x).clone()
         for row in range(6):
@@ -212,9 +212,9 @@ class TestMargin:
                 raised[row, j] += one * (w[y[row]] - w[j]).norm()
         expected = F.cross_entropy(raised * SHARPNESS / one, y, label_smoothing=0.1)
         torch.testing.assert_close(loss, expected)
-        assert float(figures["loss"]) == number(loss)
-        assert float(figures["cross-entropy"]) == pytest.approx(number(F.cross_entropy(model(x), y)))
-        assert set(figures) == {"loss", "cross-entropy", "error %", "certified %"}
+        assert float(metrics["loss"]) == number(loss)
+        assert float(metrics["cross-entropy"]) == pytest.approx(number(F.cross_entropy(model(x), y)))
+        assert set(metrics) == {"loss", "cross-entropy", "error %", "certified %"}
 
     def test_certified_is_what_the_certificate_says(self):
         """A released model keeps the coefficients asked for: rows that count as certified are."""
@@ -223,10 +223,10 @@ class TestMargin:
         y[:20] = (y[:20] + 1) % 4
         r = certified_radius(model, Dataset(x, y, Schema((3,), classes=tuple("abcd"))))
         radius = float(r[r > 0].median())
-        figures = Margin(model, radius=radius)(x, y)[1]
-        assert float(figures["error %"]) == 10
-        assert float(figures["certified %"]) <= 100 * float((r >= radius).double().mean()) + 1e-4
-        assert float(figures["certified %"]) > 20
+        metrics = Margin(model, radius=radius)(x, y)[1]
+        assert float(metrics["error %"]) == 10
+        assert float(metrics["certified %"]) <= 100 * float((r >= radius).double().mean()) + 1e-4
+        assert float(metrics["certified %"]) > 20
 
     def test_it_teaches_block_and_head(self):
         model = margin_model().train()
@@ -239,9 +239,9 @@ class TestMargin:
     def test_rows_without_a_label_are_left_out(self):
         objective, x = Margin(margin_model(), radius=0.3), numbers()
         y = torch.tensor([0, MISSING, 2, MISSING, MISSING, 1])
-        (loss, figures), (alone, same) = objective(x, y), objective(x[y >= 0], y[y >= 0])
+        (loss, metrics), (alone, same) = objective(x, y), objective(x[y >= 0], y[y >= 0])
         torch.testing.assert_close(loss, alone)
-        torch.testing.assert_close(figures, same)
+        torch.testing.assert_close(metrics, same)
 
     def test_a_head_that_is_not_linear_is_refused(self):
         model = Classifier(identity_like(), nn.Sequential(nn.Linear(3, 5), nn.ELU(), nn.Linear(5, 4)))
@@ -292,21 +292,21 @@ class TestJoint:
     @pytest.mark.parametrize("weight", [0.0, 1.0, 2.5])
     def test_it_is_bits_and_weighted_cross_entropy(self, weight):
         model, x, y = hybrid().eval(), numbers(), torch.arange(6) % 4
-        loss, figures = Joint(model, weight=weight)(x, y)
+        loss, metrics = Joint(model, weight=weight)(x, y)
         nats, ce = -model.log_prob(x).mean(), F.cross_entropy(model.logits(x), y)
         torch.testing.assert_close(loss, nats / (3 * math.log(2)) + weight * ce)
-        assert float(figures["nats"]) == pytest.approx(number(nats))
-        assert float(figures["cross-entropy"]) == pytest.approx(number(ce))
-        assert float(figures["loss"]) == pytest.approx(number(loss))
-        assert set(figures) == {"loss", "nats", "cross-entropy", "error %"}
+        assert float(metrics["nats"]) == pytest.approx(number(nats))
+        assert float(metrics["cross-entropy"]) == pytest.approx(number(ce))
+        assert float(metrics["loss"]) == pytest.approx(number(loss))
+        assert set(metrics) == {"loss", "nats", "cross-entropy", "error %"}
 
     def test_of_integers_in_bits_per_dimension(self):
         model, x, y = pixel_hybrid().eval(), pixels(), torch.arange(6) % 3
-        loss, figures = Joint(model, levels=4)(x, y, generator=seeded())
+        loss, metrics = Joint(model, levels=4)(x, y, generator=seeded())
         point = continuous(x, 4, seeded())
         bits = -model.log_prob(point).mean() / (16 * math.log(2))
         torch.testing.assert_close(loss, bits + F.cross_entropy(model.logits(point), y))
-        assert float(figures["bits/dim"]) == pytest.approx(number(bits))
+        assert float(metrics["bits/dim"]) == pytest.approx(number(bits))
 
     def test_rows_without_a_label_count_for_the_density(self):
         model, x = hybrid(), numbers()
@@ -377,7 +377,7 @@ class TestAim:
     def test_it_names_an_objective(self, kind, objective):
         assert kind in PURPOSES
         model = nn.Identity()
-        made = Aim(kind, weight=2.0, label_smoothing=0.1, shifted=0.5).objective(
+        made = ObjectiveSettings(kind, weight=2.0, label_smoothing=0.1, shifted=0.5).objective(
             model, 17, Augment(shift=3, shifted=0.1)
         )
         assert type(made) is objective
@@ -389,13 +389,13 @@ class TestAim:
             assert (made.weight, made.augment) == (2.0, Augment(shift=3, shifted=0.5))
 
     def test_a_radius_asks_for_a_margin(self):
-        made = Aim("classification", label_smoothing=0.1, radius=1.5).objective(margin_model(), None)
+        made = ObjectiveSettings("classification", label_smoothing=0.1, radius=1.5).objective(margin_model(), None)
         assert type(made) is Margin
         assert (made.radius, made.label_smoothing) == (1.5, 0.1)
 
     def test_nothing_is_augmented_unless_it_is_asked_for(self):
-        assert Aim("hybrid").objective(nn.Identity(), 17, Augment(shift=3)).augment is None
-        assert Aim("hybrid", shifted=0.5).objective(nn.Identity(), 17).augment is None
+        assert ObjectiveSettings("hybrid").objective(nn.Identity(), 17, Augment(shift=3)).augment is None
+        assert ObjectiveSettings("hybrid", shifted=0.5).objective(nn.Identity(), 17).augment is None
 
     @pytest.mark.parametrize(
         ("wrong", "sentence"),
@@ -416,4 +416,4 @@ class TestAim:
     )
     def test_wrong_settings_get_a_sentence(self, wrong, sentence):
         with pytest.raises(ValueError, match=sentence):
-            Aim(**wrong)
+            ObjectiveSettings(**wrong)

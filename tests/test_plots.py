@@ -114,11 +114,11 @@ def test_float64_flows_and_data_on_one_spot(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_every_row_has_four_square_aligned_panels_with_one_window(figures, rows):
+def test_every_row_has_four_square_aligned_panels_with_one_window(metrics, rows):
     toy_picture([panel()] * rows, "unwritten.png", **SMALL)
-    axes = figures[0].axes
+    axes = metrics[0].axes
     assert len(axes) == 4 * rows
-    size = figures[0].get_size_inches()
+    size = metrics[0].get_size_inches()
     for i in range(rows):
         row = [a.get_position() for a in axes[4 * i : 4 * i + 4]]
         assert len({round(box.y0, 9) for box in row}) == 1
@@ -128,10 +128,10 @@ def test_every_row_has_four_square_aligned_panels_with_one_window(figures, rows)
     assert all(a.get_xlim()[1] - a.get_xlim()[0] == pytest.approx(a.get_ylim()[1] - a.get_ylim()[0]) for a in axes)
 
 
-def test_the_texts_are_shown_as_they_are_and_stay_in_the_picture(figures):
+def test_the_texts_are_shown_as_they_are_and_stay_in_the_picture(metrics):
     name, line = "A rather long $name$ of a density", "Lip(F) <= 3, $" + 60 * "words " + "end"
     toy_picture([panel(), panel(name, floor=None, certificate_line=line)], "unwritten.png", **SMALL)
-    figure = figures[0]
+    figure = metrics[0]
     texts = [t.get_text() for t in figure.texts]
     assert {*COLUMNS, "Two moons", "3.52 nats; floor 3.47", "3.52 nats"} <= set(texts)
     assert "A rather long\n$name$ of a\ndensity" in texts

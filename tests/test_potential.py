@@ -22,14 +22,14 @@ from iresnet import (
     constrain_,
     tighten_,
 )
-from iresnet.branch import asked, bound, nominal, plain, read
+from iresnet.branch import bound, nominal, plain, read, requested_bound
 from iresnet.data import Batches, Dataset, Schema
 from iresnet.evaluate import certified_radius, robustness, withstands
 from iresnet.lipschitz import LipSwish, Potential, cap_of, is_monotone, lipschitz_constant
 from iresnet.models import Network, build
 from iresnet.presets import find
 from iresnet.train import Training, train
-from iresnet.train.objective import Aim, expansion
+from iresnet.train.objective import ObjectiveSettings, expansion
 from tests.zoo import ACTIVATIONS, dense_jacobian, normal, rouse_
 
 MONOTONE = [name for name in ACTIVATIONS if name not in ("lipswish", "lipswish-sharp", "sine", "sine-fast", "maxmin")]
@@ -143,10 +143,10 @@ class TestProven:
     def test_behind_another_layer_nothing_is_known_but_the_constant(self):
         g = constrain_(nn.Sequential(nn.Linear(4, 4), Potential(nn.Linear(4, 4), nn.ELU())), lipschitz=0.9)
         assert nominal(g) == pytest.approx(0.9)
-        assert asked(g).expansion == pytest.approx(1.9)
+        assert requested_bound(g).expansion == pytest.approx(1.9)
         two = constrain_(nn.Sequential(*[Potential(nn.Linear(4, 4), nn.ELU()) for _ in range(2)]), lipschitz=0.9)
         assert nominal(two) == pytest.approx(0.9)
-        assert not asked(two).descends  # a composition is no gradient
+        assert not requested_bound(two).descends  # a composition is no gradient
 
 
 class TestAsAnyBranch:
@@ -274,7 +274,7 @@ class TestBadInput:
 
     def test_a_layer_without_constraint_promises_nothing(self):
         with pytest.raises(NoBoundKnown, match="A layer of a block is not constrained"):
-            asked(with_matrix(0.5 * orthogonal(3), nn.ELU()))
+            requested_bound(with_matrix(0.5 * orthogonal(3), nn.ELU()))
 
 
 def test_monotone_is_what_never_falls():
@@ -381,7 +381,7 @@ def trained():
         x[y == k, :, rows[0] : rows[1], columns[0] : columns[1]] += 4
     data = Dataset(x.to(torch.uint8), y, SCHEMA)
     model = build(Network(**SETTINGS, blocks=(2, 2), width=8), SCHEMA, "classification", data.x)
-    objective = Aim(kind="classification", radius=4.0).objective(model, SCHEMA.levels)
+    objective = ObjectiveSettings(kind="classification", radius=4.0).objective(model, SCHEMA.levels)
     model = train(objective, Batches(data, 100).starting_at(0), Training(steps=60, learning_rate=1e-2))
     tighten_(model, SCHEMA.shape)
     return model, data
@@ -408,11 +408,11 @@ def test_lip_of_the_map_is_that_of_the_scaling(trained):
 
 def test_a_classifier_made_by_hand_trains_for_a_radius():
     model = Classifier(Chain(block().float(), block(seed=1).float()), nn.Linear(4, 3))
-    objective = Aim(kind="classification", radius=0.1).objective(model, None)
-    loss, figures = objective(normal(9, 4, dtype=torch.float32), torch.arange(9) % 3)
+    objective = ObjectiveSettings(kind="classification", radius=0.1).objective(model, None)
+    loss, metrics = objective(normal(9, 4, dtype=torch.float32), torch.arange(9) % 3)
     loss.backward()
     assert all(p.grad is not None for p in model.parameters())
-    assert 0 <= float(figures["certified %"]) <= 100
+    assert 0 <= float(metrics["certified %"]) <= 100
 
 
 def test_a_celu_that_grows_without_bound_has_no_constant():

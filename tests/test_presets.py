@@ -15,7 +15,7 @@ from iresnet.models import Network, build
 from iresnet.presets import PRESETS, Experiment, find, read
 from iresnet.presets.reading import GROUPS, TABLES
 from iresnet.train import Training, train
-from iresnet.train.objective import Aim
+from iresnet.train.objective import ObjectiveSettings
 
 KINDS = {"density": Flow, "classification": Classifier, "hybrid": Hybrid, "semi-supervised": Hybrid}
 REFERENCE = json.loads((Path(__file__).parent / "reference" / "presets.json").read_text())
@@ -100,9 +100,9 @@ class TestEvery:
             tail=min(network.tail, 1),
             tail_width=8,
         )
-        figures = trained_one_step(replace(experiment, network=small), rows(schema(experiment)))
-        assert figures
-        assert all(bool(torch.isfinite(value)) for value in figures.values())
+        metrics = trained_one_step(replace(experiment, network=small), rows(schema(experiment)))
+        assert metrics
+        assert all(bool(torch.isfinite(value)) for value in metrics.values())
 
     @pytest.mark.slow
     def test_its_network_is_built_in_full(self, name):
@@ -314,7 +314,10 @@ class TestRead:
             encoding="utf-8",
         )
         assert read(path) == Experiment(
-            name="größer", network=Network(blocks=(2,)), objective=Aim("density"), training=Training(steps=7)
+            name="größer",
+            network=Network(blocks=(2,)),
+            objective=ObjectiveSettings("density"),
+            training=Training(steps=7),
         )
 
     def test_an_empty_file_is_the_default(self, tmp_path):

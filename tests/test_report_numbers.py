@@ -171,9 +171,9 @@ def test_images_of_other_sizes_and_channels(shape, reduced):
 def test_figures_are_named_once_with_or_without_a_loss():
     """A density logs no loss, and its truncation on held-out rows alone."""
     rows = [{"step": s, "bits/dim": 2.0 / s, "validation truncation bits/dim": 1e-3} for s in (1.0, 2.0)]
-    assert curves._figures(rows) == ["bits/dim", "truncation bits/dim"]
-    assert curves._figures([{**row, "loss": row["bits/dim"]} for row in rows]) == ["bits/dim", "truncation bits/dim"]
-    assert "loss" in curves._figures([{**row, "loss": 1.0} for row in rows])
+    assert curves._metrics(rows) == ["bits/dim", "truncation bits/dim"]
+    assert curves._metrics([{**row, "loss": row["bits/dim"]} for row in rows]) == ["bits/dim", "truncation bits/dim"]
+    assert "loss" in curves._metrics([{**row, "loss": 1.0} for row in rows])
 
 
 def test_curves_are_thinned_and_it_is_said():

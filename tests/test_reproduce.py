@@ -22,14 +22,14 @@ from iresnet.plots import rows as picture_rows
 from iresnet.reproduce import (
     RESULTS,
     Job,
-    Outcome,
+    Reproduction,
     Stopped,
     Work,
     cells,
     classification,
+    evaluation,
     figure6,
     find,
-    judging,
     reconstruction,
     record,
 )
@@ -116,7 +116,7 @@ def test_what_cannot_be_unwound():
     ],
 )
 def test_the_verdict_is_about_the_iteration(converged, diverged, sentence):
-    assert judging.verdict({"images": 4, "converged": converged, "diverged": diverged}) == sentence
+    assert evaluation.verdict({"images": 4, "converged": converged, "diverged": diverged}) == sentence
 
 
 # The paper's numbers and settings
@@ -282,7 +282,7 @@ def test_nothing_is_trained_or_read_twice(made, monkeypatch):
 
     for name in ("start", "resume"):
         monkeypatch.setattr(jobs, name, fail)
-    monkeypatch.setattr(judging, "_judge", fail)
+    monkeypatch.setattr(evaluation, "_evaluate", fail)
     again = RESULTS["table2"].run(Work(made.work.job))
     assert again.results.rows == made.outcomes["table2"].results.rows
 
@@ -308,8 +308,20 @@ def test_figures_are_dropped_with_the_model_they_are_about(made, tmp_path):
     _, folder = run_of(made, tmp_path)
     run = Run.open(folder)
     publish(run, run.model(), None, run.splits().validation, {})
+    assert not (folder / "reproduction.json").exists()
+    assert "reproduction.json" in FILES
+
+
+def test_metrics_under_their_former_name_are_read_and_dropped(made, tmp_path):
+    _, folder = run_of(made, tmp_path)
+    run = Run.open(folder)
+    known = run.read_json("reproduction.json")
+    assert known
+    (folder / "reproduction.json").rename(folder / "judgement.json")
+    assert run.read_json("reproduction.json") == known
+    publish(run, run.model(), None, run.splits().validation, {})
     assert not (folder / "judgement.json").exists()
-    assert "judgement.json" in FILES
+    assert run.read_json("reproduction.json") == {}
 
 
 @pytest.mark.slow
@@ -333,9 +345,9 @@ def test_rows_made_elsewhere_stay_and_those_made_now_are_replaced(made, tmp_path
     job = copied(made, tmp_path, "table2")
     path = tmp_path / "table2.json"
     content = json.loads(path.read_text())
-    elsewhere = {**content["runs"][0], "dataset": "cifar10", "budget": "paper", "hardware": "another machine"}
+    ood_images = {**content["runs"][0], "dataset": "cifar10", "budget": "paper", "hardware": "another machine"}
     old = {**content["runs"][3], "row": {**content["runs"][3]["row"], "error %": -1.0}}
-    path.write_text(json.dumps({**content, "runs": [*content["runs"][:3], old, elsewhere]}))
+    path.write_text(json.dumps({**content, "runs": [*content["runs"][:3], old, ood_images]}))
     results = RESULTS["table2"].run(Work(replace(job, models=("c=0.5",)))).results
     assert [(r["dataset"], r["model"]) for r in results.rows][3:] == [("digits", "c=0.5"), ("cifar10", "ResNet-164")]
     assert results.rows[3] == made.outcomes["table2"].results.rows[3]
@@ -372,7 +384,8 @@ def test_the_printed_table_says_how_its_rows_were_made_and_what_seeds_do(capsys)
         "blocks proven": "54 of 54", "largest Lip(g)": 0.72891, "error after 100 steps": 1.23e-10,
     }  # fmt: skip
     show(
-        console(), Outcome(Results("table2", [row, {**row, "model": "ResNet-164"}], [{}]), classification.COLUMNS2, ())
+        console(),
+        Reproduction(Results("table2", [row, {**row, "model": "ResNet-164"}], [{}]), classification.COLUMNS2, ()),
     )
     out = capsys.readouterr().out
     words = ("7.00", "± 0.25", "3 seeds", "-0.01", "6.78", "54 of 54", "1.2e-10", "cifar10", "ResNet-164")
@@ -380,7 +393,8 @@ def test_the_printed_table_says_how_its_rows_were_made_and_what_seeds_do(capsys)
     assert "…" not in out
     assert out.endswith("made with budget short, recipe ours, settings as they are\n")
     show(
-        console(), Outcome(Results("table2", [row, {**row, "settings": "epochs=7"}], [{}]), classification.COLUMNS2, ())
+        console(),
+        Reproduction(Results("table2", [row, {**row, "settings": "epochs=7"}], [{}]), classification.COLUMNS2, ()),
     )
     out = capsys.readouterr().out
     assert "made with a: budget short, recipe ours, settings as they are; b: budget short, recipe ours, set" in out
@@ -436,24 +450,24 @@ def test_pictures_of_nothing_and_of_large_norms(tmp_path):
 
 
 @pytest.mark.parametrize("coefficients", [(None,), (0.9,), (None, 0.9)])
-def test_no_words_of_a_picture_cover_others(coefficients, tmp_path, figures):
+def test_no_words_of_a_picture_cover_others(coefficients, tmp_path, metrics):
     spectra_picture([SpectrumLine("a", c, [0.1, 2.0], [0.1, 1.9]) for c in coefficients], tmp_path / "a.png")
-    boxes = [text.get_window_extent(FigureCanvasAgg(figures[0]).get_renderer()) for text in figures[0].texts]
+    boxes = [text.get_window_extent(FigureCanvasAgg(metrics[0]).get_renderer()) for text in metrics[0].texts]
     assert len(boxes) == 2 + len(coefficients)
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
-def test_the_slope_beside_the_errors_is_no_proof_and_names_stand_above(tmp_path, figures):
+def test_the_slope_beside_the_errors_is_no_proof_and_names_stand_above(tmp_path, metrics):
     shown = [DecayLine(f"c={c}", [1, 2, 50], [3.0, c, 1e-9], c**3) for c in (0.9, 0.8, 0.7, 0.6, 0.5)]
     decay_picture(shown, tmp_path / "a.png", images=64)
-    renderer, (axes,) = FigureCanvasAgg(figures[0]).get_renderer(), figures[0].axes
-    words = " ".join(text.get_text() for text in figures[0].texts)
+    renderer, (axes,) = FigureCanvasAgg(metrics[0]).get_renderer(), metrics[0].axes
+    words = " ".join(text.get_text() for text in metrics[0].texts)
     assert "dashes: slope Lip(g) a step, for comparison" in words
     assert "proven" not in words
     legend = axes.get_legend().get_window_extent(renderer)
     assert legend.y0 >= axes.get_window_extent(renderer).y1 - 1
     assert legend.x0 > 0
-    assert not any(legend.overlaps(text.get_window_extent(renderer)) for text in figures[0].texts)
+    assert not any(legend.overlaps(text.get_window_extent(renderer)) for text in metrics[0].texts)
 
 
 def test_the_gap_to_the_estimates_is_rounded_up():
@@ -584,8 +598,8 @@ DAMAGED = ["[]", "{", '{"error": {}}', '{"error": 3}', '{"tightening": [1]}']
 @pytest.mark.parametrize("text", DAMAGED)
 def test_damaged_figures_are_not_taken(made, tmp_path, text):
     job, folder = run_of(made, tmp_path)
-    (folder / "judgement.json").write_text(text)
-    with pytest.raises(ValueError, match=r"judgement.json is damaged.*\. Remove it; it can be made again."):
+    (folder / "reproduction.json").write_text(text)
+    with pytest.raises(ValueError, match=r"reproduction.json is damaged.*\. Remove it; it can be made again."):
         RESULTS["table2"].run(Work(job))
 
 
@@ -619,10 +633,10 @@ def test_damaged_entries_are_not_shown(made, tmp_path, change):
 @pytest.mark.parametrize("place", [("error", "low"), ("iteration", "images"), ("inverse", "composed_bound")])
 def test_figures_of_another_type_are_not_taken(made, tmp_path, place):
     job, folder = run_of(made, tmp_path)
-    content = json.loads((folder / "judgement.json").read_text())
+    content = json.loads((folder / "reproduction.json").read_text())
     content[place[0]][place[1]] = "few"
-    (folder / "judgement.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="judgement.json is damaged. Remove it; it can be made again."):
+    (folder / "reproduction.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="reproduction.json is damaged. Remove it; it can be made again."):
         RESULTS["table2"].run(Work(job))
 
 

@@ -215,16 +215,16 @@ def test_pictures_of_nothing_and_of_several(tmp_path):
             assert picture.size == (2 * 280, 195)
 
 
-def test_the_picture_has_the_numbers(tmp_path, figures):
+def test_the_picture_has_the_numbers(tmp_path, metrics):
     bias_picture([LINE], tmp_path / "a.png", images=1000)
     convergence_picture([LINE], tmp_path / "a.png", images=1000)
-    linear, sizes = (f.axes[0] for f in figures)
+    linear, sizes = (f.axes[0] for f in metrics)
     assert list(linear.lines[-1].get_ydata()) == list(LINE.bias)
     assert sizes.get_yscale() == "log"
     bound, deviation, bias = (list(drawn.get_ydata()) for drawn in sizes.lines)
     assert (bound, deviation) == ([1.0, 0.5, 0.2], [0.2, 0.2, 0.2])
     assert bias == [0.1, 0.01, series.FLOOR]
-    assert "1,000 test images" in figures[0].texts[1].get_text()
+    assert "1,000 test images" in metrics[0].texts[1].get_text()
 
 
 # The command

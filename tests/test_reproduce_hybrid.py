@@ -153,10 +153,10 @@ def test_there_is_a_picture_with_something_on_it(made):
     assert 0.005 < (picture < 230).mean() < 0.9
 
 
-def test_the_picture_has_the_numbers(tmp_path, figures):
+def test_the_picture_has_the_numbers(tmp_path, metrics):
     other = Compromise("w=10", 1.0, 0.8, 1.2, 4.0, 0.1)
     tradeoff_picture([POINT, other], tmp_path / "a.png", images=100, classifier=("pure", 0.5), flow=("alone", 2.5))
-    axes = figures[0].axes[0]
+    axes = metrics[0].axes[0]
     assert [list(axes.lines[0].get_xdata()), list(axes.lines[0].get_ydata())] == [[2.0, 1.0], [3.0, 4.0]]
     assert {t.get_text() for t in axes.texts} == {"w=1", "w=10"}
     assert [t.get_text() for t in axes.get_legend().get_texts()] == ["pure", "alone"]
@@ -164,7 +164,7 @@ def test_the_picture_has_the_numbers(tmp_path, figures):
     assert set(lines["pure"].get_xdata()) == {0.5}
     assert set(lines["alone"].get_ydata()) == {2.5}
     tradeoff_picture([POINT], tmp_path / "a.png", images=100)
-    assert figures[1].axes[0].get_legend() is None
+    assert metrics[1].axes[0].get_legend() is None
 
 
 def test_a_picture_of_nothing(tmp_path):

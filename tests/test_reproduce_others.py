@@ -126,11 +126,11 @@ def test_both_networks_learn_the_same_points():
     s = figure1.Setting()
     sizes = [sum(p.numel() for p in figure1.network(name, s, 0).parameters()) for name in ("vanilla", "i-ResNet")]
     assert sizes[0] == sizes[1]
-    loss, figures = figure1.Waypoints(Chain(FreeBlock(nn.Identity()), FreeBlock(nn.Identity())))(
+    loss, metrics = figure1.Waypoints(Chain(FreeBlock(nn.Identity()), FreeBlock(nn.Identity())))(
         torch.ones(2, 1), torch.tensor([[2.0, 4.0], [2.0, 4.0]])
     )
     assert float(loss) == 0.0  # 1, 2, 4
-    assert set(figures) == {"squared error"}
+    assert set(metrics) == {"squared error"}
     with pytest.raises(ValueError, match=r"y must hold the two states to reach, \(n, 2\); got none. Train on batches"):
         figure1.Waypoints(Chain(FreeBlock(nn.Identity())))(torch.ones(2, 1))
 
@@ -247,7 +247,7 @@ def test_published_rows_keep_to_the_same_rule():
         (1.9, "neither", [], "the two cannot be told apart on eight gaussians"),
     ],
 )
-def test_a_difference_within_two_standard_errors_is_a_tie(made, tmp_path, figures, errors, nearer, painted, sentence):
+def test_a_difference_within_two_standard_errors_is_a_tie(made, tmp_path, metrics, errors, nearer, painted, sentence):
     """From the likelihoods of the points to the table, the colours of the picture and its caption."""
     shutil.copytree(made.out / "figure2", tmp_path / "figure2")
     noise = np.random.default_rng(0).normal(size=(2, 10_000))
@@ -260,7 +260,7 @@ def test_a_difference_within_two_standard_errors_is_a_tie(made, tmp_path, figure
     outcome = figure2.RESULT.run(Work(replace(made.work.job, out=tmp_path)))
     assert [r["nearer"] for r in outcome.results.rows] == [None, nearer]
     assert outcome.notes[-1] == sentence
-    texts = {t.get_text(): t.get_color() for t in figures[0].texts}
+    texts = {t.get_text(): t.get_color() for t in metrics[0].texts}
     assert [text for text, colour in texts.items() if colour == planes.BEST] == painted
     assert sentence in " ".join(texts)
 
@@ -497,8 +497,8 @@ def test_operations_of_grouped_convolutions_are_counted(make, places):
 
 def test_rows_of_two_devices_stand_beside_each_other(made, tmp_path):
     entries = made.outcomes["table5"].results.runs
-    elsewhere = [{**e, "settings": ["on a GPU", "engine compiled"], "row": {**e["row"], "ms": 1.0}} for e in entries]
-    rows = table5.compared([*entries, *elsewhere])
+    ood_images = [{**e, "settings": ["on a GPU", "engine compiled"], "row": {**e["row"], "ms": 1.0}} for e in entries]
+    rows = table5.compared([*entries, *ood_images])
     assert [r["settings"] for r in rows] == ["on a CPU engine plain"] * 5 + ["on a GPU engine compiled"] * 5
     assert [r["to Glow"] for r in rows[5:]] == [1.0] * 5
 

@@ -72,7 +72,7 @@ def test_figures_are_those_of_the_released_weights(made):
     images = made.work.images(run, 160)
     own, held, turned = (
         log_likelihood(model, rows, draws=outliers.DRAWS).value
-        for rows in (images, outliers.some(splits.validation, 40), outliers.strange(images)["turned"])
+        for rows in (images, outliers.subsample(splits.validation, 40), outliers.strange(images)["turned"])
     )
     row = next(r for r in made.outcome.results.rows if r["kind"] == "turned")
     assert row["bits/dim"] == pytest.approx(-float(turned.mean()) / (64 * math.log(2)))
@@ -159,27 +159,27 @@ def test_there_is_a_picture_with_something_on_it(made):
     assert 0.02 < (picture < 230).mean() < 0.9
 
 
-def test_ridges_hold_the_shares_between_their_edges(figures, tmp_path):
+def test_ridges_hold_the_shares_between_their_edges(metrics, tmp_path):
     spike = Ridge("blank", [0.5, 0.5, 0.5], 0.5, (0.0, 1.0, 1.0), TILES)
     even = Ridge("noise", list(np.geomspace(4, 16, 41)), 9.0, (1.0, 1.0, 0.45), TILES)
     ridges_picture(DATA, [spike, even], tmp_path / "a.png", levels=17, images=500)
-    axes = figures[0].axes[0]
+    axes = metrics[0].axes[0]
     of_data, of_spike, of_even = (p.get_data() for p in axes.patches if hasattr(p, "get_data"))
     assert int((of_spike.values > of_spike.baseline).sum()) == 1
     assert int((of_spike.values > of_spike.baseline).argmax()) == int(np.searchsorted(of_spike.edges, 0.5)) - 1
     inside = (of_even.edges[:-1] > 4) & (of_even.edges[1:] < 16)
     assert np.allclose(of_even.values[inside], 0.86)  # equal shares of a logarithmic axis
     assert of_data.baseline == 2
-    shown = {t.get_text(): t.get_color() for t in figures[0].texts}
+    shown = {t.get_text(): t.get_color() for t in metrics[0].texts}
     assert {"digits", "blank", "noise", "2.00", "9.00"} <= set(shown)
     assert (shown["0.00"], shown["0.45"], shown["1.00"]) == (ridges.WARM, ridges.INK, ridges.INK)
 
 
-def test_a_kind_without_numbers_is_an_empty_row(figures, tmp_path):
+def test_a_kind_without_numbers_is_an_empty_row(metrics, tmp_path):
     lost = Ridge("noise", [None, None], None, (1.0, 1.0, 1.0), TILES)
     ridges_picture(DATA, [lost], tmp_path / "a.png", levels=17, images=500)
-    assert sum(hasattr(p, "get_data") for p in figures[0].axes[0].patches) == 1
-    assert "-" in {t.get_text() for t in figures[0].texts}
+    assert sum(hasattr(p, "get_data") for p in metrics[0].axes[0].patches) == 1
+    assert "-" in {t.get_text() for t in metrics[0].texts}
 
 
 def test_colour_images_are_drawn_in_colour(tmp_path):

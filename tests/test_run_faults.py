@@ -172,11 +172,11 @@ class TestBinding:
         """The model changes while it is judged: its figures are those of the one before."""
         digest = checkpoint.sha256(folder / MODEL)
 
-        def judged(*_, **__):
+        def evaluated(*_, **__):
             (folder / MODEL).write_bytes((other / MODEL).read_bytes())
             return {"split": "test", "rows": 20, "of": 20}
 
-        monkeypatch.setattr(sys.modules["iresnet.cli.evaluate"], "judged", judged)
+        monkeypatch.setattr(sys.modules["iresnet.cli.evaluate"], "evaluated", evaluated)
         assert call("evaluate", folder)[0] == 0
         assert json.loads((folder / "evaluation.json").read_text())["model_sha256"] == digest
 

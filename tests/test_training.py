@@ -316,15 +316,15 @@ class TestTrain:
         seen = []
         train(MaximumLikelihood(tiny_flow()), moons(), Training(steps=3), report=lambda *a: seen.append(a))
         assert [(done, steps) for done, steps, _ in seen] == [(1, 3), (2, 3), (3, 3)]
-        assert all(math.isfinite(figures["nats"]) for _, _, figures in seen)
+        assert all(math.isfinite(metrics["nats"]) for _, _, metrics in seen)
 
     def test_the_logged_figure_is_the_likelihood(self):
         flow, x = tiny_flow(), next(moons())
         flow(x)  # initialises ActNorm
         flow.eval()
-        loss, figures = MaximumLikelihood(flow)(x)
-        assert float(figures["nats"]) == pytest.approx(float(-flow.log_prob(x).mean().detach()))
-        assert float(loss.detach()) == float(figures["nats"])
+        loss, metrics = MaximumLikelihood(flow)(x)
+        assert float(metrics["nats"]) == pytest.approx(float(-flow.log_prob(x).mean().detach()))
+        assert float(loss.detach()) == float(metrics["nats"])
 
     def test_labels_reach_the_objective(self):
         torch.manual_seed(0)
@@ -500,10 +500,10 @@ class TestResume:
             return False
 
         objective, batches = problem(kind)
-        generator, figures = seeded(7), []
+        generator, metrics = seeded(7), []
         whole = train(
             objective, batches.starting_at(0), settings, generator=generator, watch=save,
-            report=lambda step, steps, f: figures.append({k: float(v) for k, v in f.items()}),
+            report=lambda step, steps, f: metrics.append({k: float(v) for k, v in f.items()}),
         )  # fmt: skip
         resumed, batches = problem(kind)
         torch.manual_seed(99)  # a new process has another past
@@ -512,7 +512,7 @@ class TestResume:
             resumed, batches.starting_at(5), settings, generator=again, resume=checkpoint.load(path),
             report=lambda step, steps, f: its_figures.append({k: float(v) for k, v in f.items()}),
         )  # fmt: skip
-        assert its_figures == figures[5:]
+        assert its_figures == metrics[5:]
         assert same(resumed.model, objective.model)
         assert same(half, whole)
         assert torch.equal(again.get_state(), generator.get_state())

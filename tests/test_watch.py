@@ -14,15 +14,15 @@ from iresnet.lipschitz import constrain_
 from iresnet.logdet import SettledSeries
 from iresnet.models.free import FreeBlock
 from iresnet.reproduce import cells, job
-from iresnet.run import TRUNCATION, Outcome, Run, flattered, judge
-from iresnet.run.watch import BIAS, FLATTERY
+from iresnet.run import TRUNCATION, FitResult, Run, truncation_warning, validate
+from iresnet.run.watch import BIAS, TRUNCATION_WARNED
 from iresnet.train import checkpoint
 from iresnet.train.checkpoint import Checkpoint
-from iresnet.train.objective import Aim
+from iresnet.train.objective import ObjectiveSettings
 from tests.runs import copy_of, trained
 
 D = 72
-DENSITY = Aim(kind="density")
+DENSITY = ObjectiveSettings(kind="density")
 
 
 def scaled(factor):
@@ -53,11 +53,11 @@ def truth(factor, x, blocks=1):
 def test_the_figure_is_the_true_one_whatever_trained_it(estimator, blocks):
     """A contraction by 0.1 is where a short series errs most: it sees -0.9 - 0.405 of ln 0.1 = -2.303."""
     rows = points()
-    figures, criterion = judge(contraction(-0.9, estimator, blocks), rows, DENSITY)
+    metrics, criterion = validate(contraction(-0.9, estimator, blocks), rows, DENSITY)
     expected, unit = truth(-0.9, rows.x, blocks), D * math.log(2)
-    assert figures["validation nats"] == pytest.approx(expected, abs=BIAS * unit)
+    assert metrics["validation nats"] == pytest.approx(expected, abs=BIAS * unit)
     assert criterion == pytest.approx(expected / unit, abs=BIAS)
-    assert abs(figures["validation nats"] - expected) > 1e-6  # beyond 64 dimensions it is no determinant
+    assert abs(metrics["validation nats"] - expected) > 1e-6  # beyond 64 dimensions it is no determinant
 
 
 @pytest.mark.parametrize(("factor", "terms", "known"), [
@@ -68,8 +68,8 @@ def test_the_figure_is_the_true_one_whatever_trained_it(estimator, blocks):
     (0.5, 2, 0.0),  # it errs to the other side: nothing to be gained by it
 ])  # fmt: skip
 def test_what_the_series_of_training_hides_is_known(factor, terms, known):
-    figures, _ = judge(contraction(factor, PowerSeries(terms)), points(), DENSITY)
-    assert figures[TRUNCATION] == pytest.approx(known, abs=BIAS)
+    metrics, _ = validate(contraction(factor, PowerSeries(terms)), points(), DENSITY)
+    assert metrics[TRUNCATION] == pytest.approx(known, abs=BIAS)
 
 
 def plane(j, estimator):
@@ -80,11 +80,11 @@ def plane(j, estimator):
 
 
 def test_few_dimensions_are_exact_and_tell_the_truncation_too():
-    figures, _ = judge(
+    metrics, _ = validate(
         plane(-0.9 * torch.eye(4), PowerSeries(2)), Dataset(torch.zeros(5, 4), None, Schema((4,))), DENSITY
     )
-    assert figures["validation nats"] == pytest.approx(2 * math.log(2 * math.pi) - 4 * math.log(0.1), rel=1e-4)
-    assert figures[TRUNCATION] == pytest.approx((-1.305 - math.log(0.1)) / math.log(2), rel=1e-3)
+    assert metrics["validation nats"] == pytest.approx(2 * math.log(2 * math.pi) - 4 * math.log(0.1), rel=1e-4)
+    assert metrics[TRUNCATION] == pytest.approx((-1.305 - math.log(0.1)) / math.log(2), rel=1e-3)
 
 
 def test_noise_is_not_taken_for_flattery():
@@ -92,11 +92,11 @@ def test_noise_is_not_taken_for_flattery():
     flow, raw = plane(-0.5 * torch.eye(4)[[1, 0, 3, 2]], PowerSeries(16)), []
     for rows in (20, 40):
         x, generator = torch.zeros(rows, 4), torch.Generator().manual_seed(0)
-        assert judge(flow, Dataset(x, None, Schema((4,))), DENSITY)[0][TRUNCATION] == 0
+        assert validate(flow, Dataset(x, None, Schema((4,))), DENSITY)[0][TRUNCATION] == 0
         with torch.no_grad():
             estimated = flow.log_prob(x, estimator=flow.estimator, generator=generator)
             raw.append(float((estimated - flow.log_prob(x)).mean()) / (4 * math.log(2)))
-    assert max(raw) > 10 * FLATTERY  # the mean alone would be
+    assert max(raw) > 10 * TRUNCATION_WARNED  # the mean alone would be
 
 
 @pytest.mark.parametrize(("estimator", "terms"), [(RussianRoulette(2), 20), (PowerSeries(15), 30)], ids=str)
@@ -107,7 +107,7 @@ def test_where_no_constant_is_known_the_series_is_long(estimator, terms, monkeyp
     with torch.no_grad():
         free.g.weight.copy_(2 * torch.eye(D))
     for blocks in ((asserted, free), (asserted,)):
-        judge(Flow(Chain(*blocks), DiagonalNormal(D), estimator=estimator).eval(), points(2), DENSITY)
+        validate(Flow(Chain(*blocks), DiagonalNormal(D), estimator=estimator).eval(), points(2), DENSITY)
     assert [e for e in seen if e != estimator] == [PowerSeries(terms), SettledSeries(0.5, BIAS * D * math.log(2))]
 
 
@@ -127,7 +127,7 @@ def test_the_command_says_once_that_the_series_flatters(call, tmp_path):
         "Training's series of 2 terms flatters by at least 0.09 bits/dim: the network has learned to use what it "
         "leaves out. Use more terms, a smaller lipschitz, or estimator=roulette.\n"
     )
-    assert flattered(kept(folder, 0.0099)) == ""
+    assert truncation_warning(kept(folder, 0.0099)) == ""
     code, text = call("train", "--resume", "--out", folder)
     assert (code, "flatters" in text) == (0, False)
     assert TRUNCATION not in text
@@ -143,7 +143,7 @@ def test_the_log_has_it_where_a_series_trains():
 
 def test_a_job_says_it_of_the_cell_that_it_trained(tmp_path, monkeypatch):
     run, said = kept(copy_of(trained(), tmp_path / "run"), 0.2), []
-    monkeypatch.setattr(job, "start", lambda *_, **__: Outcome(run, 6, True, 0.0))
+    monkeypatch.setattr(job, "start", lambda *_, **__: FitResult(run, 6, True, 0.0))
     assert job.Work(job.Job(out=tmp_path), say=said.append).trained(cells.find("digits", "c=0.9"), 0) == run
     assert [line.partition(" bits/dim")[0] for line in said] == [
         "digits c=0.9: Training's series of 2 terms flatters by at least 0.20"

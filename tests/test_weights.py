@@ -222,8 +222,8 @@ class TestShipping:
     def test_figures_must_be_those_of_its_kind_on_all_test_rows(self, kind, changes, lacking, tmp_path, monkeypatch):
         monkeypatch.setattr(ship, "WEIGHTS", tmp_path / "weights")
         folder = copy_of(trained(kind), tmp_path / "source")
-        figures = {name: value for name, value in {**FIGURES, **changes}.items() if value is not None}
-        (folder / "evaluation.json").write_text(json.dumps(figures))
+        metrics = {name: value for name, value in {**FIGURES, **changes}.items() if value is not None}
+        (folder / "evaluation.json").write_text(json.dumps(metrics))
         aim = Run.open(folder).experiment.objective.kind
         option = "" if aim == "classification" else " --protocol"
         sentence = (
@@ -237,8 +237,8 @@ class TestShipping:
         density = copy_of(trained("digits-density"), library.parent / "density")
         classifier = copy_of(trained("digits-classifier"), library.parent / "classifier")
         for folder, other in ((density, "error"), (classifier, "protocol")):
-            figures = {name: value for name, value in FIGURES.items() if name != other}
-            (folder / "evaluation.json").write_text(json.dumps(figures))
+            metrics = {name: value for name, value in FIGURES.items() if name != other}
+            (folder / "evaluation.json").write_text(json.dumps(metrics))
             ship.ship(Run.open(folder), folder.name)
         rows = {r["model"]: r for r in ship.results().rows}
         assert {name: (r["kind"], r["error %"], r["bits/dim"]) for name, r in rows.items()} == {

@@ -32,15 +32,15 @@ import torch
 from torch import nn
 
 from iresnet import data
-from iresnet.data import Batches, Dataset, some
+from iresnet.data import Batches, Dataset, subsample
 from iresnet.evaluate import as_flow, has_density
 from iresnet.evaluate.likelihood import drawn
-from iresnet.lipschitz import refresh_, unsettled
+from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.logdet import EXACT_UP_TO, PowerSeries
 from iresnet.models import build
 from iresnet.presets import Experiment, changed, find
 from iresnet.results import Results, circumstances, finite, markdown_table, read, write
-from iresnet.run import judge
+from iresnet.run import validate
 from iresnet.train import State, Training, set_rate
 from iresnet.train.objective import unit
 
@@ -128,8 +128,8 @@ def run(pilot: Pilot, budget: Budget, folder: str | None = None) -> tuple[dict[s
     if begun + RESERVE >= budget.end:
         return {**row, "note": "not begun: no time was left"}, circumstances(seeds=[experiment.seed], seconds=0.0)
     try:
-        figures, about = _train(experiment, budget)
-        return {**row, **figures}, about
+        metrics, about = _train(experiment, budget)
+        return {**row, **metrics}, about
     except (RuntimeError, ValueError) as error:  # a pilot may well diverge, or not fit into memory
         reason = str(error).splitlines()[0]
     finally:  # the next one in this process begins with the whole memory
@@ -141,9 +141,9 @@ def run(pilot: Pilot, budget: Budget, folder: str | None = None) -> tuple[dict[s
 
 def _train(experiment: Experiment, budget: Budget) -> tuple[dict[str, Any], dict[str, Any]]:
     splits, device = data.load(experiment.data), budget.device
-    train = some(splits.train, max(1, len(splits.train) // budget.part)).to(device)
+    train = subsample(splits.train, max(1, len(splits.train) // budget.part)).to(device)
     torch.manual_seed(experiment.seed)
-    with unsettled():
+    with defer_norms():
         model = build(experiment.network, splits.schema, experiment.objective.kind, train.x).to(device)
     refresh_(model, settle=True)
     objective = experiment.objective.objective(model, splits.schema.levels, experiment.data.augment)
@@ -161,11 +161,11 @@ def _train(experiment: Experiment, budget: Budget) -> tuple[dict[str, Any], dict
         if state.step == clock.first and device.startswith("cuda"):
             torch.cuda.synchronize()
     seconds = clock.elapsed
-    figures = judged(state.averaged(), splits.validation.to(device), experiment)
+    metrics = judged(state.averaged(), splits.validation.to(device), experiment)
     row = {"training rows": len(train), "batch": batches.size, "steps": state.step, "seconds": round(seconds, 1)}
     size, precision = sum(p.numel() for p in model.parameters()), state.engine.precision
     about = circumstances(seeds=[experiment.seed], seconds=seconds, precision=precision, parameters=size)
-    return row | finite(figures), about | {"engine": str(state.engine)}
+    return row | finite(metrics), about | {"engine": str(state.engine)}
 
 
 def rate(settings: Training, step: int, part: float) -> float:
@@ -177,20 +177,20 @@ def rate(settings: Training, step: int, part: float) -> float:
 @torch.no_grad()
 def judged(model: nn.Module, validation: Dataset, experiment: Experiment) -> dict[str, Any]:
     """What a pilot is compared by, on rows that it was not trained on."""
-    figures: dict[str, Any] = {"bits/dim": None, "±": None, "error %": None}
+    metrics: dict[str, Any] = {"bits/dim": None, "±": None, "error %": None}
     if has_density(model):
-        rows = some(validation, ROWS)
+        rows = subsample(validation, ROWS)
         exact = rows.schema.dimension <= EXACT_UP_TO
         generator = torch.Generator(rows.x.device).manual_seed(0)
         estimator = None if exact else PowerSeries(terms=TERMS)
         values = -drawn(as_flow(model), rows, estimator, [generator] * DRAWS).mean(0) / unit(rows.x, rows.schema.levels)
-        figures |= {"bits/dim": float(values.mean()), "±": float(values.std()) / len(rows) ** 0.5}
-        figures |= {"held-out rows": len(rows), "method": "exact" if exact else f"series of {TERMS} terms"}
+        metrics |= {"bits/dim": float(values.mean()), "±": float(values.std()) / len(rows) ** 0.5}
+        metrics |= {"held-out rows": len(rows), "method": "exact" if exact else f"series of {TERMS} terms"}
     if experiment.objective.kind != "density":
         plain = replace(experiment.objective, kind="classification", radius=0.0)
-        figures["error %"] = judge(model, validation, plain)[0]["validation error %"]
-        figures["held-out rows"] = len(validation)
-    return figures
+        metrics["error %"] = validate(model, validation, plain)[0]["validation error %"]
+        metrics["held-out rows"] = len(validation)
+    return metrics
 
 
 # ---------------------------------------------------------------------------------------------- many of them

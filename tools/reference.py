@@ -31,10 +31,10 @@ from torch import Tensor, nn
 
 import iresnet
 from iresnet import evaluate, run
-from iresnet.data import Batches, DataSettings, Schema, some
+from iresnet.data import Batches, DataSettings, Schema, subsample
 from iresnet.data.source import load, schema_of
 from iresnet.gpu import Acceleration
-from iresnet.lipschitz import refresh_, unsettled
+from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.models import build
 from iresnet.presets import PRESETS, Experiment
 from iresnet.results import circumstances
@@ -115,7 +115,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def objective_of(experiment: Experiment, schema: Schema, x: Tensor) -> Objective:
     """An experiment's model and loss as training makes them."""
     torch.manual_seed(experiment.seed)
-    with unsettled():
+    with defer_norms():
         model = build(experiment.network, schema, experiment.objective.kind, x)
     refresh_(model, settle=True)
     return experiment.objective.objective(model, schema.levels, experiment.data.augment).train()
@@ -134,12 +134,12 @@ def step(name: str) -> dict[str, Any]:
         objective = objective_of(experiment, schema, x)
         for _ in range(2):
             objective.zero_grad()
-            loss, figures = objective(x, y, generator=generator)
+            loss, metrics = objective(x, y, generator=generator)
             loss.backward()
     gradients = {n: projected(p.grad) for n, p in objective.named_parameters() if p.grad is not None}
     return {
         "loss": float(loss.detach()),
-        "figures": {key: float(value) for key, value in figures.items()},
+        "figures": {key: float(value) for key, value in metrics.items()},
         "gradients": gradients,
     }
 
@@ -151,8 +151,8 @@ def losses(name: str) -> list[float]:
     objective = objective_of(experiment, splits.schema, splits.train.x)
     seen: list[float] = []
 
-    def report(step: int, steps: int, figures: Mapping[str, Tensor]) -> None:
-        seen.append(float(next(iter(figures.values()))))
+    def report(step: int, steps: int, metrics: Mapping[str, Tensor]) -> None:
+        seen.append(float(next(iter(metrics.values()))))
 
     rows = Batches(splits.train, experiment.training.batch, seed=0, augment=experiment.data.augment)
     batches = rows.starting_at(0)
@@ -185,7 +185,7 @@ def model_values(model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
 def scores(folder: Path) -> dict[str, Any]:
     """What the model of a run folder says of its first test rows."""
     opened = run.Run.open(folder)
-    model, rows = opened.model(), some(opened.splits().test, ROWS)
+    model, rows = opened.model(), subsample(opened.splits().test, ROWS)
     found: dict[str, Any] = {}
     if evaluate.has_head(model):
         found["logits"] = evaluate.logits(model, rows).double().tolist()

@@ -48,12 +48,12 @@ def of_run(run: Run) -> Trial:
         "batch": experiment.training.batch,
         "steps": experiment.training.steps,
         "seconds": environment["seconds"],
-        **_figures(run),
+        **_metrics(run),
     }
     return finite(row), environment
 
 
-def _figures(run: Run) -> dict[str, Any]:
+def _metrics(run: Run) -> dict[str, Any]:
     """What the weights were chosen by: the likelihoods that the model keeps share their noise, which a mean would show.
 
     A run that is not finished is refused.
@@ -61,11 +61,11 @@ def _figures(run: Run) -> dict[str, Any]:
     if not (run.folder / "model.safetensors").is_file():
         raise FileNotFoundError(f"{run.folder} is not finished. Go on: iresnet train --resume --out {run.folder}")
     best, rows = run.best(), int(run.read_json("data.json")["validation"]["rows"])
-    figures = {"bits/dim": best.get("validation bits/dim"), "±": None, "error %": best.get("validation error %")}
-    if figures["bits/dim"] is None:
-        return figures | {"held-out rows": rows}
+    metrics = {"bits/dim": best.get("validation bits/dim"), "±": None, "error %": best.get("validation error %")}
+    if metrics["bits/dim"] is None:
+        return metrics | {"held-out rows": rows}
     how = "exact" if run.schema.dimension <= EXACT_UP_TO else f"a series whose rest is below {BIAS:g} bits/dim"
-    return figures | {"held-out rows": min(rows, WATCHED), "method": how}
+    return metrics | {"held-out rows": min(rows, WATCHED), "method": how}
 
 
 def settings_of(experiment: Experiment) -> tuple[str, list[str]]:

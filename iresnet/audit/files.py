@@ -74,7 +74,7 @@ def certificate(s: Subject) -> Verdict:
     inside = sum(isinstance(m, ResidualBlock) for m in s.model.modules())
     if not len(stored["blocks"]) == len(blocks) == inside or not all(b.stored for b in blocks):
         return False, f"it lists {len(stored['blocks'])} blocks, the model {len(blocks)}, and {inside} are in it"
-    again = [_difference(block) for block in s.some(0.15)]
+    again = [_difference(block) for block in s.subsample(0.15)]
     off = max(again)
     passed = all(b.stored["proven"] and number(b.stored["lipschitz"]) < 1 for b in blocks)
     if stored["passed"] is not passed:

@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 from .. import migration
 from ..branch import Bound
 from ..certificate import residual_blocks
-from ..lipschitz import unsettled
+from ..lipschitz import defer_norms
 from ..residual import ResidualBlock
 from ..run import Run
 from ..spectral import NoBoundKnown
@@ -106,7 +106,7 @@ class Subject:
     @cached_property
     def model(self) -> nn.Module:
         """The model with the file's weights, put there without the library's loader."""
-        with torch.random.fork_rng(devices=[]), unsettled():
+        with torch.random.fork_rng(devices=[]), defer_norms():
             model = self.run.blank().eval()
         state = {name.removeprefix("weights/"): t for name, t in self.tensors.items() if name.startswith("weights/")}
         for name, value in model.state_dict().items():  # a shipped file has weights as they are used, and G = 0
@@ -141,7 +141,7 @@ class Subject:
             raise Skipped("the model has no residual blocks, and nothing is proven of others")
         return [found[i] for i in torch.randperm(len(found), generator=self.generator("order")).tolist()]
 
-    def some(self, share: float) -> Iterator[Block]:
+    def subsample(self, share: float) -> Iterator[Block]:
         """One of the blocks, and more of them while this share of the time lasts."""
         end = time.perf_counter() + share * self.seconds
         for position, block in enumerate(self.blocks):
@@ -150,9 +150,9 @@ class Subject:
             yield block
 
     def contractions(self, share: float) -> Iterator[Block]:
-        """Those of `some` blocks that are claimed to be contractions."""
+        """Those of `subsample` blocks that are claimed to be contractions."""
         none = True
-        for block in self.some(share):
+        for block in self.subsample(share):
             if block.claim < 1:
                 none = False
                 yield block

@@ -5,10 +5,10 @@ In reading order: `program` (a graph of steps; its value), `derivative` (J v and
 precision), `snapshot` (g as it was at one moment).
 """
 
-from .constant import Bound, Part, asked, bound, nominal, tighten_
+from .constant import Bound, Part, bound, nominal, requested_bound, tighten_
 from .derivative import linearise
 from .form import Form, laid_out
-from .program import Program, Reading, Step, Way, read, reading, run
+from .program import Program, Reading, Step, StepFunction, read, reading, run
 from .snapshot import Live, Snapshot, check_shape, copied, plain, released
 
 __all__ = [
@@ -20,8 +20,8 @@ __all__ = [
     "Reading",
     "Snapshot",
     "Step",
-    "Way",
-    "asked",
+    "StepFunction",
+    "requested_bound",
     "bound",
     "check_shape",
     "copied",

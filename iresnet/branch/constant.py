@@ -181,7 +181,7 @@ def _asked(step: Step, layer: nn.Module) -> float:
     return float(spectral.norm_bounds(cast(Tensor, layer.weight)[None], step.geometry or Geometry(), None))
 
 
-def asked(g: nn.Module) -> Bound:
+def requested_bound(g: nn.Module) -> Bound:
     """What the coefficients of g promise, before anything is proven; `NoBoundKnown` where a layer has none."""
     if any(cap_of(layer) is None and lipschitz_constant(layer) is None for _, layer in primitives(g)):
         raise NoBoundKnown("A layer of a block is not constrained, so that nothing keeps its norm. Constrain it.")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import timing
 from ..spectral import Geometry
-from .program import Program, Step, Way, apply
+from .program import Program, Step, StepFunction, apply
 
 
 def gathered(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
@@ -84,7 +84,7 @@ def _times(rows: Tensor, matrix: Tensor, values: list[Tensor]) -> Tensor:
     return torch.addmm(values[1], rows, matrix) if len(values) == 2 else rows @ matrix
 
 
-CONVOLUTIONS: dict[str, Way] = {
+CONVOLUTIONS: dict[str, StepFunction] = {
     "native": native, "gathered": gathered, "banded": banded, "shifted": shifted
 }  # fmt: skip
 
@@ -97,7 +97,7 @@ def is_simple(step: Step) -> bool:
     return g.axes == 2 and g.groups == 1 and {*g.stride, *g.dilation} == {1}
 
 
-def fastest(step: Step, x: Tensor, values: list[Tensor]) -> Way:
+def fastest(step: Step, x: Tensor, values: list[Tensor]) -> StepFunction:
     """The way that takes the least time for this input, measured; not one for which memory does not suffice."""
     what = f"{x.dtype}, images {tuple(x.shape)}, weight {tuple(values[0].shape)}"
 
@@ -112,15 +112,15 @@ def arranged(weight: Tensor) -> Tensor:
     return weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
 
 
-def arranged_all(program: Program, values: Sequence[Tensor], ways: Sequence[Way]) -> list[Tensor]:
+def arranged_all(program: Program, values: Sequence[Tensor], functions: Sequence[StepFunction]) -> list[Tensor]:
     """The tensors of a program, arranged for these ways."""
     found = list[Tensor]()
-    for (_, _, own), way in zip(program.with_own(values), ways, strict=True):
-        found += own if way is native else [arranged(own[0]), *own[1:]]
+    for (_, _, own), function in zip(program.with_own(values), functions, strict=True):
+        found += own if function is native else [arranged(own[0]), *own[1:]]
     return found
 
 
-def cheapest(step: Step, values: Sequence[Tensor]) -> Way:
+def cheapest(step: Step, values: Sequence[Tensor]) -> StepFunction:
     """The way to take in float64 on a CPU. The library's own copies all patches of the input: too much where many
     channels become few."""
     if not is_simple(step) or values[0].shape[2:].numel() == 1:

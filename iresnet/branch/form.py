@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .derivative import slope
-from .program import Program, Step, Way, evaluate, run, stepped
+from .program import Program, Step, StepFunction, evaluate, run, stepped
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Form:
 
     program: Program
     values: Sequence[Tensor]
-    ways: Sequence[Way] = ()
+    functions: Sequence[StepFunction] = ()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -26,14 +26,14 @@ class Form:
 
     def __call__(self, x: Tensor) -> Tensor:
         """g(x)."""
-        return run(self.program, x, self.values, self.ways)
+        return run(self.program, x, self.values, self.functions)
 
     def traced(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """g(x) and the slopes of its activations, in order."""
         slopes = list[Tensor]()
 
         def function(i: int, step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
-            y = stepped(self.ways, i, step, inputs, own)
+            y = stepped(self.functions, i, step, inputs, own)
             if step.activation is not None:
                 slopes.append(slope(step, inputs[0], y, own))
             return y
@@ -49,7 +49,7 @@ class Form:
                 return inputs[0] * next(remaining)
             if step.kind == "shift":
                 return inputs[0]
-            return stepped(self.ways, i, _without_bias(step), inputs, own[:1])
+            return stepped(self.functions, i, _without_bias(step), inputs, own[:1])
 
         return evaluate(self.program, v, self.values, function)
 

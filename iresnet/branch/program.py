@@ -114,17 +114,17 @@ class Program:
 
 
 #: (step, x, its tensors) -> y: a way to compute a linear map.
-Way: TypeAlias = Callable[[Step, Tensor, list[Tensor]], Tensor]
+StepFunction: TypeAlias = Callable[[Step, Tensor, list[Tensor]], Tensor]
 
 
-def run(program: Program, x: Tensor, values: Sequence[Tensor], ways: Sequence[Way] = ()) -> Tensor:
-    """g(x), for the tensors of a g with this program, in the precision of both; linear maps in these `ways`."""
-    return evaluate(program, x, values, partial(stepped, ways))
+def run(program: Program, x: Tensor, values: Sequence[Tensor], functions: Sequence[StepFunction] = ()) -> Tensor:
+    """g(x), for the tensors of a g with this program, in the precision of both; linear maps in these `functions`."""
+    return evaluate(program, x, values, partial(stepped, functions))
 
 
-def stepped(ways: Sequence[Way], i: int, step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
-    """The result of step i, linear maps in these `ways`, if there are any."""
-    return ways[i](step, inputs[0], own) if ways and step.kind in LINEAR else apply(step, inputs, own)
+def stepped(functions: Sequence[StepFunction], i: int, step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
+    """The result of step i, linear maps in these `functions`, if there are any."""
+    return functions[i](step, inputs[0], own) if functions and step.kind in LINEAR else apply(step, inputs, own)
 
 
 def evaluate(

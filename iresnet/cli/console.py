@@ -96,7 +96,7 @@ def progress(to: Console) -> Iterator[Progress]:
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=10),
         TaskProgressColumn(),
-        TextColumn("{task.fields[figures]}", markup=False),
+        TextColumn("{task.fields[metrics]}", markup=False),
         TimeRemainingColumn(compact=True),
         TextColumn("left"),
     )
@@ -115,11 +115,11 @@ def reporter(bars: Progress, name: str) -> Report:
     steps_done: deque[tuple[float, int]] = deque(maxlen=RECENT)
     drawn = [0.0]
 
-    def report(step: int, steps: int, figures: Mapping[str, Tensor]) -> None:
+    def report(step: int, steps: int, metrics: Mapping[str, Tensor]) -> None:
         if not tasks:
             bars.start()
-            tasks.append(bars.add_task(name, total=steps, figures=""))
-        recent.append(figures)
+            tasks.append(bars.add_task(name, total=steps, metrics=""))
+        recent.append(metrics)
         now = time.perf_counter()
         steps_done.append((now, step))
         if now - drawn[0] < REDRAW and step < steps:
@@ -127,9 +127,9 @@ def reporter(bars: Progress, name: str) -> Report:
         drawn[0] = now
         (then, first), count = steps_done[0], len(recent)
         speed = f"{(step - first) / (now - then):.1f}/s" if now > then and step > first else ""
-        means = {k: sum(float(f[k]) for f in recent) / count for k in figures if k not in LOGGED_ONLY}
+        means = {k: sum(float(f[k]) for f in recent) / count for k in metrics if k not in LOGGED_ONLY}
         words = [_figure(name, mean) for name, mean in means.items()]
-        bars.update(tasks[0], completed=step, total=steps, figures="  ".join([speed, *words]))
+        bars.update(tasks[0], completed=step, total=steps, metrics="  ".join([speed, *words]))
 
     return report
 

@@ -55,14 +55,14 @@ def _digits(out: Path, steps: int | None, seed: int) -> None:
     if outcome is None:
         screen.print(f"Stopped and saved. Go on with: iresnet train --resume --out {out}", soft_wrap=True)
         raise typer.Exit(130)
-    screen.print(_figures(outcome))
+    screen.print(_metrics(outcome))
     screen.print(_anomalies(outcome))
     screen.say(f"Report {outcome.page}")
     if not outcome.certificate.passed:
         raise RuntimeError(f"the model has no certificate; see {out / 'certificate.json'} for the block that fails.")
 
 
-def _figures(o: digits.Outcome) -> Table:
+def _metrics(o: digits.DigitsResult) -> Table:
     made = table("one network, test images it has not met", "", title=f"Trained in {o.seconds:.0f} s")
     blocks, inverse = o.certificate.blocks, o.inverse
     made.add_row("classifies: error", f"{o.error.value:.2f} %  ({o.error.wrong} of {o.error.rows})")
@@ -78,7 +78,7 @@ def _figures(o: digits.Outcome) -> Table:
     return made
 
 
-def _anomalies(o: digits.Outcome) -> Table:
+def _anomalies(o: digits.DigitsResult) -> Table:
     made = table("corrupted test images", "less likely than the\noriginals, of all pairs", "median\nanomaly")
     for entry in o.anomalies:
         made.add_row(entry["name"], f"{100 * entry['detection']:.1f} %", f"{entry['median_anomaly']:.2f}")
@@ -102,7 +102,7 @@ def _toy(out: Path, names: tuple[str, ...], steps: int | None, seed: int) -> Non
         raise RuntimeError("a flow has no certificate; see the certificates for the block that fails.")
 
 
-def _densities(outcomes: list[plane.Outcome]) -> Table:
+def _densities(outcomes: list[plane.ToyResult]) -> Table:
     made = table(
         "density", "nats", "floor", "Lip(g) ≤", "inverse\nproven to", "inverse\nmeasured",
         title="Held-out points, certified weights",

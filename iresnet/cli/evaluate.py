@@ -11,9 +11,9 @@ from typing import Annotated, Any, TypeAlias
 import typer
 from torch import nn
 
-from ..data import Dataset, some
+from ..data import Dataset, subsample
 from ..evaluate import Density, Error, Inverse, as_flow, has_inverse, outside, probe, protocol, robustness, strange
-from ..evaluate import evaluate as judge
+from ..evaluate import evaluate as evaluate_model
 from ..evaluate.protocol import LIMIT
 from ..evaluate.robustness import check_radius
 from ..logdet import EXACT_UP_TO
@@ -105,16 +105,16 @@ def evaluate(
         say_stale(opened, screen)  # nor is a damaged file found when all is done
     strangers, some_rows = (
         _strangers(opened, available, ood or []),
-        available if rows is None else some(available, rows),
+        available if rows is None else subsample(available, rows),
     )
-    parts = [_judged(model, available, rows, screen, split=data or split, draws=draws)]
+    parts = [_evaluated(model, available, rows, screen, split=data or split, draws=draws)]
     parts += [_moved(model, available, rows, radii, screen)] if radii else []
     parts += [_probed(opened, model, some_rows, screen)] if linear else []
     parts += [_by_protocol(model, some_rows, limit, screen)] if bits else []
     parts += [_told_apart(opened, model, available, strangers, screen)] if strangers else []
     content: dict[str, Any] = {}
-    for figures, lines in chain.from_iterable(parts):
-        content |= figures
+    for metrics, lines in chain.from_iterable(parts):
+        content |= metrics
         path = keep(opened, content, sha256) if kept else None  # before it is said: what follows may take long, or fail
         screen.say(*lines)
     if kept:
@@ -134,9 +134,9 @@ def _length(word: str) -> float:
     return radius
 
 
-def _judged(model: nn.Module, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> Iterator[Part]:
+def _evaluated(model: nn.Module, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> Iterator[Part]:
     """Error, likelihood and inverse."""
-    content = judged(model, data, rows, screen, **options)
+    content = evaluated(model, data, rows, screen, **options)
     lines = [f"{'rows':<9}{content['rows']:,} of {content['of']:,}"]
     kinds = {"error": Error, "density": Density, "inverse": Inverse}
     yield content, lines + [f"{name:<9}{kind(**content[name])}" for name, kind in kinds.items() if name in content]
@@ -169,7 +169,7 @@ def _strangers(run: Run, data: Dataset, sources: list[str]) -> dict[str, Dataset
     """The rows to tell from the data, by name; 'corrupted' stands for several kinds, made of the data."""
     found: dict[str, Dataset] = {}
     for source in sources:
-        found |= strange(some(data, STRANGE)) if source == "corrupted" else {source: rows_of(run, source)}
+        found |= strange(subsample(data, STRANGE)) if source == "corrupted" else {source: rows_of(run, source)}
     return found
 
 
@@ -178,24 +178,24 @@ def _told_apart(
 ) -> Iterator[Part]:
     """How well they are told apart, one line each; the entropy is that of the run's validation rows."""
     device = device_of(model)
-    placed = {name: some(rows, STRANGE).to(device) for name, rows in others.items()}
+    placed = {name: subsample(rows, STRANGE).to(device) for name, rows in others.items()}
     with waiting(screen, "Scoring strange rows …"):
-        found = outside(model, some(data, STRANGE).to(device), placed, run.reference(), rows=STRANGE)
+        found = outside(model, subsample(data, STRANGE).to(device), placed, run.reference(), rows=STRANGE)
     yield {"outside": [asdict(detection) for detection in found]}, [f"{'ood':<9}{detection}" for detection in found]
 
 
-def judged(model: nn.Module, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> dict[str, Any]:
+def evaluated(model: nn.Module, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> dict[str, Any]:
     """The figures of so many rows, judged where the model is; "of" says how many there were."""
     chosen = _rows(model, data, rows)
     with waiting(screen, f"Judging {len(chosen):,} of {len(data):,} rows …"):
-        return judge(model, chosen, **options) | {"of": len(data)}
+        return evaluate_model(model, chosen, **options) | {"of": len(data)}
 
 
 def _rows(model: nn.Module, data: Dataset, rows: int | None) -> Dataset:
     """So many of the rows, the same every time, where the model is."""
     if rows is None:
         rows = len(data) if data.schema.dimension <= EXACT_UP_TO else MANY
-    return some(data, rows).to(device_of(model))
+    return subsample(data, rows).to(device_of(model))
 
 
 def say_stale(run: Run, screen: Screen) -> None:

@@ -11,7 +11,7 @@ from ..data.dataset import check_seed
 from ..report import write
 from ..report.gather import gather
 from .console import Device, console, waiting
-from .evaluate import Rows, judged, keep, say_stale
+from .evaluate import Rows, evaluated, keep, say_stale
 from .output import DataFolder, RunFolder, open_run
 
 
@@ -37,7 +37,7 @@ def report(
     if rows is not None or not opened.known("evaluation.json"):
         say_stale(opened, screen)
         sha256 = opened.sha256()
-        content = judged(opened.model(device=chosen), opened.splits().test, rows, screen)
+        content = evaluated(opened.model(device=chosen), opened.splits().test, rows, screen)
         keep(opened, content, sha256)
         screen.print(f"Judged {content['rows']:,} of {content['of']:,} test rows.", highlight=False)
     with waiting(screen, "Drawing samples and solving codes …"):

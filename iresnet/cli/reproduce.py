@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ..reproduce import RESULTS, Job, Outcome, Stopped, Work, find
+from ..reproduce import RESULTS, Job, Reproduction, Stopped, Work, find
 from ..results import cell
 from .console import Device, Screen, choose_device, console, ctrl_c, progress, reporter, table, use_threads
 
@@ -107,13 +107,13 @@ def _words(values: list[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(w.strip() for v in values or () for w in v.split(",") if w.strip()))
 
 
-def show(screen: Screen, outcome: Outcome) -> None:
+def show(screen: Screen, outcome: Reproduction) -> None:
     """The table of one result, what is to be said about it, and where its files are."""
     screen.print(_table(outcome))
     screen.say(_made_with(outcome), *outcome.notes, *outcome.files)
 
 
-def _table(outcome: Outcome) -> Table:
+def _table(outcome: Reproduction) -> Table:
     letters, columns = _letters(outcome), dict(outcome.columns)
     if len(letters) > 1:
         columns["as"] = "as"
@@ -133,7 +133,7 @@ def _made_as(row: dict[str, Any]) -> str:
     return f"budget {row.get('budget')}, recipe {row.get('recipe')}, settings {row.get('settings') or 'as they are'}"
 
 
-def _letters(outcome: Outcome) -> dict[str, str]:
+def _letters(outcome: Reproduction) -> dict[str, str]:
     """A letter for every way in which our rows were made."""
     ways = dict.fromkeys(_made_as(r) for r in outcome.results.rows if r.get("budget") != "published")
     return {way: _letter(i) for i, way in enumerate(ways)}
@@ -143,7 +143,7 @@ def _letter(i: int) -> str:
     return chr(ord("a") + i) if i < 26 else str(i + 1)
 
 
-def _made_with(outcome: Outcome) -> str:
+def _made_with(outcome: Reproduction) -> str:
     """The budget, recipe and settings of our rows; with letters, where there are several ways."""
     letters = _letters(outcome)
     return "made with " + "; ".join(f"{a}: {way}" if len(letters) > 1 else way for way, a in letters.items())

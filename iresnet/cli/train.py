@@ -15,7 +15,7 @@ from .. import config, presets
 from ..data import load
 from ..models import INVERSES
 from ..presets import Experiment
-from ..run import TRUNCATION, Outcome, Run, flattered, resume, start
+from ..run import TRUNCATION, FitResult, Run, resume, start, truncation_warning
 from ..spelling import counted
 from ..train.guard import TrainingError
 from .console import Device, choose_device, console, ctrl_c, progress, reporter, use_threads
@@ -151,7 +151,7 @@ def go_on(folder: Path) -> str:
     return f"Go on with:\n  iresnet train --resume --out {folder}"
 
 
-def finish(outcome: Outcome) -> None:
+def finish(outcome: FitResult) -> None:
     """Say what came of it, and what can be done next."""
     screen, folder = console(), outcome.run.folder
     if not outcome.finished:
@@ -165,7 +165,7 @@ def finish(outcome: Outcome) -> None:
     screen.say(
         f"Trained {counted(outcome.step, 'step')} in {outcome.seconds:.0f} s. {when} step {best['step']:.0f}: {words}.",
     )
-    if warning := flattered(outcome.run):
+    if warning := truncation_warning(outcome.run):
         screen.say(warning)
     if torch.cuda.is_available() and outcome.engine:
         screen.say(f"Steps taken: {outcome.engine}.")
@@ -181,7 +181,7 @@ def finish(outcome: Outcome) -> None:
         raise RuntimeError(f"the model has no certificate; see {folder / 'certificate.json'} for the block that fails.")
 
 
-def unproven(outcome: Outcome) -> str:
+def unproven(outcome: FitResult) -> str:
     """Why nothing is expected to be proven of a model; empty where a proof is."""
     network = outcome.run.experiment.network
     if network.family in INVERSES:

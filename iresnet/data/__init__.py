@@ -7,6 +7,18 @@ from . import toy
 from .augment import Augment
 from .dataset import Batches, Dataset, Schema, Splits
 from .source import DataSettings, load, names, read
-from .split import some
+from .split import subsample
 
-__all__ = ["toy", "Schema", "Dataset", "Splits", "Batches", "Augment", "DataSettings", "load", "read", "names", "some"]
+__all__ = [
+    "toy",
+    "Schema",
+    "Dataset",
+    "Splits",
+    "Batches",
+    "Augment",
+    "DataSettings",
+    "load",
+    "read",
+    "names",
+    "subsample",
+]

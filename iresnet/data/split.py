@@ -51,7 +51,7 @@ def hold_out_last(dataset: Dataset, n: int) -> tuple[Dataset, Dataset]:
     return dataset.take(rows[:-n]), dataset.take(rows[-n:])
 
 
-def some(dataset: Dataset, n: int) -> Dataset:
+def subsample(dataset: Dataset, n: int) -> Dataset:
     """The data set itself, or n of its rows if it has more: always the same ones, in the order of the file.
 
     They are drawn without replacement, since the first rows of a sorted file are those of its first classes.

@@ -22,7 +22,7 @@ from ..train import Report
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DigitsResult:
     """What the demonstration shows; `changed` counts test images whose class tightening changed."""
 
     error: Error
@@ -49,7 +49,7 @@ def run(
     report: Report | None = None,
     stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda text: None,
-) -> Outcome | None:
+) -> DigitsResult | None:
     """Train, judge, and write the report; None if it was stopped before the end."""
     settings = experiment() if settings is None else settings
     _check_folder(folder, settings)
@@ -66,7 +66,7 @@ def run(
     trained.run.write_json("evaluation.json", content, trained.run.sha256())
     say("Writing the report …")
     page = write(gather(trained.run), folder / "report.html")
-    return Outcome(
+    return DigitsResult(
         Error(**content["error"]),
         Density(**content["density"]),
         Inverse(**content["inverse"]),

@@ -46,7 +46,7 @@ class ToySettings:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ToyResult:
     """What one density gave: likelihoods in nats; inverse errors in l2, the worst of 1,000 points, in float64."""
 
     density: str
@@ -64,7 +64,7 @@ class Outcome:
 
 def run_density(
     name: str, settings: ToySettings, seed: int = 0, report: Report | None = None
-) -> tuple[Outcome, Flow, Certificate]:
+) -> tuple[ToyResult, Flow, Certificate]:
     """Train a flow on one density, release it with a certificate, and judge it on points it has not seen."""
     torch.manual_seed(seed)  # initial weights; everything else has a generator of its own
     generator = torch.Generator().manual_seed(seed)
@@ -88,7 +88,7 @@ def run_density(
         nats = torch.cat([-trained(part) for part in torch.split(held_out, 5_000)]).double()
         precise, x = copy.deepcopy(trained.transform).double(), held_out[:1_000].double()
         solution = cast(ChainSolution, precise.solve(precise(x)))
-    outcome = Outcome(
+    outcome = ToyResult(
         name,
         float(nats.mean()),
         float(nats.std() / len(nats) ** 0.5),
@@ -116,7 +116,7 @@ def run(
     *,
     seed: int = 0,
     reporter: Callable[[str], Report] | None = None,
-) -> list[Outcome]:
+) -> list[ToyResult]:
     """The whole demonstration: trains, then writes `toy.png`, `toy.json` and a certificate for each density."""
     settings = ToySettings() if settings is None else settings
     folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def run(
     return outcomes
 
 
-def _caption(o: Outcome, certificate: Certificate) -> str:
+def _caption(o: ToyResult, certificate: Certificate) -> str:
     blocks = len(certificate.blocks)
     verdict = f"{blocks} of {blocks} blocks proven contractive" if o.certified else "NOT certified"
     return (

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from ..data import Dataset, some
+from ..data import Dataset, subsample
 from ..train.objective import MISSING
 from .classes import Error, confusion, error, error_of, has_head, labels, logits
 from .likelihood import (
@@ -96,5 +96,5 @@ def evaluate(
     if has_density(model):
         content["density"] = asdict(density(model, data, draws=draws))
     if has_inverse(model):
-        content["inverse"] = asdict(inverse(model, some(data, rows)))
+        content["inverse"] = asdict(inverse(model, subsample(data, rows)))
     return content

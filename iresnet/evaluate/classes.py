@@ -12,8 +12,8 @@ from ..classifier import Classifier
 from ..data import Dataset
 from ..hybrid import Hybrid
 from ..train.objective import MISSING, centred
+from .chunks import in_chunks
 from .likelihood import CHUNK
-from .portions import in_portions
 
 #: The two-sided 95 % quantile of the normal distribution.
 NORMAL_95 = 1.959964
@@ -51,7 +51,7 @@ def as_classifier(model: nn.Module, wish: str = "classes need a head") -> Classi
 def logits(model: nn.Module, data: Dataset) -> Tensor:
     """The logits of every row, integers at the middle of their bins."""
     view = as_classifier(model)
-    return in_portions(lambda x: view(centred(x, data.schema.levels)), data.x, CHUNK)
+    return in_chunks(lambda x: view(centred(x, data.schema.levels)), data.x, CHUNK)
 
 
 def error(model: nn.Module, data: Dataset) -> Error:

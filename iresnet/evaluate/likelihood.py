@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ..certificate import residual_blocks
-from ..data import Dataset, some
+from ..data import Dataset, subsample
 from ..data.corruptions import CORRUPTIONS, corrupt
 from ..flow import Flow, LogProb
 from ..hybrid import Hybrid
 from ..logdet import EXACT_UP_TO, CertifiedSeries, Estimator
 from ..train.objective import unit, unit_name
 from ..transforms.dequantisation import dequantised, raw_noise
-from .portions import in_portions, portion
+from .chunks import chunk_size, in_chunks
 
 #: What truncating the series may cost beyond 64 dimensions, in bits per dimension: proven by Theorem 3. Of a mean over
 #: rows, and of one row, whose noise is larger by far.
@@ -126,7 +126,7 @@ def drawn(
                 generator.set_state(probes)
             return flow.log_prob(point, estimator=estimator, generator=generator).double() - spent.double()
 
-        return in_portions(log_prob, data.x, portion(flow, data.x, CHUNK * room(data.x.device)))
+        return in_chunks(log_prob, data.x, chunk_size(flow, data.x, CHUNK * room(data.x.device)))
 
     return torch.stack([once(generator) for generator in generators])
 
@@ -181,7 +181,7 @@ def detection(normal: Tensor, strange: Tensor) -> float:
 
 def corrupted(model: nn.Module, data: Dataset, *, draws: int = 2, rows: int = 200) -> list[dict[str, Any]]:
     """How well the likelihood tells corrupted images from the data, on `rows` of them; one entry a corruption."""
-    levels, data = data.schema.levels, some(data, rows)
+    levels, data = data.schema.levels, subsample(data, rows)
     if levels is None or not data.schema.is_image:
         raise ValueError(f"corruptions are made of images of integers; got {data.schema}.")
     normal, entries = log_likelihood(model, data, draws=draws).value, []

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data import Dataset, some
+from ..data import Dataset, subsample
 from ..data.dataset import stream
 from ..train.objective import centred
 from ..transform import Transform
+from .chunks import in_chunks
 from .classes import Error, error_of, labelled, labels
 from .likelihood import CHUNK, check_eval
-from .portions import in_portions
 from .solving import has_inverse
 
 #: Penalties that are tried, from the strongest on; each starts where the one before ended.
@@ -53,15 +53,15 @@ def probe(model: nn.Module, train: Dataset, test: Dataset, *, rows: int = 10_000
             f"a probe reads codes; {type(model).__name__} holds no invertible blocks (an ordinary ResNet), so it has "
             "none."
         )
-    train, test = (some(labelled(part), rows) for part in (train, test))
+    train, test = (subsample(labelled(part), rows) for part in (train, test))
     if len(train) < 10:
         raise ValueError(f"a probe learns from at least 10 rows with a label; got {len(train)}.")
     transform = cast(Transform, cast(Any, model).transform)
-    codes, inputs = (_judged(view, train, test, seed) for view in (lambda x: transform(x), lambda x: x))
+    codes, inputs = (_evaluated(view, train, test, seed) for view in (lambda x: transform(x), lambda x: x))
     return Probe(codes, inputs, len(train))
 
 
-def _judged(view: Callable[[Tensor], Tensor], train: Dataset, test: Dataset, seed: int) -> Error:
+def _evaluated(view: Callable[[Tensor], Tensor], train: Dataset, test: Dataset, seed: int) -> Error:
     (x, y), (x_test, y_test) = ((_rows(view, part), labels(part)) for part in (train, test))
     mean, std = x.mean(dim=0), x.std(dim=0)
     std = torch.where(std > 0, std, torch.ones_like(std))
@@ -72,7 +72,7 @@ def _judged(view: Callable[[Tensor], Tensor], train: Dataset, test: Dataset, see
 
 @torch.no_grad()
 def _rows(view: Callable[[Tensor], Tensor], data: Dataset) -> Tensor:
-    return in_portions(lambda x: view(centred(x, data.schema.levels)).flatten(1), data.x, CHUNK).double()
+    return in_chunks(lambda x: view(centred(x, data.schema.levels)).flatten(1), data.x, CHUNK).double()
 
 
 def _fit(x: Tensor, y: Tensor, classes: int, seed: int) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..certificate import residual_blocks
-from ..data import Dataset, some
+from ..data import Dataset, subsample
 from ..flow import Flow
 from ..logdet import EXACT_UP_TO, CertifiedSeries, Estimator, Exact, RussianRoulette, terms_needed, truncation_bound
 from ..train.objective import unit, unit_name
@@ -121,7 +121,7 @@ def protocol(
     random = way.method not in ("exact", "trace") or data.schema.levels is not None
     count = 1
     if random:
-        pilot = drawn(flow, some(data, PILOT_ROWS), way.estimator, [generator] * PILOT_DRAWS)
+        pilot = drawn(flow, subsample(data, PILOT_ROWS), way.estimator, [generator] * PILOT_DRAWS)
         count = _draws_needed(pilot, len(data), error * nat)
     values = drawn(flow, data, way.estimator, [generator] * min(count, most))
     row_error = float(values.var(0).mean().div(len(values)).sqrt()) if random else 0.0

@@ -23,8 +23,8 @@ from ..precision import full_precision
 from ..train.objective import centred
 from ..transform import ChainSolution, Transform
 from ..transforms.preprocess import Logit, Standardise
+from .chunks import chunk_size
 from .likelihood import CHUNK
-from .portions import portion
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Inverse:
         words = f"after {self.iterations:.0f} evaluations a row"
         overflown = not math.isfinite(self.measured_error)
         if self.diverged or overflown:
-            some = f" for {self.diverged} of {self.rows} rows" if 0 < self.diverged < self.rows else ""
-            words = f"the iteration diverges{some}, {words}"
+            subsample = f" for {self.diverged} of {self.rows} rows" if 0 < self.diverged < self.rows else ""
+            words = f"the iteration diverges{subsample}, {words}"
         if overflown:
             return words
         return f"{words}, code residual {self.code_residual:.1e} and measured error {self.measured_error:.1e}"
@@ -119,7 +119,7 @@ def _check_blocks(model: nn.Module) -> None:
 
 
 def _solve(transform: Transform, z: Tensor, **options: Any) -> ChainSolution:
-    parts = torch.split(z, portion(transform, z, CHUNK))
+    parts = torch.split(z, chunk_size(transform, z, CHUNK))
     decoder = Decoder(graph=len(parts) > 1)
     return concatenate([solve_codes(transform, part, decoder=decoder, **options) for part in parts])
 
@@ -144,7 +144,7 @@ def _in_chunks(transform: Transform, rows: Tensor, way: Callable[[Tensor], Tenso
     """What the transform, or another way through it, makes of rows or codes."""
     way = transform if way is None else way
     with full_precision(rows):
-        return torch.cat([way(part) for part in torch.split(rows, portion(transform, rows, CHUNK))])
+        return torch.cat([way(part) for part in torch.split(rows, chunk_size(transform, rows, CHUNK))])
 
 
 def inverse(model: nn.Module, data: Dataset, **options: Any) -> Inverse:

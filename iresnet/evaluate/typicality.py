@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..data import Dataset, some
+from ..data import Dataset, subsample
 from ..data.corruptions import CORRUPTIONS, INVENTED, corrupt
 from ..flow import LogProb
 from ..train.objective import unit
@@ -116,9 +116,9 @@ def outside(
     for name, dataset in {"the data": data, **others}.items():
         if min(len(dataset), rows) < BATCH:
             raise ValueError(f"batches of {BATCH} rows need that many; got {min(len(dataset), rows)} of {name}.")
-    normal, scale = log_likelihood(model, some(data, rows), draws=draws), unit(data.x, data.schema.levels)
+    normal, scale = log_likelihood(model, subsample(data, rows), draws=draws), unit(data.x, data.schema.levels)
     return [
-        told_apart(name, normal, log_likelihood(model, some(dataset, rows), draws=draws), reference, scale)
+        told_apart(name, normal, log_likelihood(model, subsample(dataset, rows), draws=draws), reference, scale)
         for name, dataset in others.items()
     ]
 

@@ -18,33 +18,33 @@ from torch import Tensor
 
 from ..compiler import compiled_or_plain
 from ..logdet import refuse_second_derivative
-from .dual import Layer, Slope, Stage, Way, forward, read_layers
+from .dual import ExecutionMode, Layer, Slope, Stage, forward, read_layers
 from .maps import Unrolled, rows
 
 
 def advance_with_logdet(
-    parts: Sequence[Stage], way: Way, x: Tensor, y: Tensor, bias: Tensor | None, norm: tuple[Tensor, Tensor] | None,
-    values: list[Tensor], noise: Tensor, weights: Tensor,
+    parts: Sequence[Stage], mode: ExecutionMode, x: Tensor, y: Tensor, bias: Tensor | None,
+    norm: tuple[Tensor, Tensor] | None, values: list[Tensor], noise: Tensor, weights: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The next (x, y), and ln det of the block: one number a sample, without that of the ActNorm.
 
     `values` are the tensors of g without the bias of its last layer, `noise` the probes (probes x batch, ...), as signs
     or as bits, `weights` those of `pack`.
     """
-    layers: Sequence[Layer] = read_layers(parts, values, tuple(x.shape[2:]), len(x) * (1 + way.probes), way)
-    after, v, h, layers, slopes = forward(way, layers, rows(x), rows(y), bias, norm, noise)
-    s, value = estimate(way, layers, slopes, v, h.detach()[len(after) :], weights, len(x))
-    y, logdet = End.apply(way, h, s, value)  # type: ignore[no-untyped-call]
+    layers: Sequence[Layer] = read_layers(parts, values, tuple(x.shape[2:]), len(x) * (1 + mode.probes), mode)
+    after, v, h, layers, slopes = forward(mode, layers, rows(x), rows(y), bias, norm, noise)
+    s, value = estimate(mode, layers, slopes, v, h.detach()[len(after) :], weights, len(x))
+    y, logdet = End.apply(mode, h, s, value)  # type: ignore[no-untyped-call]
     return _like(after, x.shape), _like(y, x.shape), logdet
 
 
 def advance(
-    parts: Sequence[Stage], way: Way, x: Tensor, y: Tensor, bias: Tensor | None, norm: tuple[Tensor, Tensor] | None,
-    values: list[Tensor],
+    parts: Sequence[Stage], mode: ExecutionMode, x: Tensor, y: Tensor, bias: Tensor | None,
+    norm: tuple[Tensor, Tensor] | None, values: list[Tensor],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The next (x, y) alone, without probes."""
-    layers = read_layers(parts, values, tuple(x.shape[2:]), len(x), way)
-    after, _, h, *_ = forward(way, layers, rows(x), rows(y), bias, norm, None)
+    layers = read_layers(parts, values, tuple(x.shape[2:]), len(x), mode)
+    after, _, h, *_ = forward(mode, layers, rows(x), rows(y), bias, norm, None)
     return _like(after, x.shape), _like(h, x.shape)
 
 
@@ -56,16 +56,16 @@ class End(torch.autograd.Function):
     """(y', J v) -> y', ln det; the gradient of the latter is that of s' J v."""
 
     @staticmethod
-    def forward(ctx: Any, way: Way, h: Tensor, s: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.way, ctx.dtype = way, h.dtype
+    def forward(ctx: Any, mode: ExecutionMode, h: Tensor, s: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.mode, ctx.dtype = mode, h.dtype
         ctx.save_for_backward(s)
-        return h[: len(h) // (1 + way.probes)], value
+        return h[: len(h) // (1 + mode.probes)], value
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
         (s,) = ctx.saved_tensors
-        return None, compiled_or_plain(seed, ctx.way.compiled)(gy, g, s, ctx.way.probes, ctx.dtype), None, None
+        return None, compiled_or_plain(seed, ctx.mode.compiled)(gy, g, s, ctx.mode.probes, ctx.dtype), None, None
 
 
 def seed(gy: Tensor, g: Tensor, s: Tensor, probes: int, dtype: torch.dtype) -> Tensor:
@@ -75,19 +75,25 @@ def seed(gy: Tensor, g: Tensor, s: Tensor, probes: int, dtype: torch.dtype) -> T
 
 
 def estimate(
-    way: Way, layers: Sequence[Layer], slopes: Sequence[Slope], v: Tensor, jv: Tensor, weights: Tensor,
+    mode: ExecutionMode, layers: Sequence[Layer], slopes: Sequence[Slope], v: Tensor, jv: Tensor, weights: Tensor,
     batch: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """s and the value of the series, averaged over the probes; `jv` is J v."""
     with torch.no_grad():
         s, total, w = v, torch.zeros_like(v), v
         for row in weights[:-1]:
-            w, s, total = term(way, layers, slopes, w, s, total, row)
-        return s, compiled_or_plain(finish, way.compiled)(total, v, w, jv, weights[-1], way.probes, batch)
+            w, s, total = term(mode, layers, slopes, w, s, total, row)
+        return s, compiled_or_plain(finish, mode.compiled)(total, v, w, jv, weights[-1], mode.probes, batch)
 
 
 def term(
-    way: Way, layers: Sequence[Layer], slopes: Sequence[Slope], w: Tensor, s: Tensor, total: Tensor, row: Tensor
+    mode: ExecutionMode,
+    layers: Sequence[Layer],
+    slopes: Sequence[Slope],
+    w: Tensor,
+    s: Tensor,
+    total: Tensor,
+    row: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """J' w for all probes, added to both sums with its two weights."""
     for layer, slope in zip(layers[:0:-1], slopes[:0:-1], strict=True):
@@ -98,7 +104,7 @@ def term(
         return found
     m = first.matrix
     w = first.map.transpose(w, m) if d is None else first.map.transpose_times(w, m, d)
-    return cast("tuple[Tensor, Tensor, Tensor]", compiled_or_plain(add, way.compiled)(w, s, total, row))
+    return cast("tuple[Tensor, Tensor, Tensor]", compiled_or_plain(add, mode.compiled)(w, s, total, row))
 
 
 def add(w: Tensor, s: Tensor, total: Tensor, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:

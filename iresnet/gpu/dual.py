@@ -29,24 +29,24 @@ from .neighbours import Size
 class Stage:
     """An activation, if there is one, and the linear map after it."""
 
-    bend: Step | None
+    activation: Step | None
     linear: Step
 
 
 def stages(program: Program) -> tuple[Stage, ...] | None:
     """A program as stages; None where it is no chain, two activations follow each other, or one is the last."""
-    found, bend = list[Stage](), None
+    found, activation = list[Stage](), None
     if not program.is_chain or any(step.activation is None and step.kind not in LINEAR for step in program.steps):
         return None
     for step in program.steps:
         if step.kind in LINEAR:
-            found.append(Stage(bend or (Step("identity") if found else None), step))
-            bend = None
-        elif bend is None:
-            bend = step
+            found.append(Stage(activation or (Step("identity") if found else None), step))
+            activation = None
+        elif activation is None:
+            activation = step
         else:
             return None
-    return tuple(found) if bend is None else None
+    return tuple(found) if activation is None else None
 
 
 class Slope(NamedTuple):
@@ -57,7 +57,7 @@ class Slope(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Way:
+class ExecutionMode:
     """How a unit computes: the precision of linear maps, how many probes a sample has, and whether it is compiled."""
 
     dtype: torch.dtype
@@ -77,16 +77,18 @@ class Layer:
     bias: Tensor | None
 
 
-def read_layers(parts: Sequence[Stage], values: list[Tensor], size: Size, count: int, way: Way) -> list[Layer]:
+def read_layers(
+    parts: Sequence[Stage], values: list[Tensor], size: Size, count: int, mode: ExecutionMode
+) -> list[Layer]:
     """The stages of a g with its tensors, for `count` images of this size."""
     found, used = [], 0
     for part in parts:
-        n = 0 if part.bend is None else part.bend.tensors
-        parameters, weight = values[used : used + n], values[used + n].to(way.dtype)
+        n = 0 if part.activation is None else part.activation.tensors
+        parameters, weight = values[used : used + n], values[used + n].to(mode.dtype)
         used += n + 1
         bias = values[used] if part.linear.tensors == 2 and used < len(values) else None
         used += bias is not None
-        linear = find(part.linear, weight, size, count, compiled=way.compiled)
+        linear = find(part.linear, weight, size, count, compiled=mode.compiled)
         found.append(Layer(part, linear, parameters, weight, linear.matrix(weight.detach()), bias))
         if part.linear.geometry is not None:
             size = part.linear.geometry.output_size(size, tuple(weight.shape[2:]))
@@ -94,36 +96,36 @@ def read_layers(parts: Sequence[Stage], values: list[Tensor], size: Size, count:
 
 
 def forward(
-    way: Way, layers: Sequence[Layer], x: Tensor, y: Tensor, bias: Tensor | None, norm: tuple[Tensor, Tensor] | None,
-    noise: Tensor | None,
+    mode: ExecutionMode, layers: Sequence[Layer], x: Tensor, y: Tensor, bias: Tensor | None,
+    norm: tuple[Tensor, Tensor] | None, noise: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Sequence[Layer], list[Slope]]:  # fmt: skip
     """x', the probes, [y'; J v], the layers as they were computed, and the slopes of all activations."""
-    x, v, h = Enter.apply(way, x, y, bias, *(norm or (None, None)), noise)  # type: ignore[no-untyped-call]
-    if layers[0].stage.bend is not None:
+    x, v, h = Enter.apply(mode, x, y, bias, *(norm or (None, None)), noise)  # type: ignore[no-untyped-call]
+    if layers[0].stage.activation is not None:
         h = x if v is None else torch.cat([x, v])
     through = _layer_by_layer
-    if _has_kernels(way, layers, h) and _kernels_win(way, layers, x, h):
+    if _has_kernels(mode, layers, h) and _kernels_win(mode, layers, x, h):
         layers, through = [_unrolled(layer) for layer in layers], _by_kernels
-    h, slopes = through(way, layers, x, h)
+    h, slopes = through(mode, layers, x, h)
     return x, v, h, layers, slopes
 
 
-def _layer_by_layer(way: Way, layers: Sequence[Layer], x: Tensor, h: Tensor) -> tuple[Tensor, list[Slope]]:
+def _layer_by_layer(mode: ExecutionMode, layers: Sequence[Layer], x: Tensor, h: Tensor) -> tuple[Tensor, list[Slope]]:
     shift, slopes = None, list[Slope]()
     for layer in layers:
-        if layer.stage.bend is None:
+        if layer.stage.activation is None:
             h, d = Begin.apply(layer, x, h, layer.weight), None  # type: ignore[no-untyped-call]
         else:
-            h, d = Bend.apply(way, layer, h, shift, layer.weight, *layer.parameters)  # type: ignore[no-untyped-call]
+            h, d = Bend.apply(mode, layer, h, shift, layer.weight, *layer.parameters)  # type: ignore[no-untyped-call]
         slopes.append(Slope(d))
         shift = layer.bias
     return h, slopes
 
 
-def _has_kernels(way: Way, layers: Sequence[Layer], h: Tensor) -> bool:
+def _has_kernels(mode: ExecutionMode, layers: Sequence[Layer], h: Tensor) -> bool:
     """Whether the layers are a unit that has kernels of its own."""
-    bends, usual = [layer.stage.bend for layer in layers], way.compiled and way.probes <= 1
-    return usual and wide.supported([_unrolled_map(t) for t in layers], bends, [t.bias for t in layers], h)
+    activations, usual = [layer.stage.activation for layer in layers], mode.compiled and mode.probes <= 1
+    return usual and wide.supported([_unrolled_map(t) for t in layers], activations, [t.bias for t in layers], h)
 
 
 def _unrolled_map(layer: Layer) -> Map:
@@ -140,9 +142,9 @@ def _unrolled(layer: Layer) -> Layer:
 _WINS: dict[Any, bool] = {}
 
 
-def _kernels_win(way: Way, layers: Sequence[Layer], x: Tensor, h: Tensor) -> bool:
+def _kernels_win(mode: ExecutionMode, layers: Sequence[Layer], x: Tensor, h: Tensor) -> bool:
     """Whether these kernels are faster than the layers one by one, forward and backward; measured once a shape."""
-    key = (way, len(x), layers[1].stage.bend, *(layer.map for layer in layers))
+    key = (mode, len(x), layers[1].stage.activation, *(layer.map for layer in layers))
     if key not in _WINS:
         if not can_measure(x.device):
             return True
@@ -153,10 +155,10 @@ def _kernels_win(way: Way, layers: Sequence[Layer], x: Tensor, h: Tensor) -> boo
         def call(kernels: bool) -> None:
             with torch.enable_grad():
                 through, taken = (_by_kernels, unrolled) if kernels else (_layer_by_layer, twins)
-                out, _ = through(way, taken, inputs[0], h.detach())
+                out, _ = through(mode, taken, inputs[0], h.detach())
                 torch.autograd.grad(out, inputs, torch.zeros_like(out))
 
-        _WINS[key] = fastest(f"a unit by kernels, {len(x)} rows, {way.probes} probes", [True, False], call)
+        _WINS[key] = fastest(f"a unit by kernels, {len(x)} rows, {mode.probes} probes", [True, False], call)
     return _WINS[key]
 
 
@@ -164,10 +166,10 @@ def _leaf(t: Tensor) -> Tensor:
     return t.detach().clone().requires_grad_()
 
 
-def _by_kernels(way: Way, layers: Sequence[Layer], x: Tensor, h: Tensor) -> tuple[Tensor, list[Slope]]:
+def _by_kernels(mode: ExecutionMode, layers: Sequence[Layer], x: Tensor, h: Tensor) -> tuple[Tensor, list[Slope]]:
     tensors = [t for layer in layers for t in (layer.weight, layer.bias) if t is not None]
     maps, matrices = [layer.map for layer in layers], [layer.matrix for layer in layers]
-    frequency = cast(float, wide.kernel_of(layers[1].stage.bend))
+    frequency = cast(float, wide.kernel_of(layers[1].stage.activation))
     h, *kept = wide.Wide.apply(maps, matrices, frequency, x, h, *tensors)  # type: ignore[no-untyped-call]
     return h, [Slope(None), *(Slope(d[: len(x)], activated=not frequency) for d in kept)]
 
@@ -179,10 +181,10 @@ class Enter(torch.autograd.Function):
     """(x, y, bias, shift, log_scale, noise) -> x', the probes, and both as one matrix in the precision of maps."""
 
     @staticmethod
-    def forward(ctx: Any, way: Way, x: Tensor, y: Tensor, bias: Tensor | None, shift: Tensor | None,
+    def forward(ctx: Any, mode: ExecutionMode, x: Tensor, y: Tensor, bias: Tensor | None, shift: Tensor | None,
                 log_scale: Tensor | None, noise: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
-        x, v, both = compiled_or_plain(enter, way.compiled)(*_plain(x, y, bias, shift, log_scale, noise), way.dtype)
-        ctx.way, ctx.has_bias, ctx.dtype = way, bias is not None, y.dtype
+        x, v, both = compiled_or_plain(enter, mode.compiled)(*_plain(x, y, bias, shift, log_scale, noise), mode.dtype)
+        ctx.mode, ctx.has_bias, ctx.dtype = mode, bias is not None, y.dtype
         ctx.save_for_backward(x, log_scale)
         ctx.mark_non_differentiable(*([both] if v is None else [v, both]))
         ctx.set_materialize_grads(False)  # or zeros as large as these are written in every backward pass
@@ -191,7 +193,7 @@ class Enter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, log_scale = _plain(*ctx.saved_tensors)
-        dx, dy, plain, scaled = compiled_or_plain(leave, ctx.way.compiled)(g, x, log_scale, ctx.dtype)
+        dx, dy, plain, scaled = compiled_or_plain(leave, ctx.mode.compiled)(g, x, log_scale, ctx.dtype)
         norm = (None, None) if log_scale is None else (plain, scaled)
         return None, dx, dy, plain if ctx.has_bias else None, *norm, None
 
@@ -240,11 +242,13 @@ class Bend(torch.autograd.Function):
     """An activation of [h; tangents] and the linear map after it; also the slope of the activation."""
 
     @staticmethod
-    def forward(ctx: Any, way: Way, layer: Layer, h: Tensor, bias: Tensor | None, weight: Tensor,
+    def forward(ctx: Any, mode: ExecutionMode, layer: Layer, h: Tensor, bias: Tensor | None, weight: Tensor,
                 *parameters: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
-        ctx.way, ctx.bend, ctx.map, ctx.matrix = way, layer.stage.bend, layer.map, layer.matrix
+        ctx.mode, ctx.activation, ctx.map, ctx.matrix = mode, layer.stage.activation, layer.map, layer.matrix
         ctx.save_for_backward(h, bias, *parameters)
-        both, slope = compiled_or_plain(bend, way.compiled)(ctx.bend, way, *_plain(h, bias), _plain(*parameters))
+        both, slope = compiled_or_plain(activate, mode.compiled)(
+            ctx.activation, mode, *_plain(h, bias), _plain(*parameters)
+        )
         ctx.mark_non_differentiable(slope)
         ctx.set_materialize_grads(False)
         return layer.map.forward(both, layer.matrix), slope
@@ -253,20 +257,22 @@ class Bend(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         h, bias, *parameters = _plain(*ctx.saved_tensors)
         back = ctx.map.transpose(g, ctx.matrix)
-        function = compiled_or_plain(bend_back, ctx.way.compiled)
-        both, dh, dbias, more = function(ctx.bend, ctx.way, h, bias, parameters, back)
+        function = compiled_or_plain(activate_backward, ctx.mode.compiled)
+        both, dh, dbias, more = function(ctx.activation, ctx.mode, h, bias, parameters, back)
         return None, None, dh, dbias, ctx.map.gradient(both, g, ctx.matrix), *more
 
 
-def bend(step: Step, way: Way, h: Tensor, bias: Tensor | None, parameters: list[Tensor]) -> tuple[Tensor, Tensor]:
+def activate(
+    step: Step, mode: ExecutionMode, h: Tensor, bias: Tensor | None, parameters: list[Tensor]
+) -> tuple[Tensor, Tensor]:
     """[a; slope t] and the slope, for an activation a of h + bias and tangents t."""
-    h, t = _parts(h, way)
+    h, t = _parts(h, mode)
     a, d = _bent(step, h, bias, parameters)
-    return _joined(a, d * t, way.dtype), d.to(way.dtype) if way.probes else d.new_empty(0)
+    return _joined(a, d * t, mode.dtype), d.to(mode.dtype) if mode.probes else d.new_empty(0)
 
 
-def bend_back(
-    step: Step, way: Way, h: Tensor, bias: Tensor | None, parameters: list[Tensor], g: Tensor
+def activate_backward(
+    step: Step, mode: ExecutionMode, h: Tensor, bias: Tensor | None, parameters: list[Tensor], g: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
     """[a; slope t] once more, and the gradients of [h; t], of the bias and of the parameters."""
 
@@ -274,12 +280,12 @@ def bend_back(
         a, d = _bent(step, h, bias, parameters)
         return a, d * t
 
-    dtype, (h, t) = h.dtype, _parts(h, way)
+    dtype, (h, t) = h.dtype, _parts(h, mode)
     (a, b), pull, *_ = torch.func.vjp(function, h, t, parameters)
-    dh, dt, more = pull(_parts(g, way))
+    dh, dt, more = pull(_parts(g, mode))
     dh = dh.to(dtype)
     dbias = None if bias is None else dh.to(bias.dtype).sum(0)
-    return _joined(a, b, way.dtype), _joined(dh, dt, dtype), dbias, more
+    return _joined(a, b, mode.dtype), _joined(dh, dt, dtype), dbias, more
 
 
 def _bent(step: Step, h: Tensor, bias: Tensor | None, parameters: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -288,9 +294,9 @@ def _bent(step: Step, h: Tensor, bias: Tensor | None, parameters: list[Tensor]) 
     return a, slope_of(step, h, a, parameters)
 
 
-def _parts(h: Tensor, way: Way) -> tuple[Tensor, Tensor]:
+def _parts(h: Tensor, mode: ExecutionMode) -> tuple[Tensor, Tensor]:
     """The rows of the state, and those of the tangents, (probes, rows, channels), in float32 at least."""
-    h = h.to(torch.promote_types(h.dtype, torch.float32)).view(1 + way.probes, -1, h.shape[1])
+    h = h.to(torch.promote_types(h.dtype, torch.float32)).view(1 + mode.probes, -1, h.shape[1])
     return h[0], h[1:]
 
 

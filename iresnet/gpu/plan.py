@@ -32,7 +32,7 @@ from ..trust import changed
 from . import density, kernels, maps
 from .couplings import CompiledCoupling, can_compile
 from .density import advance_with_logdet, pack
-from .dual import Stage, Way, stages
+from .dual import ExecutionMode, Stage, stages
 from .unit import advance, settled
 from .view import viewed
 from .wrapper import Wrapper
@@ -104,8 +104,8 @@ class Plan(Wrapper):
                 if self.compiled and kernels.supported(part.program, state.x, values):
                     x, y = kernels.advance(state.x, y.to(self.dtype), state.bias, part.affine, values)
                 elif self.compiled and maps.may_unroll(part.program, values, state.x):
-                    way = Way(self.dtype, 0, True)
-                    x, y = self._call(density.advance, part.stages, way, state.x, y, state.bias, part.affine, values)
+                    mode = ExecutionMode(self.dtype, 0, True)
+                    x, y = self._call(density.advance, part.stages, mode, state.x, y, state.bias, part.affine, values)
                 else:
                     function = advance(part.program, self.dtype, self.compiled)
                     x, y = self._call(function, state.x, y, state.bias, part.affine, values)
@@ -128,7 +128,7 @@ class Plan(Wrapper):
         """As `Chain.forward_and_logdet`; blocks are fused where the number of terms is known before x is."""
         if not isinstance(estimator, FixedSeries):
             return self.inner.forward_and_logdet(x, context, estimator=estimator, generator=generator)
-        way, weights = Way(self.dtype, estimator.probes, self.compiled), pack(*estimator.weights(x))
+        mode, weights = ExecutionMode(self.dtype, estimator.probes, self.compiled), pack(*estimator.weights(x))
         state, given = Carried(x), self._cast_free_weights()
         logdets, scales = [x.new_zeros(len(x))], dict[int, list[Tensor]]()
         for part in self.pieces:
@@ -137,7 +137,7 @@ class Plan(Wrapper):
                 drawn = [estimator.noise(state.x, generator) for _ in range(estimator.probes)]
                 noise = drawn[0] if len(drawn) == 1 else torch.cat(drawn)
                 arguments = state.x, state.y, state.bias, part.affine, values, noise, weights
-                x, y, logdet = self._call(advance_with_logdet, part.stages, way, *arguments)
+                x, y, logdet = self._call(advance_with_logdet, part.stages, mode, *arguments)
                 state = Carried(x, y, last)
                 logdets.append(logdet)
                 if part.norm is not None:

@@ -41,7 +41,7 @@ class StepResult(NamedTuple):
 
     loss: Tensor
     norm: Tensor
-    figures: Mapping[str, Tensor]
+    metrics: Mapping[str, Tensor]
 
 
 #: (forward, x, y, the roulette that was drawn, guarded=...) -> what the step found; and the same for a batch (x, y).
@@ -153,6 +153,6 @@ class FastStep:
         self._inputs[0].copy_(x, non_blocking=True)
         if self._inputs[1] is not None and y is not None:
             self._inputs[1].copy_(y, non_blocking=True)
-        loss, norm, figures = self._recordings.launch(key)
+        loss, norm, metrics = self._recordings.launch(key)
         # The next launch writes over what this one returned.
-        return StepResult(loss.clone(), norm.clone(), {name: value.clone() for name, value in figures.items()})
+        return StepResult(loss.clone(), norm.clone(), {name: value.clone() for name, value in metrics.items()})

@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..branch import Program, Step, Way, run
+from ..branch import Program, Step, StepFunction, run
 from ..branch.program import apply
 from ..lipschitz.scaling import along
 
@@ -52,15 +52,15 @@ def _entered(x: Tensor, y: Tensor | None, bias: Tensor | None, norm: Affine | No
     return x if norm is None else (x + along(norm[0], x.dim() - 2)) * along(norm[1], x.dim() - 2).exp()
 
 
-def _mixed(dtype: torch.dtype) -> Way:
+def _mixed(dtype: torch.dtype) -> StepFunction:
     """Linear maps in `dtype`; biases and activations in float32, where the compiler joins them."""
 
-    def way(step: Step, h: Tensor, own: list[Tensor]) -> Tensor:
+    def mode(step: Step, h: Tensor, own: list[Tensor]) -> Tensor:
         # Most weights come in this precision.
         h = apply(Step(step.kind, 1, step.geometry), [h.to(dtype)], [own[0].to(dtype)])
         return h + along(own[1], h.dim() - 2) if step.tensors == 2 else h
 
-    return way
+    return mode
 
 
 def _without_last_bias(program: Program) -> Program:

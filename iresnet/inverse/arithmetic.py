@@ -27,7 +27,7 @@ class Arithmetic:
     float64: native, gathered, banded, shifted, or auto, the fastest for each shape. `graph` captures everything as
     one CUDA graph. `code` is how the code residual is found: float64 evaluates the chain, none leaves it out (NaN).
     `proof` is how the blocks' solves are proven: residual evaluates each g once more in float64; forward proves a chain
-    by the float64 evaluation that gives its code residual (`judgement`), and is as residual where there is none.
+    by the float64 evaluation that gives its code residual (`verification`), and is as residual where there is none.
     """
 
     working: str = "float16"

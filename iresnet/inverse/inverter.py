@@ -3,10 +3,10 @@
     Inverter(transform, codes).solve(z)        the report of `Transform.solve`, x in float64
 
 Block by block, last to first: half precision finds the solution roughly, residuals in float32 and float64 refine it
-(`refinement`), and ||x - x*|| <= ||x + g(x) - z|| / (1 - L) proves it, the residual in float64 (`judgement`). How much
-each block needs is found on the example. On a GPU all of it is one CUDA graph and the only thing read back is whether
-every sample is proven; those that are not get one more refinement, and after that the ordinary solve, which takes the
-iterations it needs.
+(`refinement`), and ||x - x*|| <= ||x + g(x) - z|| / (1 - L) proves it, the residual in float64
+(`verification`). How much each block needs is found on the example. On a GPU all of it is one CUDA graph and the only
+thing read back is whether every sample is proven; those that are not get one more refinement, and after that the
+ordinary solve, which takes the iterations it needs.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from ..transforms.preprocess import Logit
 from ..trust import Seal
 from . import ordinary
 from .arithmetic import Arithmetic, Run
-from .judgement import Judge, Part, evaluated, led_to
 from .precisions import Maker
 from .refinement import Schedule, calibrate, found, solve
 from .refusal import refusal
+from .verification import Part, Verifier, evaluated, led_to
 
 #: The part of its goal that a block aims at where the residuals of all of them add up to what is judged.
 SHARE = 0.1
@@ -85,9 +85,9 @@ class Inverter:
         self.reason = refusal(transform)
         self._seal = None if self.reason else Seal(private)
         self.transform = cast(Transform, release_(private).double().eval().requires_grad_(False))
-        #: Whether a chain is proven by the states that x leads to, as `judgement` says.
+        #: Whether a chain is proven by the states that x leads to, as `verification` says.
         self.goes_forward = False
-        self.way: list[Part | Move] = []
+        self.route: list[Part | Move] = []
         self._runs: dict[int, Run] = {}
         if not self.reason:
             with torch.no_grad(), self.arithmetic.precision(z.device):
@@ -120,12 +120,12 @@ class Inverter:
             return
         if self.arithmetic.proof == "forward" and self.arithmetic.code == "float64":
             self._try_forward(z, schedule)
-        self._judge = Judge(self.way, z.device, relative=self.tolerance is None)
+        self._verify = Verifier(self.route, z.device, relative=self.tolerance is None)
         self._run(z, 0)
 
     def _build(self, z: Tensor, schedule: Schedule | None, share: float) -> None:
         """The way from code to data, each block aiming at this part of its goal."""
-        self.way, stack = [], [z]
+        self.route, stack = [], [z]
         for t in list(path(self.transform))[::-1]:
             self._add(t, stack, schedule, share)
             if self.reason:
@@ -133,9 +133,9 @@ class Inverter:
 
     def _try_forward(self, z: Tensor, schedule: Schedule | None) -> None:
         """Go forward if that proves the example easily, as it is or with more exact solves, and spares evaluations."""
-        if len(self.parts) < len(self.way) or not self.schedules:
+        if len(self.parts) < len(self.route) or not self.schedules:
             return
-        usual, spared = self.way, len(self.schedules)
+        usual, spared = self.route, len(self.schedules)
         work = sum(s.exact_evaluations for s in self.schedules)
         self.goes_forward = self._proves_forward(z)
         if not self.goes_forward and schedule is None:
@@ -143,16 +143,16 @@ class Inverter:
             more = sum(s.exact_evaluations for s in self.schedules) - work
             self.goes_forward = more < spared and self._proves_forward(z)
         if not self.goes_forward:
-            self.way = usual
+            self.route = usual
 
     def _proves_forward(self, z: Tensor) -> bool:
-        self._judge = Judge(self.way, z.device, relative=self.tolerance is None, share=0.5)
+        self._verify = Verifier(self.route, z.device, relative=self.tolerance is None, share=0.5)
         return bool(self._led_to(z)[1].all())
 
     @property
     def parts(self) -> list[Part]:
         """Residual blocks and closed forms, last to first."""
-        return [p for p in self.way if isinstance(p, Part)]
+        return [p for p in self.route if isinstance(p, Part)]
 
     @property
     def schedules(self) -> list[Schedule]:
@@ -163,12 +163,12 @@ class Inverter:
         """Append one step, given the codes on the stack, which become its solutions."""
         if isinstance(t, Move):
             t.inverse(stack)
-            self.way.append(t)
+            self.route.append(t)
         elif isinstance(t, ResidualBlock):
             self._add_block(t, stack, schedule, share)
         else:
             stack.append(t.inverse(laid_out(stack.pop())))
-            self.way.append(_closed(t, tuple(stack[-1].shape[1:])))
+            self.route.append(_closed(t, tuple(stack[-1].shape[1:])))
 
     def _add_block(self, t: ResidualBlock, stack: list[Tensor], schedule: Schedule | None, share: float) -> None:
         z = laid_out(stack.pop())
@@ -184,7 +184,7 @@ class Inverter:
         else:
             plan, x = schedule, found(branch, z, schedule)
         rounding = now.rounding(tuple(z.shape[1:]))
-        self.way.append(Part(t, now.expansion, rounding, goal, bound.value, bound.proven, branch, plan))
+        self.route.append(Part(t, now.expansion, rounding, goal, bound.value, bound.proven, branch, plan))
         stack.append(x)
 
     def _goal(self, lipschitz: float) -> float:
@@ -260,13 +260,13 @@ class Inverter:
             residuals.append(norms(r))
             return x
 
-        x = back(self.way[::-1], z, act)
+        x = back(self.route[::-1], z, act)
         tensors = [*codes, *solutions]
         sizes = {id(t): norms(t) for t in {id(t): t for t in tensors}.values()}  # a solution is the next code
         codes_and_xs = torch.stack([sizes[id(t)] for t in tensors]).chunk(2)
-        converged, largest, composed = self._judge(torch.stack(residuals), *codes_and_xs)
+        converged, largest, composed = self._verify(torch.stack(residuals), *codes_and_xs)
         wanted = self.arithmetic.code == "float64"
-        code = evaluated(self.way, x, z) if wanted else torch.full_like(norms(z), torch.nan)
+        code = evaluated(self.route, x, z) if wanted else torch.full_like(norms(z), torch.nan)
         return x.contiguous(), converged, largest, code, composed
 
     def _led_to(self, z: Tensor) -> tuple[Tensor, ...]:
@@ -276,7 +276,7 @@ class Inverter:
             codes.append(x)
             x = part.inverse(x) if part.branch is None else found(part.branch, x, part.schedule)
         residuals, before, after, code = led_to(self.parts, x, z, codes)
-        converged, largest, composed = self._judge(residuals, before, after)
+        converged, largest, composed = self._verify(residuals, before, after)
         return x.contiguous(), converged, largest, code, composed
 
     def _solved(self, part: Part, z: Tensor, more: int) -> tuple[Tensor, Tensor]:

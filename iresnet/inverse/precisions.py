@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..branch import Form, Program, Step, Way, laid_out, read
+from ..branch import Form, Program, Step, StepFunction, laid_out, read
 from ..branch.convolution import CONVOLUTIONS, arranged, arranged_all, fastest, is_simple, native
 from ..branch.program import apply, evaluate
 from ..residual import ResidualBlock
@@ -42,7 +42,7 @@ class Maker:
 
     def __init__(self, arithmetic: Arithmetic) -> None:
         self.arithmetic = arithmetic
-        self.ways: dict[tuple[torch.dtype, Shape, Shape], Way] = {}
+        self.functions: dict[tuple[torch.dtype, Shape, Shape], StepFunction] = {}
 
     def branch(self, block: ResidualBlock, x: Tensor) -> Branch:
         """The branch of this block for inputs like x."""
@@ -59,21 +59,21 @@ class Maker:
         """The form of these tensors with the ways that are asked for."""
         if self.arithmetic.exact == "native":
             return Form(program, values)
-        ways = list[Way]()
+        functions = list[StepFunction]()
 
         def function(i: int, step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
-            ways.append(self._way(step, inputs[0], own))
+            functions.append(self._way(step, inputs[0], own))
             return apply(step, inputs, own)
 
         evaluate(program, x, values, function)
-        return Form(program, arranged_all(program, values, ways), ways)
+        return Form(program, arranged_all(program, values, functions), functions)
 
-    def _way(self, step: Step, x: Tensor, values: list[Tensor]) -> Way:
+    def _way(self, step: Step, x: Tensor, values: list[Tensor]) -> StepFunction:
         if not is_simple(step):
             return native
         if self.arithmetic.exact != "auto":
             return CONVOLUTIONS[self.arithmetic.exact]
         key = (x.dtype, tuple(x.shape), tuple(values[0].shape))
-        if key not in self.ways:
-            self.ways[key] = fastest(step, laid_out(x), [arranged(values[0]), *values[1:]])
-        return self.ways[key]
+        if key not in self.functions:
+            self.functions[key] = fastest(step, laid_out(x), [arranged(values[0]), *values[1:]])
+        return self.functions[key]

@@ -8,7 +8,7 @@ users constrain). What is proven of a g is in `iresnet.branch`.
 
 from .activations import ACTIVATIONS, LipSwish, MaxMin, Sine, check_contractive, is_monotone, lipschitz_constant
 from .conditioned import Conditioned
-from .constraint import SpectralCap, cap_of, held, made_in, refresh_, release_, together, unsettled
+from .constraint import SpectralCap, batched_refresh, cap_of, defer_norms, held, made_in, refresh_, release_
 from .dense import Concatenated
 from .layers import LipschitzConv2d, LipschitzLinear, constrain_
 from .order import leaves, primitives
@@ -40,6 +40,6 @@ __all__ = [
     "primitives",
     "refresh_",
     "release_",
-    "together",
-    "unsettled",
+    "batched_refresh",
+    "defer_norms",
 ]

@@ -5,10 +5,10 @@ the parametrization leaves a plain layer. With u and v of the power iteration he
 linear in W, so a refresh stores G, and the forward pass only multiplies.
 
 The refresh (one step of power iteration from the last v) happens once per training forward: a model refreshes and
-scales all its layers `together`, batched over layers of equal shape, and holds them for the rest of its pass; a lone
-layer does it itself. In eval, in a solve, in a series, in a recomputation during backward nothing moves; on the way
-from train to eval the estimate is brought to convergence. Which pass holds a layer is noted in the layer, by thread:
-there is no state of the process that one thread could leave behind for another.
+scales all its layers at once (`batched_refresh`), those of equal shape as one batch, and holds them for the rest of its
+pass; a lone layer does it itself. In eval, in a solve, in a series, in a recomputation during backward nothing moves;
+on the way from train to eval the estimate is brought to convergence. Which pass holds a layer is noted in the layer, by
+thread: there is no state of the process that one thread could leave behind for another.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class SpectralCap(nn.Module):
         # The largest input met; the buffer `size` is written when it is saved, as torch.func.vjp, inside of which the
         # first input may come by, allows no writing, and reading it would wait for the device.
         self.seen: tuple[int, ...] = ()
-        # The passes that hold this layer, by thread, and the constrained weight where `together` has made those of all
-        # layers; and how `made_in` wants it.
+        # The passes that hold this layer, by thread, and the constrained weight where `batched_refresh` made those
+        # of all layers; and how `made_in` wants it.
         self._held: dict[int, Tensor | None] = {}
         self._made_in: dict[int, tuple[torch.dtype, bool]] = {}
         size = torch.zeros(self.geometry.axes, dtype=torch.long, device=weight.device)
@@ -73,7 +73,7 @@ class SpectralCap(nn.Module):
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Called by torch when a weight is assigned: store it as it is and measure its norm."""
-        if not _own.unsettled:
+        if not _own.deferred:
             with torch.no_grad():
                 _refresh_group([(self, weight)], settle=True)
         return weight
@@ -109,7 +109,7 @@ class SpectralCap(nn.Module):
 
 
 class _Own(threading.local):
-    unsettled = False
+    deferred = False
 
 
 _own = _Own()
@@ -153,7 +153,7 @@ def held(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def made_in(caps: Sequence[SpectralCap], dtype: torch.dtype, *, compiled: bool) -> Iterator[None]:
-    """Within this context `together` makes the weights of these layers in this precision, with their channels last."""
+    """Within this context `batched_refresh` makes the weights of these layers in this precision, channels last."""
     thread = _thread()
     try:
         for cap in caps:
@@ -165,17 +165,17 @@ def made_in(caps: Sequence[SpectralCap], dtype: torch.dtype, *, compiled: bool) 
 
 
 @contextmanager
-def unsettled() -> Iterator[None]:
+def defer_norms() -> Iterator[None]:
     """Within this context no layer measures its norm by itself, when it is constrained or goes from train to eval.
 
     For a model that is moved to another device or filled from a file first: `refresh_(model, settle=True)` must follow,
     or `load_state_dict`.
     """
-    before, _own.unsettled = _own.unsettled, True
+    before, _own.deferred = _own.deferred, True
     try:
         yield
     finally:
-        _own.unsettled = before
+        _own.deferred = before
 
 
 def cap_of(layer: nn.Module) -> SpectralCap | None:
@@ -203,7 +203,7 @@ def refresh_(module: nn.Module, *, settle: bool = False) -> None:
 
 
 @contextmanager
-def together(module: nn.Module) -> Iterator[None]:
+def batched_refresh(module: nn.Module) -> Iterator[None]:
     """Refresh the layers in training, and within this context hold them, their weights scaled at once, as a stack.
 
     Layers that a pass of this thread holds already stay as they are: the outermost call of a model does it for all.
@@ -335,7 +335,7 @@ def _prepare(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 def _train(layer: nn.Module, mode: bool = True) -> nn.Module:
     """`train()` of a constrained layer: on the way to eval, bring the norm to convergence."""
-    leaving = layer.training and not mode and not _own.unsettled
+    leaving = layer.training and not mode and not _own.deferred
     nn.Module.train(layer, mode)
     if leaving:
         refresh_(layer, settle=True)

@@ -12,7 +12,7 @@ from ..gpu import Acceleration
 from ..models import Network
 from ..spelling import quoted
 from ..train import Training
-from ..train.objective import Aim
+from ..train.objective import ObjectiveSettings
 
 #: Steps or epochs of a training.
 LONGEST = 10**9
@@ -27,7 +27,7 @@ class Experiment:
     seed: int = 0
     data: DataSettings = field(default_factory=DataSettings)
     network: Network = field(default_factory=Network)
-    objective: Aim = field(default_factory=Aim)
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     training: Training = field(default_factory=Training)
     acceleration: Acceleration = field(default_factory=Acceleration)
 

@@ -27,7 +27,7 @@ NAMES = {
 
 def training(material: Material) -> Markup:
     """One chart for each figure of the log; the learning rate comes last."""
-    names = _figures(material.log)
+    names = _metrics(material.log)
     charts = [_chart(material.log, name) for name in names]
     if not charts:
         return Markup("")
@@ -40,7 +40,7 @@ def training(material: Material) -> Markup:
     return figure(tag("div", joined(chart for chart, _ in charts), class_="charts"), " ".join(notes))
 
 
-def _figures(log: Sequence[dict[str, float | None]]) -> list[str]:
+def _metrics(log: Sequence[dict[str, float | None]]) -> list[str]:
     """The names of what was logged, each once, in the order of their first appearance."""
     keys = dict.fromkeys(k.removeprefix(HELD_OUT) for row in log for k in row if k not in ("step", "seconds", "rate"))
     names = [k for k in keys if series(log, k) or series(log, HELD_OUT + k)]

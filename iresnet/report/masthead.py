@@ -17,13 +17,13 @@ from .words import at_most, count, decimals_for, duration, fixed, listed, number
 def masthead(material: Material) -> Markup:
     """Everything above the sections."""
     found = (make(material) for make in (_error, _density, _measured, _proven, _contraction))
-    figures = [figure for figure in found if figure is not None]
+    metrics = [figure for figure in found if figure is not None]
     return tag(
         "header",
         tag("h1", material.name),
         tag("p", summary(material), class_="summary"),
         tag("p", joined((tag("span", part) for part in _circumstances(material)), " · "), class_="circumstances"),
-        pairs(figures, kind="key") if figures else "",
+        pairs(metrics, kind="key") if metrics else "",
     )
 
 

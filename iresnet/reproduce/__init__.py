@@ -29,9 +29,9 @@ from . import (
     table5,
 )
 from .job import Job, Stopped, Work
-from .result import Outcome, Result
+from .result import Reproduction, Result
 
-__all__ = ["RESULTS", "Job", "Outcome", "Result", "Stopped", "Work", "find"]
+__all__ = ["RESULTS", "Job", "Reproduction", "Result", "Stopped", "Work", "find"]
 
 #: Every table and figure that can be reproduced, in the order of the paper; then what is in its spirit.
 RESULTS = {

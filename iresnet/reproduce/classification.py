@@ -25,9 +25,9 @@ from ..run import Run
 from ..train.objective import centred
 from ..transform import Transform
 from .cells import CLASSIFIERS, DIGITS, RESNET, RIVALS, VANILLA, Cell, constrained, on
+from .evaluation import BOUNDS, STEPS, evaluated, facts, verdict
 from .experiments import EPOCHS
 from .job import Work
-from .judging import BOUNDS, STEPS, facts, judged, verdict
 from .record import Entry, Row, kept, over_seeds
 from .result import Measured, Plan, costs, of_cells
 
@@ -68,7 +68,7 @@ COLUMNS3 = {
 
 def measure(work: Work, run: Run, cell: Cell) -> Measured:
     """The row of one trained cell of Table 2."""
-    found = judged(work, run, cell)
+    found = evaluated(work, run, cell)
     t = found["tightening"]
     row = {
         **_error(found, cell),

@@ -17,7 +17,7 @@ from typing import Any
 
 from .. import presets
 from ..presets import Experiment
-from ..train import Aim
+from ..train import ObjectiveSettings
 from .cells import DATASETS, DIGITS, Cell
 
 BUDGETS, RECIPES = ("smoke", "short", "paper"), ("ours", "paper")
@@ -70,7 +70,7 @@ def as_in_appendix_c2(made: Experiment) -> Experiment:
     made = _trained(made, optimiser="sgd", batch=128, learning_rate=0.1, momentum=0.9, nesterov=False)
     made = _trained(made, weight_decay=5e-4, head_decay=5e-4, schedule="milestones", milestones=(0.3, 0.6, 0.8))
     made = _trained(made, decay=0.2, warmup=0, clip=math.inf, average=0.0, select="last")
-    return replace(made, data=data, objective=Aim(kind="classification"))
+    return replace(made, data=data, objective=ObjectiveSettings(kind="classification"))
 
 
 def as_in_appendix_c3(made: Experiment) -> Experiment:

@@ -37,7 +37,7 @@ from ..train.objective import Loss, Objective
 from .cells import NONE, VANILLA
 from .job import Job, Stopped, Work
 from .record import Entry, merge, named, one_by_one
-from .result import Outcome, Result, costs
+from .result import Reproduction, Result, costs
 
 OURS = "i-ResNet"
 #: The interval, how many points of it are learned and how many paths are drawn.
@@ -227,7 +227,7 @@ def _made(work: Work, name: str, s: Setting, seed: int) -> tuple[Entry, Dynamics
 SHOWN = 200
 
 
-def run(work: Work) -> Outcome:
+def run(work: Work) -> Reproduction:
     """Train both networks, find the crossings, and draw the paths."""
     s, seed = setting(work.job), work.job.seeds[0]
     made = [_made(work, name, s, seed) for name in (VANILLA, OURS)]
@@ -238,7 +238,7 @@ def run(work: Work) -> Outcome:
         "below zero where they have changed sides; proven: what no gap can fall below",
         "no two paths of the i-ResNet cross, drawn or not, since every 1 - Lip(g) is above zero",
     )
-    return Outcome(results, COLUMNS, (work.job.out / "figure1.json", path), notes)
+    return Reproduction(results, COLUMNS, (work.job.out / "figure1.json", path), notes)
 
 
 RESULT = Result(

@@ -23,8 +23,8 @@ from ..evaluate import as_flow, log_likelihood
 from ..plots import Plane, plane_points, planes_picture, square
 from ..run import Run
 from .cells import DENSITIES, PLANES, Cell
+from .evaluation import facts
 from .job import Job, Work
-from .judging import facts
 from .record import Arrays, Entry, Row, arrays, kept, one_by_one
 from .result import Groups, Measured, Plan, by_dataset, costs, of_cells
 

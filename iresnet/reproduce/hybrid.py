@@ -21,11 +21,11 @@ from ..plots import Compromise, tradeoff_picture
 from ..results import read
 from ..run import Run
 from .cells import DIGITS, OURS, Cell, constrained, on
+from .evaluation import facts
 from .job import Job, Work
-from .judging import facts
 from .record import Entry, kept
 from .result import Groups, Measured, Plan, by_dataset, costs, of_cells, picture_path
-from .table4 import bits, judged
+from .table4 import bits, evaluated
 
 WEIGHTS = constrained(0.1, 1, 10, letter="w")
 
@@ -59,7 +59,7 @@ def measure(work: Work, run: Run, cell: Cell) -> Measured:
         return asdict(evaluate.error(work.model(run), test.to(work.job.device)))
 
     error = kept(run, "error", made, lambda found: found.get("rows") == len(test))
-    likelihood = judged(work, run)
+    likelihood = evaluated(work, run)
     row = {
         "weight": run.experiment.objective.weight,
         "error %": error["value"],
@@ -76,15 +76,15 @@ def measure(work: Work, run: Run, cell: Cell) -> Measured:
 def beside(job: Job, dataset: str) -> list[Entry]:
     """The pure classifier and the pure flow of this data set and budget, where they have been made."""
     found = []
-    for name, models, figures in BESIDE:
+    for name, models, metrics in BESIDE:
         path = job.out / f"{name}.json"
         runs = read(path).runs if path.is_file() else []
         wanted = [
-            {**e, "row": {k: e["row"].get(k) for k in figures}, "details": {"file": path.name}}
+            {**e, "row": {k: e["row"].get(k) for k in metrics}, "details": {"file": path.name}}
             for e in runs
             if (e.get("dataset"), e.get("budget")) == (dataset, job.budget) and e.get("model") in models
         ]
-        found += sorted(wanted, key=lambda e: float(e["row"][figures[0]]))[:1]
+        found += sorted(wanted, key=lambda e: float(e["row"][metrics[0]]))[:1]
     return found
 
 

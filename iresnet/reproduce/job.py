@@ -16,10 +16,10 @@ from typing import Any
 from torch import nn
 
 from .. import config, data, presets
-from ..data import Dataset, DataSettings, Splits, some
+from ..data import Dataset, DataSettings, Splits, subsample
 from ..data.download import REGISTRY, present
 from ..presets import Experiment
-from ..run import Run, flattered, resume, start
+from ..run import Run, resume, start, truncation_warning
 from ..spelling import nearest
 from ..train import Report
 from .cells import Cell, label_of
@@ -123,7 +123,7 @@ class Work:
             outcome = start(wanted, folder, device=device, report=self.report(str(cell)), stop=self.stop, splits=splits)
         if not outcome.finished:
             raise Stopped(f"{cell} stopped and saved at step {outcome.step} of {outcome.run.experiment.training.steps}")
-        if warning := flattered(outcome.run):
+        if warning := truncation_warning(outcome.run):
             self.say(f"{cell}: {warning}")
         return outcome.run
 
@@ -143,7 +143,7 @@ class Work:
     def images(self, run: Run, most: int) -> Dataset:
         """So many test images, always the same ones, on the job's device; a quarter of them for the budget smoke."""
         count = most // 4 if self.job.budget == "smoke" else most
-        return some(self.splits(run).test, count).to(self.job.device)
+        return subsample(self.splits(run).test, count).to(self.job.device)
 
     def _load(self, settings: DataSettings) -> Splits:
         key = settings.resolved()

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from ..data import Dataset, canonical, some
+from ..data import Dataset, canonical, subsample
 from ..data.download import present
-from ..data.elsewhere import handwriting, photographs, recast
+from ..data.ood_images import handwriting, photographs, recast
 from ..evaluate import Detection, below_chance, log_likelihood, strange, told_apart
 from ..evaluate.likelihood import ROW_BIAS
 from ..flow import LogProb
@@ -70,7 +70,7 @@ def measure(work: Work, run: Run, cell: Cell) -> Measured:
 
     def made() -> dict[str, Any]:
         work.say(f"{run.folder.name}: likelihoods of {len(images):,} images of each of {len(others)} kinds")
-        return {**asked, **judged(work, run, images, others)}
+        return {**asked, **evaluated(work, run, images, others)}
 
     found = kept(run, "outliers", made, lambda there: {k: there.get(k) for k in asked} == asked)
     _draw(work.job, cell, found, {OWN: images, **others})
@@ -87,14 +87,14 @@ def kinds(work: Work, run: Run, cell: Cell, images: Dataset) -> dict[str, Datase
     folder = work.job.folder or run.experiment.data.folder
     for name in BESIDE.get(cell.dataset, ()):
         if present(name, folder):
-            test = some(canonical.read(name, folder, "test"), len(images))
+            test = subsample(canonical.read(name, folder, "test"), len(images))
             made[name] = recast(test.x, test.schema.levels or 256, run.schema)
         else:
             work.say(f"{name} is not in the folder {folder} and is left out; `iresnet data download {name}` fetches it")
     return made
 
 
-def judged(work: Work, run: Run, images: Dataset, others: dict[str, Dataset]) -> dict[str, Any]:
+def evaluated(work: Work, run: Run, images: Dataset, others: dict[str, Dataset]) -> dict[str, Any]:
     """Areas and quantiles of every kind. All likelihoods have the same noise and probes, the entropy's too."""
     begun, model, scale = time.perf_counter(), work.model(run), unit(images.x, run.schema.levels)
 
@@ -104,7 +104,7 @@ def judged(work: Work, run: Run, images: Dataset, others: dict[str, Dataset]) ->
         return log_likelihood(model, rows.to(work.job.device), draws=DRAWS)
 
     normal = likelihood(images, OWN)
-    reference = likelihood(some(work.splits(run).validation, len(images)), "held-out images").value
+    reference = likelihood(subsample(work.splits(run).validation, len(images)), "held-out images").value
     told = [_kind(told_apart(OWN, normal, normal, reference, scale), normal, scale)]
     for name, rows in others.items():
         strangers = likelihood(rows, name)
@@ -161,7 +161,7 @@ def _path(job: Job, cell: Cell) -> Path:
 
 def _draw(job: Job, cell: Cell, found: dict[str, Any], images: dict[str, Dataset]) -> None:
     def ridge(kind: dict[str, Any]) -> Ridge:
-        name, x = kind["kind"], some(images[kind["kind"]], SHOWN).x
+        name, x = kind["kind"], subsample(images[kind["kind"]], SHOWN).x
         areas = None if name == OWN else tuple(kind[k] for k in AREAS)
         return Ridge(cell.dataset if name == OWN else name, kind["quantiles"], kind["bits/dim"], areas, x)
 

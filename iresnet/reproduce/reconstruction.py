@@ -26,9 +26,9 @@ from ..plots import DecayLine, ImageRow, decay_picture, rows_picture
 from ..run import Run
 from ..train.objective import centred
 from .cells import BATCHNORM, DIGITS, VANILLA, Cell, constrained, numbered, on
+from .evaluation import IMAGES, STEPS, iterated, proven, verdict
 from .iteration import Unwinder
 from .job import Job, Work
-from .judging import IMAGES, STEPS, iterated, proven, verdict
 from .record import Arrays, Entry, Row, arrays, one_by_one
 from .result import Measured, Plan, costs, each, of_cells
 

@@ -1,8 +1,8 @@
 """A table or a figure of the paper as an object: what it shows, what the paper says, what it costs, and how it is made.
 
-To add one: a file with the paper's values, a function `run(work) -> Outcome`, and a `Result` of its own; then a line in
-`iresnet.reproduce.RESULTS`. Where it is made of trained cells, `Plan` says of which, a function measures one of them,
-and `of_cells` does the rest.
+To add one: a file with the paper's values, a function `run(work) -> Reproduction`, and a `Result` of its own; then a
+line in `iresnet.reproduce.RESULTS`. Where it is made of trained cells, `Plan` says of which, a function measures
+one of them, and `of_cells` does the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Groups: TypeAlias = dict[str, list[Entry]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Reproduction:
     """What was made: the results file's content, the columns worth printing (heading: key), and where files are."""
 
     results: Results
@@ -44,7 +44,7 @@ class Result:
     about: str
     says: str
     costs: Mapping[str, str]
-    run: Callable[[Work], Outcome]
+    run: Callable[[Work], Reproduction]
     check: Callable[[Job], object] = lambda job: None
     plan: Plan | None = None
 
@@ -147,7 +147,7 @@ def of_cells(
     are no cells of ours, `published`, stand beside them. `remarks` follow the notes.
     """
 
-    def run(work: Work) -> Outcome:
+    def run(work: Work) -> Reproduction:
         job, cells = work.job, plan.chosen(work.job)
         results, seeds = Results(plan.name), job.seeds if several else job.seeds[:1]
         if others := published(job):
@@ -163,7 +163,7 @@ def of_cells(
             work.say(f"{plan.name}  {cell}: {sentence}")
         groups = {d: alike(results.runs, job, d) for d in by_dataset(cells)}
         files, said = pictures(work, groups), remarks(results.rows, groups)
-        return Outcome(results, columns, (job.out / f"{plan.name}.json", *files), (*notes, *said))
+        return Reproduction(results, columns, (job.out / f"{plan.name}.json", *files), (*notes, *said))
 
     return Result(plan.name, about, says, costs, run, plan.check, plan)
 

@@ -27,7 +27,7 @@ from . import properties
 from .cells import NONE
 from .job import Job, Stopped, Work
 from .record import Entry, Row, merge, named
-from .result import Outcome, Result, refuse
+from .result import Reproduction, Result, refuse
 from .systems import IMPORTED, MAKERS, Maker, inputs, instance, turns
 
 YES, NO, NA, PUBLISHED = "✓", "✗", "–", "pub."
@@ -179,7 +179,7 @@ def differing(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def figures(details: dict[str, Any]) -> Row:
+def metrics(details: dict[str, Any]) -> Row:
     """What was measured of a system's first instance, for the table: zeros, evaluations of a network, and errors."""
     first = details.get("instance 1", {})
     pattern, inverse = first.get("pattern"), first.get("inverse", {})
@@ -208,7 +208,7 @@ def _entry(name: str, job: Job) -> Entry:
     there = _is_here(name)
     ours, details = marks(name, DRAWS[job.budget]) if there else (None, {})
     made = circumstances(seeds=list(range(INSTANCES)), seconds=time.perf_counter() - begun, precision="float64")
-    content = {"established": "by running" if there else "as published", **row(name, ours), **figures(details)}
+    content = {"established": "by running" if there else "as published", **row(name, ours), **metrics(details)}
     return named(job, NONE, name, content, details, made)
 
 
@@ -227,7 +227,7 @@ def check(job: Job) -> None:
     refuse(job, "table1 is made of all its systems, with random weights; leave --set, --cells, --dataset out.")
 
 
-def run(work: Work) -> Outcome:
+def run(work: Work) -> Reproduction:
     """Run every system, and put our marks beside the paper's."""
     made = []
     for name in (n for n in MAKERS if n in PAPER or _is_here(n)):
@@ -240,7 +240,7 @@ def run(work: Work) -> Outcome:
     notes = ["every cell: the paper's mark / ours; –: not applicable, ·: not in the paper", *differing(mine)]
     if not all(map(_is_here, PAPER)):
         notes.append(f"{PUBLISHED}: as published; what is zuko's is run where that is: pip install 'iresnet[rivals]'")
-    return Outcome(results, COLUMNS, (work.job.out / "table1.json",), tuple(notes))
+    return Reproduction(results, COLUMNS, (work.job.out / "table1.json",), tuple(notes))
 
 
 RESULT = Result(

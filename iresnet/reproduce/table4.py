@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from .. import presets
-from ..data import Dataset, some
+from ..data import Dataset, subsample
 from ..evaluate import Likelihood, protocol
 from ..evaluate.likelihood import as_flow
 from ..evaluate.protocol import LIMIT
@@ -32,8 +32,8 @@ from ..train.objective import unit
 from ..transforms import Imported, made
 from ..transforms.dequantisation import dequantised
 from .cells import DIGITS, FLOWS, OTHER_FLOWS, OTHERS, OURS, SETS, Cell, find
+from .evaluation import facts
 from .job import Job, Work
-from .judging import facts
 from .record import Entry, Row, kept, over_seeds
 from .result import Groups, Measured, Plan, by_dataset, costs, of_cells, of_flows
 
@@ -109,7 +109,7 @@ COLUMNS = {
 
 def measure(work: Work, run: Run, cell: Cell) -> Measured:
     """The row of one trained flow."""
-    found = judged(work, run)
+    found = evaluated(work, run)
     solver = found.get("solver") or {}
     row = {
         **bits(found),
@@ -135,7 +135,7 @@ def bits(found: dict[str, Any]) -> Row:
     return {key: found[name] for key, name in zip(keys, names, strict=True)} | {"terms": found["terms"] or None}
 
 
-def judged(work: Work, run: Run) -> dict[str, Any]:
+def evaluated(work: Work, run: Run) -> dict[str, Any]:
     """The protocol's figures of all test images: kept in the run folder, or made now and kept."""
     test, error = work.splits(run).test, _limit(work.job, run)
 
@@ -147,7 +147,7 @@ def judged(work: Work, run: Run) -> dict[str, Any]:
         if not is_exact(found):
             found = asdict(protocol(work.model(run), test.to(work.job.device), error=error))
             found |= {"limit": error, "seconds": round(time.perf_counter() - begun, 3)}
-        return {**found, "solver": _solver(work.model(run), some(test, SOLVED).to(work.job.device))}
+        return {**found, "solver": _solver(work.model(run), subsample(test, SOLVED).to(work.job.device))}
 
     return kept(run, "protocol", made, lambda found: is_exact(found) and "solver" in found)
 

@@ -29,15 +29,15 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 from .. import presets
 from ..data.source import schema_of
 from ..gpu import Acceleration
-from ..lipschitz import refresh_, unsettled
+from ..lipschitz import defer_norms, refresh_
 from ..models import Network, build
 from ..results import Results, circumstances, read
 from ..train import State, Training
-from ..train.objective import Aim, Objective, Purpose
+from ..train.objective import Objective, ObjectiveSettings, Purpose
 from ..transform import Shape
 from .job import Job, Stopped, Work
 from .record import Entry, Row, merge, named, one_by_one
-from .result import Outcome, Result, costs, refuse
+from .result import Reproduction, Result, costs, refuse
 
 #: Seconds, as printed; the paper's Glow is the baseline of all.
 PAPER = {"Glow": 0.72, "i-ResNet": 0.31, "i-ResNet SN": 0.57, "i-ResNet SN LogDet": 1.88}
@@ -104,10 +104,10 @@ def objective(name: str, s: Size, x: Tensor, device: str) -> Objective:
     """The model of a case and its loss, on a device, in training."""
     purpose, schema = CASES[name][0], schema_of("cifar10")
     torch.manual_seed(0)
-    with unsettled():
+    with defer_norms():
         model = build(network(name, s), schema, purpose, x).to(device)
     refresh_(model, settle=True)
-    return Aim(kind=purpose).objective(model, schema.levels).train()
+    return ObjectiveSettings(kind=purpose).objective(model, schema.levels).train()
 
 
 def images(s: Size) -> tuple[Tensor, Tensor]:
@@ -210,7 +210,7 @@ def _known(job: Job) -> dict[tuple[str, ...], Entry]:
     return {(e.get("model", ""), *e.get("settings", ())): e for e in entries}
 
 
-def run(work: Work) -> Outcome:
+def run(work: Work) -> Reproduction:
     """Measure every network; on a GPU twice, plain and compiled."""
     s, known, results = size(work.job), _known(work.job), Results("table5")
     engines = list(ENGINES) if work.job.device.startswith("cuda") else ["plain"]
@@ -226,7 +226,7 @@ def run(work: Work) -> Outcome:
         "ms: a training step, the median over rounds; to Glow: times that of the Glow which does the same job",
         "operations: those of convolutions and matrix products in a forward and backward pass, in billions",
     )
-    return Outcome(results, COLUMNS, (work.job.out / "table5.json",), notes)
+    return Reproduction(results, COLUMNS, (work.job.out / "table5.json",), notes)
 
 
 RESULT = Result(

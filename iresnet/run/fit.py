@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from .. import data, evaluate, lock
 from ..certificate import Certificate, certify, tighten_
-from ..data import Batches, Dataset, Splits, some
-from ..lipschitz import refresh_, unsettled
+from ..data import Batches, Dataset, Splits, subsample
+from ..lipschitz import defer_norms, refresh_
+from ..migration import FORMER_FILES
 from ..models import INVERSES, build
 from ..presets import Experiment
 from ..results import circumstances
@@ -26,7 +27,7 @@ from .watch import WATCHED, Watch
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FitResult:
     """How a training run ended: at which step, whether finished, how its steps were taken, and what is proven."""
 
     run: Run
@@ -47,14 +48,14 @@ def start(
     stop: Callable[[], bool] = lambda: False,
     overwrite: bool = False,
     splits: Splits | None = None,
-) -> Outcome:
+) -> FitResult:
     """Train an experiment in a new run folder. `splits` saves loading its data where that was done already."""
     splits = data.load(experiment.data) if splits is None else splits
     experiment = replace(
         experiment, training=experiment.training.for_epochs(_batches(experiment, splits.train).per_epoch)
     )
     # What cannot be built is refused before anything is written.
-    with unsettled():
+    with defer_norms():
         build(experiment.network, splits.schema, experiment.objective.kind, splits.train.x)
     experiment = replace(experiment, data=experiment.data.resolved())  # a run does not depend on where it was started
     with Run.room_for(folder):
@@ -70,7 +71,7 @@ def resume(
     report: Report | None = None,
     stop: Callable[[], bool] = lambda: False,
     learning_rate: float | None = None,
-) -> Outcome:
+) -> FitResult:
     """Go on with the run in a folder, from its last checkpoint. One that is finished is left as it is.
 
     `learning_rate` replaces that of the settings, as is due after divergence; nothing else can be changed. The run
@@ -91,7 +92,7 @@ def resume(
         if learning_rate is not None:
             raise ValueError(f"{run.folder} is finished; another learning rate needs a new run. Choose another --out.")
         certificate = _certified(run)
-        return Outcome(run, steps, True, state.number("seconds", 0.0), certificate, tuple(run.tightened()))
+        return FitResult(run, steps, True, state.number("seconds", 0.0), certificate, tuple(run.tightened()))
 
 
 def _certified(run: Run) -> Certificate | None:
@@ -104,10 +105,10 @@ def _certified(run: Run) -> Certificate | None:
 
 def _fit(
     run: Run, splits: Splits, state: Checkpoint | None, device: str, report: Report | None, stop: Callable[[], bool]
-) -> Outcome:
+) -> FitResult:
     experiment = run.experiment
     torch.manual_seed(experiment.seed)
-    with unsettled():  # norms are measured where that is fast
+    with defer_norms():  # norms are measured where that is fast
         model = run.blank(splits.train.x).to(device)
     refresh_(model, settle=True)
     objective = experiment.objective.objective(model, run.schema.levels, experiment.data.augment)
@@ -116,10 +117,10 @@ def _fit(
     begin = Checkpoint({}, {"step": 0}) if state is None else state
     watch = Watch(run, model, splits.validation.to(device), begin, stop)
 
-    def on_step(step: int, steps: int, figures: Mapping[str, Tensor]) -> None:
-        watch.note(figures)
+    def on_step(step: int, steps: int, metrics: Mapping[str, Tensor]) -> None:
+        watch.note(metrics)
         if report is not None:
-            report(step, steps, figures)
+            report(step, steps, metrics)
 
     try:
         train(
@@ -131,9 +132,9 @@ def _fit(
     finished = watch.step >= experiment.training.steps
     _write_environment(run, watch, model, device)
     if not finished or stop():  # asked during the last step: what is left to do is left to `resume`
-        return Outcome(run, watch.step, False, watch.seconds, engine=watch.engine)
+        return FitResult(run, watch.step, False, watch.seconds, engine=watch.engine)
     certificate, tightened = release(run, splits.validation, device)
-    return Outcome(run, watch.step, True, watch.seconds, certificate, tuple(tightened), watch.engine)
+    return FitResult(run, watch.step, True, watch.seconds, certificate, tuple(tightened), watch.engine)
 
 
 def _batches(experiment: Experiment, dataset: Dataset) -> Batches:
@@ -164,14 +165,14 @@ def publish(
     """
     tensors: dict[str, dict[str, Tensor]] = {"weights": dict(model.state_dict())}
     if evaluate.has_density(model):
-        likelihood = evaluate.log_likelihood(model, some(validation.to(device_of(model)), WATCHED))
+        likelihood = evaluate.log_likelihood(model, subsample(validation.to(device_of(model)), WATCHED))
         tensors["reference"] = {"log_likelihood": likelihood.value}
     run.bind_older()
     content = Checkpoint(tensors, {**state, "made_with": run.made_with()})
     path = checkpoint.save(content, run.folder / "model.safetensors", version=__version__)
     if certificate is not None:
         write_certificate(run, certificate, checkpoint.sha256(path))
-    for name in ("evaluation.json", "judgement.json", "report.html"):
+    for name in ("evaluation.json", "reproduction.json", *FORMER_FILES.values(), "report.html"):
         (run.folder / name).unlink(missing_ok=True)
 
 

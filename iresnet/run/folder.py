@@ -4,13 +4,13 @@ config.toml         the experiment, every setting written out
 schema.json         what a row is: shape, grey levels, columns, classes
 data.json           rows of each part and a fingerprint of them
 environment.json    command, commit, versions, hardware, seconds
-log.csv             figures over time; tensorboard/ holds the same where TensorBoard is installed
+log.csv             metrics over time; tensorboard/ holds the same where TensorBoard is installed
 last.safetensors    the state of training, to go on from
 best.safetensors    the averaged weights that did best on validation data, or the last ones if `select` says so
 model.safetensors   the model: those weights, every layer within its bound, and the likelihoods of validation rows
 certificate.json    what is proven of it
-evaluation.json     its figures on test data
-judgement.json      what a table or figure of the paper shows of it
+evaluation.json     its metrics on test data
+reproduction.json   what a table or figure of the paper shows of it
 
 The last three name the SHA-256 of model.safetensors, and are refused beside other weights. Whoever trains or tightens
 holds a lock on the folder.
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from .. import atomic, config, data, lock, migration
 from ..data import Schema, Splits
-from ..lipschitz import unsettled
+from ..lipschitz import defer_norms
 from ..models import build
 from ..presets import Experiment
 from ..presets.reading import parse
@@ -45,7 +45,8 @@ from .weights import completed, is_shipped, meant, output_of, resolve, shipped
 
 FILES = (
     "config.toml", "schema.json", "data.json", "environment.json", "log.csv", "last.safetensors", "best.safetensors",
-    "model.safetensors", "certificate.json", "evaluation.json", "judgement.json", "report.html",
+    "model.safetensors", "certificate.json", "evaluation.json", "reproduction.json", "report.html",
+    *migration.FORMER_FILES.values(),
 )  # fmt: skip
 
 #: What speaks of the model names it by this key, and how each such file is made again.
@@ -53,7 +54,7 @@ MODEL_SHA256 = "model_sha256"
 ABOUT_THE_MODEL = {
     "certificate.json": "Make it again: iresnet certify {}",
     "evaluation.json": "Make it again: iresnet evaluate {}",
-    "judgement.json": "Remove it; it can be made again.",
+    "reproduction.json": "Remove it; it can be made again.",
 }
 
 
@@ -187,7 +188,7 @@ class Run:
                 f"only the released weights come with the library; got 'best' for {self.folder.name}. Use 'model'."
             )
         path = self._trained(f"{weights}.safetensors")
-        with torch.random.fork_rng(devices=[]), unsettled():  # a user's random numbers are not ours to change
+        with torch.random.fork_rng(devices=[]), defer_norms():  # a user's random numbers are not ours to change
             model = self.blank().eval()
         saved = self.saved(path)
         whole = replace(saved, tensors={"weights": completed(model, saved.tensors.get("weights", {}))})
@@ -286,13 +287,19 @@ class Run:
         """Let what was written before there were digests name the present model, which is about to be replaced."""
         for name in ABOUT_THE_MODEL:
             with suppress(ValueError, OSError):  # what is missing or damaged cannot be taken for something else
-                content = reading.json_object(self.folder / name)
+                content = reading.json_object(self._path(name))
                 if not content.get(MODEL_SHA256):
                     self.write_json(name, content, self.sha256() or "unknown")
 
     def _json(self, name: str) -> tuple[Path, dict[str, Any]]:
-        path = self.output / name if (self.output / name).is_file() else self.folder / name
+        path = self._path(name)
         return path, reading.json_object(path) if path.is_file() else {}
+
+    def _path(self, name: str) -> Path:
+        """Where a file is: one that a command wrote anew, else the run's own, else one under its former name."""
+        former = migration.FORMER_FILES.get(name, name)
+        paths = (self.output / name, self.folder / name, self.folder / former)
+        return next((path for path in paths if path.is_file()), self.folder / name)
 
 
 def fingerprints(splits: Splits) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from .. import evaluate
 from ..branch import nominal
 from ..certificate import residual_blocks
-from ..data import Dataset, Schema, some
-from ..evaluate.portions import in_portions, portion
+from ..data import Dataset, Schema, subsample
+from ..evaluate.chunks import chunk_size, in_chunks
 from ..flow import Flow
 from ..logdet import EXACT_UP_TO, Estimator, PowerSeries, SettledSeries
 from ..precision import full_precision
@@ -24,7 +24,7 @@ from ..spelling import counted
 from ..train import State, checkpoint
 from ..train.checkpoint import Checkpoint
 from ..train.guard import REMEDY, TrainingError
-from ..train.objective import Aim, cross_entropy, unit_name
+from ..train.objective import ObjectiveSettings, cross_entropy, unit_name
 from ..transforms.dequantisation import dequantised
 from ..version import __version__
 from .folder import Run
@@ -41,7 +41,7 @@ WATCHED = 1000
 
 #: By how much training's series makes likelihoods look better than they are, in the log; and how much of it the user is
 #: told of, in bits per dimension: less is what a short series costs before a network learns to make use of it.
-TRUNCATION, FLATTERY = "validation truncation bits/dim", 0.01
+TRUNCATION, TRUNCATION_WARNED = "validation truncation bits/dim", 0.01
 
 
 class Watch:
@@ -62,22 +62,22 @@ class Watch:
     def seconds(self) -> float:
         return self.before + time.perf_counter() - self.start
 
-    def note(self, figures: Mapping[str, Tensor]) -> None:
-        self.seen.append(figures)
+    def note(self, metrics: Mapping[str, Tensor]) -> None:
+        self.seen.append(metrics)
 
     def __call__(self, state: State) -> bool:
         settings, self.step = self.run.experiment.training, state.step
         self.engine, self.precision = str(state.engine), state.engine.precision
         done, halt = state.step >= settings.steps, self.stop()
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         if done or state.step % settings.validate_every == 0:
-            figures = self._validate(state)
+            metrics = self._validate(state)
         save = done or halt or state.step % settings.save_every == 0
-        if save or figures or state.step % LOG_EVERY == 0:
+        if save or metrics or state.step % LOG_EVERY == 0:
             means = {k: float(torch.stack([f[k].float() for f in self.seen]).mean()) for k in self.seen[0]}
             self.seen.clear()
             rate = settings.rate(state.step - 1)
-            self.log.write({"step": state.step, "seconds": round(self.seconds, 2), "rate": rate, **means, **figures})
+            self.log.write({"step": state.step, "seconds": round(self.seconds, 2), "rate": rate, **means, **metrics})
         if save:
             self._save(state)
         return halt and not done
@@ -100,53 +100,53 @@ class Watch:
 
     def _validate(self, state: State) -> dict[str, float]:
         model = state.averaged()
-        figures, criterion = judge(model, self.validation, self.run.experiment.objective)
+        metrics, criterion = validate(model, self.validation, self.run.experiment.objective)
         criterion = criterion if math.isfinite(criterion) else math.inf
         last = self.run.experiment.training.select == "last"
         if last and state.step < self.run.experiment.training.steps:
-            return figures
+            return metrics
         if last or criterion < self.best or not (self.run.folder / "best.safetensors").exists():
             self.best = criterion
-            finite = {name: value for name, value in figures.items() if math.isfinite(value)}
+            finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
             says = {"step": state.step, **finite, "made_with": self.run.made_with()}
             self._keep(Checkpoint({"weights": dict(model.state_dict())}, says), "best.safetensors", state.step)
-        return figures
+        return metrics
 
     def close(self) -> None:
         self.log.close()
 
 
-def _validation_names(aim: Aim, schema: Schema, model: nn.Module) -> list[str]:
+def _validation_names(aim: ObjectiveSettings, schema: Schema, model: nn.Module) -> list[str]:
     names = [] if aim.kind == "classification" else [f"validation {unit_name(schema.levels)}"]
     names += [TRUNCATION] if isinstance(getattr(model, "estimator", None), PowerSeries) else []
     return names if aim.kind == "density" else [*names, "validation cross-entropy", "validation error %"]
 
 
-def flattered(run: Run) -> str:
+def truncation_warning(run: Run) -> str:
     """What is to be said of a run that has learned to use what training's series leaves out; empty where it has not."""
     found, terms = run.best().get(TRUNCATION, 0.0), counted(run.experiment.network.terms, "term")
-    return "" if not found > FLATTERY else (
+    return "" if not found > TRUNCATION_WARNED else (
         f"Training's series of {terms} flatters by at least {found:.2f} bits/dim: the network has learned to use what "
         "it leaves out. Use more terms, a smaller lipschitz, or estimator=roulette."
     )  # fmt: skip
 
 
 @torch.no_grad()
-def judge(model: nn.Module, rows: Dataset, aim: Aim) -> tuple[dict[str, float], float]:
+def validate(model: nn.Module, rows: Dataset, aim: ObjectiveSettings) -> tuple[dict[str, float], float]:
     """Validation figures by name, and the one number that decides which weights are best: the objective itself.
 
     Likelihoods are exact up to 64 dimensions; beyond, they are sums of series that leave out next to nothing, if every
     block is as contractive as asked for. Where training's own series is shorter, a figure says what it hides.
     """
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     criterion = 0.0
     if aim.kind != "classification":
-        figures, criterion = _likelihood(evaluate.as_flow(model), some(rows, WATCHED))
+        metrics, criterion = _likelihood(evaluate.as_flow(model), subsample(rows, WATCHED))
     if aim.kind != "density":
         loss, found = cross_entropy(evaluate.logits(model, rows), rows.y)
-        figures |= {f"validation {name}": float(value) for name, value in found.items()}
+        metrics |= {f"validation {name}": float(value) for name, value in found.items()}
         criterion += aim.weight * float(loss)
-    return figures, criterion
+    return metrics, criterion
 
 
 def _likelihood(flow: Flow, rows: Dataset) -> tuple[dict[str, float], float]:
@@ -155,21 +155,21 @@ def _likelihood(flow: Flow, rows: Dataset) -> tuple[dict[str, float], float]:
     generator = torch.Generator(x.device).manual_seed(0)
     with full_precision(x):
         noisy, spent = dequantised(flow, x, levels, generator)
-    size = portion(flow, noisy, evaluate.likelihood.CHUNK)
+    size = chunk_size(flow, noisy, evaluate.likelihood.CHUNK)
     probes, unit = generator.get_state(), math.prod(x.shape[1:]) * math.log(2)
 
     def nats(estimator: Estimator | None) -> Tensor:
         generator.set_state(probes)
-        found = in_portions(lambda p: flow.log_prob(p, estimator=estimator, generator=generator), noisy, size)
+        found = in_chunks(lambda p: flow.log_prob(p, estimator=estimator, generator=generator), noisy, size)
         return spent.double() - found.double()
 
     blocks = [block for _, block, _ in residual_blocks(flow, rows.schema.shape)]
     true = nats(_watched_by(flow, blocks, x))
     mean = float(true.mean())
-    figures = {f"validation {unit_name(levels)}": mean if levels is None else mean / unit}
+    metrics = {f"validation {unit_name(levels)}": mean if levels is None else mean / unit}
     if isinstance(flow.estimator, PowerSeries):
-        figures[TRUNCATION] = _certain(true - nats(flow.estimator)) / unit
-    return figures, mean / unit
+        metrics[TRUNCATION] = _certain(true - nats(flow.estimator)) / unit
+    return metrics, mean / unit
 
 
 def _watched_by(flow: Flow, blocks: list[ResidualBlock], x: Tensor) -> Estimator | None:

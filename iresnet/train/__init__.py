@@ -8,13 +8,13 @@ In reading order: `objective` (a batch in, a loss and figures out), `settings` (
 from .average import Average
 from .guard import TrainingError
 from .loop import Batch, Report, State, train
-from .objective import Aim, Classification, Joint, Margin, MaximumLikelihood, Objective
+from .objective import Classification, Joint, Margin, MaximumLikelihood, Objective, ObjectiveSettings
 from .optimiser import make_optimiser, parameter_groups, set_rate
 from .settings import OPTIMISERS, Training
 
 __all__ = [
     "OPTIMISERS",
-    "Aim",
+    "ObjectiveSettings",
     "Average",
     "Batch",
     "Classification",

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from ..lipschitz import refresh_, unsettled
+from ..lipschitz import defer_norms, refresh_
 
 
 class Average:
@@ -36,5 +36,5 @@ class Average:
         refresh_(result, settle=True)  # all at once, so not one by one on the way to eval
         for mine, theirs in zip(result.parameters(), model.parameters(), strict=True):
             mine.requires_grad_(theirs.requires_grad)
-        with unsettled():
+        with defer_norms():
             return result.eval()

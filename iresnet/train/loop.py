@@ -66,7 +66,7 @@ def train(
         result = state.advance(x, y)
         state.update_average()
         if report is not None:
-            report(state.step, settings.steps, result.figures)
+            report(state.step, settings.steps, result.metrics)
         if watch is not None and watch(state):
             break
     return state.averaged()
@@ -116,7 +116,7 @@ class State:
         chance = self._chance(drawn)
         self.optimiser.zero_grad(set_to_none=True)
         with float32_sums():
-            loss, figures = forward(x, y, **chance)
+            loss, metrics = forward(x, y, **chance)
             if guarded:
                 guard_loss(self.objective, loss, self.step, x, y, chance)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -125,7 +125,7 @@ class State:
             guard_gradient(self.objective, norm, self.step)
         nn.utils.clip_grads_with_norm_(self.parameters, self.settings.clip, norm)
         self.optimiser.step()
-        return StepResult(loss.detach(), norm, figures)
+        return StepResult(loss.detach(), norm, metrics)
 
     def _chance(self, drawn: StoppedRoulette | None) -> dict[str, Any]:
         """Where an objective's random numbers come from: the generator, and a number of terms where one is drawn."""

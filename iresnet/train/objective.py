@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from .. import lipschitz as lip
 from ..allowed import Rule, check, least, within
-from ..branch import asked
+from ..branch import requested_bound
 from ..classifier import Classifier
 from ..data import Augment
 from ..data.augment import Shifted
@@ -126,13 +126,13 @@ class Margin(Objective):
     def forward(self, x: Tensor, y: Tensor | None = None, *, estimator: Estimator | None = None,
                 generator: torch.Generator | None = None) -> Loss:  # fmt: skip
         logits = self.model(centred(x, self.levels))
-        _, figures = cross_entropy(logits, y)
+        _, metrics = cross_entropy(logits, y)
         assert y is not None
         one = self.radius * expansion(self.model.transform)
         raised = logits + one * apart(directions(self.model.head))[y.clamp_min(0)].to(logits.dtype)
         loss, raised_figures = cross_entropy(raised * (SHARPNESS / one), y, self.label_smoothing)
         certified = {"certified %": 100 - raised_figures["error %"]}
-        return loss, {"loss": loss.detach(), **figures, **certified}
+        return loss, {"loss": loss.detach(), **metrics, **certified}
 
 
 class Joint(Objective):
@@ -166,11 +166,11 @@ class Joint(Objective):
             logits = self.model.logits(
                 continuous(self.augment(x, generator or torch.default_generator), self.levels, generator)
             )
-        ce, figures = cross_entropy(logits, y, self.label_smoothing)
+        ce, metrics = cross_entropy(logits, y, self.label_smoothing)
         density = nats / unit(x, self.levels)
         per_dimension = nats / (math.prod(x.shape[1:]) * math.log(2))
         loss = per_dimension + self.weight * ce
-        return loss, {"loss": loss.detach(), unit_name(self.levels): density.detach(), **figures}
+        return loss, {"loss": loss.detach(), unit_name(self.levels): density.detach(), **metrics}
 
 
 def cross_entropy(logits: Tensor, y: Tensor | None, label_smoothing: float = 0.0) -> Loss:
@@ -226,7 +226,7 @@ def apart(v: Tensor) -> Tensor:
 def expansion(transform: Transform) -> Tensor | float:
     """Lip(F) for the coefficients asked for: cheap, differentiable in the scales, and nothing is read from a device."""
     if isinstance(transform, ResidualBlock):
-        return asked(transform.g).expansion if transform.asserted is None else 1 + transform.asserted
+        return requested_bound(transform.g).expansion if transform.asserted is None else 1 + transform.asserted
     if isinstance(transform, ActNorm):
         return transform.log_scale.max().exp()
     if isinstance(transform, Standardise):
@@ -272,7 +272,7 @@ RADIUS = Rule(lambda radius: 0 <= radius < math.inf, "must be finite and not neg
 
 
 @dataclass(frozen=True)
-class Aim:
+class ObjectiveSettings:
     """What to train for, as settings."""
 
     #: Semi-supervised is a hybrid whose labels are missing for some rows.

@@ -52,7 +52,8 @@ class LearnedNoise(nn.Module):
         self.features = nn.Sequential(_conv(channels, width), nn.SiLU(), _conv(width, width), nn.SiLU())
         self.first = zeroed(nn.Sequential(nn.Conv2d(width, 2 * channels, 1)))
         self.couplings = nn.ModuleList(
-            AffineCoupling(Seeing(channels // 2, width, channels), Halves(swapped=i % 2 == 1)) for i in range(steps)
+            AffineCoupling(ImageConditioner(channels // 2, width, channels), Halves(swapped=i % 2 == 1))
+            for i in range(steps)
         )
 
     def forward(self, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +70,7 @@ class LearnedNoise(nn.Module):
         return self.squeeze.inverse(torch.sigmoid(v)), _sum(-0.5 * (e.square() + math.log(2 * math.pi))) - logdet
 
 
-class Seeing(nn.Module):
+class ImageConditioner(nn.Module):
     """The conditioner of a coupling of the noise: convolutions of what stays beside features of the image."""
 
     def __init__(self, inputs: int, width: int, outputs: int) -> None:

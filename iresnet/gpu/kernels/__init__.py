@@ -39,11 +39,13 @@ def supported(program: Program, x: Tensor, values: list[Tensor]) -> bool:
 
 def is_unit(program: Program) -> bool:
     """Whether the steps are ELU, conv, ELU, conv, ELU, conv, all that keep the size of an image."""
-    bends, convolutions = program.steps[::2], program.steps[1::2]
-    if not program.is_chain or [step.kind for step in convolutions] != ["conv"] * 3 or len(bends) != 3:
+    activations, convolutions = program.steps[::2], program.steps[1::2]
+    if not program.is_chain or [step.kind for step in convolutions] != ["conv"] * 3 or len(activations) != 3:
         return False
     counts = [step.tensors for step in convolutions[:2]]
-    return all(step.kernel == 0 for step in bends) and counts == [2, 2] and all(map(_is_plain, convolutions, SIZES))
+    return (
+        all(step.kernel == 0 for step in activations) and counts == [2, 2] and all(map(_is_plain, convolutions, SIZES))
+    )
 
 
 def advance(

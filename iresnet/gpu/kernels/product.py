@@ -2,9 +2,10 @@
 
 With [h; t] a state and its tangents, both R rows (`dual`), and a the activation, ELU or sine, sin(w h) / w:
 
-    bend        a b = [h; t]   ->   [a(h + bias); a'(h + bias) t], and for sine also [a'; a'' t]
-    bend_back   a b = [p; q], the gradients of what `bend` made   ->   [p a' + q a'' t; q a'], those of [h; t], and sums
-                for that of the bias
+    activate    a b = [h; t]   ->   [a(h + bias); a'(h + bias) t], and for sine also [a'; a'' t]
+    activate_backward
+                a b = [p; q], the gradients of what `activate` made   ->   [p a' + q a'' t; q a'], those of [h; t], and
+                sums for that of the bias
     times       a b            ->   (a b) * d, d slopes, or what ELU made, whose slopes are meant
 
 For ELU all follows from what was made: a' from a, and a'' t' is a' t' = t where h < 0, t' the tangent before. A sine's
@@ -66,7 +67,7 @@ def times(
 
 
 @jit
-def bend(
+def activate(
     a, b, bias, out, kept, rows,
     K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
     DUAL: tl.constexpr, FREQUENCY: tl.constexpr,
@@ -103,14 +104,14 @@ def bend(
 
 
 @jit
-def bend_back(
+def activate_backward(
     a, b, kept, out, sums, rows,
     K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
     DUAL: tl.constexpr, ACTIVATED: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of [h; t] from a b = [p; q], b (K, N), those of what `bend` made; and sums over a tile's rows.
+    """The gradients of [h; t] from a b = [p; q], b (K, N), those of what `activate` made; and sums over a tile's rows.
 
-    ACTIVATED: `kept` is what `bend` made of ELU; else [a'; a'' t].
+    ACTIVATED: `kept` is what `activate` made of ELU; else [a'; a'' t].
     """
     tile = tl.program_id(0)
     p = (tile // (N // BN)) * BM + tl.arange(0, BM)

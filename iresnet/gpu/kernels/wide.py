@@ -4,10 +4,11 @@ There may be any number of those in the middle, none too. The activation is ELU 
 time; here it is a number, w, or 0 for ELU. With U the values and tangents beside their neighbours (`maps.spread`), all
 linear maps are products of matrices:
 
-    A_1 = bend(U W_1'),   A_2 = bend(A_1 W_2'), ...,   [y'; J v] = sums over neighbours of the last A times the last W'
+    A_1 = activate(U W_1'),   A_2 = activate(A_1 W_2'), ...,
+    [y'; J v] = sums over neighbours of the last A times the last W'
 
-and a gradient goes back by `bend_back`, once for every A. Only they are kept, and for a sine its slopes with their
-derivatives along the tangents, D = [a'; a'' t], which no A tells: twice as much.
+and a gradient goes back by `activate_backward`, once for every A. Only they are kept, and for a sine its slopes with
+their derivatives along the tangents, D = [a'; a'' t], which no A tells: twice as much.
 """
 
 from __future__ import annotations
@@ -38,11 +39,15 @@ class Tile(NamedTuple):
 TILES = (Tile(64, 128, 64, 8, 3), Tile(128, 128, 64, 8, 3))
 
 
-def supported(maps: list[Map], bends: list[Step | None], biases: list[Tensor | None], like: Tensor) -> bool:
+def supported(maps: list[Map], activations: list[Step | None], biases: list[Tensor | None], like: Tensor) -> bool:
     """Whether maps, activations before them (None for none) and biases make such a unit, for matrices like `like`."""
     if len(maps) < 2 or [type(m) for m in maps] != [Unrolled, *[Dense] * (len(maps) - 2), Unrolled]:
         return False
-    if bends[0] is not None or any(bend != bends[1] for bend in bends[2:]) or kernel_of(bends[1]) is None:
+    if (
+        activations[0] is not None
+        or any(a != activations[1] for a in activations[2:])
+        or kernel_of(activations[1]) is None
+    ):
         return False
     first, *middle, last = maps
     inner = {last.shape[1], *(n for m in middle for n in m.shape[:2])}  # type: ignore[attr-defined]
@@ -51,9 +56,9 @@ def supported(maps: list[Map], bends: list[Step | None], biases: list[Tensor | N
     return fits and is_ready(like.dtype, like.device)
 
 
-def kernel_of(bend: Step | None) -> float | None:
+def kernel_of(activation: Step | None) -> float | None:
     """What the kernels know an activation by: the frequency of a sine, 0 for ELU; None for any other."""
-    return None if bend is None else bend.kernel
+    return None if activation is None else activation.kernel
 
 
 class Wide(torch.autograd.Function):
@@ -68,11 +73,11 @@ class Wide(torch.autograd.Function):
         dual, made, kept = len(both) > len(x), list[Tensor](), list[Tensor]()
         for matrix, bias in zip(matrices[:-1], tensors[1::2], strict=True):
             a = made[-1] if made else maps[0].spread(both, matrix, back=False)
-            a, d = bend(a, matrix, bias.detach(), dual, frequency)
+            a, d = activate(a, matrix, bias.detach(), dual, frequency)
             made.append(a)
             kept.append(d)
         for m in matrices[1:]:  # measured here: in a backward pass another thread would do it
-            _tile("bend_back", len(both), len(m), m.shape[1], dual, frequency, both.dtype, both.device)
+            _tile("activate_backward", len(both), len(m), m.shape[1], dual, frequency, both.dtype, both.device)
         ctx.maps, ctx.matrices, ctx.frequency, ctx.rows, ctx.dual = maps, matrices, frequency, len(x), dual
         ctx.save_for_backward(both, *made, *kept)
         ctx.mark_non_differentiable(*kept)
@@ -87,31 +92,31 @@ class Wide(torch.autograd.Function):
         g = last.spread(g, matrices[-1], back=True)
         found = [last.folded(g.T @ made[-1])]
         for k in range(len(kept) - 1, -1, -1):
-            g, sums = bend_back(g, matrices[k], kept[k], ctx.dual, ctx.frequency)
+            g, sums = activate_backward(g, matrices[k], kept[k], ctx.dual, ctx.frequency)
             weight = middle[k - 1].gradient(made[k - 1], g, matrices[k - 1]) if k else first.gradient(both, g, m1)
             found += [sums.sum(0), weight]
         return None, None, None, first.transpose(g[: ctx.rows], m1), None, *found[::-1]
 
 
-def bend(a: Tensor, b: Tensor, bias: Tensor, dual: bool, frequency: float) -> tuple[Tensor, Tensor]:
-    """A = [a(h + bias); a'(h + bias) t] for a b' = [h; t], and what `bend_back` needs: D, or for ELU the same A."""
+def activate(a: Tensor, b: Tensor, bias: Tensor, dual: bool, frequency: float) -> tuple[Tensor, Tensor]:
+    """A = [a(h + bias); a'(h + bias) t] for a b' = [h; t], and what `activate_backward` needs: D, or for ELU A."""
     out = a.new_empty(len(a), len(b))
     kept = torch.empty_like(out) if frequency else out
-    tile = _tile("bend", len(a), a.shape[1], len(b), dual, frequency, a.dtype, a.device)
-    _launch_bend(a, b.contiguous(), bias, out, kept, dual, frequency, tile)
+    tile = _tile("activate", len(a), a.shape[1], len(b), dual, frequency, a.dtype, a.device)
+    _launch_activate(a, b.contiguous(), bias, out, kept, dual, frequency, tile)
     return out, kept
 
 
-def bend_back(a: Tensor, b: Tensor, kept: Tensor, dual: bool, frequency: float) -> tuple[Tensor, Tensor]:
-    """The gradients of [h; t] from a b, those of what `bend` made, and sums over rows, to be added up."""
-    tile = _tile("bend_back", len(a), a.shape[1], b.shape[1], dual, frequency, a.dtype, a.device)
+def activate_backward(a: Tensor, b: Tensor, kept: Tensor, dual: bool, frequency: float) -> tuple[Tensor, Tensor]:
+    """The gradients of [h; t] from a b, those of what `activate` made, and sums over rows, to be added up."""
+    tile = _tile("activate_backward", len(a), a.shape[1], b.shape[1], dual, frequency, a.dtype, a.device)
     return _launch_back(a, b.contiguous(), kept, dual, frequency, tile)
 
 
-def _launch_bend(
+def _launch_activate(
     a: Tensor, b: Tensor, bias: Tensor, out: Tensor, kept: Tensor, dual: bool, frequency: float, tile: Tile
 ) -> None:
-    from .product import bend as kernel
+    from .product import activate as kernel
 
     rows, columns = len(a) // (1 + dual), len(b)
     grid = -(-rows // tile.rows) * (columns // tile.columns)
@@ -120,7 +125,7 @@ def _launch_bend(
 
 
 def _launch_back(a: Tensor, b: Tensor, kept: Tensor, dual: bool, frequency: float, tile: Tile) -> tuple[Tensor, Tensor]:
-    from .product import bend_back as kernel
+    from .product import activate_backward as kernel
 
     rows, columns = len(a) // (1 + dual), b.shape[1]
     tiles, out = -(-rows // tile.rows), torch.empty_like(kept)
@@ -143,8 +148,8 @@ def _tile(
     b, bias = torch.zeros(columns * depth, dtype=dtype, device=device), torch.zeros(columns, device=device)
 
     def call(tile: Tile) -> None:
-        if kind == "bend":
-            _launch_bend(a, b.view(columns, depth), bias, out, kept, dual, frequency, tile)
+        if kind == "activate":
+            _launch_activate(a, b.view(columns, depth), bias, out, kept, dual, frequency, tile)
         else:
             _launch_back(a, b.view(depth, columns), kept, dual, frequency, tile)
 

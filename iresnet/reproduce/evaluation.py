@@ -1,8 +1,8 @@
-"""What a trained cell is judged by. The test images are read once, for the released weights, and the figures kept.
+"""Evaluates a trained cell. The test images are read once, for the final weights, and the metrics are kept.
 
-RUN/judgement.json holds them: the error of the released weights (every layer within its bound) in float32, that of the
-weights before tightening on the same images, and what the inverse does. Where they are there already, nothing is read;
-`iresnet evaluate`, which may look at a few rows only, keeps its figures in a file of its own.
+RUN/reproduction.json holds them: the test error of the final weights (every layer within its bound) in float32, that of
+the weights before tightening on the same images, and the metrics of the inverse. Where the file exists, nothing is read
+again; `iresnet evaluate`, which may look at a subsample only, keeps its metrics in a file of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .job import Work
 from .record import Row, damaged
 
 #: Where the figures are kept in a run folder.
-FILE = "judgement.json"
+FILE = "reproduction.json"
 
 #: Test images whose codes are solved back, and the steps of Algorithm 1, as in the paper.
 IMAGES, STEPS = 128, 100
@@ -35,14 +35,14 @@ IMAGES, STEPS = 128, 100
 BOUNDS = ("largest_block_bound", "code_residual", "measured_error", "composed_bound")
 
 
-def judged(work: Work, run: Run, cell: Cell) -> dict[str, Any]:
+def evaluated(work: Work, run: Run, cell: Cell) -> dict[str, Any]:
     """The figures of a cell: those kept in its run folder, or else made now and kept."""
     if known := run.read_json(FILE):
         if not _is_whole(known):
             raise damaged(run.folder / FILE)
         return known
     work.say(f"{cell}: reading the test images")
-    content: dict[str, Any] = finite(_judge(work, run))
+    content: dict[str, Any] = finite(_evaluate(work, run))
     run.write_json(FILE, content, run.sha256())
     return content
 
@@ -65,7 +65,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _judge(work: Work, run: Run) -> dict[str, Any]:
+def _evaluate(work: Work, run: Run) -> dict[str, Any]:
     device, splits = work.job.device, work.splits(run)
     released = work.model(run)
     before = run.model("best", device)  # the same network, with the weights that tightening began with

@@ -1,4 +1,4 @@
-"""How many rows pass through blocks at a time (`evaluation.portions`): by what a convolution lays out for each."""
+"""How many rows pass through blocks at a time (`evaluation.chunks`): by what a convolution lays out for each."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import nn
 
 from iresnet import DiagonalNormal, Flow
 from iresnet.data import Dataset, Schema
-from iresnet.evaluate import log_likelihood, portions
+from iresnet.evaluate import chunks, log_likelihood
 from iresnet.evaluate.solving import decode, reconstruct, solve
 from iresnet.lipschitz import LipschitzConv2d, LipschitzLinear
 from iresnet.models import Network, build
@@ -37,22 +37,22 @@ def flow():
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.float64, 8)])
 def test_a_layer_stays_below_what_is_used_again(dtype, size):
     x = torch.zeros(1, 4, 14, 14, dtype=dtype)
-    rows = portions.portion(block().to(dtype), x, 500)
+    rows = chunks.chunk_size(block().to(dtype), x, 500)
     needed = 256 * 9 * 14 * 14 * size
     assert rows * needed <= 32 * 2**20 < (rows + 1) * needed
-    assert portions.portion(block().to(dtype), x, 3) == 3
+    assert chunks.chunk_size(block().to(dtype), x, 3) == 3
     codes = torch.zeros(1, 784, dtype=dtype)
-    assert portions.portion(block().to(dtype), codes, 500) == rows, "a code has as many numbers as the image"
+    assert chunks.chunk_size(block().to(dtype), codes, 500) == rows, "a code has as many numbers as the image"
 
 
 def test_one_row_passes_however_large_a_layer_is(monkeypatch):
-    monkeypatch.setattr(portions, "REUSED", 1)
-    assert portions.portion(block(), torch.zeros(1, 4, 14, 14), 500) == 1
+    monkeypatch.setattr(chunks, "REUSED", 1)
+    assert chunks.chunk_size(block(), torch.zeros(1, 4, 14, 14), 500) == 1
 
 
 def test_tables_pass_as_they_did():
     model = Flow(ResidualBlock(LipschitzLinear(3, 3)), DiagonalNormal(3))
-    assert portions.portion(model, torch.zeros(1, 3), 500) == 500
+    assert chunks.chunk_size(model, torch.zeros(1, 3), 500) == 500
 
 
 def test_rows_do_not_depend_on_how_many_pass_at_a_time(monkeypatch):
@@ -68,9 +68,7 @@ def test_rows_do_not_depend_on_how_many_pass_at_a_time(monkeypatch):
         return plain(self, x, context)
 
     monkeypatch.setattr(ResidualBlock, "forward", forward)
-    monkeypatch.setattr(
-        portions, "REUSED", 3 * (8 * 9) * 16 * 8
-    )  # three rows of 8 channels at 16 positions, in float64
+    monkeypatch.setattr(chunks, "REUSED", 3 * (8 * 9) * 16 * 8)  # three rows of 8 channels at 16 positions, in float64
     assert torch.allclose(decode(model.transform, z), decoded, atol=1e-6)
     assert torch.allclose(solve(model, z).x, solved, atol=1e-6)
     again, _ = reconstruct(model, data)

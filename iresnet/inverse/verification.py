@@ -58,25 +58,25 @@ class Part:
 
 
 #: A path from code to data.
-Way = Sequence[Part | Move]
+Route = Sequence[Part | Move]
 
 
-class Judge:
+class Verifier:
     """The bounds of a path's parts, as kernels only; `relative`: goals are for codes with a norm of one.
 
     `share` is the part of its goal that a bound may reach.
     """
 
-    def __init__(self, way: Way, device: torch.device, *, relative: bool, share: float = 1.0) -> None:
+    def __init__(self, route: Route, device: torch.device, *, relative: bool, share: float = 1.0) -> None:
         def column(values: Sequence[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
 
-        parts, self.relative = [p for p in way if isinstance(p, Part)], relative
+        parts, self.relative = [p for p in route if isinstance(p, Part)], relative
         self.goals = share * column([p.goal for p in parts])
         self.formula = column([p.formula for p in parts])
         self.rounding = Rounding(*map(column, zip(*(astuple(p.rounding) for p in parts), strict=True)))
         self.factor = column([0.0 if isinstance(p.transform, InjectivePad) else p.expansion for p in parts])
-        steps = [s.expansion if isinstance(s, Part) else Aside(s.aside) for s in reversed(way)]
+        steps = [s.expansion if isinstance(s, Part) else Aside(s.aside) for s in reversed(route)]
         self.carried = factors(steps, device).flip(0)
 
     def __call__(self, residuals: Tensor, z: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,9 +90,9 @@ class Judge:
         return meets(bounds, goals).all(0), bounds.amax(0), composed(bounds, self.carried)
 
 
-def evaluated(way: Way, x: Tensor, z: Tensor) -> Tensor:
+def evaluated(route: Route, x: Tensor, z: Tensor) -> Tensor:
     """||F(x) - z||, everything in float64."""
-    return norms(through(way[::-1], x, lambda part, x: part.reference(laid_out(x))) - z)
+    return norms(through(route[::-1], x, lambda part, x: part.reference(laid_out(x))) - z)
 
 
 def led_to(parts: Sequence[Part], x: Tensor, z: Tensor, codes: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -21,13 +21,13 @@ from ..residual import ResidualBlock
 REUSED = 32 * 2**20
 
 
-def in_portions(way: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
+def in_chunks(way: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
     """What a way through a model makes of rows or codes, so many at a time, in full precision."""
     with full_precision(x):
         return torch.cat([way(part) for part in torch.split(x, size)])
 
 
-def portion(model: nn.Module, x: Tensor, most: int) -> int:
+def chunk_size(model: nn.Module, x: Tensor, most: int) -> int:
     """So many of the rows or codes `x` at a time, at least 1: `most` on a GPU, and where layers are small."""
     size, dimension = next((p.element_size() for p in model.parameters()), x.element_size()), math.prod(x.shape[1:])
     largest = max((_largest(m, dimension) for m in model.modules() if isinstance(m, ResidualBlock)), default=0)

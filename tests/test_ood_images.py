@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from iresnet.data import Schema
-from iresnet.data.elsewhere import handwriting, photographs, recast
+from iresnet.data.ood_images import handwriting, photographs, recast
 
 COLOUR, GREY, SMALL = Schema((3, 32, 32), 256), Schema((1, 28, 28), 256), Schema((1, 8, 8), 17)
 
