@@ -51,6 +51,15 @@ COLUMNS = {
 }
 
 
+DEFINITION = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+#: Prints the settings of every preset.
+PRESETS = (
+    "import dataclasses, json; from iresnet.presets import PRESETS; "
+    "print(json.dumps({name: dataclasses.asdict(preset) for name, preset in PRESETS.items()}))"
+)
+
+
 class Version:
     """A worker that runs one version of the library."""
 
@@ -206,6 +215,9 @@ class Comparison:
         both = [counted(tree) for tree in (self.options.old, self.options.new)]
         for what in both[0]:
             self.add("counts", what, old=both[0][what], new=both[1][what])
+        old, new = (json.loads(said(tree, PRESETS)) for tree in (self.options.old, self.options.new))
+        equal = sum(new.get(name) == settings for name, settings in old.items())
+        self.add("counts", "presets with the same settings as before", old=len(old), new=equal)
 
     def close(self) -> None:
         """End both."""
@@ -236,20 +248,31 @@ def counted(tree: Path) -> dict[str, float]:
     texts = [path.read_text(encoding="utf-8") for path in sorted((tree / "iresnet").rglob("*.py"))]
     nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    code = "import sys, iresnet; print(sum(m.split('.')[0] == 'iresnet' for m in sys.modules))"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], env=environment(tree), cwd=tree, capture_output=True, text=True, check=True
-    )
+    defined = [node.name for text in texts for node in ast.parse(text).body if isinstance(node, DEFINITION)]
+    public = [name for name in defined if not name.startswith("_")]
+    loaded = said(tree, "import sys, iresnet; print(sum(m.split('.')[0] == 'iresnet' for m in sys.modules))")
+    exported = said(tree, "import iresnet; print(len(iresnet.__all__))")
     attacks = json.loads((tree / "results" / "attack.json").read_text())["rows"]
     return {
         "files of iresnet/": len(texts),
         "lines of iresnet/": sum(len(text.splitlines()) for text in texts),
         "classes": sum(isinstance(node, ast.ClassDef) for node in nodes),
         "functions and methods": len(functions),
-        "modules that import iresnet loads": int(loaded.stdout),
+        "modules that import iresnet loads": int(loaded),
+        "names that iresnet exports": int(exported),
+        "public functions and classes": len(public),
+        "public names that more than one module defines": sum(public.count(name) > 1 for name in set(public)),
         "attacks": sum(row["cases"] for row in attacks),
         "violations among them": sum(row["violations"] for row in attacks),
     }
+
+
+def said(tree: Path, code: str) -> str:
+    """What a line of Python prints with one version of the library."""
+    words = [sys.executable, "-c", code]
+    return subprocess.run(
+        words, env=environment(tree), cwd=tree, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 # ----------------------------------------------------------------------------------------------------- results
@@ -265,6 +288,8 @@ def compare(options: argparse.Namespace) -> list[Row]:
         parts = [*(parts if options.tiny else []), comparison.counts, comparison.plane, comparison.demo]
         parts += [comparison.reference]
     for part in parts:
+        if options.only and getattr(part, "__name__", "step") != options.only:
+            continue
         if (spent := time.perf_counter() - start) > options.seconds:
             print(f"no time left after {spent:.0f} s: {part}")
             continue
@@ -310,6 +335,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=480.0, help="no part is begun after this time")
     parser.add_argument("--commit", help="of the new version, where its tree is no checkout")
     parser.add_argument("--old-commit", help="of the old version, likewise")
+    parser.add_argument("--only", help="one part: step, inverse, again, counts, plane, demo or reference")
     parser.add_argument("--tiny", action="store_true", help="small networks and few steps: a rehearsal of every part")
     options = parser.parse_args()
     options.old, options.new = options.old.resolve(), options.new.resolve()
