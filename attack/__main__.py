@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from iresnet.results import circumstances
+from iresnet.results import provenance
 
 from . import Kind, load
 from .count import Count, merge
@@ -37,7 +37,7 @@ def main() -> int:
     counts = _run(chosen, options)
     if options.out:
         command = shlex.join(["python", "-m", "attack", *sys.argv[1:]])
-        run = circumstances(
+        run = provenance(
             seeds=[options.seed],
             seconds=time.perf_counter() - begin,
             precision="float16 to float64",

@@ -181,7 +181,7 @@ def _settings(folder: Path) -> None:
 
 
 def _results(folder: Path) -> None:
-    run = results.circumstances(seeds=[0], seconds=1.0)
+    run = results.provenance(seeds=[0], seconds=1.0)
     cell = {"dataset": "mnist", "model": "c=0.9", "budget": "short", "recipe": "ours", "settings": [], "seed": 0}
     entry = {**run, **cell, "row": {"error %": 1.0, "low": 0.5, "high": 2.0}, "details": {"a": 1}}
     results.write(results.Results("table2", [{"model": "c=0.9", "error %": 1.0, "run": 0}], [entry]), folder)

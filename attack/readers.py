@@ -76,13 +76,13 @@ def _model(folder: Path) -> str:
 
 def _best(folder: Path) -> str:
     opened = Run.open(folder)
-    return f"{sorted(opened.best().items())} {function_of(opened.model('best'), opened.schema.shape)}"
+    return f"{sorted(opened.best_metrics().items())} {function_of(opened.model('best'), opened.schema.shape)}"
 
 
 def _released(folder: Path) -> str:
     opened = Run.open(folder)
     reference = hashlib.sha256(opened.reference().numpy().tobytes()).hexdigest()
-    return f"{opened.tightened()} {reference}"
+    return f"{opened.tightened_layers()} {reference}"
 
 
 def _small_files(folder: Path) -> None:

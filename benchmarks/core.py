@@ -33,7 +33,7 @@ from iresnet import (
     truncation_bound,
 )
 from iresnet.logdet import Estimator
-from iresnet.results import Results, circumstances, write
+from iresnet.results import Results, provenance, write
 from iresnet.spectral import Geometry
 
 Row = dict[str, Any]
@@ -407,7 +407,7 @@ def main() -> None:
         print(f"{r['claim']:<24}{at + r['family']:<62}{r['metric']:<42}{r['value']:>10.4g}   target {r['target']}")
     if not quick:
         seconds = time.perf_counter() - start
-        run = circumstances(seeds=[0, 1, 2, 3], seconds=seconds, precision="float32 and float64")
+        run = provenance(seeds=[0, 1, 2, 3], seconds=seconds, precision="float32 and float64")
         print(write(Results("core", rows, [run])))
 
 

@@ -17,7 +17,7 @@ from digit_rivals import PLAIN, TUNED, mixture_bits, spline_bits, svm_error
 
 from iresnet import data
 from iresnet.demo import digits
-from iresnet.results import Results, circumstances, write
+from iresnet.results import Results, provenance, write
 
 SEEDS = (0, 1, 2)
 
@@ -42,10 +42,10 @@ def main() -> None:
     ours = time.perf_counter() - start
     rows = claims(outcomes, seconds) + anomalies(outcomes)
     settings = digits.experiment()
-    first = circumstances(seeds=SEEDS, seconds=ours, parameters=parameters()) | {"steps": settings.training.steps}
+    first = provenance(seeds=SEEDS, seconds=ours, parameters=parameters()) | {"steps": settings.training.steps}
     start = time.perf_counter()
     rows += rivals(outcomes)
-    second = circumstances(seeds=SEEDS, seconds=time.perf_counter() - start)
+    second = provenance(seeds=SEEDS, seconds=time.perf_counter() - start)
     for row in rows:
         print(row)
     if steps is None:

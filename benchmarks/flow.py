@@ -34,9 +34,9 @@ from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.logdet import Estimator, PowerSeries, RussianRoulette
 from iresnet.models import build
 from iresnet.residual import entering
-from iresnet.results import Results, circumstances, write
+from iresnet.results import Results, provenance, write
 from iresnet.train import State
-from iresnet.train.objective import Loss, MaximumLikelihood, Objective, continuous, unit, unit_name
+from iresnet.train.objective import Loss, MaximumLikelihood, Objective, nats_per_unit, to_continuous, unit_name
 
 #: What is to be reached, in milliseconds; what the paper's released code takes on the same hardware; and the ratio.
 TARGETS = {"cifar10-flow": 36.0, "cifar10-flow-appendix": 100.0}
@@ -86,10 +86,10 @@ class WithoutDeterminant(Objective):
         estimator: Estimator | None = None,
         generator: torch.Generator | None = None,
     ) -> Loss:
-        x = continuous(x, self.levels, generator)
+        x = to_continuous(x, self.levels, generator)
         with entering(self.model, x):
             nats = -self.model.base.log_prob(self.model.transform(x)).mean()
-        loss = nats / unit(x, self.levels)
+        loss = nats / nats_per_unit(x, self.levels)
         return loss, {unit_name(self.levels): loss.detach()}
 
 
@@ -265,7 +265,7 @@ def main() -> None:
             with_, counted = row["with log-det / without"], row["operations with / without"]
             print(f"{row['network']}: with log-det / without {with_:.3f}; operations {counted:.3f}; {row['ms']:.2f} ms")
     if options.out:
-        run = circumstances(seeds=[0], seconds=time.perf_counter() - start, precision=rows[0]["precision"])
+        run = provenance(seeds=[0], seconds=time.perf_counter() - start, precision=rows[0]["precision"])
         print(write(Results("flow", [row | {"run": 0} for row in rows], [run]), options.out))
 
 

@@ -22,7 +22,7 @@ from iresnet.data.source import schema_of
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.models import build
 from iresnet.presets import find
-from iresnet.results import Results, circumstances, write
+from iresnet.results import Results, provenance, write
 from iresnet.trust import Seal, described, same_numbers
 
 
@@ -59,7 +59,7 @@ def main() -> None:
     }
     print(row, flush=True)
     if options.out:
-        run = circumstances(seeds=[0], seconds=time.perf_counter() - begin, precision="float32")
+        run = provenance(seeds=[0], seconds=time.perf_counter() - begin, precision="float32")
         print(write(Results(options.out.stem, [row], [run]), options.out.parent))
 
 

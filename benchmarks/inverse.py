@@ -40,14 +40,14 @@ from iresnet import (
     contractive_convnet,
     tighten_,
 )
-from iresnet.cuda_graph import captured
+from iresnet.cuda_graph import as_cuda_graph
 from iresnet.inverse import refinement
 from iresnet.inverse.arithmetic import Arithmetic
 from iresnet.inverse.inverter import Inverter
 from iresnet.inverse.precisions import laid_out
 from iresnet.inverse.refinement import Schedule
 from iresnet.lipschitz import defer_norms, refresh_
-from iresnet.results import Results, circumstances, write
+from iresnet.results import Results, provenance, write
 from iresnet.transform import ChainSolution
 
 Row = dict[str, Any]
@@ -108,11 +108,11 @@ def show_(model: Chain, x: Tensor) -> None:
 def trained(folder: Path, images: int, device: str) -> tuple[Transform, Tensor]:
     """The transform of a run and test images."""
     from iresnet.run import Run
-    from iresnet.train.objective import centred
+    from iresnet.train.objective import bin_centres
 
     run = Run.open(folder)
     data = run.splits().test
-    x = centred(data.x[:images], data.schema.levels).to(device)
+    x = bin_centres(data.x[:images], data.schema.levels).to(device)
     return cast(Transform, cast(Any, run.model(device=device)).transform), x
 
 
@@ -156,7 +156,7 @@ def phases(inverter: Inverter, z: Tensor) -> dict[str, float]:
     none = torch.zeros(1, device=z.device)
     with inverter.arithmetic.precision(z.device):
         ready = {name: partial(lambda f, _: tuple(f()[-1:]), f) for name, f in functions.items()}
-        runs = {name: captured(f, none) if z.is_cuda else f for name, f in ready.items()}
+        runs = {name: as_cuda_graph(f, none) if z.is_cuda else f for name, f in ready.items()}
         return {name: milliseconds(partial(f, none), z.device, 5) for name, f in runs.items()}
 
 
@@ -285,7 +285,7 @@ def main() -> None:
     rows = [row for weights in names for row in measure(options, weights, arithmetic)]
     if options.out:
         seconds = time.perf_counter() - begin
-        run = circumstances(seeds=[0], seconds=seconds, precision=f"{arithmetic.working} and float64")
+        run = provenance(seeds=[0], seconds=seconds, precision=f"{arithmetic.working} and float64")
         print(write(Results(options.out.stem, rows, [run]), options.out.parent))
 
 

@@ -302,13 +302,13 @@ def compare(options: argparse.Namespace) -> list[Row]:
 
 def publish(rows: list[Row], seconds: float, options: argparse.Namespace) -> None:
     """Put rows into the file of results, in place of those that they replace; runs that made nothing else go."""
-    from iresnet.results import Results, circumstances, read, write
+    from iresnet.results import Results, provenance, read, write
 
     path = Path(options.out)
     before = read(path) if path.is_file() else Results(path.stem)
     words = ["python", "benchmarks/redesign.py", "--old", "OLD", "--device", options.device]
     words += ["--tiny"] if options.tiny else []
-    run = circumstances(seeds=[0], seconds=seconds, precision="float32, bfloat16, float64", command=shlex.join(words))
+    run = provenance(seeds=[0], seconds=seconds, precision="float32, bfloat16, float64", command=shlex.join(words))
     run |= {"commit": options.commit or run["commit"], "old commit": options.old_commit or commit(options.old)}
     new = {(row["table"], row["what"], row["on"]) for row in rows}
     kept = [row for row in before.rows if (row["table"], row["what"], row["on"]) not in new]

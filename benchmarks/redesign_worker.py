@@ -130,7 +130,8 @@ class Worker:
         with unsettled():
             model = named("build", MODELS)(experiment.network, schema, experiment.objective.kind, x[0]).to(self.device)
         refresh_(model, settle=True)
-        objective = experiment.objective.objective(model, schema.levels, experiment.data.augment).train()
+        make = getattr(experiment.objective, "build_objective", None) or experiment.objective.objective
+        objective = make(model, schema.levels, experiment.data.augment).train()
         return objective, settings, [*zip(x.to(self.device), y.to(self.device), strict=True)]
 
     def scaled(self, experiment: Any) -> Any:

@@ -32,7 +32,7 @@ from iresnet.models import build
 from iresnet.precision import full_precision
 from iresnet.presets import find
 from iresnet.proof import norms
-from iresnet.results import Results, circumstances, write
+from iresnet.results import Results, provenance, write
 from iresnet.transform import ChainSolution, back, path
 
 Line = dict[str, Any]
@@ -187,7 +187,7 @@ def main() -> None:
         rows += measure(str(name), flow, options)
     if options.out:
         seconds = time.perf_counter() - begin
-        run = circumstances(seeds=[0], seconds=seconds, precision="float16, float32 and float64")
+        run = provenance(seeds=[0], seconds=seconds, precision="float16, float32 and float64")
         print(write(Results(options.out.stem, rows, [run]), options.out.parent))
 
 

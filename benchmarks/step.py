@@ -25,7 +25,7 @@ from iresnet.data.source import schema_of
 from iresnet.gpu import Acceleration
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.models import build
-from iresnet.results import Results, circumstances, write
+from iresnet.results import Results, provenance, write
 from iresnet.train import State
 from iresnet.train.objective import Classification
 
@@ -110,7 +110,7 @@ def main() -> None:
     }  # fmt: skip
     print(f"with the constraint / without it: {rows[0]['with constraint / without']:.3f}")
     if options.out:
-        run = circumstances(seeds=[0], seconds=time.perf_counter() - start, precision=rows[0]["precision"])
+        run = provenance(seeds=[0], seconds=time.perf_counter() - start, precision=rows[0]["precision"])
         print(write(Results("step", [row | {"run": 0} for row in rows], [run]), options.out))
 
 

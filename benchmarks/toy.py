@@ -11,7 +11,7 @@ import torch
 
 from iresnet import mlp_flow
 from iresnet.demo import toy as demo
-from iresnet.results import Results, circumstances, write
+from iresnet.results import Results, provenance, write
 
 SEEDS = (0, 1, 2)
 
@@ -52,7 +52,7 @@ def main() -> None:
             }
         )
     flow = mlp_flow(2, settings.blocks, (settings.width,) * settings.depth)
-    run = circumstances(
+    run = provenance(
         seeds=SEEDS,
         seconds=time.perf_counter() - start,
         precision="float32",

@@ -5,8 +5,8 @@
     blocks: Annotated[tuple[Annotated[int, most(1_000)], ...], entries(16)] = (4, 4)
 
 A rule of a list is about the list as a whole, one inside of its brackets about each entry. A class of settings calls
-`check(self)` before it looks at what joins several fields. A lambda in an annotation sees no names of its module: a
-rule that needs one is made above the class.
+`check_settings(self)` before it looks at what joins several fields. A lambda in an annotation sees no names of its
+module: a rule that needs one is made above the class.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ class Rule:
 positive = Rule(lambda value: value > 0, "must be positive")
 
 
-def least(number: int) -> Rule:
+def minimum(number: int) -> Rule:
     """At least so much."""
     return Rule(lambda value: value >= number, f"must be at least {number}" if number else "must not be negative")
 
 
-def most(number: int) -> Rule:
+def maximum(number: int) -> Rule:
     """At most so much: for what becomes layers or memory, far above what is trained and low enough that a slip of the
     hand is told at once."""
     return Rule(lambda value: value <= number, f"must be at most {number:,}", "Lower it.")
 
 
-def entries(number: int) -> Rule:
+def max_entries(number: int) -> Rule:
     """A list of at most so many entries."""
     return Rule(lambda value: len(value) <= number, f"must have at most {number:,} entries", shown=len)
 
 
-def within(interval: str, words: str = "must lie", remedy: str = "") -> Rule:
+def in_interval(interval: str, words: str = "must lie", remedy: str = "") -> Rule:
     """In an interval; `words` may say what the value is.
 
-    >>> within("[0, 1)").check("dropout", 1.0)
+    >>> in_interval("[0, 1)").check("dropout", 1.0)
     Traceback (most recent call last):
     ValueError: dropout must lie in [0, 1); got 1.0.
     """
@@ -75,13 +75,13 @@ def within(interval: str, words: str = "must lie", remedy: str = "") -> Rule:
     return Rule(holds, f"{words} in {interval}", remedy)
 
 
-def check(settings: Any) -> None:
+def check_settings(settings: Any) -> None:
     """Refuse settings of which one is not what its field allows.
 
     >>> @dataclasses.dataclass
     ... class Settings:
     ...     kind: Literal["density", "hybrid"] = "hybrid"
-    >>> check(Settings("hybird"))
+    >>> check_settings(Settings("hybird"))
     Traceback (most recent call last):
     ValueError: kind must be one of density, hybrid; got 'hybird'. Did you mean 'hybrid'?
     """
@@ -100,12 +100,12 @@ def _rules(cls: Any) -> list[tuple[str, tuple[Rule, ...], tuple[Rule, ...]]]:
     kinds = get_type_hints(cls, include_extras=True)
     found = []
     for field in dataclasses.fields(cls):
-        kind, rules = _parts(kinds[field.name])
-        found.append((field.name, rules, _parts(get_args(kind)[0])[1] if get_origin(kind) is tuple else ()))
+        kind, rules = _split_annotation(kinds[field.name])
+        found.append((field.name, rules, _split_annotation(get_args(kind)[0])[1] if get_origin(kind) is tuple else ()))
     return [(name, rules, of_entries) for name, rules, of_entries in found if rules or of_entries]
 
 
-def _parts(kind: Any) -> tuple[Any, tuple[Rule, ...]]:
+def _split_annotation(kind: Any) -> tuple[Any, tuple[Rule, ...]]:
     """A type without its rules, and the rules."""
     if get_origin(kind) is Annotated:
         kind, *rules = get_args(kind)

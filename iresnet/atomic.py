@@ -75,8 +75,8 @@ def _reserve(target: Path) -> tuple[Path, int]:
     while True:
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | lock.FLAGS, mode)
-        lock.take(descriptor)
-        if lock.is_at(temporary, descriptor):  # else another process took it for one that was left behind
+        lock.try_lock(descriptor)
+        if lock.is_same_file(temporary, descriptor):  # else another process took it for one that was left behind
             os.utime(temporary, ns=(0, 0))  # a file that is never written to is known by this time
             return temporary, descriptor
         os.close(descriptor)
@@ -105,7 +105,7 @@ def _remove_unlocked(path: Path) -> None:
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | lock.FLAGS)
         try:
-            if lock.take(descriptor):
+            if lock.try_lock(descriptor):
                 path.unlink()
         finally:
             os.close(descriptor)

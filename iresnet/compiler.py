@@ -22,20 +22,20 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False)
 
 
-def compiled_or_plain(function: Callable[..., Any], compiled: bool) -> Callable[..., Any]:
+def maybe_compile(function: Callable[..., Any], compiled: bool) -> Callable[..., Any]:
     """The function as it is, or compiled."""
     if not compiled:
         return function
 
     def call(*arguments: Any) -> Any:
-        with compiling():
+        with compile_settings():
             return _compiled(function)(*arguments)
 
     return call
 
 
 @contextmanager
-def compiling() -> Iterator[None]:
+def compile_settings() -> Iterator[None]:
     """Within this context a compiled function may meet many shapes, and the compiler look at its arguments in peace."""
     with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=256):
         # It looks at .grad of every input, and torch warns where that is not a leaf; and it would have TensorFloat32.
@@ -44,11 +44,11 @@ def compiling() -> Iterator[None]:
         yield
 
 
-def may_read(x: Tensor) -> bool:
+def can_read_values(x: Tensor) -> bool:
     """Whether values of x may be read back: not in a graph that is compiled or captured, nor inside of
     `torch.func.vmap`, where x stands for many tensors at once.
 
-    >>> may_read(torch.ones(2)), torch.func.vmap(lambda x: x * may_read(x))(torch.ones(2)).tolist()
+    >>> can_read_values(torch.ones(2)), torch.func.vmap(lambda x: x * can_read_values(x))(torch.ones(2)).tolist()
     (True, [0.0, 0.0])
     """
     if torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -75,7 +75,7 @@ def is_batched(x: Tensor) -> bool:
     return False
 
 
-def untracked(x: Tensor) -> Tensor:
+def detach_completely(x: Tensor) -> Tensor:
     """x detached from all graphs, those of `torch.func` too."""
     while _functorch.is_gradtrackingtensor(x):
         x = _functorch.get_unwrapped(x)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .spelling import cut, hint, quoted
+from .spelling import hint, quoted, shorten
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,30 +32,30 @@ LONGEST, DEEPEST = 2**20, 32
 #: A part of a key, and the dot after it.
 PART = re.compile(r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*(\.)?[ \t]*""")
 
-WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", type(None): "nothing"}
+TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", type(None): "nothing"}
 
 
 def parse(cls: type[T], text: str, where: str = "the settings") -> T:
     """Settings of class `cls` from the text of a TOML file; `where` names the file in messages."""
-    return from_mapping(cls, tables(text, where), where)
+    return from_mapping(cls, parse_tables(text, where), where)
 
 
-def tables(text: str, where: str = "the settings") -> dict[str, Any]:
+def parse_tables(text: str, where: str = "the settings") -> dict[str, Any]:
     """The nested tables of plain values in the text of a TOML file."""
     try:
-        return _loads(text)
+        return _load_toml(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{where} is not valid TOML: {error}. Mend that line.") from None
     except ValueError as error:
         raise ValueError(f"{where} cannot be read as settings: {error}.") from None
 
 
-def _loads(text: str) -> dict[str, Any]:
+def _load_toml(text: str) -> dict[str, Any]:
     """The content of TOML text, unless it was made to be slow or deep."""
     if len(text) > LONGEST:
         raise ValueError(f"it must have at most {LONGEST:,} characters")
-    if _parts(text) > DEEPEST:
-        raise ValueError(f"a key must have at most {DEEPEST} parts with dots between them; got {_parts(text):,}")
+    if _longest_key(text) > DEEPEST:
+        raise ValueError(f"a key must have at most {DEEPEST} parts with dots between them; got {_longest_key(text):,}")
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -66,10 +66,10 @@ def _loads(text: str) -> dict[str, Any]:
         raise ValueError("a number has too many digits") from None
 
 
-def _parts(text: str) -> int:
+def _longest_key(text: str) -> int:
     """How many parts the longest key has; what looks like one, in a comment, counts too.
 
-    >>> _parts('a = 1.5'), _parts('[a . "b".c]')
+    >>> _longest_key('a = 1.5'), _parts('[a . "b".c]')
     (2, 3)
     """
     longest = parts = end = 0
@@ -87,7 +87,7 @@ def from_mapping(cls: type[T], content: Mapping[str, Any], where: str = "the set
         name = f"{prefix}{key}"
         if key not in fields:
             raise ValueError(f"{where}: there is no setting {quoted(name)}. {hint(key, sorted(fields))}")
-        values[key] = _value(hints[key], value, where, name)
+        values[key] = _read_value(hints[key], value, where, name)
     try:
         return cls(**values)
     except ValueError as error:
@@ -100,7 +100,7 @@ def _hints(cls: type) -> dict[str, Any]:
     return {name: str if get_origin(kind) is Literal else kind for name, kind in get_type_hints(cls).items()}
 
 
-def _value(kind: Any, value: Any, where: str, name: str) -> Any:
+def _read_value(kind: Any, value: Any, where: str, name: str) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise ValueError(
@@ -110,7 +110,7 @@ def _value(kind: Any, value: Any, where: str, name: str) -> Any:
     try:
         return _convert(kind, value)
     except TypeError:
-        words = f"{name} must be {_words(kind)}; got {quoted(value)}.{_example(kind, value, name)}"
+        words = f"{name} must be {_describe_type(kind)}; got {quoted(value)}.{_example(kind, value, name)}"
         raise ValueError(f"{where}: {words}") from None
     except OverflowError:
         raise ValueError(f"{where}: {name} must fit 64 bits; got {quoted(value)}.") from None
@@ -122,10 +122,10 @@ def _example(kind: Any, value: Any, name: str) -> str:
         return ""
     text = f"[{str(value).strip('()')}]"
     try:
-        _convert(kind, _literal(text))
+        _convert(kind, _parse_value(text))
     except (TypeError, OverflowError):
         return ""
-    return f" Example: {name}={cut(text)}"
+    return f" Example: {name}={shorten(text)}"
 
 
 def _convert(kind: Any, value: Any) -> Any:
@@ -149,14 +149,14 @@ def _convert(kind: Any, value: Any) -> Any:
     raise TypeError
 
 
-def _words(kind: Any) -> str:
+def _describe_type(kind: Any) -> str:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is tuple:
         count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
-        return f"a list of {count}entries, each {_words(arguments[0])}"
+        return f"a list of {count}entries, each {_describe_type(arguments[0])}"
     if origin in (Union, types.UnionType):
-        return " or ".join(_words(k) for k in arguments)
-    return WORDS.get(kind, str(kind))
+        return " or ".join(_describe_type(k) for k in arguments)
+    return TYPE_NAMES.get(kind, str(kind))
 
 
 def to_mapping(settings: Any) -> dict[str, Any]:
@@ -194,16 +194,16 @@ def override(settings: T, *assignments: str) -> T:
     content = to_mapping(settings)
     for assignment in assignments:
         _assign(content, type(settings), assignment)
-    return from_mapping(type(settings), content, " ".join(f"--set {cut(a)}" for a in assignments) or "the settings")
+    return from_mapping(type(settings), content, " ".join(f"--set {shorten(a)}" for a in assignments) or "the settings")
 
 
-def place(cls: Any, assignment: str) -> str:
+def setting_path(cls: Any, assignment: str) -> str:
     """The whole name of the setting that an assignment is about: "training.steps" for "steps=500"."""
     key, equals, _ = assignment.partition("=")
     key = key.strip()
     if not equals or not key:
         raise ValueError(f"a setting is given as key=value; got {quoted(assignment)}. Example: training.steps=500.")
-    paths = list(_kinds(cls))
+    paths = list(_setting_types(cls))
     found = [p for p in paths if p == key] or [p for p in paths if p.rsplit(".", 1)[-1] == key]
     if not found:
         words = paths if "." in key else sorted({p.rsplit(".", 1)[-1] for p in paths})
@@ -215,30 +215,30 @@ def place(cls: Any, assignment: str) -> str:
 
 def _assign(content: dict[str, Any], cls: Any, assignment: str) -> None:
     """Put one value into nested tables; one of another type is refused here, where the assignment is known."""
-    path, text = place(cls, assignment), assignment.partition("=")[2].strip()
+    path, text = setting_path(cls, assignment), assignment.partition("=")[2].strip()
     *tables, last = path.split(".")
     for name in tables:
         content = content[name]
-    value = _literal(text)
+    value = _parse_value(text)
     # Where a string is asked for, 2020 and true are strings too: a column may have such a name.
     content[last] = value if isinstance(value, str) or not isinstance(content.get(last), str) else text
-    _value(_kinds(cls)[path], content[last], f"--set {cut(assignment)}", path)
+    _read_value(_setting_types(cls)[path], content[last], f"--set {shorten(assignment)}", path)
 
 
-def _kinds(cls: Any, prefix: str = "") -> dict[str, Any]:
+def _setting_types(cls: Any, prefix: str = "") -> dict[str, Any]:
     """The type of every setting, by its whole name."""
     hints = _hints(cls)
     kinds: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         kind, name = hints[field.name], f"{prefix}{field.name}"
-        kinds |= _kinds(kind, f"{name}.") if dataclasses.is_dataclass(kind) else {name: kind}
+        kinds |= _setting_types(kind, f"{name}.") if dataclasses.is_dataclass(kind) else {name: kind}
     return kinds
 
 
-def _literal(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     """A TOML value; what is not one is taken as a string, so that names and paths need no quotes."""
     try:
-        content = _loads(f"value = {text}")
+        content = _load_toml(f"value = {text}")
     except ValueError:
         return text
     return content["value"] if len(content) == 1 else text  # a line break would begin another setting

@@ -21,7 +21,7 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-def record(
+def capture(
     function: Callable[[], T],
     *,
     stream: torch.cuda.Stream | None = None,
@@ -59,7 +59,7 @@ def _at_once(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
             gc.enable()
 
 
-def aside(stream: torch.cuda.Stream, function: Callable[[], T]) -> T:
+def run_on_stream(stream: torch.cuda.Stream, function: Callable[[], T]) -> T:
     """Call a function on another stream, after what was launched so far and before what is launched next.
 
     What is to be recorded runs there first, since libraries choose their kernels and allocate outside of a recording.
@@ -72,28 +72,28 @@ def aside(stream: torch.cuda.Stream, function: Callable[[], T]) -> T:
     return result
 
 
-class Recordings(Generic[T]):
+class CudaGraphs(Generic[T]):
     """Functions without arguments, each recorded once and launched."""
 
     def __init__(self, generator: torch.Generator | None) -> None:
         self.generator = generator
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.pool = torch.cuda.graph_pool_handle()
-        self.made: dict[int, tuple[torch.cuda.CUDAGraph, T]] = {}
+        self.captured: dict[int, tuple[torch.cuda.CUDAGraph, T]] = {}
 
     def __contains__(self, key: int) -> bool:
-        return key in self.made
+        return key in self.captured
 
-    def aside(self, function: Callable[[], T]) -> T:
+    def run_on_stream(self, function: Callable[[], T]) -> T:
         """Call a function on the stream of the recordings: what ran on the default stream cannot be recorded."""
-        return aside(self.stream, function)
+        return run_on_stream(self.stream, function)
 
-    def record(self, key: int, function: Callable[[], T]) -> str | None:
+    def capture(self, key: int, function: Callable[[], T]) -> str | None:
         """Record a function; where it fails, the reason, and no other recording is kept."""
         before = torch.cuda.current_stream()
         states = [(generator, generator.clone_state()) for generator in self._generators()]
         try:
-            self.made[key] = record(function, stream=self.stream, pool=self.pool, generator=self.generator)
+            self.captured[key] = capture(function, stream=self.stream, pool=self.pool, generator=self.generator)
         except RuntimeError as error:
             self._recover(before, states)
             cause = error.__context__ or error  # the first error says why, not that of its end
@@ -113,24 +113,24 @@ class Recordings(Generic[T]):
         torch.cuda.set_stream(stream)
         with suppress(RuntimeError):  # it has ended
             cast(Any, torch._C)._cuda_endAllocateToPool(torch.cuda.current_device(), self.pool)
-        self.made.clear()  # they draw from the generators' old states
+        self.captured.clear()  # they draw from the generators' old states
         for generator, state in states:
             generator.graphsafe_set_state(state)
 
     def launch(self, key: int) -> T:
         """Run a recording; its outputs hold until the next one is launched."""
-        graph, outputs = self.made[key]
+        graph, outputs = self.captured[key]
         graph.replay()
         return outputs
 
 
-def captured(
+def as_cuda_graph(
     function: Callable[[Tensor], tuple[Tensor, ...]], example: Tensor
 ) -> Callable[[Tensor], tuple[Tensor, ...]]:
     """The function as one CUDA graph, for inputs like the example; its results are copies."""
     buffer, stream = example.clone(), cast(Any, torch.cuda.Stream)(device=example.device)
-    aside(stream, lambda: [function(buffer) for _ in range(2)])
-    graph, outputs = record(lambda: function(buffer))
+    run_on_stream(stream, lambda: [function(buffer) for _ in range(2)])
+    graph, outputs = capture(lambda: function(buffer))
 
     def replay(x: Tensor) -> tuple[Tensor, ...]:
         buffer.copy_(x)

@@ -15,31 +15,31 @@ import sys
 INTERRUPTED = 130
 
 
-def end(number: int, frame: object) -> None:
+def exit_silently(number: int, frame: object) -> None:
     """End the process at once; nothing was written, and nothing is to be said."""
     os._exit(INTERRUPTED)
 
 
-def is_the_command() -> bool:
+def is_command() -> bool:
     """Whether this process is `iresnet` or `python -m iresnet`; in the latter argv[0] is "-m" until it is found."""
     program = sys.argv[0] if sys.argv else ""
     name = os.path.basename(program).removesuffix(".exe")
     return name == "iresnet" or (program == "-m" and sys.orig_argv[1:3] == ["-m", "iresnet"])
 
 
-def begin() -> None:
+def install() -> None:
     """Let Ctrl-C end the process in silence, if it is the command."""
-    if is_the_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         try:
-            signal.signal(signal.SIGINT, end)
+            signal.signal(signal.SIGINT, exit_silently)
         except ValueError:  # imported by another thread than the main one
             return
 
 
-def over() -> None:
+def restore() -> None:
     """Let Ctrl-C be what it is in Python, once everything is imported."""
-    if signal.getsignal(signal.SIGINT) is end:
+    if signal.getsignal(signal.SIGINT) is exit_silently:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-begin()
+install()

@@ -26,7 +26,7 @@ HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW if os.name == "posix" else 0
 
 
-def take(descriptor: int) -> bool | None:
+def try_lock(descriptor: int) -> bool | None:
     """Lock an open file until it is closed: whether that was possible, or None where there are no locks."""
     try:
         if fcntl is not None:
@@ -43,7 +43,7 @@ def take(descriptor: int) -> bool | None:
 
 
 @contextmanager
-def holding(folder: str | Path) -> Iterator[None]:
+def lock_folder(folder: str | Path) -> Iterator[None]:
     """Keep a folder for this process while it writes there; a second one is refused, by a sentence."""
     path = Path(folder) / NAME
     try:
@@ -54,7 +54,7 @@ def holding(folder: str | Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if is_at(path, descriptor):
+        if is_same_file(path, descriptor):
             with suppress(OSError):
                 path.unlink()  # while it is held: who opened it meanwhile finds another file, or none, and tries again
         os.close(descriptor)
@@ -64,18 +64,18 @@ def _acquire(path: Path) -> int:
     """The lock file, open and held. One that its last holder removed in between is made anew."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | FLAGS, 0o666)
-        if take(descriptor) is False:
+        if try_lock(descriptor) is False:
             os.close(descriptor)
             raise ValueError(
                 f"{path.parent} is in use: another process trains or tightens the run there. Wait until it ends, or "
                 "choose another folder."
             )
-        if is_at(path, descriptor):
+        if is_same_file(path, descriptor):
             return descriptor
         os.close(descriptor)
 
 
-def is_at(path: Path, descriptor: int) -> bool:
+def is_same_file(path: Path, descriptor: int) -> bool:
     """Whether an open file is still the one at this path."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))

@@ -16,14 +16,14 @@ from torch import Tensor
 @contextmanager
 def full_precision(like: Tensor) -> Iterator[None]:
     """TF32 and autocast off: both stall an iteration near 1e-3."""
-    with torch.autocast(device_type=like.device.type, enabled=False), float32_products("ieee", like.device):
+    with torch.autocast(device_type=like.device.type, enabled=False), float32_matmul_precision("ieee", like.device):
         yield
 
 
 @contextmanager
-def float32_products(precision: str, device: torch.device) -> Iterator[None]:
+def float32_matmul_precision(precision: str, device: torch.device) -> Iterator[None]:
     """Within this context products and convolutions of float32 are "ieee" or "tf32" on this device."""
-    places = _places() if device.type == "cuda" else []
+    places = _switches() if device.type == "cuda" else []
     before = [getattr(place, name) for place, name, _ in places]
     try:
         for place, name, values in places:
@@ -35,7 +35,7 @@ def float32_products(precision: str, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def chosen_convolutions() -> Iterator[None]:
+def cudnn_benchmark() -> Iterator[None]:
     """Within this context cuDNN tries its algorithms for every new shape and takes the fastest."""
     cudnn: Any = torch.backends.cudnn
     before, cudnn.benchmark = cudnn.benchmark, True
@@ -46,7 +46,7 @@ def chosen_convolutions() -> Iterator[None]:
 
 
 @contextmanager
-def float32_sums() -> Iterator[None]:
+def float32_accumulation() -> Iterator[None]:
     """Within this context products of bfloat16 that are made in parts are added up in float32, parts and all."""
     matmul: Any = torch.backends.cuda.matmul
     before, matmul.allow_bf16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction, False
@@ -56,7 +56,7 @@ def float32_sums() -> Iterator[None]:
         matmul.allow_bf16_reduced_precision_reduction = before
 
 
-def _places() -> list[tuple[Any, str, dict[str, Any]]]:
+def _switches() -> list[tuple[Any, str, dict[str, Any]]]:
     """(object, attribute, its values by name) of every switch: torch had others before 2.9, and does not mix them."""
     backends: Any = torch.backends
     if hasattr(backends.cuda.matmul, "fp32_precision"):

@@ -1,7 +1,7 @@
 """Results files: published numbers, each beside the circumstances that made it.
 
 `results/NAME.json` holds `{"name": NAME, "rows": [...], "runs": [...]}`. A row is what a reader wants to know: any
-keys, and `"run"`, the index of the run it came from. A run is how it was made: see `circumstances`. Tables in the
+keys, and `"run"`, the index of the run it came from. A run is how it was made: see `provenance`. Tables in the
 README and the documentation are made from these files by `tools/tables.py`.
 
 >>> rows = [{"model": "c=0.9", "error %": 6.7, "paper": 6.78, "run": 0}]
@@ -26,7 +26,7 @@ from typing import Any
 
 from . import atomic
 
-__all__ = ["Results", "circumstances", "finite", "markdown_table", "read", "write"]
+__all__ = ["Results", "provenance", "nonfinite_to_none", "markdown_table", "read", "write"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -51,7 +51,7 @@ class Results:
             if type(run) is not int or not 0 <= run < len(self.runs):
                 raise ValueError(
                     f"{self.name}: row {i} must name its run by an index below {len(self.runs)}; got {run!r}. "
-                    "Append circumstances(...) to 'runs' and put its index into the row."
+                    "Append provenance(...) to 'runs' and put its index into the row."
                 )
 
 
@@ -59,7 +59,7 @@ def write(results: Results, folder: str | Path = "results") -> Path:
     """Write `folder/NAME.json` and return its path. A reader sees the old file or the new one, never a part."""
     path = Path(folder) / f"{results.name}.json"
     try:
-        text = json.dumps(asdict(results), indent=2, ensure_ascii=False, allow_nan=False, default=_plain) + "\n"
+        text = json.dumps(asdict(results), indent=2, ensure_ascii=False, allow_nan=False, default=_to_json) + "\n"
     except ValueError as error:
         raise ValueError(f"{results.name}: JSON has no NaN and no infinity ({error}). Write None instead.") from None
     return atomic.write(path, text)
@@ -83,20 +83,20 @@ def read(path: str | Path) -> Results:
     return results
 
 
-def finite(value: Any) -> Any:
+def nonfinite_to_none(value: Any) -> Any:
     """The same value with None for what JSON has no word for: infinity, and what is no number."""
     match value:
         case float():
             return value if math.isfinite(value) else None
         case Mapping():
-            return {k: finite(v) for k, v in value.items()}
+            return {k: nonfinite_to_none(v) for k, v in value.items()}
         case list() | tuple():
-            return [finite(v) for v in value]
+            return [nonfinite_to_none(v) for v in value]
         case _:
             return value
 
 
-def circumstances(
+def provenance(
     *,
     seeds: Sequence[int],
     seconds: float,
@@ -169,7 +169,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """What JSON writes for a value it does not know: numbers and arrays of numpy and torch, and paths."""
     if hasattr(value, "tolist"):
         return value.tolist()

@@ -97,13 +97,13 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     >>> listed(["a", "b", "c"], most=2)
     'a, b, …'
     """
-    return ", ".join([*map(cut, names[:most]), *(["…"] if len(names) > most else [])])
+    return ", ".join([*map(shorten, names[:most]), *(["…"] if len(names) > most else [])])
 
 
-def cut(text: str) -> str:
+def shorten(text: str) -> str:
     """A text, or the beginning of one that is too long for a sentence.
 
-    >>> cut("kind"), len(cut("kind" * 1000))
+    >>> shorten("kind"), len(cut("kind" * 1000))
     ('kind', 80)
     """
     return text if len(text) <= LENGTH else f"{text[: LENGTH - 1]}…"
@@ -115,18 +115,18 @@ def quoted(value: object) -> str:
     >>> quoted("a"), quoted([1, 2.5]), quoted("a" * 1000)[:4]
     ("'a'", '[1, 2.5]', "'aaa")
     """
-    return cut(_QUOTE.repr(value))
+    return shorten(_QUOTE.repr(value))
 
 
-def named(error: OSError, path: object) -> OSError:
+def with_path(error: OSError, path: object) -> OSError:
     """The same error with the name of what was read, which Python gives only where a file cannot be opened."""
     return error if error.filename is not None else type(error)(f"{path} cannot be read: {error.strerror or error}.")
 
 
-def reason(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Why something failed: the first line of an error, or what kind of error it is.
 
-    >>> reason(EOFError()), reason(ValueError("one\\ntwo"))
+    >>> first_line(EOFError()), reason(ValueError("one\\ntwo"))
     ('EOFError', 'one')
     """
     return (str(error) or type(error).__name__).splitlines()[0]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .cuda_graph import aside, record
+from .cuda_graph import capture, run_on_stream
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ MEASURED: list[tuple[str, list[str], list[float]]] = []
 
 
 #: How much of the first way's time another may take to be preferred: noise shall not decide.
-CLEARLY = 0.98
+CLEAR_WIN = 0.98
 
 
 def can_measure(device: torch.device) -> bool:
@@ -37,7 +37,7 @@ def fastest(what: str, ways: Sequence[T], call: Callable[[T], Any], repeats: int
     times = [seconds(lambda way=way: call(way), repeats) / repeats for way in ways]  # type: ignore[misc]
     MEASURED.append((what, [str(way) for way in ways], [1e6 * t for t in times]))
     best = min(times)
-    return ways[times.index(best)] if best < CLEARLY * times[0] else ways[0]
+    return ways[times.index(best)] if best < CLEAR_WIN * times[0] else ways[0]
 
 
 def _seconds(function: Callable[[], Any], repeats: int) -> float:
@@ -52,12 +52,12 @@ def _seconds(function: Callable[[], Any], repeats: int) -> float:
             try:
                 for _ in range(2):
                     function()
-                graph, _ = record(repeated, release=False)
+                graph, _ = capture(repeated, release=False)
             except Exception:  # a kernel that this GPU has no room for, whatever its compiler raises then
                 return math.inf
             return min(_clocked(graph.replay) for _ in range(4))
 
-    return aside(_stream(), measured)
+    return run_on_stream(_stream(), measured)
 
 
 def _seconds_called(function: Callable[[], Any], repeats: int) -> float:

@@ -22,7 +22,7 @@ from typing import TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from .compiler import may_read
+from .compiler import can_read_values
 from .fixed_point import Solution, Solver, verdict
 from .float64 import Rounding
 from .logdet import Estimator
@@ -305,7 +305,7 @@ def in_float64(context: Tensor | None) -> Tensor | None:
 
 def check_finite(x: Tensor, name: str) -> None:
     """Refuse NaN and infinity, naming the first sample that has them."""
-    if not may_read(x):
+    if not can_read_values(x):
         return
     bad = ~torch.isfinite(x).flatten(1).all(dim=1)
     if bool(bad.any()):

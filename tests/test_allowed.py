@@ -6,22 +6,22 @@ from typing import Annotated, Literal
 
 import pytest
 
-from iresnet.allowed import check, entries, least, most, positive, within
+from iresnet.allowed import check_settings, in_interval, max_entries, maximum, minimum, positive
 from iresnet.presets import Experiment
 
 
 @dataclass(frozen=True)
 class Settings:
     kind: Literal["density", "hybrid"] = "hybrid"
-    sizes: Annotated[tuple[Annotated[int, most(9_999)], ...], entries(2)] = (1,)
-    count: Annotated[int, least(1), most(5)] = 1
-    share: Annotated[float, within("(0, 1]", "is a share,", "Use 1.")] = 1.0
+    sizes: Annotated[tuple[Annotated[int, maximum(9_999)], ...], max_entries(2)] = (1,)
+    count: Annotated[int, minimum(1), maximum(5)] = 1
+    share: Annotated[float, in_interval("(0, 1]", "is a share,", "Use 1.")] = 1.0
     rate: Annotated[float, positive] = 1.0
-    decay: Annotated[float, least(0)] = 0.0
+    decay: Annotated[float, minimum(0)] = 0.0
     free: float = 0.0
 
     def __post_init__(self):
-        check(self)
+        check_settings(self)
 
 
 @pytest.mark.parametrize(
@@ -53,4 +53,4 @@ def test_what_is_allowed_passes():
 
 @pytest.mark.parametrize("table", [f.name for f in fields(Experiment) if f.name not in ("name", "about", "seed")])
 def test_defaults_are_allowed(table):
-    check(getattr(Experiment(), table))
+    check_settings(getattr(Experiment(), table))

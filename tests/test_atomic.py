@@ -137,7 +137,7 @@ class TestTemporaryFiles:
         assert names(tmp_path) == ["a.txt"]
 
     def test_one_that_is_swept_before_it_is_locked_is_made_again(self, tmp_path, monkeypatch):
-        plain, calls = lock.take, []
+        plain, calls = lock.try_lock, []
 
         def take(descriptor):
             if not calls:
@@ -145,14 +145,14 @@ class TestTemporaryFiles:
             calls.append(descriptor)
             return plain(descriptor)
 
-        monkeypatch.setattr(lock, "take", take)
+        monkeypatch.setattr(lock, "try_lock", take)
         atomic.write(tmp_path / "a.txt", "new")
         assert len(calls) == 2
         assert names(tmp_path) == ["a.txt"]
 
     def test_without_locks_nothing_is_swept(self, tmp_path, monkeypatch):
         (tmp_path / ".a.txt.0123456789abcdef").write_text("perhaps in use")
-        monkeypatch.setattr(lock, "take", lambda descriptor: None)
+        monkeypatch.setattr(lock, "try_lock", lambda descriptor: None)
         atomic.write(tmp_path / "a.txt", "new")
         assert names(tmp_path) == [".a.txt.0123456789abcdef", "a.txt"]
 

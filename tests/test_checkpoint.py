@@ -13,7 +13,7 @@ from torch import nn
 from iresnet import InvertibleConv1x1, LipschitzConv2d, Standardise, migration
 from iresnet.migration import FORMAT
 from iresnet.train import checkpoint
-from iresnet.train.checkpoint import Checkpoint, checked, checked_weights
+from iresnet.train.checkpoint import Checkpoint, check_tensors, check_weights
 
 TENSORS = {
     "float32": torch.tensor([[1.5, -0.0], [float("inf"), float("nan")]]),
@@ -232,21 +232,21 @@ class TestState:
     @pytest.mark.parametrize("value", [None, "3", True, [3], float("nan"), float("inf"), 10**400])
     def test_a_number_is_one(self, value):
         with pytest.raises(ValueError, match=r"the checkpoint is damaged: step must be a number; got .*Restore it, or"):
-            Checkpoint({}, {"step": value}).number("step")
+            Checkpoint({}, {"step": value}).read_number("step")
 
     @pytest.mark.parametrize("value", [-1, 1.5, 1e20])
     def test_a_count_is_whole(self, value):
         with pytest.raises(ValueError, match="step must be a whole number, at least 0; got "):
-            Checkpoint({}, {"step": value}).whole("step")
+            Checkpoint({}, {"step": value}).read_count("step")
 
     def test_one_that_is_missing_is_the_default_or_said(self, tmp_path):
-        assert Checkpoint({}).number("best", float("inf")) == float("inf")
+        assert Checkpoint({}).read_number("best", float("inf")) == float("inf")
         with pytest.raises(ValueError, match="/x is damaged: it lacks step. Restore it, or train again."):
-            Checkpoint({}, path=tmp_path / "x").whole("step")
+            Checkpoint({}, path=tmp_path / "x").read_count("step")
 
 
 def check(found, expected, path=None):
-    return checked(Checkpoint({"weights": found}, path=path), "weights", expected, what="it", remedy="Do.")
+    return check_tensors(Checkpoint({"weights": found}, path=path), "weights", expected, what="it", remedy="Do.")
 
 
 GOOD = {"a": torch.ones(2, 3), "n": torch.tensor([1, 2])}
@@ -310,16 +310,16 @@ class TestCheckedWeights:
         state = dict(model.state_dict())
         state[name] = torch.tensor(value, dtype=state[name].dtype)
         with pytest.raises(ValueError, match=f"is damaged: weights/{name} must {rule}. Restore it"):
-            checked_weights(Checkpoint({"weights": state}), model, what="it", remedy="Do.")
+            check_weights(Checkpoint({"weights": state}), model, what="it", remedy="Do.")
 
     def test_the_direction_of_power_iteration_has_the_size_of_what_it_met(self):
         model, name = LipschitzConv2d(2, 3, 3), "parametrizations.weight.0.direction"
         before = dict(model.state_dict())
         model(torch.zeros(1, 2, 9, 9))
         for state in (before, dict(model.state_dict()), before | {name: torch.empty(0)}):
-            assert checked_weights(Checkpoint({"weights": state}), model, what="it", remedy="Do.") == state
+            assert check_weights(Checkpoint({"weights": state}), model, what="it", remedy="Do.") == state
         for shape in ((3, 9, 9), (2, 9), (2,)):
             with pytest.raises(ValueError, match=f"weights/{name} must have shape"):
-                checked_weights(
+                check_weights(
                     Checkpoint({"weights": before | {name: torch.zeros(shape)}}), model, what="it", remedy="Do."
                 )

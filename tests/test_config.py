@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 import pytest
 
 from iresnet import config
-from iresnet.presets import PRESETS, Experiment, changed
+from iresnet.presets import PRESETS, Experiment, with_overrides
 from iresnet.train import Training
 
 if sys.version_info >= (3, 11):
@@ -58,7 +58,7 @@ class TestRoundTrip:
                 yield from leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]
 
         written = set(leaves(tomllib.loads(config.dump(PRESETS[name]))))
-        assert written == set(config._kinds(Experiment))
+        assert written == set(config._setting_types(Experiment))
 
     def test_awkward_values_come_back(self):
         word = "ü \"quoted\" \\ # not a comment\nnext line [table]\t= '''"
@@ -231,7 +231,7 @@ class TestHostile:
         assert "rate must fit 64 bits; got " in text or "a number has too many digits" in text
         assert config.parse(Settings, "rate = 100000000000000000000").rate == 1e20
 
-    @pytest.mark.parametrize("name", [name for name, kind in config._kinds(Experiment).items() if kind is int])
+    @pytest.mark.parametrize("name", [name for name, kind in config._setting_types(Experiment).items() if kind is int])
     def test_every_whole_number_of_an_experiment(self, name):
         table, _, key = name.rpartition(".")
         for number in (2**63, 10**400, -(10**30)):
@@ -317,7 +317,7 @@ class TestOverride:
     @pytest.mark.parametrize("turn", [1, -1])
     def test_settings_that_allow_each_other_are_taken_together_in_any_order(self, turn):
         words = ["objective.kind=hybrid", "objective.radius=0"][::turn]
-        made = changed(PRESETS["digits-certified"], words)
+        made = with_overrides(PRESETS["digits-certified"], words)
         assert (made.objective.kind, made.objective.radius) == ("hybrid", 0)
 
     def test_a_rule_that_several_break_names_them_all_and_a_type_names_its_own(self):
@@ -331,7 +331,11 @@ class TestOverride:
         assert config.override(Experiment()) == Experiment()
 
     def test_the_whole_name_of_a_setting(self):
-        assert config.place(Experiment, "steps=5") == config.place(Experiment, "training.steps = 5") == "training.steps"
+        assert (
+            config.setting_path(Experiment, "steps=5")
+            == config.setting_path(Experiment, "training.steps = 5")
+            == "training.steps"
+        )
 
     def test_true_and_false(self):
         there = config.override(Settings(), "other.on=true")

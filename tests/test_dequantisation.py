@@ -27,7 +27,7 @@ from iresnet.data.source import schema_of
 from iresnet.evaluate import log_likelihood
 from iresnet.evaluate.protocol import protocol
 from iresnet.gpu import Acceleration, planned
-from iresnet.gpu.plan import unfused
+from iresnet.gpu.plan import unfused_convolutions
 from iresnet.models import Network, build
 from iresnet.train import State, Training
 from iresnet.train.objective import MaximumLikelihood
@@ -212,7 +212,7 @@ class TestModels:
 
     def test_noise_is_not_made_coarser_on_its_own(self):
         """Blocks compute in bfloat16; the few convolutions of the noise do not turn autocast on for everything."""
-        assert unfused(MaximumLikelihood(image_flow(), LEVELS)) == []
+        assert unfused_convolutions(MaximumLikelihood(image_flow(), LEVELS)) == []
 
     @pytest.mark.gpu
     def test_a_recorded_step_trains_as_eager_steps_do(self):

@@ -197,7 +197,7 @@ class TestPresets:
         experiment = PRESETS[name]
         model = made(tiny(name))
         before = [p.detach().clone() for p in model.parameters()]
-        objective = ObjectiveSettings("density").objective(model, DIGITS.levels)
+        objective = ObjectiveSettings("density").build_objective(model, DIGITS.levels)
         settings = replace(experiment.training, steps=3, epochs=0, batch=8)
         metrics = []
         trained = train(

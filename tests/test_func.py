@@ -22,7 +22,7 @@ from iresnet import (
     contractive_mlp,
     mlp_flow,
 )
-from iresnet.compiler import is_batched, is_transforming, may_read
+from iresnet.compiler import can_read_values, is_batched, is_transforming
 
 from .zoo import DOUBLE, dense_jacobian, normal, rouse_
 
@@ -226,7 +226,7 @@ class TestChecks:
         seen = []
 
         def note(t):
-            seen.append((is_batched(t), may_read(t), is_transforming()))
+            seen.append((is_batched(t), can_read_values(t), is_transforming()))
             return t.sum()
 
         x = torch.ones(2, 3)

@@ -29,12 +29,12 @@ from iresnet import (
 )
 from iresnet.branch import read
 from iresnet.gpu import Acceleration, FastStep, dual, maps, planned, step
-from iresnet.gpu.unit import advance
+from iresnet.gpu.unit import unit_function
 from iresnet.lipschitz import LipSwish, MaxMin, Sine, batched_refresh
 from iresnet.logdet import StoppedRoulette
 from iresnet.models.free import FreeBlock
-from iresnet.precision import float32_products, float32_sums
-from iresnet.train import State, Training, set_rate
+from iresnet.precision import float32_accumulation, float32_matmul_precision
+from iresnet.train import State, Training, set_learning_rate
 from iresnet.train.checkpoint import load, save
 from iresnet.train.objective import Classification, MaximumLikelihood
 from tests.zoo import normal
@@ -90,7 +90,7 @@ def train(objective, x, y, wish, steps=9, device="cpu"):
     settings, generator = Training(optimiser="sgd", learning_rate=0.05), torch.Generator(device).manual_seed(3)
     state, losses = State(objective.train(), settings, generator, wish), []
     for i in range(steps):
-        set_rate(state.optimiser, 0.05 / (1 + i))
+        set_learning_rate(state.optimiser, 0.05 / (1 + i))
         losses.append(state.advance(x, y).loss)
     return torch.stack(losses).cpu(), {k: v.cpu() for k, v in objective.state_dict().items()}, state
 
@@ -136,11 +136,11 @@ def test_steps_in_bfloat16_stay_near_those_in_float32_and_keep_the_state_in_floa
 def test_the_compiled_function_is_the_plain_one(monkeypatch):
     """With a backend that needs no compiler; the default one is tried where there is time."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    advance.cache_clear()
+    unit_function.cache_clear()
     model, x, y = dense()
     plain, plain_state, _ = train(Classification(model), x, y, EAGER)
     quick, quick_state, state = train(Classification(model), x, y, Acceleration("off", "on", "float32"))
-    advance.cache_clear()
+    unit_function.cache_clear()
     assert state.engine.compiled
     torch.testing.assert_close(quick, plain, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(quick_state, plain_state, atol=2e-5, rtol=1e-4)
@@ -416,26 +416,26 @@ class Repeated:
     """Stands in for recordings where there is no GPU: what was recorded is called again."""
 
     def __init__(self, generator):
-        self.made, self.fails = {}, False
+        self.captured, self.fails = {}, False
 
     def __contains__(self, key):
-        return key in self.made
+        return key in self.captured
 
-    def aside(self, function):
+    def run_on_stream(self, function):
         return function()
 
-    def record(self, key, function):
+    def capture(self, key, function):
         if self.fails:
             return "no memory for it"
-        self.made[key] = function
+        self.captured[key] = function
         return None
 
     def launch(self, key):
-        return self.made[key]()
+        return self.captured[key]()
 
 
 def with_stand_in(monkeypatch, flow, graphs=32):
-    monkeypatch.setattr(step, "Recordings", Repeated)
+    monkeypatch.setattr(step, "CudaGraphs", Repeated)
     monkeypatch.setattr(step, "GRAPHS", graphs)
     objective, generator = MaximumLikelihood(flow).train(), torch.Generator().manual_seed(3)
     state = State(objective, Training(learning_rate=1e-3), generator, Acceleration(precision="float32"))
@@ -451,9 +451,9 @@ def test_every_number_of_terms_has_a_graph_and_rare_ones_have_none(monkeypatch):
     got = torch.stack([state.advance(x).loss for _ in range(24)])
     assert torch.equal(got, losses)
     after = plain[4:]  # two eager steps, two that warm up
-    assert set(state.fast._recordings.made) == {n for n in after if n < 2 + 5}
+    assert set(state.fast._graphs.captured) == {n for n in after if n < 2 + 5}
     assert max(after) >= 2 + 5
-    assert len(state.fast._recordings.made) > 2
+    assert len(state.fast._graphs.captured) > 2
 
 
 def test_a_recorded_step_takes_the_batch_it_is_given(monkeypatch):
@@ -463,9 +463,9 @@ def test_a_recorded_step_takes_the_batch_it_is_given(monkeypatch):
     state = with_stand_in(monkeypatch, copy.deepcopy(flow))
     got = torch.stack([state.advance(x).loss for x in batches])
     assert torch.equal(got, plain)
-    assert list(state.fast._recordings.made) == [0]
+    assert list(state.fast._graphs.captured) == [0]
     state.advance(batches[0][:3])  # another size is not launched
-    assert list(state.fast._recordings.made) == [0]
+    assert list(state.fast._graphs.captured) == [0]
 
 
 def counts_free(flow, batches):
@@ -477,7 +477,7 @@ def counts_free(flow, batches):
 def test_where_a_step_cannot_be_recorded_it_goes_on_without_and_says_why(monkeypatch):
     flow, x = roulette_flow()
     _, losses = counts_of(copy.deepcopy(flow), x, EAGER, steps=8)
-    monkeypatch.setattr(Repeated, "record", lambda *_: "no memory for it")
+    monkeypatch.setattr(Repeated, "capture", lambda *_: "no memory for it")
     state = with_stand_in(monkeypatch, copy.deepcopy(flow))
     assert torch.equal(torch.stack([state.advance(x).loss for _ in range(8)]), losses)
     assert not state.engine.graph
@@ -489,9 +489,9 @@ def test_a_number_of_terms_is_taken_once_before_it_is_recorded(monkeypatch):
     flow, x = roulette_flow(terms=1, continuation=0.6)
     drawn, _ = counts_of(copy.deepcopy(flow), x, EAGER, steps=16)
     state, seen = with_stand_in(monkeypatch, copy.deepcopy(flow)), []
-    aside, record = Repeated.aside, Repeated.record
-    monkeypatch.setattr(Repeated, "aside", lambda *a: (seen.append(drawn[state.step]), aside(*a))[1])
-    monkeypatch.setattr(Repeated, "record", lambda s, key, f: (seen.append(-key), record(s, key, f))[1])
+    run_on_stream, capture = Repeated.run_on_stream, Repeated.capture
+    monkeypatch.setattr(Repeated, "run_on_stream", lambda *a: (seen.append(drawn[state.step]), run_on_stream(*a))[1])
+    monkeypatch.setattr(Repeated, "capture", lambda s, key, f: (seen.append(-key), capture(s, key, f))[1])
     for _ in range(16):
         state.advance(x)
     assert 1 in drawn[2:]
@@ -529,15 +529,15 @@ def test_a_recording_that_fails_gives_stream_pool_and_generators_back(monkeypatc
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *arguments: done.append(arguments), raising=False)
-    recordings = cuda_graph.Recordings(own)
-    recordings.made[3] = Graph(), None
+    graphs = cuda_graph.CudaGraphs(own)
+    graphs.captured[3] = Graph(), None
 
     def step():
         raise RuntimeError("something was read\nin between")
 
-    assert recordings.record(4, step) == "something was read"
+    assert graphs.capture(4, step) == "something was read"
     assert done == ["main", (0, "a pool"), (default, "as before"), (own, "as before")]
-    assert recordings.made == {}
+    assert graphs.captured == {}
 
 
 class Graph:
@@ -575,7 +575,7 @@ def test_a_recorded_roulette_trains_as_eager_steps_do():
     quick, quick_state, state = train(MaximumLikelihood(flow), x, torch.zeros(5), wish, steps=30, device="cuda")
     assert state.engine.graph
     assert state.engine.reasons == []
-    assert len(state.fast._recordings.made) > 3
+    assert len(state.fast._graphs.captured) > 3
     torch.testing.assert_close(quick, plain, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(quick_state, plain_state, atol=2e-3, rtol=2e-2)
 
@@ -761,7 +761,7 @@ def test_sums_of_products_are_in_float32_within_a_step_and_set_back_after_it(bef
     matmul = torch.backends.cuda.matmul
     kept, matmul.allow_bf16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction, before
     try:
-        with float32_sums():
+        with float32_accumulation():
             assert not matmul.allow_bf16_reduced_precision_reduction
         assert matmul.allow_bf16_reduced_precision_reduction == before
     finally:
@@ -773,7 +773,10 @@ def test_products_are_set_back_as_they_were(precision):
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
-        with float32_products("tf32", torch.device("cuda")), float32_products("ieee", torch.device("cuda")):
+        with (
+            float32_matmul_precision("tf32", torch.device("cuda")),
+            float32_matmul_precision("ieee", torch.device("cuda")),
+        ):
             pass
         assert torch.get_float32_matmul_precision() == precision
     finally:

@@ -16,8 +16,8 @@ from iresnet.branch import Program, Step, read
 from iresnet.gpu import density, dual, kernels, maps
 from iresnet.gpu.dual import Stage, stages
 from iresnet.gpu.kernels import wide
-from iresnet.gpu.maps import Convolution, Dense, Unrolled, candidates, image, rows
-from iresnet.gpu.neighbours import aligned, spread, summed
+from iresnet.gpu.maps import Convolution, Dense, Unrolled, as_images, as_matrix, candidates
+from iresnet.gpu.neighbours import gather_neighbours, round_up_to_eight, sum_neighbours
 from iresnet.lipschitz import Sine
 from iresnet.lipschitz.activations import elu_slope
 from iresnet.spectral import Geometry
@@ -58,10 +58,10 @@ def test_every_way_is_the_layer_with_its_transpose_and_gradient(name, index):
     g = normal(*y.shape, seed=2)
     dx, dw = torch.autograd.grad(y, [x, w], g)
     m = way.matrix(w.detach())
-    a, b = rows(x.detach()), rows(g)
+    a, b = as_matrix(x.detach()), as_matrix(g)
     close = {"check_dtype": False, "atol": 2e-5 if isinstance(way, Unrolled) else 1e-10, "rtol": 1e-5}
-    torch.testing.assert_close(way.forward(a, m), rows(y.detach()), **close)
-    torch.testing.assert_close(way.transpose(b, m), rows(dx), **close)
+    torch.testing.assert_close(way.forward(a, m), as_matrix(y.detach()), **close)
+    torch.testing.assert_close(way.transpose(b, m), as_matrix(dx), **close)
     torch.testing.assert_close(way.gradient(a, b, m), dw, **close)
 
 
@@ -92,14 +92,14 @@ def test_a_convolution_between_few_and_many_channels_may_be_unrolled_and_no_othe
 @pytest.mark.parametrize("back", [False, True])
 def test_spread_puts_neighbours_beside_a_pixel_and_its_transpose_adds_them_up(back):
     a, size = normal(2 * 4 * 3, 2, seed=1), (4, 3)
-    u = spread(a, size, 3, back, DOUBLE)
-    assert u.shape == (24, aligned(18))
+    u = gather_neighbours(a, size, 3, back, DOUBLE)
+    assert u.shape == (24, round_up_to_eight(18))
     assert u[:, 18:].abs().max() == 0
-    places = F.unfold(image(a, size), 3, padding=1).transpose(1, 2).reshape(24, 2, 9)
+    places = F.unfold(as_images(a, size), 3, padding=1).transpose(1, 2).reshape(24, 2, 9)
     places = places.flip(2).flatten(1) if back else places.transpose(1, 2).flatten(1)
     torch.testing.assert_close(u[:, :18], places)
-    z = normal(24, aligned(18), seed=2)
-    total = summed(z, size, 3, not back, 2)
+    z = normal(24, round_up_to_eight(18), seed=2)
+    total = sum_neighbours(z, size, 3, not back, 2)
     torch.testing.assert_close((u * z).sum(), (a * total).sum(), atol=1e-4, rtol=1e-5)  # summed in float32
 
 
@@ -136,7 +136,7 @@ def tried(monkeypatch):
 
 
 def _forget():
-    for function in (maps._find, maps._tile, wide._tile):
+    for function in (maps._fastest_map, maps._tile, wide._tile):
         function.cache_clear()
     dual._WINS.clear()
 
@@ -210,13 +210,13 @@ def test_entries_that_32_bits_cannot_number_are_left_to_the_library(tried, monke
 
 
 def test_all_ways_to_a_convolution_are_tried_on_matrices_of_its_size(tried):
-    maps._find.cache_clear()
+    maps._fastest_map.cache_clear()
     for shape in ((20, 2, 3, 3), (2, 20, 3, 3)):
         layer = nn.Conv2d(shape[1], shape[0], 3, padding=1, bias=False)
         step = read(layer).program.steps[0]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(maps, "compiled_or_plain", lambda function, _: function)
-            assert isinstance(maps.find(step, layer.weight.detach(), (4, 3), 2, compiled=True), Convolution)
+            patch.setattr(maps, "maybe_compile", lambda function, _: function)
+            assert isinstance(maps.choose_map(step, layer.weight.detach(), (4, 3), 2, compiled=True), Convolution)
     assert [[type(way) for way in ways] for _, ways in tried] == [[Unrolled, Convolution]] * 2
 
 
@@ -227,7 +227,7 @@ def test_products_times_slopes_are_tried_with_every_tile(tried, monkeypatch, act
 
     def product(a, b, d, tile, *, activated):
         used.append(tile)
-        return maps.repeated(a @ b, elu_slope(d) if activated else d)
+        return maps.times_repeated(a @ b, elu_slope(d) if activated else d)
 
     monkeypatch.setattr(kernels, "multiplies", lambda *_: True)
     monkeypatch.setattr(kernels, "product_times", product)
@@ -252,10 +252,10 @@ def test_kernels_of_a_unit_are_tried_against_its_layers_forward_and_backward(tri
     monkeypatch.setattr(wide, "_launch_activate", launch_bent)
     monkeypatch.setattr(wide, "_launch_back", lambda *arguments: bent_back(*arguments[:-1]))
     monkeypatch.setattr(wide, "is_ready", lambda *_: True)
-    monkeypatch.setattr(maps, "compiled_or_plain", lambda function, _: function)
-    monkeypatch.setattr(dual, "compiled_or_plain", lambda function, _: function)
-    monkeypatch.setattr(density, "compiled_or_plain", lambda function, _: function)
-    monkeypatch.setattr(dual, "find", lambda step, w, size, *_, compiled: candidates(
+    monkeypatch.setattr(maps, "maybe_compile", lambda function, _: function)
+    monkeypatch.setattr(dual, "maybe_compile", lambda function, _: function)
+    monkeypatch.setattr(density, "maybe_compile", lambda function, _: function)
+    monkeypatch.setattr(dual, "choose_map", lambda step, w, size, *_, compiled: candidates(
         step.geometry, tuple(w.shape), size, True)[-1])  # fmt: skip
     torch.manual_seed(0)
     layers = nn.Conv2d(2, 128, 3, padding=1), nn.Conv2d(128, 128, 1), nn.Conv2d(128, 2, 3, padding=1)
@@ -266,7 +266,11 @@ def test_kernels_of_a_unit_are_tried_against_its_layers_forward_and_backward(tri
     results = []
     for way in (dual.ExecutionMode(torch.float32, probes, True), dual.ExecutionMode(torch.float32, probes, False)):
         arguments = parts, way, x, torch.zeros_like(x), None, None, values
-        out = density.advance_with_logdet(*arguments, noise, weights) if probes else density.advance(*arguments)
+        out = (
+            density.advance_with_logdet(*arguments, noise, weights)
+            if probes
+            else density.advance_without_logdet(*arguments)
+        )
         results.append([*out, *torch.autograd.grad(sum(t.square().sum() for t in out), [x, *values])])
     assert [ways for what, ways in tried if what.startswith("a unit")] == [[True, False]]
     assert [dual._WINS[key] for key in dual._WINS] == [False]
@@ -275,7 +279,11 @@ def test_kernels_of_a_unit_are_tried_against_its_layers_forward_and_backward(tri
     dual._WINS[next(iter(dual._WINS))] = True  # by the kernels
     way = dual.ExecutionMode(torch.float32, probes, True)
     arguments = parts, way, x, torch.zeros_like(x), None, None, values
-    out = density.advance_with_logdet(*arguments, noise, weights) if probes else density.advance(*arguments)
+    out = (
+        density.advance_with_logdet(*arguments, noise, weights)
+        if probes
+        else density.advance_without_logdet(*arguments)
+    )
     results.append([*out, *torch.autograd.grad(sum(t.square().sum() for t in out), [x, *values])])
     torch.testing.assert_close(results[2], results[1], atol=1e-4, rtol=1e-3)
 
@@ -286,10 +294,10 @@ def test_the_way_is_chosen_by_measurement_and_is_right_in_bfloat16(shape):
     layer = nn.Conv2d(shape[1], shape[0], 3, padding=1, bias=False).cuda()
     w = layer.weight.detach().bfloat16().contiguous(memory_format=torch.channels_last)
     step = read(layer).program.steps[0]
-    way = maps.find(step, w, (8, 8), 16, compiled=True)
+    way = maps.choose_map(step, w, (8, 8), 16, compiled=True)
     assert isinstance(way, Unrolled | Convolution)
     a = torch.randn(16 * 64, shape[1], device="cuda").bfloat16()
     for each in candidates(step.geometry, shape, (8, 8), True):
-        expected = rows(F.conv2d(image(a, (8, 8)).float(), w.float(), padding=1))
+        expected = as_matrix(F.conv2d(as_images(a, (8, 8)).float(), w.float(), padding=1))
         got = each.forward(a, each.matrix(w)).float()
         assert float((got - expected).norm() / expected.norm()) < 1e-2

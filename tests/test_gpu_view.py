@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from iresnet import ActNorm, Chain, Classifier, ResidualBlock, contractive_mlp, mlp_flow
 from iresnet.gpu import Acceleration, Plan, planned
-from iresnet.gpu.view import viewed
+from iresnet.gpu.view import module_view
 from iresnet.lipschitz import cap_of
 from iresnet.logdet import PowerSeries
 from iresnet.train import Classification, State, Training
@@ -72,11 +72,11 @@ def test_a_plan_is_the_chain_in_all_else():
 def test_a_part_that_is_used_twice_is_one_in_the_view():
     chain = Chain(ActNorm(2))
     model = nn.Sequential(chain, nn.Sequential(chain), nn.Linear(2, 2))
-    seen = viewed(model, lambda m: nn.Sequential(m) if m is chain else m)
+    seen = module_view(model, lambda m: nn.Sequential(m) if m is chain else m)
     assert seen[0] is seen[1][0]
     assert seen[0][0] is chain
     assert seen[2] is model[2]
-    assert viewed(model, lambda m: m) is model
+    assert module_view(model, lambda m: m) is model
 
 
 def test_a_chain_with_a_hook_is_called_as_it_is():

@@ -160,8 +160,8 @@ def test_a_step_of_an_adaptive_solver_is_not_recorded():
     flow = Flow(chain(ffjord, 2), DiagonalNormal(2))
     state = State(MaximumLikelihood(flow), Training(), None, Acceleration(graph="on"))
     assert "no CUDA graph: this device is a CPU" in state.engine.reasons
-    assert engine.adaptive(state.objective) == "an adaptive solver chooses its steps while it goes"
-    assert engine.adaptive(MaximumLikelihood(Flow(chain(maf, 2), DiagonalNormal(2)))) is None
+    assert engine.adaptive_solver_reason(state.objective) == "an adaptive solver chooses its steps while it goes"
+    assert engine.adaptive_solver_reason(MaximumLikelihood(Flow(chain(maf, 2), DiagonalNormal(2)))) is None
 
 
 def test_an_adaptive_solver_is_not_traced(capfd, tmp_path):

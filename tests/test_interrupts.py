@@ -180,13 +180,13 @@ def test_while_the_command_is_imported_it_ends_without_a_word(as_script, tmp_pat
 def test_only_the_command_handles_ctrl_c_while_it_is_imported(argv, original, ours, monkeypatch):
     monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setattr(sys, "orig_argv", original)
-    assert early.is_the_command() == ours
+    assert early.is_command() == ours
 
 
 def test_once_it_is_imported_ctrl_c_is_what_it_was():
-    signal.signal(signal.SIGINT, early.end)
-    early.over()
+    signal.signal(signal.SIGINT, early.exit_silently)
+    early.restore()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup does
-    early.over()
+    early.restore()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

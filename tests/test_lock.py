@@ -20,36 +20,39 @@ def names(folder):
 def test_a_second_holder_is_refused_and_a_later_one_is_not(tmp_path):
     sentence = r"run is in use: another process trains or tightens the run there. Wait until it ends, or choose another"
     for _ in range(2):
-        with lock.holding(tmp_path / "run"):
+        with lock.lock_folder(tmp_path / "run"):
             assert names(tmp_path / "run") == ["lock"]
-            with pytest.raises(ValueError, match=sentence), lock.holding(tmp_path / "run"):
+            with pytest.raises(ValueError, match=sentence), lock.lock_folder(tmp_path / "run"):
                 pass
             assert names(tmp_path / "run") == ["lock"]
         assert names(tmp_path / "run") == []
 
 
 def test_a_killed_process_holds_nothing(tmp_path):
-    code = "import os, signal; from iresnet import lock\nwith lock.holding('run'): os.kill(os.getpid(), signal.SIGKILL)"
+    code = (
+        "import os, signal; from iresnet import lock\n"
+        "with lock.lock_folder('run'): os.kill(os.getpid(), signal.SIGKILL)"
+    )
     place = light(tmp_path / "light")
     killed = subprocess.run([sys.executable, "-S", "-c", code], cwd=place, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert names(place / "run") == ["lock"]
-    with lock.holding(place / "run"):
+    with lock.lock_folder(place / "run"):
         pass
     assert names(place / "run") == []
 
 
 def test_another_process_is_refused(tmp_path):
-    code = "from iresnet import lock\nwith lock.holding('run'): pass"
+    code = "from iresnet import lock\nwith lock.lock_folder('run'): pass"
     place = light(tmp_path / "light")
-    with lock.holding(place / "run"):
+    with lock.lock_folder(place / "run"):
         other = subprocess.run([sys.executable, "-S", "-c", code], cwd=place, check=False, capture_output=True)
     assert b"ValueError: run is in use" in other.stderr
 
 
 def test_a_lock_that_was_removed_in_between_is_made_anew(tmp_path, monkeypatch):
     """The earlier holder removes its file after the next one opened it: a lock on that would exclude nobody."""
-    plain, calls = lock.take, []
+    plain, calls = lock.try_lock, []
 
     def take(descriptor):
         if not calls:
@@ -57,14 +60,14 @@ def test_a_lock_that_was_removed_in_between_is_made_anew(tmp_path, monkeypatch):
         calls.append(descriptor)
         return plain(descriptor)
 
-    monkeypatch.setattr(lock, "take", take)
-    with lock.holding(tmp_path):
+    monkeypatch.setattr(lock, "try_lock", take)
+    with lock.lock_folder(tmp_path):
         assert len(calls) == 2
         assert names(tmp_path) == ["lock"]
 
 
 def test_a_folder_that_was_moved_and_made_anew_keeps_the_other_ones_lock(tmp_path):
-    with lock.holding(tmp_path / "run"):
+    with lock.lock_folder(tmp_path / "run"):
         (tmp_path / "run").rename(tmp_path / "moved")
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "lock").touch()
@@ -74,14 +77,14 @@ def test_a_folder_that_was_moved_and_made_anew_keeps_the_other_ones_lock(tmp_pat
 def test_a_link_that_was_prepared_is_not_followed(tmp_path):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(OSError, match=r"cannot write .*/lock: .*. Choose another folder."), lock.holding(tmp_path):
+    with pytest.raises(OSError, match=r"cannot write .*/lock: .*. Choose another folder."), lock.lock_folder(tmp_path):
         pass
     assert (tmp_path / "precious").read_text() == "mine"
 
 
 def test_a_folder_that_is_a_file(tmp_path):
     (tmp_path / "run").touch()
-    with pytest.raises(OSError, match="cannot write .*run/lock: File exists"), lock.holding(tmp_path / "run"):
+    with pytest.raises(OSError, match="cannot write .*run/lock: File exists"), lock.lock_folder(tmp_path / "run"):
         pass
 
 
@@ -95,10 +98,10 @@ def test_what_a_system_answers(tmp_path, monkeypatch, number, answer):
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with (tmp_path / "a").open("w") as file:
-        assert lock.take(file.fileno()) is answer
+        assert lock.try_lock(file.fileno()) is answer
 
 
 def test_without_locks_everything_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "fcntl", None)
-    with lock.holding(tmp_path), lock.holding(tmp_path):
+    with lock.lock_folder(tmp_path), lock.lock_folder(tmp_path):
         assert names(tmp_path) == ["lock"]

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from iresnet import audit, migration
-from iresnet.migration import FORMAT, OLDEST, migrated
+from iresnet.migration import FORMAT, OLDEST, migrate
 from iresnet.presets import read
 from iresnet.run import Run, resume
 from iresnet.train import checkpoint
@@ -87,7 +87,7 @@ class TestTheTable:
 
     def test_a_file_of_today_is_as_it_was(self):
         content = {"a": {"b": [1, {"c": 2}]}, "made_with": {"network.depth": 2}}
-        assert migrated(content, "state", FORMAT) == content
+        assert migrate(content, "state", FORMAT) == content
 
     @pytest.mark.usefixtures("three_formats")
     @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ class TestTheTable:
     )
     def test_names_of_the_oldest_format(self, kind, old, new):
         before = json.dumps(old)
-        assert migrated(old, kind, OLDEST) == new
+        assert migrate(old, kind, OLDEST) == new
         assert json.dumps(old) == before  # what was read stays what it was
 
     @pytest.mark.usefixtures("three_formats")
     def test_only_later_steps_are_taken(self):
         content = {"network": {"couplings": 2}, "training": {"number_of_steps": 3}}
-        assert migrated(content, "config.toml", 2) == {"network": {"couplings": 2}, "training": {"steps": 3}}
-        assert migrated(content, "config.toml", 3) == content
+        assert migrate(content, "config.toml", 2) == {"network": {"couplings": 2}, "training": {"steps": 3}}
+        assert migrate(content, "config.toml", 3) == content
 
 
 @pytest.mark.usefixtures("three_formats")
@@ -187,16 +187,16 @@ class TestLaterFiles:
     @pytest.mark.usefixtures("three_formats")
     def test_what_is_read_is_said(self, tmp_path):
         with pytest.raises(ValueError, match="in format 4; this version reads formats 1 to 3. Use the version"):
-            migration.written_in({"format": 4, "iresnet": "9.9"}, tmp_path)
+            migration.read_format({"format": 4, "iresnet": "9.9"}, tmp_path)
 
     @pytest.mark.parametrize("number", [0, -1, True, 1.0, "1", None, [1]])
     def test_what_is_no_number_of_a_format(self, number, tmp_path):
         with pytest.raises(ValueError, match="was written by another program in format"):
-            migration.of_json({"format": number}, tmp_path / "data.json")
+            migration.migrate_json({"format": number}, tmp_path / "data.json")
 
     @pytest.mark.parametrize("number", ["", "x", "²", "-1", "9" * 5000])
     def test_a_line_that_names_no_format(self, number):
-        assert migration.of_line(f"# iresnet 1.2, format {number}") == {}
+        assert migration.parse_header_line(f"# iresnet 1.2, format {number}") == {}
 
 
 @pytest.mark.parametrize(
@@ -214,4 +214,4 @@ class TestLaterFiles:
 def test_a_step_that_would_lose_something_is_refused(monkeypatch, kind, names, content, sentence):
     monkeypatch.setattr(migration, "STEPS", ({kind: names},))
     with pytest.raises(ValueError, match=sentence):
-        migration.migrated(content, kind, 1)
+        migration.migrate(content, kind, 1)

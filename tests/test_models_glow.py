@@ -10,7 +10,7 @@ from torch import nn
 
 from iresnet import ActNorm, Chain, Classifier, DiagonalNormal, Flow, InjectivePad, Squeeze, certify, compiler
 from iresnet.gpu import Acceleration, planned
-from iresnet.gpu.couplings import CompiledCoupling, couplings
+from iresnet.gpu.couplings import CompiledCoupling, find_couplings
 from iresnet.logdet import PowerSeries
 from iresnet.models.glow import additive_glow, glow, i_revnet, mlp_glow, nice, real_nvp
 from iresnet.train import State, Training
@@ -197,7 +197,7 @@ class TestSteps:
         flow = mlp_glow(2, 2, (8,))
         with planned(flow, torch.float32, compiled=True) as view:
             wrapped = [m for m in view.modules() if isinstance(m, CompiledCoupling)]
-        assert [m.inner for m in wrapped] == couplings(flow)
+        assert [m.inner for m in wrapped] == find_couplings(flow)
         assert not any(isinstance(m, CompiledCoupling) for m in flow.modules())
         assert all(changed(m) is None for m in flow.modules())
 

@@ -30,20 +30,20 @@ from iresnet.evaluate import certified_radius
 from iresnet.models import Network, Readout
 from iresnet.train.objective import (
     MISSING,
-    PURPOSES,
+    OBJECTIVE_KINDS,
     SHARPNESS,
     Classification,
     Joint,
     Margin,
     MaximumLikelihood,
     ObjectiveSettings,
-    apart,
-    centred,
-    continuous,
+    bin_centres,
+    class_vectors,
     cross_entropy,
-    directions,
-    expansion,
-    unit,
+    nats_per_unit,
+    pairwise_distances,
+    requested_lipschitz,
+    to_continuous,
     unit_name,
 )
 from tests.zoo import contraction, linear_block, normal
@@ -255,7 +255,7 @@ class TestMargin:
         with pytest.raises(ValueError, match="A layer of a block is not constrained, so that nothing keeps its norm."):
             Margin(Classifier(ResidualBlock(free), nn.Linear(3, 4)), radius=2.0)
         with pytest.raises(NoBoundKnown, match="A margin is read off a linear head; Flatten has no linear layer."):
-            directions(nn.Flatten())
+            class_vectors(nn.Flatten())
 
     @pytest.mark.parametrize("pool", [False, True])
     @pytest.mark.parametrize("shapes", [[(4, 2, 2)], [(2, 4, 4), (8, 1, 2)]])
@@ -263,12 +263,12 @@ class TestMargin:
         torch.manual_seed(0)
         head, size = Readout(shapes, 3, Network(pool=pool)), sum(math.prod(s) for s in shapes)
         w = (head(torch.eye(size)) - head(torch.zeros(1, size))).T
-        torch.testing.assert_close(apart(directions(head)), torch.cdist(w, w), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(pairwise_distances(class_vectors(head)), torch.cdist(w, w), rtol=1e-4, atol=1e-5)
 
     def test_linear_layers_in_a_row_are_one(self):
         torch.manual_seed(0)
         head = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Identity(), LipschitzLinear(5, 3)).eval()
-        torch.testing.assert_close(directions(head), head[3].weight @ head[1].weight)
+        torch.testing.assert_close(class_vectors(head), head[3].weight @ head[1].weight)
 
     def test_expansion_is_that_of_the_certificate_where_coefficients_are_met(self):
         torch.manual_seed(0)
@@ -276,16 +276,16 @@ class TestMargin:
         norm.log_scale.data.copy_(torch.tensor([0.3, -1.0, 0.1, 0.0]))
         block = ResidualBlock(contractive_convnet(4, 3, kernels=(3, 1), lipschitz=0.6))
         whole = Chain(Standardise([1.0], [4.0]), Squeeze(), norm, block).eval()
-        assert number(torch.as_tensor(expansion(whole))) == pytest.approx(1.6 * math.exp(0.3) / 4, rel=1e-6)
-        assert number(torch.as_tensor(expansion(whole))) >= whole.stretch((1, 4, 4)).forward * (1 - 1e-5)
+        assert number(torch.as_tensor(requested_lipschitz(whole))) == pytest.approx(1.6 * math.exp(0.3) / 4, rel=1e-6)
+        assert number(torch.as_tensor(requested_lipschitz(whole))) >= whole.stretch((1, 4, 4)).forward * (1 - 1e-5)
 
     def test_what_leaves_early_is_not_shrunk(self):
         shrink, first = ActNorm(2), ActNorm(4)
         shrink.log_scale.data.fill_(-1.0)
         first.log_scale.data.fill_(-0.5)
         whole = Multiscale([Chain(Squeeze(), first), shrink], (1, 4, 4))
-        assert number(torch.as_tensor(expansion(whole))) == pytest.approx(math.exp(-0.5))
-        assert number(torch.as_tensor(expansion(whole))) == pytest.approx(whole.stretch((1, 4, 4)).forward)
+        assert number(torch.as_tensor(requested_lipschitz(whole))) == pytest.approx(math.exp(-0.5))
+        assert number(torch.as_tensor(requested_lipschitz(whole))) == pytest.approx(whole.stretch((1, 4, 4)).forward)
 
 
 class TestJoint:
@@ -303,7 +303,7 @@ class TestJoint:
     def test_of_integers_in_bits_per_dimension(self):
         model, x, y = pixel_hybrid().eval(), pixels(), torch.arange(6) % 3
         loss, metrics = Joint(model, levels=4)(x, y, generator=seeded())
-        point = continuous(x, 4, seeded())
+        point = to_continuous(x, 4, seeded())
         bits = -model.log_prob(point).mean() / (16 * math.log(2))
         torch.testing.assert_close(loss, bits + F.cross_entropy(model.logits(point), y))
         assert float(metrics["bits/dim"]) == pytest.approx(number(bits))
@@ -326,9 +326,9 @@ class TestJoint:
         assert float(after["bits/dim"]) == float(before["bits/dim"])
         assert float(after["cross-entropy"]) != float(before["cross-entropy"])
         generator = seeded()
-        continuous(x, 4, generator)  # the density's noise comes first
+        to_continuous(x, 4, generator)  # the density's noise comes first
         shifted = Augment(shift=2)(x, generator)
-        ce = F.cross_entropy(model.logits(continuous(shifted, 4, generator)), y)
+        ce = F.cross_entropy(model.logits(to_continuous(shifted, 4, generator)), y)
         torch.testing.assert_close(after["cross-entropy"], ce.detach())
         torch.testing.assert_close(loss, before["bits/dim"] + ce)
 
@@ -348,20 +348,20 @@ class TestJoint:
 class TestUnits:
     def test_integers_get_noise_or_the_middle_of_their_bins(self):
         x = pixels()
-        noisy = continuous(x, 4, seeded())
+        noisy = to_continuous(x, 4, seeded())
         assert torch.equal(noisy.floor(), x.float())
         assert not torch.equal(noisy, x.float())
-        assert torch.equal(centred(x, 4), x.float() + 0.5)
+        assert torch.equal(bin_centres(x, 4), x.float() + 0.5)
 
     def test_real_numbers_stay_as_they_are(self):
         x = normal(2, 3)
-        assert continuous(x, None) is x
-        assert centred(x, None) is x
+        assert to_continuous(x, None) is x
+        assert bin_centres(x, None) is x
 
     def test_names_and_sizes(self):
         assert (unit_name(None), unit_name(256)) == ("nats", "bits/dim")
-        assert unit(torch.zeros(5, 2, 3), None) == 1
-        assert unit(torch.zeros(5, 2, 3), 256) == pytest.approx(6 * math.log(2))
+        assert nats_per_unit(torch.zeros(5, 2, 3), None) == 1
+        assert nats_per_unit(torch.zeros(5, 2, 3), 256) == pytest.approx(6 * math.log(2))
 
 
 class TestAim:
@@ -375,9 +375,9 @@ class TestAim:
         ],
     )
     def test_it_names_an_objective(self, kind, objective):
-        assert kind in PURPOSES
+        assert kind in OBJECTIVE_KINDS
         model = nn.Identity()
-        made = ObjectiveSettings(kind, weight=2.0, label_smoothing=0.1, shifted=0.5).objective(
+        made = ObjectiveSettings(kind, weight=2.0, label_smoothing=0.1, shifted=0.5).build_objective(
             model, 17, Augment(shift=3, shifted=0.1)
         )
         assert type(made) is objective
@@ -389,13 +389,14 @@ class TestAim:
             assert (made.weight, made.augment) == (2.0, Augment(shift=3, shifted=0.5))
 
     def test_a_radius_asks_for_a_margin(self):
-        made = ObjectiveSettings("classification", label_smoothing=0.1, radius=1.5).objective(margin_model(), None)
+        settings = ObjectiveSettings("classification", label_smoothing=0.1, radius=1.5)
+        made = settings.build_objective(margin_model(), None)
         assert type(made) is Margin
         assert (made.radius, made.label_smoothing) == (1.5, 0.1)
 
     def test_nothing_is_augmented_unless_it_is_asked_for(self):
-        assert ObjectiveSettings("hybrid").objective(nn.Identity(), 17, Augment(shift=3)).augment is None
-        assert ObjectiveSettings("hybrid", shifted=0.5).objective(nn.Identity(), 17).augment is None
+        assert ObjectiveSettings("hybrid").build_objective(nn.Identity(), 17, Augment(shift=3)).augment is None
+        assert ObjectiveSettings("hybrid", shifted=0.5).build_objective(nn.Identity(), 17).augment is None
 
     @pytest.mark.parametrize(
         ("wrong", "sentence"),

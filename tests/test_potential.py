@@ -29,7 +29,7 @@ from iresnet.lipschitz import LipSwish, Potential, cap_of, is_monotone, lipschit
 from iresnet.models import Network, build
 from iresnet.presets import find
 from iresnet.train import Training, train
-from iresnet.train.objective import ObjectiveSettings, expansion
+from iresnet.train.objective import ObjectiveSettings, requested_lipschitz
 from tests.zoo import ACTIVATIONS, dense_jacobian, normal, rouse_
 
 MONOTONE = [name for name in ACTIVATIONS if name not in ("lipswish", "lipswish-sharp", "sine", "sine-fast", "maxmin")]
@@ -129,7 +129,7 @@ class TestProven:
     def test_a_chain_of_any_depth_does_not_stretch(self):
         chain = Chain(Standardise([0.0], [0.5]), Squeeze(), *[block((4, 2, 2), seed=i) for i in range(30)]).double()
         assert chain.stretch((1, 4, 4)).forward == pytest.approx(2)
-        assert float(expansion(chain)) == pytest.approx(2)
+        assert float(requested_lipschitz(chain)) == pytest.approx(2)
         x, y = normal(50, 1, 4, 4, seed=1), normal(50, 1, 4, 4, seed=2)
         ratio = (chain(x) - chain(y)).flatten(1).norm(dim=1) / (x - y).flatten(1).norm(dim=1)
         assert ratio.max() <= 2
@@ -304,7 +304,7 @@ class TestNetwork:
         model = build(network, SCHEMA, "classification").eval()
         assert certify(model, SCHEMA.shape).passed
         assert model.transform.stretch(SCHEMA.shape).forward == pytest.approx(1)
-        assert float(expansion(model.transform)) == pytest.approx(1)
+        assert float(requested_lipschitz(model.transform)) == pytest.approx(1)
         assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
 
     def test_a_density_of_a_table(self):
@@ -381,7 +381,7 @@ def trained():
         x[y == k, :, rows[0] : rows[1], columns[0] : columns[1]] += 4
     data = Dataset(x.to(torch.uint8), y, SCHEMA)
     model = build(Network(**SETTINGS, blocks=(2, 2), width=8), SCHEMA, "classification", data.x)
-    objective = ObjectiveSettings(kind="classification", radius=4.0).objective(model, SCHEMA.levels)
+    objective = ObjectiveSettings(kind="classification", radius=4.0).build_objective(model, SCHEMA.levels)
     model = train(objective, Batches(data, 100).starting_at(0), Training(steps=60, learning_rate=1e-2))
     tighten_(model, SCHEMA.shape)
     return model, data
@@ -402,13 +402,13 @@ def test_lip_of_the_map_is_that_of_the_scaling(trained):
     model, data = trained
     found = robustness(model, data, 2.0, steps=5, restarts=1)
     assert found.lipschitz == pytest.approx(1 / float(model.transform[0].std.min()), rel=1e-6)
-    assert found.lipschitz == pytest.approx(float(expansion(model.transform)), rel=1e-6)
+    assert found.lipschitz == pytest.approx(float(requested_lipschitz(model.transform)), rel=1e-6)
     assert 50 < found.value <= found.attacked <= found.clean
 
 
 def test_a_classifier_made_by_hand_trains_for_a_radius():
     model = Classifier(Chain(block().float(), block(seed=1).float()), nn.Linear(4, 3))
-    objective = ObjectiveSettings(kind="classification", radius=0.1).objective(model, None)
+    objective = ObjectiveSettings(kind="classification", radius=0.1).build_objective(model, None)
     loss, metrics = objective(normal(9, 4, dtype=torch.float32), torch.arange(9) % 3)
     loss.backward()
     assert all(p.grad is not None for p in model.parameters())

@@ -40,7 +40,7 @@ def trained_one_step(experiment, data):
     torch.manual_seed(0)
     model = build(experiment.network, data.schema, experiment.objective.kind, data.x)
     assert type(model) is KINDS[experiment.objective.kind]
-    objective = experiment.objective.objective(model, data.schema.levels, experiment.data.augment)
+    objective = experiment.objective.build_objective(model, data.schema.levels, experiment.data.augment)
     batches = Batches(data, experiment.training.batch, augment=experiment.data.augment)
     seen = []
     train(

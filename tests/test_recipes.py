@@ -186,7 +186,7 @@ class TestTrial:
         run = Run.open(trained("digits-density"))
         row, _ = trial.of_run(run)
         validation = run.splits().validation
-        assert row["bits/dim"] == run.best()["validation bits/dim"]
+        assert row["bits/dim"] == run.best_metrics()["validation bits/dim"]
         assert row["bits/dim"] == pytest.approx(density(run.model("best"), validation).value, abs=0.03)
         assert (row["held-out rows"], row["method"], row["error %"]) == (len(validation), "exact", None)
         monkeypatch.setattr(trial, "EXACT_UP_TO", 8)

@@ -38,7 +38,7 @@ from iresnet.reproduce.cells import DATASETS
 from iresnet.reproduce.experiments import EPOCHS, experiment
 from iresnet.reproduce.iteration import Unwinder, _leaves
 from iresnet.reproduce.reconstruction import _keep, _read, _remark
-from iresnet.results import Results, finite
+from iresnet.results import Results, nonfinite_to_none
 from iresnet.run import Run
 from iresnet.run.fit import publish
 from iresnet.run.folder import FILES
@@ -146,7 +146,7 @@ def test_every_cell_is_an_experiment(plan, budget):
 def test_the_papers_recipe_is_that_of_appendix_c2():
     made = experiment(cells.find("cifar10", "c=0.9"), "paper", "paper")
     training = replace(made.training, steps=200)
-    rates = [training.rate(epoch) for epoch in (0, 59, 60, 119, 120, 159, 160, 199)]
+    rates = [training.learning_rate_at(epoch) for epoch in (0, 59, 60, 119, 120, 159, 160, 199)]
     assert rates == pytest.approx([0.1, 0.1, 0.02, 0.02, 0.004, 0.004, 0.0008, 0.0008])
     assert (training.optimiser, training.momentum, training.weight_decay) == ("sgd", 0.9, 5e-4)
     small = experiment(cells.find("digits", "c=0.9"), "smoke", "paper").training
@@ -409,7 +409,7 @@ def test_a_figure_says_that_it_shows_the_first_seed_alone(made):
 
 
 def test_json_has_none_for_what_is_not_finite():
-    assert finite({"a": [math.inf, 1.0], "b": (math.nan, "c")}) == {"a": [None, 1.0], "b": [None, "c"]}
+    assert nonfinite_to_none({"a": [math.inf, 1.0], "b": (math.nan, "c")}) == {"a": [None, 1.0], "b": [None, "c"]}
 
 
 def test_images_of_another_job_are_not_drawn_beside_ours(tmp_path):

@@ -18,7 +18,7 @@ from iresnet.reproduce import RESULTS, Job, Work, cells, table4
 from iresnet.reproduce.cells import OTHER_FLOWS, OTHERS
 from iresnet.reproduce.experiments import experiment
 from iresnet.run import Run
-from iresnet.train.objective import continuous
+from iresnet.train.objective import to_continuous
 from iresnet.transforms import ffjord, maf
 from iresnet.transforms.elementary import Flatten
 
@@ -115,7 +115,7 @@ def test_nice_preserves_volume_so_that_its_bits_follow_from_its_base_alone(made)
     run = Run.open(made.job.run_folder(cells.find("digits", "NICE"), 0))
     flow, test = run.model(), run.splits().test
     with torch.no_grad():
-        x = continuous(test.x, test.schema.levels, torch.Generator().manual_seed(7))
+        x = to_continuous(test.x, test.schema.levels, torch.Generator().manual_seed(7))
         logit, *couplings = flow.transform.transforms
         y, volume = logit.forward_and_logdet(x)
         z, logdet = Chain(*couplings).forward_and_logdet(y)

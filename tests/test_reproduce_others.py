@@ -473,7 +473,7 @@ def test_what_was_measured_in_the_same_circumstances_is_kept(made, tmp_path, mon
     write(Results("table5", table5.compared(now), now), tmp_path)
     rows, measured = {e["model"]: e["row"] for e in now}, []
     monkeypatch.setattr(table5, "measure", lambda name, *_: measured.append(name) or rows[name])
-    monkeypatch.setattr(table5, "circumstances", lambda **_: {**now[0], "commit": commit})
+    monkeypatch.setattr(table5, "provenance", lambda **_: {**now[0], "commit": commit})
     found = table5.run(Work(Job(out=tmp_path))).results
     assert len(measured) == again
     assert [r["ms"] for r in found.rows] == [r["ms"] for r in made.outcomes["table5"].results.rows]

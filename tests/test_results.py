@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from iresnet import results
-from iresnet.results import Results, circumstances, markdown_table, read, write
+from iresnet.results import Results, markdown_table, provenance, read, write
 from tools import tables
 
 ROWS = [{"dataset": "moons", "value": 1.25, "paper": None, "run": 0}, {"dataset": "board", "value": 3, "run": 0}]
@@ -24,7 +24,7 @@ TABLE = """\
 
 @pytest.fixture
 def example():
-    return Results("example", rows=ROWS, runs=[circumstances(seeds=[0, 1], seconds=1.5)])
+    return Results("example", rows=ROWS, runs=[provenance(seeds=[0, 1], seconds=1.5)])
 
 
 # Files
@@ -74,7 +74,7 @@ def test_a_name_must_be_a_files(name):
 
 @pytest.mark.parametrize("run", [None, 1, -1, True, "0"])
 def test_a_row_must_name_its_run(run):
-    with pytest.raises(ValueError, match="row 0 must name its run by an index below 1.*Append circumstances"):
+    with pytest.raises(ValueError, match="row 0 must name its run by an index below 1.*Append provenance"):
         Results("example", rows=[{"value": 1.0, "run": run}], runs=[{}])
 
 
@@ -101,7 +101,7 @@ def test_a_malformed_file_is_refused_with_its_path_and_the_reason(text, reason, 
 
 def test_circumstances_say_how_a_number_was_made(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/iresnet", "demo", "--seed", "1"])
-    run = circumstances(seeds=range(2), seconds=0.12345, precision="float64", epochs=3, parameters=10)
+    run = provenance(seeds=range(2), seconds=0.12345, precision="float64", epochs=3, parameters=10)
     assert run["command"] == "iresnet demo --seed 1"
     assert (run["seeds"], run["seconds"], run["precision"]) == ([0, 1], 0.123, "float64")
     assert (run["epochs"], run["parameters"]) == (3, 10)
@@ -123,11 +123,11 @@ def test_circumstances_say_how_a_number_was_made(monkeypatch):
 )
 def test_the_command_is_one_that_a_reader_can_type(program, command, monkeypatch):
     monkeypatch.setattr(sys, "argv", [str(program), "x"])
-    assert circumstances(seeds=[], seconds=0)["command"] == command
+    assert provenance(seeds=[], seconds=0)["command"] == command
 
 
 def test_a_command_can_be_given():
-    assert circumstances(seeds=[], seconds=0, command="make bench")["command"] == "make bench"
+    assert provenance(seeds=[], seconds=0, command="make bench")["command"] == "make bench"
 
 
 def test_no_commit_outside_a_checkout_or_without_git(monkeypatch, tmp_path):

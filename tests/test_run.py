@@ -18,7 +18,7 @@ from iresnet.data import delimited
 from iresnet.demo import digits
 from iresnet.run import TRUNCATION, Run, release, resume, start
 from iresnet.run.log import Log
-from iresnet.run.watch import Watch
+from iresnet.run.watch import RunCallback
 from iresnet.train import checkpoint
 from iresnet.train.guard import TrainingError
 from tests.runs import copy_of, tiny, trained
@@ -77,7 +77,7 @@ class TestFolder:
         log = Run.open(trained()).log()
         assert [row["step"] for row in log] == [3, 6]
         assert all(math.isfinite(row["validation bits/dim"]) for row in log)
-        assert log[0]["rate"] == pytest.approx(tiny().training.rate(2))
+        assert log[0]["rate"] == pytest.approx(tiny().training.learning_rate_at(2))
 
     def test_reference_is_the_likelihood_of_validation_rows(self):
         opened = Run.open(trained())
@@ -364,7 +364,7 @@ def test_loading_a_model_leaves_the_random_numbers_alone():
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     experiment = tiny(steps=6, save_every=2, validate_every=6)
-    kept, original = [], Watch.__call__
+    kept, original = [], RunCallback.__call__
 
     def spoiling(self, state):  # as a GPU might, between two looks of the guard
         if state.step == 4:
@@ -374,7 +374,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
         return original(self, state)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Watch, "__call__", spoiling)
+        patch.setattr(RunCallback, "__call__", spoiling)
         with pytest.raises(TrainingError, match=r"weights of step 4 are not finite; the last checkpoint is kept"):
             start(experiment, tmp_path / "run")
     assert (tmp_path / "run" / "last.safetensors").read_bytes() == kept[0]
@@ -416,7 +416,7 @@ def test_roulette_is_watched_with_a_series(tmp_path):
     network = replace(experiment.network, blocks=(1,), estimator="roulette")
     data = replace(experiment.data, source=str(path), validation=0.2)
     outcome = start(replace(experiment, network=network, data=data), tmp_path / "run")
-    assert math.isfinite(outcome.run.best()["validation bits/dim"])
+    assert math.isfinite(outcome.run.best_metrics()["validation bits/dim"])
     assert TRUNCATION not in outcome.run.log()[-1]  # it hides nothing
 
 

@@ -22,7 +22,7 @@ from iresnet import atomic, cli, lock
 from iresnet.presets import Experiment
 from iresnet.report import page
 from iresnet.run import Run, reading, resume, start
-from iresnet.run.board import Board
+from iresnet.run.board import TensorBoardLog
 from iresnet.run.folder import FILES
 from iresnet.run.log import Log
 from iresnet.train import checkpoint
@@ -81,7 +81,7 @@ class TestOneAtATime:
         ids=["resume", "tighten", "start"],
     )
     def test_a_second_one_is_refused_and_changes_nothing(self, call, folder, words):
-        with lock.holding(folder):
+        with lock.lock_folder(folder):
             before = content(folder)
             code, text = call(*(w.format(folder) for w in words))
             assert (code, content(folder)) == (2, before)
@@ -102,7 +102,7 @@ class TestOneAtATime:
         assert Run.open(tmp_path / "run").experiment.name == KIND
 
     def test_reading_is_free(self, call, folder):
-        with lock.holding(folder):
+        with lock.lock_folder(folder):
             assert call("certify", folder)[0] == 0
 
     def test_nothing_of_it_stays(self, folder):
@@ -452,7 +452,7 @@ class TestBoard:
                 if name == method:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        board = Board(tmp_path, 0)
+        board = TensorBoardLog(tmp_path, 0)
         board.make = Full
         with pytest.warns(UserWarning, match="cannot be written: No space left on device. Training goes on") as seen:
             use(board)
@@ -462,7 +462,7 @@ class TestBoard:
         pytest.importorskip("tensorboard")
         told = []
         monkeypatch.setattr(threading, "excepthook", told.append)
-        board = Board(tmp_path, 0)
+        board = TensorBoardLog(tmp_path, 0)
         board.write({"step": 1, "loss": 1.0})
         thread = threading.Thread(target=lambda: 1 / 0)
         thread.start()
@@ -483,7 +483,7 @@ class TestBoard:
                 thread.join()
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
 
-        board = Board(tmp_path, 0)
+        board = TensorBoardLog(tmp_path, 0)
         board.make = make
         with pytest.warns(UserWarning, match="cannot be written: No such file or directory"):
             board.write({"step": 1, "loss": 1.0})
@@ -518,7 +518,7 @@ class TestLearningRate:
         assert f"\n# {note}\n" in (stopped / "config.toml").read_text()
         assert after.read_json("environment.json")["changes"] == [note]
         assert [row["rate"] for row in after.log()] == pytest.approx(
-            [before.training.rate(2), changed.training.rate(5)], rel=1e-6
+            [before.training.learning_rate_at(2), changed.training.learning_rate_at(5)], rel=1e-6
         )
         assert call("report", stopped, "--rows", 20)[0] == 0
         assert note in (stopped / "report.html").read_text()
@@ -596,13 +596,13 @@ class TestDamage:
     def test_of_a_step(self, tmp_path, cell):
         (tmp_path / "log.csv").write_text(f"step,loss\n1,2\n{cell},3\n")
         with pytest.raises(ValueError, match=r"log.csv is damaged: .*Remove it; the model does not need it."):
-            reading.log_rows(tmp_path / "log.csv")
+            reading.read_log(tmp_path / "log.csv")
 
     def test_what_diverged_is_drawn_as_far_as_it_goes(self, tmp_path):
         values = ["1e308", "-1e308", "nan", "inf", "", "1e299", "5e-324", "1e308", "2"]
         lines = [f"{10 * i},{v}" for i, v in enumerate(values * 100)]
         (tmp_path / "log.csv").write_text("\n".join(["step,loss", *lines, ""]))
-        assert "loss" in page(replace(plain(), log=reading.log_rows(tmp_path / "log.csv")))
+        assert "loss" in page(replace(plain(), log=reading.read_log(tmp_path / "log.csv")))
 
 
 def plain():
@@ -643,7 +643,7 @@ def test_any_value_anywhere_gives_a_page_or_a_sentence(name, tmp_path):
     for at, value in random.Random(0).sample(cases, 250):
         (tmp_path / name).write_text(json.dumps(put(known, at, value)))
         if (why := refusal(tmp_path / name)) is None:
-            page(replace(whole, **{name.removesuffix(".json"): reading.json_object(tmp_path / name)}))
+            page(replace(whole, **{name.removesuffix(".json"): reading.read_json_object(tmp_path / name)}))
         else:
             assert why.startswith(f"{tmp_path / name} is damaged: ")
             assert "\n" not in why
@@ -653,7 +653,7 @@ def test_any_value_anywhere_gives_a_page_or_a_sentence(name, tmp_path):
 
 def refusal(path):
     try:
-        reading.json_object(path)
+        reading.read_json_object(path)
     except ValueError as error:
         return str(error)
     return None

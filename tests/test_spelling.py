@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from iresnet.spelling import CONTROLS, cut, hint, listed, nearest, parts_hint, printable, quoted, reason
+from iresnet.spelling import CONTROLS, first_line, hint, listed, nearest, parts_hint, printable, quoted, shorten
 
 
 def deep(levels):
@@ -46,15 +46,15 @@ class TestQuoted:
         assert len(quoted(value)) <= 80
 
     def test_names(self):
-        assert cut(80 * "a") == 80 * "a"
-        assert len(cut(81 * "a")) == 80
+        assert shorten(80 * "a") == 80 * "a"
+        assert len(shorten(81 * "a")) == 80
         assert listed(["a", "b"]) == "a, b"
         assert listed(["a", "b", "c"], 2) == "a, b, …"
         assert len(listed(1000 * [1000 * "a"])) < 8 * 83
 
     def test_reasons(self):
-        assert reason(ValueError("one\ntwo")) == "one"
-        assert reason(MemoryError()) == "MemoryError"
+        assert first_line(ValueError("one\ntwo")) == "one"
+        assert first_line(MemoryError()) == "MemoryError"
 
 
 class TestPrintable:

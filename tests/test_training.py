@@ -63,26 +63,26 @@ class Plain(Objective):
 class TestSchedule:
     def test_warm_up_reaches_the_full_rate_and_not_more(self):
         settings = Training(steps=100, learning_rate=1.0, warmup=10, cooldown=0.0)
-        assert [round(settings.rate(i), 6) for i in (0, 4, 9, 10, 50)] == [0.1, 0.5, 1.0, 1.0, 1.0]
+        assert [round(settings.learning_rate_at(i), 6) for i in (0, 4, 9, 10, 50)] == [0.1, 0.5, 1.0, 1.0, 1.0]
 
     @pytest.mark.parametrize("warmup", [0, 1])
     def test_without_warm_up_the_first_step_has_the_full_rate(self, warmup):
-        assert Training(steps=10, learning_rate=0.5, warmup=warmup, schedule="constant").rate(0) == 0.5
+        assert Training(steps=10, learning_rate=0.5, warmup=warmup, schedule="constant").learning_rate_at(0) == 0.5
 
     def test_cools_down_linearly_over_the_last_part(self):
         settings = Training(steps=100, learning_rate=1.0, warmup=1, cooldown=0.4)
-        assert settings.rate(59) == 1.0
-        assert settings.rate(80) == pytest.approx(0.5)
-        assert 0 < settings.rate(99) == pytest.approx(1 / 40)
+        assert settings.learning_rate_at(59) == 1.0
+        assert settings.learning_rate_at(80) == pytest.approx(0.5)
+        assert 0 < settings.learning_rate_at(99) == pytest.approx(1 / 40)
 
     def test_a_constant_rate_is_constant_after_the_warm_up(self):
         settings = Training(steps=100, learning_rate=0.3, warmup=4, schedule="constant", cooldown=0.9)
-        assert [settings.rate(i) for i in range(5)] == pytest.approx([0.075, 0.15, 0.225, 0.3, 0.3])
-        assert {settings.rate(i) for i in range(4, 100)} == {0.3}
+        assert [settings.learning_rate_at(i) for i in range(5)] == pytest.approx([0.075, 0.15, 0.225, 0.3, 0.3])
+        assert {settings.learning_rate_at(i) for i in range(4, 100)} == {0.3}
 
     def test_a_cosine_falls_from_the_full_rate_to_nearly_zero(self):
         settings = Training(steps=1000, learning_rate=1.0, warmup=100, schedule="cosine")
-        rates = [settings.rate(i) for i in range(1000)]
+        rates = [settings.learning_rate_at(i) for i in range(1000)]
         assert rates[:100] == pytest.approx([(i + 1) / 100 for i in range(100)])
         assert rates[99] == max(rates) == 1.0
         assert all(a > b for a, b in pairwise(rates[99:]))
@@ -92,11 +92,11 @@ class TestSchedule:
     @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
     def test_a_warm_up_longer_than_the_training_never_ends(self, schedule):
         settings = Training(steps=10, learning_rate=1.0, warmup=100, schedule=schedule, cooldown=0.0)
-        assert [settings.rate(i) for i in range(10)] == pytest.approx([(i + 1) / 100 for i in range(10)])
+        assert [settings.learning_rate_at(i) for i in range(10)] == pytest.approx([(i + 1) / 100 for i in range(10)])
 
     def test_steps_follow_from_epochs_where_they_are_given(self):
-        assert Training(epochs=3).for_epochs(40) == Training(epochs=3, steps=120)
-        assert Training(steps=7).for_epochs(40) == Training(steps=7)
+        assert Training(epochs=3).resolve_epochs(40) == Training(epochs=3, steps=120)
+        assert Training(steps=7).resolve_epochs(40) == Training(steps=7)
 
     def test_the_optimiser_gets_the_rate_of_the_step(self):
         settings, rates = Training(steps=4, warmup=2, learning_rate=1.0, cooldown=0.5), []
@@ -283,7 +283,7 @@ class TestAverage:
 
         def watch(state):
             before = {name: value.clone() for name, value in state.objective.model.state_dict().items()}
-            model = state.averaged()
+            model = state.averaged_model()
             model(torch.zeros(2, 2))
             model.sample((2,))
             assert all(torch.equal(v, before[n]) for n, v in state.objective.model.state_dict().items())
@@ -495,7 +495,7 @@ class TestResume:
 
         def save(state):
             if state.step == 5:
-                state.averaged()
+                state.averaged_model()
                 checkpoint.save(state.snapshot(), path, version="1")
             return False
 

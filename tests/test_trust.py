@@ -31,7 +31,7 @@ from iresnet import (
     trust,
 )
 from iresnet.lipschitz import refresh_
-from iresnet.train.objective import directions
+from iresnet.train.objective import class_vectors
 from iresnet.transform import Stretch, Transform
 from tests.zoo import normal
 
@@ -447,11 +447,11 @@ class TestModels:
                 return super().forward(100 * z)
 
         with pytest.raises(NoBoundKnown, match="A margin is read off a linear head; this one has Scaled"):
-            directions(Scaled(3, 2))
+            class_vectors(Scaled(3, 2))
         head = nn.Linear(3, 2)
         head.register_forward_hook(lambda m, a, y: -y)
         with pytest.raises(NoBoundKnown, match="has forward hooks"):
-            directions(head)
+            class_vectors(head)
 
     def test_a_head_whose_compiled_call_is_another_function(self):
         """Which a copy of the head has lost."""

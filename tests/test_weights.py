@@ -173,8 +173,8 @@ class TestCommands:
 
     def test_the_data_of_a_run_may_lie_elsewhere(self):
         opened = Run.open(trained())
-        assert opened.with_data_in(None) is opened
-        assert opened.with_data_in(Path("there")).experiment.data.folder == "there"
+        assert opened.with_data_folder(None) is opened
+        assert opened.with_data_folder(Path("there")).experiment.data.folder == "there"
 
     @pytest.mark.parametrize("words", [("certify", "tiny", "--tighten"), ("train", "--resume", "--out", "tiny")])
     def test_what_would_change_it_is_refused(self, library, words, capsys):
@@ -187,7 +187,7 @@ class TestCommands:
 
     def test_a_run_of_ones_own_is_written_to_as_before(self, tmp_path):
         own = Run.open(copy_of(trained(), tmp_path / "run"))
-        assert own.own() is own
+        assert own.require_writable() is own
         assert own.output == own.folder
 
 

@@ -38,11 +38,11 @@ from iresnet.evaluate.likelihood import drawn
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.logdet import EXACT_UP_TO, PowerSeries
 from iresnet.models import build
-from iresnet.presets import Experiment, changed, find
-from iresnet.results import Results, circumstances, finite, markdown_table, read, write
+from iresnet.presets import Experiment, find, with_overrides
+from iresnet.results import Results, markdown_table, nonfinite_to_none, provenance, read, write
 from iresnet.run import validate
-from iresnet.train import State, Training, set_rate
-from iresnet.train.objective import unit
+from iresnet.train import State, Training, set_learning_rate
+from iresnet.train.objective import nats_per_unit
 
 #: Held-out rows by which a density is judged, draws of noise and probes for each, terms of the series.
 ROWS, DRAWS, TERMS = 1000, 2, 30
@@ -78,7 +78,7 @@ class Pilot:
 
     def experiment(self, folder: str | None) -> Experiment:
         """All that decides it but for the time; what there is not is refused."""
-        made = changed(find(self.preset), self.settings)
+        made = with_overrides(find(self.preset), self.settings)
         return made if folder is None else replace(made, data=replace(made.data, folder=folder))
 
 
@@ -126,7 +126,7 @@ def run(pilot: Pilot, budget: Budget, folder: str | None = None) -> tuple[dict[s
     row: dict[str, Any] = {"dataset": experiment.data.source, "task": experiment.objective.kind}
     row |= {"preset": pilot.preset, "settings": " ".join(pilot.settings) or None}
     if begun + RESERVE >= budget.end:
-        return {**row, "note": "not begun: no time was left"}, circumstances(seeds=[experiment.seed], seconds=0.0)
+        return {**row, "note": "not begun: no time was left"}, provenance(seeds=[experiment.seed], seconds=0.0)
     try:
         metrics, about = _train(experiment, budget)
         return {**row, **metrics}, about
@@ -136,7 +136,7 @@ def run(pilot: Pilot, budget: Budget, folder: str | None = None) -> tuple[dict[s
         gc.collect()
         if budget.device.startswith("cuda"):
             torch.cuda.empty_cache()
-    return {**row, "note": f"failed: {reason}"}, circumstances(seeds=[experiment.seed], seconds=time.time() - begun)
+    return {**row, "note": f"failed: {reason}"}, provenance(seeds=[experiment.seed], seconds=time.time() - begun)
 
 
 def _train(experiment: Experiment, budget: Budget) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -146,7 +146,7 @@ def _train(experiment: Experiment, budget: Budget) -> tuple[dict[str, Any], dict
     with defer_norms():
         model = build(experiment.network, splits.schema, experiment.objective.kind, train.x).to(device)
     refresh_(model, settle=True)
-    objective = experiment.objective.objective(model, splits.schema.levels, experiment.data.augment)
+    objective = experiment.objective.build_objective(model, splits.schema.levels, experiment.data.augment)
     settings, generator = experiment.training, torch.Generator(device).manual_seed(experiment.seed)
     state = State(objective, settings, generator, experiment.acceleration)
     clock = Clock(budget, FIRST if device.startswith("cuda") else 1)
@@ -155,23 +155,23 @@ def _train(experiment: Experiment, budget: Budget) -> tuple[dict[str, Any], dict
     for x, y in batches.starting_at(0):
         if (part := clock.part(state.step)) >= 1:
             break
-        set_rate(state.optimiser, rate(settings, state.step, part))
+        set_learning_rate(state.optimiser, rate(settings, state.step, part))
         state.advance(x, y)
         state.update_average()
         if state.step == clock.first and device.startswith("cuda"):
             torch.cuda.synchronize()
     seconds = clock.elapsed
-    metrics = judged(state.averaged(), splits.validation.to(device), experiment)
+    metrics = judged(state.averaged_model(), splits.validation.to(device), experiment)
     row = {"training rows": len(train), "batch": batches.size, "steps": state.step, "seconds": round(seconds, 1)}
     size, precision = sum(p.numel() for p in model.parameters()), state.engine.precision
-    about = circumstances(seeds=[experiment.seed], seconds=seconds, precision=precision, parameters=size)
-    return row | finite(metrics), about | {"engine": str(state.engine)}
+    about = provenance(seeds=[experiment.seed], seconds=seconds, precision=precision, parameters=size)
+    return row | nonfinite_to_none(metrics), about | {"engine": str(state.engine)}
 
 
 def rate(settings: Training, step: int, part: float) -> float:
     """The learning rate: the schedule over the pilot's time, and its warm-up over steps, as ever."""
     clock = replace(settings, epochs=0, steps=PARTS, warmup=0)
-    return clock.rate(min(PARTS - 1, int(part * PARTS))) * min(1.0, (step + 1) / max(1, settings.warmup))
+    return clock.learning_rate_at(min(PARTS - 1, int(part * PARTS))) * min(1.0, (step + 1) / max(1, settings.warmup))
 
 
 @torch.no_grad()
@@ -183,7 +183,9 @@ def judged(model: nn.Module, validation: Dataset, experiment: Experiment) -> dic
         exact = rows.schema.dimension <= EXACT_UP_TO
         generator = torch.Generator(rows.x.device).manual_seed(0)
         estimator = None if exact else PowerSeries(terms=TERMS)
-        values = -drawn(as_flow(model), rows, estimator, [generator] * DRAWS).mean(0) / unit(rows.x, rows.schema.levels)
+        values = -drawn(as_flow(model), rows, estimator, [generator] * DRAWS).mean(0) / nats_per_unit(
+            rows.x, rows.schema.levels
+        )
         metrics |= {"bits/dim": float(values.mean()), "±": float(values.std()) / len(rows) ** 0.5}
         metrics |= {"held-out rows": len(rows), "method": "exact" if exact else f"series of {TERMS} terms"}
     if experiment.objective.kind != "density":

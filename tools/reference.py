@@ -37,7 +37,7 @@ from iresnet.gpu import Acceleration
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.models import build
 from iresnet.presets import PRESETS, Experiment
-from iresnet.results import circumstances
+from iresnet.results import provenance
 from iresnet.train import train
 from iresnet.train.objective import Objective
 
@@ -118,7 +118,7 @@ def objective_of(experiment: Experiment, schema: Schema, x: Tensor) -> Objective
     with defer_norms():
         model = build(experiment.network, schema, experiment.objective.kind, x)
     refresh_(model, settle=True)
-    return experiment.objective.objective(model, schema.levels, experiment.data.augment).train()
+    return experiment.objective.build_objective(model, schema.levels, experiment.data.augment).train()
 
 
 def step(name: str) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def write(target: Path) -> None:
         with threads(count):
             for name in TRAINED:
                 found["training"][name][count] = losses(name)
-    found["made"] = circumstances(seeds=[0, 1, 2], seconds=time.process_time(), precision="float32, float64")
+    found["made"] = provenance(seeds=[0, 1, 2], seconds=time.process_time(), precision="float32, float64")
     for name, content in found.items():
         (target / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
 

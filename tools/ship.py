@@ -24,7 +24,7 @@ from iresnet.data import DataSettings
 from iresnet.results import Results, write
 from iresnet.run import Run
 from iresnet.run.folder import MODEL_SHA256
-from iresnet.run.weights import WEIGHTS, slim
+from iresnet.run.weights import WEIGHTS, slim_state
 from iresnet.train import checkpoint
 from iresnet.train.checkpoint import Checkpoint
 from iresnet.version import __version__
@@ -45,15 +45,15 @@ def ship(run: Run, name: str) -> Path:
     _check_figures(run)
     model, target = _model(run), WEIGHTS / name
     target.mkdir(parents=True, exist_ok=True)
-    header = migration.of_line((run.folder / "config.toml").read_text(encoding="utf-8").partition("\n")[0])
+    header = migration.parse_header_line((run.folder / "config.toml").read_text(encoding="utf-8").partition("\n")[0])
     data = replace(run.experiment.data, folder=DataSettings().folder)
     experiment = replace(run.experiment, name=name, data=data)
-    atomic.write(target / "config.toml", f"{migration.line(header['iresnet'])}\n{config.dump(experiment)}")
+    atomic.write(target / "config.toml", f"{migration.header_line(header['iresnet'])}\n{config.dump(experiment)}")
     for file in COPIED:
         shutil.copyfile(run.folder / file, target / file)
     sha256 = checkpoint.sha256(checkpoint.save(model, target / MODEL, version=__version__))
     for file in SAID:  # of the same function, whose weights are now written otherwise
-        text = json.dumps(migration.numbered({**run.read_json(file), MODEL_SHA256: sha256}), indent=1)
+        text = json.dumps(migration.with_format({**run.read_json(file), MODEL_SHA256: sha256}), indent=1)
         atomic.write(target / file, text + "\n")
     return target
 
@@ -61,7 +61,7 @@ def ship(run: Run, name: str) -> Path:
 def _model(run: Run) -> Checkpoint:
     """The model with weights as they are used; refused where it is too large."""
     content = checkpoint.load(run.folder / MODEL)
-    made = Checkpoint({**content.tensors, "weights": slim(run.model())}, content.state)
+    made = Checkpoint({**content.tensors, "weights": slim_state(run.model())}, content.state)
     size = sum(t.numel() * t.element_size() for group in made.tensors.values() for t in group.values())
     if size > LARGEST:
         raise ValueError(f"a model must take at most {LARGEST:,} bytes; got {size:,}. Ship a smaller one.")

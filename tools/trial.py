@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 from iresnet import config
 from iresnet.logdet import EXACT_UP_TO
 from iresnet.presets import Experiment, find
-from iresnet.results import Results, finite, read, write
+from iresnet.results import Results, nonfinite_to_none, read, write
 from iresnet.run import Run
-from iresnet.run.watch import BIAS, WATCHED
+from iresnet.run.watch import BIAS, VALIDATION_SAMPLES
 
 Trial: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
 
@@ -50,7 +50,7 @@ def of_run(run: Run) -> Trial:
         "seconds": environment["seconds"],
         **_metrics(run),
     }
-    return finite(row), environment
+    return nonfinite_to_none(row), environment
 
 
 def _metrics(run: Run) -> dict[str, Any]:
@@ -60,12 +60,12 @@ def _metrics(run: Run) -> dict[str, Any]:
     """
     if not (run.folder / "model.safetensors").is_file():
         raise FileNotFoundError(f"{run.folder} is not finished. Go on: iresnet train --resume --out {run.folder}")
-    best, rows = run.best(), int(run.read_json("data.json")["validation"]["rows"])
+    best, rows = run.best_metrics(), int(run.read_json("data.json")["validation"]["rows"])
     metrics = {"bits/dim": best.get("validation bits/dim"), "±": None, "error %": best.get("validation error %")}
     if metrics["bits/dim"] is None:
         return metrics | {"held-out rows": rows}
     how = "exact" if run.schema.dimension <= EXACT_UP_TO else f"a series whose rest is below {BIAS:g} bits/dim"
-    return metrics | {"held-out rows": min(rows, WATCHED), "method": how}
+    return metrics | {"held-out rows": min(rows, VALIDATION_SAMPLES), "method": how}
 
 
 def settings_of(experiment: Experiment) -> tuple[str, list[str]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..data import Dataset
 from ..evaluate import certified_radius
 from ..evaluate.classes import has_head
-from ..train.objective import directions
+from ..train.objective import class_vectors
 from .subject import Skipped, Subject, Verdict, lengths, unit
 
 #: Steps downhill, and starts.
@@ -22,7 +22,7 @@ def radius(s: Subject) -> Verdict:
     """Projected gradient steps on f_y - max f_j within the radius that is certified of every row."""
     if not has_head(s.model):
         raise Skipped("the model does not classify")
-    directions(cast(nn.Module, s.model.head))  # says why a head has no radius, before anything is computed
+    class_vectors(cast(nn.Module, s.model.head))  # says why a head has no radius, before anything is computed
     levels = s.schema.levels
     rows = s.rows.float() if levels is None else s.rows.to(torch.uint8)
     x = rows.double() + (0.0 if levels is None else 0.5)

@@ -87,7 +87,7 @@ class Subject:
             content = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from None
-        return migration.of_json(content, path)
+        return migration.migrate_json(content, path)
 
     @cached_property
     def file(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -100,14 +100,14 @@ class Subject:
     def tensors(self) -> dict[str, Tensor]:
         """The same tensors by the names of today."""
         header, tensors = self.file
-        written = migration.written_in(header, self.run.folder / "model.safetensors")
-        return migration.migrated(tensors, migration.TENSORS, written)
+        written = migration.read_format(header, self.run.folder / "model.safetensors")
+        return migration.migrate(tensors, migration.TENSORS, written)
 
     @cached_property
     def model(self) -> nn.Module:
         """The model with the file's weights, put there without the library's loader."""
         with torch.random.fork_rng(devices=[]), defer_norms():
-            model = self.run.blank().eval()
+            model = self.run.untrained_model().eval()
         state = {name.removeprefix("weights/"): t for name, t in self.tensors.items() if name.startswith("weights/")}
         for name, value in model.state_dict().items():  # a shipped file has weights as they are used, and G = 0
             if name not in state and name.endswith(".parametrizations.weight.0.gradient"):

@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [w for w in words if w != "--debug"]
-    early.over()
+    early.restore()
     with steady():
         try:
             app(args=words, prog_name="iresnet")

@@ -35,11 +35,11 @@ def certify(
 
     Example: iresnet certify runs/demo --weights best --tighten
     """
-    opened, screen = Run.open(run).own() if tighten else Run.open(run), console()
+    opened, screen = Run.open(run).require_writable() if tighten else Run.open(run), console()
     use_threads(opened.schema.dimension)
     if opened.experiment.network.family in INVERSES:
         raise ValueError(f"nothing to certify: {INVERSES[opened.experiment.network.family]}")
-    with lock.holding(opened.folder) if tighten else nullcontext():
+    with lock.lock_folder(opened.folder) if tighten else nullcontext():
         certificate, words = _certified(opened, run, weights, choose_device(device), tighten)
     screen.say(str(certificate))
     if words:
@@ -56,7 +56,7 @@ def _certified(run: Run, name: Path, weights: str, device: str, tighten: bool) -
     changed = tighten_(model, run.schema.shape) if tighten else []
     certificate = prove(model, run.schema.shape)
     if tighten and (changed or weights == "best"):
-        tightened = [*run.tightened(), *changed] if weights == "model" else changed
+        tightened = [*run.tightened_layers(), *changed] if weights == "model" else changed
         stale = any((run.folder / file).exists() for file in ("evaluation.json", "report.html"))
         publish(run, model, certificate, run.splits().validation, {"tightened": tightened})
         again = f" Evaluate it again: iresnet evaluate {name}" if stale else ""

@@ -201,13 +201,13 @@ def _rows(model: nn.Module, data: Dataset, rows: int | None) -> Dataset:
 def say_stale(run: Run, screen: Screen) -> None:
     """Say that figures of other weights are there, which are to be replaced."""
     path = run.output / "evaluation.json"
-    if path.is_file() and not run.known(path.name):
+    if path.is_file() and not run.read_current_json(path.name):
         screen.say(f"{path} speaks of other weights, or of none, and is made anew.")
 
 
 def keep(run: Run, content: dict[str, Any], sha256: str) -> Path:
     """Write the figures of the test part, beside what else was known of the same rows and the same weights."""
-    known = run.known("evaluation.json")
+    known = run.read_current_json("evaluation.json")
     if known.get("rows") != content["rows"]:
         known = {name: value for name, value in known.items() if name not in OF_ROWS}
     return run.write_json("evaluation.json", {**known, **content}, sha256)

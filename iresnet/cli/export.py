@@ -10,7 +10,7 @@ import typer
 
 from ..export import export as write_files
 from ..run import Run
-from ..train.objective import centred
+from ..train.objective import bin_centres
 from .console import console
 from .output import RunFolder
 
@@ -26,7 +26,7 @@ def export(
     opened = Run.open(run)
     schema = opened.schema
     kind = torch.float32 if schema.levels is None else torch.uint8
-    example = centred(torch.zeros(2, *schema.shape, dtype=kind), schema.levels)
+    example = bin_centres(torch.zeros(2, *schema.shape, dtype=kind), schema.levels)
     folder = opened.output / "export" if out is None else out
     written = write_files(opened.model(), example, folder, about={"schema": schema.to_dict()})
     for name, path in written.items():

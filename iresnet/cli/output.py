@@ -35,7 +35,7 @@ ENDINGS = (".npz", ".csv", ".png")
 
 def open_run(folder: Path, device: str, data_dir: Path | None = None) -> tuple[Run, str]:
     """The run in a folder, downloaded sets looked for in `data_dir`, and the device of this name; sets the threads."""
-    run = Run.open(folder).with_data_in(data_dir)
+    run = Run.open(folder).with_data_folder(data_dir)
     use_threads(run.schema.dimension)
     return run, choose_device(device)
 

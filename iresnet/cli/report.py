@@ -34,7 +34,7 @@ def report(
     for name in ("certificate.json", "environment.json"):
         opened.read_json(name)  # what is damaged, or speaks of other weights, is refused before anything is judged
     opened.log()
-    if rows is not None or not opened.known("evaluation.json"):
+    if rows is not None or not opened.read_current_json("evaluation.json"):
         say_stale(opened, screen)
         sha256 = opened.sha256()
         content = evaluated(opened.model(device=chosen), opened.splits().test, rows, screen)

@@ -93,12 +93,12 @@ def _refuse_changes(given: dict[str, object]) -> None:
 def new_rate(changes: list[str]) -> float | None:
     """The learning rate that a resumed run is given, which is the remedy for divergence; nothing else may change."""
     for assignment in changes:
-        if config.place(Experiment, assignment) != RATE:
+        if config.setting_path(Experiment, assignment) != RATE:
             raise ValueError(
                 f"a resumed run keeps its settings, all but {RATE}; got --set {assignment}. Leave that out, or start "
                 "anew."
             )
-    return presets.changed(Experiment(), changes).training.learning_rate if changes else None
+    return presets.with_overrides(Experiment(), changes).training.learning_rate if changes else None
 
 
 def run_folder(name: str) -> Path:
@@ -135,7 +135,7 @@ def settle(
     seed: int | None,
 ) -> Experiment:
     """The experiment with what the command line says of it."""
-    experiment = presets.changed(experiment, changes)
+    experiment = presets.with_overrides(experiment, changes)
     wishes = {"source": data, "label": label, "folder": data_dir}
     experiment = replace(
         experiment,
@@ -159,7 +159,7 @@ def finish(outcome: FitResult) -> None:
             f"Stopped and saved at step {outcome.step} of {outcome.run.experiment.training.steps}. {go_on(folder)}",
         )
         raise typer.Exit(130)
-    best = outcome.run.best()
+    best = outcome.run.best_metrics()
     words = ", ".join(f"{name} {value:.3f}" for name, value in best.items() if name not in ("step", TRUNCATION))
     when = "Best at" if outcome.run.experiment.training.select == "best" else "After"
     screen.say(

@@ -14,10 +14,10 @@ from typing import Annotated, TypeAlias
 import torch
 from torch import Tensor
 
-from ..allowed import Rule, check, within
+from ..allowed import Rule, check_settings, in_interval
 
 #: Which part of the images is shifted.
-Shifted: TypeAlias = Annotated[float, within("[0, 1]", "is the part of the images that is shifted,")]
+Shifted: TypeAlias = Annotated[float, in_interval("[0, 1]", "is the part of the images that is shifted,")]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Augment:
     cutout: Annotated[int, Rule(lambda side: side >= 0, "is the side of a square in pixels, at least 0")] = 0
 
     def __post_init__(self) -> None:
-        check(self)
+        check_settings(self)
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Refuse rows that cannot be augmented like this."""

@@ -19,7 +19,7 @@ from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 
-from ..spelling import named, quoted
+from ..spelling import quoted, with_path
 from .labels import class_name
 from .table import Choose, Table, check_names, is_number, label_hint, number
 
@@ -41,7 +41,7 @@ def read(path: Path, choose: Choose, known: Collection[str] = ()) -> Table:
     except csv.Error as error:
         raise ValueError(f"{path} cannot be read as CSV ({error}). Save it as comma-separated text.") from None
     except OSError as error:
-        raise named(error, path) from None
+        raise with_path(error, path) from None
 
 
 def written(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

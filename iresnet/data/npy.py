@@ -19,7 +19,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from .. import atomic
-from ..spelling import cut, reason
+from ..spelling import first_line, shorten
 
 Array: TypeAlias = NDArray[Any]
 
@@ -38,7 +38,7 @@ def load(path: Path, choose: Callable[[list[str]], Iterable[str]]) -> dict[str, 
                     return {name: _unpack(archive, found[name], path) for name in choose([*found])}
             return {name: _whole(file, path) for name in choose(["x"])}
     except Exception as error:  # zipfile, zlib and numpy raise what they like at a damaged file
-        raise ValueError(f"{path} cannot be read as an array ({reason(error)}). Save it anew.") from None
+        raise ValueError(f"{path} cannot be read as an array ({first_line(error)}). Save it anew.") from None
 
 
 def load_one(path: Path) -> Array:
@@ -47,7 +47,7 @@ def load_one(path: Path) -> Array:
         with path.open("rb") as file:
             return _whole(file, path)
     except Exception as error:
-        raise ValueError(f"{path} is no .npy array of numbers ({reason(error)}).") from None
+        raise ValueError(f"{path} is no .npy array of numbers ({first_line(error)}).") from None
 
 
 def save(path: Path, **arrays: Any) -> Path:
@@ -77,7 +77,7 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         if info.filename.endswith(".npy"):
             name = info.filename.removesuffix(".npy")
             if name in found:
-                raise ValueError(f"it holds {cut(name)} twice")
+                raise ValueError(f"it holds {shorten(name)} twice")
             found[name] = info
     return found
 
@@ -85,10 +85,10 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 def _unpack(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Array:
     size, packed = info.file_size, min(info.compress_size, path.stat().st_size)
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{cut(info.filename)} is not packed as numpy does it")
+        raise ValueError(f"{shorten(info.filename)} is not packed as numpy does it")
     if size > max(FREE, RATIO * packed):
         raise ValueError(
-            f"{cut(info.filename)} unpacks from {packed:,} to {size:,} bytes; above {FREE:,} it may grow {RATIO} "
+            f"{shorten(info.filename)} unpacks from {packed:,} to {size:,} bytes; above {FREE:,} it may grow {RATIO} "
             "times. numpy.savez does not pack it"
         )
     with archive.open(info) as stream:
@@ -110,6 +110,6 @@ def _check(stream: IO[bytes], size: int) -> None:
         raise ValueError("Object arrays cannot be loaded without unpickling them")
     needed, held = math.prod(shape) * dtype.itemsize, size - stream.tell()
     if dtype.names or dtype.subdtype or any(n < 0 for n in shape):
-        raise ValueError(f"it must hold numbers or text, of a shape; got {cut(str(dtype))} {cut(str(shape))}")
+        raise ValueError(f"it must hold numbers or text, of a shape; got {shorten(str(dtype))} {shorten(str(shape))}")
     if needed != held:
-        raise ValueError(f"its header says {cut(str(shape))} {dtype}, {needed:,} bytes; it holds {held:,}")
+        raise ValueError(f"its header says {shorten(str(shape))} {dtype}, {needed:,} bytes; it holds {held:,}")

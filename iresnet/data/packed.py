@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, NoReturn, TypeAlias, cast
 
-from ..spelling import cut, named, reason
+from ..spelling import first_line, shorten, with_path
 
 Content: TypeAlias = bytes | bytearray
 
@@ -43,7 +43,7 @@ def members(path: Path, wanted: Mapping[str, int], whole: int) -> dict[str, Cont
                 if i == FILES or member.size < 0:
                     raise ValueError(f"it must hold at most {FILES:,} files of sizes from 0 on")
                 if member.name in found:
-                    raise ValueError(f"it holds {cut(member.name)} twice")
+                    raise ValueError(f"it holds {shorten(member.name)} twice")
                 if member.name in wanted:
                     found[member.name] = _member(archive, member, wanted[member.name])
                 if len(found) == len(wanted):
@@ -103,7 +103,7 @@ class _Steps:
 
 def _refuse(path: Path, error: Exception) -> NoReturn:
     if isinstance(error, OSError) and error.errno is not None:
-        raise named(error, path) from None
+        raise with_path(error, path) from None
     if isinstance(error, MemoryError):
         raise error  # nothing is wrong with what it holds
-    raise ValueError(f"{path} is damaged ({reason(error)}).") from None
+    raise ValueError(f"{path} is damaged ({first_line(error)}).") from None

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import torch
 
-from ..allowed import Rule, check, within
+from ..allowed import Rule, check_settings, in_interval
 from ..spelling import hint, quoted
 from . import arrays, canonical, delimited, images, split, table, toy
 from .augment import Augment
@@ -49,7 +49,7 @@ class DataSettings:
     #: Held out first, where the source has no test part.
     test: float = 0.2
     #: The part of the training labels that is kept; the others become -1.
-    labelled: Annotated[float, within("(0, 1]", "is the part of the labels that is kept,")] = 1.0
+    labelled: Annotated[float, in_interval("(0, 1]", "is the part of the labels that is kept,")] = 1.0
     #: Images of a folder are resized to size x size; 0: all must be equal.
     size: Annotated[int, SIZE] = 0
     #: Of validation rows, kept labels and toy points.
@@ -68,7 +68,7 @@ class DataSettings:
     cutout: int = 0
 
     def __post_init__(self) -> None:
-        check(self)
+        check_settings(self)
         if not self.source:
             raise ValueError(f"source must be a data set or a path; got ''. Use one of {', '.join(names())}.")
         for name in ("source", "folder"):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..classifier import Classifier
 from ..data import Dataset
 from ..hybrid import Hybrid
-from ..train.objective import MISSING, centred
+from ..train.objective import MISSING, bin_centres
 from .chunks import in_chunks
 from .likelihood import CHUNK
 
@@ -51,7 +51,7 @@ def as_classifier(model: nn.Module, wish: str = "classes need a head") -> Classi
 def logits(model: nn.Module, data: Dataset) -> Tensor:
     """The logits of every row, integers at the middle of their bins."""
     view = as_classifier(model)
-    return in_chunks(lambda x: view(centred(x, data.schema.levels)), data.x, CHUNK)
+    return in_chunks(lambda x: view(bin_centres(x, data.schema.levels)), data.x, CHUNK)
 
 
 def error(model: nn.Module, data: Dataset) -> Error:

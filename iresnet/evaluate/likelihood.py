@@ -16,7 +16,7 @@ from ..data.corruptions import CORRUPTIONS, corrupt
 from ..flow import Flow, LogProb
 from ..hybrid import Hybrid
 from ..logdet import EXACT_UP_TO, CertifiedSeries, Estimator
-from ..train.objective import unit, unit_name
+from ..train.objective import nats_per_unit, unit_name
 from ..transforms.dequantisation import dequantised, raw_noise
 from .chunks import chunk_size, in_chunks
 
@@ -145,7 +145,7 @@ def density(model: nn.Module, data: Dataset, *, draws: int = 8, seed: int = 0) -
     if len(data) < 2:
         raise ValueError(f"a mean needs at least two rows, to know its error; got {len(data)}. Ask for scores.")
     d = draw(model, data, draws, seed=seed)
-    scale, (count, n) = unit(data.x, data.schema.levels), d.values.shape
+    scale, (count, n) = nats_per_unit(data.x, data.schema.levels), d.values.shape
     return Density(
         value=float(-d.values.mean()) / scale,
         unit=unit_name(data.schema.levels),

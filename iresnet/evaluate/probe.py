@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..data import Dataset, subsample
 from ..data.dataset import stream
-from ..train.objective import centred
+from ..train.objective import bin_centres
 from ..transform import Transform
 from .chunks import in_chunks
 from .classes import Error, error_of, labelled, labels
@@ -72,7 +72,7 @@ def _evaluated(view: Callable[[Tensor], Tensor], train: Dataset, test: Dataset, 
 
 @torch.no_grad()
 def _rows(view: Callable[[Tensor], Tensor], data: Dataset) -> Tensor:
-    return in_chunks(lambda x: view(centred(x, data.schema.levels)).flatten(1), data.x, CHUNK).double()
+    return in_chunks(lambda x: view(bin_centres(x, data.schema.levels)).flatten(1), data.x, CHUNK).double()
 
 
 def _fit(x: Tensor, y: Tensor, classes: int, seed: int) -> Tensor:

@@ -22,7 +22,7 @@ from ..certificate import residual_blocks
 from ..data import Dataset, subsample
 from ..flow import Flow
 from ..logdet import EXACT_UP_TO, CertifiedSeries, Estimator, Exact, RussianRoulette, terms_needed, truncation_bound
-from ..train.objective import unit, unit_name
+from ..train.objective import nats_per_unit, unit_name
 from ..transforms import Imported
 from .likelihood import as_flow, check_eval, drawn
 
@@ -114,7 +114,7 @@ def protocol(
     _check(data, bias, error, most)
     check_eval(model)
     flow, d = as_flow(model), data.schema.dimension
-    nat, scale = d * math.log(2), unit(data.x, data.schema.levels)  # one bit a dimension, and the unit, in nats
+    nat, scale = d * math.log(2), nats_per_unit(data.x, data.schema.levels)  # one bit per dimension, the unit; in nats
     way = _Way(_plain(flow), Exact()) if d <= exact_up_to else _way(flow, data.schema.shape, bias * nat)
     generator = torch.Generator(data.x.device).manual_seed(seed)
 

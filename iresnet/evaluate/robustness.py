@@ -27,7 +27,7 @@ from ..data import Dataset
 from ..multiscale import Multiscale
 from ..precision import full_precision
 from ..proof import norms
-from ..train.objective import MISSING, centred, directions
+from ..train.objective import MISSING, bin_centres, class_vectors
 from ..transform import Transform, stretch_of
 from ..trust import NoBoundKnown, doubt
 from .classes import as_classifier, error_of, labelled, labels, logits
@@ -169,12 +169,12 @@ def certified_radius(model: nn.Module, data: Dataset) -> Tensor:
     Raises `NoBoundKnown` for a head that is not linear and a transform without a proven bound.
     """
     view, y = _view(model), labels(data)
-    directions(view.head)  # refuses the live head: a copy may have lost what makes it another function
+    class_vectors(view.head)  # refuses the live head: a copy may have lost what makes it another function
     constant, head = lipschitz(model, data), plain(view.head).double()
-    apart, size = _apart(directions(head)), _size(head)
+    apart, size = _apart(class_vectors(head)), _size(head)
     radii = []
     for x, c in zip(torch.split(data.x, CHUNK), torch.split(y, CHUNK), strict=True):
-        point = centred(x, data.schema.levels).double()
+        point = bin_centres(x, data.schema.levels).double()
         z, error = evaluated(view.transform, point)
         hidden = ROUNDING * size * (1 + norms(z))
         radii.append(_radius(head(z), c, constant, apart, error, hidden))
@@ -241,7 +241,7 @@ def withstands(
     held = _right(view, data)
     for start in range(restarts):
         for rows in torch.split(held.nonzero().flatten(), CHUNK) if bool(held.any()) else ():
-            x = centred(data.x[rows], data.schema.levels)
+            x = bin_centres(data.x[rows], data.schema.levels)
             noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype) if start else None
             held[rows] = ~_fooled(view, x, y[rows], radius * (1 - 1e-6), steps, noise, data.schema.levels)
     return held

@@ -20,7 +20,7 @@ from ..fixed_point import Solver
 from ..inverse import Decoder
 from ..inverse import solve as solve_codes
 from ..precision import full_precision
-from ..train.objective import centred
+from ..train.objective import bin_centres
 from ..transform import ChainSolution, Transform
 from ..transforms.preprocess import Logit, Standardise
 from .chunks import chunk_size
@@ -94,7 +94,7 @@ def reconstruct(
     solver: Solver | None = None,
 ) -> tuple[ChainSolution, Tensor]:
     """Encode rows and solve their codes back: the solution, and the inputs (integers at the middle of their bins)."""
-    transform, x = _copied(model, precision), centred(data.x, data.schema.levels).to(precision)
+    transform, x = _copied(model, precision), bin_centres(data.x, data.schema.levels).to(precision)
     return _solve(transform, _in_chunks(transform, x), tolerance=tolerance, solver=solver), x
 
 
@@ -181,7 +181,7 @@ def interpolate(model: nn.Module, data: Dataset, *, pairs: int = 6, steps: int =
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).tolist()
     chosen = _pairs(order, None if data.y is None else data.y.tolist(), min(pairs, len(data) // 2))
     first, second = (
-        _in_chunks(transform, centred(data.take(side).x, data.schema.levels)) for side in zip(*chosen, strict=True)
+        _in_chunks(transform, bin_centres(data.take(side).x, data.schema.levels)) for side in zip(*chosen, strict=True)
     )
     t = torch.linspace(0, 1, steps, device=first.device).view(1, steps, *[1] * (first.dim() - 1))
     x = decode(transform, ((1 - t) * first[:, None] + t * second[:, None]).flatten(0, 1))

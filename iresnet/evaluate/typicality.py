@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..data import Dataset, subsample
 from ..data.corruptions import CORRUPTIONS, INVENTED, corrupt
 from ..flow import LogProb
-from ..train.objective import unit
+from ..train.objective import nats_per_unit
 from .likelihood import detection, log_likelihood
 
 #: Rows in a batch that is judged as one.
@@ -116,7 +116,7 @@ def outside(
     for name, dataset in {"the data": data, **others}.items():
         if min(len(dataset), rows) < BATCH:
             raise ValueError(f"batches of {BATCH} rows need that many; got {min(len(dataset), rows)} of {name}.")
-    normal, scale = log_likelihood(model, subsample(data, rows), draws=draws), unit(data.x, data.schema.levels)
+    normal, scale = log_likelihood(model, subsample(data, rows), draws=draws), nats_per_unit(data.x, data.schema.levels)
     return [
         told_apart(name, normal, log_likelihood(model, subsample(dataset, rows), draws=draws), reference, scale)
         for name, dataset in others.items()

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from ..compiler import compiled_or_plain
+from ..compiler import maybe_compile
 from ..transforms import Coupling
 from ..trust import changed
 from .wrapper import Wrapper
@@ -24,7 +24,7 @@ class CompiledCoupling(Wrapper):
 
     def through(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """As `Coupling.through`, which those two go by."""
-        return cast("tuple[Tensor, Tensor | None]", compiled_or_plain(_through, True)(self.inner, x, context))
+        return cast("tuple[Tensor, Tensor | None]", maybe_compile(_through, True)(self.inner, x, context))
 
 
 def _through(coupling: Coupling, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -39,6 +39,6 @@ def can_compile(module: nn.Module) -> bool:
     return own.forward is Coupling.forward and own.forward_and_logdet is Coupling.forward_and_logdet
 
 
-def couplings(module: nn.Module) -> list[Coupling]:
+def find_couplings(module: nn.Module) -> list[Coupling]:
     """The couplings of a module."""
     return [m for m in module.modules() if isinstance(m, Coupling)]

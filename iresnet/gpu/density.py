@@ -16,10 +16,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..compiler import compiled_or_plain
+from ..compiler import maybe_compile
 from ..logdet import refuse_second_derivative
 from .dual import ExecutionMode, Layer, Slope, Stage, forward, read_layers
-from .maps import Unrolled, rows
+from .maps import Unrolled, as_matrix
 
 
 def advance_with_logdet(
@@ -32,19 +32,19 @@ def advance_with_logdet(
     or as bits, `weights` those of `pack`.
     """
     layers: Sequence[Layer] = read_layers(parts, values, tuple(x.shape[2:]), len(x) * (1 + mode.probes), mode)
-    after, v, h, layers, slopes = forward(mode, layers, rows(x), rows(y), bias, norm, noise)
+    after, v, h, layers, slopes = forward(mode, layers, as_matrix(x), as_matrix(y), bias, norm, noise)
     s, value = estimate(mode, layers, slopes, v, h.detach()[len(after) :], weights, len(x))
     y, logdet = End.apply(mode, h, s, value)  # type: ignore[no-untyped-call]
     return _like(after, x.shape), _like(y, x.shape), logdet
 
 
-def advance(
+def advance_without_logdet(
     parts: Sequence[Stage], mode: ExecutionMode, x: Tensor, y: Tensor, bias: Tensor | None,
     norm: tuple[Tensor, Tensor] | None, values: list[Tensor],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The next (x, y) alone, without probes."""
     layers = read_layers(parts, values, tuple(x.shape[2:]), len(x), mode)
-    after, _, h, *_ = forward(mode, layers, rows(x), rows(y), bias, norm, None)
+    after, _, h, *_ = forward(mode, layers, as_matrix(x), as_matrix(y), bias, norm, None)
     return _like(after, x.shape), _like(h, x.shape)
 
 
@@ -65,7 +65,7 @@ class End(torch.autograd.Function):
     def backward(ctx: Any, gy: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
         (s,) = ctx.saved_tensors
-        return None, compiled_or_plain(seed, ctx.mode.compiled)(gy, g, s, ctx.mode.probes, ctx.dtype), None, None
+        return None, maybe_compile(seed, ctx.mode.compiled)(gy, g, s, ctx.mode.probes, ctx.dtype), None, None
 
 
 def seed(gy: Tensor, g: Tensor, s: Tensor, probes: int, dtype: torch.dtype) -> Tensor:
@@ -83,7 +83,7 @@ def estimate(
         s, total, w = v, torch.zeros_like(v), v
         for row in weights[:-1]:
             w, s, total = term(mode, layers, slopes, w, s, total, row)
-        return s, compiled_or_plain(finish, mode.compiled)(total, v, w, jv, weights[-1], mode.probes, batch)
+        return s, maybe_compile(finish, mode.compiled)(total, v, w, jv, weights[-1], mode.probes, batch)
 
 
 def term(
@@ -104,7 +104,7 @@ def term(
         return found
     m = first.matrix
     w = first.map.transpose(w, m) if d is None else first.map.transpose_times(w, m, d)
-    return cast("tuple[Tensor, Tensor, Tensor]", compiled_or_plain(add, mode.compiled)(w, s, total, row))
+    return cast("tuple[Tensor, Tensor, Tensor]", maybe_compile(add, mode.compiled)(w, s, total, row))
 
 
 def add(w: Tensor, s: Tensor, total: Tensor, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:

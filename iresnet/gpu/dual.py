@@ -17,11 +17,11 @@ from torch import Tensor
 from ..branch import Program, Step
 from ..branch.derivative import slope as slope_of
 from ..branch.program import LINEAR, apply
-from ..compiler import compiled_or_plain
+from ..compiler import maybe_compile
 from ..logdet import signs
 from ..timing import can_measure, fastest
 from .kernels import wide
-from .maps import Convolution, Map, candidates, find, rows
+from .maps import Convolution, Map, as_matrix, candidates, choose_map
 from .neighbours import Size
 
 
@@ -88,7 +88,7 @@ def read_layers(
         used += n + 1
         bias = values[used] if part.linear.tensors == 2 and used < len(values) else None
         used += bias is not None
-        linear = find(part.linear, weight, size, count, compiled=mode.compiled)
+        linear = choose_map(part.linear, weight, size, count, compiled=mode.compiled)
         found.append(Layer(part, linear, parameters, weight, linear.matrix(weight.detach()), bias))
         if part.linear.geometry is not None:
             size = part.linear.geometry.output_size(size, tuple(weight.shape[2:]))
@@ -100,7 +100,7 @@ def forward(
     norm: tuple[Tensor, Tensor] | None, noise: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Sequence[Layer], list[Slope]]:  # fmt: skip
     """x', the probes, [y'; J v], the layers as they were computed, and the slopes of all activations."""
-    x, v, h = Enter.apply(mode, x, y, bias, *(norm or (None, None)), noise)  # type: ignore[no-untyped-call]
+    x, v, h = EnterUnit.apply(mode, x, y, bias, *(norm or (None, None)), noise)  # type: ignore[no-untyped-call]
     if layers[0].stage.activation is not None:
         h = x if v is None else torch.cat([x, v])
     through = _layer_by_layer
@@ -114,9 +114,9 @@ def _layer_by_layer(mode: ExecutionMode, layers: Sequence[Layer], x: Tensor, h: 
     shift, slopes = None, list[Slope]()
     for layer in layers:
         if layer.stage.activation is None:
-            h, d = Begin.apply(layer, x, h, layer.weight), None  # type: ignore[no-untyped-call]
+            h, d = FirstMap.apply(layer, x, h, layer.weight), None  # type: ignore[no-untyped-call]
         else:
-            h, d = Bend.apply(mode, layer, h, shift, layer.weight, *layer.parameters)  # type: ignore[no-untyped-call]
+            h, d = ActivationThenMap.apply(mode, layer, h, shift, layer.weight, *layer.parameters)  # type: ignore[no-untyped-call]
         slopes.append(Slope(d))
         shift = layer.bias
     return h, slopes
@@ -177,13 +177,15 @@ def _by_kernels(mode: ExecutionMode, layers: Sequence[Layer], x: Tensor, h: Tens
 # ---------------------------------------------------------------------------------------------- the way in
 
 
-class Enter(torch.autograd.Function):
+class EnterUnit(torch.autograd.Function):
     """(x, y, bias, shift, log_scale, noise) -> x', the probes, and both as one matrix in the precision of maps."""
 
     @staticmethod
     def forward(ctx: Any, mode: ExecutionMode, x: Tensor, y: Tensor, bias: Tensor | None, shift: Tensor | None,
                 log_scale: Tensor | None, noise: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
-        x, v, both = compiled_or_plain(enter, mode.compiled)(*_plain(x, y, bias, shift, log_scale, noise), mode.dtype)
+        x, v, both = maybe_compile(enter_unit, mode.compiled)(
+            *_detached(x, y, bias, shift, log_scale, noise), mode.dtype
+        )
         ctx.mode, ctx.has_bias, ctx.dtype = mode, bias is not None, y.dtype
         ctx.save_for_backward(x, log_scale)
         ctx.mark_non_differentiable(*([both] if v is None else [v, both]))
@@ -192,13 +194,13 @@ class Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        x, log_scale = _plain(*ctx.saved_tensors)
-        dx, dy, plain, scaled = compiled_or_plain(leave, ctx.mode.compiled)(g, x, log_scale, ctx.dtype)
+        x, log_scale = _detached(*ctx.saved_tensors)
+        dx, dy, plain, scaled = maybe_compile(leave_unit, ctx.mode.compiled)(g, x, log_scale, ctx.dtype)
         norm = (None, None) if log_scale is None else (plain, scaled)
         return None, dx, dy, plain if ctx.has_bias else None, *norm, None
 
 
-def enter(
+def enter_unit(
     x: Tensor, y: Tensor, bias: Tensor | None, shift: Tensor | None, log_scale: Tensor | None, noise: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
@@ -208,18 +210,20 @@ def enter(
         x = (x + shift) * log_scale.exp()
     if noise is None:
         return x, None, x.to(dtype, copy=True)
-    v = signs(rows(noise), x.dtype)
+    v = signs(as_matrix(noise), x.dtype)
     return x, v, torch.cat([x.to(dtype), v.to(dtype)])
 
 
-def leave(g: Tensor, x: Tensor, log_scale: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def leave_unit(
+    g: Tensor, x: Tensor, log_scale: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of x, y, of bias and shift, and of log_scale, from that of x'."""
     scaled = (g * x).sum(0)
     g = g if log_scale is None else g * log_scale.exp()
     return g, g.to(dtype), g.sum(0), scaled
 
 
-class Begin(torch.autograd.Function):
+class FirstMap(torch.autograd.Function):
     """The first linear map, where no activation stands before it: probes have no gradient."""
 
     @staticmethod
@@ -238,7 +242,7 @@ class Begin(torch.autograd.Function):
 # ---------------------------------------------------------------------------------------------- in between
 
 
-class Bend(torch.autograd.Function):
+class ActivationThenMap(torch.autograd.Function):
     """An activation of [h; tangents] and the linear map after it; also the slope of the activation."""
 
     @staticmethod
@@ -246,8 +250,8 @@ class Bend(torch.autograd.Function):
                 *parameters: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.mode, ctx.activation, ctx.map, ctx.matrix = mode, layer.stage.activation, layer.map, layer.matrix
         ctx.save_for_backward(h, bias, *parameters)
-        both, slope = compiled_or_plain(activate, mode.compiled)(
-            ctx.activation, mode, *_plain(h, bias), _plain(*parameters)
+        both, slope = maybe_compile(activate, mode.compiled)(
+            ctx.activation, mode, *_detached(h, bias), _detached(*parameters)
         )
         ctx.mark_non_differentiable(slope)
         ctx.set_materialize_grads(False)
@@ -255,9 +259,9 @@ class Bend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        h, bias, *parameters = _plain(*ctx.saved_tensors)
+        h, bias, *parameters = _detached(*ctx.saved_tensors)
         back = ctx.map.transpose(g, ctx.matrix)
-        function = compiled_or_plain(activate_backward, ctx.mode.compiled)
+        function = maybe_compile(activate_backward, ctx.mode.compiled)
         both, dh, dbias, more = function(ctx.activation, ctx.mode, h, bias, parameters, back)
         return None, None, dh, dbias, ctx.map.gradient(both, g, ctx.matrix), *more
 
@@ -266,9 +270,9 @@ def activate(
     step: Step, mode: ExecutionMode, h: Tensor, bias: Tensor | None, parameters: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """[a; slope t] and the slope, for an activation a of h + bias and tangents t."""
-    h, t = _parts(h, mode)
-    a, d = _bent(step, h, bias, parameters)
-    return _joined(a, d * t, mode.dtype), d.to(mode.dtype) if mode.probes else d.new_empty(0)
+    h, t = _split_tangents(h, mode)
+    a, d = _activation_and_slope(step, h, bias, parameters)
+    return _join_tangents(a, d * t, mode.dtype), d.to(mode.dtype) if mode.probes else d.new_empty(0)
 
 
 def activate_backward(
@@ -277,34 +281,36 @@ def activate_backward(
     """[a; slope t] once more, and the gradients of [h; t], of the bias and of the parameters."""
 
     def function(h: Tensor, t: Tensor, parameters: list[Tensor]) -> tuple[Tensor, Tensor]:
-        a, d = _bent(step, h, bias, parameters)
+        a, d = _activation_and_slope(step, h, bias, parameters)
         return a, d * t
 
-    dtype, (h, t) = h.dtype, _parts(h, mode)
+    dtype, (h, t) = h.dtype, _split_tangents(h, mode)
     (a, b), pull, *_ = torch.func.vjp(function, h, t, parameters)
-    dh, dt, more = pull(_parts(g, mode))
+    dh, dt, more = pull(_split_tangents(g, mode))
     dh = dh.to(dtype)
     dbias = None if bias is None else dh.to(bias.dtype).sum(0)
-    return _joined(a, b, mode.dtype), _joined(dh, dt, dtype), dbias, more
+    return _join_tangents(a, b, mode.dtype), _join_tangents(dh, dt, dtype), dbias, more
 
 
-def _bent(step: Step, h: Tensor, bias: Tensor | None, parameters: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _activation_and_slope(
+    step: Step, h: Tensor, bias: Tensor | None, parameters: list[Tensor]
+) -> tuple[Tensor, Tensor]:
     h = h if bias is None else h + bias
     a = apply(step, [h], parameters)
     return a, slope_of(step, h, a, parameters)
 
 
-def _parts(h: Tensor, mode: ExecutionMode) -> tuple[Tensor, Tensor]:
+def _split_tangents(h: Tensor, mode: ExecutionMode) -> tuple[Tensor, Tensor]:
     """The rows of the state, and those of the tangents, (probes, rows, channels), in float32 at least."""
     h = h.to(torch.promote_types(h.dtype, torch.float32)).view(1 + mode.probes, -1, h.shape[1])
     return h[0], h[1:]
 
 
-def _joined(a: Tensor, t: Tensor, dtype: torch.dtype) -> Tensor:
+def _join_tangents(a: Tensor, t: Tensor, dtype: torch.dtype) -> Tensor:
     """The rows of the state and those of the tangents, if there are any, as one matrix."""
     return torch.cat([a.to(dtype), t.to(dtype).flatten(0, 1)]) if len(t) else a.to(dtype)
 
 
-def _plain(*tensors: Tensor | None) -> list[Any]:
+def _detached(*tensors: Tensor | None) -> list[Any]:
     """Without their graph: a compiler would look at it."""
     return [None if t is None else t.detach() for t in tensors]

@@ -1,7 +1,7 @@
 """How the steps of a training are taken: what is asked for (`Acceleration`), and what can be had (`Engine`).
 
 eager       every operation is launched by Python; what a CPU does, and what everything else is judged against
-fused       runs of residual blocks as compiled functions, g in bfloat16 (`plan`); couplings too (`couplings`)
+fused       runs of residual blocks as compiled functions, g in bfloat16 (`plan`); couplings too (`find_couplings`)
 graph       the whole step (forward, backward, clipping, optimiser) as one CUDA graph, launched at once
 
 What a device, an objective or a network does not allow is left out, and `reasons` say why.
@@ -16,11 +16,11 @@ from typing import Literal, TypeAlias
 import torch
 from torch import nn
 
-from ..allowed import check
+from ..allowed import check_settings
 from ..logdet import Estimator, FixedSeries, RussianRoulette
 from ..residual import ResidualBlock
-from .couplings import couplings
-from .plan import unfused
+from .couplings import find_couplings
+from .plan import unfused_convolutions
 
 Choice: TypeAlias = Literal["auto", "on", "off"]
 
@@ -38,7 +38,7 @@ class Acceleration:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
 
     def __post_init__(self) -> None:
-        check(self)
+        check_settings(self)
 
 
 class Engine:
@@ -52,12 +52,12 @@ class Engine:
     ) -> None:
         self.reasons, device = list[str](), next(objective.parameters()).device
         self.blocks = any(isinstance(m, ResidualBlock) for m in objective.modules())
-        self.rest, self.couplings = bool(unfused(objective)), bool(couplings(objective))
+        self.rest, self.couplings = bool(unfused_convolutions(objective)), bool(find_couplings(objective))
         self.series = isinstance(estimator, FixedSeries | RussianRoulette)  # one that is stopped is such a series
         other = needs_logdet and self.blocks and not self.series
         obstacle = "the log-determinant is not a power series" if other else None
         absent = None if device.type == "cuda" else f"this device is {'a CPU' if device.type == 'cpu' else device.type}"
-        self.graph = self._allow(wish.graph, "CUDA graph", absent or obstacle or adaptive(objective))
+        self.graph = self._allow(wish.graph, "CUDA graph", absent or obstacle or adaptive_solver_reason(objective))
         idle = None if self.blocks or self.couplings else "there are neither residual blocks nor couplings"
         # Compiling also works on a CPU, but takes longer than it saves: only where it is asked for.
         missing = (absent or _no_compiler()) if wish.compile == "auto" else None
@@ -108,7 +108,7 @@ class Engine:
         return f"{self.method} ({'; '.join(self.reasons)})" if self.reasons else self.method
 
 
-def adaptive(objective: nn.Module) -> str | None:
+def adaptive_solver_reason(objective: nn.Module) -> str | None:
     """Why no graph can be recorded: a solver that chooses its steps by what it reads from the device."""
     found = any(getattr(m, "adaptive", False) for m in objective.modules())
     return "an adaptive solver chooses its steps while it goes" if found else None

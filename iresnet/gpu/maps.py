@@ -1,7 +1,7 @@
 """The linear maps of g, on matrices: rows are the pixels of a batch, columns the channels, which lie last in memory.
 
 A map W, its transpose and the gradient of its weight, dW = sum over pixels of (gradient of the output) (input)'. There
-are several ways to the same numbers; `find` takes the fastest on this device:
+are several ways to the same numbers; `choose_map` takes the fastest on this device:
 
     Dense         a linear layer, or a convolution of 1 x 1: one product of matrices
     Convolution   by the library's convolutions
@@ -23,12 +23,12 @@ from torch import Tensor
 
 from ..branch import Program, Step
 from ..branch.program import transposed
-from ..compiler import compiled_or_plain
+from ..compiler import maybe_compile
 from ..lipschitz.activations import elu_slope
 from ..spectral import Geometry
 from ..timing import can_measure, fastest
 from . import kernels
-from .neighbours import Size, aligned, spread, summed, summed_then
+from .neighbours import Size, gather_neighbours, round_up_to_eight, sum_neighbours, sum_neighbours_then
 
 
 class Map(Protocol):
@@ -85,17 +85,17 @@ class Convolution:
     def forward(self, a: Tensor, m: Tensor) -> Tensor:
         o = self.geometry
         options = (None, o.stride, o.before, o.dilation, False, (0,) * o.axes, o.groups)
-        return rows(torch.convolution(image(a, self.size), m, *options))
+        return as_matrix(torch.convolution(as_images(a, self.size), m, *options))
 
     def transpose(self, g: Tensor, m: Tensor) -> Tensor:
         step = Step("conv", 1, self.geometry)
-        return rows(transposed(step, image(g.to(m.dtype), self._out(m)), m, self.size))
+        return as_matrix(transposed(step, as_images(g.to(m.dtype), self._out(m)), m, self.size))
 
     def transpose_times(self, g: Tensor, m: Tensor, d: Tensor, *, activated: bool = False) -> Tensor:
-        return repeated(self.transpose(g, m), elu_slope(d) if activated else d)
+        return times_repeated(self.transpose(g, m), elu_slope(d) if activated else d)
 
     def gradient(self, a: Tensor, g: Tensor, m: Tensor) -> Tensor:
-        o, x, y = self.geometry, image(a, self.size), image(g, self._out(m))
+        o, x, y = self.geometry, as_images(a, self.size), as_images(g, self._out(m))
         options = (None, o.stride, o.before, o.dilation, False, (0,) * o.axes, o.groups, [False, True, False])
         return cast(Tensor, torch.ops.aten.convolution_backward(y, x, m, *options)[1])
 
@@ -118,9 +118,9 @@ class Unrolled:
         flat = weight.movedim(1, -1)
         if self.widens:
             flat = flat.flatten(1)
-            return F.pad(flat, (0, aligned(flat.shape[1]) - flat.shape[1]))
+            return F.pad(flat, (0, round_up_to_eight(flat.shape[1]) - flat.shape[1]))
         flat = flat.flatten(0, -2)
-        return F.pad(flat, (0, 0, 0, aligned(flat.shape[0]) - flat.shape[0]))
+        return F.pad(flat, (0, 0, 0, round_up_to_eight(flat.shape[0]) - flat.shape[0]))
 
     def forward(self, a: Tensor, m: Tensor) -> Tensor:
         return self.spread(a, m, back=False) @ m.T if self.widens else self._sum(a @ m.T, back=False)
@@ -130,7 +130,7 @@ class Unrolled:
 
     def transpose_times(self, g: Tensor, m: Tensor, d: Tensor, *, activated: bool = False) -> Tensor:
         if self.widens:
-            return repeated(self.transpose(g, m), elu_slope(d) if activated else d)
+            return times_repeated(self.transpose(g, m), elu_slope(d) if activated else d)
         return product_times(self.spread(g, m, back=True), m, d, activated)
 
     def gradient(self, a: Tensor, g: Tensor, m: Tensor) -> Tensor:
@@ -150,18 +150,18 @@ class Unrolled:
     def transpose_then(self, function: Callable[..., Any], g: Tensor, m: Tensor, *more: Any) -> Any:
         """`function` of W' g and more, where channels become fewer: the sum over neighbours is made on the way."""
         arguments = (g.to(m.dtype) @ m, self.size, self.shape[2], True, min(self.shape[:2]))
-        return compiled_or_plain(summed_then, self.compiled)(function, arguments, *more)
+        return maybe_compile(sum_neighbours_then, self.compiled)(function, arguments, *more)
 
     def spread(self, a: Tensor, m: Tensor, *, back: bool) -> Tensor:
         """Rows of the few channels beside their neighbours, in the precision of m."""
-        return cast(Tensor, compiled_or_plain(spread, self.compiled)(a, self.size, self.shape[2], back, m.dtype))
+        return cast(Tensor, maybe_compile(gather_neighbours, self.compiled)(a, self.size, self.shape[2], back, m.dtype))
 
     def _sum(self, z: Tensor, *, back: bool) -> Tensor:
-        function = compiled_or_plain(summed, self.compiled)
+        function = maybe_compile(sum_neighbours, self.compiled)
         return cast(Tensor, function(z, self.size, self.shape[2], back, min(self.shape[:2])))
 
 
-def repeated(x: Tensor, d: Tensor) -> Tensor:
+def times_repeated(x: Tensor, d: Tensor) -> Tensor:
     """Every entry of x times that of d, whose rows repeat."""
     return (x.view(-1, *d.shape) * d).flatten(0, 1)
 
@@ -170,7 +170,7 @@ def product_times(a: Tensor, b: Tensor, d: Tensor, activated: bool) -> Tensor:
     """(a b) times d, entry by entry, or times the slope of ELU where it made d; by one kernel where that is fastest."""
     tile = _tile(len(a), tuple(b.shape), tuple(d.shape), b.dtype, b.device, activated)
     if tile is None:
-        return repeated(a @ b, elu_slope(d) if activated else d)
+        return times_repeated(a @ b, elu_slope(d) if activated else d)
     return kernels.product_times(a, b, d, tile, activated=activated)
 
 
@@ -186,18 +186,18 @@ def _tile(
 
     def call(tile: kernels.ProductTile | None) -> Tensor:
         if tile is None:
-            return repeated(a @ b, elu_slope(d) if activated else d)
+            return times_repeated(a @ b, elu_slope(d) if activated else d)
         return kernels.product_times(a, b, d, tile, activated=activated)
 
     return fastest(f"{rows} rows times {shape}, times slopes", [None, *tiles], call)
 
 
-def image(a: Tensor, size: Size) -> Tensor:
+def as_images(a: Tensor, size: Size) -> Tensor:
     """A matrix as images (n, channels, ...), channels last in memory."""
     return a.view(-1, *size, a.shape[1]).movedim(-1, 1)
 
 
-def rows(x: Tensor) -> Tensor:
+def as_matrix(x: Tensor) -> Tensor:
     """Images, or rows of numbers, as a matrix; a view where the channels lie last."""
     return x.movedim(1, -1).reshape(-1, x.shape[1])
 
@@ -205,16 +205,16 @@ def rows(x: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------- which one
 
 
-def find(step: Step, w: Tensor, size: Size, count: int, *, compiled: bool) -> Map:
+def choose_map(step: Step, w: Tensor, size: Size, count: int, *, compiled: bool) -> Map:
     """The map of a step with this weight, for `count` images of this size."""
     if step.kind == "linear":
         return Dense(tuple(w.shape))
     geometry = cast(Geometry, step.geometry)
-    return _find(geometry, tuple(w.shape), w.dtype, w.device, size, count, compiled)
+    return _fastest_map(geometry, tuple(w.shape), w.dtype, w.device, size, count, compiled)
 
 
 @cache
-def _find(
+def _fastest_map(
     geometry: Geometry, shape: Size, dtype: torch.dtype, device: torch.device, size: Size, count: int, compiled: bool
 ) -> Map:
     ways = candidates(geometry, shape, size, compiled)

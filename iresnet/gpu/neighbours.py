@@ -15,7 +15,7 @@ from torch import Tensor
 Size = tuple[int, ...]
 
 
-def spread(a: Tensor, size: Size, k: int, back: bool, dtype: torch.dtype) -> Tensor:
+def gather_neighbours(a: Tensor, size: Size, k: int, back: bool, dtype: torch.dtype) -> Tensor:
     """Every row beside its k x k neighbours, in `dtype`; `back`: they lie in the other direction, the channels first.
 
     The columns are (place, channel), or (channel, place) with `back`: as the weights lie in memory.
@@ -24,11 +24,11 @@ def spread(a: Tensor, size: Size, k: int, back: bool, dtype: torch.dtype) -> Ten
     x = F.pad(a.to(dtype).view(-1, *size, c), (0, 0, half, half, half, half))
     windows = x.unfold(1, k, 1).unfold(2, k, 1)  # (image, row, column, channel, place, place)
     windows = windows.flip(-2, -1) if back else windows.permute(0, 1, 2, 4, 5, 3)
-    return F.pad(windows.reshape(-1, c * k * k), (0, aligned(c * k * k) - c * k * k))
+    return F.pad(windows.reshape(-1, c * k * k), (0, round_up_to_eight(c * k * k) - c * k * k))
 
 
-def summed(z: Tensor, size: Size, k: int, back: bool, channels: int) -> Tensor:
-    """The transpose of `spread` with the other `back`, in float32: what k x k neighbours hold for a pixel, added up."""
+def sum_neighbours(z: Tensor, size: Size, k: int, back: bool, channels: int) -> Tensor:
+    """The transpose of `gather_neighbours` with the other `back`, in float32: sums over the k x k neighbours."""
     half, (height, width) = k // 2, size
     z = z[:, : channels * k * k].float().view(-1, height, width, channels * k * k)
     z = F.pad(z, (0, 0, half, half, half, half))
@@ -41,11 +41,11 @@ def summed(z: Tensor, size: Size, k: int, back: bool, channels: int) -> Tensor:
     return total.reshape(-1, channels)
 
 
-def summed_then(function: Callable[..., Any], arguments: tuple[Any, ...], *more: Any) -> Any:
-    """`function` of what `summed` gives, and more."""
-    return function(summed(*arguments), *more)
+def sum_neighbours_then(function: Callable[..., Any], arguments: tuple[Any, ...], *more: Any) -> Any:
+    """`function` of what `sum_neighbours` gives, and more."""
+    return function(sum_neighbours(*arguments), *more)
 
 
-def aligned(columns: int) -> int:
+def round_up_to_eight(columns: int) -> int:
     """The next multiple of eight: products of half precision are slow elsewhere."""
     return -(-columns // 8) * 8

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..branch import Program, Reading, read
 from ..chain import Chain
-from ..compiler import compiling
+from ..compiler import compile_settings
 from ..lipschitz import cap_of, made_in
 from ..lipschitz.scaling import in_precision
 from ..logdet import Estimator, FixedSeries
@@ -33,8 +33,8 @@ from . import density, kernels, maps
 from .couplings import CompiledCoupling, can_compile
 from .density import advance_with_logdet, pack
 from .dual import ExecutionMode, Stage, stages
-from .unit import advance, settled
-from .view import viewed
+from .unit import state_sum, unit_function
+from .view import module_view
 from .wrapper import Wrapper
 
 M = TypeVar("M", bound=nn.Module)
@@ -59,15 +59,15 @@ class Unit:
 
 
 @dataclass
-class Carried:
+class PendingState:
     """A state x + y + bias whose sum is not made yet."""
 
     x: Tensor
     y: Tensor | None = None
     bias: Tensor | None = None
 
-    def settled(self) -> Tensor:
-        return settled(self.x, self.y, self.bias)
+    def total(self) -> Tensor:
+        return state_sum(self.x, self.y, self.bias)
 
 
 class Plan(Wrapper):
@@ -96,7 +96,7 @@ class Plan(Wrapper):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """As `Chain.forward`."""
-        state, given = Carried(x), self._cast_free_weights()
+        state, given = PendingState(x), self._cast_free_weights()
         for part in self.pieces:
             if isinstance(part, Unit) and part.program.takes(state.x):
                 values, last = self._enter(part, state, given)
@@ -105,17 +105,19 @@ class Plan(Wrapper):
                     x, y = kernels.advance(state.x, y.to(self.dtype), state.bias, part.affine, values)
                 elif self.compiled and maps.may_unroll(part.program, values, state.x):
                     mode = ExecutionMode(self.dtype, 0, True)
-                    x, y = self._call(density.advance, part.stages, mode, state.x, y, state.bias, part.affine, values)
+                    x, y = self._call(
+                        density.advance_without_logdet, part.stages, mode, state.x, y, state.bias, part.affine, values
+                    )
                 else:
-                    function = advance(part.program, self.dtype, self.compiled)
+                    function = unit_function(part.program, self.dtype, self.compiled)
                     x, y = self._call(function, state.x, y, state.bias, part.affine, values)
-                state = Carried(x, y, last)
+                state = PendingState(x, y, last)
             else:
-                x = state.settled()
+                x = state.total()
                 for t in _members(part):
                     x = t(x, given_to(t, context))
-                state = Carried(x)
-        return state.settled()
+                state = PendingState(x)
+        return state.total()
 
     def forward_and_logdet(
         self,
@@ -129,7 +131,7 @@ class Plan(Wrapper):
         if not isinstance(estimator, FixedSeries):
             return self.inner.forward_and_logdet(x, context, estimator=estimator, generator=generator)
         mode, weights = ExecutionMode(self.dtype, estimator.probes, self.compiled), pack(*estimator.weights(x))
-        state, given = Carried(x), self._cast_free_weights()
+        state, given = PendingState(x), self._cast_free_weights()
         logdets, scales = [x.new_zeros(len(x))], dict[int, list[Tensor]]()
         for part in self.pieces:
             if isinstance(part, Unit) and part.program.takes(state.x):
@@ -138,27 +140,29 @@ class Plan(Wrapper):
                 noise = drawn[0] if len(drawn) == 1 else torch.cat(drawn)
                 arguments = state.x, state.y, state.bias, part.affine, values, noise, weights
                 x, y, logdet = self._call(advance_with_logdet, part.stages, mode, *arguments)
-                state = Carried(x, y, last)
+                state = PendingState(x, y, last)
                 logdets.append(logdet)
                 if part.norm is not None:
                     scales.setdefault(math.prod(x.shape[2:]), []).append(part.norm.log_scale)
             else:
-                x = state.settled()
+                x = state.total()
                 for t in _members(part):
                     own = given_to(t, context)
                     x, logdet = t.forward_and_logdet(x, own, estimator=estimator, generator=generator)
                     logdets.append(logdet)
-                state = Carried(x)
+                state = PendingState(x)
         logdets += [(pixels * torch.cat(each).sum()).expand(len(x)) for pixels, each in scales.items()]
-        return state.settled(), torch.stack(logdets).sum(0)
+        return state.total(), torch.stack(logdets).sum(0)
 
-    def _enter(self, unit: Unit, state: Carried, given: dict[Tensor, Tensor]) -> tuple[list[Tensor], Tensor | None]:
+    def _enter(
+        self, unit: Unit, state: PendingState, given: dict[Tensor, Tensor]
+    ) -> tuple[list[Tensor], Tensor | None]:
         """The tensors of a unit's g, but for the bias of its last layer, which is carried on; the state made ready."""
         values = unit.reading.tensors()
         last = values.pop() if unit.program.steps[-1].tensors == 2 else None
         unit.reading.note_sizes(tuple(state.x.shape[2:]))
         if unit.norm is not None and unit.norm.waits:
-            unit.norm(state.settled().detach())  # its first batch initialises it
+            unit.norm(state.total().detach())  # its first batch initialises it
         if state.x.dim() == 4:
             state.x = state.x.contiguous(memory_format=torch.channels_last)
         if state.y is None:  # zero, so that the first block of a run is the same function as the others
@@ -168,7 +172,7 @@ class Plan(Wrapper):
         return [given.get(v, v) for v in values], last
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        with compiling() if self.compiled else nullcontext():
+        with compile_settings() if self.compiled else nullcontext():
             return function(*arguments)
 
     def _cast_free_weights(self) -> dict[Tensor, Tensor]:
@@ -221,7 +225,7 @@ def can_plan(module: nn.Module) -> bool:
     return type(module) is Chain and changed(module) is None
 
 
-def unfused(module: nn.Module) -> list[nn.Module]:
+def unfused_convolutions(module: nn.Module) -> list[nn.Module]:
     """The convolutions of a module that no plan covers; but noise is small, and stays as exact as the state."""
     chains = [cast(Chain, m) for m in module.modules() if can_plan(m)]
     units = [unit for chain in chains for unit in _units(list(chain)) if isinstance(unit, Unit)]
@@ -242,7 +246,7 @@ def planned(module: M, dtype: torch.dtype, *, compiled: bool) -> Iterator[M]:
             return Plan(cast(Chain, m), dtype, compiled)
         return CompiledCoupling(cast(Coupling, m)) if compiled and can_compile(m) else m
 
-    view = viewed(module, wrapped)
+    view = module_view(module, wrapped)
     units = [unit for plan in view.modules() if isinstance(plan, Plan) for unit in plan.units]
     caps = [cap for unit in units for m in unit.block.g.modules() if (cap := cap_of(m)) is not None]
     with made_in(caps, dtype, compiled=compiled):

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..cuda_graph import Recordings
+from ..cuda_graph import CudaGraphs
 from ..logdet import StoppedRoulette
-from ..precision import chosen_convolutions
+from ..precision import cudnn_benchmark
 from .engine import Engine
 from .plan import planned
 
@@ -45,12 +45,12 @@ class StepResult(NamedTuple):
 
 
 #: (forward, x, y, the roulette that was drawn, guarded=...) -> what the step found; and the same for a batch (x, y).
-Take: TypeAlias = Callable[..., StepResult]
+TrainingStep: TypeAlias = Callable[..., StepResult]
 Step: TypeAlias = Callable[..., StepResult]
 
 
 class FastStep:
-    """Takes the steps of a training as its engine allows, by means of `take`, the plain step."""
+    """Takes the steps of a training as its engine allows, by means of `training_step`, the plain step."""
 
     def __init__(
         self,
@@ -61,30 +61,32 @@ class FastStep:
     ) -> None:
         self.objective, self.optimiser, self.generator, self.engine = objective, optimiser, generator, engine
         self.taken = self._warm = 0
-        self._recordings: Recordings[StepResult] | None = None
+        self._graphs: CudaGraphs[StepResult] | None = None
         self._inputs: tuple[Tensor, Tensor | None] | None = None
         if engine.fuse:  # then no weight, and no gradient, is turned around on its way
             objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def __call__(self, take: Take, x: Tensor, y: Tensor | None, drawn: StoppedRoulette | None) -> StepResult:
+    def __call__(
+        self, training_step: TrainingStep, x: Tensor, y: Tensor | None, drawn: StoppedRoulette | None
+    ) -> StepResult:
         """Take the next step on a batch; `drawn` is a roulette with its number of terms.
 
         A step that is launched as a graph has no guards in it: they are for the caller.
         """
         self.taken += 1
-        step = partial(self._take, take, drawn=drawn, fuse=self.engine.fuse)
+        step = partial(self._eager_step, training_step, drawn=drawn, fuse=self.engine.fuse)
         if self.taken <= EAGER or not self.engine.graph:
             return step(x, y, fuse=self.engine.fuse and self.taken > EAGER)
-        if self._recordings is None or self._warm < WARM:
-            return self._aside(step, x, y)
+        if self._graphs is None or self._warm < WARM:
+            return self._on_graph_stream(step, x, y)
         key, rare = (0, False) if drawn is None else (drawn.count, drawn.count >= drawn.terms + GRAPHS)
         if rare or not self._fits(x, y):
             return step(x, y)
-        return self._launch(key, x, y) if key in self._recordings else self._first(key, step, x, y)
+        return self._launch(key, x, y) if key in self._graphs else self._step_and_capture(key, step, x, y)
 
-    def _take(
+    def _eager_step(
         self,
-        take: Take,
+        training_step: TrainingStep,
         x: Tensor,
         y: Tensor | None,
         *,
@@ -98,8 +100,8 @@ class FastStep:
             with self._fused() if fuse else self._slender() as view:
                 return view(*arguments, **options)
 
-        with chosen_convolutions() if fuse else nullcontext():
-            return take(forward, x, y, drawn, guarded=guarded)
+        with cudnn_benchmark() if fuse else nullcontext():
+            return training_step(forward, x, y, drawn, guarded=guarded)
 
     def _slender(self) -> AbstractContextManager[nn.Module]:
         """For the first steps: operation by operation in float32, a density in the way that keeps less for backward."""
@@ -117,12 +119,12 @@ class FastStep:
         ):
             yield view
 
-    def _aside(self, step: Step, x: Tensor, y: Tensor | None) -> StepResult:
+    def _on_graph_stream(self, step: Step, x: Tensor, y: Tensor | None) -> StepResult:
         """A step as it will be recorded, which compiles, measures and allocates what a recording cannot."""
-        if self._recordings is None:
-            self._recordings = Recordings(self.generator)
+        if self._graphs is None:
+            self._graphs = CudaGraphs(self.generator)
         self._warm += 1
-        return self._recordings.aside(lambda: step(x, y))
+        return self._graphs.run_on_stream(lambda: step(x, y))
 
     def _fits(self, x: Tensor, y: Tensor | None) -> bool:
         """Whether recorded steps take such a batch."""
@@ -130,29 +132,29 @@ class FastStep:
             self._inputs = x.clone(), None if y is None else y.clone()
         return x.shape == self._inputs[0].shape and (y is None) == (self._inputs[1] is None)
 
-    def _first(self, key: int, step: Step, x: Tensor, y: Tensor | None) -> StepResult:
+    def _step_and_capture(self, key: int, step: Step, x: Tensor, y: Tensor | None) -> StepResult:
         """The first step of a kind: taken, since what it compiles may be its own, and then recorded.
 
         Where that fails, steps go on operation by operation, and the reason is kept.
         """
-        result = self._aside(step, x, y)
-        assert self._recordings is not None
+        result = self._on_graph_stream(step, x, y)
+        assert self._graphs is not None
         assert self._inputs is not None
         inputs = self._inputs
         self.optimiser.zero_grad(set_to_none=True)  # or their memory would be kept from this recording
-        reason = self._recordings.record(key, lambda: step(*inputs, guarded=False))
+        reason = self._graphs.capture(key, lambda: step(*inputs, guarded=False))
         if reason is not None:
-            self.engine.graph, self._recordings = False, None
+            self.engine.graph, self._graphs = False, None
             self.optimiser.zero_grad(set_to_none=True)
             self.engine.reasons.append(f"no CUDA graph: {reason}")
         return result
 
     def _launch(self, key: int, x: Tensor, y: Tensor | None) -> StepResult:
-        assert self._recordings is not None
+        assert self._graphs is not None
         assert self._inputs is not None
         self._inputs[0].copy_(x, non_blocking=True)
         if self._inputs[1] is not None and y is not None:
             self._inputs[1].copy_(y, non_blocking=True)
-        loss, norm, metrics = self._recordings.launch(key)
+        loss, norm, metrics = self._graphs.launch(key)
         # The next launch writes over what this one returned.
         return StepResult(loss.clone(), norm.clone(), {name: value.clone() for name, value in metrics.items()})

@@ -27,7 +27,7 @@ Affine = tuple[Tensor, Tensor]
 
 
 @cache
-def advance(program: Program, dtype: torch.dtype, compiled: bool) -> Callable[..., tuple[Tensor, Tensor]]:
+def unit_function(program: Program, dtype: torch.dtype, compiled: bool) -> Callable[..., tuple[Tensor, Tensor]]:
     """The function of all blocks with this program: (x, y, bias, ActNorm, tensors of g) -> the next (x, y)."""
     bare, ways = _without_last_bias(program), [_mixed(dtype)] * len(program.steps)
 
@@ -40,7 +40,7 @@ def advance(program: Program, dtype: torch.dtype, compiled: bool) -> Callable[..
     return cast(Any, torch.compile(function, dynamic=False)) if compiled else function
 
 
-def settled(x: Tensor, y: Tensor | None, bias: Tensor | None) -> Tensor:
+def state_sum(x: Tensor, y: Tensor | None, bias: Tensor | None) -> Tensor:
     """The state that a pair stands for."""
     if y is None:
         return x
@@ -48,7 +48,7 @@ def settled(x: Tensor, y: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def _entered(x: Tensor, y: Tensor | None, bias: Tensor | None, norm: Affine | None) -> Tensor:
-    x = settled(x, y, bias)
+    x = state_sum(x, y, bias)
     return x if norm is None else (x + along(norm[0], x.dim() - 2)) * along(norm[1], x.dim() - 2).exp()
 
 

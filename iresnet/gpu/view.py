@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import nn
 
 
-def viewed(module: nn.Module, wrapped: Callable[[nn.Module], nn.Module]) -> nn.Module:
+def module_view(module: nn.Module, wrapped: Callable[[nn.Module], nn.Module]) -> nn.Module:
     """The module with `wrapped(part)` in the place of each part, from the innermost outwards.
 
     What holds no such part is taken as it is, and what holds one is a shallow copy.

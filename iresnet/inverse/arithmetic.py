@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..branch.convolution import CONVOLUTIONS
-from ..precision import chosen_convolutions, float32_products
+from ..precision import cudnn_benchmark, float32_matmul_precision
 
 #: Working precisions by name, and the type that holds each.
 WORKING = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -63,8 +63,8 @@ class Arithmetic:
         before = [getattr(matmul, name) for name in names]
         with (
             torch.autocast(device_type=device.type, enabled=False),
-            float32_products("ieee", device),
-            chosen_convolutions(),
+            float32_matmul_precision("ieee", device),
+            cudnn_benchmark(),
         ):
             try:
                 for name in names:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler import is_transforming, may_read
+from ..compiler import can_read_values, is_transforming
 from ..fixed_point import Solver
 from ..proof import norms
 from ..transform import ChainSolution, Transform, check_batch
@@ -49,7 +49,7 @@ def choose(
         f"codes of {z.dtype} are no float32 or float64": z.dtype not in (torch.float32, torch.float64),
         ELSEWHERE: not _on_gpu(z),
         "a report is made in float64": report and z.dtype == torch.float32,
-        "torch compiles or transforms this": not may_read(z) or is_transforming(),
+        "torch compiles or transforms this": not can_read_values(z) or is_transforming(),
         "nothing is kept": not keeps,
     }
     return next((f"not accelerated: {words}." for words, there in obstacles.items() if there), "") or refusal(transform)

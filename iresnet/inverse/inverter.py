@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..branch import copied, laid_out
-from ..cuda_graph import captured
+from ..cuda_graph import as_cuda_graph
 from ..fixed_point import default_tolerance
 from ..lipschitz import release_
 from ..proof import norms
@@ -198,7 +198,7 @@ class Inverter:
         if not (z.is_cuda and self.arithmetic.graph):
             return run
         if more not in self._runs:
-            self._runs[more] = captured(run, z)
+            self._runs[more] = as_cuda_graph(run, z)
         return self._runs[more]
 
     def with_code(self, code: str) -> Inverter:

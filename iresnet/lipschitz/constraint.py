@@ -24,8 +24,8 @@ from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from .. import spectral
-from ..compiler import is_batched, is_transforming, outside_transforms, untracked
-from ..precision import float32_products
+from ..compiler import detach_completely, is_batched, is_transforming, outside_transforms
+from ..precision import float32_matmul_precision
 from ..spectral import Geometry
 from ..trust import own_hook, own_parametrization
 from .rules import NormRule, PowerIteration
@@ -227,7 +227,7 @@ def _hold(group: list[tuple[SpectralCap, Tensor]], thread: int) -> None:
             each._held[thread] = None
         return
     # Tensor cores will do for one step of power iteration: its sigma is second order in the error of v.
-    with torch.no_grad(), float32_products("tf32", first.device):
+    with torch.no_grad(), float32_matmul_precision("tf32", first.device):
         weight, gradient, sigma = _kept_group(group) if _is_recomputing() else _refresh_group(group, settle=False)
     ready: Sequence[Tensor | None] = [None]
     dtype, compiled = cap._made_in.get(thread, (None, False))
@@ -284,7 +284,7 @@ def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> 
     if is_transforming():  # what is written here outlasts the transform
         _refuse_batched(first)
         with outside_transforms():
-            return _refresh_group([(c, untracked(w)) for c, w in group], settle=settle)
+            return _refresh_group([(c, detach_completely(w)) for c, w in group], settle=settle)
     size = cap.working_size(first)
     dtype = torch.promote_types(first.dtype, torch.float32)  # half precision cannot tell .9 from .903
     weight = stacked([w.detach() for _, w in group]).to(dtype)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..compiler import compiled_or_plain
+from ..compiler import maybe_compile
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Scaling(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if rule.dtype is None:
             return (weight * along(scale, weight.dim() - 1)).to(originals[0].dtype).unbind(0)
-        small: Tensor = compiled_or_plain(scale_down, rule.compiled)(weight, scale, rule.dtype)
+        small: Tensor = maybe_compile(scale_down, rule.compiled)(weight, scale, rule.dtype)
         return small.unbind(0)
 
     @staticmethod
@@ -67,7 +67,7 @@ class Scaling(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         weight, gradient, scale, part = ctx.saved_tensors
         d = _filled(gradients, weight)
-        result = compiled_or_plain(pull_back, ctx.rule.compiled)(d, weight, gradient, scale, part)
+        result = maybe_compile(pull_back, ctx.rule.compiled)(d, weight, gradient, scale, part)
         return (None, None, None, None, *_only(gradients, result))
 
 

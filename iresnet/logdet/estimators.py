@@ -11,7 +11,7 @@ from typing import ClassVar, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from ..compiler import is_transforming, may_read
+from ..compiler import can_read_values, is_transforming
 from ..spelling import at_least
 from .bounds import terms_needed
 from .jacobian import Jacobian
@@ -82,7 +82,7 @@ def _slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check_positive(det: Tensor) -> None:
     """Lemma 6: a residual layer with a contractive g has a positive determinant. |det| would hide that it is not."""
-    if may_read(det) and bool((det <= 0).any()):
+    if can_read_values(det) and bool((det <= 0).any()):
         raise ValueError(
             f"det(I + J) must be positive; got {float(det.detach().min()):.3g}. g is not a contraction here: constrain "
             "its layers; if they are, power iteration lags behind fast steps: lower the learning rate or use "

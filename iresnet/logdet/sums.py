@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..compiler import may_read
+from ..compiler import can_read_values
 from .jacobian import Jacobian
 
 #: How often a series that stops by itself is asked whether it may, in terms: on a GPU asking means waiting.
@@ -76,7 +76,7 @@ def settled_series(
         found = (w * v).flatten(1).sum(1) if k > 1 or trace is None else trace
         total = total + torch.where(going, found * ((1 - 2 * ((k - 1) % 2)) / k), 0.0)
         going = going & ~(factor * w.flatten(1).norm(dim=1) / (k + 1) <= tolerance)
-        if k % (LOOK_EVERY if v.is_cuda else 1) == 0 and may_read(v) and not bool(going.any()):
+        if k % (LOOK_EVERY if v.is_cuda else 1) == 0 and can_read_values(v) and not bool(going.any()):
             break
     return total
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias, get_args
 
-from ..allowed import Rule, check, entries, least, most, within
+from ..allowed import Rule, check_settings, in_interval, max_entries, maximum, minimum
 
 Family: TypeAlias = Literal[
     "iresnet", "resnet", "resnet-plain", "glow", "glow-additive", "realnvp", "nice", "irevnet", "made", "maf", "ffjord",
@@ -45,9 +45,9 @@ class Network:
     family: Family = "iresnet"
     #: Residual blocks, one entry a scale. An image is squeezed before each scale; a table has one.
     blocks: Annotated[
-        tuple[Annotated[int, most(1_000)], ...],
+        tuple[Annotated[int, maximum(1_000)], ...],
         Rule(lambda blocks: min(blocks, default=0) >= 1, "must list at least one block for every scale"),
-        entries(16),
+        max_entries(16),
     ] = (4, 4)
     #: Whether an image is squeezed before the first scale too.
     squeeze_first: bool = True
@@ -59,24 +59,24 @@ class Network:
     branch: Literal["chain", "potential", "dense"] = "chain"
     #: Channels or units of its layers; 0: as many as the scale has. Of a resnet at first; 0: 16.
     width: Annotated[
-        int, Rule(lambda width: width >= 0, "must be at least 1, or 0 for that of the scale"), most(2**14)
+        int, Rule(lambda width: width >= 0, "must be at least 1, or 0 for that of the scale"), maximum(2**14)
     ] = 64
     #: Images: the sizes of its convolutions.
-    kernels: Annotated[tuple[Annotated[int, most(99)], ...], entries(100)] = (3, 1, 3)
+    kernels: Annotated[tuple[Annotated[int, maximum(99)], ...], max_entries(100)] = (3, 1, 3)
     #: Tables and the tail: its hidden layers.
-    depth: Annotated[int, least(1), most(100)] = 2
+    depth: Annotated[int, minimum(1), maximum(100)] = 2
     #: Whether Lip(g) is kept below `lipschitz`; otherwise nothing is proven.
     constrained: bool = True
     #: The bound for Lip(g).
-    lipschitz: Annotated[float, within("(0, 1)", remedy="A block with 1 has no inverse.")] = 0.9
+    lipschitz: Annotated[float, in_interval("(0, 1)", remedy="A block with 1 has no inverse.")] = 0.9
     #: Between its layers.
     activation: ActivationName = "elu"
     #: Of the sine.
-    frequency: Annotated[float, most(1_000)] = 2.0
+    frequency: Annotated[float, maximum(1_000)] = 2.0
     #: Whether an activation comes before the first layer.
     preactivation: bool = False
     #: Its last layer starts so many times as large as it would.
-    last_scale: Annotated[float, within("(0, 1]", remedy="At 0 no gradient passes it.")] = 1.0
+    last_scale: Annotated[float, in_interval("(0, 1]", remedy="At 0 no gradient passes it.")] = 1.0
     #: An ActNorm before every block, BatchNorm before every activation of an unconstrained g, or none.
     normalisation: Literal["actnorm", "batchnorm", "none"] = "actnorm"
 
@@ -87,7 +87,7 @@ class Network:
     #: Of the logit: how far pixels are kept from 0 and 1.
     alpha: float = 0.05
     #: Channels of zeros that are added first, for classification alone.
-    padding: Annotated[int, least(0), most(2**14)] = 0
+    padding: Annotated[int, minimum(0), maximum(2**14)] = 0
 
     # ------------------------------------------------------------------------------------ beside and after the blocks
 
@@ -98,14 +98,14 @@ class Network:
     #: Whether half of the channels go straight to the code after each scale.
     factor_out: bool = False
     #: So many blocks at the end, fully connected and never dense, act on the code as a whole.
-    tail: Annotated[int, least(0), most(1_000)] = 0
+    tail: Annotated[int, minimum(0), maximum(1_000)] = 0
     #: Units inside their g.
-    tail_width: Annotated[int, least(1), most(2**14)] = 128
+    tail_width: Annotated[int, minimum(1), maximum(2**14)] = 128
 
     # ------------------------------------------------------------------------------------------ the base of a density
 
     #: Normals in the base; more than one are a learned mixture.
-    components: Annotated[int, least(1), most(10_000)] = 1
+    components: Annotated[int, minimum(1), maximum(10_000)] = 1
     #: Whether the mean and the deviations of a single normal are learned.
     learned_base: bool = True
     #: Hybrids: the base has one component a class, whose posterior classifies; there is no other head.
@@ -117,12 +117,12 @@ class Network:
     readout: ReadoutName = "linear"
     #: Its hidden widths; none for a linear one.
     head: Annotated[
-        tuple[Annotated[int, most(2**16)], ...],
+        tuple[Annotated[int, maximum(2**16)], ...],
         Rule(lambda head: all(width >= 1 for width in head), "must list widths of at least 1"),
-        entries(100),
+        max_entries(100),
     ] = ()
     #: In the head.
-    dropout: Annotated[float, within("[0, 1)")] = 0.0
+    dropout: Annotated[float, in_interval("[0, 1)")] = 0.0
     #: Whether the code is averaged over positions before it.
     pool: bool = False
 
@@ -131,12 +131,12 @@ class Network:
     #: What makes the log-determinant in training; auto: exact up to 8 dimensions, else a series.
     estimator: Literal["auto", "series", "roulette", "exact"] = "auto"
     #: Terms of the series, or those that the roulette always takes.
-    terms: Annotated[int, least(1), most(1_000)] = 6
+    terms: Annotated[int, minimum(1), maximum(1_000)] = 6
     #: The width of a network that learns the noise of integers with the density; 0: uniform noise.
-    dequantiser: Annotated[int, least(0), most(2**14)] = 0
+    dequantiser: Annotated[int, minimum(0), maximum(2**14)] = 0
 
     def __post_init__(self) -> None:
-        check(self)
+        check_settings(self)
         self._check_together()
 
     def _check_together(self) -> None:

@@ -11,10 +11,10 @@ import re
 from pathlib import Path
 
 from .coefficient import with_coefficient
-from .experiment import Experiment, changed
-from .reading import PRESETS, read, unknown
+from .experiment import Experiment, with_overrides
+from .reading import PRESETS, read, unknown_preset
 
-__all__ = ["PRESETS", "Experiment", "changed", "find", "read"]
+__all__ = ["PRESETS", "Experiment", "with_overrides", "find", "read"]
 
 
 def find(name: str) -> Experiment:
@@ -34,4 +34,4 @@ def find(name: str) -> Experiment:
     parts = re.fullmatch(r"(.+)-c(\d*\.?\d+(?:e[+-]?\d+)?)", name)
     if parts and parts[1] in PRESETS:
         return with_coefficient(PRESETS[parts[1]], parts[2])
-    raise ValueError(f"{unknown(name)} A file of settings ends in .toml.")
+    raise ValueError(f"{unknown_preset(name)} A file of settings ends in .toml.")

@@ -38,7 +38,7 @@ class Experiment:
                 raise ValueError(f"{name} must be at most {LONGEST:,}; got {quoted(got)}.")
 
 
-def changed(experiment: Experiment, assignments: Sequence[str]) -> Experiment:
+def with_overrides(experiment: Experiment, assignments: Sequence[str]) -> Experiment:
     """The experiment with settings replaced, each given as "training.steps=500". Steps go before epochs."""
     experiment = config.override(experiment, *assignments)
     keys = {a.partition("=")[0].strip().rsplit(".", 1)[-1] for a in assignments}

@@ -13,18 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from .. import config, migration
-from ..spelling import named, parts_hint, quoted
+from ..spelling import parts_hint, quoted, with_path
 from .experiment import Experiment
 
 #: The files of presets, in the order of `iresnet presets`, and the tables of all of them by name.
 GROUPS = {
-    group: config.tables(files(__package__).joinpath(f"{group}.toml").read_text(encoding="utf-8"), f"{group}.toml")
+    group: config.parse_tables(
+        files(__package__).joinpath(f"{group}.toml").read_text(encoding="utf-8"), f"{group}.toml"
+    )
     for group in ("general", "flows", "classifiers", "rivals")
 }
 TABLES: dict[str, dict[str, Any]] = {name: table for group in GROUPS.values() for name, table in group.items()}
 
 
-def extended(table: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_extends(table: Mapping[str, Any]) -> dict[str, Any]:
     """A table of settings over those that it extends; what it is about is its own alone."""
     names, content = table.get("extends", []), dict[str, Any]()
     names = [names] if isinstance(names, str) else names
@@ -32,25 +34,27 @@ def extended(table: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"extends must be the name of a preset, or a list of names; got {quoted(names)}.")
     for name in dict.fromkeys(names):
         if name not in TABLES:
-            raise ValueError(unknown(name))
-        content = _over(content, extended(TABLES[name]))
+            raise ValueError(unknown_preset(name))
+        content = _merge(content, resolve_extends(TABLES[name]))
     content.pop("about", None)
-    return _over(content, {key: value for key, value in table.items() if key != "extends"})
+    return _merge(content, {key: value for key, value in table.items() if key != "extends"})
 
 
-def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Both tables in one; a value of the second hides one of the first, table by table."""
-    nested = {k: _over(below[k], v) for k, v in above.items() if isinstance(v, dict) and isinstance(below.get(k), dict)}
+    nested = {
+        k: _merge(below[k], v) for k, v in above.items() if isinstance(v, dict) and isinstance(below.get(k), dict)
+    }
     return {**below, **above, **nested}
 
 
-def unknown(name: str) -> str:
+def unknown_preset(name: str) -> str:
     """What is said of a preset that there is not."""
     return f"there is no preset {name!r}. {parts_hint(name, PRESETS, 'iresnet presets')}"
 
 
 PRESETS = {
-    name: config.from_mapping(Experiment, {"name": name, **extended(table)}, f"the preset {name}")
+    name: config.from_mapping(Experiment, {"name": name, **resolve_extends(table)}, f"the preset {name}")
     for name, table in TABLES.items()
     if "about" in table
 }
@@ -64,16 +68,16 @@ def read(path: str | Path) -> Experiment:
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text file. Give a TOML file of settings.") from None
     except OSError as error:
-        raise named(error, path) from None
-    header = migration.of_line(text.partition("\n")[0])
-    return parse(text, Path(path), migration.written_in(header, Path(path)) if header else migration.FORMAT)
+        raise with_path(error, path) from None
+    header = migration.parse_header_line(text.partition("\n")[0])
+    return parse_experiment(text, Path(path), migration.read_format(header, Path(path)) if header else migration.FORMAT)
 
 
-def parse(text: str, path: Path, written: int) -> Experiment:
+def parse_experiment(text: str, path: Path, written: int) -> Experiment:
     """The experiment in the text of a file that has this format."""
-    content = migration.migrated(config.tables(text, str(path)), migration.SETTINGS, written)
+    content = migration.migrate(config.parse_tables(text, str(path)), migration.SETTINGS, written)
     try:
-        content = extended(content)
+        content = resolve_extends(content)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return config.from_mapping(Experiment, content, str(path))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..plots import raster
-from ..results import finite
+from ..results import nonfinite_to_none
 from .markup import Markup, figure, joined, pairs, table, tag
 from .material import Material, Reconstruction
 from .tiles import fitting, look, reduction
@@ -60,13 +60,13 @@ def _numbers(i: dict[str, Any]) -> Markup:
 
 def _number(value: float | None, show: Callable[[float | None], str], note: object) -> Markup:
     """A number with what it is; one that is not finite (null in JSON) is infinite."""
-    text = "∞" if finite(value) is None else show(value)
+    text = "∞" if nonfinite_to_none(value) is None else show(value)
     return joined([tag("strong", text), tag("p", note)])
 
 
 def _unbounded(i: dict[str, Any]) -> bool:
     """Whether a bound was asked for and there is none: a block is not proven to be a contraction."""
-    return "largest_block_bound" in i and finite(i["largest_block_bound"]) is None
+    return "largest_block_bound" in i and nonfinite_to_none(i["largest_block_bound"]) is None
 
 
 def _iteration(i: dict[str, Any]) -> str:
@@ -74,7 +74,7 @@ def _iteration(i: dict[str, Any]) -> str:
     if i.get("diverged"):
         which = f"for {i['diverged']} of {count(i['rows'], 'row')}"
         return f"The iteration diverges {which}; that does not say that there is no inverse."
-    if finite(i.get("measured_error")) is None:
+    if nonfinite_to_none(i.get("measured_error")) is None:
         return "The iteration diverges, for the worst row at least; that does not say that there is no inverse."
     return "The errors are those which the iteration came to."
 

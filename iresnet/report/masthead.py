@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ..models import ORIGINS
-from ..results import finite
+from ..results import nonfinite_to_none
 from .chart import UNITS, Axis, Mark, drawing
 from .inverse import unproven
 from .markup import Markup, joined, pairs, tag
@@ -117,7 +117,11 @@ def _density(material: Material) -> tuple[str, Markup] | None:
     d: dict[str, Any] = material.evaluation.get("density") or {}
     if not d:
         return None
-    se, decimals, value = finite(d.get("standard_error")), decimals_for(d.get("standard_error")), finite(d["value"])
+    se, decimals, value = (
+        nonfinite_to_none(d.get("standard_error")),
+        decimals_for(d.get("standard_error")),
+        nonfinite_to_none(d["value"]),
+    )
     bar = interval(value - se, value, value + se, decimals) if se and value is not None else ""
     note = "bar: one standard error over the rows" if bar else "mean over the rows"
     return "Negative log-likelihood", _figure(fixed(d["value"], decimals), d["unit"], bar, note)
@@ -127,7 +131,7 @@ def _measured(material: Material) -> tuple[str, Markup] | None:
     i: dict[str, Any] = material.evaluation.get("inverse") or {}
     if "measured_error" not in i:
         return None
-    found, rows = finite(i["measured_error"]), count(i["rows"], "row")
+    found, rows = nonfinite_to_none(i["measured_error"]), count(i["rows"], "row")
     note = f"measured: largest l₂ distance to the true input, {rows}"
     if found is None:
         note = f"measured: the iteration diverges for the worst of {rows}"
@@ -138,7 +142,7 @@ def _proven(material: Material) -> tuple[str, Markup] | None:
     i: dict[str, Any] = material.evaluation.get("inverse") or {}
     if "largest_block_bound" not in i:
         return None
-    bound, rows = finite(i["largest_block_bound"]), f"{i['proven']:,} of {count(i['rows'], 'row')}"
+    bound, rows = nonfinite_to_none(i["largest_block_bound"]), f"{i['proven']:,} of {count(i['rows'], 'row')}"
     note = f"proven: largest bound of a single block’s solve, {rows}"
     if bound is None:
         note = f"no bound: {unproven(i)}; {rows} proven"

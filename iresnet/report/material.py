@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ..data import Schema
-from ..train.objective import PURPOSES
+from ..train.objective import OBJECTIVE_KINDS
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class Material:
     sha256: str = ""
 
     def __post_init__(self) -> None:
-        if self.objective not in PURPOSES:
-            raise ValueError(f"objective must be one of {', '.join(PURPOSES)}; got {self.objective!r}.")
+        if self.objective not in OBJECTIVE_KINDS:
+            raise ValueError(f"objective must be one of {', '.join(OBJECTIVE_KINDS)}; got {self.objective!r}.")
         rows = {"samples": self.samples, "data": self.data}
         if self.reconstruction is not None:
             rows["the originals of the reconstruction"] = self.reconstruction.originals

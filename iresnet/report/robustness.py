@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..results import finite
+from ..results import nonfinite_to_none
 from .markup import Markup, table, tag
 from .material import Material
 from .words import at_most, count, fixed, number
@@ -19,7 +19,7 @@ HOW = (
 def robustness(found: Sequence[dict[str, Any]], material: Material) -> Markup:
     """One line a radius, what it rests on, and why nothing is certified, where that is so."""
     caption = f"Classes that are right and stay so, in percent of {count(found[0]['rows'], 'row')}"
-    scaled = any(finite(r.get("pixel_radius")) is not None for r in found)
+    scaled = any(nonfinite_to_none(r.get("pixel_radius")) is not None for r in found)
     head = ["l₂ radius", *(["for pixels in [0, 1]"] if scaled else [])]
     head += ["certified", "95 % interval", "under attack", "clean"]
     remarks = dict.fromkeys(_sentence(str(r["remark"])) for r in found if r.get("remark"))
@@ -35,9 +35,9 @@ def _row(r: dict[str, Any], scaled: bool) -> list[str]:
 
 def _bound(r: dict[str, Any], material: Material) -> list[str]:
     """The constant and the middle of what it proves; nothing where there is none, as a remark says then."""
-    if finite(r.get("lipschitz")) is None:
+    if nonfinite_to_none(r.get("lipschitz")) is None:
         return []
-    if finite(r.get("median")) is None:
+    if nonfinite_to_none(r.get("median")) is None:
         return [f"Lip(F) {at_most(r['lipschitz'])}."]
     unit = " grey levels" if material.is_image else ""
     return [f"Lip(F) {at_most(r['lipschitz'])}; the median certified radius is {number(r.get('median'))}{unit}."]

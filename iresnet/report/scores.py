@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..results import finite
+from ..results import nonfinite_to_none
 from .markup import Markup, joined, scroller, table, tag
 from .masthead import error_interval
 from .material import Material
@@ -61,13 +61,13 @@ def _probe_rows(p: dict[str, Any]) -> list[list[object]]:
 
 
 def _density_rows(d: dict[str, Any], *, integrated: bool = False) -> list[list[object]]:
-    se, unit = finite(d.get("standard_error")), d["unit"]
+    se, unit = nonfinite_to_none(d.get("standard_error")), d["unit"]
     decimals = decimals_for(se)
     value = f"{fixed(d['value'], decimals)} {unit}"
     over = "one standard error over the rows: how much other rows of this kind would differ"
     bar = [f"± {fixed(se, decimals)}", over] if se else ["", "no error bar is known"]
     rows: list[list[object]] = [["negative log-likelihood", value, *bar]]
-    if estimator := finite(d.get("estimator_error")):
+    if estimator := nonfinite_to_none(d.get("estimator_error")):
         draws = f", {count(d['draws'], 'draw')} a row" if d.get("draws") else ""
         rows.append(["", "", f"± {number(estimator)}", f"one standard error of the estimate itself{draws}"])
     if integrated:

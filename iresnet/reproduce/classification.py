@@ -22,7 +22,7 @@ import torch
 
 from .. import evaluate
 from ..run import Run
-from ..train.objective import centred
+from ..train.objective import bin_centres
 from ..transform import Transform
 from .cells import CLASSIFIERS, DIGITS, RESNET, RIVALS, VANILLA, Cell, constrained, on
 from .evaluation import BOUNDS, STEPS, evaluated, facts, verdict
@@ -133,7 +133,7 @@ def _rebuilt(work: Work, run: Run) -> float:
     """The largest l2 distance of an image to what its code gives back, in grey levels."""
     images = work.images(run, IMAGES)
     transform = cast(Transform, copy.deepcopy(cast(Any, work.model(run)).transform)).double().eval()
-    x = centred(images.x, images.schema.levels).double()
+    x = bin_centres(images.x, images.schema.levels).double()
     return float((transform.solve(transform(x)).x - x).flatten(1).norm(dim=1).max())
 
 

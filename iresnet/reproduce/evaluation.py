@@ -17,9 +17,9 @@ from .. import evaluate
 from ..certificate import residual_blocks
 from ..data import Dataset
 from ..evaluate import error_of
-from ..results import finite
+from ..results import nonfinite_to_none
 from ..run import Run
-from ..train.objective import centred
+from ..train.objective import bin_centres
 from .cells import Cell
 from .iteration import Rebuilt, Unwinder
 from .job import Work
@@ -42,7 +42,7 @@ def evaluated(work: Work, run: Run, cell: Cell) -> dict[str, Any]:
             raise damaged(run.folder / FILE)
         return known
     work.say(f"{cell}: reading the test images")
-    content: dict[str, Any] = finite(_evaluate(work, run))
+    content: dict[str, Any] = nonfinite_to_none(_evaluate(work, run))
     run.write_json(FILE, content, run.sha256())
     return content
 
@@ -73,7 +73,7 @@ def _evaluate(work: Work, run: Run) -> dict[str, Any]:
     y, classes = evaluate.labels(test), [evaluate.logits(m, test).argmax(1) for m in (before, released)]
     wrong_before, wrong = (error_of(int((c != y).sum()), len(test)) for c in classes)
     tightening = {
-        "layers": len(run.tightened()),
+        "layers": len(run.tightened_layers()),
         "predictions_changed": int((classes[0] != classes[1]).sum()),
         "rows": len(test),
         "before": asdict(wrong_before),
@@ -96,7 +96,7 @@ def _inverted(run: Run, model: nn.Module, images: Dataset) -> dict[str, Any]:
 
 def iterated(unwinder: Unwinder, images: Dataset, steps: int) -> tuple[dict[str, Any], Rebuilt, Tensor]:
     """What so many steps of Algorithm 1 make of the codes of images: figures, the result, and every image's error."""
-    x = centred(images.x, images.schema.levels).double()
+    x = bin_centres(images.x, images.schema.levels).double()
     z = unwinder.encode(x)
     rebuilt = unwinder.decode(z, steps)
     errors = rebuilt.errors(x)

@@ -43,14 +43,14 @@ def experiment(
     cell: Cell, budget: str, recipe: str, *, seed: int = 0, folder: str | None = None, changes: Sequence[str] = ()
 ) -> Experiment:
     """All that decides the run of a cell; `changes` are a user's own settings, such as "training.epochs=100"."""
-    made, kind = presets.changed(presets.find(cell.preset), cell.overrides), KINDS[cell.purpose]
+    made, kind = presets.with_overrides(presets.find(cell.preset), cell.overrides), KINDS[cell.purpose]
     if cell.budget_of:
         made = _with_budget_of(presets.find(cell.budget_of), made)
     data = replace(made.data, source=cell.dataset)
     made = replace(made, seed=seed, data=data if folder is None else replace(data, folder=folder))
     if recipe == "paper" and not cell.own_recipe:
         made = kind.recipe(made)
-    return presets.changed(kind.budget(made, budget), changes)
+    return presets.with_overrides(kind.budget(made, budget), changes)
 
 
 def _with_budget_of(ours: Experiment, made: Experiment) -> Experiment:

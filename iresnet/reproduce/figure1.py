@@ -31,7 +31,7 @@ from ..logdet import Estimator
 from ..models.free import FreeBlock
 from ..plots import Crossing, Dynamics, paths_picture
 from ..residual import ResidualBlock
-from ..results import circumstances
+from ..results import provenance
 from ..train import Training, train
 from ..train.objective import Loss, Objective
 from .cells import NONE, VANILLA
@@ -215,7 +215,7 @@ def _made(work: Work, name: str, s: Setting, seed: int) -> tuple[Entry, Dynamics
     row["training s"] = round(seconds, 3)
     work.say(f"figure1  {dynamics.title}")
     job, parameters = work.job, row["parameters"]
-    made = circumstances(seeds=[seed], seconds=seconds, precision="float32; paths in float64", parameters=parameters)
+    made = provenance(seeds=[seed], seconds=seconds, precision="float32; paths in float64", parameters=parameters)
     details = {
         "paths": dynamics.paths.round(6).tolist(),
         "crossings": [[c.depth, c.value, *c.pair] for c in dynamics.crossings[:SHOWN]],

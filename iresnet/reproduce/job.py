@@ -64,7 +64,7 @@ class Job:
         """All that decides the run of a cell; a setting that would make another cell of it is refused."""
         fixed = (*FIXED, *KINDS[cell.purpose].fixed, *(("network.family",) if cell.budget_of else ()))
         for assignment in self.changes:
-            if config.place(Experiment, assignment) in fixed:
+            if config.setting_path(Experiment, assignment) in fixed:
                 raise ValueError(
                     f"{cell.label} is what the cell is; choose it with --cells, --seed or --dataset; "
                     f"got --set {assignment}."

@@ -29,7 +29,7 @@ from ..evaluate.likelihood import ROW_BIAS
 from ..flow import LogProb
 from ..plots import Ridge, ridges_picture
 from ..run import Run
-from ..train.objective import unit
+from ..train.objective import nats_per_unit
 from .cells import DIGITS, Cell
 from .job import Job, Stopped, Work
 from .record import Entry, Row, kept, one_by_one
@@ -96,7 +96,7 @@ def kinds(work: Work, run: Run, cell: Cell, images: Dataset) -> dict[str, Datase
 
 def evaluated(work: Work, run: Run, images: Dataset, others: dict[str, Dataset]) -> dict[str, Any]:
     """Areas and quantiles of every kind. All likelihoods have the same noise and probes, the entropy's too."""
-    begun, model, scale = time.perf_counter(), work.model(run), unit(images.x, run.schema.levels)
+    begun, model, scale = time.perf_counter(), work.model(run), nats_per_unit(images.x, run.schema.levels)
 
     def likelihood(rows: Dataset, name: str) -> LogProb:
         if work.stop():

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..data import npy
 from ..plots import DecayLine, ImageRow, decay_picture, rows_picture
 from ..run import Run
-from ..train.objective import centred
+from ..train.objective import bin_centres
 from .cells import BATCHNORM, DIGITS, VANILLA, Cell, constrained, numbered, on
 from .evaluation import IMAGES, STEPS, iterated, proven, verdict
 from .iteration import Unwinder
@@ -147,7 +147,7 @@ def _read(path: Path) -> Arrays:
 def measure(work: Work, run: Run, cell: Cell) -> Measured:
     """The error after every number of iterations, on test images."""
     images = work.images(run, FEW)
-    x = centred(images.x, images.schema.levels).double()
+    x = bin_centres(images.x, images.schema.levels).double()
     tried, errors = decay(Unwinder(work.model(run)), x)
     reached = {f"iterations {name}": _first(tried, errors, goal) for name, goal in GOALS.items()}
     row = {"largest Lip(g)": proven(run)["largest"], **reached, "paper": cell.paper, "images": len(x)}

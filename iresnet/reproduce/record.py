@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from numpy.typing import NDArray
 
 from ..data import npy
-from ..results import Results, finite, read, write
+from ..results import Results, nonfinite_to_none, read, write
 from ..run import Run
 from .cells import SETS, Cell, order
 from .job import Job
@@ -52,14 +52,14 @@ def named(
 ) -> Entry:
     """An entry with all that names it; `made` says how."""
     which = dict(zip(KEYS, (dataset, model, job.budget, job.recipe, list(settings), seed), strict=True))
-    return {**made, **which, "row": finite(row), "details": finite(details)}
+    return {**made, **which, "row": nonfinite_to_none(row), "details": nonfinite_to_none(details)}
 
 
 def kept(run: Run, name: str, make: Callable[[], Any], fits: Callable[[dict[str, Any]], bool] = bool) -> dict[str, Any]:
     """What RUN/evaluation.json has under this name, if it fits; else made now, and kept there beside the rest."""
     found = dict(run.read_json("evaluation.json").get(name) or {})
     if not fits(found):
-        found = finite(make())
+        found = nonfinite_to_none(make())
         run.write_json("evaluation.json", {**run.read_json("evaluation.json"), name: found}, run.sha256())
     return found
 

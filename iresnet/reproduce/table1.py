@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..logdet import EXACT_UP_TO, Estimator, PowerSeries, RussianRoulette
 from ..residual import ResidualBlock
-from ..results import circumstances
+from ..results import provenance
 from ..transforms.imported import ffjord
 from . import properties
 from .cells import NONE
@@ -207,7 +207,7 @@ def _entry(name: str, job: Job) -> Entry:
     begun = time.perf_counter()
     there = _is_here(name)
     ours, details = marks(name, DRAWS[job.budget]) if there else (None, {})
-    made = circumstances(seeds=list(range(INSTANCES)), seconds=time.perf_counter() - begun, precision="float64")
+    made = provenance(seeds=list(range(INSTANCES)), seconds=time.perf_counter() - begun, precision="float64")
     content = {"established": "by running" if there else "as published", **row(name, ours), **metrics(details)}
     return named(job, NONE, name, content, details, made)
 

@@ -28,7 +28,7 @@ from ..evaluate import Likelihood, protocol
 from ..evaluate.likelihood import as_flow
 from ..evaluate.protocol import LIMIT
 from ..run import Run
-from ..train.objective import unit
+from ..train.objective import nats_per_unit
 from ..transforms import Imported, made
 from ..transforms.dequantisation import dequantised
 from .cells import DIGITS, FLOWS, OTHER_FLOWS, OTHERS, OURS, SETS, Cell, find
@@ -185,7 +185,7 @@ def _solver(model: nn.Module, images: Dataset) -> dict[str, Any] | None:
     finer = copy.deepcopy(flow).double()
     for part in _solved(finer):
         part.lazy.atol = part.lazy.rtol = FINE  # type: ignore[assignment]
-    error = float((flow.log_prob(x) - finer.log_prob(x.double())).abs().max()) / unit(x, images.schema.levels)
+    error = float((flow.log_prob(x) - finer.log_prob(x.double())).abs().max()) / nats_per_unit(x, images.schema.levels)
     return {
         "method": method,
         "error": error,

@@ -31,9 +31,9 @@ from ..data.source import schema_of
 from ..gpu import Acceleration
 from ..lipschitz import defer_norms, refresh_
 from ..models import Network, build
-from ..results import Results, circumstances, read
+from ..results import Results, provenance, read
 from ..train import State, Training
-from ..train.objective import Objective, ObjectiveSettings, Purpose
+from ..train.objective import Objective, ObjectiveKind, ObjectiveSettings
 from ..transform import Shape
 from .job import Job, Stopped, Work
 from .record import Entry, Row, merge, named, one_by_one
@@ -41,10 +41,10 @@ from .result import Reproduction, Result, costs, refuse
 
 #: Seconds, as printed; the paper's Glow is the baseline of all.
 PAPER = {"Glow": 0.72, "i-ResNet": 0.31, "i-ResNet SN": 0.57, "i-ResNet SN LogDet": 1.88}
-CLASSES: Purpose = "classification"
-DENSITY: Purpose = "density"
+CLASSES: ObjectiveKind = "classification"
+DENSITY: ObjectiveKind = "density"
 #: What every case is, what it does, and its number in the paper.
-CASES: dict[str, tuple[Purpose, str]] = {
+CASES: dict[str, tuple[ObjectiveKind, str]] = {
     "Glow": (CLASSES, "Glow"),
     "i-ResNet": (CLASSES, "i-ResNet"),
     "i-ResNet SN": (CLASSES, "i-ResNet SN"),
@@ -107,7 +107,7 @@ def objective(name: str, s: Size, x: Tensor, device: str) -> Objective:
     with defer_norms():
         model = build(network(name, s), schema, purpose, x).to(device)
     refresh_(model, settle=True)
-    return ObjectiveSettings(kind=purpose).objective(model, schema.levels).train()
+    return ObjectiveSettings(kind=purpose).build_objective(model, schema.levels).train()
 
 
 def images(s: Size) -> tuple[Tensor, Tensor]:
@@ -190,7 +190,7 @@ def compared(runs: Sequence[Entry]) -> list[Row]:
 def _entry(name: str, s: Size, engine: str, job: Job) -> Entry:
     begun = time.perf_counter()
     row = measure(name, s, job.device, ENGINES[engine])
-    made = circumstances(
+    made = provenance(
         seeds=[0], seconds=time.perf_counter() - begun, precision=row["precision"], parameters=row["parameters"]
     )
     return named(job, "cifar10", name, row, {}, made, _settings(engine, job))
@@ -202,7 +202,7 @@ def _settings(engine: str, job: Job) -> list[str]:
 
 def _known(job: Job) -> dict[tuple[str, ...], Entry]:
     """What the file has that was measured in the circumstances of now; of a commit that was changed, nothing."""
-    path, now = job.out / "table5.json", circumstances(seeds=[0], seconds=0.0)
+    path, now = job.out / "table5.json", provenance(seeds=[0], seconds=0.0)
     if not path.is_file() or str(now["commit"]).endswith("-dirty"):
         return {}
     same = {**{k: now[k] for k in ("hardware", "versions", "commit")}, "budget": job.budget}

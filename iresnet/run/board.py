@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Board:
+class TensorBoardLog:
     """TensorBoard's file, from the first row on, where TensorBoard is installed."""
 
     def __init__(self, folder: Path, step: int) -> None:

@@ -15,7 +15,7 @@ from .. import evaluate
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueKind:
     """A kind of value: what it is called, and how it is known."""
 
     words: str
@@ -35,31 +35,33 @@ def _is_square(value: Any) -> bool:
     return all(isinstance(row, list) and len(row) == len(rows) and all(map(_is_count, row)) for row in rows)
 
 
-NUMBER = Kind("a number", _is_number)
-MAYBE = Kind("a number or null", lambda v: v is None or _is_number(v))  # JSON has no infinity
-COUNT = Kind("a whole number, at least 0", _is_count)
-TEXT = Kind("a text", lambda v: isinstance(v, str))
-FLAG = Kind("true or false", lambda v: isinstance(v, bool))
-SQUARE = Kind("a square table of counts", _is_square)
-SHAPE = Kind("a list of whole numbers or null", lambda v: v is None or (isinstance(v, list) and all(map(_is_count, v))))
-RANGE = Kind(
+NUMBER = ValueKind("a number", _is_number)
+MAYBE = ValueKind("a number or null", lambda v: v is None or _is_number(v))  # JSON has no infinity
+COUNT = ValueKind("a whole number, at least 0", _is_count)
+TEXT = ValueKind("a text", lambda v: isinstance(v, str))
+FLAG = ValueKind("true or false", lambda v: isinstance(v, bool))
+SQUARE = ValueKind("a square table of counts", _is_square)
+SHAPE = ValueKind(
+    "a list of whole numbers or null", lambda v: v is None or (isinstance(v, list) and all(map(_is_count, v)))
+)
+RANGE = ValueKind(
     "two numbers or null", lambda v: v is None or (isinstance(v, list) and len(v) == 2 and all(map(MAYBE.fits, v)))
 )
 
-Spec: TypeAlias = "Kind | Mapping[str, Spec] | list[Spec]"
+Spec: TypeAlias = "ValueKind | Mapping[str, Spec] | list[Spec]"
 
 KINDS = {"float": MAYBE, "float | None": MAYBE, "int": COUNT, "str": TEXT, "bool": FLAG}
 
 
-def _of(kind: type, *needed: str, **others: Spec) -> dict[str, Spec]:
+def _fields_of(kind: type, *needed: str, **others: Spec) -> dict[str, Spec]:
     """The fields of a dataclass, by what they are annotated as; those that are `needed` must be there."""
     found = {field.name: KINDS[str(field.type)] for field in fields(kind)} | others
     return {f"{name}!" if name in needed else name: spec for name, spec in found.items()}
 
 
-def _share(*needed: str) -> Spec:
+def _error_fields(*needed: str) -> Spec:
     """An `Error`, whose numbers are finite."""
-    return _of(evaluate.Error, *needed, value=NUMBER, low=NUMBER, high=NUMBER)
+    return _fields_of(evaluate.Error, *needed, value=NUMBER, low=NUMBER, high=NUMBER)
 
 
 CERTIFICATE: Spec = {
@@ -77,17 +79,17 @@ CERTIFICATE: Spec = {
     ],
 }
 _ROBUST = ("rows", "radius", "value", "low", "high", "attacked", "clean")
-_PROBED = _share("value", "low", "high", "rows")
+_PROBED = _error_fields("value", "low", "high", "rows")
 EVALUATION: Spec = {
     "split": TEXT,
     "rows": COUNT,
     "of": COUNT,
-    "error": _share("value"),
-    "density": _of(evaluate.Density, "value", "unit"),
-    "inverse": _of(evaluate.Inverse, "rows", "proven"),
+    "error": _error_fields("value"),
+    "density": _fields_of(evaluate.Density, "value", "unit"),
+    "inverse": _fields_of(evaluate.Inverse, "rows", "proven"),
     "tightening": {"predictions_changed!": COUNT, "rows!": COUNT, "layers!": COUNT},
     "confusion": SQUARE,
-    "robustness": [_of(evaluate.Robust, *_ROBUST, radius=NUMBER)],
+    "robustness": [_fields_of(evaluate.Robust, *_ROBUST, radius=NUMBER)],
     "probe": {"codes!": _PROBED, "inputs!": _PROBED, "rows!": COUNT},
     "anomalies": [{"name!": TEXT, "detection!": NUMBER}],
     "protocol": {"rows": COUNT, "limit": NUMBER, "value": MAYBE},
@@ -99,7 +101,7 @@ CONTENTS: Mapping[str, Spec] = {
 }
 
 
-def check(content: Any, path: Path, remedy: str) -> None:
+def check_contents(content: Any, path: Path, remedy: str) -> None:
     """Refuse a file whose values are not of the kinds that its readers expect."""
     if problem := _problem(content, CONTENTS.get(path.name, {}), ""):
         raise ValueError(f"{path} is damaged: {problem}. {remedy}")
@@ -107,7 +109,7 @@ def check(content: Any, path: Path, remedy: str) -> None:
 
 def _problem(value: Any, spec: Spec, at: str) -> str:
     """What is wrong with a value, by name; nothing where nothing is."""
-    if isinstance(spec, Kind):
+    if isinstance(spec, ValueKind):
         return "" if spec.fits(value) else f"{at} must be {spec.words}; got {value!r:.40}"
     if isinstance(spec, list):
         if not isinstance(value, list):
@@ -115,13 +117,13 @@ def _problem(value: Any, spec: Spec, at: str) -> str:
         return next(filter(None, (_problem(v, spec[0], f"{at}[{i}]") for i, v in enumerate(value))), "")
     if not isinstance(value, dict):
         return f"{at} must be an object; got {value!r:.40}"
-    return next(filter(None, (_member(value, name, inner, at) for name, inner in spec.items())), "")
+    return next(filter(None, (_member_problem(value, name, inner, at) for name, inner in spec.items())), "")
 
 
-def _member(value: dict[str, Any], name: str, spec: Spec, at: str) -> str:
+def _member_problem(value: dict[str, Any], name: str, spec: Spec, at: str) -> str:
     """The same of one member of an object; what is null or empty counts as missing."""
     key = name.removesuffix("!")
     place, inner = f"{at}.{key}" if at else key, value.get(key)
-    if key not in value or (inner in (None, {}, []) and not isinstance(spec, Kind)):
+    if key not in value or (inner in (None, {}, []) and not isinstance(spec, ValueKind)):
         return f"{place} is missing" if name.endswith("!") else ""
     return _problem(inner, spec, place)

@@ -18,12 +18,12 @@ from ..lipschitz import defer_norms, refresh_
 from ..migration import FORMER_FILES
 from ..models import INVERSES, build
 from ..presets import Experiment
-from ..results import circumstances
+from ..results import provenance
 from ..train import Report, checkpoint, train
 from ..train.checkpoint import Checkpoint
 from ..version import __version__
 from .folder import Run, fingerprints
-from .watch import WATCHED, Watch
+from .watch import VALIDATION_SAMPLES, RunCallback
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ def start(
     """Train an experiment in a new run folder. `splits` saves loading its data where that was done already."""
     splits = data.load(experiment.data) if splits is None else splits
     experiment = replace(
-        experiment, training=experiment.training.for_epochs(_batches(experiment, splits.train).per_epoch)
+        experiment, training=experiment.training.resolve_epochs(_make_batches(experiment, splits.train).per_epoch)
     )
     # What cannot be built is refused before anything is written.
     with defer_norms():
         build(experiment.network, splits.schema, experiment.objective.kind, splits.train.x)
     experiment = replace(experiment, data=experiment.data.resolved())  # a run does not depend on where it was started
-    with Run.room_for(folder):
+    with Run.lock_new_folder(folder):
         run = Run.create(folder, experiment, splits.schema, overwrite=overwrite)
-        run.write_own("data.json", fingerprints(splits))
+        run.write_run_json("data.json", fingerprints(splits))
         return _fit(run, splits, None, device, report, stop)
 
 
@@ -77,28 +77,29 @@ def resume(
     `learning_rate` replaces that of the settings, as is due after divergence; nothing else can be changed. The run
     folder says so from then on.
     """
-    with lock.holding(Run.open(folder).own().folder):
+    with lock.lock_folder(Run.open(folder).require_writable().folder):
         run = Run.open(folder)
         last = run.folder / "last.safetensors"
-        state = run.saved(last) if last.is_file() else None
-        step, steps = state.whole("step") if state else 0, run.experiment.training.steps
+        state = run.load_checkpoint(last) if last.is_file() else None
+        step, steps = state.read_count("step") if state else 0, run.experiment.training.steps
         finished = step >= steps and (run.folder / "model.safetensors").is_file()
         if state is None or not finished:
             splits = run.splits()
             if not (run.folder / "data.json").is_file():  # killed before it was written
-                run.write_own("data.json", fingerprints(splits))
+                run.write_run_json("data.json", fingerprints(splits))
             run = run if learning_rate is None else run.with_learning_rate(learning_rate, step)
             return _fit(run, splits, state, device, report, stop)
         if learning_rate is not None:
             raise ValueError(f"{run.folder} is finished; another learning rate needs a new run. Choose another --out.")
-        certificate = _certified(run)
-        return FitResult(run, steps, True, state.number("seconds", 0.0), certificate, tuple(run.tightened()))
+        certificate = _certificate_of(run)
+        seconds = state.read_number("seconds", 0.0)
+        return FitResult(run, steps, True, seconds, certificate, tuple(run.tightened_layers()))
 
 
-def _certified(run: Run) -> Certificate | None:
+def _certificate_of(run: Run) -> Certificate | None:
     """The certificate of a finished run, written where a kill came before it."""
-    sha256, certificate = run.sha256(), proven(run, run.model())
-    if certificate is not None and not run.known("certificate.json"):
+    sha256, certificate = run.sha256(), certify_model(run, run.model())
+    if certificate is not None and not run.read_current_json("certificate.json"):
         write_certificate(run, certificate, sha256)
     return certificate
 
@@ -109,13 +110,13 @@ def _fit(
     experiment = run.experiment
     torch.manual_seed(experiment.seed)
     with defer_norms():  # norms are measured where that is fast
-        model = run.blank(splits.train.x).to(device)
+        model = run.untrained_model(splits.train.x).to(device)
     refresh_(model, settle=True)
-    objective = experiment.objective.objective(model, run.schema.levels, experiment.data.augment)
-    batches = _batches(experiment, splits.train.to(device))
+    objective = experiment.objective.build_objective(model, run.schema.levels, experiment.data.augment)
+    batches = _make_batches(experiment, splits.train.to(device))
     generator = torch.Generator(device).manual_seed(experiment.seed)
     begin = Checkpoint({}, {"step": 0}) if state is None else state
-    watch = Watch(run, model, splits.validation.to(device), begin, stop)
+    watch = RunCallback(run, model, splits.validation.to(device), begin, stop)
 
     def on_step(step: int, steps: int, metrics: Mapping[str, Tensor]) -> None:
         watch.note(metrics)
@@ -124,7 +125,7 @@ def _fit(
 
     try:
         train(
-            objective, batches.starting_at(begin.whole("step")), experiment.training,
+            objective, batches.starting_at(begin.read_count("step")), experiment.training,
             generator=generator, acceleration=experiment.acceleration, report=on_step, resume=state, watch=watch,
         )  # fmt: skip
     finally:
@@ -137,7 +138,7 @@ def _fit(
     return FitResult(run, watch.step, True, watch.seconds, certificate, tuple(tightened), watch.engine)
 
 
-def _batches(experiment: Experiment, dataset: Dataset) -> Batches:
+def _make_batches(experiment: Experiment, dataset: Dataset) -> Batches:
     return Batches(dataset, experiment.training.batch, seed=experiment.seed, augment=experiment.data.augment)
 
 
@@ -145,12 +146,12 @@ def release(run: Run, validation: Dataset, device: str = "cpu") -> tuple[Certifi
     """Turn the best weights into the run's model: tightened, certified, with the likelihoods of validation rows."""
     model, validation = run.model("best", device), validation.to(device)
     tightened = tighten_(model, run.schema.shape)
-    certificate = proven(run, model)
+    certificate = certify_model(run, model)
     publish(run, model, certificate, validation, {"tightened": tightened})
     return certificate, tightened
 
 
-def proven(run: Run, model: nn.Module) -> Certificate | None:
+def certify_model(run: Run, model: nn.Module) -> Certificate | None:
     """What is proven of a run's model; None for a rival, which has no residual blocks to prove anything of."""
     return None if run.experiment.network.family in INVERSES else certify(model, run.schema.shape)
 
@@ -165,9 +166,9 @@ def publish(
     """
     tensors: dict[str, dict[str, Tensor]] = {"weights": dict(model.state_dict())}
     if evaluate.has_density(model):
-        likelihood = evaluate.log_likelihood(model, subsample(validation.to(device_of(model)), WATCHED))
+        likelihood = evaluate.log_likelihood(model, subsample(validation.to(device_of(model)), VALIDATION_SAMPLES))
         tensors["reference"] = {"log_likelihood": likelihood.value}
-    run.bind_older()
+    run.add_missing_digests()
     content = Checkpoint(tensors, {**state, "made_with": run.made_with()})
     path = checkpoint.save(content, run.folder / "model.safetensors", version=__version__)
     if certificate is not None:
@@ -186,8 +187,8 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def _write_environment(run: Run, watch: Watch, model: nn.Module, device: str) -> None:
-    content: dict[str, Any] = {"device": device, "engine": watch.engine} | circumstances(
+def _write_environment(run: Run, watch: RunCallback, model: nn.Module, device: str) -> None:
+    content: dict[str, Any] = {"device": device, "engine": watch.engine} | provenance(
         seeds=[run.experiment.seed],
         seconds=watch.seconds,
         precision=watch.precision,
@@ -196,4 +197,4 @@ def _write_environment(run: Run, watch: Watch, model: nn.Module, device: str) ->
     )
     if changes := run.changes():
         content["changes"] = changes
-    run.write_own("environment.json", content)
+    run.write_run_json("environment.json", content)

@@ -34,14 +34,14 @@ from ..data import Schema, Splits
 from ..lipschitz import defer_norms
 from ..models import build
 from ..presets import Experiment
-from ..presets.reading import parse
-from ..results import finite
+from ..presets.reading import parse_experiment
+from ..results import nonfinite_to_none
 from ..spelling import quoted
 from ..train import checkpoint
-from ..train.checkpoint import Checkpoint, checked, checked_weights
+from ..train.checkpoint import Checkpoint, check_tensors, check_weights
 from ..version import __version__
 from . import reading
-from .weights import completed, is_shipped, meant, output_of, resolve, shipped
+from .weights import complete_state, is_shipped, output_folder, resolve_folder, shipped, shipped_hint
 
 FILES = (
     "config.toml", "schema.json", "data.json", "environment.json", "log.csv", "last.safetensors", "best.safetensors",
@@ -73,26 +73,30 @@ class Run:
             raise ValueError(
                 f"name a run folder, or a model that comes with the library ({', '.join(shipped())}); got ''."
             )
-        folder = resolve(Path(folder))
+        folder = resolve_folder(Path(folder))
         if not (folder / "config.toml").is_file():
-            what = "is not a run folder: it has no config.toml" if folder.is_dir() else f"does not exist{meant(folder)}"
+            what = (
+                "is not a run folder: it has no config.toml"
+                if folder.is_dir()
+                else f"does not exist{shipped_hint(folder)}"
+            )
             end = "" if what.endswith("?") else "."
             raise FileNotFoundError(f"{folder} {what}{end} Train first: iresnet train digits-hybrid --out {folder}")
         for name in FILES:  # a pipe would be waited for without end, a device read without end
             if (folder / name).exists() and not (folder / name).is_file():
                 raise ValueError(f"{folder / name} must be a file; it is something else. Remove it, or train again.")
-        header, _, body = reading.text(folder / "config.toml", "Train again.").partition("\n")
+        header, _, body = reading.read_text(folder / "config.toml", "Train again.").partition("\n")
         settings = folder / "config.toml"
-        written = migration.written_in(migration.of_line(header), settings)
+        written = migration.read_format(migration.parse_header_line(header), settings)
         try:
             content = json.loads((folder / "schema.json").read_text(encoding="utf-8"))
-            whole = migration.of_json(content, folder / "schema.json") if isinstance(content, dict) else content
+            whole = migration.migrate_json(content, folder / "schema.json") if isinstance(content, dict) else content
             schema = Schema.from_dict(whole)
         except (OSError, ValueError, RecursionError) as error:
             why = str(error).rstrip(".")
             raise ValueError(f"{folder / 'schema.json'} cannot be read: {why}. Train again.") from None
         try:
-            return cls(folder, parse(body, settings, written), schema)
+            return cls(folder, parse_experiment(body, settings, written), schema)
         except RecursionError:
             raise ValueError(f"{settings} is nested too deeply. Train again.") from None
 
@@ -102,11 +106,11 @@ class Run:
         run = cls(Path(folder), experiment, schema)
         _make_room(run.folder, overwrite)
         run._write_config()
-        run.write_own("schema.json", schema.to_dict())
+        run.write_run_json("schema.json", schema.to_dict())
         return run
 
     @staticmethod
-    def room_for(folder: str | Path) -> AbstractContextManager[None]:
+    def lock_new_folder(folder: str | Path) -> AbstractContextManager[None]:
         """A lock on the folder of a run that is to be made; a file is refused."""
         if Path(folder).exists() and not Path(folder).is_dir():
             raise ValueError(f"{folder} is a file; a run needs a folder. Choose another --out.")
@@ -116,10 +120,10 @@ class Run:
             raise ValueError(
                 f"the path of a run must be UTF-8; got {quoted(str(folder))}. Choose another --out."
             ) from None
-        return lock.holding(folder)
+        return lock.lock_folder(folder)
 
     def _write_config(self, *comments: str) -> None:
-        text = "".join(f"{line}\n" for line in (migration.line(__version__), *comments))
+        text = "".join(f"{line}\n" for line in (migration.header_line(__version__), *comments))
         atomic.write(self.folder / "config.toml", text + config.dump(self.experiment))
 
     def with_learning_rate(self, learning_rate: float, step: int) -> Run:
@@ -134,15 +138,15 @@ class Run:
 
     def changes(self) -> list[str]:
         """What was changed when the run was resumed, as the comments of config.toml have it."""
-        lines = reading.text(self.folder / "config.toml", "Train again.").splitlines()
+        lines = reading.read_text(self.folder / "config.toml", "Train again.").splitlines()
         return [line[2:] for line in lines if line.startswith("# training.learning_rate ")]
 
     @property
     def output(self) -> Path:
         """Where commands put what they make: the folder, or runs/NAME-shipped for what comes with the library."""
-        return output_of(self.folder)
+        return output_folder(self.folder)
 
-    def own(self) -> Run:
+    def require_writable(self) -> Run:
         """This run, if it may be changed: what comes with the library stays as it is."""
         if is_shipped(self.folder):
             raise ValueError(
@@ -151,7 +155,7 @@ class Run:
             )
         return self
 
-    def with_data_in(self, folder: str | Path | None) -> Run:
+    def with_data_folder(self, folder: str | Path | None) -> Run:
         """This run, its downloaded sets looked for in another folder; None: where they were when it was trained."""
         if folder is None:
             return self
@@ -172,7 +176,7 @@ class Run:
             )
         return splits
 
-    def blank(self, rows: Tensor | None = None) -> nn.Module:
+    def untrained_model(self, rows: Tensor | None = None) -> nn.Module:
         """The untrained model, drawn by torch's global generator; `rows` fit its scaling."""
         try:
             return build(self.experiment.network, self.schema, self.experiment.objective.kind, rows)
@@ -189,14 +193,14 @@ class Run:
             )
         path = self._trained(f"{weights}.safetensors")
         with torch.random.fork_rng(devices=[]), defer_norms():  # a user's random numbers are not ours to change
-            model = self.blank().eval()
-        saved = self.saved(path)
-        whole = replace(saved, tensors={"weights": completed(model, saved.tensors.get("weights", {}))})
+            model = self.untrained_model().eval()
+        saved = self.load_checkpoint(path)
+        whole = replace(saved, tensors={"weights": complete_state(model, saved.tensors.get("weights", {}))})
         what = str(self.folder / "config.toml")
-        model.load_state_dict(dict(checked_weights(whole, model, what=what, remedy="Train again.")))
+        model.load_state_dict(dict(check_weights(whole, model, what=what, remedy="Train again.")))
         return model.to(device)
 
-    def saved(self, path: Path) -> Checkpoint:
+    def load_checkpoint(self, path: Path) -> Checkpoint:
         """A checkpoint of this run; one that was made with another network, or for rows of another kind, is refused."""
         saved = checkpoint.load(path)
         made, here = saved.state.get("made_with", {}), self.made_with()
@@ -204,7 +208,7 @@ class Run:
             if here.get(key, value) != value:
                 where = self.folder / ("schema.json" if key.startswith("schema.") else "config.toml")
                 why = f"it was made with {key} = {value!r:.40}; got {here[key]!r:.40}"
-                raise saved.unfit(str(where), why, "Put that back, or train again.")
+                raise saved.mismatch_error(str(where), why, "Put that back, or train again.")
         return saved
 
     def made_with(self) -> dict[str, Any]:
@@ -215,32 +219,32 @@ class Run:
 
     def reference(self) -> Tensor:
         """The log-likelihoods of validation rows, by which a row's anomaly is judged."""
-        saved = self.saved(self.folder / "model.safetensors")
+        saved = self.load_checkpoint(self.folder / "model.safetensors")
         if "reference" not in saved.tensors:
             raise ValueError("an anomaly score needs a density; this model only classifies.")
         values = saved.tensors["reference"].get("log_likelihood", torch.empty(0))
         expected = {"log_likelihood": values.new_zeros(max(1, values.numel()), dtype=torch.float64)}
-        return checked(saved, "reference", expected, what="a density", remedy="Train again.")["log_likelihood"]
+        return check_tensors(saved, "reference", expected, what="a density", remedy="Train again.")["log_likelihood"]
 
-    def tightened(self) -> list[str]:
+    def tightened_layers(self) -> list[str]:
         """The layers that were scaled down when the model was released."""
-        saved = self.saved(self.folder / "model.safetensors")
+        saved = self.load_checkpoint(self.folder / "model.safetensors")
         names = saved.state.get("tightened", [])
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise saved.damaged(f"tightened must be names of layers; got {names!r:.40}")
+            raise saved.damaged_error(f"tightened must be names of layers; got {names!r:.40}")
         return names
 
-    def best(self) -> dict[str, float]:
+    def best_metrics(self) -> dict[str, float]:
         """The step whose averaged weights did best on validation rows, and their figures."""
-        saved = self.saved(self.folder / "best.safetensors")
-        return {"step": saved.whole("step")} | {
-            k: saved.number(k) for k in saved.state if k not in ("step", "made_with")
+        saved = self.load_checkpoint(self.folder / "best.safetensors")
+        return {"step": saved.read_count("step")} | {
+            k: saved.read_number(k) for k in saved.state if k not in ("step", "made_with")
         }
 
     def log(self) -> list[dict[str, float | None]]:
         """The rows of log.csv."""
         path = self.folder / "log.csv"
-        return reading.log_rows(path) if path.is_file() else []
+        return reading.read_log(path) if path.is_file() else []
 
     def sha256(self) -> str:
         """The digest of the released model, which is empty for one from before there were any."""
@@ -259,12 +263,12 @@ class Run:
         What speaks of other weights than those of the model is refused.
         """
         path, content = self._json(name)
-        if content and not self.known(name):
+        if content and not self.read_current_json(name):
             remedy = ABOUT_THE_MODEL[name].format(self.folder)
             raise ValueError(f"{path} speaks of other weights than {self.folder / 'model.safetensors'}. {remedy}")
         return content
 
-    def known(self, name: str) -> dict[str, Any]:
+    def read_current_json(self, name: str) -> dict[str, Any]:
         """The same, for a file that is about to be written anew: what speaks of other weights counts as missing.
 
         Figures from before there were digests name no model, and are taken for this one's; a proof is not.
@@ -276,24 +280,26 @@ class Run:
 
     def write_json(self, name: str, content: Mapping[str, Any], sha256: str) -> Path:
         """Write what is said of the model with this digest; None for what is no number."""
-        content = migration.numbered({**content, MODEL_SHA256: sha256})
-        return atomic.write(self.output / name, json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
+        content = migration.with_format({**content, MODEL_SHA256: sha256})
+        return atomic.write(
+            self.output / name, json.dumps(nonfinite_to_none(content), indent=1, allow_nan=False) + "\n"
+        )
 
-    def write_own(self, name: str, content: Mapping[str, Any]) -> Path:
+    def write_run_json(self, name: str, content: Mapping[str, Any]) -> Path:
         """Write what is said of the run itself: its rows, its data, how it was made."""
-        return atomic.write(self.folder / name, json.dumps(migration.numbered(content), indent=1) + "\n")
+        return atomic.write(self.folder / name, json.dumps(migration.with_format(content), indent=1) + "\n")
 
-    def bind_older(self) -> None:
+    def add_missing_digests(self) -> None:
         """Let what was written before there were digests name the present model, which is about to be replaced."""
         for name in ABOUT_THE_MODEL:
             with suppress(ValueError, OSError):  # what is missing or damaged cannot be taken for something else
-                content = reading.json_object(self._path(name))
+                content = reading.read_json_object(self._path(name))
                 if not content.get(MODEL_SHA256):
                     self.write_json(name, content, self.sha256() or "unknown")
 
     def _json(self, name: str) -> tuple[Path, dict[str, Any]]:
         path = self._path(name)
-        return path, reading.json_object(path) if path.is_file() else {}
+        return path, reading.read_json_object(path) if path.is_file() else {}
 
     def _path(self, name: str) -> Path:
         """Where a file is: one that a command wrote anew, else the run's own, else one under its former name."""

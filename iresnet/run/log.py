@@ -9,7 +9,7 @@ from typing import TextIO
 
 from .. import atomic
 from . import reading
-from .board import Board
+from .board import TensorBoardLog
 
 
 class Log:
@@ -23,17 +23,17 @@ class Log:
         self.kept = self._kept()
         self.columns: list[str] = self.kept[0].split(",") if self.kept else []
         self.file: TextIO | None = None
-        self.board = Board(folder / "tensorboard", step)
+        self.board = TensorBoardLog(folder / "tensorboard", step)
 
     def _kept(self) -> list[str]:
         """The header and the rows up to the step: what was logged after the checkpoint is done again."""
         if not self.step or not self.path.is_file():
             return []
         remedy = "Remove it, and resume."
-        lines = reading.text(self.path, remedy).splitlines()
+        lines = reading.read_text(self.path, remedy).splitlines()
         cells = lines[0].count(",") if lines else 0
         whole = [row for row in lines[1:] if row.count(",") == cells]  # a torn last line has fewer
-        steps = [reading.step_of(row.partition(",")[0], self.path, remedy) for row in whole]
+        steps = [reading.parse_step(row.partition(",")[0], self.path, remedy) for row in whole]
         return lines[:1] + [row for row, step in zip(whole, steps, strict=True) if step <= self.step]
 
     def _open(self) -> TextIO:

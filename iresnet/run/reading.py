@@ -19,7 +19,7 @@ DEPTH = 32
 LAST = 2**53
 
 
-def text(path: Path, remedy: str) -> str:
+def read_text(path: Path, remedy: str) -> str:
     """The text of a file in UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
@@ -29,28 +29,28 @@ def text(path: Path, remedy: str) -> str:
         raise OSError(f"{path} cannot be read: {error.strerror or error}. {remedy}") from None
 
 
-def json_object(path: Path, remedy: str = "Remove it; it can be made again.") -> dict[str, Any]:
+def read_json_object(path: Path, remedy: str = "Remove it; it can be made again.") -> dict[str, Any]:
     """The object in a JSON file; None for numbers that are not finite, and what its readers expect of it is checked."""
-    source = text(path, remedy)
+    source = read_text(path, remedy)
     try:
-        content = json.loads(source, parse_int=_whole, parse_float=_real, parse_constant=_real)
+        content = json.loads(source, parse_int=_int_or_float, parse_float=_finite_float, parse_constant=_finite_float)
         why = "" if isinstance(content, dict) else "it is no object"
         why = why or ("it is nested too deeply" if _depth(content) > DEPTH else "")
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else f"{error!s:.120}"
     if why:
         raise ValueError(f"{path} is damaged: {why}. {remedy}")
-    content = migration.of_json(content, path)
-    contents.check(content, path, remedy)
+    content = migration.migrate_json(content, path)
+    contents.check_contents(content, path, remedy)
     return content
 
 
-def _real(digits: str) -> float | None:
+def _finite_float(digits: str) -> float | None:
     return value if math.isfinite(value := float(digits)) else None
 
 
-def _whole(digits: str) -> float | None:
-    return int(digits) if len(digits) < 20 else _real(digits)
+def _int_or_float(digits: str) -> float | None:
+    return int(digits) if len(digits) < 20 else _finite_float(digits)
 
 
 def _depth(content: object) -> int:
@@ -63,21 +63,21 @@ def _depth(content: object) -> int:
     return depth
 
 
-def log_rows(path: Path) -> list[dict[str, float | None]]:
+def read_log(path: Path) -> list[dict[str, float | None]]:
     """The rows of a log: every cell a number or empty, and a step in each. What diverged may be infinite, or NaN."""
     remedy = "Remove it; the model does not need it."
-    content = text(path, remedy)
+    content = read_text(path, remedy)
     try:
         rows = list(csv.DictReader(io.StringIO(content), strict=True))
         found = [{key: float(value) if value else None for key, value in row.items()} for row in rows]
     except (ValueError, TypeError, csv.Error) as error:
         raise ValueError(f"{path} is damaged: {error!s:.120}. {remedy}") from None
     for row in rows:
-        step_of(row.get("step") or "", path, remedy)
+        parse_step(row.get("step") or "", path, remedy)
     return found
 
 
-def step_of(cell: str, path: Path, remedy: str) -> float:
+def parse_step(cell: str, path: Path, remedy: str) -> float:
     """The number of steps that a cell of a log holds."""
     try:
         step = float(cell)

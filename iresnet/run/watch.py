@@ -37,24 +37,24 @@ LOG_EVERY = 10
 BIAS, TERMS = 1e-3, 20
 
 #: Rows by which a density is watched during training; the final figures use all of them.
-WATCHED = 1000
+VALIDATION_SAMPLES = 1000
 
 #: By how much training's series makes likelihoods look better than they are, in the log; and how much of it the user is
 #: told of, in bits per dimension: less is what a short series costs before a network learns to make use of it.
 TRUNCATION, TRUNCATION_WARNED = "validation truncation bits/dim", 0.01
 
 
-class Watch:
+class RunCallback:
     """Looks at the state after every step: logs, judges averaged weights on validation data, saves best and last."""
 
     def __init__(
         self, run: Run, model: nn.Module, validation: Dataset, state: Checkpoint, stop: Callable[[], bool]
     ) -> None:
         self.run, self.validation, self.stop = run, validation, stop
-        self.step, self.before = state.whole("step"), state.number("seconds", 0.0)
-        self.best = state.number("best", math.inf)
+        self.step, self.before = state.read_count("step"), state.read_number("seconds", 0.0)
+        self.best = state.read_number("best", math.inf)
         self.start = time.perf_counter()
-        self.log = Log(run.folder, self.step, _validation_names(run.experiment.objective, run.schema, model))
+        self.log = Log(run.folder, self.step, _validation_columns(run.experiment.objective, run.schema, model))
         self.seen: list[Mapping[str, Tensor]] = []
         self.engine, self.precision = "", "float32"
 
@@ -76,7 +76,7 @@ class Watch:
         if save or metrics or state.step % LOG_EVERY == 0:
             means = {k: float(torch.stack([f[k].float() for f in self.seen]).mean()) for k in self.seen[0]}
             self.seen.clear()
-            rate = settings.rate(state.step - 1)
+            rate = settings.learning_rate_at(state.step - 1)
             self.log.write({"step": state.step, "seconds": round(self.seconds, 2), "rate": rate, **means, **metrics})
         if save:
             self._save(state)
@@ -99,7 +99,7 @@ class Watch:
         checkpoint.save(content, self.run.folder / name, version=__version__)
 
     def _validate(self, state: State) -> dict[str, float]:
-        model = state.averaged()
+        model = state.averaged_model()
         metrics, criterion = validate(model, self.validation, self.run.experiment.objective)
         criterion = criterion if math.isfinite(criterion) else math.inf
         last = self.run.experiment.training.select == "last"
@@ -116,7 +116,7 @@ class Watch:
         self.log.close()
 
 
-def _validation_names(aim: ObjectiveSettings, schema: Schema, model: nn.Module) -> list[str]:
+def _validation_columns(aim: ObjectiveSettings, schema: Schema, model: nn.Module) -> list[str]:
     names = [] if aim.kind == "classification" else [f"validation {unit_name(schema.levels)}"]
     names += [TRUNCATION] if isinstance(getattr(model, "estimator", None), PowerSeries) else []
     return names if aim.kind == "density" else [*names, "validation cross-entropy", "validation error %"]
@@ -124,7 +124,7 @@ def _validation_names(aim: ObjectiveSettings, schema: Schema, model: nn.Module) 
 
 def truncation_warning(run: Run) -> str:
     """What is to be said of a run that has learned to use what training's series leaves out; empty where it has not."""
-    found, terms = run.best().get(TRUNCATION, 0.0), counted(run.experiment.network.terms, "term")
+    found, terms = run.best_metrics().get(TRUNCATION, 0.0), counted(run.experiment.network.terms, "term")
     return "" if not found > TRUNCATION_WARNED else (
         f"Training's series of {terms} flatters by at least {found:.2f} bits/dim: the network has learned to use what "
         "it leaves out. Use more terms, a smaller lipschitz, or estimator=roulette."
@@ -141,7 +141,7 @@ def validate(model: nn.Module, rows: Dataset, aim: ObjectiveSettings) -> tuple[d
     metrics: dict[str, float] = {}
     criterion = 0.0
     if aim.kind != "classification":
-        metrics, criterion = _likelihood(evaluate.as_flow(model), subsample(rows, WATCHED))
+        metrics, criterion = _likelihood(evaluate.as_flow(model), subsample(rows, VALIDATION_SAMPLES))
     if aim.kind != "density":
         loss, found = cross_entropy(evaluate.logits(model, rows), rows.y)
         metrics |= {f"validation {name}": float(value) for name, value in found.items()}
@@ -164,15 +164,15 @@ def _likelihood(flow: Flow, rows: Dataset) -> tuple[dict[str, float], float]:
         return spent.double() - found.double()
 
     blocks = [block for _, block, _ in residual_blocks(flow, rows.schema.shape)]
-    true = nats(_watched_by(flow, blocks, x))
+    true = nats(_validation_estimator(flow, blocks, x))
     mean = float(true.mean())
     metrics = {f"validation {unit_name(levels)}": mean if levels is None else mean / unit}
     if isinstance(flow.estimator, PowerSeries):
-        metrics[TRUNCATION] = _certain(true - nats(flow.estimator)) / unit
+        metrics[TRUNCATION] = _lower_bound(true - nats(flow.estimator)) / unit
     return metrics, mean / unit
 
 
-def _watched_by(flow: Flow, blocks: list[ResidualBlock], x: Tensor) -> Estimator | None:
+def _validation_estimator(flow: Flow, blocks: list[ResidualBlock], x: Tensor) -> Estimator | None:
     """None, for exact determinants, where there are few dimensions; else a series that stops when its rest is small.
 
     Training's own would be judged by what it is rewarded for, and to prove a constant of weights that were not
@@ -181,13 +181,13 @@ def _watched_by(flow: Flow, blocks: list[ResidualBlock], x: Tensor) -> Estimator
     d = math.prod(x.shape[1:])
     if d <= EXACT_UP_TO or not blocks:  # other transforms have determinants of their own
         return None
-    lipschitz = max(_asked(block) for block in blocks)
+    lipschitz = max(_requested_lipschitz(block) for block in blocks)
     if not lipschitz < 1:
         return PowerSeries(max(TERMS, 2 * getattr(flow.estimator, "terms", 0)))
     return SettledSeries(lipschitz, BIAS * d * math.log(2) / len(blocks))
 
 
-def _asked(block: ResidualBlock) -> float:
+def _requested_lipschitz(block: ResidualBlock) -> float:
     """The constant of g that its coefficients promise, or that was asserted; infinite where there is none."""
     try:
         return nominal(block.g) if block.asserted is None else block.asserted
@@ -195,7 +195,7 @@ def _asked(block: ResidualBlock) -> float:
         return math.inf
 
 
-def _certain(flattery: Tensor) -> float:
+def _lower_bound(flattery: Tensor) -> float:
     """The mean over rows less two standard errors, since probes are noise; zero where that hides it."""
     error = float(flattery.std()) / math.sqrt(len(flattery)) if len(flattery) > 1 else math.inf
     return max(0.0, float(flattery.mean()) - 2 * error)

@@ -3,9 +3,9 @@
 Wherever a run folder is expected, such a name will do, unless a folder of that name is there. The folders are never
 written to: what a command makes of such a model goes to runs/NAME-shipped.
 
-Their files are `slim`: weights stand in them as they are used, W min(1, c / sigma), to the last bit, and what power
-iteration keeps beside them (as much again, and a vector as large as an image for every layer) is left out. With G = 0
-the constraint leaves such a weight as it is; training measures its norm anew.
+Their files are slim (`slim_state`): they hold the weights as they are used, W min(1, c / sigma), to the last bit,
+without the state of power iteration (as much again, and a vector as large as an image for every layer). With G = 0 the
+constraint leaves such a weight as it is; training measures its norm again.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def shipped() -> list[str]:
     return sorted(p.parent.name for p in WEIGHTS.glob("*/model.safetensors"))
 
 
-def resolve(folder: Path) -> Path:
+def resolve_folder(folder: Path) -> Path:
     """The folder itself, or that of the shipped model of this name where there is no such folder."""
     return WEIGHTS / folder if not folder.exists() and str(folder) in shipped() else folder
 
 
-def meant(folder: Path) -> str:
+def shipped_hint(folder: Path) -> str:
     """Which shipped model a name that does not exist is close to: the beginning of a message, or nothing."""
     words = hint(str(folder), shipped()) if len(folder.parts) == 1 else ""
     return f". {words[:-1]}, which comes with the library?" if words.startswith("Did you mean") else ""
@@ -43,7 +43,7 @@ def is_shipped(folder: Path) -> bool:
     return folder.parent == WEIGHTS
 
 
-def output_of(folder: Path) -> Path:
+def output_folder(folder: Path) -> Path:
     """Where commands put what they make of the model in a folder."""
     return Path("runs") / f"{folder.name}-shipped" if is_shipped(folder) else folder
 
@@ -51,26 +51,26 @@ def output_of(folder: Path) -> Path:
 # ---------------------------------------------------------------------------------------------- what a file holds
 
 
-def slim(model: nn.Module) -> dict[str, Tensor]:
+def slim_state(model: nn.Module) -> dict[str, Tensor]:
     """The state of a model in eval, constrained weights written out, without what power iteration keeps."""
     state = dict(model.state_dict())
-    for name, layer, _ in _constrained(model):
+    for name, layer, _ in _constrained_layers(model):
         state[f"{name}.original"] = cast(Tensor, layer.weight).detach()
         del state[f"{name}.0.gradient"], state[f"{name}.0.direction"]
     return state
 
 
-def completed(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def complete_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state of a file, with what a slim one left out: a G that constrains nothing, no direction."""
     found = dict(state)
-    for name, _, cap in _constrained(model):
+    for name, _, cap in _constrained_layers(model):
         if f"{name}.0.gradient" not in found and f"{name}.0.direction" not in found:
             found[f"{name}.0.gradient"] = cap.gradient.new_zeros(cap.gradient.shape)
             found[f"{name}.0.direction"] = cap.direction.new_empty(0)
     return found
 
 
-def _constrained(model: nn.Module) -> Iterator[tuple[str, nn.Module, SpectralCap]]:
+def _constrained_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, SpectralCap]]:
     """(where its state is, layer, constraint) of every constrained layer."""
     for name, layer in model.named_modules():
         if (cap := cap_of(layer)) is not None:

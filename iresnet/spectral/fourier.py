@@ -25,7 +25,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..precision import float32_products
+from ..precision import float32_matmul_precision
 from .operator import Geometry, rescaled, restored
 
 #: Above this many grid points along an axis, the size-free grid of `COARSE` points is used instead.
@@ -108,7 +108,7 @@ def _largest_of_stack(matrices: Tensor) -> Tensor:
     side, longer = sorted(matrices.shape[-2:])
     if side < WIDE:
         return largest_singular_values(matrices).amax(1)
-    with float32_products("ieee", matrices.device):
+    with float32_matmul_precision("ieee", matrices.device):
         upper = gram_bound(rescaled(matrices, (1, 2, 3))[0].to(torch.complex64), iterations=5)
     lower = upper / side ** (1 / 64) * (1 - 1e-3 - 8 * side * longer * 2.0**-24)
     layer, place = (~(upper < lower.amax(1, keepdim=True))).nonzero(as_tuple=True)

@@ -9,7 +9,7 @@ from .average import Average
 from .guard import TrainingError
 from .loop import Batch, Report, State, train
 from .objective import Classification, Joint, Margin, MaximumLikelihood, Objective, ObjectiveSettings
-from .optimiser import make_optimiser, parameter_groups, set_rate
+from .optimiser import make_optimiser, parameter_groups, set_learning_rate
 from .settings import OPTIMISERS, Training
 
 __all__ = [
@@ -28,6 +28,6 @@ __all__ = [
     "TrainingError",
     "make_optimiser",
     "parameter_groups",
-    "set_rate",
+    "set_learning_rate",
     "train",
 ]

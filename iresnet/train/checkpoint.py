@@ -2,7 +2,7 @@
 
 The JSON travels in the file's header, so that weights and what is said about them cannot part: the format's number, the
 library's version, the caller's state (step, figures, ...) and the SHA-256 of state and tensors, which `load` compares.
-A tensor `bias` of the group `weights` is stored as `weights/bias`. What is loaded is `checked` before it is put
+A tensor `bias` of the group `weights` is stored as `weights/bias`. What is loaded is `check_tensors` before it is put
 anywhere.
 """
 
@@ -37,27 +37,27 @@ class Checkpoint:
     def __str__(self) -> str:
         return "the checkpoint" if self.path is None else str(self.path)
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def read_number(self, key: str, default: float | None = None) -> float:
         """A number of the state, finite unless it is the default; a sentence where there is none."""
         value = self.state.get(key, default)
         if key in self.state and not _is_number(value):
-            raise self.damaged(f"{key} must be a number; got {value!r:.40}")
+            raise self.damaged_error(f"{key} must be a number; got {value!r:.40}")
         if value is None:
-            raise self.damaged(f"it lacks {key}")
+            raise self.damaged_error(f"it lacks {key}")
         return float(value)
 
-    def whole(self, key: str) -> int:
+    def read_count(self, key: str) -> int:
         """A whole number of the state, at least 0; a sentence where there is none."""
-        value = self.number(key)
+        value = self.read_number(key)
         if not 0 <= value < 2**53 or value != int(value):
-            raise self.damaged(f"{key} must be a whole number, at least 0; got {value:g}")
+            raise self.damaged_error(f"{key} must be a whole number, at least 0; got {value:g}")
         return int(value)
 
-    def damaged(self, why: str) -> ValueError:
+    def damaged_error(self, why: str) -> ValueError:
         """What to raise where the file is not as it was written."""
         return ValueError(f"{self} is damaged: {why}. Restore it, or train again.")
 
-    def unfit(self, what: str, why: str, remedy: str) -> ValueError:
+    def mismatch_error(self, what: str, why: str, remedy: str) -> ValueError:
         """What to raise where the file belongs to something else."""
         return ValueError(f"{self} does not fit {what}: {why}. {remedy}")
 
@@ -78,17 +78,17 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> Checkpoint:
     """Read a checkpoint. A missing, torn, changed or foreign file gets a sentence; older ones have no digest."""
     path = _present(path)
     header, flat = _read(path)
-    written = migration.written_in(header, path)
+    written = migration.read_format(header, path)
     state, groups = header.get("state", {}), dict[str, dict[str, Tensor]]()
     found = Checkpoint(groups, state, path)
     if not isinstance(state, dict):
-        raise found.damaged(f"its state must be an object; got {state!r:.40}")
+        raise found.damaged_error(f"its state must be an object; got {state!r:.40}")
     if header.get("sha256", digest := _digest(flat, state)) != digest:
-        raise found.damaged("its content is not what was written, by the SHA-256 in its header")
-    for key, tensor in migration.migrated(flat, migration.TENSORS, written).items():
+        raise found.damaged_error("its content is not what was written, by the SHA-256 in its header")
+    for key, tensor in migration.migrate(flat, migration.TENSORS, written).items():
         group, _, name = key.partition("/")
         groups.setdefault(group, {})[name] = tensor.to(device)
-    return Checkpoint(groups, migration.migrated(state, migration.STATE, written), path)
+    return Checkpoint(groups, migration.migrate(state, migration.STATE, written), path)
 
 
 def sha256(path: str | Path) -> str:
@@ -128,7 +128,7 @@ def _digest(flat: Mapping[str, Tensor], state: Any) -> str:
 # ---------------------------------------------------------------------------------------------- what fits what
 
 
-def checked(
+def check_tensors(
     found: Checkpoint, group: str, expected: Mapping[str, Tensor], *, what: str, remedy: str
 ) -> Mapping[str, Tensor]:
     """The tensors of a group, if they are those that are expected: by name, shape, type and finiteness.
@@ -139,23 +139,23 @@ def checked(
     tensors = found.tensors.get(group, {})
     for name in expected:
         if name not in tensors:
-            raise found.unfit(what, f"it lacks {group}/{name}", remedy)
+            raise found.mismatch_error(what, f"it lacks {group}/{name}", remedy)
     for name, tensor in tensors.items():
         if name not in expected:
-            raise found.unfit(what, f"there is no place for {group}/{name}", remedy)
+            raise found.mismatch_error(what, f"there is no place for {group}/{name}", remedy)
         like = expected[name]
         if tensor.shape != like.shape:
             why = f"{group}/{name} must have shape {tuple(like.shape)}; got {tuple(tensor.shape)}"
-            raise found.unfit(what, why, remedy)
+            raise found.mismatch_error(what, why, remedy)
         if tensor.dtype != like.dtype and not _widens(tensor.dtype, like.dtype):
-            raise found.unfit(what, f"{group}/{name} must be {_name(like)}; got {_name(tensor)}", remedy)
+            raise found.mismatch_error(what, f"{group}/{name} must be {_name(like)}; got {_name(tensor)}", remedy)
         if not _finite(tensor) and _finite(like):
-            raise found.damaged(f"{group}/{name} holds numbers that are not finite")
+            raise found.damaged_error(f"{group}/{name} holds numbers that are not finite")
     return tensors
 
 
-def checked_weights(found: Checkpoint, model: nn.Module, *, what: str, remedy: str) -> Mapping[str, Tensor]:
-    """The weights of a file, if they are those of a model: `checked`, and by the rules for the values of buffers.
+def check_weights(found: Checkpoint, model: nn.Module, *, what: str, remedy: str) -> Mapping[str, Tensor]:
+    """The weights of a file, if they are those of a model: `check_tensors`, and by the rules for the values of buffers.
 
     Of a constrained layer the direction of power iteration has the size of the inputs that the layer has met.
     """
@@ -165,11 +165,11 @@ def checked_weights(found: Checkpoint, model: nn.Module, *, what: str, remedy: s
         direction = weights.get(f"{prefix}direction")
         if isinstance(module, SpectralCap) and direction is not None and _is_direction(direction, module):
             expected[f"{prefix}direction"] = direction.new_zeros(direction.shape, dtype=module.direction.dtype)
-    checked(found, "weights", expected, what=what, remedy=remedy)
+    check_tensors(found, "weights", expected, what=what, remedy=remedy)
     for prefix, module in modules:
         for kind, buffer, rule, holds in RULES:
             if isinstance(module, kind) and not holds(weights[f"{prefix}{buffer}"]):
-                raise found.damaged(f"weights/{prefix}{buffer} must {rule}")
+                raise found.damaged_error(f"weights/{prefix}{buffer} must {rule}")
     return weights
 
 

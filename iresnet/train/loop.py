@@ -1,10 +1,10 @@
-"""One training loop for every objective, to be read from top to bottom: `train`, `State.advance`, `State.take`.
+"""One training loop for every objective, read from top to bottom.
 
 `State` is everything that changes while training: the live weights, their average, the optimiser, the generator and the
 step. A checkpoint of it, with batches that are a function of the step, continues bit for bit on the CPU.
 
-`State.take` is the step. Where a device, or the settings, allow a faster one (`gpu.FastStep`), that takes the same step
-with compiled blocks, or as one CUDA graph.
+`State.training_step` is the step: zero_grad, forward, backward, clip, optimiser. Where the device and the settings
+allow it, `gpu.FastStep` takes the same step with compiled blocks, or as one CUDA graph.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..data.dataset import stream
 from ..gpu import Acceleration, Engine, FastStep, StepResult
 from ..gpu.step import Forward
 from ..logdet import Estimator, RussianRoulette, StoppedRoulette
-from ..precision import float32_sums
+from ..precision import float32_accumulation
 from ..residual import ResidualBlock
 from . import restoring
 from .average import Average
 from .checkpoint import Checkpoint
 from .guard import TrainingError, guard_gradient, guard_loss
 from .objective import Objective
-from .optimiser import make_optimiser, set_rate
+from .optimiser import make_optimiser, set_learning_rate
 from .settings import Training
 
 #: A batch: x, or (x, y) where there are labels.
@@ -62,14 +62,14 @@ def train(
     objective.train()
     for batch in islice(batches, max(0, settings.steps - state.step)):
         x, y = batch if isinstance(batch, tuple) else (batch, None)
-        set_rate(state.optimiser, settings.rate(state.step))
+        set_learning_rate(state.optimiser, settings.learning_rate_at(state.step))
         result = state.advance(x, y)
         state.update_average()
         if report is not None:
             report(state.step, settings.steps, result.metrics)
         if watch is not None and watch(state):
             break
-    return state.averaged()
+    return state.averaged_model()
 
 
 class State:
@@ -101,21 +101,21 @@ class State:
         self.taken += 1
         drawn = self.draw_terms()
         if self.fast is None:
-            result = self.take(self.objective, x, y, drawn)
+            result = self.training_step(self.objective, x, y, drawn)
         else:
-            result = self.fast(self.take, x, y, drawn)
+            result = self.fast(self.training_step, x, y, drawn)
             guard_loss(self.objective, result.loss, self.step, x, y, self._chance(drawn))
             guard_gradient(self.objective, result.norm, self.step)
         self.step += 1
         return result
 
-    def take(
+    def training_step(
         self, forward: Forward, x: Tensor, y: Tensor | None, drawn: StoppedRoulette | None, *, guarded: bool = True
     ) -> StepResult:
         """The step itself. `forward` is the objective, or computes the same in another way."""
         chance = self._chance(drawn)
         self.optimiser.zero_grad(set_to_none=True)
-        with float32_sums():
+        with float32_accumulation():
             loss, metrics = forward(x, y, **chance)
             if guarded:
                 guard_loss(self.objective, loss, self.step, x, y, chance)
@@ -159,7 +159,7 @@ class State:
             self.average = Average(self.objective.model, self.settings.average)
         self.average.update(self.objective.model)
 
-    def averaged(self) -> nn.Module:
+    def averaged_model(self) -> nn.Module:
         """A copy of the model with averaged weights, in eval, its norms its own."""
         if self.average is None:
             raise TrainingError("there was no batch to train on. Give at least one.")
@@ -191,12 +191,12 @@ class State:
         """
         if self.taken:
             raise ValueError("a snapshot is restored before the first step; make a new State for it.")
-        model, step = self.objective.model, checkpoint.whole("step")
-        weights, average = restoring.weights(checkpoint, model), restoring.average(checkpoint, model)
-        moments = restoring.moments(checkpoint, self.optimiser, self.settings.optimiser)
+        model, step = self.objective.model, checkpoint.read_count("step")
+        weights, average = restoring.read_weights(checkpoint, model), restoring.read_average(checkpoint, model)
+        moments = restoring.read_optimiser_state(checkpoint, self.optimiser, self.settings.optimiser)
         count, noise = (
-            0 if average is None else checkpoint.whole("averaged"),
-            restoring.noise(checkpoint, self.generator),
+            0 if average is None else checkpoint.read_count("averaged"),
+            restoring.read_generator_states(checkpoint, self.generator),
         )
         model.load_state_dict(weights)
         if average is not None:

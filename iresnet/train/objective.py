@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import lipschitz as lip
-from ..allowed import Rule, check, least, within
+from ..allowed import Rule, check_settings, in_interval, minimum
 from ..branch import requested_bound
 from ..classifier import Classifier
 from ..data import Augment
@@ -81,7 +81,7 @@ class MaximumLikelihood(Objective):
                 generator: torch.Generator | None = None) -> Loss:  # fmt: skip
         point, spent = dequantised(self.model, x, self.levels, generator)
         nats = (spent - self.model(point, estimator=estimator, generator=generator)).mean()
-        loss = nats / unit(x, self.levels)
+        loss = nats / nats_per_unit(x, self.levels)
         return loss, {unit_name(self.levels): loss.detach()}
 
 
@@ -97,7 +97,7 @@ class Classification(Objective):
 
     def forward(self, x: Tensor, y: Tensor | None = None, *, estimator: Estimator | None = None,
                 generator: torch.Generator | None = None) -> Loss:  # fmt: skip
-        return cross_entropy(self.model(centred(x, self.levels)), y, self.label_smoothing)
+        return cross_entropy(self.model(bin_centres(x, self.levels)), y, self.label_smoothing)
 
 
 class Margin(Objective):
@@ -119,17 +119,17 @@ class Margin(Objective):
         super().__init__()
         self.model, self.levels, self.label_smoothing, self.radius = model, levels, label_smoothing, radius
         try:
-            directions(model.head), expansion(model.transform)
+            class_vectors(model.head), requested_lipschitz(model.transform)
         except NoBoundKnown as error:
             raise ValueError(f"radius = {radius:g} needs a bound for the whole network. {error}") from None
 
     def forward(self, x: Tensor, y: Tensor | None = None, *, estimator: Estimator | None = None,
                 generator: torch.Generator | None = None) -> Loss:  # fmt: skip
-        logits = self.model(centred(x, self.levels))
+        logits = self.model(bin_centres(x, self.levels))
         _, metrics = cross_entropy(logits, y)
         assert y is not None
-        one = self.radius * expansion(self.model.transform)
-        raised = logits + one * apart(directions(self.model.head))[y.clamp_min(0)].to(logits.dtype)
+        one = self.radius * requested_lipschitz(self.model.transform)
+        raised = logits + one * pairwise_distances(class_vectors(self.model.head))[y.clamp_min(0)].to(logits.dtype)
         loss, raised_figures = cross_entropy(raised * (SHARPNESS / one), y, self.label_smoothing)
         certified = {"certified %": 100 - raised_figures["error %"]}
         return loss, {"loss": loss.detach(), **metrics, **certified}
@@ -159,15 +159,15 @@ class Joint(Objective):
 
     def forward(self, x: Tensor, y: Tensor | None = None, *, estimator: Estimator | None = None,
                 generator: torch.Generator | None = None) -> Loss:  # fmt: skip
-        point = continuous(x, self.levels, generator)
+        point = to_continuous(x, self.levels, generator)
         log_prob, logits = self.model(point, estimator=estimator, generator=generator)
         nats = -log_prob.mean()
         if self.augment is not None:
             logits = self.model.logits(
-                continuous(self.augment(x, generator or torch.default_generator), self.levels, generator)
+                to_continuous(self.augment(x, generator or torch.default_generator), self.levels, generator)
             )
         ce, metrics = cross_entropy(logits, y, self.label_smoothing)
-        density = nats / unit(x, self.levels)
+        density = nats / nats_per_unit(x, self.levels)
         per_dimension = nats / (math.prod(x.shape[1:]) * math.log(2))
         loss = per_dimension + self.weight * ce
         return loss, {"loss": loss.detach(), unit_name(self.levels): density.detach(), **metrics}
@@ -184,13 +184,13 @@ def cross_entropy(logits: Tensor, y: Tensor | None, label_smoothing: float = 0.0
     return loss, {"cross-entropy": loss.detach(), "error %": 100 * wrong / count}
 
 
-def directions(head: nn.Module) -> Tensor:
+def class_vectors(head: nn.Module) -> Tensor:
     """Vectors v_j, one a class, as far apart as the w_j of a head whose logits are w_j . z + b_j: as a matrix, by rows.
 
     A mean over P positions has the norm 1 / sqrt(P): its columns are scaled by that. `NoBoundKnown` says why a head is
     not linear.
 
-    >>> directions(nn.Sequential(nn.Flatten(), nn.Linear(4, 3))).shape
+    >>> class_vectors(nn.Sequential(nn.Flatten(), nn.Linear(4, 3))).shape
     torch.Size([3, 4])
     """
     if isinstance(head, Readout) and (reason := doubt(head)):
@@ -215,7 +215,7 @@ def _pooled(weight: Tensor, head: nn.Module) -> Tensor:
     return weight * torch.cat([weight.new_full((s[0],), math.prod(s[1:]) ** -0.5) for s in head.shapes])
 
 
-def apart(v: Tensor) -> Tensor:
+def pairwise_distances(v: Tensor) -> Tensor:
     """||v_i - v_j|| for all rows i and j, without a table of all differences."""
     others = 1 - torch.eye(len(v), dtype=v.dtype, device=v.device)
     with torch.autocast(v.device.type, enabled=False):  # a difference of squares is none in half precision
@@ -223,7 +223,7 @@ def apart(v: Tensor) -> Tensor:
         return (squares[:, None] + squares - 2 * v @ v.T).clamp_min(torch.finfo(v.dtype).tiny).sqrt() * others
 
 
-def expansion(transform: Transform) -> Tensor | float:
+def requested_lipschitz(transform: Transform) -> Tensor | float:
     """Lip(F) for the coefficients asked for: cheap, differentiable in the scales, and nothing is read from a device."""
     if isinstance(transform, ResidualBlock):
         return requested_bound(transform.g).expansion if transform.asserted is None else 1 + transform.asserted
@@ -239,24 +239,24 @@ def expansion(transform: Transform) -> Tensor | float:
         return own
     total: Tensor | float = 1.0
     for position, (_, part, _) in enumerate(parts):
-        factor = expansion(part)
+        factor = requested_lipschitz(part)
         if position and isinstance(transform, Multiscale):  # what left at an earlier scale is not shrunk by a later one
             factor = torch.as_tensor(factor).clamp_min(1.0)
         total = total * factor
     return total
 
 
-def continuous(x: Tensor, levels: int | None, generator: torch.Generator | None = None) -> Tensor:
+def to_continuous(x: Tensor, levels: int | None, generator: torch.Generator | None = None) -> Tensor:
     """What a density is asked about: integers dequantised, other data as they are."""
     return x if levels is None else dequantise(x, levels, generator)
 
 
-def centred(x: Tensor, levels: int | None) -> Tensor:
+def bin_centres(x: Tensor, levels: int | None) -> Tensor:
     """What a classifier is asked about: integers at the middle of their bins, other data as they are."""
     return x if levels is None else x.to(torch.get_default_dtype()) + 0.5
 
 
-def unit(x: Tensor, levels: int | None) -> float:
+def nats_per_unit(x: Tensor, levels: int | None) -> float:
     """Nats in the unit that is logged: bits per dimension for discrete data, nats otherwise."""
     return 1.0 if levels is None else math.prod(x.shape[1:]) * math.log(2)
 
@@ -266,8 +266,8 @@ def unit_name(levels: int | None) -> str:
     return "nats" if levels is None else "bits/dim"
 
 
-Purpose: TypeAlias = Literal["density", "classification", "hybrid", "semi-supervised"]
-PURPOSES: tuple[str, ...] = get_args(Purpose)
+ObjectiveKind: TypeAlias = Literal["density", "classification", "hybrid", "semi-supervised"]
+OBJECTIVE_KINDS: tuple[str, ...] = get_args(ObjectiveKind)
 RADIUS = Rule(lambda radius: 0 <= radius < math.inf, "must be finite and not negative")
 
 
@@ -276,11 +276,11 @@ class ObjectiveSettings:
     """What to train for, as settings."""
 
     #: Semi-supervised is a hybrid whose labels are missing for some rows.
-    kind: Purpose = "hybrid"
+    kind: ObjectiveKind = "hybrid"
     #: Hybrids: that of the cross-entropy, beside the bits per dimension.
-    weight: Annotated[float, least(0)] = 1.0
+    weight: Annotated[float, minimum(0)] = 1.0
     #: The part of the target that is spread over all classes.
-    label_smoothing: Annotated[float, within("[0, 1)")] = 0.0
+    label_smoothing: Annotated[float, in_interval("[0, 1)")] = 0.0
     #: Hybrids: the cross-entropy is that of a copy of the batch in which this part of the images is shifted, by up to
     #: `data.shift`.
     shifted: Shifted = 0.0
@@ -288,13 +288,13 @@ class ObjectiveSettings:
     radius: Annotated[float, RADIUS] = 0.0
 
     def __post_init__(self) -> None:
-        check(self)
+        check_settings(self)
         if self.radius and self.kind != "classification":
             raise ValueError(
                 f"radius is for kind = 'classification'; got {self.radius} for {self.kind!r}. Set radius = 0."
             )
 
-    def objective(self, model: nn.Module, levels: int | None, augment: Augment | None = None) -> Objective:
+    def build_objective(self, model: nn.Module, levels: int | None, augment: Augment | None = None) -> Objective:
         """The loss for a model that was built for this aim; `augment` is how the data are augmented."""
         if self.kind == "density":
             return MaximumLikelihood(cast(Flow, model), levels)

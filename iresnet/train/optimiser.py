@@ -41,7 +41,7 @@ def parameter_groups(objective: Objective, settings: Training) -> list[dict[str,
     return [{"params": parameters, "weight_decay": decay} for parameters, decay in pairs if parameters]
 
 
-def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of every group, where it lives: a captured step reads it from the device."""
     for group in optimiser.param_groups:
         if isinstance(group["lr"], Tensor):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from .checkpoint import Checkpoint, checked, checked_weights
+from .checkpoint import Checkpoint, check_tensors, check_weights
 
 #: What each optimiser keeps of a parameter; of these, what may be negative.
 MOMENTS = {
@@ -28,32 +28,34 @@ CUDA_STATE = 16
 FIT = {"what": "this model", "remedy": "Resume with the settings it was made with."}
 
 
-def weights(checkpoint: Checkpoint, model: nn.Module) -> dict[str, Tensor]:
+def read_weights(checkpoint: Checkpoint, model: nn.Module) -> dict[str, Tensor]:
     """The live weights."""
-    return dict(checked_weights(checkpoint, model, **FIT))
+    return dict(check_weights(checkpoint, model, **FIT))
 
 
-def average(checkpoint: Checkpoint, model: nn.Module) -> Mapping[str, Tensor] | None:
+def read_average(checkpoint: Checkpoint, model: nn.Module) -> Mapping[str, Tensor] | None:
     """The averaged weights; None before the first step, when there are none."""
-    if "average" not in checkpoint.tensors and not checkpoint.whole("step"):
+    if "average" not in checkpoint.tensors and not checkpoint.read_count("step"):
         return None
-    return checked(checkpoint, "average", dict(model.named_parameters()), **FIT)
+    return check_tensors(checkpoint, "average", dict(model.named_parameters()), **FIT)
 
 
-def moments(checkpoint: Checkpoint, optimiser: torch.optim.Optimizer, kind: str) -> dict[int, dict[str, Tensor]]:
+def read_optimiser_state(
+    checkpoint: Checkpoint, optimiser: torch.optim.Optimizer, kind: str
+) -> dict[int, dict[str, Tensor]]:
     """The optimiser's state: for each parameter that has one, all tensors of its kind, in the parameter's shape."""
     made_with = checkpoint.state.get("optimiser", kind)
     if made_with != kind:
         raise ValueError(f"{checkpoint} was made with the optimiser {made_with!s:.40}; got {kind}. {FIT['remedy']}")
     owners = {str(i): p for i, p in enumerate(p for group in optimiser.param_groups for p in group["params"])}
     found = checkpoint.tensors.get("optimiser", {})
-    if not found and kind != "sgd" and checkpoint.whole("step"):
-        raise checkpoint.damaged("it lacks the optimiser's state")
-    checked(checkpoint, "optimiser", _expected(found, owners, kind), **FIT)
+    if not found and kind != "sgd" and checkpoint.read_count("step"):
+        raise checkpoint.damaged_error("it lacks the optimiser's state")
+    check_tensors(checkpoint, "optimiser", _expected(found, owners, kind), **FIT)
     entries: dict[int, dict[str, Tensor]] = {}
     for key, value in found.items():
         if not key.endswith(SIGNED) and bool((value < 0).any()):
-            raise checkpoint.damaged(f"optimiser/{key} must not be negative")
+            raise checkpoint.damaged_error(f"optimiser/{key} must not be negative")
         index, _, name = key.partition(".")
         # A file keeps no layout, and a moment must lie in memory as its weight does.
         like = value if name == "step" else owners[index]
@@ -68,7 +70,7 @@ def _expected(found: Mapping[str, Tensor], owners: Mapping[str, Tensor], kind: s
     return {f"{i}.{name}": step if name == "step" else owners[i] for i in held for name in MOMENTS[kind]}
 
 
-def noise(checkpoint: Checkpoint, mine: torch.Generator | None) -> list[tuple[torch.Generator, Tensor]]:
+def read_generator_states(checkpoint: Checkpoint, mine: torch.Generator | None) -> list[tuple[torch.Generator, Tensor]]:
     """Generators and the states to set: torch's own, from which dropout draws on a CPU, and that of the training.
 
     The state of another device's generator has another size; there the noise starts anew.
@@ -77,7 +79,7 @@ def noise(checkpoint: Checkpoint, mine: torch.Generator | None) -> list[tuple[to
     expected = {"global": cpu} if "global" in found else {}
     if (state := found.get("state")) is not None:
         expected["state"] = cpu.new_empty(CUDA_STATE if state.numel() == CUDA_STATE else len(cpu))
-    checked(checkpoint, "generator", expected, **FIT)
+    check_tensors(checkpoint, "generator", expected, **FIT)
     pairs = [(torch.default_generator, found["global"].cpu())] if "global" in found else []
     if mine is not None and state is not None and len(state) == len(mine.get_state()):
         pairs.append((mine, state.cpu()))
@@ -85,5 +87,5 @@ def noise(checkpoint: Checkpoint, mine: torch.Generator | None) -> list[tuple[to
         try:
             torch.Generator(generator.device).set_state(content)
         except RuntimeError as error:
-            raise checkpoint.damaged(f"the state of a generator is none, {str(error).splitlines()[0]}") from None
+            raise checkpoint.damaged_error(f"the state of a generator is none, {str(error).splitlines()[0]}") from None
     return pairs

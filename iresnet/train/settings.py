@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, TypeAlias, get_args
 
-from ..allowed import Rule, check, least, positive, within
+from ..allowed import Rule, check_settings, in_interval, minimum, positive
 
 Optimiser: TypeAlias = Literal["adam", "adamax", "sgd"]
 OPTIMISERS: tuple[str, ...] = get_args(Optimiser)
@@ -17,11 +17,11 @@ class Training:
     """How to train. The rate rises over `warmup` steps, and then follows the schedule."""
 
     #: Steps in all.
-    steps: Annotated[int, least(1)] = 1000
+    steps: Annotated[int, minimum(1)] = 1000
     #: Where given, the number of steps follows from it and the data.
-    epochs: Annotated[int, least(0)] = 0
+    epochs: Annotated[int, minimum(0)] = 0
     #: Rows a step.
-    batch: Annotated[int, least(1)] = 256
+    batch: Annotated[int, minimum(1)] = 256
 
     optimiser: Optimiser = "adam"
     #: The full rate, after the warm-up.
@@ -30,8 +30,8 @@ class Training:
     #: constant: flat; milestones: times `decay` after each of these parts of training.
     schedule: Literal["linear", "cosine", "constant", "milestones"] = "linear"
     #: Steps over which the rate rises.
-    warmup: Annotated[int, least(0)] = 50
-    cooldown: Annotated[float, within("[0, 1]", "is the last part of training,")] = 0.4
+    warmup: Annotated[int, minimum(0)] = 50
+    cooldown: Annotated[float, in_interval("[0, 1]", "is the last part of training,")] = 0.4
     milestones: Annotated[
         tuple[float, ...], Rule(lambda parts: all(0 < m < 1 for m in parts), "are parts of training, in (0, 1)")
     ] = (0.3, 0.6, 0.8)
@@ -45,26 +45,26 @@ class Training:
     nesterov: bool = True
     #: Of the weights of linear layers and convolutions in residual branches and conditioners alone: decoupled from the
     #: gradient for adam, and as an l2 penalty for adamax and sgd.
-    weight_decay: Annotated[float, least(0)] = 0.0
+    weight_decay: Annotated[float, minimum(0)] = 0.0
     #: Likewise, of those of the head.
-    head_decay: Annotated[float, least(0)] = 0.0
+    head_decay: Annotated[float, minimum(0)] = 0.0
 
     #: The decay of the averaged weights, step by step; 0: no average.
-    average: Annotated[float, within("[0, 1)", "is the decay of the averaged weights,")] = 0.99
+    average: Annotated[float, in_interval("[0, 1)", "is the decay of the averaged weights,")] = 0.99
     #: Which weights a run releases: the best on validation data, or the last.
     select: Literal["best", "last"] = "best"
     #: Steps between two looks at validation data, and between two checkpoints.
-    validate_every: Annotated[int, least(1)] = 200
-    save_every: Annotated[int, least(1)] = 200
+    validate_every: Annotated[int, minimum(1)] = 200
+    save_every: Annotated[int, minimum(1)] = 200
 
     def __post_init__(self) -> None:
-        check(self)
+        check_settings(self)
 
-    def for_epochs(self, per_epoch: int) -> Training:
+    def resolve_epochs(self, per_epoch: int) -> Training:
         """The same settings with `steps` counted from `epochs`, where those are given."""
         return replace(self, steps=self.epochs * per_epoch) if self.epochs else self
 
-    def rate(self, step: int) -> float:
+    def learning_rate_at(self, step: int) -> float:
         """The learning rate of step 0, 1, ...: the first is 1 / warmup of the full one, the last is above zero."""
         up = min(1.0, (step + 1) / max(1, self.warmup))
         return self.learning_rate * up * self._down(step)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..compiler import may_read
+from ..compiler import can_read_values
 from ..float64 import ELEMENTARY, OUTWARD, UNIT, Rounding
 from ..transform import Shape, Stretch, check_batch, check_finite, dimension
 from .closed_form import ClosedForm
@@ -118,7 +118,7 @@ class Logit(ClosedForm):
         s, rest = self._unit(x)
         # Reading a value back would break a compiled graph, fail in a capture, and make every training step on a GPU
         # wait: the eager step before them, the CPU and eval check.
-        if not may_read(x) or (x.is_cuda and self.training):
+        if not can_read_values(x) or (x.is_cuda and self.training):
             return s, rest
         if not bool((torch.minimum(s, rest) > 0).all()):
             low, high = float(x.detach().min()), float(x.detach().max())
@@ -229,7 +229,7 @@ def _whole(x: Tensor, levels: int) -> Tensor:
     if x.dtype == torch.uint8 and levels >= 256:  # every byte is a level; reading values back would make a GPU wait
         return x.to(torch.float32)
     x = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-    if not may_read(x):  # a recorded step: those before it, which were taken one by one, have looked
+    if not can_read_values(x):  # a recorded step: those before it, which were taken one by one, have looked
         return x
     if not bool((x.frac() == 0).all()):
         raise ValueError(
