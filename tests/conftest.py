@@ -48,8 +48,8 @@ def call(capsys):
 
 
 @pytest.fixture
-def metrics(monkeypatch):
-    """The figures that are made, kept instead of written."""
+def figures(monkeypatch):
+    """The matplotlib figures that are drawn, kept instead of written."""
     kept = []
     monkeypatch.setattr("iresnet.plots.canvas.save", lambda figure, path, dpi: kept.append(figure))
     return kept

@@ -8,7 +8,7 @@ import torch
 
 from iresnet import mlp_flow
 from iresnet.data import toy
-from iresnet.plots import ToyPanel, toy_picture
+from iresnet.plots import ToyPanel, plot_toy_flows
 from iresnet.plots import toy as planes
 from iresnet.plots.toy import COLUMNS, SIDE
 
@@ -50,7 +50,7 @@ class Broken(torch.nn.Module):
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_a_png_of_the_expected_size_and_nothing_else(tmp_path, rows):
-    path = toy_picture([panel()] * rows, tmp_path / "new" / "toy.png", **SMALL)
+    path = plot_toy_flows([panel()] * rows, tmp_path / "new" / "toy.png", **SMALL)
     width, height = png_size(path)
     assert width == 13 * 40
     assert height == int((0.79 + 3.06 * rows) * 40)
@@ -59,7 +59,7 @@ def test_a_png_of_the_expected_size_and_nothing_else(tmp_path, rows):
 
 def test_the_same_seed_gives_the_same_file_and_another_one_does_not(tmp_path):
     a, b, c = (
-        toy_picture([panel()], str(tmp_path / f"{name}.png"), seed=seed, **SMALL).read_bytes()
+        plot_toy_flows([panel()], str(tmp_path / f"{name}.png"), seed=seed, **SMALL).read_bytes()
         for name, seed in [("a", 0), ("b", 0), ("c", 1)]
     )
     assert a == b
@@ -73,7 +73,7 @@ def test_a_flow_that_fails_leaves_the_old_picture_and_no_other_file(tmp_path, pa
     bad = panel()
     setattr(bad.flow, part, Broken())
     with pytest.raises(RuntimeError, match="no solution"):
-        toy_picture([panel(), bad], path, **SMALL)
+        plot_toy_flows([panel(), bad], path, **SMALL)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -87,7 +87,7 @@ def test_a_write_that_fails_leaves_the_old_picture_and_no_other_file(tmp_path, m
     path.write_bytes(b"old")
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
     with pytest.raises(OSError, match="disk full"):
-        toy_picture([panel()], path, **SMALL)
+        plot_toy_flows([panel()], path, **SMALL)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -95,10 +95,10 @@ def test_a_write_that_fails_leaves_the_old_picture_and_no_other_file(tmp_path, m
 def test_neither_the_flow_nor_matplotlib_is_changed_and_a_users_style_does_not_matter(tmp_path):
     one = panel()
     before = {name: t.clone() for name, t in one.flow.state_dict().items()}
-    plain = toy_picture([one], tmp_path / "plain.png", **SMALL).read_bytes()
+    plain = plot_toy_flows([one], tmp_path / "plain.png", **SMALL).read_bytes()
     with matplotlib.rc_context({"savefig.bbox": "tight", "axes.facecolor": "red", "font.family": "serif"}):
         settings = dict(matplotlib.rcParams)
-        assert toy_picture([one], tmp_path / "styled.png", **SMALL).read_bytes() == plain
+        assert plot_toy_flows([one], tmp_path / "styled.png", **SMALL).read_bytes() == plain
         assert dict(matplotlib.rcParams) == settings
     assert one.flow.training
     assert all(torch.equal(t, before[name]) for name, t in one.flow.state_dict().items())
@@ -106,7 +106,7 @@ def test_neither_the_flow_nor_matplotlib_is_changed_and_a_users_style_does_not_m
 
 def test_float64_flows_and_data_on_one_spot(tmp_path):
     flow = mlp_flow(2, blocks=1, hidden=(8,)).double()
-    size = png_size(toy_picture([panel(flow=flow, data=torch.ones(3, 2))], tmp_path / "toy.png", **SMALL))
+    size = png_size(plot_toy_flows([panel(flow=flow, data=torch.ones(3, 2))], tmp_path / "toy.png", **SMALL))
     assert min(size) > 0
 
 
@@ -114,11 +114,11 @@ def test_float64_flows_and_data_on_one_spot(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_every_row_has_four_square_aligned_panels_with_one_window(metrics, rows):
-    toy_picture([panel()] * rows, "unwritten.png", **SMALL)
-    axes = metrics[0].axes
+def test_every_row_has_four_square_aligned_panels_with_one_window(figures, rows):
+    plot_toy_flows([panel()] * rows, "unwritten.png", **SMALL)
+    axes = figures[0].axes
     assert len(axes) == 4 * rows
-    size = metrics[0].get_size_inches()
+    size = figures[0].get_size_inches()
     for i in range(rows):
         row = [a.get_position() for a in axes[4 * i : 4 * i + 4]]
         assert len({round(box.y0, 9) for box in row}) == 1
@@ -128,10 +128,10 @@ def test_every_row_has_four_square_aligned_panels_with_one_window(metrics, rows)
     assert all(a.get_xlim()[1] - a.get_xlim()[0] == pytest.approx(a.get_ylim()[1] - a.get_ylim()[0]) for a in axes)
 
 
-def test_the_texts_are_shown_as_they_are_and_stay_in_the_picture(metrics):
+def test_the_texts_are_shown_as_they_are_and_stay_in_the_picture(figures):
     name, line = "A rather long $name$ of a density", "Lip(F) <= 3, $" + 60 * "words " + "end"
-    toy_picture([panel(), panel(name, floor=None, certificate_line=line)], "unwritten.png", **SMALL)
-    figure = metrics[0]
+    plot_toy_flows([panel(), panel(name, floor=None, certificate_line=line)], "unwritten.png", **SMALL)
+    figure = figures[0]
     texts = [t.get_text() for t in figure.texts]
     assert {*COLUMNS, "Two moons", "3.52 nats; floor 3.47", "3.52 nats"} <= set(texts)
     assert "A rather long\n$name$ of a\ndensity" in texts
@@ -159,7 +159,7 @@ def test_the_density_and_the_grid_are_those_of_the_flow():
 
 def test_no_panels():
     with pytest.raises(ValueError, match="panels must hold at least one ToyPanel; got none. Pass one"):
-        toy_picture([], "toy.png")
+        plot_toy_flows([], "toy.png")
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (1, 2), (0, 2), (2, 5, 2)])
@@ -181,18 +181,18 @@ def test_a_flow_in_three_dimensions():
 
 def test_a_path_that_is_not_a_pngs():
     with pytest.raises(ValueError, match=r"path must end in .png; got 'toy.pdf'. No other format"):
-        toy_picture([panel()], "toy.pdf")
+        plot_toy_flows([panel()], "toy.pdf")
 
 
 @pytest.mark.parametrize("name", ["dpi", "resolution", "points"])
 def test_sizes_that_are_too_small(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 2; got 1."):
-        toy_picture([panel()], "toy.png", **{name: 1})
+        plot_toy_flows([panel()], "toy.png", **{name: 1})
 
 
 def test_a_density_that_is_not_finite(tmp_path):
     bad = panel()
     bad.flow.base.mean.fill_(torch.nan)
-    with pytest.raises(ValueError, match="density of 'Two moons' has NaN or infinity .* Train the flow anew."):
-        toy_picture([bad], tmp_path / "toy.png", **SMALL)
+    with pytest.raises(ValueError, match="'Two moons' has NaN or infinity near its data. Train the flow again."):
+        plot_toy_flows([bad], tmp_path / "toy.png", **SMALL)
     assert list(tmp_path.iterdir()) == []

@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 
 from iresnet.plots import (
-    columns_picture,
-    image_grid,
-    interpolation_picture,
-    points_picture,
+    plot_columns,
+    plot_image_grid,
+    plot_interpolations,
+    plot_points,
+    plot_reconstructions,
     raster,
-    reconstruction_picture,
     scatter,
 )
 
@@ -46,12 +46,12 @@ def test_values_outside_are_clipped():
     assert raster.pixels(torch.tensor([-3.0, 400.0]).reshape(1, 1, 1, 2)).flatten().tolist() == [0, 255]
 
 
-def test_handwriting_is_drawn_as_ink_and_photographs_are_not():
+def test_handwriting_is_looks_handwritten_and_photographs_are_not():
     digit = torch.zeros(1, 1, 8, 8)
     digit[..., 3:5] = 16
-    assert raster.drawn_as_ink(digit, 17)
-    assert not raster.drawn_as_ink(16 - digit, 17)
-    assert not raster.drawn_as_ink(digit.expand(1, 3, 8, 8), 17)
+    assert raster.looks_handwritten(digit, 17)
+    assert not raster.looks_handwritten(16 - digit, 17)
+    assert not raster.looks_handwritten(digit.expand(1, 3, 8, 8), 17)
 
 
 def test_differences_are_averaged_over_channels_and_scaled_by_the_largest():
@@ -75,7 +75,7 @@ def test_tiles_lie_in_rows_with_a_gap_around_each():
     tiles = raster.pixels(torch.zeros(3, 1, 1, 1, dtype=torch.int64))
     g = raster.GROUND
     full, half, empty = [g, 0, 0, g, 0, 0, g], [g, 0, 0, g, g, g, g], [g] * 7
-    assert raster.tiled(tiles, 2, factor=2, gap=1)[:, :, 0].tolist() == [empty, full, full, empty, half, half, empty]
+    assert raster.tile(tiles, 2, factor=2, gap=1)[:, :, 0].tolist() == [empty, full, full, empty, half, half, empty]
 
 
 # Files
@@ -83,7 +83,7 @@ def test_tiles_lie_in_rows_with_a_gap_around_each():
 
 def test_a_grid_is_enlarged_by_an_integer_factor(tmp_path):
     images = (16 * torch.rand(10, 1, 8, 8)).floor()
-    path = image_grid(images + 0.5, tmp_path / "new" / "grid.png", columns=5, levels=17, ink=False)
+    path = plot_image_grid(images + 0.5, tmp_path / "new" / "grid.png", columns=5, levels=17, ink=False)
     picture = opened(path)
     factor, gap = 960 // 40, 960 // 40 * 8 // 20
     assert picture.shape == (2 * 8 * factor + 3 * gap, 5 * 8 * factor + 6 * gap)
@@ -93,35 +93,35 @@ def test_a_grid_is_enlarged_by_an_integer_factor(tmp_path):
 
 
 def test_a_grid_in_colour_and_about_square(tmp_path):
-    assert opened(image_grid(255 * torch.rand(7, 3, 32, 32), tmp_path / "a.png")).shape == (1024, 1024, 3)
+    assert opened(plot_image_grid(255 * torch.rand(7, 3, 32, 32), tmp_path / "a.png")).shape == (1024, 1024, 3)
 
 
 def test_interpolations_have_one_row_a_pair(tmp_path):
-    picture = opened(interpolation_picture(torch.rand(2, 6, 1, 4, 4), tmp_path / "a.png", levels=2))
+    picture = opened(plot_interpolations(torch.rand(2, 6, 1, 4, 4), tmp_path / "a.png", levels=2))
     assert picture.shape[1] / picture.shape[0] == pytest.approx(3, rel=0.05)
 
 
 def test_reconstructions_are_three_rows(tmp_path):
-    path = reconstruction_picture(*pairs(), tmp_path / "a.png", levels=17, dpi=50)
-    assert opened(path).shape[:2] == (int(3.0 * 50), int((1.1 + 3 * 0.86 + 0.12) * 50))
-    many = reconstruction_picture(*pairs(40), tmp_path / "b.png", levels=17, dpi=20)
-    assert opened(many).shape[1] == int((1.1 + 12 * 0.86 + 0.12) * 20)
+    path = plot_reconstructions(*pairs(), tmp_path / "a.png", levels=17, dpi=50)
+    assert opened(path).shape[:2] == (int(2.69 * 50), round((1.72 + 3 * 0.75 + 0.09) * 50))
+    many = plot_reconstructions(*pairs(40), tmp_path / "b.png", levels=17, dpi=20)
+    assert opened(many).shape[1] == round((1.72 + 12 * 0.75 + 0.09) * 20)
 
 
 def test_points_and_columns(tmp_path):
     x = torch.randn(300, 8)
     x[:, 3] = 2.0  # a column that says nothing
     names = ["$a$", "b" * 40, *"cdefgh"]
-    assert opened(points_picture(x[:, :2], x[:50, :2], tmp_path / "points.png", dpi=40)).shape[:2] == (176, 332)
-    square = opened(columns_picture(x, x[:50], names, tmp_path / "columns.png", dpi=40))
+    assert opened(plot_points(x[:, :2], x[:50, :2], tmp_path / "points.png", dpi=40)).shape[:2] == (176, 332)
+    square = opened(plot_columns(x, x[:50], names, tmp_path / "columns.png", dpi=40))
     assert square.shape[0] - square.shape[1] == 20
-    assert opened(columns_picture(x[:, :1], x[:9, :1], ["a"], tmp_path / "one.png", dpi=40)).size > 0
+    assert opened(plot_columns(x[:, :1], x[:9, :1], ["a"], tmp_path / "one.png", dpi=40)).size > 0
 
 
 def test_matplotlib_is_left_as_it_was(tmp_path):
     with matplotlib.rc_context({"axes.facecolor": "red"}):
         before = dict(matplotlib.rcParams)
-        points_picture(torch.rand(9, 2), torch.rand(9, 2), tmp_path / "a.png", dpi=20)
+        plot_points(torch.rand(9, 2), torch.rand(9, 2), tmp_path / "a.png", dpi=20)
         assert dict(matplotlib.rcParams) == before
 
 
@@ -133,15 +133,15 @@ def test_a_write_that_fails_leaves_the_old_picture(tmp_path, monkeypatch):
     path.write_bytes(b"old")
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="No space left on device"):
-        image_grid(torch.rand(1, 1, 2, 2), path)
+        plot_image_grid(torch.rand(1, 1, 2, 2), path)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_picture_is_reduced_in_width_and_colours(tmp_path):
     noise = (255 * torch.rand(1, 3, 60, 80)).to(torch.uint8)
-    path = image_grid(noise, tmp_path / "a.png")
-    content, size = raster.reduced(path, width=40)
+    path = plot_image_grid(noise, tmp_path / "a.png")
+    content, size = raster.shrink_png(path, width=40)
     assert size == Image.open(io.BytesIO(content)).size == (40, 31)
     assert len(content) < path.stat().st_size / 4
 
@@ -167,56 +167,56 @@ def test_a_window_of_one_value_has_a_width_and_a_square_window_is_square():
 @pytest.mark.parametrize("shape", [(4, 8, 8), (0, 1, 8, 8), (2, 2, 8, 8), (2, 1, 0, 8)])
 def test_images_of_another_shape(tmp_path, shape):
     with pytest.raises(ValueError, match=r"images must have shape \(N, C, H, W\) .* got \(.*\). Choose channels"):
-        image_grid(torch.zeros(shape), tmp_path / "a.png")
+        plot_image_grid(torch.zeros(shape), tmp_path / "a.png")
 
 
 def test_images_that_are_not_finite(tmp_path):
     with pytest.raises(ValueError, match="images must be finite; got NaN or infinity. Leave such images out."):
-        image_grid(torch.full((1, 1, 2, 2), torch.nan), tmp_path / "a.png")
+        plot_image_grid(torch.full((1, 1, 2, 2), torch.nan), tmp_path / "a.png")
 
 
 def test_too_few_levels_or_columns(tmp_path):
     with pytest.raises(ValueError, match="levels must be at least 2; got 1."):
-        image_grid(torch.zeros(1, 1, 2, 2), tmp_path / "a.png", levels=1)
+        plot_image_grid(torch.zeros(1, 1, 2, 2), tmp_path / "a.png", levels=1)
     with pytest.raises(ValueError, match="columns must be at least 1; got 0."):
-        image_grid(torch.zeros(1, 1, 2, 2), tmp_path / "a.png", columns=0)
+        plot_image_grid(torch.zeros(1, 1, 2, 2), tmp_path / "a.png", columns=0)
 
 
 def test_a_path_that_is_not_a_pngs():
     with pytest.raises(ValueError, match=r"path must end in .png; got 'a.gif'."):
-        image_grid(torch.zeros(1, 1, 2, 2), "a.gif")
+        plot_image_grid(torch.zeros(1, 1, 2, 2), "a.gif")
 
 
 def test_interpolations_that_are_not_stacked(tmp_path):
     with pytest.raises(ValueError, match=r"images must have shape \(pairs, steps, C, H, W\); got \(6, 1, 4, 4\)."):
-        interpolation_picture(torch.rand(6, 1, 4, 4), tmp_path / "a.png")
+        plot_interpolations(torch.rand(6, 1, 4, 4), tmp_path / "a.png")
 
 
 def test_reconstructions_that_do_not_match(tmp_path):
     x, y, errors = pairs()
     with pytest.raises(ValueError, match="originals and rebuilt must have the same shape"):
-        reconstruction_picture(x, y[:, :, :4], errors, tmp_path / "a.png")
-    with pytest.raises(ValueError, match=r"errors must hold one number an image, 3; got shape \(2,\)."):
-        reconstruction_picture(x, y, errors[:2], tmp_path / "a.png")
+        plot_reconstructions(x, y[:, :, :4], errors, tmp_path / "a.png")
+    with pytest.raises(ValueError, match=r"errors must hold one number per image, 3; got shape \(2,\)."):
+        plot_reconstructions(x, y, errors[:2], tmp_path / "a.png")
 
 
 def test_rows_that_do_not_match(tmp_path):
     x, path = torch.rand(5, 3), tmp_path / "a.png"
     with pytest.raises(ValueError, match=r"shapes \(N, D\) and \(M, D\).* got \(5, 3\) and \(5, 2\)."):
-        columns_picture(x, x[:, :2], "abc", path)
+        plot_columns(x, x[:, :2], "abc", path)
     with pytest.raises(ValueError, match="samples must be finite; got NaN or infinity. Leave such rows out."):
-        columns_picture(x, x / 0 * 0, "abc", path)
+        plot_columns(x, x / 0 * 0, "abc", path)
     with pytest.raises(ValueError, match="columns must name every column of data, 3; got 2 names."):
-        columns_picture(x, x, "ab", path)
-    with pytest.raises(ValueError, match="data must have 2 columns; got 3. Draw more of them with columns_picture."):
-        points_picture(x, x, path)
+        plot_columns(x, x, "ab", path)
+    with pytest.raises(ValueError, match="data must have 2 columns; got 3. Draw more of them with plot_columns."):
+        plot_points(x, x, path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_picture_that_is_none(tmp_path):
     path = tmp_path / "a.png"
     path.write_text("not a picture")
-    with pytest.raises(ValueError, match="a.png must be a picture; it cannot be read. Draw it anew."):
-        raster.reduced(path)
+    with pytest.raises(ValueError, match="a.png must be an image file; it cannot be read. Write it again."):
+        raster.shrink_png(path)
     with pytest.raises(FileNotFoundError):
-        raster.reduced(tmp_path / "missing.png")
+        raster.shrink_png(tmp_path / "missing.png")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from iresnet.plots import image_grid
+from iresnet.plots import plot_image_grid
 from iresnet.report import Anomaly, SpectrumOfLayer, markup, page, write
 from iresnet.report.document import PAPER, SECTIONS
 from tests import material
@@ -54,7 +54,7 @@ def test_headings_and_captions_are_in_order(digits_page):
 
 
 def test_large_material_keeps_the_page_small(tmp_path):
-    noise = image_grid(255 * torch.rand(4, 3, 200, 300), tmp_path / "noise.png", columns=2)
+    noise = plot_image_grid(255 * torch.rand(4, 3, 200, 300), tmp_path / "noise.png", columns=2)
     text = page(large(pictures=[("Noise", noise, "")]))
     assert len(text.encode()) < 1_500_000
     Read(text)
@@ -96,7 +96,7 @@ PARTS = {
 
 
 def test_every_section_is_there_with_its_material(tmp_path):
-    picture = image_grid(torch.rand(1, 1, 8, 8), tmp_path / "a.png", levels=2)
+    picture = plot_image_grid(torch.rand(1, 1, 8, 8), tmp_path / "a.png", levels=2)
     full = sections(page(digits(pictures=[("A picture", picture, "Its caption.")])))
     assert full == [title.lower().replace(" ", "-") for title in SECTIONS]
 
@@ -139,7 +139,7 @@ def test_a_missing_picture(tmp_path):
 
 
 def test_text_from_a_user_is_shown_and_never_read_as_html(tmp_path):
-    picture = image_grid(torch.rand(1, 1, 8, 8), tmp_path / "a.png", levels=2)
+    picture = plot_image_grid(torch.rand(1, 1, 8, 8), tmp_path / "a.png", levels=2)
     c = material.certificate(3)
     c["blocks"][0] |= {"name": BAD, "verdict": BAD, "remark": BAD}
     c["blocks"][1]["layers"][0] |= {"kind": BAD, "name": BAD}

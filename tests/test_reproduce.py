@@ -17,8 +17,16 @@ from iresnet import Chain, InjectivePad, cli
 from iresnet.cli.console import console
 from iresnet.cli.reproduce import show
 from iresnet.models.free import FreeBlock
-from iresnet.plots import DecayLine, ImageRow, SpectrumLine, decay_picture, lines, rows_picture, spectra_picture
-from iresnet.plots import rows as picture_rows
+from iresnet.plots import (
+    DecayLine,
+    ImageRow,
+    SpectrumLine,
+    images,
+    lines,
+    plot_image_rows,
+    plot_reconstruction_error,
+    plot_spectra,
+)
 from iresnet.reproduce import (
     RESULTS,
     Job,
@@ -427,51 +435,54 @@ def test_images_of_another_job_are_not_drawn_beside_ours(tmp_path):
 def test_what_is_no_number_is_grey_and_what_is_clipped_is_said(tmp_path):
     original = torch.full((1, 3, 4, 4), 100, dtype=torch.uint8)
     rebuilt = torch.full((1, 3, 4, 4), math.nan)
-    assert (picture_rows._tiles(rebuilt, 256, False) == picture_rows.GREY).all()
-    assert (picture_rows._tiles(original, 256, False) == 100).all()
+    assert (images._tiles(rebuilt, 256, False) == images.GREY).all()
+    assert (images._tiles(original, 256, False) == 100).all()
     said = [
-        picture_rows._outside([ImageRow("", "", t)], 256) for t in (original, original + 0.5, rebuilt, original + 300.0)
+        images._describe_outside([ImageRow("", "", t)], 256)
+        for t in (original, original + 0.5, rebuilt, original + 300.0)
     ]
     assert [len(s) for s in said] == [0, 0, 1, 1]
     assert "Grey" in said[2][0]
     assert "clipped" in said[3][0]
     with pytest.raises(ValueError, match=r"rows must hold images of one shape; got \[\(1, 3, 4, 4\), \(1, 3, 4, 2\)\]"):
-        rows_picture([ImageRow("", "", original), ImageRow("", "", original[..., :2])], tmp_path / "a.png", levels=256)
+        plot_image_rows(
+            [ImageRow("", "", original), ImageRow("", "", original[..., :2])], tmp_path / "a.png", levels=256
+        )
 
 
 def test_pictures_of_nothing_and_of_large_norms(tmp_path):
-    with pytest.raises(ValueError, match="lines must hold at least one net; got none."):
-        spectra_picture([], tmp_path / "a.png")
-    with pytest.raises(ValueError, match="lines must hold at least one net; got none."):
-        decay_picture([], tmp_path / "a.png", images=1)
-    path = spectra_picture([SpectrumLine("vanilla", None, [0.1, 100.0], [0.1, 99.0])], tmp_path / "a.png", dpi=50)
+    with pytest.raises(ValueError, match="lines must hold at least one network; got none."):
+        plot_spectra([], tmp_path / "a.png")
+    with pytest.raises(ValueError, match="lines must hold at least one network; got none."):
+        plot_reconstruction_error([], tmp_path / "a.png", images=1)
+    path = plot_spectra([SpectrumLine("vanilla", None, [0.1, 100.0], [0.1, 99.0])], tmp_path / "a.png", dpi=50)
     with Image.open(path) as picture:
-        assert picture.size == (235, 187)
+        assert picture.size == (235, 190)
 
 
 @pytest.mark.parametrize("coefficients", [(None,), (0.9,), (None, 0.9)])
-def test_no_words_of_a_picture_cover_others(coefficients, tmp_path, metrics):
-    spectra_picture([SpectrumLine("a", c, [0.1, 2.0], [0.1, 1.9]) for c in coefficients], tmp_path / "a.png")
-    boxes = [text.get_window_extent(FigureCanvasAgg(metrics[0]).get_renderer()) for text in metrics[0].texts]
+def test_no_words_of_a_picture_cover_others(coefficients, tmp_path, figures):
+    plot_spectra([SpectrumLine("a", c, [0.1, 2.0], [0.1, 1.9]) for c in coefficients], tmp_path / "a.png")
+    boxes = [text.get_window_extent(FigureCanvasAgg(figures[0]).get_renderer()) for text in figures[0].texts]
     assert len(boxes) == 2 + len(coefficients)
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
-def test_the_slope_beside_the_errors_is_no_proof_and_names_stand_above(tmp_path, metrics):
+def test_the_slope_beside_the_errors_is_no_proof_and_names_stand_above(tmp_path, figures):
     shown = [DecayLine(f"c={c}", [1, 2, 50], [3.0, c, 1e-9], c**3) for c in (0.9, 0.8, 0.7, 0.6, 0.5)]
-    decay_picture(shown, tmp_path / "a.png", images=64)
-    renderer, (axes,) = FigureCanvasAgg(metrics[0]).get_renderer(), metrics[0].axes
-    words = " ".join(text.get_text() for text in metrics[0].texts)
-    assert "dashes: slope Lip(g) a step, for comparison" in words
+    plot_reconstruction_error(shown, tmp_path / "a.png", images=64)
+    renderer, (axes,) = FigureCanvasAgg(figures[0]).get_renderer(), figures[0].axes
+    words = " ".join(text.get_text() for text in figures[0].texts)
+    assert "dashes: slope Lip(g) per step, for comparison" in words
     assert "proven" not in words
     legend = axes.get_legend().get_window_extent(renderer)
     assert legend.y0 >= axes.get_window_extent(renderer).y1 - 1
     assert legend.x0 > 0
-    assert not any(legend.overlaps(text.get_window_extent(renderer)) for text in metrics[0].texts)
+    assert not any(legend.overlaps(text.get_window_extent(renderer)) for text in figures[0].texts)
 
 
 def test_the_gap_to_the_estimates_is_rounded_up():
-    assert "at most 0.22 lower" in lines._gap([SpectrumLine("a", None, [1.0, 2.0], [0.789, 1.9])])
+    assert "at most 0.22 lower" in lines._describe_gap([SpectrumLine("a", None, [1.0, 2.0], [0.789, 1.9])])
 
 
 def test_a_picture_says_how_long_its_nets_were_trained_where_that_differs():

@@ -14,7 +14,7 @@ from PIL import Image
 from iresnet import cli, terms_needed
 from iresnet.cli.console import Screen
 from iresnet.cli.reproduce import show
-from iresnet.plots import SeriesLine, bias_picture, convergence_picture, series
+from iresnet.plots import SeriesLine, plot_bias, plot_convergence, series
 from iresnet.presets import PRESETS
 from iresnet.reproduce import RESULTS, Job, Work, cells, classification, figure5, job, record, table4
 from iresnet.reproduce import series as shared
@@ -207,7 +207,7 @@ def test_what_the_paper_says_stands_beside_its_own_set_alone(made):
 
 
 def test_pictures_of_nothing_and_of_several(tmp_path):
-    for draw in (bias_picture, convergence_picture):
+    for draw in (plot_bias, plot_convergence):
         with pytest.raises(ValueError, match="lines must hold at least one flow; got none."):
             draw([], tmp_path / "a.png", images=1)
         path = draw([LINE, LINE], tmp_path / "a.png", images=1000, dpi=50)
@@ -215,16 +215,16 @@ def test_pictures_of_nothing_and_of_several(tmp_path):
             assert picture.size == (2 * 280, 195)
 
 
-def test_the_picture_has_the_numbers(tmp_path, metrics):
-    bias_picture([LINE], tmp_path / "a.png", images=1000)
-    convergence_picture([LINE], tmp_path / "a.png", images=1000)
-    linear, sizes = (f.axes[0] for f in metrics)
+def test_the_picture_has_the_numbers(tmp_path, figures):
+    plot_bias([LINE], tmp_path / "a.png", images=1000)
+    plot_convergence([LINE], tmp_path / "a.png", images=1000)
+    linear, sizes = (f.axes[0] for f in figures)
     assert list(linear.lines[-1].get_ydata()) == list(LINE.bias)
     assert sizes.get_yscale() == "log"
     bound, deviation, bias = (list(drawn.get_ydata()) for drawn in sizes.lines)
     assert (bound, deviation) == ([1.0, 0.5, 0.2], [0.2, 0.2, 0.2])
     assert bias == [0.1, 0.01, series.FLOOR]
-    assert "1,000 test images" in metrics[0].texts[1].get_text()
+    assert "1,000 test images" in figures[0].texts[1].get_text()
 
 
 # The command

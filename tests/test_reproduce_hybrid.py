@@ -12,7 +12,7 @@ from PIL import Image
 
 from iresnet.cli.console import Screen
 from iresnet.cli.reproduce import show
-from iresnet.plots import Compromise, tradeoff_picture
+from iresnet.plots import HybridPoint, plot_tradeoff
 from iresnet.presets import PRESETS
 from iresnet.reproduce import RESULTS, Job, Stopped, Work, cells, classification, hybrid, job, table4
 from iresnet.reproduce.cells import HYBRIDS
@@ -20,7 +20,7 @@ from iresnet.reproduce.experiments import experiment
 from iresnet.results import Results, write
 from iresnet.run import Run
 
-POINT = Compromise("w=1", 2.0, 1.5, 2.5, 3.0, 0.1)
+POINT = HybridPoint("w=1", 2.0, 1.5, 2.5, 3.0, 0.1)
 CLASSIFIER = {"error %": 1.25, "low": 1.0, "high": 1.5, "inverse": "not shown here"}
 FLOW = {"bits/dim": 1.5, "bias bound": 0.0, "estimator error": 1e-3, "error over images": 0.01}
 
@@ -153,20 +153,20 @@ def test_there_is_a_picture_with_something_on_it(made):
     assert 0.005 < (picture < 230).mean() < 0.9
 
 
-def test_the_picture_has_the_numbers(tmp_path, metrics):
-    other = Compromise("w=10", 1.0, 0.8, 1.2, 4.0, 0.1)
-    tradeoff_picture([POINT, other], tmp_path / "a.png", images=100, classifier=("pure", 0.5), flow=("alone", 2.5))
-    axes = metrics[0].axes[0]
+def test_the_picture_has_the_numbers(tmp_path, figures):
+    other = HybridPoint("w=10", 1.0, 0.8, 1.2, 4.0, 0.1)
+    plot_tradeoff([POINT, other], tmp_path / "a.png", images=100, classifier=("pure", 0.5), flow=("alone", 2.5))
+    axes = figures[0].axes[0]
     assert [list(axes.lines[0].get_xdata()), list(axes.lines[0].get_ydata())] == [[2.0, 1.0], [3.0, 4.0]]
     assert {t.get_text() for t in axes.texts} == {"w=1", "w=10"}
     assert [t.get_text() for t in axes.get_legend().get_texts()] == ["pure", "alone"]
     lines = {line.get_label(): line for line in axes.lines}
     assert set(lines["pure"].get_xdata()) == {0.5}
     assert set(lines["alone"].get_ydata()) == {2.5}
-    tradeoff_picture([POINT], tmp_path / "a.png", images=100)
-    assert metrics[1].axes[0].get_legend() is None
+    plot_tradeoff([POINT], tmp_path / "a.png", images=100)
+    assert figures[1].axes[0].get_legend() is None
 
 
 def test_a_picture_of_nothing(tmp_path):
     with pytest.raises(ValueError, match="points must hold at least one hybrid; got none."):
-        tradeoff_picture([], tmp_path / "a.png", images=1)
+        plot_tradeoff([], tmp_path / "a.png", images=1)

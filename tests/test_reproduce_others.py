@@ -18,8 +18,8 @@ from torch import nn
 from iresnet import Chain, ResidualBlock, contractive_mlp
 from iresnet.data import toy
 from iresnet.models.free import FreeBlock
-from iresnet.plots import Crossing, Dynamics, Plane, paths_picture, planes, planes_picture
-from iresnet.plots.paths import grouped
+from iresnet.plots import Crossing, Dynamics, Plane, planes, plot_paths, plot_planes
+from iresnet.plots.paths import group_crossings
 from iresnet.reproduce import (
     Job,
     Stopped,
@@ -137,18 +137,18 @@ def test_both_networks_learn_the_same_points():
 
 def test_crossings_that_lie_together_are_circled_together():
     points = [(0.5, 0.0), (0.6, 0.1), (0.7, 3.0), (1.5, 0.1)]
-    groups = grouped([Crossing(d, v, (0, 1)) for d, v in points], near=0.5)
+    groups = group_crossings([Crossing(d, v, (0, 1)) for d, v in points], near=0.5)
     assert [[c.depth for c in g] for g in groups] == [[0.5, 0.6], [0.7], [1.5]]
 
 
 def test_a_picture_of_paths(tmp_path):
     with pytest.raises(ValueError, match="dynamics must hold at least one network; got none."):
-        paths_picture([], tmp_path / "a.png")
+        plot_paths([], tmp_path / "a.png")
     paths = np.array([[-1.0, 0.0, 1.0], [1.0, 0.0, -1.0], [2.0, 0.0, -2.0]])
     crossing = Dynamics("crossing", paths, figure1.crossings(paths))
     straight = Dynamics("straight", np.tile(paths[:1], (3, 1)), [])
     one, two = (
-        drawn(paths_picture(d, tmp_path / f"{i}.png", dpi=60)) for i, d in enumerate(([straight], [crossing, straight]))
+        drawn(plot_paths(d, tmp_path / f"{i}.png", dpi=60)) for i, d in enumerate(([straight], [crossing, straight]))
     )
     assert two.shape[1] > one.shape[1]
     assert one.max() > 150
@@ -247,7 +247,7 @@ def test_published_rows_keep_to_the_same_rule():
         (1.9, "neither", [], "the two cannot be told apart on eight gaussians"),
     ],
 )
-def test_a_difference_within_two_standard_errors_is_a_tie(made, tmp_path, metrics, errors, nearer, painted, sentence):
+def test_a_difference_within_two_standard_errors_is_a_tie(made, tmp_path, figures, errors, nearer, painted, sentence):
     """From the likelihoods of the points to the table, the colours of the picture and its caption."""
     shutil.copytree(made.out / "figure2", tmp_path / "figure2")
     noise = np.random.default_rng(0).normal(size=(2, 10_000))
@@ -260,7 +260,7 @@ def test_a_difference_within_two_standard_errors_is_a_tie(made, tmp_path, metric
     outcome = figure2.RESULT.run(Work(replace(made.work.job, out=tmp_path)))
     assert [r["nearer"] for r in outcome.results.rows] == [None, nearer]
     assert outcome.notes[-1] == sentence
-    texts = {t.get_text(): t.get_color() for t in metrics[0].texts}
+    texts = {t.get_text(): t.get_color() for t in figures[0].texts}
     assert [text for text, colour in texts.items() if colour == planes.BEST] == painted
     assert sentence in " ".join(texts)
 
@@ -285,19 +285,19 @@ def test_a_run_that_is_stopped_goes_on(tmp_path):
 
 def test_a_picture_of_planes(tmp_path):
     with pytest.raises(ValueError, match="planes must hold at least one density; got none."):
-        planes_picture([], tmp_path / "a.png")
+        plot_planes([], tmp_path / "a.png")
     data = np.random.default_rng(0).normal(size=(50, 2))
     half = np.zeros((8, 8))
     half[:, :4] = 1.0  # mass on the left
     plane = Plane("one", data, (-1, 1, -1, 1), 1.0, {"Glow": (half, 1.2), "i-ResNet": (half[:, ::-1], 1.1)})
-    picture = drawn(planes_picture([plane], tmp_path / "planes.png", dpi=60))
-    assert len(drawn(planes_picture([plane], tmp_path / "said.png", caption="words " * 20, dpi=60))) > len(picture)
+    picture = drawn(plot_planes([plane], tmp_path / "planes.png", dpi=60))
+    assert len(drawn(plot_planes([plane], tmp_path / "said.png", caption="words " * 20, dpi=60))) > len(picture)
     rows = np.split(picture[: 3 * (len(picture) // 3)], 3)
     middle = picture.shape[1] // 2 + 20  # the labels are on the left
     glow, ours = (r[:, middle - 40 : middle + 80].astype(float).mean(0) for r in rows[1:])
     assert glow[:30].mean() > glow[-30:].mean()
     assert ours[:30].mean() < ours[-30:].mean()
-    highlighted = drawn(planes_picture([replace(plane, nearest="Glow")], tmp_path / "nearest.png", dpi=60))
+    highlighted = drawn(plot_planes([replace(plane, nearest="Glow")], tmp_path / "nearest.png", dpi=60))
     assert (highlighted != picture).any()
 
 

@@ -18,7 +18,7 @@ from iresnet.data import Dataset
 from iresnet.data.canonical import SETS
 from iresnet.data.corruptions import CORRUPTIONS, INVENTED
 from iresnet.evaluate import detection, log_likelihood, typicality
-from iresnet.plots import Ridge, ridges, ridges_picture
+from iresnet.plots import Ridge, plot_ridges, ridges
 from iresnet.presets import PRESETS
 from iresnet.reproduce import RESULTS, Job, Stopped, Work, cells, outliers
 from iresnet.run import Run
@@ -159,34 +159,34 @@ def test_there_is_a_picture_with_something_on_it(made):
     assert 0.02 < (picture < 230).mean() < 0.9
 
 
-def test_ridges_hold_the_shares_between_their_edges(metrics, tmp_path):
+def test_ridges_hold_the_shares_between_their_edges(figures, tmp_path):
     spike = Ridge("blank", [0.5, 0.5, 0.5], 0.5, (0.0, 1.0, 1.0), TILES)
     even = Ridge("noise", list(np.geomspace(4, 16, 41)), 9.0, (1.0, 1.0, 0.45), TILES)
-    ridges_picture(DATA, [spike, even], tmp_path / "a.png", levels=17, images=500)
-    axes = metrics[0].axes[0]
+    plot_ridges(DATA, [spike, even], tmp_path / "a.png", levels=17, images=500)
+    axes = figures[0].axes[0]
     of_data, of_spike, of_even = (p.get_data() for p in axes.patches if hasattr(p, "get_data"))
     assert int((of_spike.values > of_spike.baseline).sum()) == 1
     assert int((of_spike.values > of_spike.baseline).argmax()) == int(np.searchsorted(of_spike.edges, 0.5)) - 1
     inside = (of_even.edges[:-1] > 4) & (of_even.edges[1:] < 16)
     assert np.allclose(of_even.values[inside], 0.86)  # equal shares of a logarithmic axis
     assert of_data.baseline == 2
-    shown = {t.get_text(): t.get_color() for t in metrics[0].texts}
+    shown = {t.get_text(): t.get_color() for t in figures[0].texts}
     assert {"digits", "blank", "noise", "2.00", "9.00"} <= set(shown)
     assert (shown["0.00"], shown["0.45"], shown["1.00"]) == (ridges.WARM, ridges.INK, ridges.INK)
 
 
-def test_a_kind_without_numbers_is_an_empty_row(metrics, tmp_path):
+def test_a_kind_without_numbers_is_an_empty_row(figures, tmp_path):
     lost = Ridge("noise", [None, None], None, (1.0, 1.0, 1.0), TILES)
-    ridges_picture(DATA, [lost], tmp_path / "a.png", levels=17, images=500)
-    assert sum(hasattr(p, "get_data") for p in metrics[0].axes[0].patches) == 1
-    assert "-" in {t.get_text() for t in metrics[0].texts}
+    plot_ridges(DATA, [lost], tmp_path / "a.png", levels=17, images=500)
+    assert sum(hasattr(p, "get_data") for p in figures[0].axes[0].patches) == 1
+    assert "-" in {t.get_text() for t in figures[0].texts}
 
 
 def test_colour_images_are_drawn_in_colour(tmp_path):
     red = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
     red[:, 0] = 255
     kind = Ridge("red", [1.0, 2.0], 1.5, (0.5, 0.5, 0.5), red)
-    path = ridges_picture(replace(DATA, images=red), [kind], tmp_path / "a.png", levels=256, images=500)
+    path = plot_ridges(replace(DATA, images=red), [kind], tmp_path / "a.png", levels=256, images=500)
     with Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
     assert (pixels == (255, 0, 0)).all(1).sum() > 1000
@@ -194,4 +194,4 @@ def test_colour_images_are_drawn_in_colour(tmp_path):
 
 def test_a_picture_of_nothing(tmp_path):
     with pytest.raises(ValueError, match="others must hold at least one kind of images; got none."):
-        ridges_picture(DATA, [], tmp_path / "a.png", levels=17, images=500)
+        plot_ridges(DATA, [], tmp_path / "a.png", levels=17, images=500)

@@ -12,7 +12,7 @@ from ..data import Dataset
 from ..data.dataset import check_seed
 from ..evaluate import interpolate as between
 from ..fixed_point import ConvergenceError
-from ..plots import interpolation_picture
+from ..plots import plot_interpolations
 from ..run import Run
 from .console import Device, console, waiting
 from .output import MOST, DataFolder, DataOption, RunFolder, Split, draw_rows, open_run, rows_of, save_rows, with_ending
@@ -42,7 +42,7 @@ def interpolate(
     flat = x.flatten(0, 1)
     saved = save_rows(path, x if opened.schema.is_image else flat, opened.schema)
     if opened.schema.is_image:
-        picture = interpolation_picture(x.cpu(), with_ending(path, ".png"), levels=opened.schema.levels or 256)
+        picture = plot_interpolations(x.cpu(), with_ending(path, ".png"), levels=opened.schema.levels or 256)
     else:
         picture = draw_rows(path, flat, rows.x, opened.schema)
     screen.say(f"{len(x)} pairs in {saved}, drawn in {picture}")

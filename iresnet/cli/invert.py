@@ -17,7 +17,7 @@ from ..evaluate import inverse_of, reconstruct
 from ..evaluate.solving import solve
 from ..fixed_point import Anderson, Banach
 from ..models import INVERSES
-from ..plots import reconstruction_picture
+from ..plots import plot_reconstructions
 from ..run import Run
 from ..transform import ChainSolution, Transform
 from .console import Device, console, waiting
@@ -87,7 +87,7 @@ def _rebuild(run: Run, rows: Dataset, path: Path, device: str, options: dict[str
     if run.schema.is_image:
         rebuilt = torch.nan_to_num(solution.x.cpu()).clamp(-1e6, 1e6)  # what has no bound may be anything
         tensors = (x.cpu(), rebuilt, solution.measured_error(x).cpu())
-        saved.append(reconstruction_picture(*tensors, with_ending(path, ".png"), levels=run.schema.levels or 256))
+        saved.append(plot_reconstructions(*tensors, with_ending(path, ".png"), levels=run.schema.levels or 256))
     screen.say(str(inverse_of(solution, x)))
     screen.say(f"Written: {', '.join(map(str, saved))}")
     _check(solution, run)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import atomic
 from ..data import Dataset, Schema, delimited, npy, read
-from ..plots import columns_picture, image_grid, points_picture
+from ..plots import plot_columns, plot_image_grid, plot_points
 from ..run import Run
 from .console import choose_device, use_threads
 
@@ -82,7 +82,7 @@ def draw_rows(path: Path, rows: Tensor, data: Tensor, schema: Schema) -> Path:
     """A picture of samples, PATH.png: a grid of images, or points and columns beside the data."""
     path, rows, data = with_ending(path, ".png"), rows.cpu(), data.cpu()
     if schema.is_image:
-        return image_grid(rows, path, levels=schema.levels or 256)
+        return plot_image_grid(rows, path, levels=schema.levels or 256)
     if schema.dimension == 2:
-        return points_picture(data, rows, path)
-    return columns_picture(data, rows, schema.names, path)
+        return plot_points(data, rows, path)
+    return plot_columns(data, rows, schema.names, path)

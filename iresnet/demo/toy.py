@@ -23,7 +23,7 @@ from ..data import toy
 from ..flow import Flow
 from ..lipschitz import Sine
 from ..models import mlp_flow
-from ..plots import ToyPanel, toy_picture
+from ..plots import ToyPanel, plot_toy_flows
 from ..train import Report, Training, train
 from ..train.objective import MaximumLikelihood
 from ..transform import ChainSolution
@@ -129,7 +129,7 @@ def run(
             ToyPanel(TITLES.get(name, name), flow, data, outcome.nats, outcome.floor, _caption(outcome, certificate))
         )
         outcomes.append(outcome)
-    toy_picture(panels, folder / "toy.png")
+    plot_toy_flows(panels, folder / "toy.png")
     content = {"seed": seed, "settings": asdict(settings), "outcomes": [asdict(o) for o in outcomes]}
     atomic.write(folder / "toy.json", json.dumps(content, indent=1) + "\n")
     return outcomes

@@ -8,25 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from .canvas import blank, draw, text_at
-from .toy import DIM, GROUND, INK, Window, show_density, show_points, window_at
+from .canvas import DARK, LABEL, LINE, MARGIN, TITLE, Panels, check_not_empty, new_plot
+from .toy import Window, draw_density, draw_points, plane_axes
 
-#: Inches: the side of a panel, the gap between columns, the row labels, the head, the line under a panel, the margin.
-SIDE, GAP, LABEL, HEAD, FOOT, MARGIN = 2.1, 0.12, 0.95, 0.44, 0.3, 0.2
-#: The height of a line of the caption, in inches, and the letters of it in one inch.
-LINE, LETTERS = 0.18, 14
+#: Inches: the side of a panel, between columns, below a row, the row names, and the head.
+SIDE, GAP, BELOW, NAMES, HEAD = 2.1, 0.12, 0.3, 1.15, 0.44
+LETTERS = 14  # of the caption, per inch
 BEST = "#f7c873"
 
 
 @dataclass(frozen=True)
 class Plane:
-    """One density: points (n, 2), the window they are seen in, its entropy, and for every model its density on pixels,
-    from the bottom row up, and the nats of held-out points. `nearest` is the model that comes nearest to the entropy,
-    whose nats are highlighted; None where there is no telling."""
+    """One density: points (n, 2), the window they are seen in, its entropy, and two values for every model.
+
+    These are the model's density on pixels, from the bottom row up, and the nats of held-out points. `nearest` is the
+    model nearest to the entropy, whose nats are highlighted; None for a tie.
+    """
 
     name: str
     data: NDArray[Any]
@@ -36,38 +35,28 @@ class Plane:
     nearest: str | None = None
 
 
-def planes_picture(planes: Sequence[Plane], path: str | Path, *, caption: str = "", dpi: int = 200) -> Path:
-    """Write the densities as one PNG: a column for each, data at the top, a row for every model, nats under each."""
-    if not planes:
-        raise ValueError("planes must hold at least one density; got none.")
+def plot_planes(planes: Sequence[Plane], path: str | Path, *, caption: str = "", dpi: int = 200) -> Path:
+    """Plot densities: a column for each with its data on top, a row for every model, and nats below each panel."""
+    check_not_empty("density", planes=planes)
     names = list(dict.fromkeys(name for plane in planes for name in plane.models))
-    return draw(path, dpi, lambda: _compose(planes, names, caption))
-
-
-def _compose(planes: Sequence[Plane], names: Sequence[str], caption: str) -> Figure:
-    rows = len(names) + 1
-    width = MARGIN + LABEL + len(planes) * (SIDE + GAP) - GAP + MARGIN
-    lines = textwrap.wrap(caption, max(20, int(LETTERS * (width - 2 * MARGIN))))
-    height = HEAD + rows * (SIDE + FOOT) + MARGIN / 2 + LINE * len(lines)
-    figure = blank(width, height, GROUND)
-
-    def panel(row: int, column: int, text: str, colour: str = DIM) -> Axes:
-        """Axes with a line of text under them."""
-        x, y = MARGIN + LABEL + column * (SIDE + GAP), height - HEAD - (row + 1) * (SIDE + FOOT) + FOOT
-        text_at(figure, x + SIDE / 2, y - 0.16, text, 8, colour, "center")
-        return window_at(figure, x, y, SIDE, planes[column].window)
-
-    for i, line in enumerate(lines):
-        text_at(figure, MARGIN, MARGIN / 2 + LINE * (len(lines) - 1 - i) + 0.03, line, 8, DIM)
-    for row, name in enumerate(("Data", *names)):
-        text_at(figure, MARGIN, height - HEAD - row * (SIDE + FOOT) - SIDE / 2 - 0.05, name, 11, INK)
-    for j, plane in enumerate(planes):
-        middle = MARGIN + LABEL + j * (SIDE + GAP) + SIDE / 2
-        text_at(figure, middle, height - HEAD + 0.13, plane.name, 10.5, INK, "center")
-        show_points(panel(0, j, f"entropy {plane.floor:.3f} nats"), plane.data, 1.4)
-        for row, name in enumerate(names, start=1):
-            if name in plane.models:
-                density, nats = plane.models[name]
-                axes = panel(row, j, f"{nats:.3f} nats", BEST if name == plane.nearest else DIM)
-                show_density(axes, density, plane.window, aspect="auto")
-    return figure
+    width = NAMES + len(planes) * (SIDE + GAP)
+    lines = textwrap.wrap(caption, max(20, int(LETTERS * (width - MARGIN))))
+    margins = (NAMES, MARGIN, HEAD, BELOW + MARGIN + LINE * len(lines))
+    panels = Panels((SIDE,) * (len(names) + 1), len(planes), SIDE, (GAP, BELOW), margins)
+    with new_plot(path, panels, dpi=dpi, theme=DARK) as canvas:
+        for i, line in enumerate(lines, start=1):
+            canvas.note(MARGIN, margins[-1] - BELOW - LINE * i, line, LABEL)
+        for row, name in enumerate(("Data", *names)):
+            canvas.text(MARGIN, panels.box(row)[1] + SIDE / 2 - 0.05, name, TITLE)
+        for j, plane in enumerate(planes):
+            middle = panels.box(0, j)[0] + SIDE / 2
+            canvas.text(middle, canvas.height - HEAD + 0.13, plane.name, TITLE, align="center")
+            canvas.note(middle, panels.box(0)[1] - 0.16, f"entropy {plane.floor:.3f} nats", LABEL, "center")
+            draw_points(plane_axes(canvas, 0, j, plane.window), plane.data, 1.4)
+            for row, name in enumerate(names, start=1):
+                if name in plane.models:
+                    density, nats = plane.models[name]
+                    colour = BEST if name == plane.nearest else DARK.dim
+                    canvas.text(middle, panels.box(row)[1] - 0.16, f"{nats:.3f} nats", LABEL, colour, "center")
+                    draw_density(plane_axes(canvas, row, j, plane.window), density, plane.window)
+    return canvas.path

@@ -1,8 +1,7 @@
-"""Pixels into PNG: values of images become bytes, bytes become tiles, tiles become one file.
+"""Images as bytes and as PNG files.
 
-A pixel is an integer v in 0 .. levels - 1, or a real number in the bin [v, v + 1) of that integer, as a flow has it.
-The integer, and the middle of its bin, get the brightness v / (levels - 1); what lies outside is drawn as the nearest
-level.
+A pixel is an integer v in 0 .. levels - 1, or a real number in the bin [v, v + 1) of that integer, as flows have it.
+The integer, and the middle of its bin, get the brightness v / (levels - 1); values outside are clipped.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from ..spelling import at_least
 
 Bytes: TypeAlias = NDArray[np.uint8]
 
-GROUND = 225  # between the tiles of a grid: seen beside white as well as beside black
+GROUND = 225  # between the tiles of a grid: differs from white as well as from black
 
 
 def pixels(images: Tensor, levels: int = 256, *, ink: bool = False, name: str = "images") -> Bytes:
-    """Images (N, C, H, W) as bytes (N, H, W, C), C being 1 or 3. `ink` draws 0 as white and the highest level as black.
+    """Convert images (N, C, H, W) to bytes (N, H, W, C), C = 1 or 3. `ink` draws 0 white and the highest level black.
 
     >>> x = torch.tensor([0, 8, 16]).reshape(1, 1, 1, 3)
     >>> pixels(x, levels=17).flatten().tolist(), pixels(x + 0.5, levels=17).flatten().tolist()
@@ -44,27 +43,27 @@ def pixels(images: Tensor, levels: int = 256, *, ink: bool = False, name: str = 
 
 
 def centred(images: Tensor) -> Tensor:
-    """Images as real numbers: integers in the middle of their bins, real numbers as they are."""
+    """Convert images to float64: integers to the middle of their bins, real numbers unchanged."""
     values = images.detach().cpu()
     return values.double() if values.is_floating_point() else values.double() + 0.5
 
 
 def shades(light: Tensor, *, ink: bool = False) -> Bytes:
-    """Brightness (N, C, H, W), clipped to [0, 1], as bytes (N, H, W, C)."""
-    whole = (255 * light.clamp(0, 1)).round().to(torch.uint8)
-    whole = 255 - whole if ink else whole
-    return np.asarray(whole.permute(0, 2, 3, 1).numpy())
+    """Convert brightness (N, C, H, W), clipped to [0, 1], to bytes (N, H, W, C)."""
+    levels = (255 * light.clamp(0, 1)).round().to(torch.uint8)
+    levels = 255 - levels if ink else levels
+    return np.asarray(levels.permute(0, 2, 3, 1).numpy())
 
 
-def drawn_as_ink(images: Tensor, levels: int) -> bool:
-    """Whether grey images look like handwriting, mostly empty, which a light page shows best as ink on paper."""
+def looks_handwritten(images: Tensor, levels: int) -> bool:
+    """Whether grey images are mostly empty, like handwriting, which is best drawn dark on white."""
     if images.dim() != 4 or images.shape[1] != 1:
         return False
     return bool((images.double() < (levels - 1) / 4).double().mean() > 0.5)
 
 
 def differences(originals: Tensor, rebuilt: Tensor) -> tuple[Tensor, float]:
-    """|rebuilt - originals|, averaged over channels and divided by its largest value, and that value."""
+    """Return |rebuilt - originals|, averaged over channels and divided by its largest value, and that value."""
     if originals.shape != rebuilt.shape:
         raise ValueError(
             f"originals and rebuilt must have the same shape; got {tuple(originals.shape)} and "
@@ -75,38 +74,37 @@ def differences(originals: Tensor, rebuilt: Tensor) -> tuple[Tensor, float]:
     return (d / largest if largest > 0 else d), largest
 
 
-def tiled(tiles: Bytes, columns: int, factor: int = 1, gap: int = 1) -> Bytes:
-    """Tiles (N, H, W, C) row by row on a light ground, each enlarged by an integer factor, with a gap around each."""
+def tile(tiles: Bytes, columns: int, factor: int = 1, gap: int = 1) -> Bytes:
+    """Arrange images (N, H, W, C) in rows, each enlarged by an integer factor, with a gap around each."""
     n, height, width, channels = tiles.shape
     height, width, rows = height * factor + gap, width * factor + gap, -(-n // columns)
     sheet = np.full((rows * height + gap, columns * width + gap, channels), GROUND, dtype=np.uint8)
-    for i, tile in enumerate(tiles.repeat(factor, axis=1).repeat(factor, axis=2)):
+    for i, image in enumerate(tiles.repeat(factor, axis=1).repeat(factor, axis=2)):
         top, left = gap + i // columns * height, gap + i % columns * width
-        sheet[top : top + height - gap, left : left + width - gap] = tile
+        sheet[top : top + height - gap, left : left + width - gap] = image
     return sheet
 
 
-def png(picture: Bytes) -> bytes:
-    """One picture (H, W, 1 or 3) as the bytes of a PNG file."""
-    image = Image.fromarray(picture[:, :, 0] if picture.shape[2] == 1 else picture)
-    return _encoded(image)
+def png(image: Bytes) -> bytes:
+    """Encode one image (H, W, 1 or 3) as PNG."""
+    return _encode(Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image))
 
 
-def reduced(path: str | Path, width: int = 1400, colours: int = 128) -> tuple[bytes, tuple[int, int]]:
-    """A PNG file at most `width` pixels wide and in few colours, and its size: what a page can carry."""
+def shrink_png(path: str | Path, width: int = 1400, colours: int = 128) -> tuple[bytes, tuple[int, int]]:
+    """Read a PNG file and encode it again, at most `width` pixels wide and in few colours; return that and its size."""
     try:
         with Image.open(path) as opened:
             image = opened.convert("RGB")
     except OSError as error:
         if isinstance(error, FileNotFoundError):
             raise
-        raise ValueError(f"{path} must be a picture; it cannot be read. Draw it anew.") from error
+        raise ValueError(f"{path} must be an image file; it cannot be read. Write it again.") from error
     if image.width > width:
         image = image.resize((width, round(image.height * width / image.width)), Image.Resampling.LANCZOS)
-    return _encoded(image.quantize(colours)), image.size
+    return _encode(image.quantize(colours)), image.size
 
 
-def _encoded(image: Image.Image) -> bytes:
+def _encode(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()

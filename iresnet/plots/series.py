@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import TypeAlias
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from .canvas import ACCENT, DIM, INK, PAPER, WARM, blank, draw, logarithmic, plot_axes, text_at
+from .canvas import ACCENT, DASHED, INK, WARM, Panels, add_legend, check_not_empty, new_plot, use_log_scale
 
-WIDTH, HEIGHT = 5.6, 3.9  # inches, of one panel
-FLOOR = 1e-12  # bits per dimension: below it there is only rounding
+FLOOR = 1e-12  # bits per dimension; smaller values are rounding errors
 
 
 @dataclass(frozen=True)
 class SeriesLine:
-    """One flow: bias, deviation of one image's estimate and proven bound for every number of terms, in bits/dim."""
+    """One flow: bias, standard deviation of one image's estimate and proven bound by number of terms, in bits/dim."""
 
     name: str
     terms: Sequence[int]
@@ -27,61 +25,47 @@ class SeriesLine:
     bound: Sequence[float]
 
 
-Panel: TypeAlias = Callable[[Axes, SeriesLine], None]
+Drawing: TypeAlias = Callable[[Axes, SeriesLine], None]
 
 
-def bias_picture(lines: Sequence[SeriesLine], path: str | Path, *, images: int, dpi: int = 200) -> Path:
-    """Write bias with a band of one standard deviation as one PNG, a panel for every flow."""
-    return _panels(lines, path, _band, "Error of the log-determinant", images, dpi)
+def plot_bias(lines: Sequence[SeriesLine], path: str | Path, *, images: int, dpi: int = 200) -> Path:
+    """Plot the bias with a band of one standard deviation, one panel per flow."""
+    return _plot(lines, path, _draw_band, "Error of the log-determinant", images, dpi)
 
 
-def convergence_picture(lines: Sequence[SeriesLine], path: str | Path, *, images: int, dpi: int = 200) -> Path:
-    """Write the sizes of bias, deviation and proven bound on a logarithmic scale as one PNG, a panel for every flow."""
-    return _panels(lines, path, _sizes, "Convergence of the log-determinant", images, dpi)
+def plot_convergence(lines: Sequence[SeriesLine], path: str | Path, *, images: int, dpi: int = 200) -> Path:
+    """Plot bias, deviation and proven bound on a logarithmic scale, one panel per flow."""
+    return _plot(lines, path, _draw_sizes, "Convergence of the log-determinant", images, dpi)
 
 
-def _panels(lines: Sequence[SeriesLine], path: str | Path, panel: Panel, title: str, images: int, dpi: int) -> Path:
-    if not lines:
-        raise ValueError("lines must hold at least one flow; got none.")
-
-    def compose() -> Figure:
-        figure = blank(WIDTH * len(lines), HEIGHT)
-        text_at(figure, 0.2, HEIGHT - 0.26, title, 10.5)
-        text_at(figure, 0.2, HEIGHT - 0.45, f"bits/dim, {images:,} test images, against exact determinants", 7, DIM)
+def _plot(lines: Sequence[SeriesLine], path: str | Path, draw: Drawing, title: str, images: int, dpi: int) -> Path:
+    check_not_empty("flow", lines=lines)
+    with new_plot(path, Panels((2.5,), len(lines), 4.5, (1.1, 0.0)), dpi=dpi) as canvas:
+        canvas.title(title, f"bits/dim, {images:,} test images, against exact determinants")
         for i, line in enumerate(lines):
-            box = (0.85 + WIDTH * i, 0.55, WIDTH - 1.1, HEIGHT - 1.4)
-            axes = plot_axes(figure, box, ticks=10, label="terms of the power series")
-            panel(axes, line)
+            axes = canvas.chart(i, xlabel="terms of the power series", title=line.name, ticks=10)
+            draw(axes, line)
             axes.set_xlim(line.terms[0] - 0.5, line.terms[-1] + 0.5)
-            text_at(figure, 0.85 + WIDTH * i, HEIGHT - 0.72, line.name, 9, DIM)
-        return figure
-
-    return draw(path, dpi, compose)
+            add_legend(axes)
+    return canvas.path
 
 
-def _band(axes: Axes, line: SeriesLine) -> None:
-    """The bias, and how far one image's estimate with one probe is spread around it."""
+def _draw_band(axes: Axes, line: SeriesLine) -> None:
+    """Draw the bias, and one standard deviation of one image's estimate with one probe around it."""
     low, high = ([b + s * d for b, d in zip(line.bias, line.deviation, strict=True)] for s in (-1, 1))
     axes.fill_between(line.terms, low, high, color=ACCENT, alpha=0.18, linewidth=0, label="± one deviation, one probe")
-    axes.axhline(0, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.axhline(0, color=INK, linewidth=0.8, linestyle=DASHED)
     axes.plot(line.terms, line.bias, color=ACCENT, linewidth=1.3, marker=".", markersize=6, label="bias")
-    _legend(axes)
 
 
-def _sizes(axes: Axes, line: SeriesLine) -> None:
-    """All on one logarithmic scale; what is below the floor is drawn at it."""
+def _draw_sizes(axes: Axes, line: SeriesLine) -> None:
+    """Draw all three on one logarithmic scale; values below the floor are drawn at the floor."""
     shown = (
-        ("bound of Theorem 3", line.bound, INK, (0, (4, 3))),
+        ("bound of Theorem 3", line.bound, INK, DASHED),
         ("deviation, one image, one probe", line.deviation, WARM, "-"),
         ("bias, mean over images", [abs(b) for b in line.bias], ACCENT, "-"),
     )
-    logarithmic(axes, 9)
+    use_log_scale(axes, 9)
     for name, values, colour, style in shown:
         sizes = [max(v, FLOOR) for v in values]
         axes.plot(line.terms, sizes, color=colour, linestyle=style, linewidth=1.2, marker=".", markersize=5, label=name)
-    _legend(axes)
-
-
-def _legend(axes: Axes) -> None:
-    box = {"facecolor": PAPER, "edgecolor": "none", "framealpha": 0.9}  # so that names are read over lines
-    axes.legend(**box, fontsize=8, labelcolor=INK, loc="best", handlelength=1.8)

@@ -1,7 +1,7 @@
-"""What a flow on the plane has learned, in one image.
+"""Flows in the plane: data, learned density, samples, and how the flow bends the plane.
 
-`toy_picture` draws one row per density and four columns: the data; the learned density p(x) (Eq. 3); samples; and a
-square grid of codes pulled back by F^-1, which shows how the bijection bends the plane: by Theorem 1 the lines may bend
+`plot_toy_flows` draws one row per flow and four columns: the data; the learned density p(x) (Eq. 3); samples; and a
+square grid of codes pulled back by F^-1, which shows how the bijection bends the plane. By Theorem 1 its lines may bend
 and crowd together, but never tear, nor cross where the grid has no crossing.
 """
 
@@ -14,27 +14,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.colors import LinearSegmentedColormap, to_hex
-from matplotlib.figure import Figure
+from matplotlib.colors import to_hex
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ..flow import Flow
 from ..spelling import at_least
-from .canvas import axes_at, blank, draw, png_path, text_at
+from .canvas import DARK, HEADING, NIGHT, Canvas, Panels, new_plot, png_path
 
 Array: TypeAlias = NDArray[Any]
 Window: TypeAlias = tuple[float, ...]  # left, right, bottom, top
 
-# One perceptually uniform map on a very dark ground: density zero is the ground itself, so that only mass gives light.
-COLOURS = LinearSegmentedColormap.from_list("night", matplotlib.colormaps["magma"](np.linspace(0.045, 0.985, 256)))
-GROUND, POINTS, INK, DIM = to_hex(COLOURS(0.0)), to_hex(COLOURS(0.8)), "#f3eee8", "#9d97ab"
-FAINT = 0.22  # how bright the density is under the grid
+POINTS = to_hex(NIGHT(0.8))
+FAINT = 0.22  # the brightness of the density behind the grid
 
 COLUMNS = {
     "Data": "points x",
@@ -43,16 +39,16 @@ COLUMNS = {
     "Inverse grid": "F⁻¹ of a square grid of codes z, bright at z = 0",
 }
 
-# Inches: the side of a panel, the gap between two, the row labels, the head, the lines under a row, and the margin.
-SIDE, GAP, LABEL, HEAD, FOOT, MARGIN = 2.6, 0.14, 1.66, 0.66, 0.46, 0.26
+#: Inches: the side of a panel, between columns, below a row, the row names, the head, and the right margin.
+SIDE, GAP, BELOW, NAMES, HEAD, RIGHT = 2.6, 0.14, 0.46, 1.92, 0.66, 0.26
 
-CHUNK = 4096  # points that pass through a flow at a time
+CHUNK = 4096  # points evaluated at a time
 EDGE, SPACING = 2.5, 0.25  # the grid of codes: lines in [-EDGE, EDGE]^2, and the distance between two
 
 
 @dataclass(frozen=True)
 class ToyPanel:
-    """One row: a flow on the plane, its data (n, 2), its negative log-likelihood beside the floor, what is proven."""
+    """One row: a flow in the plane, its data (n, 2), its negative log-likelihood with the floor, what is proven."""
 
     name: str
     flow: Flow
@@ -73,13 +69,13 @@ class ToyPanel:
 
     @property
     def score(self) -> str:
-        """The negative log-likelihood beside the floor: "3.52 nats; floor 3.47"."""
+        """The negative log-likelihood and its floor: "3.52 nats; floor 3.47"."""
         return f"{self.nats:.2f} nats" + ("" if self.floor is None else f"; floor {self.floor:.2f}")
 
 
 @dataclass(frozen=True)
 class _Row:
-    """What is drawn: points, p on the pixels of the window, samples, lines (k, n, 2) and the radii of their codes."""
+    """What one row shows: points, p(x) on pixels, samples, grid lines (k, n, 2) and the radii of their codes."""
 
     window: Window
     data: Array
@@ -89,7 +85,7 @@ class _Row:
     radii: Array
 
 
-def toy_picture(
+def plot_toy_flows(
     panels: Sequence[ToyPanel],
     path: str | Path,
     *,
@@ -98,43 +94,60 @@ def toy_picture(
     points: int = 4000,
     seed: int = 0,
 ) -> Path:
-    """Draw the panels into the PNG file `path`, whole or not at all, and return its path.
+    """Write one row of panels per flow as the PNG file `path`, and return its path.
 
     A density is evaluated on `resolution` x `resolution` pixels. The first `points` of the data are shown, beside as
-    many samples, drawn from `seed`. The flows are used in eval mode and left as they are.
+    many samples, drawn with `seed`. The flows are evaluated as copies in eval mode.
     """
-    png_path(path)  # refused before anything is computed
+    png_path(path)  # checked before anything is computed
     if not panels:
         raise ValueError("panels must hold at least one ToyPanel; got none. Pass one for each row.")
     at_least(2, dpi=dpi, resolution=resolution, points=points)
     rows = [_compute(panel, resolution, points, seed) for panel in panels]
-    return draw(path, dpi, lambda: _compose(panels, rows))
+    table = Panels((SIDE,) * len(rows), len(COLUMNS), SIDE, (GAP, BELOW), (NAMES, RIGHT, HEAD, BELOW + RIGHT / 2))
+    with new_plot(path, table, dpi=dpi, theme=DARK) as canvas:
+        for j, (title, subtitle) in enumerate(COLUMNS.items()):
+            left, y = table.box(0, j)[0], canvas.height - HEAD
+            canvas.text(left, y + 0.27, title, 12)
+            canvas.note(left, y + 0.1, subtitle)
+        for i, (panel, row) in enumerate(zip(panels, rows, strict=True)):
+            data, density, samples, grid = (plane_axes(canvas, i, j, row.window) for j in range(len(COLUMNS)))
+            draw_points(data, row.data)
+            draw_density(density, row.density, row.window)
+            draw_points(samples, row.samples)
+            _draw_grid(grid, row)
+            left, bottom, _, height = table.box(i)
+            middle = bottom + height / 2
+            canvas.text(RIGHT, middle, textwrap.fill(panel.name, 13, max_lines=3), 14, up="bottom")
+            canvas.note(RIGHT, middle - 0.09, panel.score, HEADING, up="top")
+            canvas.note(left, bottom - 0.11, textwrap.fill(panel.certificate_line, 160, max_lines=2), 7.5, up="top")
+    return canvas.path
 
 
 @torch.no_grad()
 def _compute(panel: ToyPanel, resolution: int, points: int, seed: int) -> _Row:
     flow, data = copy.deepcopy(panel.flow).eval(), panel.data[:points]
-    like, window = flow.base.mean, square(data)
-    pixels, codes = plane_points(window, resolution).to(like), _grid_lines(2 * resolution).to(like)
+    like, window = flow.base.mean, square_window(data)
+    pixels, codes = pixel_centres(window, resolution).to(like), _grid_lines(2 * resolution).to(like)
     density = torch.cat([flow.log_prob(x) for x in torch.split(pixels, CHUNK)]).exp()
     if not bool(density.isfinite().all()):
-        raise ValueError(f"the density of {panel.name!r} has NaN or infinity where its data lie. Train the flow anew.")
+        raise ValueError(f"the density of {panel.name!r} has NaN or infinity near its data. Train the flow again.")
     samples = flow.sample((len(data),), generator=torch.Generator(like.device).manual_seed(seed))
     pulled_back = [flow.transform.inverse(z) for z in torch.split(codes.reshape(-1, 2), CHUNK)]
     lines, density = torch.cat(pulled_back).reshape(codes.shape), density.reshape(resolution, resolution)
     return _Row(window, *(t.double().cpu().numpy() for t in (data, density, samples, lines, codes.norm(dim=-1))))
 
 
-def square(data: Tensor) -> Window:
-    """A square around all but the outermost points, with some air."""
+def square_window(data: Tensor) -> Window:
+    """Return a square (left, right, bottom, top) around all but the outermost points, with a margin."""
     low, high = data.double().quantile(0.001, dim=0), data.double().quantile(0.999, dim=0)
     half = 0.58 * float((high - low).max()) or 1.0
     x, y = ((low + high) / 2).tolist()
     return x - half, x + half, y - half, y + half
 
 
-def plane_points(window: Window, n: int) -> Tensor:
-    """The middles of n x n pixels, (n * n, 2), row by row from the bottom."""
+def pixel_centres(window: Window, n: int) -> Tensor:
+    """Return the centres of n x n pixels, (n * n, 2), row by row from the bottom."""
     left, right, bottom, top = window
     u = (torch.arange(n) + 0.5) / n
     y, x = torch.meshgrid(bottom + (top - bottom) * u, left + (right - left) * u, indexing="ij")
@@ -142,71 +155,39 @@ def plane_points(window: Window, n: int) -> Tensor:
 
 
 def _grid_lines(n: int) -> Tensor:
-    """The lines of the grid of codes, (lines, n, 2): the vertical ones, then the horizontal ones."""
+    """Return the lines of the grid of codes, (lines, n, 2): first the vertical ones, then the horizontal ones."""
     levels = torch.linspace(-EDGE, EDGE, round(2 * EDGE / SPACING) + 1)
     vertical = torch.stack(torch.meshgrid(levels, torch.linspace(-EDGE, EDGE, n), indexing="ij"), dim=-1)
     return torch.cat([vertical, vertical.flip(-1)])
 
 
-def _compose(panels: Sequence[ToyPanel], rows: Sequence[_Row]) -> Figure:
-    width = MARGIN + LABEL + 4 * SIDE + 3 * GAP + MARGIN
-    height = HEAD + len(rows) * (SIDE + FOOT) + MARGIN / 2
-    figure = blank(width, height, GROUND)
-    lefts = [MARGIN + LABEL + j * (SIDE + GAP) for j in range(4)]
-    for left, (title, subtitle) in zip(lefts, COLUMNS.items(), strict=True):
-        text_at(figure, left, height - HEAD + 0.27, title, 12, INK)
-        text_at(figure, left, height - HEAD + 0.1, subtitle, 6.8, DIM)
-    for i, (panel, row) in enumerate(zip(panels, rows, strict=True)):
-        bottom = height - HEAD - SIDE - i * (SIDE + FOOT)
-        for left, show in zip(lefts, (_draw_data, _draw_density, _draw_samples, _draw_grid), strict=True):
-            show(window_at(figure, left, bottom, SIDE, row.window), row)
-        name, line = textwrap.fill(panel.name, 13, max_lines=3), textwrap.fill(panel.certificate_line, 160, max_lines=2)
-        text_at(figure, MARGIN, bottom + SIDE / 2, name, 14, INK, up="bottom")
-        text_at(figure, MARGIN, bottom + SIDE / 2 - 0.09, panel.score, 9, DIM, up="top")
-        text_at(figure, lefts[0], bottom - 0.11, line, 7.5, DIM, up="top")
-    return figure
-
-
-def window_at(figure: Figure, left: float, bottom: float, side: float, window: Window) -> Axes:
-    """A square panel of the plane on the dark ground, placed in inches."""
-    axes = axes_at(figure, left, bottom, side, side, ground=GROUND, rule=DIM)
+def plane_axes(canvas: Canvas, row: int, column: int, window: Window) -> Axes:
+    """Add a panel that shows a window of the plane."""
+    axes = canvas.panel(row, column)
     axes.set(xlim=window[:2], ylim=window[2:])
-    axes.spines[:].set(linewidth=0.4, alpha=0.5)
     return axes
 
 
-def _draw_data(axes: Axes, row: _Row) -> None:
-    show_points(axes, row.data)
-
-
-def _draw_samples(axes: Axes, row: _Row) -> None:
-    show_points(axes, row.samples)
-
-
-def show_points(axes: Axes, x: Array, size: float = 1.6) -> None:
-    """Points as dots of light."""
+def draw_points(axes: Axes, x: Array, size: float = 1.6) -> None:
+    """Draw points (n, 2) as bright dots."""
     axes.scatter(x[:, 0], x[:, 1], s=size, color=POINTS, alpha=0.6, linewidths=0)
 
 
-def show_density(axes: Axes, density: Array, window: Window, brightness: float = 1.0, **options: Any) -> None:
-    """A density on the pixels of a window, from the bottom row up."""
+def draw_density(axes: Axes, density: Array, window: Window, brightness: float = 1.0) -> None:
+    """Draw a density given on the pixels of a window, from the bottom row up."""
     # A sharp peak must not darken the rest: the brightest pixels, one in two hundred, share one colour.
     top = max(float(np.quantile(density, 0.995)), 1e-30) / brightness
     left, right, low, high = window
-    extent = (left, right, low, high)
-    axes.imshow(density, COLOURS, vmin=0, vmax=top, extent=extent, origin="lower", interpolation="bilinear", **options)
-
-
-def _draw_density(axes: Axes, row: _Row) -> None:
-    show_density(axes, row.density, row.window)
+    style: dict[str, Any] = {"vmin": 0, "vmax": top, "origin": "lower", "interpolation": "bilinear", "aspect": "auto"}
+    axes.imshow(density, NIGHT, extent=(left, right, low, high), **style)
 
 
 def _draw_grid(axes: Axes, row: _Row) -> None:
-    """The lines in short pieces, coloured by the radius of their codes, the brightest on top, over a faint density."""
-    show_density(axes, row.density, row.window, FAINT)
+    """Draw short pieces of the grid lines, coloured by the radius of their codes, over a faint density."""
+    draw_density(axes, row.density, row.window, FAINT)
     # A piece has two steps and shares one with the next, so that no seam shows.
     pieces = np.stack([row.lines[:, :-2], row.lines[:, 1:-1], row.lines[:, 2:]], axis=2).reshape(-1, 3, 2)
     radii = row.radii[:, 1:-1].reshape(-1)
-    order = np.argsort(-radii)
-    colours = COLOURS(0.95 - 0.7 * radii[order] / radii.max())
+    order = np.argsort(-radii)  # the brightest on top
+    colours = NIGHT(0.95 - 0.7 * radii[order] / radii.max())
     axes.add_collection(LineCollection(list(pieces[order]), colors=colours, linewidths=0.55, capstyle="round"))

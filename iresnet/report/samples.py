@@ -42,7 +42,7 @@ def _images(material: Material, drawn: Tensor) -> Markup:
 
 
 def _points(material: Material, data: Tensor, drawn: Tensor) -> Markup:
-    xs, ys = scatter.matching(data, drawn)
+    xs, ys = scatter.as_arrays(data, drawn)
     (left, right), (bottom, top) = scatter.square_window(xs)
     x, y = axis(left, right, material.columns[0]), axis(bottom, top, material.columns[1])
     frames = []
@@ -56,7 +56,7 @@ def _points(material: Material, data: Tensor, drawn: Tensor) -> Markup:
 
 def _columns(material: Material, data: Tensor, drawn: Tensor) -> Markup:
     """Every pair of the first columns: data below the diagonal, samples above, both as histograms on it."""
-    xs, ys = scatter.matching(data, drawn)
+    xs, ys = scatter.as_arrays(data, drawn)
     d = min(xs.shape[1], scatter.COLUMNS)
     windows = [Axis(*scatter.window(xs[:, j])) for j in range(d)]
     cells = []
@@ -122,7 +122,7 @@ def _image_lines(material: Material, lines: Tensor) -> Markup:
 def _plane_lines(material: Material, lines: Tensor) -> Markup:
     lines = lines[: 4 * PAIRS]
     ends = lines.flatten(0, 1)
-    xs, ways = scatter.matching(ends if material.data is None else material.data, ends)
+    xs, ways = scatter.as_arrays(ends if material.data is None else material.data, ends)
     (left, right), (bottom, top) = scatter.square_window(np.concatenate([xs, ways]))
     x, y = axis(left, right, material.columns[0]), axis(bottom, top, material.columns[1])
     marks = [] if material.data is None else [dots(x, y, [(float(a), float(b)) for a, b in xs[:POINTS]], "faint")]

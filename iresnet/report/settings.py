@@ -28,7 +28,7 @@ def pictures(material: Material) -> Markup:
 def _reduced(path: Any, budget: int) -> tuple[bytes, tuple[int, int]]:
     """The largest of a few sizes that keeps the budget, else the smallest."""
     for width in (WIDTH, 1000, 700, 480):
-        content, size = raster.reduced(path, width)
+        content, size = raster.shrink_png(path, width)
         if len(content) <= budget:
             break
     return content, size

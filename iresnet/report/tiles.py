@@ -48,7 +48,7 @@ def look(material: Material) -> Look:
     r = material.reconstruction
     known = (material.data, None if r is None else r.originals, material.samples)
     images = next((x for x in known if x is not None and len(x)), None)
-    return Look(material.levels, images is not None and raster.drawn_as_ink(_visible(images), material.levels))
+    return Look(material.levels, images is not None and raster.looks_handwritten(_visible(images), material.levels))
 
 
 def picture(content: bytes, alt: str, ink: bool = False, size: tuple[int, int] | None = None) -> Markup:

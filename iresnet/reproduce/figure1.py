@@ -29,7 +29,7 @@ from ..chain import Chain
 from ..lipschitz import constrain_
 from ..logdet import Estimator
 from ..models.free import FreeBlock
-from ..plots import Crossing, Dynamics, paths_picture
+from ..plots import Crossing, Dynamics, plot_paths
 from ..residual import ResidualBlock
 from ..results import provenance
 from ..train import Training, train
@@ -232,7 +232,7 @@ def run(work: Work) -> Reproduction:
     s, seed = setting(work.job), work.job.seeds[0]
     made = [_made(work, name, s, seed) for name in (VANILLA, OURS)]
     results = merge("figure1", [entry for entry, _ in made], work.job.out, one_by_one)
-    path = paths_picture([dynamics for _, dynamics in made], work.job.out / "figure1.png")
+    path = plot_paths([dynamics for _, dynamics in made], work.job.out / "figure1.png")
     notes = (
         f"crossings: of any two of the {PATHS} paths that are drawn; smallest gap: of neighbours, in their first gaps, "
         "below zero where they have changed sides; proven: what no gap can fall below",

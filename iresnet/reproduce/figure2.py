@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..data import npy, toy
 from ..evaluate import as_flow, log_likelihood
-from ..plots import Plane, plane_points, planes_picture, square
+from ..plots import Plane, pixel_centres, plot_planes, square_window
 from ..run import Run
 from .cells import DENSITIES, PLANES, Cell
 from .evaluation import facts
@@ -100,8 +100,8 @@ def _seen(work: Work, run: Run) -> Arrays:
 @torch.no_grad()
 def _look(work: Work, run: Run, n: int, path: Path) -> None:
     flow, test = as_flow(work.model(run)), work.splits(run).test.to(work.job.device)
-    values, window = log_likelihood(flow, test).value, square(test.x.cpu())
-    pixels = torch.split(plane_points(window, n).to(test.x), 4096)
+    values, window = log_likelihood(flow, test).value, square_window(test.x.cpu())
+    pixels = torch.split(pixel_centres(window, n).to(test.x), 4096)
     density = torch.cat([flow.log_prob(p).double() for p in pixels]).exp().reshape(n, n)
     data = test.x[:POINTS].float().cpu().numpy()
     npy.save(
@@ -170,7 +170,7 @@ def _picture(work: Work, groups: Groups) -> list[Path]:
     """All densities side by side."""
     planes = [_plane(d, entries, work.job) for d, entries in groups.items()]
     caption = _after(groups.values()) + sentence(groups)
-    return [planes_picture(planes, work.job.out / "figure2.png", caption=caption)]
+    return [plot_planes(planes, work.job.out / "figure2.png", caption=caption)]
 
 
 def _after(groups: Iterable[Sequence[Entry]]) -> str:

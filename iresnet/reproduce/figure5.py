@@ -17,7 +17,7 @@ from torch import Tensor
 from ..data import npy
 from ..evaluate import as_flow
 from ..inverse import Inverter
-from ..plots import image_grid
+from ..plots import plot_image_grid
 from ..run import Run
 from ..transform import ChainSolution
 from .cells import Cell
@@ -87,7 +87,7 @@ def _pictures(work: Work, groups: Groups) -> list[Path]:
             name = "figure5" if e["model"] == "flow" else f"figure5-{e['model']}"
             found = arrays(work.job.out / e["details"]["images"], "x", "levels")
             x, path = torch.from_numpy(found["x"]), picture_path(work.job, name, dataset, "cifar10")
-            files.append(image_grid(x, path, levels=int(found["levels"])))
+            files.append(plot_image_grid(x, path, levels=int(found["levels"])))
     return files
 
 

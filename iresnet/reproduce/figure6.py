@@ -19,7 +19,7 @@ from .. import spectral
 from ..branch import plain
 from ..certificate import residual_blocks
 from ..lipschitz import leaves
-from ..plots import SpectrumLine, spectra_picture
+from ..plots import SpectrumLine, plot_spectra
 from ..run import Run
 from .cells import BATCHNORM, DIGITS, VANILLA, Cell, constrained, numbered, on
 from .job import Work
@@ -119,5 +119,5 @@ RESULT = of_cells(
     says="about two thirds of the layers exceed 1 without the constraint; with it all stay below 1, close to c",
     costs=costs("4 cells of table2: seconds", "6 cells of table2, and seconds on a GPU"),
     notes=("the convolutions alone, as in the paper; BatchNorm folded in: see 'largest with BatchNorm' in the file",),
-    pictures=each("figure6", "cifar10", lambda entries, path: spectra_picture([_line(e) for e in entries], path)),
+    pictures=each("figure6", "cifar10", lambda entries, path: plot_spectra([_line(e) for e in entries], path)),
 )

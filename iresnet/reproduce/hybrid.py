@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import evaluate
-from ..plots import Compromise, tradeoff_picture
+from ..plots import HybridPoint, plot_tradeoff
 from ..results import read
 from ..run import Run
 from .cells import DIGITS, OURS, Cell, constrained, on
@@ -94,7 +94,7 @@ def _picture(work: Work, groups: Groups) -> list[Path]:
     for dataset, entries in groups.items():
         hybrids = [e for e in entries if e["row"].get("weight") is not None]
         lines = {k: e["row"][k] for e in beside(work.job, dataset) for k in ("error %", "bits/dim") if k in e["row"]}
-        picture = tradeoff_picture(
+        picture = plot_tradeoff(
             [_point(e) for e in hybrids],
             picture_path(work.job, "hybrid", dataset, "cifar10"),
             images=hybrids[0]["row"]["images"],
@@ -105,9 +105,9 @@ def _picture(work: Work, groups: Groups) -> list[Path]:
     return files
 
 
-def _point(e: Entry) -> Compromise:
+def _point(e: Entry) -> HybridPoint:
     row = e["row"]
-    return Compromise(
+    return HybridPoint(
         e["model"], row["error %"], row["low"], row["high"], row["bits/dim"], row["error over images"] or 0.0
     )
 

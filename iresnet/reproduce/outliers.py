@@ -27,7 +27,7 @@ from ..data.ood_images import handwriting, photographs, recast
 from ..evaluate import Detection, below_chance, log_likelihood, strange, told_apart
 from ..evaluate.likelihood import ROW_BIAS
 from ..flow import LogProb
-from ..plots import Ridge, ridges_picture
+from ..plots import Ridge, plot_ridges
 from ..run import Run
 from ..train.objective import nats_per_unit
 from .cells import DIGITS, Cell
@@ -167,7 +167,7 @@ def _draw(job: Job, cell: Cell, found: dict[str, Any], images: dict[str, Dataset
 
     own, *others = map(ridge, in_order(found["kinds"]))
     levels = images[OWN].schema.levels or 256
-    ridges_picture(own, others, _path(job, cell), levels=levels, images=found["images"])
+    plot_ridges(own, others, _path(job, cell), levels=levels, images=found["images"])
 
 
 RESULT = of_cells(

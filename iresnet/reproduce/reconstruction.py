@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..data import npy
-from ..plots import DecayLine, ImageRow, decay_picture, rows_picture
+from ..plots import DecayLine, ImageRow, plot_image_rows, plot_reconstruction_error
 from ..run import Run
 from ..train.objective import bin_centres
 from .cells import BATCHNORM, DIGITS, VANILLA, Cell, constrained, numbered, on
@@ -106,7 +106,7 @@ def draw(entries: list[Entry], path: Path, *, name: str) -> Path:
         f"{entries[0]['row']['images']} test images, in grey levels (an image has norm "
         f"{entries[0]['row']['norm of an image']:,.0f})."
     )
-    return rows_picture(rows, path, levels=levels, note=note)
+    return plot_image_rows(rows, path, levels=levels, note=note)
 
 
 def _remark(e: Entry, beside: list[Entry]) -> list[str]:
@@ -192,7 +192,7 @@ def _decays(entries: Sequence[Entry], path: Path) -> Path:
         DecayLine(e["model"], e["details"]["iterations"], e["details"]["mean_error"], e["row"]["largest Lip(g)"])
         for e in entries
     ]
-    return decay_picture(lines, path, images=entries[0]["row"]["images"])
+    return plot_reconstruction_error(lines, path, images=entries[0]["row"]["images"])
 
 
 ALL = constrained(0.9, 0.8, 0.7, 0.6, 0.5)

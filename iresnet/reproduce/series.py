@@ -20,7 +20,7 @@ from typing import Any
 
 from ..evaluate import Truncation, truncation
 from ..logdet import terms_needed
-from ..plots import SeriesLine, bias_picture, convergence_picture
+from ..plots import SeriesLine, plot_bias, plot_convergence
 from ..run import Run
 from .cells import Cell
 from .job import Work
@@ -123,7 +123,7 @@ FIGURE4 = of_cells(
         "mnist flow of table4, and minutes on a GPU for 1,000 dense Jacobians a block",
     ),
     notes=("bits per dimension, one probe a block; the mean over images has the deviation / sqrt(images)",),
-    pictures=_picture("figure4", bias_picture),
+    pictures=_picture("figure4", plot_bias),
 )
 FIGURE9 = of_cells(
     of_flows("figure9", "mnist", paper={"mnist": PAPER["figure9"]}),
@@ -144,5 +144,5 @@ FIGURE9 = of_cells(
     notes=(
         "terms until the mean bias over the images stays below that, in bits per dimension; largest: over the images",
     ),
-    pictures=_picture("figure9", convergence_picture),
+    pictures=_picture("figure9", plot_convergence),
 )
