@@ -190,14 +190,24 @@ def unlisted_blocks(model: nn.Module) -> Iterator[str]:
 
 def unknown_parts(transform: Transform) -> Iterator[str]:
     """Why a transform or one of its parts is not known; residual blocks say so themselves."""
-    parts = transform.parts()
-    if not isinstance(transform, ResidualBlock):
-        if reason := doubt(transform):
-            yield reason
-        elif not parts and not transform.stretch().proven:
-            yield f"no constant is known for {type(transform).__name__}."
+    parts, speaks = transform.parts(), isinstance(transform, ResidualBlock)
+    if not speaks and (reason := doubt(transform) or ("" if parts else _not_bijective(transform))):
+        yield reason
     for _, part, _ in parts:
         yield from unknown_parts(part)
+
+
+def _not_bijective(transform: Transform) -> str:
+    """Why a transform in closed form is not known to be a bijection, or nothing."""
+    tensors = (t for t in (*transform.parameters(), *transform.buffers()) if t.is_floating_point())
+    settings = (value for value in vars(transform).values() if isinstance(value, float))
+    if not all(bool(t.isfinite().all()) for t in tensors) or not all(map(math.isfinite, settings)):
+        return f"{type(transform).__name__} holds NaN or infinity. Restore it from a checkpoint."
+    try:
+        proven = transform.stretch().proven
+    except ArithmeticError:  # a scale of zero
+        proven = False
+    return "" if proven else f"no constant is known for {type(transform).__name__}."
 
 
 def tighten_(model: nn.Module, input_shape: Shape | None = None) -> list[str]:

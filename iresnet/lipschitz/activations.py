@@ -101,6 +101,17 @@ def _always(*_: Any) -> bool:
     return True
 
 
+#: Settings that are words; all others are numbers.
+WORDS = frozenset({"approximate"})
+
+#: The range in which a factor inside a function, divided out again, neither over- nor underflows in float64.
+FACTORS = (1e-100, 1e100)
+
+
+def _in_range(factor: float) -> bool:
+    return FACTORS[0] <= abs(factor) <= FACTORS[1]
+
+
 @dataclass(frozen=True, eq=False)
 class Activation:
     """One kind of activation. Every function takes its `settings`, and then its `tensors`, by position.
@@ -141,13 +152,16 @@ class Activation:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A setting as a number, a word or a tuple."""
-    if isinstance(value, int | str | tuple):
+    """A setting as a number, a word or a tuple; NaN is refused, since it makes g(x) NaN, of which nothing is true."""
+    if isinstance(value, str) if name in WORDS else isinstance(value, int | tuple):
         return value
     try:
-        return tuple(value) if isinstance(value, list) else float(value)
+        found = tuple(value) if isinstance(value, list) else math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError, RuntimeError):
-        raise NoBoundKnown(f"{name} must be a number; got {value!r}.") from None
+        found = math.nan
+    if name in WORDS or found != found:
+        raise NoBoundKnown(f"{name} must be a {'string' if name in WORDS else 'number'}; got {value!r}.")
+    return found
 
 
 def elu_slope(y: Tensor) -> Tensor:
@@ -166,7 +180,7 @@ def _slope_of_lipswish(x: Tensor, y: Tensor, raw: Tensor) -> Tensor:
 
 
 def _rounding_of_softplus(beta: float, threshold: float) -> tuple[float, float]:
-    if not threshold >= LEAST_THRESHOLD or beta == 0:
+    if not _softplus_is_whole(beta, threshold):
         raise NoBoundKnown(
             f"Softplus(beta={beta}, threshold={threshold}) jumps at its threshold. "
             f"Use nn.Softplus(threshold={LEAST_THRESHOLD:g})."
@@ -180,7 +194,7 @@ def _of_reshape(axis: Any, *_: Any) -> float | None:
 
 
 def _softplus_is_whole(beta: float, threshold: float) -> bool:
-    return threshold >= LEAST_THRESHOLD and beta != 0
+    return threshold >= LEAST_THRESHOLD and _in_range(beta)
 
 
 # Where `rounding` comes from, the formula that torch evaluates:
@@ -202,7 +216,8 @@ _RECORDS = (
     ),
     Activation(
         nn.CELU, functional.celu, ("alpha",),
-        lipschitz=lambda alpha: 1.0 if alpha > 0 else None,  # exp(x / alpha) for x < 0: without bound for alpha < 0
+        # exp(x / alpha) for x < 0: without bound for alpha < 0
+        lipschitz=lambda alpha: 1.0 if alpha > 0 and _in_range(alpha) else None,
         monotone=_always, rounding=lambda alpha: (0.0, 2 * ELEMENTARY * abs(alpha)),
     ),
     Activation(
@@ -230,6 +245,7 @@ _RECORDS = (
     Activation(nn.Identity, lambda x: x, slope=lambda x, y: torch.ones_like(x), monotone=_always),
     Activation(
         Sine, _sine, ("frequency",), slope=lambda x, y, f: torch.cos(f * x),
+        lipschitz=lambda f: 1.0 if _in_range(f) else None,
         rounding=lambda f: (2 * ELEMENTARY, 0.0), kernel=float,
     ),
     Activation(
@@ -292,9 +308,11 @@ def check_contractive(activation: nn.Module) -> nn.Module:
 
 def unknown(activation: nn.Module) -> str:
     """Why an activation has no constant on record, and what to use."""
-    if type(activation) is nn.Softplus:
+    if type(activation) is nn.Softplus and _in_range(activation.beta):
         return (
             f"torch's softplus jumps to the identity at its threshold; got {activation}. "
             f"Use nn.Softplus(threshold={LEAST_THRESHOLD:g}), which has no jump in float64."
         )
+    if record_of(activation) is not None:
+        return f"its function is not finite, or not to be computed in float64, with these settings; got {activation}."
     return "its slope is not on record. Use ELU, Softplus(threshold=40), Tanh, ReLU, LipSwish, Sine or MaxMin."
