@@ -7,7 +7,7 @@ A proof covers a closed world. A module belongs to it if
     hooks         no forward hooks but this library's own, on the module and on all modules of the process; a backward
                   hook changes gradients and no function
     parametrizations    none but this library's own, on `weight` alone
-    tensors       plain ones: no subclass of `Tensor` or `Parameter`, which may compute anything
+    tensors       plain ones of real numbers: no subclass of `Tensor` or `Parameter`, which may compute anything
 
 Wrappers that call what they wrap (`torch.compile`, DistributedDataParallel, AveragedModel) are looked through. Whatever
 lies outside works as before, but nothing is proven of it, and the reason is said. Not covered: code that edits torch's
@@ -49,6 +49,11 @@ PARAMETRIZED = HARMLESS | {"__getstate__", "__setstate__", "__deepcopy__", "__re
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 MACHINERY = frozenset(vars(nn.Module()))
 PLAIN = (Tensor, nn.Parameter)
+
+#: What parameters may be, and buffers, which also count and mask: real numbers. A complex weight has another norm than
+#: its real part.
+FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+NUMBERS = FLOATS | {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 
 #: What a call of a module goes through.
 CALLED = ("forward", "_call_impl", "_wrapped_call_impl", "_conv_forward")
@@ -190,9 +195,14 @@ def changed(module: nn.Module) -> str | None:
         return f"had its {name} replaced, which may change its function; restore it."
     if _inner(module) is not None:
         return None
-    for tensor in (*own["_parameters"].values(), *own["_buffers"].values()):
-        if tensor is not None and (type(tensor) not in PLAIN or tensor.layout is not torch.strided):
-            return f"holds a tensor of a class of its own ({type(tensor).__name__}), which may compute anything."
+    for kinds, names in ((FLOATS, own["_parameters"]), (NUMBERS, own["_buffers"])):
+        for name, tensor in names.items():
+            if tensor is None:
+                continue
+            if type(tensor) not in PLAIN or tensor.layout is not torch.strided:
+                return f"holds a tensor of a class of its own ({type(tensor).__name__}), which may compute anything."
+            if tensor.dtype not in kinds:
+                return f"has a {name} of {tensor.dtype}; bounds are for real numbers. Use float32 or float64."
     return _foreign_parametrization(own["_modules"]["parametrizations"]) if _is_parametrized(module) else None
 
 

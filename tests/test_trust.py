@@ -735,3 +735,25 @@ class TestOnAGPU:
         got = torch.autograd.grad(y.square().sum(), list(block.parameters()))  # in a thread of its own
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
         assert all(torch.equal(value, state[name]) for name, value in block.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_numbers_that_are_not_real_have_no_bound(name, dtype):
+    """The norm of a complex weight is not that of its real part: .1 + 5i was certified as .1."""
+    layer = nn.Linear(2, 2)
+    block = ResidualBlock(nn.Sequential(layer)).eval()
+    with torch.no_grad():
+        layer.weight.copy_(0.1 * torch.eye(2))
+    assert certify(block, input_shape=(2,)).passed
+    number = (layer.weight if name == "weight" else layer.bias).detach()
+    setattr(layer, name, nn.Parameter((number + 5j if dtype.is_complex else number).to(dtype), requires_grad=False))
+    certificate = certify(block, input_shape=(2,))
+    assert not certificate.passed
+    assert f"has a {name} of {dtype}; bounds are for real numbers" in str(certificate)
+
+
+def test_a_buffer_of_complex_numbers_is_not_known():
+    norm = ActNorm(2)
+    norm.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
+    assert "has a phase of torch.complex64" in trust.doubt(norm)
