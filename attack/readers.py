@@ -160,7 +160,7 @@ def _built_in(name: str) -> Callable[[Path], None]:
         for part in ("train", "test"):
             read(name, download_schema(name), folder=str(folder), part=part)
         download.verify(name, folder)
-        download.present(name, folder)
+        download.is_present(name, folder)
 
     return built_in
 

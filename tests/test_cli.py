@@ -319,7 +319,7 @@ class TestWorkOnARun:
             (("sample", "{run}", "--temperature", "0"), "temperature must be positive; got 0.0"),
             (("invert", "{run}", "--precision", "float8"), "precision must be float32 or float64; got 'float8'"),
             (("invert", "{run}", "--solver", "luck"), "solver must be anderson or banach; got 'luck'"),
-            (("invert", "{run}", "--codes", "{run}/log.csv"), "is no .npy array"),
+            (("invert", "{run}", "--codes", "{run}/log.csv"), "must be a .npy file with an array"),
             (("invert", "{run}", "--codes", "{run}/none.npy"), "there is no file"),
             (("invert", "{run}", "--codes", "{run}"), "there is no file"),
             (("sample", "{run}", "--out", ".."), "--out must name a file, without its ending; got '..'"),
@@ -608,7 +608,9 @@ class TestHostile:
         )
         code, text = call("invert", folder, "--codes", path)
         assert code == 2
-        assert text.startswith(f"iresnet: {path} is no .npy array of numbers (its header says (9999999999, 64) float64")
+        assert text.startswith(
+            f"iresnet: {path} must be a .npy file with an array of numbers (its header says (9999999999, 64) float64"
+        )
         assert text.endswith("Save codes with numpy.save.\n")
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from iresnet.data.corruptions import CORRUPTIONS, INVENTED
+from iresnet.data.corruptions import CORRUPTIONS, SYNTHETIC
 from tests.runs import copy_of, trained
 
 
@@ -36,7 +36,7 @@ def test_strange_rows_have_a_line_each(call, folder, monkeypatch):
     code, text = call("evaluate", folder, "--draws", 2, "--rows", 40, "--ood", "corrupted", "--ood", "digits")
     assert code == 0
     lines = [line for line in text.splitlines() if line.startswith("ood ")]
-    assert len(lines) == len(CORRUPTIONS) + len(INVENTED) + 1
+    assert len(lines) == len(CORRUPTIONS) + len(SYNTHETIC) + 1
     assert lines[-1].startswith("ood      digits: found by likelihood 0.")
     found = {d["name"]: d for d in kept(folder)["outside"]}
     assert abs(found["digits"]["likelihood"] - 0.5) < 0.2  # the run's own kind

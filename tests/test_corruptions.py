@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from iresnet.data import corruptions
-from iresnet.data.corruptions import CORRUPTIONS, INVENTED, MANY, corrupt
+from iresnet.data.corruptions import AVERAGED, CORRUPTIONS, SYNTHETIC, corrupt
 
-RANDOM = {"pixel noise", "shuffled", *INVENTED} - {"blank"}
+RANDOM = {"pixel noise", "shuffled", *SYNTHETIC} - {"blank"}
 IMAGE = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8]], dtype=torch.uint8).reshape(1, 1, 3, 3)
 
 
@@ -94,13 +94,13 @@ class TestInvented:
         x = images(300, (1, 6, 6), 256)
         mean, all_of_them = corrupt("mean image", x, 256).double(), x.double().mean(0)
         deviation = float((mean - all_of_them).std())
-        assert deviation == pytest.approx(float(x.double().std(0).mean()) / MANY**0.5, rel=0.1)
+        assert deviation == pytest.approx(float(x.double().std(0).mean()) / AVERAGED**0.5, rel=0.1)
         assert len(mean.flatten(1).unique(dim=0)) > 290
 
     def test_the_shares_of_many_images_are_not_held_at_once(self, monkeypatch):
         x = images(300, (1, 6, 6), 256)
         whole = corrupt("mean image", x, 256)
-        monkeypatch.setattr(corruptions, "SHARES", 300 * 7)
+        monkeypatch.setattr(corruptions, "WEIGHTS", 300 * 7)
         assert (corrupt("mean image", x, 256).int() - whole.int()).abs().max() <= 1  # a half may be rounded either way
 
     def test_noise_has_every_level_equally_often(self):
@@ -109,7 +109,7 @@ class TestInvented:
         assert float((counts / counts.sum() - 1 / 17).abs().max()) < 4 * (16 / 17**2 / 20_000) ** 0.5
 
 
-@pytest.mark.parametrize("name", [*CORRUPTIONS, *INVENTED])
+@pytest.mark.parametrize("name", [*CORRUPTIONS, *SYNTHETIC])
 class TestEvery:
     def test_type_shape_and_range_are_kept(self, name):
         for levels, shape in ((2, (1, 4, 4)), (17, (2, 4, 5)), (256, (3, 6, 6))):

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iresnet.data import Augment, Batches, Dataset, Schema, Splits, subsample
-from iresnet.data.dataset import stream
-from iresnet.data.labels import class_name, class_names, encode
-from iresnet.data.split import count, hold_out, hold_out_last, keep_labels
+from iresnet.data.dataset import seeded_generator
+from iresnet.data.labels import class_name, class_names, encode_labels
+from iresnet.data.split import held_out_count, hold_out, hold_out_last, keep_labels
 from iresnet.spelling import hint
 
 POINT = Schema((1,))
@@ -58,13 +58,16 @@ class TestSchema:
             ({"shape": (1.5,)}, r"positive integers; got \(1.5,\)."),
             ({"shape": (1, 8, 8)}, "levels of an image must lie in 2 .. 256; got None. Use 256 for bytes."),
             ({"shape": (1, 8, 8), "levels": 1000}, "levels of an image must lie in 2 .. 256; got 1000."),
-            ({"shape": (2,), "levels": 256}, r"levels are for images; got 256 for rows of shape \(2,\). Use None."),
+            ({"shape": (2,), "levels": 256}, r"levels are for images; got 256 for samples of shape \(2,\). Use None."),
             ({"shape": (2,), "columns": ("a", "a")}, "columns must be different names; got 'a', 'a'."),
             ({"shape": (2,), "classes": (0, 1)}, "classes must be different names; got 0, 1."),
-            ({"shape": (2,), "columns": ("a",)}, r"columns must name the numbers of a row, \(2,\); got 1 names."),
+            ({"shape": (2,), "columns": ("a",)}, r"columns must name every number of a sample, \(2,\); got 1 names."),
             ({"shape": (2,), "label": 3}, "label must be a column's name or empty; got 3."),
-            ({"shape": (10**9,)}, r"a row may hold at most 67,108,864 numbers; got \(1000000000,\). Use smaller rows."),
-            ({"shape": (3, 10**30, 10**30), "levels": 256}, "a row may hold at most 67,108,864 numbers"),
+            (
+                {"shape": (10**9,)},
+                r"a sample may hold at most 67,108,864 numbers; got \(1000000000,\). Use smaller samples.",
+            ),
+            ({"shape": (3, 10**30, 10**30), "levels": 256}, "a sample may hold at most 67,108,864 numbers"),
             ({"shape": (2,), "classes": tuple(map(str, range(70_000)))}, "at most 65,536 classes; got 70,000."),
             ({"shape": (2,), "columns": ("a",) * 50}, "columns must be different names; got 'a', .*, ….$"),
         ],
@@ -119,8 +122,13 @@ class TestDataset:
             (torch.zeros(3, 2), None, POINT, r"must come as float32 of shape \(N, 1\); got float32 of shape \(3, 2\)."),
             (torch.zeros(3, 1).double(), None, POINT, r"as float32 of shape \(N, 1\); got float64 of shape \(3, 1\)."),
             (torch.zeros(2, 1, 4, 4), None, Schema((1, 4, 4), 17), "with 17 levels must come as uint8 of shape"),
-            (torch.zeros(0, 1), None, POINT, "a data set needs at least one row; got none."),
-            (torch.tensor([[0.0], [float("nan")]]), None, POINT, "nan in row 1, column 'x0'; every number must be fin"),
+            (torch.zeros(0, 1), None, POINT, "a dataset needs at least one sample; got none."),
+            (
+                torch.tensor([[0.0], [float("nan")]]),
+                None,
+                POINT,
+                "numbers must be finite; got nan in row 1, column 'x0'.",
+            ),
             (
                 torch.tensor([[0.0], [float("inf")]]),
                 None,
@@ -131,18 +139,28 @@ class TestDataset:
                 torch.full((2, 1, 2, 2), 17, dtype=torch.uint8),
                 None,
                 Schema((1, 2, 2), 17),
-                "pixel 17 in row 0; an image with 17 levels holds 0 .. 16.",
+                "pixels must lie in 0 .. 16; got 17 in image 0.",
             ),
-            (torch.zeros(2, 1), torch.zeros(3).long(), TWO, r"labels must be int64, one a row; got int64 \(3,\) for 2"),
-            (torch.zeros(2, 1), torch.zeros(2), TWO, "labels must be int64, one a row; got float32"),
+            (
+                torch.zeros(2, 1),
+                torch.zeros(3).long(),
+                TWO,
+                r"labels must be int64, one per sample; got int64 \(3,\) for 2",
+            ),
+            (torch.zeros(2, 1), torch.zeros(2), TWO, "labels must be int64, one per sample; got float32"),
             (
                 torch.zeros(2, 1),
                 torch.tensor([0, 2]),
                 TWO,
-                "label 2 in row 1; there are 2 classes, so labels are 0 .. 1",
+                "labels of 2 classes must lie in 0 .. 1, or be -1 where one is missing; got 2 for sample 1",
             ),
-            (torch.zeros(2, 1), torch.tensor([0, -2]), TWO, "label -2 in row 1"),
-            (torch.zeros(2, 1), torch.tensor([0, 0]), POINT, "labels need the names of their classes"),
+            (torch.zeros(2, 1), torch.tensor([0, -2]), TWO, "got -2 for sample 1"),
+            (
+                torch.zeros(2, 1),
+                torch.tensor([0, 0]),
+                POINT,
+                "a dataset with labels needs a schema with classes; got none.",
+            ),
         ],
     )
     def test_refuses(self, x, y, schema, sentence):
@@ -155,7 +173,7 @@ class TestDataset:
         assert data.take(torch.tensor([-1])).names == ("c",)
         assert data.to("cpu").names == ("a", "b", "c")
         assert numbered(3).take([0]).names == ()
-        with pytest.raises(ValueError, match="names must be one a row; got 2 for 3 rows. Give all of them, or none."):
+        with pytest.raises(ValueError, match="there must be one name per sample; got 2 for 3. Give all, or none."):
             replace(data, names=("a", "b"))
 
     def test_fingerprint(self):
@@ -179,7 +197,7 @@ class TestDataset:
 
     def test_splits_have_one_schema(self):
         with pytest.raises(
-            ValueError, match="the parts must have one schema; train has .*, test has rows of 2 numbers."
+            ValueError, match="all splits must have one schema; train has .*, test has rows of 2 numbers."
         ):
             Splits(numbered(2), numbered(2), Dataset(torch.zeros(1, 2), None, Schema((2,))))
 
@@ -226,17 +244,20 @@ class TestBatches:
         assert sorted(values(batches[10**9])) == [0, 1, 2, 3]
 
     def test_refuses(self):
-        with pytest.raises(ValueError, match="the size of a batch must be at least 1; got 0."):
+        with pytest.raises(ValueError, match="the batch size must be at least 1; got 0."):
             Batches(numbered(3), 0)
-        with pytest.raises(ValueError, match="steps are counted from 0; got -1."):
+        with pytest.raises(ValueError, match="step must be at least 0; got -1."):
             Batches(numbered(3), 1)[-1]
-        with pytest.raises(ValueError, match=r"shift, flip and cutout are for images; got rows of shape \(1,\)."):
+        with pytest.raises(ValueError, match=r"shift, flip and cutout are for images; got samples of shape \(1,\)."):
             Batches(numbered(3), 1, augment=Augment(flip=True))
 
     def test_streams_are_told_apart(self):
-        draws = {torch.rand((), generator=stream(*key)).item() for key in [(0, "a"), (0, "b"), (1, "a"), (0, "a", 1)]}
+        draws = {
+            torch.rand((), generator=seeded_generator(*key)).item()
+            for key in [(0, "a"), (0, "b"), (1, "a"), (0, "a", 1)]
+        }
         assert len(draws) == 4
-        assert torch.rand((), generator=stream(0, "a")).item() in draws
+        assert torch.rand((), generator=seeded_generator(0, "a")).item() in draws
 
 
 class TestAugment:
@@ -346,14 +367,18 @@ class TestAugment:
             Augment(shift=-1)
         with pytest.raises(ValueError, match="shift must be smaller than the image; got 3 for 3 x 3."):
             Augment(shift=3)(self.IMAGE, torch.Generator())
-        with pytest.raises(ValueError, match=r"shifted is the part of the images that is shifted, in \[0, 1\]; got 2"):
+        with pytest.raises(
+            ValueError, match=r"shifted is the fraction of the images that is shifted, in \[0, 1\]; got 2"
+        ):
             Augment(shift=1, shifted=2)
         with pytest.raises(ValueError, match="border must be mirror or blank; got 'red'"):
             Augment(shift=1, border="red")
-        with pytest.raises(ValueError, match="cutout is the side of a square in pixels, at least 0; got -1."):
+        with pytest.raises(
+            ValueError, match="cutout is the side of a square in pixels and must be at least 0; got -1."
+        ):
             Augment(cutout=-1)
         with pytest.raises(
-            ValueError, match=r"shift, flip and cutout are for images; got rows of shape \(2,\). Set shift"
+            ValueError, match=r"shift, flip and cutout are for images; got samples of shape \(2,\). Set shift"
         ):
             Augment(cutout=2)(torch.zeros(3, 2), torch.Generator())
 
@@ -363,23 +388,23 @@ class TestSplit:
     def test_held_out_rows_are_disjoint_stratified_and_repeatable(self, labels, data):
         n = data.draw(st.integers(1, len(labels) - 1))
         whole = numbered(len(labels), torch.tensor(labels), classes=tuple("abcd"))
-        kept, held = hold_out(whole, n, stream(0))
+        kept, held = hold_out(whole, n, seeded_generator(0))
         rows = values((kept.x,)), values((held.x,))
         assert sorted(rows[0] + rows[1]) == list(range(len(labels)))
         assert len(rows[1]) == n
         for label in set(labels):  # every class gives its share, rounded up or down
             assert abs(int((held.y == label).sum()) - n * labels.count(label) / len(labels)) < 1
-        assert values((hold_out(whole, n, stream(0))[1].x,)) == rows[1]
+        assert values((hold_out(whole, n, seeded_generator(0))[1].x,)) == rows[1]
 
     def test_every_row_has_the_same_chance(self):
         y = torch.tensor([0] * 7 + [1] * 3)
         counts = torch.zeros(10)
         for seed in range(1000):
-            counts[values((hold_out(numbered(10, y), 3, stream(seed))[1].x,))] += 1
+            counts[values((hold_out(numbered(10, y), 3, seeded_generator(seed))[1].x,))] += 1
         assert (counts / 1000 - 0.3).abs().max() < 4 * (0.3 * 0.7 / 1000) ** 0.5
 
     def test_without_labels(self):
-        kept, held = hold_out(numbered(10), 4, stream(0))
+        kept, held = hold_out(numbered(10), 4, seeded_generator(0))
         assert sorted(values((kept.x,)) + values((held.x,))) == list(range(10))
         assert held.y is None
 
@@ -397,38 +422,38 @@ class TestSplit:
         assert n < rows or subsample(data, n) is data
 
     def test_some_rows_are_not_the_first(self):
-        order = torch.randperm(1000, generator=stream(0, "some"))[:100].tolist()
+        order = torch.randperm(1000, generator=seeded_generator(0, "some"))[:100].tolist()
         part = subsample(numbered(1000, torch.arange(1000) // 500), 100)
         assert values((part.x,)) == sorted(order)
         assert 30 < int(part.y.sum()) < 70
-        with pytest.raises(ValueError, match="the number of rows must be at least 1; got 0."):
+        with pytest.raises(ValueError, match="the number of samples must be at least 1; got 0."):
             subsample(numbered(3), 0)
 
     @given(st.integers(0, 20))
     def test_kept_labels_are_right_and_of_every_class(self, seed):
         y = torch.tensor([0, 1] * 20 + [-1] * 5)
-        kept = keep_labels(numbered(45, y), 0.25, stream(seed)).y
+        kept = keep_labels(numbered(45, y), 0.25, seeded_generator(seed)).y
         assert int((kept >= 0).sum()) == 10
         assert bool(((kept == y) | (kept == -1)).all())
         assert (kept == 0).sum() == (kept == 1).sum() == 5
 
     def test_all_labels_kept_is_no_change(self):
         data = numbered(3)
-        assert keep_labels(data, 1, stream(0)) is data
+        assert keep_labels(data, 1, seeded_generator(0)) is data
 
     def test_refuses(self):
-        sentence = "validation takes 5 of 5 rows.* Lower it, e.g. --set data.validation=0.15, or give more rows."
+        sentence = "validation holds out 5 of 5 samples.* Lower it, e.g. --set data.validation=0.15, or add samples."
         with pytest.raises(ValueError, match=sentence):
-            count("validation", 5, 5)
-        with pytest.raises(ValueError, match="got 0.5 for rows without labels. Set labelled = 1."):
-            keep_labels(numbered(3), 0.5, stream(0))
+            held_out_count("validation", 5, 5)
+        with pytest.raises(ValueError, match="labelled must be 1 for data without labels; got 0.5. Set labelled = 1."):
+            keep_labels(numbered(3), 0.5, seeded_generator(0))
         with pytest.raises(
-            ValueError, match=r"labelled = 0.1 leaves no label of class '(cat|dog)' among 10. Raise it."
+            ValueError, match=r"labelled = 0.1 keeps no label of class '(cat|dog)' out of 10 labels. Raise it."
         ):
-            keep_labels(numbered(10, torch.tensor([0, 1] * 5)), 0.1, stream(0))
+            keep_labels(numbered(10, torch.tensor([0, 1] * 5)), 0.1, seeded_generator(0))
 
     def test_a_part_is_never_empty(self):
-        assert count("test", 0.01, 5) == 1
+        assert held_out_count("test", 0.01, 5) == 1
 
 
 class TestLabels:
@@ -444,7 +469,7 @@ class TestLabels:
         assert class_name("12345678901234567890") == "12345678901234567890"
 
     def test_a_missing_label_is_minus_one(self):
-        assert encode(["b", "", "a"], ("a", "b"), str).tolist() == [1, -1, 0]
+        assert encode_labels(["b", "", "a"], ("a", "b"), str).tolist() == [1, -1, 0]
 
     @pytest.mark.parametrize("cell", ["nan", "NaN", " NA ", "n/a", "N/A", "null", "NULL", "None", "none", "  "])
     def test_words_for_a_missing_label(self, cell):
@@ -454,5 +479,7 @@ class TestLabels:
         assert [class_name(cell) for cell in ("-1", "nano", "nothing", "0")] == ["-1", "nano", "nothing", "0"]
 
     def test_an_unknown_label_names_its_place(self):
-        with pytest.raises(ValueError, match="label 'lion' in line 1; there are 2 classes. Use one of cat, dog."):
-            encode(["cat", "lion"], ("cat", "dog"), lambda i: f"line {i}")
+        with pytest.raises(
+            ValueError, match="labels must be among the 2 known classes; got 'lion' in line 1. Use one of cat, dog."
+        ):
+            encode_labels(["cat", "lion"], ("cat", "dog"), lambda i: f"line {i}")

@@ -57,7 +57,7 @@ class TestDownload:
         assert everything_in(tmp_path) == ["data", "data/toys", "data/toys/a.gz", "data/toys/b.gz"]
         assert calls[-1] == ("b.gz", 6, 6)
         assert ("a.gz", 10_000, 10_000) in calls
-        assert files.present("toys", tmp_path / "data")
+        assert files.is_present("toys", tmp_path / "data")
         calls.clear()
         files.download("toys", tmp_path / "data", lambda *call: calls.append(call))
         assert calls == []
@@ -70,9 +70,7 @@ class TestDownload:
 
     def test_a_wrong_checksum_leaves_nothing(self, registry, tmp_path):
         registry["toys"] = (Remote(registry["toys"][0].url, "0" * 32, 6, {}),)
-        with pytest.raises(
-            RuntimeError, match="toys: what came from http.*a.gz has a wrong checksum, so it was not kept"
-        ):
+        with pytest.raises(RuntimeError, match="toys: the file from http.*a.gz has a wrong checksum and was not kept"):
             files.download("toys", tmp_path / "data")
         assert everything_in(tmp_path) == []
 
@@ -93,7 +91,7 @@ class TestDownload:
 
     def test_no_network(self, registry, tmp_path):
         registry["toys"] = (Remote("http://127.0.0.1:9/a.gz", "0" * 32, 6, {}),)
-        with pytest.raises(OSError, match=r"a.gz could not be saved to .*toys \(ConnectionError\). Try again, or put"):
+        with pytest.raises(OSError, match=r"a.gz could not be saved to .*toys \(ConnectionError\). Try again, or copy"):
             files.download("toys", tmp_path)
         assert everything_in(tmp_path) == []
         assert tmp_path.is_dir()  # it was there before
@@ -105,7 +103,7 @@ class TestDownload:
 
     def test_an_unknown_name(self):
         with pytest.raises(
-            ValueError, match="name must be that of a set to download; got 'mnits'. Did you mean 'mnist'?"
+            ValueError, match="name must be a dataset that can be downloaded; got 'mnits'. Did you mean 'mnist'?"
         ):
             files.download("mnits", "data")
 
@@ -127,21 +125,21 @@ class TestVerify:
         (tmp_path / "c" / "1").write_bytes(b"abc")
         (tmp_path / "2").write_bytes(b"abcd")
         assert self.verdicts(tmp_path) == [("c/1", files.SIZE_ONLY), ("c/2", files.CORRUPT), ("c/3", files.ABSENT)]
-        assert not files.present("toys", tmp_path)
+        assert not files.is_present("toys", tmp_path)
         (tmp_path / "c.tar.gz").write_bytes(b"")  # what is packed need not lie there unpacked
         assert [verdict for _, verdict in self.verdicts(tmp_path)] == [files.CORRUPT, files.SIZE_ONLY, files.CORRUPT]
-        assert files.present("toys", tmp_path)
+        assert files.is_present("toys", tmp_path)
 
     def test_the_files_of_fashion_mnist_are_not_taken_for_those_of_mnist(self, tmp_path):
         ours, theirs = (files.REGISTRY[name][1] for name in ("mnist", "fashion-mnist"))
         assert ours.file == theirs.file
         (tmp_path / ours.file).write_bytes(b"x" * theirs.size)
-        assert files.locate("mnist", tmp_path, ours.file) is None
-        assert files.locate("fashion-mnist", tmp_path, ours.file) == tmp_path / ours.file
+        assert files.locate_file("mnist", tmp_path, ours.file) is None
+        assert files.locate_file("fashion-mnist", tmp_path, ours.file) == tmp_path / ours.file
 
     def test_the_registry_is_whole(self):
         for name in files.REGISTRY:
-            for remote in files.find(name):
+            for remote in files.remote_files(name):
                 assert len(remote.md5) == 32
                 assert remote.url.startswith("http")
                 assert remote.size > 1000
@@ -171,7 +169,7 @@ class TestCommand:
         assert capsys.readouterr().out.count("checksum right") == 2
 
     def test_present(self, capsys, tmp_path):
-        for remote in files.find("cifar100"):
+        for remote in files.remote_files("cifar100"):
             (tmp_path / remote.file).write_bytes(b"")
         assert self.run("list", "--data-dir", str(tmp_path)) == 0
         assert capsys.readouterr().out.count("present") == 1

@@ -41,14 +41,14 @@ class TestParts:
         assert sorted(pixels(splits.train) + pixels(splits.test)) == [0, 1, 2, 3, 4, 5]
         assert splits.test.y.tolist() == [0, 1]  # its share of every class
         assert pixels(splits.validation) == [10, 11]
-        with pytest.raises(ValueError, match="has no sub-folder 'test'. Name the folder that holds the images."):
+        with pytest.raises(ValueError, match="has no sub-folder 'test'. Give the folder that holds the images."):
             read(tmp_path, splits.schema)
 
     def test_without_validation_it_is_carved_from_train(self, tmp_path):
         paint_parts(tmp_path, train=range(6), test=[20, 21])
         splits = load(DataSettings(str(tmp_path), validation=2))
         assert sorted(pixels(splits.train) + pixels(splits.validation)) == [0, 1, 2, 3, 4, 5]
-        with pytest.raises(ValueError, match="has no sub-folder 'validation'. Name the folder"):
+        with pytest.raises(ValueError, match="has no sub-folder 'validation'. Give the folder"):
             read(tmp_path, splits.schema, part="validation")
 
     @pytest.mark.parametrize("classes", [("plane", "train", "val"), ("test", "val"), ("extra", "test", "train", "val")])
@@ -65,7 +65,9 @@ class TestParts:
     def test_a_class_that_training_does_not_have(self, tmp_path):
         paint_parts(tmp_path, train=range(6))
         paint(tmp_path / "val" / "lion" / "1.png", 1)
-        with pytest.raises(ValueError, match="label 'lion' in .*1.png; there are 2 classes. Use one of cat, dog."):
+        with pytest.raises(
+            ValueError, match="labels must be among the 2 known classes; got 'lion' in .*1.png. Use one of cat, dog."
+        ):
             load(DataSettings(str(tmp_path)))
 
 

@@ -71,11 +71,14 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("wrong", "sentence"),
         [
-            ({"source": ""}, "source must be a data set or a path; got ''. Use one of digits, mnist"),
-            ({"validation": 0}, r"validation must be a part in \(0, 1\) or a number of rows; got 0. Use e.g. 0.15"),
-            ({"test": 1.5}, r"test must be a part in \(0, 1\) or a number of rows; got 1.5."),
-            ({"validation": float("nan")}, "validation must be a part"),
-            ({"labelled": 0}, r"labelled is the part of the labels that is kept, in \(0, 1\]; got 0."),
+            ({"source": ""}, "source must be a dataset or a path; got ''. Use one of digits, mnist"),
+            (
+                {"validation": 0},
+                r"validation must be a fraction in \(0, 1\) or a number of samples; got 0. Use e.g. 0.15",
+            ),
+            ({"test": 1.5}, r"test must be a fraction in \(0, 1\) or a number of samples; got 1.5."),
+            ({"validation": float("nan")}, "validation must be a fraction"),
+            ({"labelled": 0}, r"labelled is the fraction of the labels that is kept, in \(0, 1\]; got 0."),
             ({"size": -1}, "size is that of an image, or 0 to keep it; got -1."),
             ({"shift": -1}, "shift must be at least 0 pixels; got -1."),
         ],
@@ -91,11 +94,14 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("settings", "sentence"),
         [
-            (DataSettings("moons", label="y"), "label names a table's column; got 'y' for moons. Leave it empty."),
+            (DataSettings("moons", label="y"), "label is a column of a table; got 'y' for moons. Leave it empty."),
             (DataSettings("moons", size=8), "size is for a folder of images; got 8 for moons. Set size = 0."),
             (DataSettings("moons", flip=True), "shift, flip and cutout are for images"),
-            (DataSettings("moons", labelled=0.5), "labelled keeps a part of the labels; got 0.5 for rows without"),
-            (DataSettings("moons", validation=50_000), "validation takes 50000 of 50000 rows"),
+            (
+                DataSettings("moons", labelled=0.5),
+                "labelled must be 1 for data without labels; got 0.5. Set labelled = 1.",
+            ),
+            (DataSettings("moons", validation=50_000), "validation holds out 50000 of 50000 samples"),
         ],
     )
     def test_refuses_what_the_source_has_no_use_for(self, settings, sentence):
@@ -105,7 +111,7 @@ class TestSettings:
     def test_an_unknown_name_gets_the_nearest(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "flowers.csv").write_text("a\n1\n")
-        with pytest.raises(FileNotFoundError, match="no data set, file or folder 'mnits'. Did you mean 'mnist'?"):
+        with pytest.raises(FileNotFoundError, match="no dataset, file or folder 'mnits'. Did you mean 'mnist'?"):
             load(DataSettings("mnits"))
         with pytest.raises(FileNotFoundError, match="'flower.csv'. Did you mean 'flowers.csv'?"):
             load(DataSettings("flower.csv"))
@@ -118,7 +124,7 @@ class TestSettings:
         for settings in (DataSettings("table.csv"), DataSettings("table.csv").resolved()):
             with pytest.raises(FileNotFoundError, match=sentence):
                 load(settings)
-        with pytest.raises(FileNotFoundError, match="no data set, file or folder 'sub/table.csv'"):
+        with pytest.raises(FileNotFoundError, match="no dataset, file or folder 'sub/table.csv'"):
             load(DataSettings("sub/table.csv"))
         (tmp_path / "table.csv").write_text("a\n" + "\n".join(map(str, range(9))))
         assert len(all_rows(load(DataSettings("table.csv")))) == 9
@@ -177,7 +183,7 @@ class TestDigits:
             read("digits", IRIS)
         with pytest.raises(ValueError, match="part must be one of train, validation, test; got 'tset'."):
             read("digits", schema, part="tset")
-        with pytest.raises(ValueError, match="digits has no validation part of its own, only train and test. Choose"):
+        with pytest.raises(ValueError, match="digits has no validation split of its own, only train and test. Choose"):
             read("digits", schema, part="validation")
 
     def test_read_without_labels(self):
@@ -228,7 +234,7 @@ class TestMnist:
         with pytest.raises(FileNotFoundError, match="mnist: train-images-idx3-ubyte.gz was not found in") as error:
             load(DataSettings("mnist", folder=str(tmp_path)))
         assert str(tmp_path / "mnist") in str(error.value)
-        remedy = "Run `iresnet data download mnist`, or name the folder that holds it: --data-dir FOLDER."
+        remedy = "Run `iresnet data download mnist`, or set the dataset directory: --data-dir FOLDER."
         assert remedy in str(error.value)
 
     @pytest.mark.parametrize(
@@ -236,13 +242,13 @@ class TestMnist:
         [
             (b"\0\0", r"train-images-idx3-ubyte must start with the bytes 0 0 8; got 0 0."),
             (b"PK\3\4", r"must start with the bytes 0 0 8; got 80 75 3."),
-            (b"\0\0\x08\3\0\0", "ends within its header, after 6 bytes."),
+            (b"\0\0\x08\3\0\0", "ends inside its header, after 6 bytes."),
             (
                 idx(np.zeros((20, 28, 28), np.uint8))[:-7],
-                r"should hold 15680 bytes, \(20, 28, 28\); it holds 15673. Remove the file and run `iresnet data down",
+                r"must hold 15680 bytes, \(20, 28, 28\); got 15673. Remove the file and run `iresnet data down",
             ),
-            (idx(np.zeros((19, 28, 28), np.uint8)), r"images of shape \(19, 28, 28\) do not go with labels of shape"),
-            (idx(np.zeros((20, 784), np.uint8)), r"images of shape \(20, 784\) do not go with"),
+            (idx(np.zeros((19, 28, 28), np.uint8)), r"images of shape \(19, 28, 28\) do not match labels of shape"),
+            (idx(np.zeros((20, 784), np.uint8)), r"images of shape \(20, 784\) do not match"),
             (idx(np.zeros((20, 8, 8), np.uint8)), r"mnist: images of shape \(1, 28, 28\) .*; got uint8 of shape \(20"),
         ],
     )
@@ -265,7 +271,7 @@ class TestMnist:
     def test_a_label_out_of_range(self, tmp_path):
         write_mnist(tmp_path, packed=False)
         (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.full(20, 12, np.uint8)))
-        with pytest.raises(ValueError, match="mnist: label 12 in row 0; there are 10 classes"):
+        with pytest.raises(ValueError, match="mnist: labels of 10 classes must lie in 0 .. 9, .*; got 12 for sample 0"):
             load(DataSettings("mnist", folder=str(tmp_path)))
 
 
@@ -304,7 +310,9 @@ class TestCifar:
         files = cifar10_files()
         files["cifar-10-batches-bin/data_batch_3.bin"] += b"x"
         write_files(tmp_path / "a", files)
-        with pytest.raises(ValueError, match="data_batch_3.bin must hold records of 3073 bytes; it has 9220 bytes."):
+        with pytest.raises(
+            ValueError, match="data_batch_3.bin must hold records of 3073 bytes; got 9220 bytes in all."
+        ):
             load(DataSettings("cifar10", folder=str(tmp_path / "a")))
         del files["cifar-10-batches-bin/data_batch_3.bin"]
         archive = tmp_path / "b" / "cifar-10-binary.tar.gz"
@@ -363,7 +371,7 @@ class TestImageFolder:
             paint(tmp_path / "train" / f"{i}.png", i)
         splits = load(DataSettings(str(tmp_path)))
         assert len(splits.test) == 1
-        with pytest.raises(ValueError, match="has no sub-folder 'test'. Name the folder that holds the images."):
+        with pytest.raises(ValueError, match="has no sub-folder 'test'. Give the folder that holds the images."):
             read(tmp_path, splits.schema)
 
     def test_a_class_may_be_called_train(self, tmp_path):
@@ -395,8 +403,12 @@ class TestImageFolder:
         ("shape", "classes", "sentence"),
         [
             ((1, 4, 4), (), r"1.png is 4 x 6; the model takes 4 x 4. Resize the images."),
-            ((1, 4, 6), (), r"2.png is in colour; the model takes grey images. Convert it."),
-            ((3, 4, 6), ("cats",), "label 'cat' in .*1.png; there are 1 classes. Did you mean 'cats'?"),
+            ((1, 4, 6), (), r"2.png is in colour; the model takes greyscale images. Convert it."),
+            (
+                (3, 4, 6),
+                ("cats",),
+                "labels must be among the 1 known classes; got 'cat' in .*1.png. Did you mean 'cats'?",
+            ),
         ],
     )
     def test_images_that_do_not_fit_the_model(self, tmp_path, shape, classes, sentence):
@@ -421,7 +433,7 @@ class TestImageFolder:
         paint(tmp_path / "cat" / "1.png", 1)
         paint(tmp_path / "2.png", 1)
         with pytest.raises(
-            ValueError, match="holds 2.png beside sub-folders of images. Move it into one, or them out."
+            ValueError, match="holds both 2.png and sub-folders of images. Move it into one of them, or remove it."
         ):
             load(DataSettings(str(tmp_path)))
 
@@ -439,11 +451,13 @@ class TestImageFolder:
 
     def test_sixteen_bits(self, tmp_path):
         Image.fromarray(np.zeros((4, 4), np.uint16)).save(tmp_path / "1.png")
-        with pytest.raises(ValueError, match="1.png has pixels of the kind I;16; images must have 8 bits a channel."):
+        with pytest.raises(
+            ValueError, match="1.png must have 8 bits per channel; got pixels of mode I;16. Convert it."
+        ):
             load(DataSettings(str(tmp_path)))
 
     def test_a_label_column_is_for_tables(self, tmp_path):
-        with pytest.raises(ValueError, match="label names a table's column"):
+        with pytest.raises(ValueError, match="label is a column of a table"):
             load(DataSettings(str(tmp_path), label="kind"))
 
 
@@ -510,15 +524,23 @@ class TestText:
             ("a,b\n", {}, "table.csv has no rows. Give at least one."),
             ("a,b\n1,2\n3,x\n", {}, "'x' is not a number in line 3, column 'b'. Correct it, or remove the row"),
             ("a,b\n1,2\n\n3,\n", {}, "a number is missing in line 4, column 'b'."),
-            ("a,b\n1,2\n3,nan\n", {}, "nan in line 3, column 'b'; every number must be finite and fit float32."),
-            ("a,b\n1,2\n3,1e39\n", {}, "1e\\+39 in line 3, column 'b'; every number must be finite and fit float32"),
+            ("a,b\n1,2\n3,nan\n", {}, "numbers must be finite and fit float32; got nan in line 3, column 'b'."),
+            (
+                "a,b\n1,2\n3,1e39\n",
+                {},
+                "numbers must be finite and fit float32; got 1e\\+39 in line 3, column 'b'. Fill it in",
+            ),
             ("a,b\n1,2\n3\n", {}, "line 3 has 1 cells; those above have 2."),
-            ("a,a\n1,2\n", {}, "two columns are called 'a'. Give every column a name of its own."),
-            (",a\n0,1\n1,2\n", {}, "column 1 has no name. Name it, or remove it if it only counts the rows."),
+            ("a,a\n1,2\n", {}, "two columns are called 'a'. Give every column a unique name."),
+            (",a\n0,1\n1,2\n", {}, "column 1 has no name. Name it, or remove it if it only numbers the rows."),
             (FLOWERS, {"label": "kid"}, "has no column 'kid' for the labels. Did you mean 'kind'?"),
             ("kind\nrose\n", {"label": "kind"}, "has no column of numbers beside the labels 'kind'."),
-            ("a,kind\n1,\n2,\n", {"label": "kind"}, "has no label in column 'kind'. Fill some in, or set label = ''."),
-            ("a,b\n1,2\n3,2\n4,2\n5,2\n", {}, "column 'b' is 2 in all 2 rows to train on, so its density has no bound"),
+            ("a,kind\n1,\n2,\n", {"label": "kind"}, "has no label in column 'kind'. Add some, or set label = ''."),
+            (
+                "a,b\n1,2\n3,2\n4,2\n5,2\n",
+                {},
+                "column 'b' is 2 in all 2 training rows, so its density has no upper bound",
+            ),
             ("a\n0.1\n0.1\n0.1\n", {}, "column 'a' is 0.1 in all"),
             (
                 "t\n" + "\n".join(str(1_700_000_000 + i) for i in range(20)),
@@ -528,9 +550,9 @@ class TestText:
             (
                 "a,id\n" + "\n".join(f"{i},n{i}" for i in range(20)),
                 {"label": "id"},
-                "has 20 different labels in 20 rows of column 'id'; a label names a class.",
+                "has 20 different labels in 20 rows of column 'id'; labels must be classes.",
             ),
-            ("a\n1\n", {}, "test takes 1 of 1 rows, which leaves none to train on."),
+            ("a\n1\n", {}, "test holds out 1 of 1 samples, which leaves none to train on."),
             (FLOWERS, {"label": "kind", "size": 3}, "size is for a folder of images; got 3"),
             ('a\n"' + "x" * 200_000, {}, r"cannot be read as CSV \(field larger than field limit"),
         ],
@@ -584,7 +606,7 @@ class TestText:
 
     def test_another_encoding(self, tmp_path):
         path = self.write(tmp_path, "höhe\n1\n", encoding="latin-1")
-        with pytest.raises(ValueError, match="table.csv must be text in UTF-8; byte 1 is not. Save it as UTF-8."):
+        with pytest.raises(ValueError, match="table.csv must be text in UTF-8; byte 1 is not valid. Save it as UTF-8."):
             load(DataSettings(str(path)))
 
     def test_whole_numbers_that_float32_holds_are_fine(self, tmp_path):
@@ -609,8 +631,11 @@ class TestText:
         [
             ("length,widht\n1,2\n", "has no column 'width', which the model needs. Did you mean 'widht'?"),
             ("length\n1\n", "has no column 'width', which the model needs. Use one of length."),
-            ("1,2,3\n", r"has 3 columns without names; the model takes rows of 2 numbers \(length, width\), in this"),
-            ("length,width,kind\n1,2,rsoe\n", "label 'rsoe' in .*table.csv, line 2; there are 2 classes. Did you mean"),
+            ("1,2,3\n", r"has 3 columns and no header; the model takes rows of 2 numbers \(length, width\), in this"),
+            (
+                "length,width,kind\n1,2,rsoe\n",
+                "labels must be among the 2 known classes; got 'rsoe' in .*table.csv, line 2. Did you mean",
+            ),
             ("length,width\n", "has no rows"),
             ("length,width\n1,inf\n", "inf in line 2, column 'width'"),
         ],
@@ -683,7 +708,7 @@ class TestArrays:
         x, schema = np.zeros(shape, np.uint8), Schema((channels, 4, 4), 256)
         np.save(tmp_path / "a.npy", x)
         with pytest.raises(
-            ValueError, match=re.escape(f"one image, uint8 {shape}. Give x[None], of shape {(1, *shape)}")
+            ValueError, match=re.escape(f"one image, uint8 {shape}. Save x[None], of shape {(1, *shape)}")
         ):
             read(tmp_path / "a.npy", schema)
         np.save(tmp_path / "a.npy", x[None])
@@ -692,21 +717,21 @@ class TestArrays:
     @pytest.mark.parametrize(("channels", "shape"), [(1, "N, 4, 4"), (3, "N, 3, 4, 4")])
     def test_rows_of_pixels_for_a_model_of_images(self, tmp_path, channels, shape):
         np.save(tmp_path / "a.npy", np.zeros((5, 16 * channels), np.uint8))
-        with pytest.raises(ValueError, match=rf"holds uint8 \(5, {16 * channels}\). Reshape to \({shape}\), as bytes."):
+        with pytest.raises(ValueError, match=rf"holds uint8 \(5, {16 * channels}\). Reshape to \({shape}\), as uint8."):
             read(tmp_path / "a.npy", Schema((channels, 4, 4), 256))
 
     @pytest.mark.parametrize(
         ("arrays", "sentence"),
         [
-            ({"x": np.zeros(3)}, r"must hold numbers \(N, D\), or images as bytes \(N, C, H, W\); got float64 \(3,\)."),
+            ({"x": np.zeros(3)}, r"must hold numbers \(N, D\), or images as uint8 \(N, C, H, W\); got float64 \(3,\)."),
             ({"x": np.zeros((2, 4, 4))}, r'float64 \(2, 4, 4\). Save \(255 \* x\).round\(\).astype\("uint8"\).$'),
             (
                 {"x": np.full((2, 4, 4), 256.006)},
                 r'got float64 \(2, 4, 4\). Save np.floor\(x\).clip\(0, 255\).astype\("uint8"\).$',
             ),
             ({"x": np.array([["a"]])}, r"got <U1 \(1, 1\)"),
-            ({"x": np.zeros((2, 2)), "y": np.zeros(3)}, r"one label a row; got y of shape \(3,\) for 2 rows."),
-            ({"a": np.zeros(3), "b": np.zeros(3)}, "must hold 'x' and perhaps 'y', or one array; got a, b."),
+            ({"x": np.zeros((2, 2)), "y": np.zeros(3)}, r"one label per sample; got y of shape \(3,\) for 2 samples."),
+            ({"a": np.zeros(3), "b": np.zeros(3)}, "must hold 'x' and optionally 'y', or one array; got a, b."),
             (
                 {"x": np.zeros((2, 8, 8, 3), np.uint8)},
                 r"1 or 3 channels, \(N, C, H, W\); got \(2, 8, 8, 3\). Transpose",
@@ -731,7 +756,7 @@ class TestArrays:
         with pytest.raises(ValueError, match="cannot be read as an array"):
             load(DataSettings(str(path)))
         path.write_bytes(b"")
-        with pytest.raises(ValueError, match=r"cannot be read as an array \(No data left in file\). Save it anew."):
+        with pytest.raises(ValueError, match=r"cannot be read as an array \(No data left in file\). Save it again."):
             load(DataSettings(str(path)))
 
     def test_a_damaged_archive(self, tmp_path):
@@ -740,7 +765,7 @@ class TestArrays:
         whole = path.read_bytes()
         for start in (60, 300):  # in the compressed numbers
             path.write_bytes(whole[:start] + 30 * b"\xff" + whole[start + 30 :])
-            with pytest.raises(ValueError, match=r"a.npz cannot be read as an array \(.+\). Save it anew."):
+            with pytest.raises(ValueError, match=r"a.npz cannot be read as an array \(.+\). Save it again."):
                 load(DataSettings(str(path)))
 
     @pytest.mark.parametrize(
@@ -758,7 +783,7 @@ class TestArrays:
 
         np.savez(tmp_path / "a.npz", x=self.X)
         monkeypatch.setattr(np.lib.format, "read_array", broken)
-        with pytest.raises(ValueError, match=rf"a.npz cannot be read as an array \({why}\). Save it anew."):
+        with pytest.raises(ValueError, match=rf"a.npz cannot be read as an array \({why}\). Save it again."):
             load(DataSettings(str(tmp_path / "a.npz")))
 
     def test_read_without_labels(self, tmp_path):
@@ -838,12 +863,12 @@ class TestParquet:
         with pytest.raises(ValueError, match="'rose' is not a number in row 1, column 'species'.") as error:
             load(DataSettings(str(path)))
         assert str(error.value).endswith(
-            " Correct it, or remove the column. If it holds the classes, name it: --label species."
+            " Correct it, or remove the row or the column. If it holds the classes, name it: --label species."
         )
-        with pytest.raises(ValueError, match="remove the column.$"):
+        with pytest.raises(ValueError, match="remove the row or the column.$"):
             read(path, Schema((2,), columns=("length", "species")))
         self.pandas(monkeypatch, Frame(length=Series([1.0, 3.0]), width=Series(["2", "wide"])))
-        with pytest.raises(ValueError, match="remove the column.$"):
+        with pytest.raises(ValueError, match="remove the row or the column.$"):
             load(DataSettings(str(path)))
 
     def test_read_without_labels(self, path, monkeypatch):
@@ -861,7 +886,7 @@ class TestParquet:
 
     def test_damaged(self, path, monkeypatch):
         self.pandas(monkeypatch, RuntimeError())
-        with pytest.raises(ValueError, match=r"a.parquet cannot be read as Parquet \(RuntimeError\). Save it anew."):
+        with pytest.raises(ValueError, match=r"a.parquet cannot be read as Parquet \(RuntimeError\). Save it again."):
             load(DataSettings(str(path)))
 
 

@@ -15,15 +15,15 @@ from iresnet import cli
 from iresnet.cli.console import Screen
 from iresnet.cli.reproduce import show
 from iresnet.data import Dataset
-from iresnet.data.canonical import SETS
-from iresnet.data.corruptions import CORRUPTIONS, INVENTED
+from iresnet.data.canonical import DATASETS
+from iresnet.data.corruptions import CORRUPTIONS, SYNTHETIC
 from iresnet.evaluate import detection, log_likelihood, typicality
 from iresnet.plots import Ridge, plot_ridges, ridges
 from iresnet.presets import PRESETS
 from iresnet.reproduce import RESULTS, Job, Stopped, Work, cells, outliers
 from iresnet.run import Run
 
-NAMES = [*CORRUPTIONS, *INVENTED, "photographs"]
+NAMES = [*CORRUPTIONS, *SYNTHETIC, "photographs"]
 TILES = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
 DATA = Ridge("digits", [1.0, 2.0, 3.0], 2.0, None, TILES)
 
@@ -109,11 +109,11 @@ def test_the_table_fits_a_terminal(made):
 @pytest.mark.parametrize(("dataset", "present"), [("mnist", False), ("cifar10", True)])
 def test_real_images_of_other_sets(dataset, present, monkeypatch):
     """Those of scikit-learn always; downloaded sets where they are, and else a sentence."""
-    sets = {name: Dataset(torch.full((30, *s.schema.shape), 7).byte(), None, s.schema) for name, s in SETS.items()}
-    monkeypatch.setattr(outliers, "present", lambda name, folder: present)
-    monkeypatch.setattr(outliers.canonical, "read", lambda name, folder, part: sets[name])
+    sets = {name: Dataset(torch.full((30, *s.schema.shape), 7).byte(), None, s.schema) for name, s in DATASETS.items()}
+    monkeypatch.setattr(outliers, "is_present", lambda name, folder: present)
+    monkeypatch.setattr(outliers.canonical, "read_canonical", lambda name, folder, part: sets[name])
     preset, said = PRESETS[f"{dataset}-flow"], []
-    run = SimpleNamespace(schema=SETS[dataset].schema, experiment=replace(preset, seed=1))
+    run = SimpleNamespace(schema=DATASETS[dataset].schema, experiment=replace(preset, seed=1))
     made = outliers.kinds(Work(Job(folder="here"), say=said.append), run, cells.find(dataset, "flow"), sets[dataset])
     beside = outliers.BESIDE[dataset]
     assert list(made) == [*NAMES, "8x8 digits", *(beside if present else ())]

@@ -446,7 +446,7 @@ class TestFaultsOfFiles:
     def test_a_disk_that_fails_names_the_file(self, tmp_path):
         (tmp_path / "a.csv").symlink_to("/proc/self/mem")
         with pytest.raises(OSError, match="a.csv cannot be read: Input/output error"):
-            delimited.read(tmp_path / "a.csv", lambda names: names)
+            delimited.read_delimited(tmp_path / "a.csv", lambda names: names)
         (tmp_path / "a.toml").symlink_to("/proc/self/mem")
         with pytest.raises(OSError, match="a.toml cannot be read: Input/output error"):
             presets.read(tmp_path / "a.toml")

@@ -235,7 +235,7 @@ class TestBinding:
         ("old", "new", "why"),
         [
             ("shift = 0\n", "shift = 2\n", "shift, flip and cutout are for images"),
-            ('source = "moons"', 'source = "moon"', "there is no data set, file or folder 'moon'"),
+            ('source = "moons"', 'source = "moon"', "there is no dataset, file or folder 'moon'"),
         ],
     )
     def test_settings_that_do_not_fit_the_data_are_named(self, folder, old, new, why):

@@ -7,7 +7,7 @@ import torch
 
 from iresnet import Chain, DiagonalNormal, Flow, Logit
 from iresnet.data import Dataset, Schema
-from iresnet.data.corruptions import CORRUPTIONS, INVENTED
+from iresnet.data.corruptions import CORRUPTIONS, SYNTHETIC
 from iresnet.evaluate import atypicality, below_chance, detection, log_likelihood, outside, strange, typicality
 from tests.test_evaluate import images, pixel_flow, table
 from tests.zoo import normal
@@ -112,7 +112,7 @@ class TestStrange:
     def test_corrupted_ones_and_invented_ones(self):
         data = images(50, levels=7, seed=5)
         made = strange(data)
-        assert list(made) == [*CORRUPTIONS, *INVENTED]
+        assert list(made) == [*CORRUPTIONS, *SYNTHETIC]
         for other in made.values():
             assert other.schema == data.schema
             assert other.x.shape == data.x.shape

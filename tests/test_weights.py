@@ -169,7 +169,7 @@ class TestCommands:
         assert call(*words, "--data-dir", "elsewhere") == 2
         text = capsys.readouterr().err
         assert "was not found in elsewhere" in text
-        assert "Run `iresnet data download mnist`, or name the folder that holds it: --data-dir FOLDER." in text
+        assert "Run `iresnet data download mnist`, or set the dataset directory: --data-dir FOLDER." in text
 
     def test_the_data_of_a_run_may_lie_elsewhere(self):
         opened = Run.open(trained())

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from ..data import download as files
 from ..data import names as built_in
-from ..data.source import rows_of, schema_of
+from ..data.source import schema_of, split_sizes
 from .console import console, table
 
 Folder = Annotated[Path, typer.Option("--data-dir", help="Where downloads live.")]
@@ -26,7 +26,7 @@ def list_sets(folder: Folder = Path("data")) -> None:
     """
     made = table("set", "train", "test", "shape", "classes", "files")
     for name in built_in():
-        rows, schema = rows_of(name), schema_of(name)
+        rows, schema = split_sizes(name), schema_of(name)
         counts = [f"{rows[part]:,}" for part in ("train", "test")]
         classes = str(len(schema.classes) or "-")
         made.add_row(name, *counts, " x ".join(map(str, schema.shape)), classes, _files(name, folder))
@@ -46,7 +46,7 @@ def download(
     Example: iresnet data download mnist cifar10
     """
     for name in names:
-        files.find(name)  # an unknown name is refused before anything is fetched
+        files.remote_files(name)  # an unknown name is refused before anything is fetched
     columns = (TextColumn("{task.description:<28}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console()) as bars:
         for name in names:
@@ -79,8 +79,8 @@ def verify(
 def _files(name: str, folder: Path) -> str:
     if name not in files.REGISTRY:
         return "built in"
-    size = sum(remote.size for remote in files.find(name)) / 1e6
-    return "present" if files.present(name, folder) else f"absent, {size:.0f} MB"
+    size = sum(remote.size for remote in files.remote_files(name)) / 1e6
+    return "present" if files.is_present(name, folder) else f"absent, {size:.0f} MB"
 
 
 def _reporter(bars: Progress) -> files.Report:

@@ -82,7 +82,7 @@ def _rebuild(run: Run, rows: Dataset, path: Path, device: str, options: dict[str
         solution, x = reconstruct(run.model(device=device), rows, **options)
     saved = [
         save_rows(path, solution.x, run.schema),
-        atomic.write(with_ending(path, "-errors.csv"), delimited.written(COLUMNS, _errors(solution, x))),
+        atomic.write(with_ending(path, "-errors.csv"), delimited.format_csv(COLUMNS, _errors(solution, x))),
     ]
     if run.schema.is_image:
         rebuilt = torch.nan_to_num(solution.x.cpu()).clamp(-1e6, 1e6)  # what has no bound may be anything
@@ -134,7 +134,7 @@ def _read_codes(path: Path) -> np.ndarray:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}. Save codes with numpy.save.")
     try:
-        values = npy.load_one(path)
+        values = npy.load_array(path)
     except ValueError as error:
         raise ValueError(f"{error} Save codes with numpy.save.") from None
     if values.dtype.kind not in "fiu":

@@ -74,8 +74,8 @@ def save_rows(path: Path, rows: Tensor, schema: Schema) -> Path:
     """Rows in their own units: a CSV with the column names for a table, an NPZ with the array `x` for images."""
     values = rows.detach().cpu().numpy()
     if schema.is_image:
-        return npy.save(with_ending(path, ".npz"), x=values)
-    return atomic.write(with_ending(path, ".csv"), delimited.written(schema.names, values.tolist()))
+        return npy.save_npz(with_ending(path, ".npz"), x=values)
+    return atomic.write(with_ending(path, ".csv"), delimited.format_csv(schema.names, values.tolist()))
 
 
 def draw_rows(path: Path, rows: Tensor, data: Tensor, schema: Schema) -> Path:

@@ -46,7 +46,7 @@ def score(
     rows, model = rows_of(opened, file).to(chosen), opened.model(device=chosen)
     with waiting(screen, f"Scoring {len(rows):,} rows …"):
         columns = _columns(opened, model, rows, draws)
-    text = delimited.written(list(columns), list(zip(*columns.values(), strict=True)))
+    text = delimited.format_csv(list(columns), list(zip(*columns.values(), strict=True)))
     if out is None:
         typer.echo(printable(text, lines=True) if on_terminal() else text, nl=False)
         return

@@ -1,6 +1,6 @@
-"""Data sets: `load` gives the three parts of one to train on, `read` the rows of a file for a trained model.
+"""Datasets: `load` returns the training, validation and test splits; `read` returns samples for a trained model.
 
-`toy` holds two-dimensional densities whose entropy is known, for demonstrations and tests.
+`toy` holds two-dimensional densities with known entropy, for demonstrations and tests.
 """
 
 from . import toy

@@ -1,8 +1,8 @@
-"""Arrays: .npy, .npz and Parquet.
+"""Datasets in .npy, .npz and Parquet files.
 
-An NPY file is one array; an NPZ file holds `x` and perhaps the labels `y`, or one array. Shape (N, D) is a table, whose
-columns are called x0, x1, ...; bytes of shape (N, H, W) or (N, C, H, W) are images. Nothing is unpickled. Parquet
-needs pandas. Errors name the row, counted from 0.
+An NPY file is one array; an NPZ file holds `x` and optionally the labels `y`, or one array. An array of shape (N, D) is
+a table, whose columns are called x0, x1, ...; uint8 arrays of shape (N, H, W) or (N, C, H, W) are images. Nothing is
+unpickled. Parquet needs pandas and pyarrow. Errors name the row, counted from 0.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..spelling import MOST, listed, quoted
+from ..spelling import MOST, listed
 from . import npy
-from .dataset import Dataset, Schema, naming
-from .labels import class_name, class_names, encode
-from .table import Choose, Table, check_names, label_hint, number
+from .dataset import Dataset, Schema, prefix_errors
+from .labels import class_name, class_names, encode_labels
+from .table import ColumnChooser, Table, check_names, label_hint, parse_number, refuse_cell
 
 
 class Arrays(NamedTuple):
-    """The rows of a file, and its labels where it has some."""
+    """The samples of a file, and its labels or None."""
 
     x: NDArray[Any]
     y: NDArray[Any] | None
 
 
-def open_arrays(path: Path, *, labels: bool = True, schema: Schema | None = None) -> Arrays:
-    """What an NPY or NPZ file holds; without labels, y is not looked at. A model's schema makes messages exact."""
+def read_arrays(path: Path, *, labels: bool = True, schema: Schema | None = None) -> Arrays:
+    """Read an NPY or NPZ file; with `labels=False`, y is not read. A model's schema makes error messages specific."""
     names: list[str] = []
 
     def choose(found: list[str]) -> list[str]:
@@ -39,54 +39,54 @@ def open_arrays(path: Path, *, labels: bool = True, schema: Schema | None = None
             return ["x", "y"] if labels and "y" in names else ["x"]
         return names if len(names) == 1 else []
 
-    arrays = npy.load(path, choose)
+    arrays = npy.load_arrays(path, choose)
     if not arrays:
-        raise ValueError(f"{path} must hold 'x' and perhaps 'y', or one array; got {listed(names, MOST) or 'none'}.")
+        raise ValueError(f"{path} must hold 'x' and optionally 'y', or one array; got {listed(names, MOST) or 'none'}.")
     x, y = next(iter(arrays.values())), arrays.get("y") if "x" in names else None
     if schema is not None and x.shape == (schema.shape[1:] if schema.shape[0] == 1 else schema.shape):
-        _refuse_one(path, x, schema)
+        _refuse_single_image(path, x, schema)
     return _checked(path, x, y, 256 if schema is None else schema.levels or 256)
 
 
-def _refuse_one(path: Path, x: NDArray[Any], schema: Schema) -> None:
+def _refuse_single_image(path: Path, x: NDArray[Any], schema: Schema) -> None:
     if schema.is_image:
         raise ValueError(
             f"the model takes {schema}; {path} holds one image, {x.dtype} {x.shape}. "
-            f"Give x[None], of shape {(1, *x.shape)}, as bytes."
+            f"Save x[None], of shape {(1, *x.shape)}, as uint8."
         )
 
 
 def _checked(path: Path, x: NDArray[Any], y: NDArray[Any] | None, levels: int) -> Arrays:
     if not x.size:
-        raise ValueError(f"{path} holds no numbers; got {x.dtype} {x.shape}. Give at least one row.")
+        raise ValueError(f"{path} holds no numbers; got {x.dtype} {x.shape}. Give at least one sample.")
     images = x.ndim in (3, 4) and x.dtype == np.uint8
     if not images and (x.ndim != 2 or x.dtype.kind not in "biuf"):
-        remedy = _as_bytes(x, levels) if x.ndim in (3, 4) and x.dtype.kind in "biuf" else ""
+        remedy = _uint8_remedy(x, levels) if x.ndim in (3, 4) and x.dtype.kind in "biuf" else ""
         raise ValueError(
-            f"{path} must hold numbers (N, D), or images as bytes (N, C, H, W); got {x.dtype} {x.shape}.{remedy}"
+            f"{path} must hold numbers (N, D), or images as uint8 (N, C, H, W); got {x.dtype} {x.shape}.{remedy}"
         )
     if y is not None and y.shape != x.shape[:1]:
-        raise ValueError(f"{path} must hold one label a row; got y of shape {y.shape} for {len(x)} rows.")
+        raise ValueError(f"{path} must hold one label per sample; got y of shape {y.shape} for {len(x)} samples.")
     if x.ndim == 4 and x.shape[1] not in (1, 3):
-        raise ValueError(f"{path} must hold images of 1 or 3 channels, (N, C, H, W); got {x.shape}. Transpose them.")
+        raise ValueError(f"{path} must hold images with 1 or 3 channels, (N, C, H, W); got {x.shape}. Transpose them.")
     return Arrays(x[:, None] if x.ndim == 3 else x, y)
 
 
-def _as_bytes(x: NDArray[Any], levels: int) -> str:
-    """How numbers become bytes: those in [0, 1] are parts of the brightest; others, as samples, levels and noise."""
+def _uint8_remedy(x: NDArray[Any], levels: int) -> str:
+    """How to convert an array to uint8: values in [0, 1] are brightness; others, such as samples, are noisy levels."""
     if x.dtype.kind in "bf" and x.min() >= 0 and x.max() <= 1:
         return f' Save ({levels - 1} * x).round().astype("uint8").'
     return f' Save np.floor(x).clip(0, {levels - 1}).astype("uint8").'
 
 
-def table(path: Path, arrays: Arrays, choose: Choose) -> Table:
-    """The chosen columns of x, with the labels y where there are some."""
+def array_table(path: Path, arrays: Arrays, choose: ColumnChooser) -> Table:
+    """Select the chosen columns of x, with the labels y where the file has them."""
     names = [f"x{i}" for i in range(arrays.x.shape[1])]
     choice = choose(path, names, False)
     labels, label = arrays.y, "y"
     if labels is None and choice.label is not None:
         labels, label = arrays.x[:, choice.label], names[choice.label]
-    with np.errstate(over="ignore"):  # of numbers beyond float64, which are refused as infinite
+    with np.errstate(over="ignore"):  # numbers beyond float64 become infinite, which is refused later
         x = arrays.x[:, choice.columns].astype(np.float64)
     return Table(
         path,
@@ -98,20 +98,19 @@ def table(path: Path, arrays: Arrays, choose: Choose) -> Table:
     )
 
 
-def images(path: Path, arrays: Arrays, schema: Schema | None) -> Dataset:
-    """Images of 256 levels, or of what a model's schema says."""
+def array_images(path: Path, arrays: Arrays, schema: Schema | None) -> Dataset:
+    """Convert arrays to images with 256 levels, or of a model's schema."""
     labels = None if arrays.y is None else [class_name(cell) for cell in arrays.y.tolist()]
     c, h, w = arrays.x.shape[1:]
-    with naming(path):
+    with prefix_errors(path):
         schema = Schema((c, h, w), 256, classes=class_names(labels or ())) if schema is None else schema
-    labelled = labels is not None and schema.classes
-    y = encode(labels or [], schema.classes, lambda i: f"{path}, row {i}") if labelled else None
-    with naming(path):
+    y = encode_labels(labels, schema.classes, lambda i: f"{path}, row {i}")
+    with prefix_errors(path):
         return Dataset(torch.from_numpy(np.ascontiguousarray(arrays.x)), y, schema)
 
 
-def parquet(path: Path, choose: Choose) -> Table:
-    """The chosen columns of a Parquet file."""
+def read_parquet(path: Path, choose: ColumnChooser) -> Table:
+    """Read the chosen columns of a Parquet file."""
     try:
         pandas = importlib.import_module("pandas")
     except ImportError:
@@ -122,51 +121,48 @@ def parquet(path: Path, choose: Choose) -> Table:
     except ImportError:
         raise ValueError(f"{path}: pandas needs pyarrow to read Parquet. Run `pip install pyarrow`.") from None
     except Exception as error:  # the engines raise errors of their own
-        raise ValueError(f"{path} cannot be read as Parquet ({type(error).__name__}). Save it anew.") from None
+        raise ValueError(f"{path} cannot be read as Parquet ({type(error).__name__}). Save it again.") from None
     names = check_names(path, [str(name) for name in frame.columns])
     choice = choose(path, names, True)
-    columns = [_plain(frame[name]) for name in frame.columns]
-    chosen = [_numbers(path, names[i], columns[i], unlabelled=choice.open) for i in choice.columns]
+    columns = [_values(frame[name]) for name in frame.columns]
+    chosen = [_numbers(path, names[i], columns[i], suggest_label=choice.suggest_label) for i in choice.columns]
     label = "" if choice.label is None else names[choice.label]
     labels = None if choice.label is None else [class_name(cell) for cell in columns[choice.label].tolist()]
     return Table(path, tuple(names[i] for i in choice.columns), np.stack(chosen, axis=1), label, labels, _row)
 
 
 def _check_size(path: Path) -> None:
-    """Refuse few bytes that stand for very many cells, as `npy` does; what pyarrow cannot read, pandas refuses."""
+    """Refuse a file that unpacks to far more than its size, as `npy` does; pandas refuses what pyarrow cannot read."""
     try:
         held = importlib.import_module("pyarrow.parquet").read_metadata(path)
     except Exception:
         return
     size, needed = path.stat().st_size, 8 * held.num_rows * held.num_columns
-    if needed > max(npy.FREE, npy.RATIO * size):
+    if npy.is_overpacked(needed, size):
         raise ValueError(
             f"{path} holds {held.num_rows:,} rows of {held.num_columns:,} columns in {size:,} bytes; above "
-            f"{npy.FREE:,} bytes it may grow {npy.RATIO} times. Save it without compression."
+            f"{npy.FREE:,} bytes it may unpack to {npy.RATIO} times its size. Save it without compression."
         )
 
 
-def _plain(series: Any) -> NDArray[Any]:
-    """Numbers as they are; other cells as Python objects, so that a date is no number and what is missing is None."""
+def _values(series: Any) -> NDArray[Any]:
+    """A column as an array: numbers as they are, others as objects, so that dates stay dates and missing cells None."""
     values: NDArray[Any] = series.to_numpy()
     if values.dtype.kind not in "biuf":
         values = series.astype(object).where(series.notna(), None).to_numpy()
     return values
 
 
-def _numbers(path: Path, name: str, column: NDArray[Any], *, unlabelled: bool) -> NDArray[np.float64]:
+def _numbers(path: Path, name: str, column: NDArray[Any], *, suggest_label: bool) -> NDArray[np.float64]:
     if column.dtype.kind in "biuf":
         return column.astype(np.float64)
     numbers = np.empty(len(column))
     for row, cell in enumerate(column.tolist()):
         try:
-            numbers[row] = np.nan if cell is None else number(cell) if isinstance(cell, str) else float(cell)
+            numbers[row] = np.nan if cell is None else parse_number(cell) if isinstance(cell, str) else float(cell)
         except (TypeError, ValueError, OverflowError):
-            remedy = label_hint(name, column.tolist()) if unlabelled else ""
-            raise ValueError(
-                f"{path}: {quoted(cell)} is not a number in row {row}, column {quoted(name)}. Correct it, or remove "
-                f"the column.{remedy}"
-            ) from None
+            remedy = label_hint(name, column.tolist()) if suggest_label else ""
+            refuse_cell(path, cell, _row(row), name, remedy)
     return numbers
 
 

@@ -1,7 +1,7 @@
-"""MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100, read from their authors' own files. Nothing is unpickled or unpacked.
+"""MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100, read from their authors' files. Nothing is unpickled or extracted.
 
-An idx file is: two zero bytes, 8 for unsigned bytes, the number of dimensions; each dimension as a big-endian 32-bit
-integer; the bytes. A CIFAR batch is a row of records: one label byte (CIFAR-100: coarse, then fine), then the
+An idx file holds two zero bytes, 8 for unsigned bytes, the number of dimensions; each dimension as a big-endian 32-bit
+integer; then the data. A CIFAR batch is a sequence of records: one label byte (CIFAR-100: coarse, then fine), then the
 32 x 32 bytes of red, of green and of blue.
 """
 
@@ -19,23 +19,23 @@ from numpy.typing import NDArray
 
 from . import packed
 from .dataset import Dataset, Schema
-from .download import REGISTRY, Remote, locate, places, unpacked
+from .download import REGISTRY, Remote, locate_file, search_folders, unpacked_files
 
 Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class ImageSet:
-    """What a row is, how many there are, and the files of each part."""
+class ImageDatasetInfo:
+    """The schema of a dataset, and the size and the files of each split."""
 
     schema: Schema
-    rows: dict[str, int]
+    sizes: dict[str, int]
     files: Mapping[str, tuple[str, ...]]
 
 
-def read(name: str, folder: str | Path, part: str) -> Dataset:
-    """The training or test images of a set whose files lie under `folder`."""
-    kind, files = SETS[name], SETS[name].files[part]
+def read_canonical(name: str, folder: str | Path, part: str) -> Dataset:
+    """Read the training or test images of a dataset from the dataset directory `folder`."""
+    info, files = DATASETS[name], DATASETS[name].files[part]
     contents = _contents(name, folder, files)
     try:
         if name.startswith("cifar"):
@@ -43,24 +43,24 @@ def read(name: str, folder: str | Path, part: str) -> Dataset:
         else:
             x, y = _mnist(files, contents)
     except ValueError as error:
-        raise ValueError(f"{name}: {error} {_again(name)}") from None
+        raise ValueError(f"{name}: {error} {_download_again(name)}") from None
     try:
-        return Dataset(torch.from_numpy(x), torch.from_numpy(y.astype(np.int64)), kind.schema)
+        return Dataset(torch.from_numpy(x), torch.from_numpy(y.astype(np.int64)), info.schema)
     except ValueError as error:
-        raise ValueError(f"{name}: {error} The files are {', '.join(files)}. {_again(name)}") from None
+        raise ValueError(f"{name}: {error} The files are {', '.join(files)}. {_download_again(name)}") from None
 
 
 def _mnist(files: Sequence[str], contents: dict[str, packed.Content]) -> tuple[Bytes, Bytes]:
     images, labels = (parse_idx(contents[file], file) for file in files)
     if images.ndim != 3 or labels.shape != images.shape[:1]:
         raise ValueError(
-            f"images of shape {images.shape} do not go with labels of shape {labels.shape}, in {' and '.join(files)}."
+            f"images of shape {images.shape} do not match labels of shape {labels.shape}, in {' and '.join(files)}."
         )
     return images[:, None], labels
 
 
 def parse_idx(content: packed.Content, file: str) -> Bytes:
-    """The array in an idx file of unsigned bytes."""
+    """Parse an idx file of unsigned bytes."""
     head = np.frombuffer(content[:4], np.uint8)
     if len(head) < 4 or head[:3].tolist() != [0, 0, 8]:
         raise ValueError(f"{file} must start with the bytes 0 0 8; got {' '.join(map(str, head[:3]))}.")
@@ -68,10 +68,10 @@ def parse_idx(content: packed.Content, file: str) -> Bytes:
     if head[3] > 3:
         raise ValueError(f"{file} must hold an array of up to 3 dimensions; got {head[3]}.")
     if len(content) < start:
-        raise ValueError(f"{file} ends within its header, after {len(content)} bytes.")
+        raise ValueError(f"{file} ends inside its header, after {len(content)} bytes.")
     shape = tuple(int(n) for n in np.frombuffer(content[4:start], ">u4"))
     if len(content) != start + math.prod(shape):
-        raise ValueError(f"{file} should hold {math.prod(shape)} bytes, {shape}; it holds {len(content) - start}.")
+        raise ValueError(f"{file} must hold {math.prod(shape)} bytes, {shape}; got {len(content) - start}.")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
 
 
@@ -79,7 +79,7 @@ def _cifar(files: Iterable[str], contents: dict[str, packed.Content], label_byte
     record, images, labels = label_bytes + 3072, [], []
     for file in files:
         if not contents[file] or len(contents[file]) % record:
-            raise ValueError(f"{file} must hold records of {record} bytes; it has {len(contents[file])} bytes.")
+            raise ValueError(f"{file} must hold records of {record} bytes; got {len(contents[file])} bytes in all.")
         rows = np.frombuffer(contents[file], np.uint8).reshape(-1, record)
         images.append(rows[:, label_bytes:].reshape(-1, 3, 32, 32))
         labels.append(rows[:, label_bytes - 1])
@@ -87,42 +87,42 @@ def _cifar(files: Iterable[str], contents: dict[str, packed.Content], label_byte
 
 
 def _contents(name: str, folder: str | Path, files: Sequence[str]) -> dict[str, packed.Content]:
-    """What the files hold, from wherever they lie; none of them more than the published one."""
+    """Read the files, unpacked or from their archive; none may be larger than the published one."""
     contents: dict[str, packed.Content] = {}
     for remote in REGISTRY[name]:
         wanted = {file: size for file, size in remote.unpacked.items() if file in files}
-        loose, archive = unpacked(name, folder, remote), locate(name, folder, remote.file)
+        unpacked, archive = unpacked_files(name, folder, remote), locate_file(name, folder, remote.file)
         try:
-            if all(file in loose for file in wanted):
-                contents |= {file: packed.read(loose[file], size) for file, size in wanted.items()}
+            if all(file in unpacked for file in wanted):
+                contents |= {file: packed.read_limited(unpacked[file], size) for file, size in wanted.items()}
             elif archive is not None:
-                contents |= _unpack(archive, wanted, sum(remote.unpacked.values()))
+                contents |= _unpack_archive(archive, wanted, sum(remote.unpacked.values()))
             else:
-                _not_there(name, folder, remote)
+                _raise_not_found(name, folder, remote)
         except ValueError as error:
-            raise ValueError(f"{name}: {error} {_again(name)}") from None
+            raise ValueError(f"{name}: {error} {_download_again(name)}") from None
     return contents
 
 
-def _unpack(path: Path, wanted: dict[str, int], whole: int) -> dict[str, packed.Content]:
+def _unpack_archive(path: Path, wanted: dict[str, int], whole: int) -> dict[str, packed.Content]:
     if not path.name.endswith(".tar.gz"):
-        return {file: packed.read(path, size) for file, size in wanted.items()}
-    contents = packed.members(path, wanted, whole)
+        return {file: packed.read_limited(path, size) for file, size in wanted.items()}
+    contents = packed.read_tar_members(path, wanted, whole)
     missing = next((file for file in wanted if file not in contents), None)
     if missing is not None:
         raise ValueError(f"{path} holds no {missing}.")
     return contents
 
 
-def _not_there(name: str, folder: str | Path, remote: Remote) -> NoReturn:
-    searched = ", ".join(str(place) for place in places(name, folder))
+def _raise_not_found(name: str, folder: str | Path, remote: Remote) -> NoReturn:
+    searched = ", ".join(str(place) for place in search_folders(name, folder))
     raise FileNotFoundError(
         f"{name}: {remote.file} was not found in {searched}. "
-        f"Run `iresnet data download {name}`, or name the folder that holds it: --data-dir FOLDER."
+        f"Run `iresnet data download {name}`, or set the dataset directory: --data-dir FOLDER."
     )
 
 
-def _again(name: str) -> str:
+def _download_again(name: str) -> str:
     return f"Remove the file and run `iresnet data download {name}`."
 
 
@@ -140,27 +140,27 @@ _CIFAR100 = (
 )
 
 
-def _like_mnist(classes: str) -> ImageSet:
+def _mnist_info(classes: str) -> ImageDatasetInfo:
     files = {
         part: (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
         for part, prefix in (("train", "train"), ("test", "t10k"))
     }
     schema = Schema((1, 28, 28), 256, classes=tuple(classes.split(", ")))
-    return ImageSet(schema, {"train": 60_000, "test": 10_000}, files)
+    return ImageDatasetInfo(schema, {"train": 60_000, "test": 10_000}, files)
 
 
-def _like_cifar(classes: str, train: tuple[str, ...], test: str) -> ImageSet:
+def _cifar_info(classes: str, train: tuple[str, ...], test: str) -> ImageDatasetInfo:
     schema = Schema((3, 32, 32), 256, classes=tuple(classes.split(", ")))
-    return ImageSet(schema, {"train": 50_000, "test": 10_000}, {"train": train, "test": (test,)})
+    return ImageDatasetInfo(schema, {"train": 50_000, "test": 10_000}, {"train": train, "test": (test,)})
 
 
-SETS = {
-    "mnist": _like_mnist("0, 1, 2, 3, 4, 5, 6, 7, 8, 9"),
-    "fashion-mnist": _like_mnist(_FASHION),
-    "cifar10": _like_cifar(
+DATASETS = {
+    "mnist": _mnist_info("0, 1, 2, 3, 4, 5, 6, 7, 8, 9"),
+    "fashion-mnist": _mnist_info(_FASHION),
+    "cifar10": _cifar_info(
         _CIFAR10,
         tuple(f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)),
         "cifar-10-batches-bin/test_batch.bin",
     ),
-    "cifar100": _like_cifar(_CIFAR100, ("cifar-100-binary/train.bin",), "cifar-100-binary/test.bin"),
+    "cifar100": _cifar_info(_CIFAR100, ("cifar-100-binary/train.bin",), "cifar-100-binary/test.bin"),
 }

@@ -1,8 +1,8 @@
-"""What a data set is here: rows of one kind that live together on one device, and the batches drawn from them.
+"""Datasets: samples of one schema, held as tensors on one device, and the batches drawn from them.
 
-Batch t is a function of (seed, t) alone. Epoch e = t // n, with n batches an epoch, visits the rows in an order drawn
-from (seed, e), and the augmentation of batch t draws from (seed, t): a run that is resumed at step t sees what it
-would have seen. All random numbers are drawn on the CPU, so they are the same whatever the device.
+Batch t is a function of (seed, t) alone. Epoch e = t // n, with n batches per epoch, visits the samples in an order
+drawn from (seed, e), and the augmentation of batch t draws from (seed, t). A run resumed at step t therefore sees the
+same batches as one that never stopped. All random numbers are drawn on the CPU, so they do not depend on the device.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import torch
 from torch import Tensor
 
 from ..spelling import hint, listed, quoted
-from .augment import Augment, moved
+from .augment import Augment, to_device
 
 Batch: TypeAlias = tuple[Tensor, Tensor | None]
 
-#: Numbers of a row, and classes, that there may be: layers grow with both.
+#: The most numbers in a sample, and the most classes: the size of layers grows with both.
 NUMBERS, CLASSES = 2**26, 2**16
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What one row is: an image of integers 0 .. levels - 1, shape (C, H, W), or real numbers, shape (D,).
+    """The format of one sample: an image of integers 0 .. levels - 1, shape (C, H, W), or real numbers, shape (D,).
 
-    A table has a name for every number and perhaps one for the column its labels came from. `classes` are the names
-    of the labels 0, 1, ...; there are none where the rows have no labels. It is saved with a model.
+    The schema of a table names its `columns` and, where there is one, the column `label` that holds the labels.
+    `classes` are the names of the labels 0, 1, ...; it is empty for data without labels. It is saved with the model.
 
     >>> print(Schema((1, 8, 8), levels=17))
     images of shape (1, 8, 8) with 17 levels
@@ -51,44 +51,48 @@ class Schema:
         if len(self.shape) not in (1, 3) or not all(type(n) is int and n > 0 for n in self.shape):
             raise ValueError(f"shape must be (C, H, W) or (D,), of positive integers; got {quoted(self.shape)}.")
         if self.dimension > NUMBERS:
-            raise ValueError(f"a row may hold at most {NUMBERS:,} numbers; got {quoted(self.shape)}. Use smaller rows.")
+            raise ValueError(
+                f"a sample may hold at most {NUMBERS:,} numbers; got {quoted(self.shape)}. Use smaller samples."
+            )
         if len(self.classes) > CLASSES:
             raise ValueError(f"there may be at most {CLASSES:,} classes; got {len(self.classes):,}. Use fewer.")
         if self.is_image and not (type(self.levels) is int and 2 <= self.levels <= 256):
             raise ValueError(f"levels of an image must lie in 2 .. 256; got {quoted(self.levels)}. Use 256 for bytes.")
         if not self.is_image and self.levels is not None:
             got = quoted(self.levels)
-            raise ValueError(f"levels are for images; got {got} for rows of shape {self.shape}. Use None.")
+            raise ValueError(f"levels are for images; got {got} for samples of shape {self.shape}. Use None.")
         if not isinstance(self.label, str):
             raise ValueError(f"label must be a column's name or empty; got {quoted(self.label)}.")
         for name, words in (("columns", self.columns), ("classes", self.classes)):
             if not all(isinstance(w, str) for w in words) or len(set(words)) < len(words):
                 raise ValueError(f"{name} must be different names; got {listed([*map(quoted, words)])}.")
         if self.columns and (self.is_image or len(self.columns) != self.shape[0]):
-            raise ValueError(f"columns must name the numbers of a row, {self.shape}; got {len(self.columns)} names.")
+            raise ValueError(
+                f"columns must name every number of a sample, {self.shape}; got {len(self.columns)} names."
+            )
 
     @property
     def is_image(self) -> bool:
-        """Whether a row is an image."""
+        """Whether a sample is an image."""
         return len(self.shape) == 3
 
     @property
     def dimension(self) -> int:
-        """How many numbers a row holds."""
+        """The number of values in a sample."""
         return math.prod(self.shape)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """A name for every number of a row: the columns, or x0, x1, ..."""
+        """A name for every value of a sample: the columns, or x0, x1, ..."""
         return self.columns or tuple(f"x{i}" for i in range(self.dimension))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it; `from_dict` reads it back."""
+        """Convert to a dictionary that JSON can hold; `from_dict` reads it back."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Schema:
-        """The schema that `to_dict` wrote; a `ValueError` says what is wrong with another content."""
+        """Read a schema from what `to_dict` wrote; raise a `ValueError` that says what is wrong with other content."""
         known = [field.name for field in fields(cls)]
         if not isinstance(content, Mapping) or "shape" not in content:
             raise ValueError(f"a schema is an object with the keys {', '.join(known)}; got {quoted(content)}.")
@@ -109,9 +113,9 @@ class Schema:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Rows x, uint8 (N, C, H, W) or float32 (N, D), with labels y, int64 (N,), -1 where one is missing; or without.
+    """Samples x, uint8 (N, C, H, W) or float32 (N, D), and labels y, int64 (N,), or None; -1 is a missing label.
 
-    `names` says what each row is called, e.g. the file it came from; it is empty where rows have no names.
+    `names` holds the name of each sample, e.g. the file it came from; it is empty where samples have no names.
     """
 
     x: Tensor
@@ -126,24 +130,24 @@ class Dataset:
             _check_labels(self.y, len(self.x), len(self.schema.classes))
         if self.names and len(self.names) != len(self.x):
             raise ValueError(
-                f"names must be one a row; got {len(self.names)} for {len(self.x)} rows. Give all of them, or none."
+                f"there must be one name per sample; got {len(self.names)} for {len(self.x)}. Give all, or none."
             )
 
     def __len__(self) -> int:
         return len(self.x)
 
     def to(self, device: torch.device | str) -> Dataset:
-        """The same rows on another device."""
+        """Copy the samples and labels to another device."""
         return Dataset(self.x.to(device), None if self.y is None else self.y.to(device), self.schema, self.names)
 
     def take(self, indices: Tensor | Sequence[int]) -> Dataset:
-        """The rows with these numbers, in this order."""
+        """Select the samples with these indices, in this order."""
         i = torch.as_tensor(indices, dtype=torch.int64, device=self.x.device)
-        names = tuple(self.names[row] for row in i.tolist()) if self.names else ()
+        names = tuple(self.names[k] for k in i.tolist()) if self.names else ()
         return Dataset(self.x[i], None if self.y is None else self.y[i], self.schema, names)
 
     def fingerprint(self) -> str:
-        """Sixteen hexadecimal digits that tell these rows, labels and schema from others; names do not count."""
+        """Hash the samples, labels and schema, not the names, to sixteen hexadecimal digits."""
         digest = hashlib.sha256()
         for tensor in (self.x,) if self.y is None else (self.x, self.y):
             digest.update(tensor.cpu().contiguous().view(-1).numpy().data)
@@ -153,7 +157,7 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Rows to train on, rows to choose by, and rows to be judged by; none is in two parts."""
+    """The training, validation and test splits of a dataset; no sample is in two of them."""
 
     train: Dataset
     validation: Dataset
@@ -162,28 +166,28 @@ class Splits:
     def __post_init__(self) -> None:
         for name, part in (("validation", self.validation), ("test", self.test)):
             if part.schema != self.schema:
-                raise ValueError(f"the parts must have one schema; train has {self.schema}, {name} has {part.schema}.")
+                raise ValueError(f"all splits must have one schema; train has {self.schema}, {name} has {part.schema}.")
 
     @property
     def schema(self) -> Schema:
-        """What a row of any part is."""
+        """The schema that all splits share."""
         return self.train.schema
 
     def to(self, device: torch.device | str) -> Splits:
-        """All three parts on another device."""
+        """Copy all three splits to another device."""
         return Splits(self.train.to(device), self.validation.to(device), self.test.to(device))
 
 
 class Batches:
-    """An endless stream of batches of `size` rows (all rows, if there are fewer); `batches[t]` is batch t.
+    """An endless stream of batches of `size` samples (of all samples, if there are fewer); `batches[t]` is batch t.
 
-    Every row comes at most once in an epoch of `per_epoch` batches; what would be an incomplete last batch is left
-    out, and another epoch leaves out other rows.
+    Every sample appears at most once in an epoch of `per_epoch` batches. An incomplete last batch is dropped; each
+    epoch drops other samples.
     """
 
     def __init__(self, dataset: Dataset, size: int, *, seed: int = 0, augment: Augment | None = None) -> None:
         if size < 1:
-            raise ValueError(f"the size of a batch must be at least 1; got {size}.")
+            raise ValueError(f"the batch size must be at least 1; got {size}.")
         self.dataset, self.seed, self.augment = dataset, seed, Augment() if augment is None else augment
         self.augment.check(dataset.schema.shape)
         self.size = min(size, len(dataset))
@@ -192,40 +196,40 @@ class Batches:
 
     def __getitem__(self, step: int) -> Batch:
         if step < 0:
-            raise ValueError(f"steps are counted from 0; got {step}.")
+            raise ValueError(f"step must be at least 0; got {step}.")
         epoch, place = divmod(step, self.per_epoch)
-        rows = self._rows(epoch)[place * self.size : (place + 1) * self.size]
-        x = self.augment(self.dataset.x[rows], stream(self.seed, "augment", step))
-        return x, None if self.dataset.y is None else self.dataset.y[rows]
+        indices = self._order_of(epoch)[place * self.size : (place + 1) * self.size]
+        x = self.augment(self.dataset.x[indices], seeded_generator(self.seed, "augment", step))
+        return x, None if self.dataset.y is None else self.dataset.y[indices]
 
     def starting_at(self, step: int) -> Iterator[Batch]:
-        """Batches step, step + 1, and so on without end."""
+        """Iterate over batches step, step + 1, ... without end."""
         return (self[t] for t in itertools.count(step))
 
-    def _rows(self, epoch: int) -> Tensor:
-        """The order of an epoch; the last one asked for is kept."""
+    def _order_of(self, epoch: int) -> Tensor:
+        """The order of the samples in an epoch; the last one computed is cached."""
         if epoch != self._epoch:
-            order = torch.randperm(len(self.dataset), generator=stream(self.seed, "order", epoch))
-            self._epoch, self._order = epoch, moved(order, self.dataset.x.device)
+            order = torch.randperm(len(self.dataset), generator=seeded_generator(self.seed, "order", epoch))
+            self._epoch, self._order = epoch, to_device(order, self.dataset.x.device)
         return self._order
 
 
-def stream(seed: int, *key: int | str) -> torch.Generator:
-    """A generator for one purpose: streams with different seeds or keys have nothing to do with each other."""
+def seeded_generator(seed: int, *key: int | str) -> torch.Generator:
+    """Create a generator for one purpose: different seeds or keys give independent random numbers."""
     digest = hashlib.sha256(repr((int(seed), *key)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
 
 
 def check_seed(seed: int) -> int:
-    """The seed, if torch takes it."""
+    """Return the seed if torch accepts it."""
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"seed must fit 64 bits; got {quoted(seed)}.")
     return seed
 
 
 @contextmanager
-def naming(path: object) -> Iterator[None]:
-    """What is refused inside is refused with the file's name before it."""
+def prefix_errors(path: object) -> Iterator[None]:
+    """Put the file's name before the message of any `ValueError` raised inside."""
     try:
         yield
     except ValueError as error:
@@ -240,17 +244,15 @@ def _check_kind(x: Tensor, schema: Schema) -> None:
             f"got {_name(x.dtype)} of shape {tuple(x.shape)}."
         )
     if not len(x):
-        raise ValueError("a data set needs at least one row; got none.")
+        raise ValueError("a dataset needs at least one sample; got none.")
 
 
 def _check_pixels(x: Tensor, schema: Schema) -> None:
     levels = schema.levels or 256
     largest = x.flatten(1).amax(dim=1)
     if int(largest.max()) >= levels:
-        row = int((largest >= levels).nonzero()[0])
-        raise ValueError(
-            f"pixel {int(largest[row])} in row {row}; an image with {levels} levels holds 0 .. {levels - 1}."
-        )
+        i = int((largest >= levels).nonzero()[0])
+        raise ValueError(f"pixels must lie in 0 .. {levels - 1}; got {int(largest[i])} in image {i}.")
 
 
 def _check_numbers(x: Tensor, schema: Schema) -> None:
@@ -258,20 +260,21 @@ def _check_numbers(x: Tensor, schema: Schema) -> None:
     if not bool(finite.all()):
         row, column = (int(i) for i in (~finite).nonzero()[0])
         name = schema.names[column]
-        raise ValueError(f"{float(x[row, column])} in row {row}, column {quoted(name)}; every number must be finite.")
+        raise ValueError(f"numbers must be finite; got {float(x[row, column])} in row {row}, column {quoted(name)}.")
 
 
-def _check_labels(y: Tensor, rows: int, classes: int) -> None:
-    if y.dtype != torch.int64 or y.shape != (rows,):
-        raise ValueError(f"labels must be int64, one a row; got {_name(y.dtype)} {tuple(y.shape)} for {rows} rows.")
+def _check_labels(y: Tensor, samples: int, classes: int) -> None:
+    if y.dtype != torch.int64 or y.shape != (samples,):
+        got = f"{_name(y.dtype)} {tuple(y.shape)} for {samples} samples"
+        raise ValueError(f"labels must be int64, one per sample; got {got}.")
     if not classes:
-        raise ValueError("labels need the names of their classes; got a schema without classes.")
+        raise ValueError("a dataset with labels needs a schema with classes; got none.")
     wrong = (y < -1) | (y >= classes)
     if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
+        i = int(wrong.nonzero()[0])
         raise ValueError(
-            f"label {int(y[row])} in row {row}; there are {classes} classes, so labels are 0 .. {classes - 1}, or -1 "
-            "where one is missing. Correct the labels or add the class."
+            f"labels of {classes} classes must lie in 0 .. {classes - 1}, or be -1 where one is missing; got "
+            f"{int(y[i])} for sample {i}. Correct the labels or add the class."
         )
 
 

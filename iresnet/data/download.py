@@ -1,8 +1,8 @@
-"""The files of MNIST, Fashion-MNIST and CIFAR: where they come from, where they lie, and whether they are whole.
+"""The files of MNIST, Fashion-MNIST and CIFAR: download them, find them, and verify their checksums.
 
 The checksums are those that the authors and torchvision publish. A download goes to `FOLDER/NAME`, under a temporary
-name until its checksum is right, so nothing partial is ever left. Files that lie elsewhere are found too: in the
-folder itself and in torchvision's layout, packed or not.
+name until its checksum is verified, so no partial file is left behind. Files are also found in the folder itself and in
+torchvision's layout, packed or unpacked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from ..spelling import hint
 
-#: Called with (file, bytes done, bytes in all) while a file comes in.
+#: Called with (file, bytes done, bytes in total) during a download.
 Report: TypeAlias = Callable[[str, int, int], None]
 
 CHUNK = 2**20
@@ -33,12 +33,12 @@ class Remote:
 
     @property
     def file(self) -> str:
-        """Its name, here and there."""
+        """The file name, the same on the server and on disk."""
         return self.url.rpartition("/")[2]
 
 
-class Check(NamedTuple):
-    """What `verify` found: a file of a set, where it lies (None: nowhere), and the verdict."""
+class FileCheck(NamedTuple):
+    """A result of `verify`: a file of a dataset, its path (None: not found), and the verdict."""
 
     name: str
     file: str
@@ -49,68 +49,71 @@ class Check(NamedTuple):
 RIGHT, SIZE_ONLY, CORRUPT, ABSENT = "checksum right", "size right", "corrupt", "not there"
 
 
-def find(name: str) -> tuple[Remote, ...]:
-    """The files of a set."""
+def remote_files(name: str) -> tuple[Remote, ...]:
+    """Return the files of a dataset."""
     if name not in REGISTRY:
-        raise ValueError(f"name must be that of a set to download; got {name!r}. {hint(name, REGISTRY)}")
+        raise ValueError(f"name must be a dataset that can be downloaded; got {name!r}. {hint(name, REGISTRY)}")
     return REGISTRY[name]
 
 
-def places(name: str, folder: str | Path) -> list[Path]:
-    """Where the files of a set are looked for, in this order."""
+def search_folders(name: str, folder: str | Path) -> list[Path]:
+    """The folders that are searched for the files of a dataset, in order."""
     folder = Path(folder).expanduser()
     return [folder / name, *(folder / layout for layout in LAYOUTS.get(name, ())), folder]
 
 
-def locate(name: str, folder: str | Path, file: str) -> Path | None:
-    """The file, with or without the folder it was packed in; None if it is nowhere."""
+def locate_file(name: str, folder: str | Path, file: str) -> Path | None:
+    """Find a file, with or without the folder it was packed in; None if it is not found."""
     names = dict.fromkeys([file, Path(file).name])
-    candidates = (place / n for place in places(name, folder) for n in names)
+    candidates = (directory / n for directory in search_folders(name, folder) for n in names)
     return next((path for path in candidates if path.is_file() and not _belongs_to_another(name, path)), None)
 
 
-def unpacked(name: str, folder: str | Path, remote: Remote) -> dict[str, Path]:
-    """Those of the files packed in `remote` that lie about unpacked."""
-    found = {file: locate(name, folder, file) for file in remote.unpacked}
+def unpacked_files(name: str, folder: str | Path, remote: Remote) -> dict[str, Path]:
+    """Find the files of `remote` that are already unpacked."""
+    found = {file: locate_file(name, folder, file) for file in remote.unpacked}
     return {file: path for file, path in found.items() if path is not None}
 
 
-def present(name: str, folder: str | Path) -> bool:
-    """Whether every file of a set is there, packed or not."""
-    return all(locate(name, folder, r.file) or len(unpacked(name, folder, r)) == len(r.unpacked) for r in find(name))
+def is_present(name: str, folder: str | Path) -> bool:
+    """Whether every file of a dataset is present, packed or unpacked."""
+    return all(
+        locate_file(name, folder, r.file) or len(unpacked_files(name, folder, r)) == len(r.unpacked)
+        for r in remote_files(name)
+    )
 
 
 def download(name: str, folder: str | Path, report: Report | None = None) -> list[Path]:
-    """Fetch what is not there into `folder/name`; the files. Those that are whole already are left alone."""
-    remotes, target = find(name), Path(folder).expanduser() / name
+    """Download the files of a dataset to `folder/name` and return their paths; valid files are not downloaded again."""
+    remotes, target = remote_files(name), Path(folder).expanduser() / name
     new = [path for path in (target, target.parent) if not path.exists()]
     try:
         return [_fetch(name, remote, target, report) for remote in remotes]
     finally:
         for path in new:
-            with contextlib.suppress(OSError):  # it holds something now, or was never made
+            with contextlib.suppress(OSError):  # it is no longer empty, or was never created
                 path.rmdir()
 
 
-def verify(name: str, folder: str | Path) -> list[Check]:
-    """Check what is there of a set. Unpacked files have no published checksum: only their size is checked."""
+def verify(name: str, folder: str | Path) -> list[FileCheck]:
+    """Check the files of a dataset. Unpacked files have no published checksum: only their size is checked."""
     checks = []
-    for remote in find(name):
-        path = locate(name, folder, remote.file)
-        loose = unpacked(name, folder, remote)
+    for remote in remote_files(name):
+        path = locate_file(name, folder, remote.file)
+        unpacked = unpacked_files(name, folder, remote)
         if path is not None:
-            checks.append(Check(name, remote.file, path, RIGHT if md5(path) == remote.md5 else CORRUPT))
-        for file, found in loose.items():
+            checks.append(FileCheck(name, remote.file, path, RIGHT if md5(path) == remote.md5 else CORRUPT))
+        for file, found in unpacked.items():
             verdict = SIZE_ONLY if found.stat().st_size == remote.unpacked[file] else CORRUPT
-            checks.append(Check(name, file, found, verdict))
-        if path is None and len(loose) < len(remote.unpacked):
-            missing = [file for file in remote.unpacked if file not in loose] if loose else [remote.file]
-            checks += [Check(name, file, None, ABSENT) for file in missing]
+            checks.append(FileCheck(name, file, found, verdict))
+        if path is None and len(unpacked) < len(remote.unpacked):
+            missing = [file for file in remote.unpacked if file not in unpacked] if unpacked else [remote.file]
+            checks += [FileCheck(name, file, None, ABSENT) for file in missing]
     return checks
 
 
 def md5(path: Path) -> str:
-    """The MD5 sum of a file, in hexadecimal."""
+    """Compute the MD5 checksum of a file, in hexadecimal."""
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while block := file.read(CHUNK):
@@ -119,7 +122,7 @@ def md5(path: Path) -> str:
 
 
 def _belongs_to_another(name: str, path: Path) -> bool:
-    """MNIST and Fashion-MNIST give their files the same names; packed, they differ in size."""
+    """Whether a file is of another dataset: those of MNIST and Fashion-MNIST share their names and differ in size."""
     size = path.stat().st_size
     others = (r for other, remotes in REGISTRY.items() if other != name for r in remotes)
     return any(r.file == path.name and r.size == size for r in others)
@@ -135,12 +138,12 @@ def _fetch(name: str, remote: Remote, target: Path, report: Report | None) -> Pa
         path = pooch.retrieve(remote.url, f"md5:{remote.md5}", remote.file, target, downloader=downloader)
     except ValueError:
         raise RuntimeError(
-            f"{name}: what came from {remote.url} has a wrong checksum, so it was not kept. Try again later."
+            f"{name}: the file from {remote.url} has a wrong checksum and was not kept. Try again later."
         ) from None
-    except OSError as error:  # also what requests raises
+    except OSError as error:  # also the base class of the errors of requests
         raise OSError(
             f"{name}: {remote.url} could not be saved to {target} ({_reason(error)}). "
-            f"Try again, or put the file there yourself."
+            f"Try again, or copy the file there yourself."
         ) from None
     return Path(path)
 
@@ -153,7 +156,7 @@ def _reason(error: OSError) -> str:
 
 
 class _Bar:
-    """The progress bar that pooch expects, which passes on how far a file has come and ends one that is too long."""
+    """A progress bar for pooch that reports progress, and stops a download that is too long."""
 
     def __init__(self, remote: Remote, report: Report | None) -> None:
         self.remote, self.report, self.done, self.total = remote, report, 0, 0

@@ -1,11 +1,11 @@
-"""Images in files: a folder whose sub-folders are classes, a folder of unlabelled images, or a single image.
+"""Image files: a folder whose sub-folders are classes, a folder of unlabelled images, or a single image.
 
-Sub-folders `train`, `test` and `val` (also called `valid` or `validation`) are no classes but hold the parts, where
-`train` is among them and there are no others. Rows are in the order of the sorted paths, which are their names. The
-images are grey (one channel) where every pixel of every file is grey, and must agree in size unless a size is asked
-for: then each is cropped to a square about its centre and resized. Transparency is dropped.
+Sub-folders `train`, `test` and `val` (or `valid`, `validation`) are splits, not classes, if `train` is among them and
+there are no others. Images are sorted by path, which is also their name. They are greyscale (one channel) if every
+pixel of every file is grey. All must have the same size, unless `size` is set: then each is cropped to a square around
+its centre and resized. Transparency is dropped.
 
-An image has at most `PIL.Image.MAX_IMAGE_PIXELS` pixels, and all together fit the memory of the machine.
+An image may have at most `PIL.Image.MAX_IMAGE_PIXELS` pixels, and all together must fit into memory.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .dataset import Dataset, Schema, naming
-from .labels import MISSING, class_names, encode
+from .dataset import Dataset, Schema, prefix_errors
+from .labels import MISSING, class_names, encode_labels
 
-#: What is decoded, whatever a file is called: Pillow would hand PostScript to a program that runs it.
+#: The formats that are decoded, whatever the file is called: Pillow would pass PostScript to an interpreter.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
@@ -32,12 +32,12 @@ VALIDATION = ("val", "valid", "validation")
 
 
 def is_image(path: Path) -> bool:
-    """Whether a file is called like an image that can be read."""
+    """Whether a path is a file with the suffix of a readable image format."""
     return path.is_file() and path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
-def parts_of(folder: Path) -> dict[str, Path]:
-    """The sub-folders of the parts that there are, of train, validation and test; {} where a folder has no parts."""
+def split_folders(folder: Path) -> dict[str, Path]:
+    """Map train, validation and test to their sub-folders; empty where a folder is not divided into splits."""
     names = [path.name for path in _folders(folder)]
     if "train" not in names or not {*names} <= {"train", "test", *VALIDATION}:
         return {}
@@ -47,8 +47,8 @@ def parts_of(folder: Path) -> dict[str, Path]:
     return {"validation" if name in VALIDATION else name: folder / name for name in names}
 
 
-def find(folder: Path, *, labels: bool = True) -> tuple[list[Path], list[str]]:
-    """The images of a folder (or the one that `folder` is), and the class of each, "" without sub-folders or labels."""
+def find_images(folder: Path, *, labels: bool = True) -> tuple[list[Path], list[str]]:
+    """List the images of a folder (or the one image) and the class of each, "" without sub-folders or labels."""
     if folder.is_file():
         return [folder], [MISSING]
     flat, files = _inside(folder, deep=False), {path.name: _inside(path, deep=True) for path in _folders(folder)}
@@ -56,7 +56,9 @@ def find(folder: Path, *, labels: bool = True) -> tuple[list[Path], list[str]]:
         flat, files = sorted(chain(flat, *files.values())), {}
     empty = [name for name, inside in files.items() if not inside]
     if flat and any(files.values()):
-        raise ValueError(f"{folder} holds {flat[0].name} beside sub-folders of images. Move it into one, or them out.")
+        raise ValueError(
+            f"{folder} holds both {flat[0].name} and sub-folders of images. Move it into one of them, or remove it."
+        )
     if not flat and (empty or not files):
         where = folder / empty[0] if empty and len(empty) < len(files) else folder
         raise ValueError(f"{where} holds no image ({', '.join(s[1:] for s in SUFFIXES)}). Name a folder that does.")
@@ -65,23 +67,23 @@ def find(folder: Path, *, labels: bool = True) -> tuple[list[Path], list[str]]:
     return [f for inside in files.values() for f in inside], [name for name, inside in files.items() for _ in inside]
 
 
-def load(folder: Path, size: int, root: Path) -> Dataset:
-    """A folder of images to train on; its sub-folders are its classes. Rows are named by their path below `root`."""
-    files, labels = find(folder)
+def load_image_folder(folder: Path, size: int, root: Path) -> Dataset:
+    """Load a folder of images to train on; sub-folders are classes. Images are named by their path below `root`."""
+    files, labels = find_images(folder)
     x = _stack(files, size)
     if bool((x == x[:, :1]).all()):
         x = x[:, :1]
     classes = class_names(labels)
-    y = encode(labels, classes, lambda i: str(files[i])) if classes else None
+    y = encode_labels(labels, classes, lambda i: str(files[i]))
     c, h, w = x.shape[1:]
-    with naming(folder):
+    with prefix_errors(folder):
         schema = Schema((c, h, w), 256, classes=classes)
     return Dataset(torch.from_numpy(np.ascontiguousarray(x)), y, schema, _names(files, root))
 
 
-def read(folder: Path, schema: Schema, size: int, root: Path, *, labels: bool = True) -> Dataset:
-    """A folder of images for a model of this schema; its sub-folders must be classes that it knows, or are ignored."""
-    files, found = find(folder, labels=labels)
+def read_image_folder(folder: Path, schema: Schema, size: int, root: Path, *, labels: bool = True) -> Dataset:
+    """Read a folder of images for a model of this schema; sub-folders must be its classes, unless `labels=False`."""
+    files, found = find_images(folder, labels=labels)
     x = _stack(files, size)
     c, h, w = schema.shape
     if x.shape[2:] != (h, w):
@@ -89,10 +91,11 @@ def read(folder: Path, schema: Schema, size: int, root: Path, *, labels: bool = 
     if c == 1:
         colour = (x != x[:, :1]).any(axis=(1, 2, 3))
         if colour.any():
-            raise ValueError(f"{files[int(colour.argmax())]} is in colour; the model takes grey images. Convert it.")
+            raise ValueError(
+                f"{files[int(colour.argmax())]} is in colour; the model takes greyscale images. Convert it."
+            )
         x = x[:, :1]
-    labelled = schema.classes and any(found)
-    y = encode(found, schema.classes, lambda i: str(files[i])) if labelled else None
+    y = encode_labels(found if any(found) else None, schema.classes, lambda i: str(files[i]))
     return Dataset(torch.from_numpy(np.ascontiguousarray(x)), y, schema, _names(files, root))
 
 
@@ -106,7 +109,7 @@ def _folders(folder: Path) -> list[Path]:
     found = sorted(path for path in inside if path.is_dir() and not path.name.startswith("."))
     for path in found:
         if path.is_symlink() and folder.resolve().is_relative_to(path.resolve()):
-            raise ValueError(f"{path} is a link to a folder that it lies in. Remove the link.")
+            raise ValueError(f"{path} is a link to a folder that contains it. Remove the link.")
     return found
 
 
@@ -114,11 +117,11 @@ def _inside(folder: Path, *, deep: bool) -> list[Path]:
     try:
         return sorted(path for path in (folder.rglob("*") if deep else folder.iterdir()) if is_image(path))
     except RecursionError:
-        raise ValueError(f"{folder} holds folders in folders, too deep to be read. Move the images up.") from None
+        raise ValueError(f"{folder} has sub-folders nested too deeply to be read. Move the images up.") from None
 
 
 def _stack(files: Sequence[Path], size: int) -> NDArray[np.uint8]:
-    """All images as (N, 3, H, W)."""
+    """Decode all images into one array (N, 3, H, W)."""
     first = _decode(files[0], size)
     _check_memory(files, first)
     x = np.empty((len(files), *first.shape), np.uint8)
@@ -144,7 +147,7 @@ def _check_memory(files: Sequence[Path], first: NDArray[np.uint8]) -> None:
 
 
 def _memory() -> float:
-    """Bytes of memory of this machine; infinity where it does not say."""
+    """The memory of this machine in bytes; infinity where it is unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # on Windows there is no such call
@@ -152,7 +155,7 @@ def _memory() -> float:
 
 
 def _decode(path: Path, size: int) -> NDArray[np.uint8]:
-    """One image as (H, W, 3)."""
+    """Decode one image to (H, W, 3)."""
     from PIL import Image, ImageOps
 
     try:
@@ -163,12 +166,12 @@ def _decode(path: Path, size: int) -> NDArray[np.uint8]:
                 image.load()
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise ValueError(
-            f"{path} must have at most {Image.MAX_IMAGE_PIXELS:,} pixels, and has more. Make it smaller."
+            f"{path} must have at most {Image.MAX_IMAGE_PIXELS:,} pixels; it has more. Make it smaller."
         ) from None
-    except Exception as error:  # the decoders raise what they like at a damaged file
+    except Exception as error:  # the decoders raise many kinds of errors for a damaged file
         raise ValueError(f"{path} cannot be read as an image ({type(error).__name__}). Replace or remove it.") from None
     if image.mode not in EIGHT_BIT:
-        raise ValueError(f"{path} has pixels of the kind {image.mode}; images must have 8 bits a channel. Convert it.")
+        raise ValueError(f"{path} must have 8 bits per channel; got pixels of mode {image.mode}. Convert it.")
     image = image.convert("RGB")
     if size:
         image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)

@@ -1,8 +1,8 @@
-"""Arrays in NPY and NPZ files, read no further than their headers say. Nothing is unpickled.
+"""Arrays in NPY and NPZ files, checked by their headers before they are read. Nothing is unpickled.
 
-An NPZ file is a zip archive of NPY files, and a thousand zeros pack into one byte. An array of more than `FREE` bytes
-is unpacked only if it takes up at least a `RATIO`-th of that in the file; what `numpy.savez` writes is not packed at
-all, and has no limit.
+An NPZ file is a zip archive of NPY files, and a thousand zeros compress to one byte. An array of more than `FREE` bytes
+is unpacked only if it is at most `RATIO` times as large as in the file. `numpy.savez` does not compress, so its files
+have no limit.
 """
 
 from __future__ import annotations
@@ -28,37 +28,42 @@ FREE, RATIO = 2**26, 100
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-def load(path: Path, choose: Callable[[list[str]], Iterable[str]]) -> dict[str, Array]:
-    """Those arrays of a file that `choose` picks from their names, by name. In an NPY file the only one is called x."""
+def load_arrays(path: Path, choose: Callable[[list[str]], Iterable[str]]) -> dict[str, Array]:
+    """Load the arrays whose names `choose` picks from those in the file. The array of an NPY file is called x."""
     try:
         with path.open("rb") as file:
             if _begins(file, b"PK"):
                 with zipfile.ZipFile(file) as archive:
-                    found = _members(archive)
-                    return {name: _unpack(archive, found[name], path) for name in choose([*found])}
-            return {name: _whole(file, path) for name in choose(["x"])}
-    except Exception as error:  # zipfile, zlib and numpy raise what they like at a damaged file
-        raise ValueError(f"{path} cannot be read as an array ({first_line(error)}). Save it anew.") from None
+                    members = _members(archive)
+                    return {name: _read_member(archive, members[name], path) for name in choose([*members])}
+            return {name: _read_npy(file, path) for name in choose(["x"])}
+    except Exception as error:  # zipfile, zlib and numpy raise many kinds of errors for a damaged file
+        raise ValueError(f"{path} cannot be read as an array ({first_line(error)}). Save it again.") from None
 
 
-def load_one(path: Path) -> Array:
-    """The array of an NPY file."""
+def load_array(path: Path) -> Array:
+    """Load the array of an NPY file."""
     try:
         with path.open("rb") as file:
-            return _whole(file, path)
+            return _read_npy(file, path)
     except Exception as error:
-        raise ValueError(f"{path} is no .npy array of numbers ({first_line(error)}).") from None
+        raise ValueError(f"{path} must be a .npy file with an array of numbers ({first_line(error)}).") from None
 
 
-def save(path: Path, **arrays: Any) -> Path:
-    """Write arrays as an NPZ file, packed, whole or not at all."""
+def save_npz(path: Path, **arrays: Any) -> Path:
+    """Write arrays to a compressed NPZ file, atomically."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     return atomic.write(path, buffer.getvalue())
 
 
-def _whole(file: IO[bytes], path: Path) -> Array:
-    _check(file, path.stat().st_size)
+def is_overpacked(size: int, packed: int) -> bool:
+    """Whether `packed` bytes of a file unpack to more than the limit: `FREE` bytes, or `RATIO` times as many."""
+    return size > max(FREE, RATIO * packed)
+
+
+def _read_npy(file: IO[bytes], path: Path) -> Array:
+    _check_header(file, path.stat().st_size)
     file.seek(0)
     array: Array = npy.read_array(file, allow_pickle=False)
     return array
@@ -71,45 +76,45 @@ def _begins(file: IO[bytes], mark: bytes) -> bool:
 
 
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """The arrays of an archive; what else lies in it is not looked at."""
-    found: dict[str, zipfile.ZipInfo] = {}
+    """The NPY files of an archive; other files are ignored."""
+    members: dict[str, zipfile.ZipInfo] = {}
     for info in archive.infolist():
         if info.filename.endswith(".npy"):
             name = info.filename.removesuffix(".npy")
-            if name in found:
+            if name in members:
                 raise ValueError(f"it holds {shorten(name)} twice")
-            found[name] = info
-    return found
+            members[name] = info
+    return members
 
 
-def _unpack(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Array:
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Array:
     size, packed = info.file_size, min(info.compress_size, path.stat().st_size)
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{shorten(info.filename)} is not packed as numpy does it")
-    if size > max(FREE, RATIO * packed):
+        raise ValueError(f"{shorten(info.filename)} has a compression that numpy does not write")
+    if is_overpacked(size, packed):
         raise ValueError(
-            f"{shorten(info.filename)} unpacks from {packed:,} to {size:,} bytes; above {FREE:,} it may grow {RATIO} "
-            "times. numpy.savez does not pack it"
+            f"{shorten(info.filename)} unpacks from {packed:,} to {size:,} bytes; above {FREE:,} bytes it may unpack "
+            f"to {RATIO} times its size. Use numpy.savez, which does not compress"
         )
     with archive.open(info) as stream:
-        _check(stream, size)
+        _check_header(stream, size)
     with archive.open(info) as stream:
         array: Array = npy.read_array(stream, allow_pickle=False)
     return array
 
 
-def _check(stream: IO[bytes], size: int) -> None:
-    """Refuse a header that says anything else than the size of the stream, or more than numbers and text."""
+def _check_header(stream: IO[bytes], size: int) -> None:
+    """Refuse a header that does not match the size of the stream, or an array of anything but numbers and text."""
     if not size:
         raise ValueError("No data left in file")
     version = npy.read_magic(stream)
     if version not in HEADERS:
-        raise ValueError(f"it has version {version[0]} of the format, for arrays with names")
+        raise ValueError(f"it has version {version[0]} of the format, for structured arrays")
     shape, _, dtype = HEADERS[version](stream)
     if dtype.hasobject:
         raise ValueError("Object arrays cannot be loaded without unpickling them")
     needed, held = math.prod(shape) * dtype.itemsize, size - stream.tell()
     if dtype.names or dtype.subdtype or any(n < 0 for n in shape):
-        raise ValueError(f"it must hold numbers or text, of a shape; got {shorten(str(dtype))} {shorten(str(shape))}")
+        raise ValueError(f"it must hold an array of numbers or text; got {shorten(str(dtype))} {shorten(str(shape))}")
     if needed != held:
         raise ValueError(f"its header says {shorten(str(shape))} {dtype}, {needed:,} bytes; it holds {held:,}")

@@ -1,7 +1,7 @@
-"""Packed files, read no further than what they may hold: gzip files and archives whose contents are known in advance.
+"""Compressed files, read up to a known size: gzip files, and archives whose contents are known in advance.
 
-A thousand zeros pack into one byte, so that a small file can fill any memory. The files of MNIST and CIFAR have known
-sizes: no more than these is unpacked, and nothing is written to the disk.
+A thousand zeros compress to one byte, so a small file can fill any memory. The files of MNIST and CIFAR have known
+sizes: no more than that is decompressed, and nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ Content: TypeAlias = bytes | bytearray
 
 CHUNK = 2**20
 
-#: Of an archive, beside the files that are known: bytes of headers and other files, and how many files there may be.
-BESIDE, FILES = 2**20, 1_000
+#: Limits of an archive: bytes beyond the known files (headers and other files), and the number of files.
+EXTRA_BYTES, FILES = 2**20, 1_000
 
 
-def read(path: Path, most: int) -> Content:
-    """What a file holds, packed by gzip if it is called .gz; a `ValueError` if that is more than `most` bytes."""
+def read_limited(path: Path, most: int) -> Content:
+    """Read a file, with gzip if it ends in .gz; raise a `ValueError` if it holds more than `most` bytes."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             return _limited(cast(IO[bytes], stream), most)
-    except Exception as error:  # gzip and zlib raise what they like at a damaged file
+    except Exception as error:  # gzip and zlib raise many kinds of errors for a damaged file
         _refuse(path, error)
 
 
-def members(path: Path, wanted: Mapping[str, int], whole: int) -> dict[str, Content]:
-    """Those of the wanted files that a .tar.gz holds, by name; `wanted` says how large each may be.
+def read_tar_members(path: Path, wanted: Mapping[str, int], whole: int) -> dict[str, Content]:
+    """Read files from a .tar.gz by name; `wanted` maps names to the most bytes. Files that are missing are left out.
 
-    The known files of the archive have `whole` bytes; a `ValueError` if it holds much more.
+    The known files of the archive have `whole` bytes in all; raise a `ValueError` if it holds much more.
     """
     found: dict[str, Content] = {}
     try:
-        with gzip.open(path) as stream, _archive(stream, whole + BESIDE) as archive:
+        with gzip.open(path) as stream, _archive(stream, whole + EXTRA_BYTES) as archive:
             for i, member in enumerate(archive):
                 if i == FILES or member.size < 0:
-                    raise ValueError(f"it must hold at most {FILES:,} files of sizes from 0 on")
+                    raise ValueError(f"it must hold at most {FILES:,} files, of sizes of at least 0")
                 if member.name in found:
                     raise ValueError(f"it holds {shorten(member.name)} twice")
                 if member.name in wanted:
@@ -54,13 +54,13 @@ def members(path: Path, wanted: Mapping[str, int], whole: int) -> dict[str, Cont
 
 
 def _archive(stream: gzip.GzipFile, most: int) -> tarfile.TarFile:
-    return tarfile.open(fileobj=cast(IO[bytes], _Steps(stream, most)), mode="r:")
+    return tarfile.open(fileobj=cast(IO[bytes], _BoundedStream(stream, most)), mode="r:")
 
 
 def _member(archive: tarfile.TarFile, member: tarfile.TarInfo, most: int) -> Content:
     file = archive.extractfile(member) if member.isreg() and not member.issparse() else None
     if file is None:
-        raise ValueError(f"{member.name} must be a plain file, no link, folder or device")
+        raise ValueError(f"{member.name} must be a regular file, not a link, folder or device")
     try:
         return _limited(file, most)
     except ValueError as error:
@@ -68,7 +68,7 @@ def _member(archive: tarfile.TarFile, member: tarfile.TarInfo, most: int) -> Con
 
 
 def _limited(stream: IO[bytes], most: int) -> Content:
-    """All of a stream, a chunk at a time, so that one without an end fills no memory."""
+    """Read a stream to its end, a chunk at a time, so that an endless one cannot fill the memory."""
     content = bytearray()
     while block := stream.read(min(CHUNK, most + 1 - len(content))):
         content += block
@@ -77,8 +77,8 @@ def _limited(stream: IO[bytes], most: int) -> Content:
     return content
 
 
-class _Steps:
-    """A stream that ends after `most` bytes and gives a chunk at a time: no header of an archive may be longer."""
+class _BoundedStream:
+    """A stream limited to `most` bytes and to one chunk per read, so that no archive header can be longer."""
 
     def __init__(self, stream: gzip.GzipFile, most: int) -> None:
         self.stream, self.most = stream, most
@@ -105,5 +105,5 @@ def _refuse(path: Path, error: Exception) -> NoReturn:
     if isinstance(error, OSError) and error.errno is not None:
         raise with_path(error, path) from None
     if isinstance(error, MemoryError):
-        raise error  # nothing is wrong with what it holds
+        raise error  # the file itself may be fine
     raise ValueError(f"{path} is damaged ({first_line(error)}).") from None

@@ -1,12 +1,12 @@
-"""From a name or a path to data: `load` for training, in three parts; `read` for a model that knows its rows already.
+"""Load data by name or path: `load` for training, as three splits; `read` for a model whose schema is known.
 
-A source is a built-in set (`names()`), a folder of images, or a table (.csv, .tsv, .npy, .npz, .parquet). Built-in
-names come first: write ./digits for a folder of that name.
+A source is a built-in dataset (`names()`), a folder of images, or a table (.csv, .tsv, .npy, .npz, .parquet). Built-in
+names take precedence: write ./digits for a folder of that name.
 
-The test part is the set's own where it has one, else the same rows of the training part whatever the seed, so that
-seeds can be compared and no choice among them sees it. Validation is the set's own where it has one (a folder of images
-may), for MNIST and CIFAR the last rows of the training part, elsewhere rows drawn by the seed, every class in
-proportion.
+The test split is the source's own if it has one. Otherwise it is held out from the training data, with the same samples
+for every seed, so that runs with different seeds are comparable and none trains on test samples. The validation split
+is the source's own if it has one (a folder of images may). Otherwise it is the end of the training data for MNIST and
+CIFAR, and samples drawn by the seed, stratified by class, for other sources.
 """
 
 from __future__ import annotations
@@ -22,68 +22,71 @@ from ..allowed import Rule, check_settings, in_interval
 from ..spelling import hint, quoted
 from . import arrays, canonical, delimited, images, split, table, toy
 from .augment import Augment
-from .dataset import Dataset, Schema, Splits, naming, stream
+from .dataset import Dataset, Schema, Splits, prefix_errors, seeded_generator
 
 TEXT, ARRAYS, PARQUET = (".csv", ".tsv"), (".npy", ".npz"), (".parquet",)
 PARTS = ("train", "validation", "test")
 KINDS = ", ".join((*TEXT, *ARRAYS, *PARQUET))
-POINTS = {"train": 50_000, "test": 10_000}  # drawn from a toy density
-PLACEHOLDER = "table.csv"  # the source of a preset for tables, where the user's own is to stand
-PATH, SIDE = 4096, 4096  # characters of a path; pixels of the side that images are resized to
+TOY_SIZES = {"train": 50_000, "test": 10_000}  # points drawn from a toy density
+PLACEHOLDER = "table.csv"  # the source of presets for tables, which the user replaces by a file
+PATH_LENGTH, SIDE = 4096, 4096  # most characters of a path; most pixels of the side that images are resized to
 SIZE = Rule(lambda size: 0 <= size <= SIDE, "is that of an image, or 0 to keep it", f"Use up to {SIDE}.")
 DIGITS = Schema((1, 8, 8), 17, classes=tuple("0123456789"))
 
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Which data, how they are split, and how images are augmented. Parts are below 1; from 1 on, numbers of rows."""
+    """Which data to use, how to split them, and how to augment images.
 
-    #: A built-in set, a folder of images, or a table.
+    `validation` and `test` are fractions below 1, or numbers of samples.
+    """
+
+    #: A built-in dataset, a folder of images, or a table.
     source: str = "digits"
-    #: Where downloads live.
+    #: The dataset directory, where downloads are stored.
     folder: str = "data"
     #: The label column of a table.
     label: str = ""
-    #: Held out of the training part, where the source has no validation part.
+    #: Held out from the training data if the source has no validation split.
     validation: float = 0.15
-    #: Held out first, where the source has no test part.
+    #: Held out first if the source has no test split.
     test: float = 0.2
-    #: The part of the training labels that is kept; the others become -1.
-    labelled: Annotated[float, in_interval("(0, 1]", "is the part of the labels that is kept,")] = 1.0
-    #: Images of a folder are resized to size x size; 0: all must be equal.
+    #: The fraction of the training labels that is kept; the others become -1.
+    labelled: Annotated[float, in_interval("(0, 1]", "is the fraction of the labels that is kept,")] = 1.0
+    #: Images of a folder are resized to size x size; 0: not resized, and all must have the same size.
     size: Annotated[int, SIZE] = 0
-    #: Of validation rows, kept labels and toy points.
+    #: Seed of the validation split, the kept labels and the toy points.
     seed: int = 0
 
-    # Augmentation, which `Augment` explains and checks.
-    #: Shifts of up to so many pixels.
+    # Augmentation; `Augment` documents and checks these settings.
+    #: Shift images by up to this many pixels.
     shift: int = 0
-    #: The part of the images that is shifted.
+    #: The fraction of the images that is shifted.
     shifted: float = 1.0
-    #: What moves in: the image mirrored, or blank.
+    #: What fills the border of a shifted image: "mirror" or "blank".
     border: str = "mirror"
-    #: Flips left to right.
+    #: Flip images left to right with probability 1/2.
     flip: bool = False
-    #: The side of a square that is hidden behind the image's mean.
+    #: The side of the square that is replaced by the image's mean.
     cutout: int = 0
 
     def __post_init__(self) -> None:
         check_settings(self)
         if not self.source:
-            raise ValueError(f"source must be a data set or a path; got ''. Use one of {', '.join(names())}.")
+            raise ValueError(f"source must be a dataset or a path; got ''. Use one of {', '.join(names())}.")
         for name in ("source", "folder"):
             _check_path(name, getattr(self, name))
-        split.check_part("validation", self.validation)
-        split.check_part("test", self.test)
-        _ = self.augment  # refuses what cannot be done
+        split.check_fraction("validation", self.validation)
+        split.check_fraction("test", self.test)
+        _ = self.augment  # checks its settings
 
     @property
     def augment(self) -> Augment:
-        """What `Batches` does to training images."""
+        """The augmentation that `Batches` applies to training images."""
         return Augment(self.shift, self.flip, self.shifted, self.border, self.cutout)
 
     def resolved(self) -> DataSettings:
-        """The same settings with absolute paths, which hold wherever a command is run; built-in names stay.
+        """Make paths absolute, so that they are valid in every working directory; built-in names stay.
 
         >>> DataSettings("digits", folder="/tmp").resolved() == DataSettings("digits", folder="/tmp")
         True
@@ -93,41 +96,43 @@ class DataSettings:
 
 
 def names() -> list[str]:
-    """The built-in sets."""
-    return ["digits", *canonical.SETS, *toy.names()]
+    """Return the names of the built-in datasets."""
+    return ["digits", *canonical.DATASETS, *toy.names()]
 
 
 def schema_of(name: str) -> Schema:
-    """What a row of a built-in set is."""
-    if name in canonical.SETS:
-        return canonical.SETS[name].schema
+    """Return the schema of a built-in dataset."""
+    if name in canonical.DATASETS:
+        return canonical.DATASETS[name].schema
     return DIGITS if name == "digits" else Schema((2,), columns=("x0", "x1"))
 
 
-def rows_of(name: str) -> dict[str, int]:
-    """How many rows the parts of a built-in set have."""
-    if name in canonical.SETS:
-        return canonical.SETS[name].rows
-    return {"train": 1437, "test": 360} if name == "digits" else POINTS
+def split_sizes(name: str) -> dict[str, int]:
+    """Return the sizes of the splits of a built-in dataset."""
+    if name in canonical.DATASETS:
+        return canonical.DATASETS[name].sizes
+    return {"train": 1437, "test": 360} if name == "digits" else TOY_SIZES
 
 
 def load(settings: DataSettings) -> Splits:
-    """The rows to train on, to choose by and to be judged by, on the CPU.
+    """Load the training, validation and test splits, on the CPU.
 
     >>> [len(part) for part in vars(load(DataSettings("digits"))).values()]
     [1221, 216, 360]
     """
-    train, validation, test = _parts(settings)
-    with naming(settings.source):
+    train, validation, test = _own_splits(settings)
+    with prefix_errors(settings.source):
         if test is None:
-            n = split.count("test", settings.test, len(train))
-            train, test = split.hold_out(train, n, stream(0, "test"))
+            n = split.held_out_count("test", settings.test, len(train))
+            train, test = split.hold_out(train, n, seeded_generator(0, "test"))
         if validation is None:
             train, validation = _hold_out_validation(train, settings)
         if not train.schema.is_image:
-            table.refuse_constant(train)
+            table.refuse_constant_columns(train)
         settings.augment.check(train.schema.shape)
-        return Splits(split.keep_labels(train, settings.labelled, stream(settings.seed, "labels")), validation, test)
+        return Splits(
+            split.keep_labels(train, settings.labelled, seeded_generator(settings.seed, "labels")), validation, test
+        )
 
 
 def read(
@@ -139,40 +144,40 @@ def read(
     size: int = 0,
     labels: bool = True,
 ) -> Dataset:
-    """Rows for a model of this schema, from a file, a folder, or one part of a built-in set or of a folder with parts.
+    """Read samples for a model of this schema, from a file, a folder, or one split of a built-in dataset or folder.
 
-    A table's columns are found by name, in any order; others are ignored, and labels may be absent. Labels of a set
-    with other classes are left out; with `labels=False` all are, unread, so that a file may hold classes that the model
-    does not know. `size` resizes the images of a folder, as in training.
+    The columns of a table are found by name, in any order; others are ignored, and labels may be absent. Labels of a
+    dataset with other classes are dropped. With `labels=False` no labels are read, so a file may hold classes that the
+    model does not know. `size` resizes the images of a folder, as in training.
     """
     if part not in PARTS:
         raise ValueError(f"part must be one of {', '.join(PARTS)}; got {part!r}.")
     if str(source) in names():
-        rows = _adopt(str(source), _builtin(str(source), folder, part), schema)
-        return rows if labels else replace(rows, y=None)
-    path = _path(source)
+        dataset = _with_schema(str(source), _builtin(str(source), folder, part), schema)
+        return dataset if labels else replace(dataset, y=None)
+    path = _existing_path(source)
     if path.is_dir() or images.is_image(path):
-        _expect(path, schema, images=True)
-        parts = images.parts_of(path)
+        _check_kind(path, schema, images=True)
+        parts = images.split_folders(path)
         if parts and part not in parts:
-            raise ValueError(f"{path} has no sub-folder {part!r}. Name the folder that holds the images.")
-        return images.read(parts.get(part, path), schema, size, path, labels=labels)
+            raise ValueError(f"{path} has no sub-folder {part!r}. Give the folder that holds the images.")
+        return images.read_image_folder(parts.get(part, path), schema, size, path, labels=labels)
     return _read_file(path, schema, labels=labels)
 
 
-def _parts(settings: DataSettings) -> tuple[Dataset, Dataset | None, Dataset | None]:
-    """The rows to train on and, where the source has them, those to choose and to be judged by."""
+def _own_splits(settings: DataSettings) -> tuple[Dataset, Dataset | None, Dataset | None]:
+    """Load the training data and, where the source has them, the validation and test splits."""
     if settings.source in names():
         _refuse_unused(settings, label=True, size=True)
         train, test = (_builtin(settings.source, settings.folder, p, settings.seed) for p in ("train", "test"))
         return train, None, test
-    path = _path(settings.source)
+    path = _existing_path(settings.source)
     if path.is_dir() or images.is_image(path):
         _refuse_unused(settings, label=True)
-        parts = images.parts_of(path)
-        train = images.load(parts.get("train", path), settings.size, path)
+        parts = images.split_folders(path)
+        train = images.load_image_folder(parts.get("train", path), settings.size, path)
         validation, held = (
-            images.read(parts[part], train.schema, settings.size, path) if part in parts else None
+            images.read_image_folder(parts[part], train.schema, settings.size, path) if part in parts else None
             for part in ("validation", "test")
         )
         return train, validation, held
@@ -181,110 +186,115 @@ def _parts(settings: DataSettings) -> tuple[Dataset, Dataset | None, Dataset | N
 
 
 def _hold_out_validation(train: Dataset, settings: DataSettings) -> tuple[Dataset, Dataset]:
-    n = split.count("validation", settings.validation, len(train))
-    if settings.source in canonical.SETS:
+    n = split.held_out_count("validation", settings.validation, len(train))
+    if settings.source in canonical.DATASETS:
         return split.hold_out_last(train, n)
-    return split.hold_out(train, n, stream(settings.seed, "validation"))
+    return split.hold_out(train, n, seeded_generator(settings.seed, "validation"))
 
 
 def _load_file(path: Path, label: str) -> Dataset:
-    if path.suffix.lower() in TEXT:
-        return table.load(delimited.read(path, table.all_columns(label), {label} - {""}))
-    if path.suffix.lower() in PARQUET:
-        return table.load(arrays.parquet(path, table.all_columns(label)))
-    content = arrays.open_arrays(path)
+    if path.suffix.lower() not in ARRAYS:
+        return table.training_dataset(_read_table(path, table.choose_all_columns(label), label))
+    content = arrays.read_arrays(path)
     if content.y is not None and label not in ("", "y"):
         raise ValueError(f"{path} has its labels in 'y'; got label = {quoted(label)}. Leave it empty.")
     if content.x.ndim == 4:
-        return arrays.images(path, content, None)
-    return table.load(arrays.table(path, content, table.all_columns("" if content.y is not None else label)))
+        return arrays.array_images(path, content, None)
+    return table.training_dataset(
+        arrays.array_table(path, content, table.choose_all_columns("" if content.y is not None else label))
+    )
 
 
 def _read_file(path: Path, schema: Schema, *, labels: bool) -> Dataset:
-    choose = table.columns_of(schema, labels=labels)
-    if path.suffix.lower() in TEXT:
-        _expect(path, schema, images=False)
-        return table.read(delimited.read(path, choose, {*schema.names, schema.label} - {""}), schema)
-    if path.suffix.lower() in PARQUET:
-        _expect(path, schema, images=False)
-        return table.read(arrays.parquet(path, choose), schema)
-    content = arrays.open_arrays(path, labels=labels, schema=schema)
+    choose = table.choose_schema_columns(schema, labels=labels)
+    if path.suffix.lower() not in ARRAYS:
+        _check_kind(path, schema, images=False)
+        return table.dataset_for_schema(_read_table(path, choose, *schema.names, schema.label), schema)
+    content = arrays.read_arrays(path, labels=labels, schema=schema)
     if schema.is_image and content.x.ndim == 2 and content.x.shape[1] == schema.dimension:
         raise ValueError(
-            f"the model takes {schema}; {path} holds {content.x.dtype} {content.x.shape}. {_unflattened(schema)}"
+            f"the model takes {schema}; {path} holds {content.x.dtype} {content.x.shape}. {_reshape_hint(schema)}"
         )
-    _expect(path, schema, images=content.x.ndim == 4)
+    _check_kind(path, schema, images=content.x.ndim == 4)
     if schema.is_image:
-        return arrays.images(path, content, schema)
-    return table.read(arrays.table(path, content, choose), schema)
+        return arrays.array_images(path, content, schema)
+    return table.dataset_for_schema(arrays.array_table(path, content, choose), schema)
+
+
+def _read_table(path: Path, choose: table.ColumnChooser, *known: str) -> table.Table:
+    if path.suffix.lower() in PARQUET:
+        return arrays.read_parquet(path, choose)
+    return delimited.read_delimited(path, choose, {*known} - {""})
 
 
 def _builtin(name: str, folder: str, part: str, seed: int = 0) -> Dataset:
-    if part not in rows_of(name):
-        raise ValueError(f"{name} has no {part} part of its own, only {' and '.join(rows_of(name))}. Choose one.")
-    if name in canonical.SETS:
-        return canonical.read(name, folder, part)
+    if part not in split_sizes(name):
+        raise ValueError(f"{name} has no {part} split of its own, only {' and '.join(split_sizes(name))}. Choose one.")
+    if name in canonical.DATASETS:
+        return canonical.read_canonical(name, folder, part)
     if name == "digits":
         return _digits(part)
-    generator = stream(seed if part == "train" else 0, name, part)
-    return Dataset(toy.sample(name, POINTS[part], generator), None, schema_of(name))
+    generator = seeded_generator(seed if part == "train" else 0, name, part)
+    return Dataset(toy.sample(name, TOY_SIZES[part], generator), None, schema_of(name))
 
 
 def _digits(part: str) -> Dataset:
-    """scikit-learn's 1,797 digits, of which 360 are for the test."""
+    """Load scikit-learn's 1,797 digits, of which 360 are the test split."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     x, y = load_digits(return_X_y=True)
-    rows = dict(
+    indices = dict(
         zip(("train", "test"), train_test_split(range(len(y)), test_size=360, random_state=0, stratify=y), strict=True)
     )
     pixels = torch.from_numpy(x.astype("uint8")).view(-1, *DIGITS.shape)
-    return Dataset(pixels, torch.from_numpy(y.astype("int64")), DIGITS).take(rows[part])
+    return Dataset(pixels, torch.from_numpy(y.astype("int64")), DIGITS).take(indices[part])
 
 
-def _adopt(name: str, dataset: Dataset, schema: Schema) -> Dataset:
-    """A built-in set as the data of a model that may have been trained on another."""
-    mine = dataset.schema
-    if (mine.shape, mine.levels, mine.names) != (schema.shape, schema.levels, schema.names):
-        raise ValueError(f"the model takes {schema}; {name} has {mine}. Choose other data.")
-    return replace(dataset, y=dataset.y if mine.classes == schema.classes else None, schema=schema)
+def _with_schema(name: str, dataset: Dataset, schema: Schema) -> Dataset:
+    """Give a built-in dataset the schema of a model that may have been trained on another one."""
+    own = dataset.schema
+    if (own.shape, own.levels, own.names) != (schema.shape, schema.levels, schema.names):
+        raise ValueError(f"the model takes {schema}; {name} has {own}. Choose other data.")
+    return replace(dataset, y=dataset.y if own.classes == schema.classes else None, schema=schema)
 
 
-def _expect(path: Path, schema: Schema, *, images: bool) -> None:
+def _check_kind(path: Path, schema: Schema, *, images: bool) -> None:
     if schema.is_image != images:
         raise ValueError(
             f"the model takes {schema}; {path} holds {'images' if images else 'a table'}. Choose other data."
         )
 
 
-def _unflattened(schema: Schema) -> str:
+def _reshape_hint(schema: Schema) -> str:
     shape = schema.shape[1:] if schema.shape[0] == 1 else schema.shape
-    return f"Reshape to (N, {', '.join(map(str, shape))}), as bytes."
+    return f"Reshape to (N, {', '.join(map(str, shape))}), as uint8."
 
 
-def _path(source: str | Path) -> Path:
+def _existing_path(source: str | Path) -> Path:
     path = Path(source).expanduser()
     if path.is_dir() or (
         path.is_file() and (images.is_image(path) or path.suffix.lower() in (*TEXT, *ARRAYS, *PARQUET))
     ):
         return path
     if "://" in str(source):
-        raise FileNotFoundError(f"data are read from this machine; got the address {str(source)!r}. Download it first.")
+        raise FileNotFoundError(
+            f"data must be files on this machine; got the address {str(source)!r}. Download it first."
+        )
     if path.exists():
         raise ValueError(f"{path} must be a folder of images or a table ({KINDS}). Convert it to one of these.")
     if _is_placeholder(str(source)):
         raise FileNotFoundError(f"there is no file {PLACEHOLDER!r}; give your table: --data FILE ({KINDS}).")
     beside = [str(p) for p in sorted(path.parent.iterdir())] if path.parent.is_dir() else []
     raise FileNotFoundError(
-        f"there is no data set, file or folder {str(source)!r}. {hint(str(source), names(), beside)}"
+        f"there is no dataset, file or folder {str(source)!r}. {hint(str(source), names(), beside)}"
     )
 
 
 def _check_path(name: str, path: str) -> None:
-    """Refuse what no file system has, or no file of settings could hold."""
-    if len(path) > PATH or re.search("[\\x00\\ud800-\\udfff]", path):
-        raise ValueError(f"{name} must be a path of at most {PATH} characters, in UTF-8; got {quoted(path)}.")
+    """Refuse a path that no file system, or no config file, can hold."""
+    if len(path) > PATH_LENGTH or re.search("[\\x00\\ud800-\\udfff]", path):
+        raise ValueError(f"{name} must be a path of at most {PATH_LENGTH} characters, in UTF-8; got {quoted(path)}.")
 
 
 def _is_placeholder(source: str) -> bool:
@@ -298,7 +308,7 @@ def _absolute(path: str) -> str:
 def _refuse_unused(settings: DataSettings, *, label: bool = False, size: bool = False) -> None:
     if label and settings.label:
         raise ValueError(
-            f"label names a table's column; got {quoted(settings.label)} for {settings.source}. Leave it empty."
+            f"label is a column of a table; got {quoted(settings.label)} for {settings.source}. Leave it empty."
         )
     if size and settings.size:
         raise ValueError(f"size is for a folder of images; got {settings.size} for {settings.source}. Set size = 0.")

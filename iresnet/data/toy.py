@@ -1,13 +1,13 @@
 """Two-dimensional toy densities (Figure 2 and App. C.3 of the paper), with the entropy that no model can beat.
 
 No density q codes samples of p in fewer nats than the entropy of p, since -E_p ln q(x) = H(p) + KL(p, q): a
-trained flow is judged by how close its negative log-likelihood comes to H(p). Most densities here are a law on
-curves blurred by Gaussian noise,
+trained flow is evaluated by how close its negative log-likelihood comes to H(p). Most densities here are curves
+blurred by Gaussian noise,
 
     x = c_k(u) + noise * e,    k uniform among the pieces, u uniform on [0, 1], e ~ N(0, I),
 
-so p(x) is an integral over u, done by Gauss-Legendre quadrature, and H(p) one over the plane, done by the trapezoidal
-rule; both converge faster than any power of the step. Sizes follow the usual ones of the literature on flows.
+so p(x) is an integral over u, computed by Gauss-Legendre quadrature, and H(p) one over the plane, computed by the
+trapezoidal rule; both converge faster than any power of the step. Sizes are those common in the literature on flows.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ CHUNK = 1024  # points whose distances to all nodes are held at a time
 
 
 @dataclass(frozen=True)
-class Density:
-    """How to draw n points, the exact log-density of points (n, 2), and the square and step that integrate it."""
+class ToyDensity:
+    """How to sample n points, the exact log-density of points (n, 2), and the square and step to integrate it."""
 
     sample: Callable[[int, torch.Generator | None], Tensor]
     log_density: Callable[[Tensor], Tensor]
@@ -40,36 +40,36 @@ class Density:
 
 
 def names() -> list[str]:
-    """The densities there are."""
+    """Return the names of the toy densities."""
     return list(DENSITIES)
 
 
 def sample(name: str, n: int, generator: torch.Generator | None = None) -> Tensor:
-    """Independent points, float32 of shape (n, 2), on the generator's device.
+    """Draw independent points, float32 of shape (n, 2), on the generator's device.
 
     >>> sample("moons", 3, torch.Generator().manual_seed(0)).shape
     torch.Size([3, 2])
     """
     at_least(1, n=n)
-    return _find(name).sample(n, generator)
+    return _density(name).sample(n, generator)
 
 
 def log_density(name: str, x: Tensor) -> Tensor:
-    """ln p(x) in nats for points (n, 2), in float64."""
+    """Compute ln p(x) in nats for points (n, 2), in float64."""
     if x.dim() != 2 or x.shape[1] != 2:
         raise ValueError(f"x must have shape (n, 2); got {tuple(x.shape)}.")
     points = torch.split(x.detach().double(), CHUNK)
-    return torch.cat([_find(name).log_density(chunk) for chunk in points])
+    return torch.cat([_density(name).log_density(chunk) for chunk in points])
 
 
 @cache
 def entropy(name: str) -> float:
-    """H(p) = -E ln p in nats, to six decimals: the floor of every negative log-likelihood.
+    """Compute H(p) = -E ln p in nats, to six decimals: the lower bound of every expected negative log-likelihood.
 
     >>> round(entropy("checkerboard"), 3)  # ln 32
     3.466
     """
-    density = _find(name)
+    density = _density(name)
     axis = torch.arange(-density.half_width, density.half_width, density.step, dtype=torch.float64)
     p = log_density(name, torch.cartesian_prod(axis, axis)).exp()
     return float(-torch.special.xlogy(p, p).sum() * density.step**2)
@@ -83,9 +83,9 @@ def moons(u: Tensor, piece: Tensor) -> Tensor:
 
 
 def circles(u: Tensor, piece: Tensor, radius: float = 1.5) -> Tensor:
-    """Concentric circles of so many times this radius that share the mass equally: two, noise 0.24.
+    """Concentric circles with radii 1, 2, ... times `radius` and equal mass: two with noise 0.24.
 
-    The four rings have the radii 0.75, 1.5, 2.25 and 3, and noise 0.15.
+    "rings" has four, with radii 0.75, 1.5, 2.25 and 3, and noise 0.15.
     """
     return radius * (piece[:, None] + 1) * _direction(2 * math.pi * u)
 
@@ -111,15 +111,15 @@ def swiss_roll(u: Tensor, piece: Tensor) -> Tensor:
 
 
 def pinwheel(n: int, generator: torch.Generator | None) -> Tensor:
-    """Five Gaussian arms at distance 2, deviation 0.6 along and 0.2 across, each bent by a turn that grows outwards.
+    """Five Gaussian arms at distance 2, deviation 0.6 along and 0.2 across, bent by a rotation that grows outwards.
 
-    The turn is exp(r / 2) / 4 at radius r. It usually depends on the first coordinate; a turn by the radius looks the
-    same and keeps areas, so the density is known.
+    The rotation is by exp(r / 2) / 4 at radius r. Elsewhere it depends on the first coordinate; a rotation by the
+    radius looks the same and preserves area, so the density is known.
     """
     arm = _choice(5, n, generator)
     e = _normal(n, generator)
     x = torch.stack([2 + 0.6 * e[:, 0], 0.2 * e[:, 1]], dim=1)
-    return _rotate(x, 2 * math.pi / 5 * arm + _bend(x))
+    return _rotate(x, 2 * math.pi / 5 * arm + _rotation(x))
 
 
 def checkerboard(n: int, generator: torch.Generator | None) -> Tensor:
@@ -138,12 +138,12 @@ def _checkerboard_log_density(x: Tensor) -> Tensor:
 def _pinwheel_log_density(x: Tensor) -> Tensor:
     arms = []
     for arm in range(5):
-        y = _rotate(x, -2 * math.pi / 5 * arm - _bend(x))
+        y = _rotate(x, -2 * math.pi / 5 * arm - _rotation(x))
         arms.append(-0.5 * (((y[:, 0] - 2) / 0.6) ** 2 + (y[:, 1] / 0.2) ** 2))
     return torch.stack(arms).logsumexp(dim=0) - math.log(5 * 2 * math.pi * 0.6 * 0.2)
 
 
-def _bend(x: Tensor) -> Tensor:
+def _rotation(x: Tensor) -> Tensor:
     return (x[:, 0].hypot(x[:, 1]) / 2).exp() / 4
 
 
@@ -156,10 +156,10 @@ def _direction(angle: Tensor) -> Tensor:
     return torch.stack([angle.cos(), angle.sin()], dim=1)
 
 
-def _blurred(curve: Curve, pieces: int, noise: float, nodes: int) -> Density:
+def _blurred(curve: Curve, pieces: int, noise: float, nodes: int) -> ToyDensity:
     """The density of points on the pieces of a curve with Gaussian noise: a mixture of Gaussians with centres on it.
 
-    It is exact to rounding if neighbouring nodes lie closer together than the noise is wide.
+    It is exact up to rounding if neighbouring nodes are closer together than the noise is wide.
     """
 
     def draw(n: int, generator: torch.Generator | None) -> Tensor:
@@ -170,11 +170,11 @@ def _blurred(curve: Curve, pieces: int, noise: float, nodes: int) -> Density:
         c, log_weights = (t.to(x.device) for t in _quadrature(curve, pieces, nodes))
         # |x - c|^2 = |x|^2 - 2 x'c + |c|^2, so that all distances are one matrix product.
         exponents = (x @ c.T - c.square().sum(dim=1) / 2) / noise**2 + log_weights
-        # What is e^-50 of the largest does not count, and exp is slow where it underflows.
+        # Terms below e^-50 of the largest do not matter, and exp is slow where it underflows.
         exponents = torch.maximum(exponents, exponents.amax(dim=1, keepdim=True) - 50)
         return exponents.logsumexp(dim=1) - x.square().sum(dim=1) / (2 * noise**2) - math.log(2 * math.pi * noise**2)
 
-    return Density(draw, log_p, half_width=REACH + 8 * noise, step=noise / 2)
+    return ToyDensity(draw, log_p, half_width=REACH + 8 * noise, step=noise / 2)
 
 
 @cache
@@ -207,9 +207,9 @@ def _device(generator: torch.Generator | None) -> torch.device:
     return torch.device("cpu") if generator is None else generator.device
 
 
-def _find(name: str) -> Density:
+def _density(name: str) -> ToyDensity:
     if name not in DENSITIES:
-        raise ValueError(f"name must be that of a toy density; got {name!r}. {hint(name, DENSITIES)}")
+        raise ValueError(f"name must be a toy density; got {name!r}. {hint(name, DENSITIES)}")
     return DENSITIES[name]
 
 
@@ -218,8 +218,8 @@ DENSITIES = {
     "circles": _blurred(circles, pieces=2, noise=0.24, nodes=256),
     "rings": _blurred(partial(circles, radius=0.75), pieces=4, noise=0.15, nodes=320),
     "eight_gaussians": _blurred(eight_gaussians, pieces=8, noise=math.sqrt(2) / 4, nodes=1),
-    "pinwheel": Density(pinwheel, _pinwheel_log_density, half_width=8.0, step=0.04),
+    "pinwheel": ToyDensity(pinwheel, _pinwheel_log_density, half_width=8.0, step=0.04),
     "spirals": _blurred(spirals, pieces=2, noise=0.1, nodes=512),
     "swiss_roll": _blurred(swiss_roll, pieces=1, noise=0.2, nodes=256),
-    "checkerboard": Density(checkerboard, _checkerboard_log_density, half_width=4.0, step=1 / 16),
+    "checkerboard": ToyDensity(checkerboard, _checkerboard_log_density, half_width=4.0, step=1 / 16),
 }

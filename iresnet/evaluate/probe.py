@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data import Dataset, subsample
-from ..data.dataset import stream
+from ..data.dataset import seeded_generator
 from ..train.objective import bin_centres
 from ..transform import Transform
 from .chunks import in_chunks
@@ -77,7 +77,7 @@ def _rows(view: Callable[[Tensor], Tensor], data: Dataset) -> Tensor:
 
 def _fit(x: Tensor, y: Tensor, classes: int, seed: int) -> Tensor:
     """Weights and biases (inputs + 1, classes): the best penalty on rows held out, then all rows with it."""
-    order = torch.randperm(len(x), generator=stream(seed, "probe")).to(x.device)
+    order = torch.randperm(len(x), generator=seeded_generator(seed, "probe")).to(x.device)
     chosen, rest = order[: max(1, round(HELD_OUT * len(x)))], order[max(1, round(HELD_OUT * len(x))) :]
     weight = x.new_zeros(x.shape[1] + 1, classes)
     found: list[tuple[float, int, Tensor]] = []

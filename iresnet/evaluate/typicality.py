@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Dataset, subsample
-from ..data.corruptions import CORRUPTIONS, INVENTED, corrupt
+from ..data.corruptions import CORRUPTIONS, SYNTHETIC, corrupt
 from ..flow import LogProb
 from ..train.objective import nats_per_unit
 from .likelihood import detection, log_likelihood
@@ -96,7 +96,7 @@ def strange(data: Dataset) -> dict[str, Dataset]:
     levels = data.schema.levels
     if levels is None or not data.schema.is_image:
         raise ValueError(f"corruptions are made of images of integers; got {data.schema}. Give rows of your own.")
-    return {n: Dataset(corrupt(n, data.x, levels), None, data.schema) for n in (*CORRUPTIONS, *INVENTED)}
+    return {n: Dataset(corrupt(n, data.x, levels), None, data.schema) for n in (*CORRUPTIONS, *SYNTHETIC)}
 
 
 def outside(

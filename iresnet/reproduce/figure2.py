@@ -104,7 +104,7 @@ def _look(work: Work, run: Run, n: int, path: Path) -> None:
     pixels = torch.split(pixel_centres(window, n).to(test.x), 4096)
     density = torch.cat([flow.log_prob(p).double() for p in pixels]).exp().reshape(n, n)
     data = test.x[:POINTS].float().cpu().numpy()
-    npy.save(
+    npy.save_npz(
         path, data=data, density=density.float().cpu().numpy(), window=np.array(window), values=values.cpu().numpy()
     )
 

@@ -60,7 +60,7 @@ def measure(work: Work, run: Run, cell: Cell) -> Measured:
         "paper": cell.paper,
     }
     path = work.job.out / f"figure5-{cell.folder}.npz"
-    npy.save(path, x=solution.x.float().cpu().numpy(), levels=np.array(run.schema.levels or 256))
+    npy.save_npz(path, x=solution.x.float().cpu().numpy(), levels=np.array(run.schema.levels or 256))
     return row, {"images": path.name}, f"{proven} of {SAMPLES} samples proven in {seconds:.2f} s"
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from .. import config, data, presets
 from ..data import Dataset, DataSettings, Splits, subsample
-from ..data.download import REGISTRY, present
+from ..data.download import REGISTRY, is_present
 from ..presets import Experiment
 from ..run import Run, resume, start, truncation_warning
 from ..spelling import nearest
@@ -153,7 +153,7 @@ class Work:
 
 
 def _check_there(settings: DataSettings) -> None:
-    if settings.source in REGISTRY and not present(settings.source, settings.folder):
+    if settings.source in REGISTRY and not is_present(settings.source, settings.folder):
         raise FileNotFoundError(
             f"{settings.source} is not in the folder {settings.folder}. Run `iresnet data download {settings.source}`, "
             "or name the folder that holds it: --data-dir."

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from ..data import Dataset, canonical, subsample
-from ..data.download import present
-from ..data.ood_images import handwriting, photographs, recast
+from ..data.download import is_present
+from ..data.ood_images import convert_images, handwriting, photographs
 from ..evaluate import Detection, below_chance, log_likelihood, strange, told_apart
 from ..evaluate.likelihood import ROW_BIAS
 from ..flow import LogProb
@@ -86,9 +86,9 @@ def kinds(work: Work, run: Run, cell: Cell, images: Dataset) -> dict[str, Datase
         made["8x8 digits"] = handwriting(len(images), run.schema)
     folder = work.job.folder or run.experiment.data.folder
     for name in BESIDE.get(cell.dataset, ()):
-        if present(name, folder):
-            test = subsample(canonical.read(name, folder, "test"), len(images))
-            made[name] = recast(test.x, test.schema.levels or 256, run.schema)
+        if is_present(name, folder):
+            test = subsample(canonical.read_canonical(name, folder, "test"), len(images))
+            made[name] = convert_images(test.x, test.schema.levels or 256, run.schema)
         else:
             work.say(f"{name} is not in the folder {folder} and is left out; `iresnet data download {name}` fetches it")
     return made

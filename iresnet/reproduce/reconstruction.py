@@ -134,7 +134,7 @@ def _keep(path: Path, mark: str, originals: NDArray[Any], model: str, images: ND
     before = _read(path) if path.is_file() else {}
     if str(before.get("mark")) != mark or not np.array_equal(before["originals"], originals):
         before = {}
-    npy.save(path, **{**before, "mark": np.array(mark), "originals": originals, model: images})
+    npy.save_npz(path, **{**before, "mark": np.array(mark), "originals": originals, model: images})
 
 
 def _read(path: Path) -> Arrays:

@@ -106,7 +106,7 @@ def arrays(path: Path, *names: str) -> Arrays:
     if not path.is_file():
         raise damaged(path)
     try:
-        found = npy.load(path, lambda members: members)
+        found = npy.load_arrays(path, lambda members: members)
     except ValueError:
         raise damaged(path) from None
     if any(name not in found for name in names):

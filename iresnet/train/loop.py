@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..branch import nominal
-from ..data.dataset import stream
+from ..data.dataset import seeded_generator
 from ..gpu import Acceleration, Engine, FastStep, StepResult
 from ..gpu.step import Forward
 from ..logdet import Estimator, RussianRoulette, StoppedRoulette
@@ -145,7 +145,7 @@ class State:
         if not isinstance(roulette, RussianRoulette):
             return None
         seed = torch.initial_seed() if self.generator is None else self.generator.initial_seed()
-        u = 1 - float(torch.rand((), dtype=torch.float64, generator=stream(seed, "terms", self.step)))
+        u = 1 - float(torch.rand((), dtype=torch.float64, generator=seeded_generator(seed, "terms", self.step)))
         return roulette.stopped(self._largest_constant, u)
 
     @cached_property
