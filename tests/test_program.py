@@ -172,3 +172,20 @@ def test_layers_after_a_potential_note_the_size_that_they_are_given():
     constrain_(g, 0.9)
     read(g).note_sizes((9, 9))
     assert [cap_of(layer).seen for layer in (g[0].layer, g[1])] == [(9, 9), (9, 9)]
+
+
+@pytest.mark.parametrize("name", ["padding", "stride", "dilation"])
+def test_one_number_for_all_axes_is_read_as_torch_reads_it(name):
+    layer = nn.Conv2d(2, 2, 3, padding=1).double()
+    setattr(layer, name, 2)
+    x = torch.randn(3, 2, 7, 7, dtype=torch.float64)
+    found = read(layer)
+    assert torch.allclose(run(found.program, x, found.tensors()), layer(x))
+
+
+@pytest.mark.parametrize("name", ["padding", "stride", "dilation"])
+@pytest.mark.parametrize("value", [(1, 1, 1), (1.0, 1.0), 1.5, None, True], ids=str)
+def test_settings_that_are_no_whole_numbers_are_not_read(name, value):
+    layer = nn.Conv2d(2, 2, 3, padding=1)
+    setattr(layer, name, value)
+    assert read(layer) is None

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,10 +52,10 @@ class Geometry:
             )
         before, after = _padding(layer)
         return cls(
-            stride=tuple(layer.stride),
+            stride=_per_axis(layer.stride, layer),
             before=before,
             after=after,
-            dilation=tuple(layer.dilation),
+            dilation=_per_axis(layer.dilation, layer),
             groups=layer.groups,
             circular=layer.padding_mode == "circular",
         )
@@ -89,13 +89,21 @@ def _padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[tuple[int, ...],
     if layer.padding_mode != "zeros":
         pads = list(layer._reversed_padding_repeated_twice)[::-1]  # last axis first, (after, before) once reversed
         return tuple(pads[1::2]), tuple(pads[0::2])
-    if layer.padding == "valid":
-        return (0,) * len(layer.stride), (0,) * len(layer.stride)
     if layer.padding == "same":
-        totals = [d * (k - 1) for d, k in zip(layer.dilation, layer.weight.shape[2:], strict=True)]
+        dilation = _per_axis(layer.dilation, layer)
+        totals = [d * (k - 1) for d, k in zip(dilation, layer.weight.shape[2:], strict=True)]
         return tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
-    pads = [int(p) for p in layer.padding]
-    return tuple(pads), tuple(pads)
+    sides = _per_axis(0 if layer.padding == "valid" else layer.padding, layer)
+    return sides, sides
+
+
+def _per_axis(value: Any, layer: nn.Module) -> tuple[int, ...]:
+    """A setting of a convolution on every axis; torch takes one number for all of them as well."""
+    axes = cast(Tensor, layer.weight).dim() - 2
+    values = tuple(value) if isinstance(value, list | tuple) else (value,) * axes
+    if len(values) != axes or not all(type(v) is int for v in values):
+        raise NoBoundKnown(f"a convolution over {axes} axes needs {axes} whole numbers; got {value!r}.")
+    return values
 
 
 def apply(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
