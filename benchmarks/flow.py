@@ -33,7 +33,7 @@ from iresnet.gpu import Acceleration, planned
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.logdet import Estimator, PowerSeries, RussianRoulette
 from iresnet.models import build
-from iresnet.residual import entering
+from iresnet.residual import outermost_call
 from iresnet.results import Results, provenance, write
 from iresnet.train import State
 from iresnet.train.objective import Loss, MaximumLikelihood, Objective, nats_per_unit, to_continuous, unit_name
@@ -87,7 +87,7 @@ class WithoutDeterminant(Objective):
         generator: torch.Generator | None = None,
     ) -> Loss:
         x = to_continuous(x, self.levels, generator)
-        with entering(self.model, x):
+        with outermost_call(self.model, x):
             nats = -self.model.base.log_prob(self.model.transform(x)).mean()
         loss = nats / nats_per_unit(x, self.levels)
         return loss, {unit_name(self.levels): loss.detach()}
@@ -118,7 +118,7 @@ def operations(case: Case, scale: Scale) -> float:
     generator = torch.Generator(scale.device).manual_seed(0)
     objective(x, None, generator=generator)  # initialises ActNorms
     with (
-        lip.held(objective),
+        lip.freeze_norms(objective),
         planned(objective, torch.float32, compiled=False) as view,
         FlopCounterMode(display=False) as counter,
     ):

@@ -1,4 +1,4 @@
-"""How long it takes to know that a network is the one of which something was proven: `trust.Seal.holds`.
+"""How long it takes to know that a network is the one of which something was proven: `Fingerprint.matches`.
 
     python3 benchmarks/freshness.py --device cuda --out results/freshness.json
     python3 benchmarks/freshness.py --device cpu --preset digits-hybrid                        a rehearsal
@@ -19,11 +19,11 @@ from inverse import milliseconds
 
 from iresnet.certificate import residual_blocks
 from iresnet.data.source import schema_of
+from iresnet.fingerprint import Fingerprint, bitwise_equal, describe_function
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.models import build
 from iresnet.presets import find
 from iresnet.results import Results, provenance, write
-from iresnet.trust import Seal, described, same_numbers
 
 
 def main() -> None:
@@ -46,14 +46,14 @@ def main() -> None:
     for _, block, shape in residual_blocks(transform, schema.shape):
         block.bound(shape)
     proving = time.perf_counter() - start
-    seal = Seal(transform)
-    _, tensors = described(transform)
+    seal = Fingerprint(transform)
+    _, tensors = describe_function(transform)
     row = {
         "model": options.preset,
         "weights": sum(p.numel() for p in transform.parameters()),
-        "ms": milliseconds(lambda: seal.holds(transform), device, options.repeats),
-        "ms of numbers": milliseconds(lambda: same_numbers(seal.numbers, tensors), device, options.repeats),
-        "ms of settings": milliseconds(lambda: described(transform), torch.device("cpu"), options.repeats),
+        "ms": milliseconds(lambda: seal.matches(transform), device, options.repeats),
+        "ms of numbers": milliseconds(lambda: bitwise_equal(seal.numbers, tensors), device, options.repeats),
+        "ms of settings": milliseconds(lambda: describe_function(transform), torch.device("cpu"), options.repeats),
         "s of the bounds": proving,
         "run": 0,
     }

@@ -146,10 +146,10 @@ def phases(inverter: Inverter, z: Tensor) -> dict[str, float]:
         if part.branch is not None:
             codes.append((part.branch, laid_out(x)))
         x = part.transform.inverse(x) if part.branch is None else x - part.branch.exact(x)
-    low = [(b, x.to(b.dtype), b.working.traced(x.to(b.dtype))[1]) for b, x in codes]
+    low = [(b, x.to(b.dtype), b.working.value_and_slopes(x.to(b.dtype))[1]) for b, x in codes]
     functions: dict[str, Callable[[], list[Any]]] = {
         "g": lambda: [x - b.working(x) for b, x, _ in low],
-        "J": lambda: [x - b.working.tangent(x, s) for b, x, s in low],
+        "J": lambda: [x - b.working.jvp(x, s) for b, x, s in low],
         "float32 residual": lambda: [refinement.single_residual(b, x, x) for b, x in codes if b.single is not None],
         "float64 residual": lambda: [refinement.residual(b, x, x) for b, x in codes],
     }

@@ -31,7 +31,7 @@ from iresnet.lipschitz import defer_norms, refresh_, release_
 from iresnet.models import build
 from iresnet.precision import full_precision
 from iresnet.presets import find
-from iresnet.proof import norms
+from iresnet.proof import sample_norms
 from iresnet.results import Results, provenance, write
 from iresnet.transform import ChainSolution, back, path
 
@@ -140,7 +140,7 @@ def plain(flow: Flow, z: Tensor, iterations: int) -> tuple[Line, Tensor]:
     with full_precision(z), torch.no_grad():
         ms = milliseconds(partial(iterate, flow.transform, z.float(), iterations), z.device, 2)
         x = iterate(flow.transform, z.float(), iterations).double()
-        residual = float(norms(flow.transform.reference(x) - z.double()).max())
+        residual = float(sample_norms(flow.transform.reference(x) - z.double()).max())
     name = f"{iterations} plain iterations in float32, nothing proven"
     return {"method": name, "ms": ms, "proven": 0.0, "code residual": residual}, x
 
@@ -159,7 +159,7 @@ def measure(name: str, flow: Flow, options: argparse.Namespace) -> list[Line]:
     exact, found = ordinary(flow, z, options)
     pairs = [ours(flow, z, options), (exact, found), *(plain(flow, z, n) for n in options.iterations)]
     common = {"model": name, "samples": options.samples, "tolerance": options.tolerance, "run": 0}
-    rows = [line | {"distance": float(norms(x - found).max())} | common for line, x in pairs]
+    rows = [line | {"distance": float(sample_norms(x - found).max())} | common for line, x in pairs]
     for row in rows:
         print(row_line({k: v for k, v in row.items() if k != "run"}), flush=True)
     return rows

@@ -19,11 +19,11 @@ from torch import nn
 
 from . import atomic
 from . import lipschitz as lip
-from .branch import Part, bound
-from .branch import tighten_ as tighten_branch
+from .branch import LayerBound, lipschitz_bound
+from .branch import tighten_layers_ as tighten_branch
 from .residual import ResidualBlock
 from .transform import Shape, Stretch, Transform, stretch_of
-from .trust import NoBoundKnown, doubt, unwrap
+from .trust import NoBoundKnown, unwrap, why_untrusted
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class BlockCertificate:
     lipschitz: float
     proven: bool
     input_shape: Shape | None
-    layers: tuple[Part, ...] = ()
+    layers: tuple[LayerBound, ...] = ()
     remark: str = ""
 
     @property
@@ -74,7 +74,7 @@ class Certificate:
         return {b.name: b.lipschitz for b in self.blocks}
 
     @property
-    def layers(self) -> tuple[Part, ...]:
+    def layers(self) -> tuple[LayerBound, ...]:
         """Every linear layer of every block."""
         return tuple(part for b in self.blocks for part in b.layers if part.estimate is not None)
 
@@ -129,7 +129,7 @@ def _finite(value: object) -> object:
             return value
 
 
-def _layer_line(part: Part) -> str:
+def _layer_line(part: LayerBound) -> str:
     asked = "" if part.coefficient is None else f"{part.coefficient:.4f}"
     return f"{'':<18}{part.name:<12}{part.kind:<18}{asked:>8}{part.estimate:>11.4f}{part.bound:>9.4f}"
 
@@ -164,12 +164,12 @@ def _shape(model: nn.Module, input_shape: Shape | None) -> Shape | None:
 
 
 def _certify_block(name: str, block: ResidualBlock, shape: Shape | None) -> BlockCertificate:
-    if reason := doubt(block):
+    if reason := why_untrusted(block):
         return BlockCertificate(name, math.inf, False, shape, remark=reason)
     if block.asserted is not None:
         return BlockCertificate(name, block.asserted, False, shape)
     try:
-        b = bound(block.g, shape, estimate=True)
+        b = lipschitz_bound(block.g, shape, estimate=True)
     except NoBoundKnown as error:
         return BlockCertificate(name, math.inf, False, shape, remark=str(error))
     return BlockCertificate(name, b.value, True, shape, b.parts)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .fixed_point import Solver
 from .inverse import Decoder
-from .residual import entering
+from .residual import outermost_call
 from .transform import Transform, check_context
 
 
@@ -31,13 +31,13 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         check_context(self.transform, context)
-        with entering(self, x):
+        with outermost_call(self, x):
             return cast(Tensor, self.head(self.transform(x, context)))
 
     def encode(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """The code of x: what the head sees."""
         check_context(self.transform, context)
-        with entering(self, x):
+        with outermost_call(self, x):
             return cast(Tensor, self.transform(x, context))
 
     def decode(

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from .float64 import Rounding
-from .proof import attainable, error_bound, meets, norms
+from .proof import attainable_tolerance, error_bound, meets_tolerance, sample_norms
 from .spelling import counted
 
 #: g on a part of the batch: called with x and the indices of its rows in the batch (a context must be cut alike).
@@ -48,9 +48,9 @@ class ConvergenceError(RuntimeError):
         )
         if lipschitz is None or not lipschitz < 1:
             remedy = (
-                f"No contraction is proven ({_constant(lipschitz)}): see certify(model). tighten_(model) repairs it "
+                f"No contraction is proven ({_describe_constant(lipschitz)}): see certify(model). tighten_(model) "
+                "repairs it where the layers of g are constrained; where they are not, use constrain_(g) and train."
             )
-            remedy += "where the layers of g are constrained; where they are not, use constrain_(g) and train."
         elif solution.x.dtype == torch.float64:
             remedy = "Allow a larger tolerance or more iterations."
         else:
@@ -65,7 +65,7 @@ class ConvergenceError(RuntimeError):
         return ConvergenceError(self.solution, self.tolerance, self.lipschitz, place)
 
 
-def _constant(lipschitz: float | None) -> str:
+def _describe_constant(lipschitz: float | None) -> str:
     known = lipschitz is not None and math.isfinite(lipschitz)
     return f"Lip(g) <= {lipschitz:.4g}" if known else "no bound of Lip(g) is known"
 
@@ -89,12 +89,12 @@ class Solution:
 
     def __str__(self) -> str:
         return (
-            f"{int(self.converged.sum())} of {len(self.converged)} samples {verdict(self)}, largest error bound "
+            f"{int(self.converged.sum())} of {len(self.converged)} samples {describe_proof(self)}, largest error bound "
             f"{float(self.error_bound.max()):.1e}, at most {counted(int(self.iterations.max()), 'iteration')}"
         )
 
 
-class Report(Protocol):
+class ProofStatus(Protocol):
     """What a solve says of its proof."""
 
     @property
@@ -104,7 +104,7 @@ class Report(Protocol):
     def reason(self) -> str: ...
 
 
-def verdict(report: Report) -> str:
+def describe_proof(report: ProofStatus) -> str:
     """How a report calls a sample that met its tolerance."""
     if report.reason:
         return f"proven ({report.reason.rstrip('.')})"
@@ -149,7 +149,7 @@ class Banach(Solver):
         for _ in range(limit):
             following = z - g(x, rows)
             count[rows] += 1
-            done = norms(following - x) <= target
+            done = sample_norms(following - x) <= target
             # The step from x has the length of the residual AT x, so x itself has arrived; its successor is no worse.
             result[rows] = following
             if bool(done.any()):
@@ -183,7 +183,7 @@ class Anderson(Solver):
     ) -> tuple[Tensor, Tensor]:
         shape, rows = z.shape, torch.arange(len(z), device=z.device)
         result, count = x.clone(), torch.zeros(len(z), dtype=torch.long, device=z.device)
-        state = _Mixing.start(z.flatten(1), x.flatten(1), target)
+        state = _AndersonState.start(z.flatten(1), x.flatten(1), target)
         for _ in range(limit):
             r = state.z - g(state.x.reshape(-1, *shape[1:]), rows).flatten(1) - state.x
             count[rows] += 1
@@ -200,7 +200,7 @@ class Anderson(Solver):
 
 
 @dataclass
-class _Mixing:
+class _AndersonState:
     """The state of Anderson acceleration, one row per sample still under way."""
 
     z: Tensor
@@ -215,18 +215,18 @@ class _Mixing:
     plain: Tensor  # whether x is a plain Banach step
 
     @classmethod
-    def start(cls, z: Tensor, x: Tensor, target: Tensor) -> _Mixing:
+    def start(cls, z: Tensor, x: Tensor, target: Tensor) -> _AndersonState:
         size = torch.full_like(target, torch.inf)
         none = x.new_zeros(len(x), 0, x.shape[1])
         plain = torch.ones(len(x), dtype=torch.bool, device=x.device)
         return cls(z, x, target, x, torch.zeros_like(x), size, none, none, torch.full_like(target, 2.0), plain)
 
-    def cut(self, keep: Tensor) -> _Mixing:
-        return _Mixing(*(getattr(self, field.name)[keep] for field in fields(self)))
+    def cut(self, keep: Tensor) -> _AndersonState:
+        return _AndersonState(*(getattr(self, field.name)[keep] for field in fields(self)))
 
     def accept(self, r: Tensor, contraction: float, memory: int) -> None:
         """Accept x, whose residual is r, if it is a plain step or does at least what a plain step promises."""
-        norm, first = norms(r), bool(torch.isinf(self.size).all())
+        norm, first = sample_norms(r), bool(torch.isinf(self.size).all())
         good = self.plain | (norm <= contraction * self.size) | (norm <= self.target)
         # A combination was worth as many evaluations as plain steps would need for the same, less its own.
         promised = math.log(min(max(contraction, 1e-3), 0.9999))
@@ -262,7 +262,7 @@ def _least_squares(df: Tensor, f: Tensor) -> Tensor:
     return solution[..., 0].to(df.dtype)
 
 
-def _relative(dtype: torch.dtype) -> tuple[float, float]:
+def _relative_tolerances(dtype: torch.dtype) -> tuple[float, float]:
     """(residual to aim at, rounding of x) relative to the code, in this precision."""
     return (1e-11, 5e-14) if dtype == torch.float64 else (1e-6, max(2e-7, 1.5 * torch.finfo(dtype).eps))
 
@@ -275,8 +275,8 @@ def default_tolerance(z: Tensor, lipschitz: float) -> Tensor:
     precision and the float64 evaluation of g can hold: `solve` allows twice that.
     """
     gap = max(1 - lipschitz, 1e-3)
-    relative, rounding = _relative(z.dtype)
-    return max(relative / gap, rounding / gap**2) * norms(z.detach().double()).clamp_min(1.0)
+    relative, rounding = _relative_tolerances(z.dtype)
+    return max(relative / gap, rounding / gap**2) * sample_norms(z.detach().double()).clamp_min(1.0)
 
 
 def iteration_limit(contraction: float, start: float, target: float) -> int:
@@ -314,24 +314,26 @@ def solve(
     # Aim below the tolerance, as the final x is rounded, and no lower than rounding in this precision allows.
     if tolerance is None:
         goal = default_tolerance(z, contraction)
-        aim = 0.5 * _relative(working)[0] * norms(zw).clamp_min(1.0)
+        aim = 0.5 * _relative_tolerances(working)[0] * sample_norms(zw).clamp_min(1.0)
     else:
         goal = torch.full((len(z),), tolerance, dtype=torch.float64, device=z.device)
         aim = (0.5 * gap * goal).to(working)
-    floor = 4 * torch.finfo(working).eps * norms(zw)
+    floor = 4 * torch.finfo(working).eps * sample_norms(zw)
     target = torch.maximum(aim, floor)
-    limit = _limit(solver, contraction, zw, float(target.min()))
+    limit = _evaluation_limit(solver, contraction, zw, float(target.min()))
     x, count = solver.run(g, zw, zw, target, contraction, limit)
     x = x.to(z.dtype)
 
     def proven(x: Tensor) -> Tensor:
-        return error_bound(*_sizes(reference, x, z), rounding=rounding, expansion=1 / gap)
+        return error_bound(*_residual_norms(reference, x, z), rounding=rounding, inverse_lipschitz=1 / gap)
 
     error = proven(x)
     if tolerance is None and contraction < 1 and bool((error > goal).any()):
         # As far as x can be: ||x - z|| = ||g(x)|| <= ||g(z)|| / (1 - L). What is farther off refutes an asserted L.
-        near = norms(x.double()) <= (1 + 1e-3) * (norms(z.double()) + proven(z))
-        least = attainable(*_unavoidable(x, z, contraction), rounding=rounding, expansion=1 / gap)
+        near = sample_norms(x.double()) <= (1 + 1e-3) * (sample_norms(z.double()) + proven(z))
+        least = attainable_tolerance(
+            *_attainable_norms(x, z, contraction), rounding=rounding, inverse_lipschitz=1 / gap
+        )
         goal = torch.where(near, torch.maximum(goal, least), goal)
     finite = torch.isfinite(x).flatten(1).all(1)
     behind = ((error > goal) & finite).nonzero()[:, 0]
@@ -350,28 +352,28 @@ def solve(
         count[behind] += more
         error = proven(x)
     if lipschitz is not None and lipschitz < 1:
-        return Solution(x, count, error, meets(error, goal))
+        return Solution(x, count, error, meets_tolerance(error, goal))
     # Without a contraction these are residuals, and bound nothing.
     grown = error > (1 + 1e-6) * proven(z)
     none = torch.full_like(error, torch.inf)
     return Solution(x, count, none, torch.zeros_like(grown), diverged=grown | ~error.isfinite())
 
 
-def _limit(solver: Solver, contraction: float, z: Tensor, target: float) -> int:
+def _evaluation_limit(solver: Solver, contraction: float, z: Tensor, target: float) -> int:
     if solver.max_iterations is not None:
         return solver.max_iterations
     # ||g(z)|| is the first residual; it is not known yet. Four orders above the code cost nothing but patience.
-    return iteration_limit(contraction, 1e4 * max(1.0, float(norms(z).max())), target)
+    return iteration_limit(contraction, 1e4 * max(1.0, float(sample_norms(z).max())), target)
 
 
-def _sizes(reference: Branch, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _residual_norms(reference: Branch, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The norms of x + g(x) - z, of x and of z, per sample in float64."""
     x64, z64 = x.double(), z.double()
     y = reference(x64, torch.arange(len(x), device=x.device))
-    return norms(x64 + y - z64), norms(x64), norms(z64)
+    return sample_norms(x64 + y - z64), sample_norms(x64), sample_norms(z64)
 
 
-def _unavoidable(x: Tensor, z: Tensor, contraction: float) -> tuple[Tensor, Tensor, Tensor]:
+def _attainable_norms(x: Tensor, z: Tensor, contraction: float) -> tuple[Tensor, Tensor, Tensor]:
     """The same with the residual of the best x of this precision."""
-    size = norms(x.double())
-    return (1 + contraction) * torch.finfo(x.dtype).eps / 2 * size, size, norms(z.double())
+    size = sample_norms(x.double())
+    return (1 + contraction) * torch.finfo(x.dtype).eps / 2 * size, size, sample_norms(z.double())

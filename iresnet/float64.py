@@ -70,6 +70,6 @@ class Rounding:
         twice = 2 * RESIDUAL_ROUNDING
         return cls(twice, RESIDUAL_ROUNDING, twice, 1 + twice)
 
-    def residual(self, r: Tensor, x: Tensor, z: Tensor) -> Tensor:
+    def residual_bound(self, r: Tensor, x: Tensor, z: Tensor) -> Tensor:
         """A bound of ||F(x) - z|| from the norms that were computed, one for each sample."""
         return self.scale * r + self.relative * x + self.code * z + self.absolute

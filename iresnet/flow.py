@@ -20,11 +20,11 @@ from .certificate import residual_blocks, unknown_parts, unlisted_blocks
 from .fixed_point import Solver
 from .inverse import Decoder
 from .logdet import EVAL_SEED, EXACT_UP_TO, CertifiedSeries, Estimator
-from .residual import ResidualBlock, entering
+from .residual import ResidualBlock, outermost_call
 from .transform import Shape, Transform, check_batch, check_context, dimension
 from .transforms.elementary import InjectivePad
 from .transforms.first_batch import uninitialised
-from .trust import doubt
+from .trust import why_untrusted
 
 #: Passes of the pilot run that decides how many probes an estimate needs, and the most that are taken.
 PILOT, MOST_PASSES = 16, 10_000
@@ -99,7 +99,7 @@ class Flow(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """log p(x | context) in nats, shape (batch,)."""
-        with entering(self, x):
+        with outermost_call(self, x):
             return code_and_log_prob(self, x, context, estimator, generator)[1]
 
     def log_prob(
@@ -164,7 +164,7 @@ class Flow(nn.Module):
 
     def standing(self, shape: Shape) -> tuple[bool, bool]:
         """(whether every log-determinant is known to be what it says, whether all of a likelihood is proven)."""
-        known = not (doubt(self) or doubt(self.base) or list(unknown_parts(self.transform)))
+        known = not (why_untrusted(self) or why_untrusted(self.base) or list(unknown_parts(self.transform)))
         known = known and not list(unlisted_blocks(self))
         return known, known and all(_is_contraction(block, at) for _, block, at in residual_blocks(self, shape))
 
@@ -210,7 +210,7 @@ class Flow(nn.Module):
                 "batch; call the flow on data first, or flow.eval() to sample it as it is."
             )
         count, flat, batch = _spread(self, shape, context)
-        with entering(self, self.base.mean.new_zeros(1, 1)):
+        with outermost_call(self, self.base.mean.new_zeros(1, 1)):
             z = self.base.rsample(count, generator)
             x = self.decoder(self.transform, z, flat)
             _, logdet = self.transform.forward_and_logdet(
@@ -248,7 +248,7 @@ def code_and_log_prob(
 
 def _is_contraction(block: ResidualBlock, shape: Shape | None) -> bool:
     found = block.bound(shape)
-    return not doubt(block) and found.proven and found.value < 1
+    return not why_untrusted(block) and found.proven and found.value < 1
 
 
 def _spread(flow: Flow, shape: Shape, context: Tensor | None) -> tuple[int, Tensor | None, Shape]:

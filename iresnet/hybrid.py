@@ -18,7 +18,7 @@ from .fixed_point import Solver
 from .flow import Flow, LogProb, code_and_log_prob
 from .inverse import Decoder
 from .logdet import Estimator
-from .residual import entering
+from .residual import outermost_call
 from .transform import Shape, Transform, check_context
 
 
@@ -79,7 +79,7 @@ class Hybrid(nn.Module):
         generator: torch.Generator | None = None,
     ) -> HybridOutput:
         """log p(x) and logits. In eval the likelihood is the same number twice, as a `Flow`'s is."""
-        with entering(self, x):
+        with outermost_call(self, x):
             z, log_prob = code_and_log_prob(self, x, context, estimator, generator)
             return HybridOutput(log_prob, self.head(z))
 
@@ -108,7 +108,7 @@ class Hybrid(nn.Module):
     def logits(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """The logits alone, without a log-determinant."""
         check_context(self.transform, context)
-        with entering(self, x):
+        with outermost_call(self, x):
             logits: Tensor = self.head(self.transform(x, context))
         return logits
 

@@ -1,9 +1,9 @@
-"""What is proven of an inverse, from numbers alone: the bound of one solve, and those of many as one.
+"""Error bounds of an inverse, computed from norms alone: for one solve, and for a chain of solves.
 
-    one      ||x - x*||  <=  Lip(F^-1) (||F(x) - z|| + what rounding hides)          Lip(F^-1) = 1 / (1 - L) for a block
-    many     the bounds of all parts, each carried through the inverses that come after it, added up
+    one solve    ||x - x*||  <=  Lip(F^-1) (||F(x) - z|| + rounding error)        Lip(F^-1) = 1 / (1 - L) for a block
+    a chain      the bound of every part, times Lip(F^-1) of all parts before it, summed
 
-Every inverse of this library is judged by these, whatever found it.
+Every inverse in this library is checked with these functions, whichever solver produced it.
 """
 
 from __future__ import annotations
@@ -18,80 +18,83 @@ from torch import Tensor
 from .float64 import UNIT, Rounding
 
 
-def norms(x: Tensor) -> Tensor:
-    """The l2 norm of every sample."""
+def sample_norms(x: Tensor) -> Tensor:
+    """Compute the l2 norm of every sample."""
     return cast(Tensor, torch.linalg.vector_norm(x, dim=tuple(range(1, x.dim()))))
 
 
 # ---------------------------------------------------------------------------------------------- one solve
 
 
-def error_bound(r: Tensor, x: Tensor, z: Tensor, *, rounding: Rounding, expansion: float | Tensor) -> Tensor:
-    """A bound of ||x - x*|| from the norms of F(x) - z, x and z in float64, and Lip(F^-1) = `expansion`; never NaN.
+def error_bound(r: Tensor, x: Tensor, z: Tensor, *, rounding: Rounding, inverse_lipschitz: float | Tensor) -> Tensor:
+    """Bound ||x - x*|| per sample, given the float64 norms of F(x) - z, x and z, and Lip(F^-1). Never NaN.
 
-    An inverse that is the same for all codes has no error, whatever is left of them.
+    Where `inverse_lipschitz` is 0, the inverse is constant and the error is 0, whatever the residual is.
     """
-    found = rounding.residual(r, x, z)
-    carried = expansion * found
-    return infinite_for_nan(torch.where(expansion > 0, carried, 0.0) if isinstance(expansion, Tensor) else carried)
+    bound = inverse_lipschitz * rounding.residual_bound(r, x, z)
+    if isinstance(inverse_lipschitz, Tensor):
+        bound = torch.where(inverse_lipschitz > 0, bound, 0.0)
+    return nan_to_infinity(bound)
 
 
-def attainable(r: Tensor, x: Tensor, z: Tensor, *, rounding: Rounding, expansion: float | Tensor) -> Tensor:
-    """The least that can be asked for: twice the bound of an x with no more residual than r, as float64 sees it."""
-    return 2 * error_bound(r, x, z, rounding=rounding, expansion=expansion)
+def attainable_tolerance(
+    r: Tensor, x: Tensor, z: Tensor, *, rounding: Rounding, inverse_lipschitz: float | Tensor
+) -> Tensor:
+    """Return the smallest tolerance that can be met: twice the error bound of an x whose float64 residual is r."""
+    return 2 * error_bound(r, x, z, rounding=rounding, inverse_lipschitz=inverse_lipschitz)
 
 
-def meets(bound: Tensor, goal: Tensor) -> Tensor:
-    """Whether a bound proves what is asked for."""
-    return (bound <= goal) & torch.isfinite(bound)
+def meets_tolerance(bound: Tensor, tolerance: Tensor) -> Tensor:
+    """Whether each error bound is finite and at most its tolerance."""
+    return (bound <= tolerance) & torch.isfinite(bound)
 
 
-def infinite_for_nan(error: Tensor) -> Tensor:
-    """Errors of an iteration that has left all bounds are infinite."""
+def nan_to_infinity(error: Tensor) -> Tensor:
+    """Replace NaN, the residual of an iteration that overflowed, by infinity."""
     return torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf)
 
 
-# ---------------------------------------------------------------------------------------------- many
+# ---------------------------------------------------------------------------------------------- a chain
 
 
 @dataclass(frozen=True)
-class Aside:
-    """Between two parts: so many pieces of the state are laid aside, or taken up again where it is negative."""
+class SetAside:
+    """Between two parts of a chain, `count` tensors are set aside (factored out); a negative count merges them back."""
 
     count: int
 
 
-def carried(steps: Sequence[float | Aside]) -> list[float]:
-    """What an error behind each part becomes in x at most, for the Lip(F^-1) of each, from data to code.
+def error_growth(steps: Sequence[float | SetAside]) -> list[float]:
+    """For every part, return the factor by which the error of its inverse can grow on the way back to x.
 
-    The product of those before it. Where pieces are taken up again, what comes after has the largest that any of them
-    has.
+    `steps` holds Lip(F^-1) of every part, from data to code. The factor is the product over the parts before it. Where
+    tensors are merged back, the largest factor of any of them counts.
 
-    >>> carried([2.0, 3.0, 5.0]), carried([2.0, Aside(1), 3.0, Aside(-1), 5.0])
+    >>> error_growth([2.0, 3.0, 5.0]), error_growth([2.0, SetAside(1), 3.0, SetAside(-1), 5.0])
     ([1.0, 2.0, 6.0], [1.0, 2.0, 6.0])
     """
-    factor, aside, found = 1.0, list[float](), list[float]()
+    factor, aside, growth = 1.0, list[float](), list[float]()
     for step in steps:
-        if not isinstance(step, Aside):
-            found.append(factor)
+        if not isinstance(step, SetAside):
+            growth.append(factor)
             factor = factor * step if factor and step else 0.0
         elif step.count > 0:
             aside.extend([factor] * step.count)
         else:
             factor = max([factor, *(aside.pop() for _ in range(-step.count))])
-    return found
+    return growth
 
 
-def factors(steps: Sequence[float | Aside], device: torch.device) -> Tensor:
-    """`carried`, a column for `composed`, with what the rounding of its products and of their sum can hide."""
-    found = carried(steps)
-    outward = 1 + 16 * (len(found) - 1) * UNIT
-    return outward * torch.tensor(found, dtype=torch.float64, device=device)[:, None]
+def growth_factors(steps: Sequence[float | SetAside], device: torch.device) -> Tensor:
+    """Return `error_growth` as a column for `compose_bounds`, rounded up to cover the products and their sum."""
+    growth = error_growth(steps)
+    outward = 1 + 16 * (len(growth) - 1) * UNIT
+    return outward * torch.tensor(growth, dtype=torch.float64, device=device)[:, None]
 
 
-def composed(bounds: Tensor, factors: Tensor) -> Tensor:
-    """The bound of the whole from those of its parts, a row each, with the `factors` of these rows.
+def compose_bounds(bounds: Tensor, factors: Tensor) -> Tensor:
+    """Bound the error of a chain: the error bounds of its parts, (parts, batch), times their `growth_factors`, summed.
 
-    A part without an error has none to be amplified: 0 times infinity is 0 here.
+    A part without error adds nothing: 0 times infinity counts as 0.
     """
     return torch.where((bounds > 0) & (factors > 0), factors * bounds, 0.0).sum(0)

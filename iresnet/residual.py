@@ -21,8 +21,20 @@ import torch
 from torch import Tensor, nn
 
 from . import lipschitz as lip
-from .branch import Bound, Live, Snapshot, bound, check_shape, copied, linearise, nominal, read, released
+from .branch import (
+    Bound,
+    Snapshot,
+    UncopiedBranch,
+    check_same_shape,
+    copy_branch,
+    linearise,
+    lipschitz_bound,
+    nominal_constant,
+    remove_constraints_,
+    try_parse,
+)
 from .compiler import is_transforming, outside_transforms
+from .fingerprint import Fingerprint
 from .fixed_point import Anderson, ConvergenceError, Solution, Solver, default_tolerance, iteration_limit
 from .fixed_point import solve as solve_fixed_point
 from .float64 import Rounding
@@ -41,7 +53,7 @@ from .logdet import (
 )
 from .precision import full_precision
 from .transform import Shape, Stretch, Transform, check_batch, check_context, check_finite, dimension
-from .trust import NoBoundKnown, Seal, changed, doubt, unwrap
+from .trust import NoBoundKnown, unwrap, why_modified, why_untrusted
 
 
 class ResidualBlock(Transform):
@@ -64,7 +76,7 @@ class ResidualBlock(Transform):
                 f"lipschitz must lie in [0, 1); got {lipschitz}. A block with a larger constant has no inverse."
             )
         self.g, self.asserted = g, lipschitz
-        self._kept: tuple[Any, Seal, Snapshot] | None = None
+        self._cached: tuple[Any, Fingerprint, Snapshot] | None = None
         self._entry: tuple[int, int, int] | None = None  # (axis, its size, dimensions or 0) that g asks of x, if known
         if lipschitz is None:
             self._check_contraction()
@@ -72,7 +84,7 @@ class ResidualBlock(Transform):
 
     def _check_contraction(self) -> None:
         try:
-            value = nominal(self.g)
+            value = nominal_constant(self.g)
         except NoBoundKnown as error:
             raise ValueError(
                 f"{error} A constant that you know can be asserted: ResidualBlock(g, lipschitz=0.9)."
@@ -95,7 +107,7 @@ class ResidualBlock(Transform):
                 self._entry = (1, layer.in_channels, layer.weight.dim())
                 return
             record = record_of(layer)
-            if record is not None and record.reshapes:
+            if record is not None and record.is_reshape:
                 return
 
     def _check_input(self, x: Tensor, context: Tensor | None, name: str = "x") -> None:
@@ -115,13 +127,13 @@ class ResidualBlock(Transform):
     # ------------------------------------------------------------------ forward
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        with entering(self, x):
+        with outermost_call(self, x):
             return x + self._branch(x, context)
 
     def _branch(self, x: Tensor, context: Tensor | None) -> Tensor:
         self._check_input(x, context)
         y = self.g(x) if context is None else self.g(x, context)
-        check_shape(x, y)
+        check_same_shape(x, y)
         return cast(Tensor, y)
 
     @property
@@ -141,20 +153,20 @@ class ResidualBlock(Transform):
         Without an estimator: exact up to 64 dimensions; beyond that, in eval, enough terms for an error below 1e-3
         nats and probes from a fixed seed, so that the same x gives the same number.
         """
-        with entering(self, x):
+        with outermost_call(self, x):
             self._check_input(x, context)
             if estimator is None:
                 estimator, generator = self._default_estimator(x, generator)
             constant = self._constant(tuple(x.shape[1:])) if estimator.needs_lipschitz else None
             y, jacobian = linearise(self.g, x, context)
-            check_shape(x, y)
+            check_same_shape(x, y)
             return x + y, estimator(jacobian, x, lipschitz=constant, generator=generator)
 
     def _constant(self, shape: Shape) -> float:
         """Lip(g) as far as a step needs it: asked for while training, proven in eval."""
         if self.asserted is not None:
             return self.asserted
-        return nominal(self.g) if self.training else self.bound(shape).value
+        return nominal_constant(self.g) if self.training else self.bound(shape).value
 
     def _default_estimator(
         self, x: Tensor, generator: torch.Generator | None
@@ -186,12 +198,12 @@ class ResidualBlock(Transform):
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         now = self.snapshot(input_shape)
-        b, inverse = now.bound, now.expansion
+        b, inverse = now.bound, now.inverse_lipschitz
         low = math.log1p(-b.value) if b.value < 1 else -math.inf
         if input_shape is None:
-            return Stretch(b.expansion, inverse, (-math.inf, math.inf), b.proven)
+            return Stretch(b.block_lipschitz, inverse, (-math.inf, math.inf), b.proven)
         d = math.prod(input_shape)
-        return Stretch(b.expansion, inverse, (d * low, d * math.log(b.expansion)), b.proven)
+        return Stretch(b.block_lipschitz, inverse, (d * low, d * math.log(b.block_lipschitz)), b.proven)
 
     def reference(self, x: Tensor, context: Tensor | None = None, *, now: Snapshot | None = None) -> Tensor:
         """The code of x in float64; with `now`, with g as it was at that moment."""
@@ -206,27 +218,27 @@ class ResidualBlock(Transform):
             with outside_transforms():
                 return self.snapshot(input_shape)
         key = (input_shape, self.asserted)
-        kept = self._kept
-        if kept is not None and kept[0] == key and kept[1].holds(self.g):
+        kept = self._cached
+        if kept is not None and kept[0] == key and kept[1].matches(self.g):
             return kept[2]
-        self._kept = None
-        if any("_compiled_call_impl" in (changed(m) or "") for m in self.g.modules()):  # which a copy would lose
-            return Snapshot(Live(self.g), self._measured(self.g, input_shape))
+        self._cached = None
+        if any("_compiled_call_impl" in (why_modified(m) or "") for m in self.g.modules()):  # which a copy would lose
+            return Snapshot(UncopiedBranch(self.g), self._measured(self.g, input_shape))
         try:
-            private = copied(self.g)  # all that follows is about this copy
+            private = copy_branch(self.g)  # all that follows is about this copy
         except RuntimeError:  # torch copies no tensor that was computed, such as a pruned weight
-            return Snapshot(Live(self.g), self._measured(self.g, input_shape))
+            return Snapshot(UncopiedBranch(self.g), self._measured(self.g, input_shape))
         found, seal = self._measured(private, input_shape), None
         with suppress(NoBoundKnown):
-            seal = Seal(private)
-        g = unwrap(released(private)).double()
-        program = read(g) if found.proven or seal is not None else None
+            seal = Fingerprint(private)
+        g = unwrap(remove_constraints_(private)).double()
+        program = try_parse(g) if found.proven or seal is not None else None
         made = Snapshot(g, found, program, self.g if seal is None else None)
-        self._kept = None if seal is None else (key, seal, made)
+        self._cached = None if seal is None else (key, seal, made)
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_kept": None}  # type: ignore[no-untyped-call]
+        return {**super().__getstate__(), "_cached": None}  # type: ignore[no-untyped-call]
 
     def rounding(self, input_shape: Shape) -> Rounding:
         """What rounding in float64 can hide of x + g(x) - z, without a context."""
@@ -238,7 +250,7 @@ class ResidualBlock(Transform):
         try:
             for _ in lip.primitives(self.g):  # the live one: a copy may have lost what makes it another function
                 pass
-            return bound(g, input_shape)
+            return lipschitz_bound(g, input_shape)
         except NoBoundKnown as error:
             return Bound(math.inf, False, reason=str(error))
 
@@ -248,7 +260,7 @@ class ResidualBlock(Transform):
         if context is None:
             return None
         g = unwrap(self.g)
-        return g.embedded(g.in_its_precision(context), rows) if type(g) is Conditioned else context
+        return g.embed_context(g.cast_context(context), rows) if type(g) is Conditioned else context
 
     # ------------------------------------------------------------------ inverse
 
@@ -261,9 +273,9 @@ class ResidualBlock(Transform):
         solver: Solver | None = None,
     ) -> Solution:
         """The inverse with a report (no gradient): x, iterations, proven error bound and success, per sample."""
-        return self.solved(z, context, tolerance=tolerance, solver=solver)[0]
+        return self.solve_with_snapshot(z, context, tolerance=tolerance, solver=solver)[0]
 
-    def solved(
+    def solve_with_snapshot(
         self,
         z: Tensor,
         context: Tensor | None = None,
@@ -299,7 +311,7 @@ class ResidualBlock(Transform):
                 reference=reference,
                 rounding=now.rounding(tuple(z.shape[1:]), given),
             )
-        reason = now.bound.reason or doubt(self)
+        reason = now.bound.reason or why_untrusted(self)
         if reason:  # what was solved for may be another function than this block
             none = torch.full_like(solution.error_bound, torch.inf)
             solution = replace(solution, error_bound=none, converged=none < 0, reason=reason)
@@ -328,7 +340,7 @@ class ResidualBlock(Transform):
         return self._with_gradient(solution.x, z, context, Anderson() if solver is None else solver)
 
     def _with_gradient(self, x: Tensor, z: Tensor, context: Tensor | None, solver: Solver) -> Tensor:
-        with lip.held(self.g):  # the function that was solved for
+        with lip.freeze_norms(self.g):  # the function that was solved for
             y, jacobian = linearise(self.g, x, context)
         step = z - y  # equals x; its gradient is right up to the factor (I + J)^-1, which the adjoint solve supplies
         if not step.requires_grad:
@@ -375,10 +387,12 @@ _pass = _Pass()
 
 
 @contextmanager
-def entering(module: nn.Module, x: Tensor) -> Iterator[None]:
+def outermost_call(module: nn.Module, x: Tensor) -> Iterator[None]:
     """What the outermost call of a model does: check the input, in training refresh the norms and hold them."""
     holding = (
-        nullcontext() if not module.training else (lip.batched_refresh if torch.is_grad_enabled() else lip.held)(module)
+        nullcontext()
+        if not module.training
+        else (lip.batched_refresh if torch.is_grad_enabled() else lip.freeze_norms)(module)
     )
     if torch.compiler.is_compiling():
         with holding:

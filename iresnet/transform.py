@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from .compiler import can_read_values
-from .fixed_point import Solution, Solver, verdict
+from .fixed_point import Solution, Solver, describe_proof
 from .float64 import Rounding
 from .logdet import Estimator
-from .proof import error_bound, norms
-from .trust import NoBoundKnown, changed, doubt
+from .proof import error_bound, sample_norms
+from .trust import NoBoundKnown, why_modified, why_untrusted
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -59,12 +59,12 @@ ISOMETRY = Stretch(forward=1.0, inverse=1.0, logdet=(0.0, 0.0))
 def stretch_of(transform: Transform, input_shape: Shape | None = None) -> Stretch:
     """What a transform says of itself, proven only where it is known to be what it says (`trust`)."""
     found = transform.stretch(input_shape)
-    return replace(found, proven=False) if found.proven and doubt(transform) else found
+    return replace(found, proven=False) if found.proven and why_untrusted(transform) else found
 
 
 def refuse_changed(transform: Transform) -> None:
     """Refuse to invert a transform with hooks or replaced methods: what undoes its formula may not undo it."""
-    if (reason := changed(transform)) is not None:
+    if (reason := why_modified(transform)) is not None:
         raise NoBoundKnown(f"no inverse is known: {type(transform).__name__} {reason}")
 
 
@@ -124,7 +124,7 @@ class Transform(nn.Module, ABC):
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """The code of x in float64 with the stored weights: what an inverse is judged against."""
         # A closed form of this library computes in the precision of x; a user's may have weights of its own.
-        exact = copy.deepcopy(self).double() if doubt(self) else self
+        exact = copy.deepcopy(self).double() if why_untrusted(self) else self
         return cast(Tensor, exact(x.double(), in_float64(context)))
 
     def solve(
@@ -145,13 +145,13 @@ class Transform(nn.Module, ABC):
             bound = type(self).distance(self, x, z, context)
             known = stretch_of(self, tuple(x.shape[1:]))
         none = torch.zeros_like(bound).long()
-        return Solution(x, none, bound, torch.isfinite(bound), proven=known.proven, reason=doubt(self))
+        return Solution(x, none, bound, torch.isfinite(bound), proven=known.proven, reason=why_untrusted(self))
 
     def distance(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
         """A bound on ||x - x*|| for the x* whose code is z, per sample."""
         shape, codes = tuple(x.shape[1:]), z.double()
-        sizes = (norms(t) for t in (self.reference(x, context) - codes, x.double(), codes))
-        return error_bound(*sizes, rounding=self.rounding(shape), expansion=stretch_of(self, shape).inverse)
+        sizes = (sample_norms(t) for t in (self.reference(x, context) - codes, x.double(), codes))
+        return error_bound(*sizes, rounding=self.rounding(shape), inverse_lipschitz=stretch_of(self, shape).inverse)
 
     def rounding(self, input_shape: Shape) -> Rounding:
         """How far `reference` can be off, for inputs of this shape (without the batch).
@@ -189,14 +189,14 @@ class ChainSolution:
 
     def measured_error(self, truth: Tensor) -> Tensor:
         """||x - truth|| per sample."""
-        return norms(self.x.double() - truth.double())
+        return sample_norms(self.x.double() - truth.double())
 
     def __str__(self) -> str:
         composed = float(self.composed_bound.max())
         scale = float(self.x.double().flatten(1).norm(dim=1).max())
         remark = "" if composed < 0.1 * max(scale, 1e-12) else " (not informative)"
         return (
-            f"{int(self.converged.sum())} of {len(self.converged)} samples {verdict(self)}, block by block; "
+            f"{int(self.converged.sum())} of {len(self.converged)} samples {describe_proof(self)}, block by block; "
             f"largest block bound {float(self.largest_block_bound.max()):.1e}, "
             f"code residual {float(self.code_residual.max()):.1e}, composed bound {composed:.1e}{remark}"
         )
@@ -256,7 +256,7 @@ def back(steps: Reversible[T | Move], z: Tensor, act: Callable[[T, Tensor], Tens
 def path(transform: Transform) -> Iterator[Step]:
     """The steps of a transform and of those it is made of, however they are nested; one that is not known is one."""
     for step in type(transform).steps(transform):
-        if step is transform or isinstance(step, Move) or doubt(step):
+        if step is transform or isinstance(step, Move) or why_untrusted(step):
             yield step
         else:
             yield from path(step)

@@ -12,7 +12,7 @@ from torch import nn
 import attack
 from attack import KINDS, Violation, branches, chains, count, layers, logdets, models, radii, run, shrinking
 from attack.reference import Composed, Residual, dense, invert, lengths, long, maps, spectral_norm
-from iresnet import ResidualBlock, spectral, trust
+from iresnet import ResidualBlock, fingerprint, spectral, trust
 from iresnet.results import read
 
 attack.load()
@@ -80,12 +80,12 @@ def test_a_composed_bound_that_is_too_small_is_found(monkeypatch):
 
 
 def test_a_trust_in_everything_is_found(monkeypatch):
-    monkeypatch.setattr(trust, "changed", lambda module: None)
+    monkeypatch.setattr(trust, "why_modified", lambda module: None)
     assert violations("branches", 100)
 
 
 def test_a_stale_proof_is_found(monkeypatch):
-    monkeypatch.setattr(trust.Seal, "holds", lambda self, module: True)
+    monkeypatch.setattr(fingerprint.Fingerprint, "matches", lambda self, module: True)
     assert violations("mutations", 30)
 
 

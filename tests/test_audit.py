@@ -231,13 +231,13 @@ def test_an_error_bound_of_the_inverse_that_is_too_small(factor, monkeypatch):
 
 
 def test_an_inverse_that_is_another(monkeypatch):
-    solved = ResidualBlock.solved
+    solved = ResidualBlock.solve_with_snapshot
 
     def moved(self, *args, **kwargs):
         found, now = solved(self, *args, **kwargs)
         return replace(found, x=found.x + 0.1), now
 
-    monkeypatch.setattr(ResidualBlock, "solved", moved)
+    monkeypatch.setattr(ResidualBlock, "solve_with_snapshot", moved)
     assert {"inverse", "round trip"} <= failed(trained("points-density"))
 
 

@@ -138,7 +138,7 @@ def test_a_block_with_its_logdet_trains_the_same(kind, estimator, monkeypatch):
     """Probes are drawn outside of the graph in real use; here both draw the same ones."""
     block, x = block_of(kind)
     v = torch.sign(x_of(*x.shape, seed=9))
-    monkeypatch.setattr("iresnet.logdet.estimators.draw", lambda *_: v)
+    monkeypatch.setattr("iresnet.logdet.estimators.draw_probes", lambda *_: v)
     agree(block, copy.deepcopy(block), lambda module: module.forward_and_logdet(x, estimator=estimator))
 
 
@@ -177,7 +177,7 @@ def test_a_convolutional_block_with_its_logdet_is_one_graph():
     block, x = block_of("conv")
     v = torch.sign(x_of(*x.shape, seed=9))
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("iresnet.logdet.estimators.draw", lambda *_: v)
+        patch.setattr("iresnet.logdet.estimators.draw_probes", lambda *_: v)
         for estimator in (Exact(), PowerSeries(4)):
 
             def run(t, estimator=estimator):
@@ -188,16 +188,16 @@ def test_a_convolutional_block_with_its_logdet_is_one_graph():
 
 def test_graphs_of_a_layer_that_is_held_and_one_that_is_not_are_kept_apart():
     """A graph made inside a model, where nothing refreshes, must not serve a lone layer, where it does."""
-    from iresnet.lipschitz import held
+    from iresnet.lipschitz import freeze_norms
 
     layer, x = rouse_(LipschitzLinear(6, 6)), x_of(4, 6)
     compiled = whole(layer)
-    with held(layer):
+    with freeze_norms(layer):
         compiled(x)
     with torch.no_grad():
         layer.parametrizations.weight.original.copy_(normal(6, 6, seed=4))
     before = cap_of(layer).direction.clone()
-    with held(layer):
+    with freeze_norms(layer):
         compiled(x)
     assert torch.equal(cap_of(layer).direction, before)
     compiled(x)

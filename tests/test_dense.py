@@ -8,7 +8,15 @@ import torch
 from torch import nn
 
 from iresnet import Exact, LipSwish, ResidualBlock, certify, constrain_
-from iresnet.branch import bound, linearise, nominal, read, requested_bound, run, tighten_
+from iresnet.branch import (
+    linearise,
+    lipschitz_bound,
+    nominal_constant,
+    requested_bound,
+    run_program,
+    tighten_layers_,
+    try_parse,
+)
 from iresnet.data import Schema
 from iresnet.lipschitz import Concatenated, cap_of
 from iresnet.models import Network, build
@@ -52,7 +60,7 @@ class TestConcatenated:
         dense = at(angle, linear(norm * q))
         jacobian = dense(torch.eye(4, dtype=DOUBLE)).T
         exact = float(torch.linalg.matrix_norm(jacobian, 2))
-        found = bound(nn.Sequential(dense), (4,)).value
+        found = lipschitz_bound(nn.Sequential(dense), (4,)).value
         assert exact <= found <= exact * (1 + 1e-8)
 
     def test_f_must_not_overwrite_what_is_kept(self):
@@ -61,20 +69,20 @@ class TestConcatenated:
 
     def test_layers_are_listed_where_they_are(self):
         g = constrain_(nn.Sequential(Concatenated(nn.Linear(2, 3)), nn.Linear(5, 2)), lipschitz=0.9)
-        assert [p.name for p in bound(g, (2,)).parts] == ["0.f", "1"]
-        assert [p.input_shape for p in bound(g, (2,), estimate=True).parts] == [(2,), (5,)]
+        assert [p.name for p in lipschitz_bound(g, (2,)).parts] == ["0.f", "1"]
+        assert [p.input_shape for p in lipschitz_bound(g, (2,), estimate=True).parts] == [(2,), (5,)]
 
     def test_its_program_is_a_graph(self):
         g = nn.Sequential(Concatenated(nn.Sequential(nn.Linear(2, 3), LipSwish())), nn.Linear(5, 2))
-        found = read(g)
+        found = try_parse(g)
         assert [(s.kind, s.tensors) for s in found.program.steps] == [
             ("linear", 2), ("lipswish", 1), ("join", 1), ("linear", 2)
         ]  # fmt: skip
         assert found.program.inputs == ((0,), (1,), (0, 2), (3,))
         assert not found.program.is_chain
         x = torch.randn(3, 2)
-        torch.testing.assert_close(run(found.program, x, found.tensors()), g(x))
-        assert read(nn.Sequential(Concatenated(nn.Hardshrink()), nn.Linear(4, 2))) is None
+        torch.testing.assert_close(run_program(found.program, x, found.tensors()), g(x))
+        assert try_parse(nn.Sequential(Concatenated(nn.Hardshrink()), nn.Linear(4, 2))) is None
 
     @pytest.mark.parametrize("shape", [(4,), (2, 4, 3)])
     def test_its_jacobian_is_that_of_torch(self, shape):
@@ -84,10 +92,10 @@ class TestConcatenated:
         y, jacobian = linearise(g, x)
         expected_y, vjp = torch.func.vjp(g, x)
         torch.testing.assert_close(y, expected_y)
-        torch.testing.assert_close(jacobian.pull(v), vjp(v)[0])
+        torch.testing.assert_close(jacobian.vjp(v), vjp(v)[0])
         # and its gradient in the parameters, the angles too
         parameters = list(g.parameters())
-        found = torch.autograd.grad((jacobian.pull(v) * v).sum(), parameters, allow_unused=True)
+        found = torch.autograd.grad((jacobian.vjp(v) * v).sum(), parameters, allow_unused=True)
         expected = torch.autograd.grad((torch.func.vjp(g, x)[1](v)[0] * v).sum(), parameters, allow_unused=True)
         for a, b in zip(found, expected, strict=True):
             assert (a is None) == (b is None)
@@ -107,9 +115,9 @@ class TestConstraint:
         )
         constrain_(g, lipschitz=0.81)
         assert [cap_of(m).coefficient for m in g.modules() if cap_of(m) is not None] == pytest.approx([0.9] * 4)
-        assert nominal(g) == pytest.approx(0.81)
+        assert nominal_constant(g) == pytest.approx(0.81)
         assert requested_bound(g).value == pytest.approx(0.81)
-        assert bound(g, (2,)).value <= 0.81
+        assert lipschitz_bound(g, (2,)).value <= 0.81
 
     def test_a_layer_must_follow(self):
         with pytest.raises(ValueError, match="lipschitz= needs a layer after the last Concatenated, .*; got none."):
@@ -119,8 +127,8 @@ class TestConstraint:
         g = constrain_(nn.Sequential(Concatenated(nn.Linear(2, 3)), nn.Linear(5, 2)), lipschitz=0.5).eval()
         with torch.no_grad():
             g[0].f.parametrizations.weight.original.fill_(40.0)  # eval: nothing is measured again
-        assert "0.f" in tighten_(g, (2,))
-        assert bound(g, (2,)).value < 0.5
+        assert "0.f" in tighten_layers_(g, (2,))
+        assert lipschitz_bound(g, (2,)).value < 0.5
 
     def test_a_free_layer_inside_is_refused(self):
         with pytest.raises(ValueError, match="g must be a contraction"):
@@ -134,7 +142,7 @@ class TestTightness:
     def test_no_jacobian_exceeds_it(self, shape, kernels):
         g = constrain_(dense(shape, 5, LipSwish, kernels), lipschitz=0.98).double()
         rouse_(g, weight=20.0)  # every layer at its coefficient, every angle another one
-        limit = bound(g.eval(), shape).value
+        limit = lipschitz_bound(g.eval(), shape).value
         norms = [float(torch.linalg.matrix_norm(dense_jacobian(g, x), 2)) for x in 3 * normal(8, 1, *shape)]
         assert max(norms) <= limit <= 0.98
         assert limit > 0.7  # what is kept and what is made weigh as much together as one
@@ -147,7 +155,7 @@ class TestTightness:
         second = at(0.7, linear(both))
         g = nn.Sequential(first, second, linear(0.98 * torch.eye(12, dtype=DOUBLE)))
         exact = float(torch.linalg.matrix_norm(g(torch.eye(4, dtype=DOUBLE)).T, 2))
-        found = bound(g, (4,)).value
+        found = lipschitz_bound(g, (4,)).value
         assert exact <= found * (1 + 1e-12)
         assert found == pytest.approx(0.98, rel=1e-8)
         assert exact > 0.9 * found
@@ -155,7 +163,7 @@ class TestTightness:
     def test_a_sum_of_norms_would_be_far_off(self):
         """What a reader might do instead: 1 + Lip(f) for every layer that keeps its input."""
         g = constrain_(dense((3,), 5, nn.ELU, (1,) * 6), lipschitz=0.98)
-        assert bound(g, (3,)).value <= 0.98 < 1.98**5
+        assert lipschitz_bound(g, (3,)).value <= 0.98 < 1.98**5
 
 
 class TestNetwork:

@@ -27,7 +27,7 @@ from iresnet import (
     cuda_graph,
     mlp_flow,
 )
-from iresnet.branch import read
+from iresnet.branch import try_parse
 from iresnet.gpu import Acceleration, FastStep, dual, maps, planned, step
 from iresnet.gpu.unit import unit_function
 from iresnet.lipschitz import LipSwish, MaxMin, Sine, batched_refresh
@@ -594,7 +594,7 @@ def test_a_density_of_wide_branches_by_kernels_stays_near_eager_float32(estimato
     plain, _, _ = train(MaximumLikelihood(flow), x, torch.zeros(64), EAGER, steps=20, device="cuda")
     quick, _, state = train(MaximumLikelihood(flow), x, torch.zeros(64), Acceleration(), steps=20, device="cuda")
     assert state.engine.method == "one CUDA graph, blocks compiled, g in bfloat16"
-    (activation_step,) = read(activation()).program.steps
+    (activation_step,) = try_parse(activation()).program.steps
     assert estimator.probes > 1 or any(way.probes == 1 and act == activation_step for way, _, act, *_ in dual._WINS)
     torch.testing.assert_close(quick, plain, atol=0.5, rtol=2e-2)
 
@@ -606,7 +606,7 @@ def test_a_density_of_wide_branches_by_kernels_stays_near_eager_float32(estimato
 def test_a_wide_unit_by_kernels_has_the_gradients_of_float32(kernels, probes, activation):
     torch.manual_seed(0)
     g = contractive_convnet(12, 512, kernels=kernels, coefficient=0.8, activation=activation).cuda()
-    values = [v.detach() for v in read(g).tensors()[:-1]]
+    values = [v.detach() for v in try_parse(g).tensors()[:-1]]
     x = torch.randn(16 * 64, 12, device="cuda")
     both = torch.cat([x, torch.randn(probes * 16 * 64, 12, device="cuda")])
     results = []
@@ -614,7 +614,7 @@ def test_a_wide_unit_by_kernels_has_the_gradients_of_float32(kernels, probes, ac
         way = dual.ExecutionMode(dtype, probes, True)
         leaves = [v.to(dtype).contiguous(memory_format=torch.channels_last) if v.dim() > 1 else v for v in values]
         leaves = [v.clone().requires_grad_() for v in leaves]
-        layers = dual.read_layers(dual.stages(read(g).program), leaves, (8, 8), 16 * (1 + probes), way)
+        layers = dual.read_layers(dual.stages(try_parse(g).program), leaves, (8, 8), 16 * (1 + probes), way)
         unrolled = [maps.Unrolled(tuple(t.weight.shape), (8, 8), True) for t in layers]
         layers = [
             replace(t, map=u, matrix=u.matrix(t.weight.detach())) if t.weight.shape[2] == 3 else t

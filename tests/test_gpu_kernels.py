@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from iresnet.branch import Step, read
+from iresnet.branch import Step, try_parse
 from iresnet.gpu import dual as dual_unit
 from iresnet.gpu import kernels
 from iresnet.gpu.kernels import language, tuning, wide
@@ -128,7 +128,7 @@ def branch(c=16, kernel=(3, 1, 3), activation=nn.ELU, **options) -> nn.Sequentia
 
 def test_unit_of_the_paper_is_known_and_others_are_not():
     def known(g):
-        return kernels.is_unit(read(g).program)
+        return kernels.is_unit(try_parse(g).program)
 
     assert known(branch())
     assert not known(branch(kernel=(1, 3, 3)))
@@ -141,10 +141,10 @@ def test_unit_of_the_paper_is_known_and_others_are_not():
 
 def test_unit_is_supported_only_on_a_gpu():
     g, x = branch(), torch.zeros(1, 16, 4, 4)
-    values = [v.detach().bfloat16() for v in read(g).tensors()][:-1]
+    values = [v.detach().bfloat16() for v in try_parse(g).tensors()][:-1]
     with_gpu = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-    assert not kernels.supported(read(g).program, x, values)
-    assert kernels.supported(read(g).program, x.to("cuda") if with_gpu else x, values) == with_gpu
+    assert not kernels.supported(try_parse(g).program, x, values)
+    assert kernels.supported(try_parse(g).program, x.to("cuda") if with_gpu else x, values) == with_gpu
 
 
 def test_unit_needs_weights_of_bfloat16_and_a_power_of_two_channels():
@@ -287,8 +287,8 @@ def test_a_wide_unit_is_its_layers_one_by_one(monkeypatch, middle, dual, frequen
 def unit_results(frequency, dual, inner, middle):
     """Values, slopes and gradients of a wide unit in float32, by kernels and layer by layer."""
     way, branch = dual_unit.ExecutionMode(torch.float32, int(dual), False), wide_branch(frequency, inner, middle)
-    values = [v.detach().clone().requires_grad_() for v in read(branch).tensors()[:-1]]
-    layers = dual_unit.read_layers(dual_unit.stages(read(branch).program), values, (4, 3), 2, way)
+    values = [v.detach().clone().requires_grad_() for v in try_parse(branch).tensors()[:-1]]
+    layers = dual_unit.read_layers(dual_unit.stages(try_parse(branch).program), values, (4, 3), 2, way)
     layers = [
         replace(t, map=m, matrix=m.matrix(t.weight.detach()))
         for t in layers

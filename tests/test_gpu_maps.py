@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from iresnet import PowerSeries, timing
-from iresnet.branch import Program, Step, read
+from iresnet.branch import Program, Step, try_parse
 from iresnet.gpu import density, dual, kernels, maps
 from iresnet.gpu.dual import Stage, stages
 from iresnet.gpu.kernels import wide
@@ -110,7 +110,7 @@ def test_a_program_is_read_as_stages():
     assert stages(Program.of(conv, conv)) == (Stage(None, conv), Stage(Step("identity"), conv))
     assert stages(Program.of(conv, elu)) is None
     assert stages(Program.of(conv, elu, elu, conv)) is None
-    assert read(nn.Sequential(nn.Linear(2, 2), nn.Identity(), nn.Linear(2, 2))).program.has_slopes
+    assert try_parse(nn.Sequential(nn.Linear(2, 2), nn.Identity(), nn.Linear(2, 2))).program.has_slopes
 
 
 # ------------------------------------------------------------------------------------------------- measuring
@@ -213,7 +213,7 @@ def test_all_ways_to_a_convolution_are_tried_on_matrices_of_its_size(tried):
     maps._fastest_map.cache_clear()
     for shape in ((20, 2, 3, 3), (2, 20, 3, 3)):
         layer = nn.Conv2d(shape[1], shape[0], 3, padding=1, bias=False)
-        step = read(layer).program.steps[0]
+        step = try_parse(layer).program.steps[0]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(maps, "maybe_compile", lambda function, _: function)
             assert isinstance(maps.choose_map(step, layer.weight.detach(), (4, 3), 2, compiled=True), Convolution)
@@ -260,7 +260,10 @@ def test_kernels_of_a_unit_are_tried_against_its_layers_forward_and_backward(tri
     torch.manual_seed(0)
     layers = nn.Conv2d(2, 128, 3, padding=1), nn.Conv2d(128, 128, 1), nn.Conv2d(128, 2, 3, padding=1)
     g = nn.Sequential(layers[0], activation(), layers[1], activation(), layers[2])
-    parts, values = dual.stages(read(g).program), [v.detach().requires_grad_() for v in read(g).tensors()[:-1]]
+    parts, values = (
+        dual.stages(try_parse(g).program),
+        [v.detach().requires_grad_() for v in try_parse(g).tensors()[:-1]],
+    )
     x = normal(3, 2, 4, 3, seed=1, dtype=torch.float32).requires_grad_()
     noise, weights = torch.ones(3, 2, 4, 3, dtype=torch.int8), density.pack(*PowerSeries(4).weights(x))
     results = []
@@ -293,7 +296,7 @@ def test_kernels_of_a_unit_are_tried_against_its_layers_forward_and_backward(tri
 def test_the_way_is_chosen_by_measurement_and_is_right_in_bfloat16(shape):
     layer = nn.Conv2d(shape[1], shape[0], 3, padding=1, bias=False).cuda()
     w = layer.weight.detach().bfloat16().contiguous(memory_format=torch.channels_last)
-    step = read(layer).program.steps[0]
+    step = try_parse(layer).program.steps[0]
     way = maps.choose_map(step, w, (8, 8), 16, compiled=True)
     assert isinstance(way, Unrolled | Convolution)
     a = torch.randn(16 * 64, shape[1], device="cuda").bfloat16()

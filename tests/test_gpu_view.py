@@ -15,7 +15,7 @@ from iresnet.gpu.view import module_view
 from iresnet.lipschitz import cap_of
 from iresnet.logdet import PowerSeries
 from iresnet.train import Classification, State, Training
-from iresnet.trust import changed
+from iresnet.trust import why_modified
 from tests.zoo import normal
 
 
@@ -47,7 +47,7 @@ def test_it_shares_every_parameter_and_buffer_and_the_model_stays_as_it_is():
     assert all(p.grad is not None for p in model.parameters())
     assert list(model.modules()) == before
     assert not any(isinstance(m, Plan) for m in model.modules())
-    assert all(changed(m) is None for m in model.modules())
+    assert all(why_modified(m) is None for m in model.modules())
 
 
 def test_a_plan_is_the_chain_in_all_else():
@@ -123,12 +123,12 @@ def test_weights_are_made_as_ever_after_an_exception():
     def fail():
         with plain(model, torch.bfloat16) as view:
             assert view(x).dtype is torch.float32
-            assert all(cap._made_in for cap in caps)
+            assert all(cap._scale_in for cap in caps)
             raise RuntimeError("in between")
 
     with pytest.raises(RuntimeError, match="in between"):
         fail()
-    assert not any(cap._made_in for cap in caps)
+    assert not any(cap._scale_in for cap in caps)
     assert model(x).dtype is torch.float32
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from iresnet import ResidualBlock, certify, contractive_mlp
-from iresnet.logdet import Jacobian, series, series_weights
+from iresnet.logdet import Jacobian, power_series, series_weights
 from tests.zoo import rouse_
 
 DIMENSION, TERMS = 3, range(1, 13)
@@ -23,7 +23,7 @@ def truncated_logdet(g, x, terms):
     points = x.expand(DIMENSION, DIMENSION)
     _, pull = torch.func.vjp(g, points)
     basis = torch.eye(DIMENSION, dtype=x.dtype)
-    return series(Jacobian(lambda v: pull(v)[0]), basis, *series_weights(terms, points)).sum()
+    return power_series(Jacobian(lambda v: pull(v)[0]), basis, *series_weights(terms, points)).sum()
 
 
 def gradient(loss, parameters):

@@ -21,7 +21,7 @@ from iresnet import (
     contractive_convnet,
     contractive_mlp,
 )
-from iresnet.branch import Form, convolution, linearise, read
+from iresnet.branch import PreparedBranch, convolution, linearise, try_parse
 from iresnet.evaluate import solving
 from iresnet.inverse import decoder, ordinary
 from iresnet.inverse.arithmetic import Arithmetic
@@ -98,29 +98,29 @@ def test_images_come_back_proven(chain, pair, arithmetic):
     assert float(solution.measured_error(x).max()) <= float(solution.composed_bound.max())
 
 
-@pytest.mark.parametrize("way", [convolution.gathered, convolution.banded, convolution.shifted])
+@pytest.mark.parametrize("way", [convolution.im2col, convolution.im2col_by_row, convolution.shift_and_add])
 @pytest.mark.parametrize(
     ("kernel", "padding", "bias"), [(3, 1, True), (1, 0, False), (5, 2, False), ((3, 1), (0, 2), True)]
 )
 def test_every_way_convolves(way, kernel, padding, bias):
     layer = nn.Conv2d(3, 5, kernel, padding=padding, bias=bias, dtype=torch.float64)
-    (step,), values, x = read(layer).program.steps, read(layer).tensors(), normal(2, 3, 6, 7)
+    (step,), values, x = try_parse(layer).program.steps, try_parse(layer).tensors(), normal(2, 3, 6, 7)
     with torch.no_grad():
         torch.testing.assert_close(way(step, x, values), layer(x), atol=1e-12, rtol=1e-12)
-        values[0] = convolution.arranged(values[0])
+        values[0] = convolution.pack_weight(values[0])
         torch.testing.assert_close(way(step, x, values), layer(x), atol=1e-12, rtol=1e-12)
 
 
 def test_a_way_that_does_not_fit_is_not_taken(monkeypatch):
     layer = nn.Conv2d(3, 5, 3, padding=1, dtype=torch.float64)
-    (step,), values, x = read(layer).program.steps, read(layer).tensors(), normal(2, 3, 6, 7)
+    (step,), values, x = try_parse(layer).program.steps, try_parse(layer).tensors(), normal(2, 3, 6, 7)
 
     def large(*arguments):
         raise torch.cuda.OutOfMemoryError("no")
 
     ways = {name: convolution.native if name == "native" else large for name in convolution.CONVOLUTIONS}
     monkeypatch.setattr(convolution, "CONVOLUTIONS", ways)
-    assert convolution.fastest(step, x, values) is convolution.native
+    assert convolution.fastest_convolution(step, x, values) is convolution.native
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,10 @@ def test_a_way_that_does_not_fit_is_not_taken(monkeypatch):
 def test_the_tangent_is_the_jacobian(activation):
     g = nn.Sequential(activation, nn.Linear(4, 4), activation, nn.Linear(4, 4, bias=False)).double()
     x, v = normal(1, 4, seed=2), normal(1, 4, seed=3)
-    steps, values = read(g).program, read(g).tensors()
+    steps, values = try_parse(g).program, try_parse(g).tensors()
     with torch.no_grad():
-        y, slopes = Form(steps, values).traced(x)
-        moved = Form(steps, values).tangent(v, slopes)
+        y, slopes = PreparedBranch(steps, values).value_and_slopes(x)
+        moved = PreparedBranch(steps, values).jvp(v, slopes)
     jacobian = torch.autograd.functional.jacobian(g, x).reshape(4, 4)
     torch.testing.assert_close(y, g(x).detach())
     torch.testing.assert_close(moved, v @ jacobian.T)
@@ -279,8 +279,8 @@ def test_one_evaluation_in_float64_proves_and_gives_the_code_residual(chain, pai
     inverter = Inverter(chain, z)
     blockwise = inverter.with_code("float64")
     blockwise.goes_forward = False
-    counts, plain = [], Form.__call__
-    monkeypatch.setattr(Form, "__call__", lambda self, x: counts.append(x.dtype) or plain(self, x))
+    counts, plain = [], PreparedBranch.__call__
+    monkeypatch.setattr(PreparedBranch, "__call__", lambda self, x: counts.append(x.dtype) or plain(self, x))
     forward = inverter.attempt(z)
     few, _ = counts.count(torch.float64), counts.clear()
     by_blocks = blockwise.attempt(z)
@@ -514,8 +514,8 @@ def test_bad_input_is_refused_in_a_sentence(chain):
 def test_a_branch_without_ways_takes_the_librarys_own():
     g = contractive_convnet(2, 3).double().eval()
     x = normal(1, 2, 4, 4)
-    values = [t.detach() for t in read(g).tensors()]
-    torch.testing.assert_close(Form(read(g).program, values)(x), g(x).detach())
+    values = [t.detach() for t in try_parse(g).tensors()]
+    torch.testing.assert_close(PreparedBranch(try_parse(g).program, values)(x), g(x).detach())
 
 
 # --------------------------------------------------------------------------------------------------- on a GPU

@@ -22,7 +22,7 @@ from iresnet import (
     terms_needed,
     truncation_bound,
 )
-from iresnet.logdet import Jacobian, StoppedRoulette, draw, roulette_weights, series, series_weights
+from iresnet.logdet import Jacobian, StoppedRoulette, draw_probes, power_series, roulette_weights, series_weights
 from tests.zoo import DOUBLE, UserNet, contraction, dense_jacobian, linear_block, normal, rouse_
 
 PROBES = ["rademacher", "gaussian"]
@@ -177,7 +177,7 @@ class TestSeries:
     def test_the_value_is_the_sum_for_its_probe_and_not_a_surrogate(self, terms):
         """Trap: a logged number that is the loss's surrogate and no likelihood."""
         a, x, v = contraction(4, 0.8), normal(3, 4), normal(3, 4, seed=2)
-        got = series(linear(a, x), v, *series_weights(terms, x))
+        got = power_series(linear(a, x), v, *series_weights(terms, x))
         expected = sum(
             (-1) ** (k + 1) / k * ((v @ torch.linalg.matrix_power(a, k)) * v).sum(1) for k in range(1, terms + 1)
         )
@@ -186,7 +186,7 @@ class TestSeries:
     def test_the_gradient_is_the_neumann_series_for_its_probe(self):
         a = contraction(4, 0.8).requires_grad_()
         x, v = normal(3, 4), normal(3, 4, seed=2)
-        (got,) = torch.autograd.grad(series(linear(a, x), v, *series_weights(6, x)).sum(), a)
+        (got,) = torch.autograd.grad(power_series(linear(a, x), v, *series_weights(6, x)).sum(), a)
         s = sum((-1) ** k * v @ torch.linalg.matrix_power(a.detach(), k) for k in range(6))
         torch.testing.assert_close(got, torch.einsum("bi,bj->ij", s, v))
 
@@ -232,7 +232,7 @@ class TestSeries:
 
     @pytest.mark.parametrize("probe", PROBES)
     def test_probes_have_mean_zero_and_unit_covariance(self, probe):
-        v = draw(torch.zeros(20_000, 3, dtype=DOUBLE), probe, torch.Generator().manual_seed(0))
+        v = draw_probes(torch.zeros(20_000, 3, dtype=DOUBLE), probe, torch.Generator().manual_seed(0))
         assert v.mean(0).abs().max() < 4 / math.sqrt(20_000)
         covariance = v.T @ v / len(v)
         assert (covariance - torch.eye(3)).abs().max() < 4 * math.sqrt(2 / 20_000)

@@ -27,7 +27,7 @@ from iresnet import (
     mlp_flow,
     tighten_,
 )
-from iresnet.branch import bound
+from iresnet.branch import lipschitz_bound
 from iresnet.data import Schema
 from iresnet.lipschitz import cap_of
 from iresnet.models import ACTIVATIONS, PREPROCESSING, READOUTS, Network, build
@@ -529,7 +529,7 @@ class TestReadouts:
             model.head.layers[0].parametrizations.weight.original.mul_(50)
         model(torch.rand(3, *IMAGES.shape))
         model.eval()
-        assert bound(model.head.layers).value < 1
+        assert lipschitz_bound(model.head.layers).value < 1
         a, b = normal(2, 40, 64, dtype=torch.float32)
         moved = (model.head(a) - model.head(b)).norm(dim=1) / (a - b).norm(dim=1)
         assert 0.05 < float(moved.detach().max()) < 1

@@ -18,7 +18,7 @@ from iresnet.train.objective import Classification, MaximumLikelihood
 from iresnet.transforms import AdditiveCoupling, AffineCoupling, Checkerboard, preserves_volume
 from iresnet.transforms.conditioner import convolutions, mlp
 from iresnet.transforms.mixing import InvertibleConv1x1, Reverse
-from iresnet.trust import changed
+from iresnet.trust import why_modified
 from tests.zoo import DOUBLE, dense_jacobian, normal, roused
 
 
@@ -199,7 +199,7 @@ class TestSteps:
             wrapped = [m for m in view.modules() if isinstance(m, CompiledCoupling)]
         assert [m.inner for m in wrapped] == find_couplings(flow)
         assert not any(isinstance(m, CompiledCoupling) for m in flow.modules())
-        assert all(changed(m) is None for m in flow.modules())
+        assert all(why_modified(m) is None for m in flow.modules())
 
     def test_convolutions_may_run_in_bfloat16(self):
         torch.manual_seed(0)

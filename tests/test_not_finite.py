@@ -19,7 +19,7 @@ from iresnet import (
     certify,
     contractive_mlp,
 )
-from iresnet.branch import bound
+from iresnet.branch import lipschitz_bound
 from iresnet.lipschitz import ACTIVATIONS, lipschitz_constant
 from iresnet.lipschitz.activations import WORDS
 from tests.zoo import ZOO, normal
@@ -88,7 +88,7 @@ def test_a_learned_number_that_is_not_finite_is_refused():
     g = nn.Sequential(nn.Linear(2, 2), LipSwish(), nn.Linear(2, 2))
     g[1].raw_beta.data.fill_(INF)
     with pytest.raises(ValueError, match="raw_beta of LipSwish"):
-        bound(g)
+        lipschitz_bound(g)
 
 
 def block():

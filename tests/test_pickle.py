@@ -30,7 +30,7 @@ from iresnet import (
     mlp_flow,
 )
 from iresnet.lipschitz import cap_of, release_
-from iresnet.lipschitz.constraint import _prepare
+from iresnet.lipschitz.constraint import prepare_layer
 
 from .zoo import ZOO, normal, rouse_
 
@@ -175,7 +175,7 @@ class TestALayer:
         twin = pickled(layer)
         twin(torch.zeros(1, 3))
         assert twin.calls == 1
-        assert list(twin._forward_pre_hooks.values()) == [_prepare, remember]
+        assert list(twin._forward_pre_hooks.values()) == [prepare_layer, remember]
 
     def test_shared_layers_stay_shared(self):
         twin = pickled(Skipping())
@@ -240,7 +240,7 @@ def _child(model, x, answers):
     layer = next(m for m in model.modules() if cap_of(m) is not None)
     for _ in range(50):
         layer.register_forward_pre_hook(remember)
-    kept = _prepare in layer._forward_pre_hooks.values()
+    kept = prepare_layer in layer._forward_pre_hooks.values()
     answers.put((model(x).tolist(), kept, len(layer._forward_pre_hooks), pickle.dumps(model)))
 
 

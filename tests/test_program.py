@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from iresnet import ResidualBlock
-from iresnet.branch import Program, linearise, read, reading, run
-from iresnet.branch.program import evaluate
+from iresnet.branch import Program, linearise, parse, run_program, try_parse
+from iresnet.branch.program import interpret
 from iresnet.lipschitz import ACTIVATIONS as RECORDS
 from iresnet.lipschitz import Concatenated, Conditioned, LipSwish, MaxMin, Potential, Sine, cap_of, constrain_
 from iresnet.spectral import NoBoundKnown
@@ -30,20 +30,22 @@ def test_a_program_computes_what_its_branch_does(activation):
         (nn.Sequential(nn.Linear(4, 8), activation, nn.Linear(8, 4)).double(), (3, 4)),
     ):
         constrain_(g, 0.7).eval()
-        x, found = normal(*shape, seed=1), read(g)
-        torch.testing.assert_close(run(found.program, x, found.tensors()), g(x))
+        x, found = normal(*shape, seed=1), try_parse(g)
+        torch.testing.assert_close(run_program(found.program, x, found.tensors()), g(x))
         assert found.program.is_chain
 
 
 def test_branches_of_one_shape_have_one_program_whatever_their_weights():
-    programs = [read(convolutional(activation)).program for activation in (nn.ELU(), nn.ELU(), nn.ELU(0.5))]
+    programs = [try_parse(convolutional(activation)).program for activation in (nn.ELU(), nn.ELU(), nn.ELU(0.5))]
     assert programs[0] == programs[1] != programs[2]
     assert len(set(programs)) == 2
 
 
 def test_gradients_reach_the_weights_behind_the_constraint():
     g = constrain_(nn.Sequential(nn.Linear(3, 3), nn.ELU(), nn.Linear(3, 3)), 0.5)
-    run(read(g).program, normal(2, 3, seed=1, dtype=torch.float32), read(g).tensors()).sum().backward()
+    run_program(
+        try_parse(g).program, normal(2, 3, seed=1, dtype=torch.float32), try_parse(g).tensors()
+    ).sum().backward()
     assert all(p.grad is not None for p in g.parameters())
 
 
@@ -63,7 +65,7 @@ class Own(nn.Sequential):
     ids=["own forward", "reflected", "batchnorm", "unknown"],
 )
 def test_what_cannot_be_read_has_no_program(g):
-    assert read(g) is None
+    assert try_parse(g) is None
 
 
 @pytest.mark.parametrize(
@@ -83,8 +85,8 @@ def test_what_cannot_be_read_has_no_program(g):
 )
 def test_every_known_layer_and_combinator_has_a_program(g, shape):
     g, x, v = g.double(), normal(*shape, seed=1), normal(*shape, seed=2)
-    found = read(g)
-    torch.testing.assert_close(run(found.program, x, found.tensors()), g(x))
+    found = try_parse(g)
+    torch.testing.assert_close(run_program(found.program, x, found.tensors()), g(x))
     if found.program.has_slopes and shape == tuple(g(x).shape):
         _, vjp = torch.func.vjp(g, x)
         torch.testing.assert_close(linearise(g, x)[1](v), vjp(v)[0])
@@ -93,15 +95,15 @@ def test_every_known_layer_and_combinator_has_a_program(g, shape):
 def test_a_context_is_a_tensor_of_the_program():
     g = Conditioned(nn.Linear(2, 3), nn.Linear(1, 3), nn.Sequential(nn.ELU(), nn.Linear(3, 2))).double()
     x, context = normal(4, 2), normal(4, 1, seed=1)
-    found = read(g)
+    found = try_parse(g)
     assert found.program.is_conditional
     assert not found.program.is_chain
-    torch.testing.assert_close(run(found.program, x, found.tensors(g.embed(context))), g(x, context))
+    torch.testing.assert_close(run_program(found.program, x, found.tensors(g.embed(context))), g(x, context))
     with pytest.raises(ValueError, match="this network is conditional; pass context"):
         found.tensors()
     for whole in (nn.Sequential(g), Conditioned(g, nn.Linear(1, 2), nn.Linear(2, 2))):  # which gets no context inside
         with pytest.raises(NoBoundKnown, match="Conditioned within another network has no context"):
-            reading(whole)
+            parse(whole)
 
 
 def test_results_are_kept_no_longer_than_a_step_takes_them():
@@ -111,9 +113,9 @@ def test_results_are_kept_no_longer_than_a_step_takes_them():
         held.append(inputs[0])
         return inputs[0] + 1
 
-    found: Program = read(nn.Sequential(nn.ELU(), Concatenated(nn.Sequential(nn.ELU(), nn.ELU())))).program
+    found: Program = try_parse(nn.Sequential(nn.ELU(), Concatenated(nn.Sequential(nn.ELU(), nn.ELU())))).program
     assert found.inputs == ((0,), (1,), (2,), (1, 3))
-    assert float(evaluate(found, torch.zeros(()), [torch.zeros(2)], function)) == 2
+    assert float(interpret(found, torch.zeros(()), [torch.zeros(2)], function)) == 2
     assert [float(t) for t in held] == [0, 1, 2, 1]
 
 
@@ -146,8 +148,8 @@ def test_a_program_has_every_setting_of_an_activation_as_it_is_now(record):
     for name in record.settings:
         before = getattr(layer, name)
         setattr(layer, name, OTHER.get(name, 0.3 if before != 0.3 else 0.2))
-        found = read(nn.Sequential(layer))
-        torch.testing.assert_close(run(found.program, x, found.tensors()), layer(x))
+        found = try_parse(nn.Sequential(layer))
+        torch.testing.assert_close(run_program(found.program, x, found.tensors()), layer(x))
         setattr(layer, name, before)
 
 
@@ -155,7 +157,7 @@ def test_a_setting_that_is_no_number_is_refused_in_a_sentence():
     layer = nn.ELU()
     layer.alpha = object()
     with pytest.raises(NoBoundKnown, match="alpha must be a number; got <object"):
-        reading(nn.Sequential(nn.Linear(2, 2), layer))
+        parse(nn.Sequential(nn.Linear(2, 2), layer))
 
 
 def test_an_activation_whose_limit_was_changed_is_inverted_as_it_is():
@@ -170,7 +172,7 @@ def test_an_activation_whose_limit_was_changed_is_inverted_as_it_is():
 def test_layers_after_a_potential_note_the_size_that_they_are_given():
     g = nn.Sequential(Potential(nn.Conv2d(1, 2, 5), nn.ELU()), nn.Conv2d(1, 1, 3, padding=1))
     constrain_(g, 0.9)
-    read(g).note_sizes((9, 9))
+    try_parse(g).record_sizes((9, 9))
     assert [cap_of(layer).seen for layer in (g[0].layer, g[1])] == [(9, 9), (9, 9)]
 
 

@@ -23,15 +23,15 @@ from iresnet import (
     contractive_mlp,
     residual,
 )
-from iresnet.branch import bound, plain, read, reading
-from iresnet.branch.rounding import Size, errors, rounding
+from iresnet.branch import lipschitz_bound, parse, try_parse, unconstrained_copy
+from iresnet.branch.rounding import LinearBound, rounding_bound, state_errors
 from iresnet.fixed_point import default_tolerance, solve
 from iresnet.float64 import Rounding
 from iresnet.inverse import Decoder
 from iresnet.inverse.arithmetic import Arithmetic
 from iresnet.inverse.inverter import Inverter
 from iresnet.lipschitz import Concatenated, Conditioned, Potential, leaves
-from iresnet.lipschitz.activations import beta_of
+from iresnet.lipschitz.activations import lipswish_beta
 from iresnet.spectral import Geometry, NoBoundKnown, dense_matrix
 from iresnet.transforms.elementary import Flatten
 from iresnet.transforms.mixing import InvertibleConv1x1, PrincipalAxes, Reverse
@@ -172,8 +172,8 @@ def network(name, size, seed=0):
 
 def errors_of(g, shape, shift=None):
     """The errors of all states in g."""
-    found, rows = read(g), 1 if shift is None else len(shift)
-    return errors(found.program, found.tensors(shift), bound(g, shape).constants, shape, rows)
+    found, rows = try_parse(g), 1 if shift is None else len(shift)
+    return state_errors(found.program, found.tensors(shift), lipschitz_bound(g, shape).constants, shape, rows)
 
 
 class TestEvaluation:
@@ -223,24 +223,24 @@ class TestEvaluation:
     def test_what_is_not_readable_has_no_bound(self):
         a, b, c = (nn.Linear(2, 2).double() for _ in range(3))
         with pytest.raises(NoBoundKnown, match="PReLU"):
-            reading(nn.Sequential(a, nn.PReLU()))
+            parse(nn.Sequential(a, nn.PReLU()))
         with pytest.raises(ValueError, match="conditional; pass context"):
             ResidualBlock(constrain_(Conditioned(a, b, c), 0.9)).rounding((2,))
         with pytest.raises(NoBoundKnown, match="jumps at its threshold"):
-            rounding(read(nn.Softplus()).program, [], [0.5], (2,))
+            rounding_bound(try_parse(nn.Softplus()).program, [], [0.5], (2,))
 
     def test_a_step_without_a_constant_has_an_infinite_error(self):
-        found = read(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).double())
-        assert math.isinf(rounding(found.program, found.tensors(), [0.5, math.inf], (2,)).relative)
+        found = try_parse(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).double())
+        assert math.isinf(rounding_bound(found.program, found.tensors(), [0.5, math.inf], (2,)).relative)
 
     def test_an_asserted_constant_comes_with_an_assumed_rounding(self):
         block = ResidualBlock(nn.Linear(2, 2), lipschitz=0.9)
         assert block.rounding((2,)) == Rounding.assumed()
 
     def test_sizes_add_and_scale(self):
-        assert Size(1, 2) + 2 * Size(3, 4) == Size(7, 10)
-        assert 0.0 * Size(math.inf, 1) == Size()
-        assert Size(3, 6).beside(Size(4, 8)) == Size(5, 10)
+        assert LinearBound(1, 2) + 2 * LinearBound(3, 4) == LinearBound(7, 10)
+        assert 0.0 * LinearBound(math.inf, 1) == LinearBound()
+        assert LinearBound(3, 6).concatenated(LinearBound(4, 8)) == LinearBound(5, 10)
 
 
 def cancelling(activation, size, d=3, hidden=8, seed=0):
@@ -290,7 +290,7 @@ class TestInverse:
         z = (3 * normal(10, *shape, seed=1)).to(dtype)
         found = block.solve(z)
         assert found.converged.all()
-        g, constant = plain(block.g).double(), block.bound(shape).value
+        g, constant = unconstrained_copy(block.g).double(), block.bound(shape).value
         alone = lambda x, rows: g(x)  # noqa: E731
         truth = solve(alone, z.double(), lipschitz=constant, tolerance=1e-9, solver=Anderson(), reference=alone)
         error = (found.x.double() - truth.x).flatten(1).norm(dim=1)
@@ -477,4 +477,4 @@ def test_the_beta_of_a_lipswish_has_no_jump():
     """Beyond 20 torch's softplus returns its input, 2e-9 off: more than an inverse's bound allows."""
     raw = torch.tensor([19.9, 20.1, 24.8], dtype=torch.float64)
     exact = torch.tensor([float(mp.log1p(mp.exp(mp.mpf(v)))) for v in raw.tolist()], dtype=torch.float64)
-    torch.testing.assert_close(beta_of(raw), exact, rtol=1e-15, atol=0)
+    torch.testing.assert_close(lipswish_beta(raw), exact, rtol=1e-15, atol=0)

@@ -33,7 +33,7 @@ from iresnet import (
     mlp_flow,
     tighten_,
 )
-from iresnet.branch import Form, read
+from iresnet.branch import PreparedBranch, try_parse
 from iresnet.cli.sample import _spent
 from iresnet.data.source import schema_of
 from iresnet.fixed_point import default_tolerance
@@ -44,7 +44,7 @@ from iresnet.models import build
 from iresnet.multiscale import Halves, Row
 from iresnet.presets import PRESETS
 from iresnet.presets.reading import GROUPS
-from iresnet.proof import Aside, carried
+from iresnet.proof import SetAside, error_growth
 from iresnet.transform import Move, back, path, through
 from tests.zoo import contraction, linear_block, normal, rouse_
 
@@ -115,12 +115,12 @@ def test_a_path_is_the_transform(transform, shape):
 
 def test_what_leaves_early_is_stretched_less_or_more():
     # Behind the last step: what left early was stretched 2 times, the rest 2 x 3 or 2 x 0.1 times.
-    assert carried([2.0, Aside(1), 3.0, Aside(-1), 5.0]) == [1.0, 2.0, 6.0]
-    assert carried([2.0, Aside(1), 0.1, Aside(-1), 5.0]) == [1.0, 2.0, 2.0]
+    assert error_growth([2.0, SetAside(1), 3.0, SetAside(-1), 5.0]) == [1.0, 2.0, 6.0]
+    assert error_growth([2.0, SetAside(1), 0.1, SetAside(-1), 5.0]) == [1.0, 2.0, 2.0]
     for second in (3.0, 0.1):
         whole = split(2.0, second)
-        splits = Aside(Halves().aside), Aside(Row(whole).aside)
-        assert whole.stretch((4,)).inverse == pytest.approx(carried([2.0, splits[0], second, splits[1], 1.0])[-1])
+        splits = SetAside(Halves().aside), SetAside(Row(whole).aside)
+        assert whole.stretch((4,)).inverse == pytest.approx(error_growth([2.0, splits[0], second, splits[1], 1.0])[-1])
 
 
 # --------------------------------------------------------------------------------------------------- inverses
@@ -230,12 +230,12 @@ def dense():
 
 def test_layers_that_keep_their_input_are_read_and_linearised():
     g, x, v = dense(), normal(1, 3, seed=2), normal(1, 3, seed=3)
-    form = Form(read(g).program, [t.detach() for t in read(g).tensors()])
+    form = PreparedBranch(try_parse(g).program, [t.detach() for t in try_parse(g).tensors()])
     with torch.no_grad():
-        y, slopes = form.traced(x)
+        y, slopes = form.value_and_slopes(x)
         torch.testing.assert_close(form(x), g(x))
         torch.testing.assert_close(y, g(x))
-        moved = form.tangent(v, slopes)
+        moved = form.jvp(v, slopes)
     jacobian = torch.autograd.functional.jacobian(g, x).reshape(3, 3)
     torch.testing.assert_close(moved, v @ jacobian.T)
 
@@ -246,8 +246,8 @@ class Own(nn.Module):
 
 
 def test_what_is_kept_beside_something_free_is_not_read():
-    assert read(nn.Sequential(Concatenated(nn.Sequential(Own())), nn.Linear(4, 2))) is None
-    assert read(nn.Sequential(Concatenated(nn.Linear(2, 2)), Own())) is None
+    assert try_parse(nn.Sequential(Concatenated(nn.Sequential(Own())), nn.Linear(4, 2))) is None
+    assert try_parse(nn.Sequential(Concatenated(nn.Linear(2, 2)), Own())) is None
 
 
 def test_angles_are_those_of_float64_wherever_something_is_proven():

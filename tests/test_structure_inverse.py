@@ -26,12 +26,12 @@ from iresnet import (
 )
 from iresnet.data import Dataset, Schema
 from iresnet.evaluate import solving
+from iresnet.fingerprint import Fingerprint
 from iresnet.fixed_point import ConvergenceError
 from iresnet.inverse import decoder, ordinary
 from iresnet.inverse.decoder import ON_CPU
 from iresnet.transform import Stretch
 from iresnet.transforms import ClosedForm
-from iresnet.trust import Seal
 from tests.runs import copy_of, trained
 from tests.zoo import normal, rouse_
 
@@ -186,8 +186,8 @@ def test_what_cannot_be_proven_is_named_once_for_all(chosen):
 def test_a_report_compares_every_block_once(monkeypatch, make, z, blocks):
     transform = make().double().eval()
     first = transform.solve(z)  # makes what is kept
-    held, holds = [], Seal.holds
-    monkeypatch.setattr(Seal, "holds", lambda self, module: held.append(module) or holds(self, module))
+    held, matches = [], Fingerprint.matches
+    monkeypatch.setattr(Fingerprint, "matches", lambda self, module: held.append(module) or matches(self, module))
     second = transform.solve(z)
     assert [len(held), len({id(g) for g in held})] == [blocks, blocks]
     assert torch.equal(first.x, second.x)

@@ -159,7 +159,7 @@ class TestACertifiedSeries:
         block, x = small(), normal(3, 2, 4, 4, seed=1)
         with torch.no_grad():
             known = linearise(block.g, x)[1]
-            plain = Jacobian(known.pull)
+            plain = Jacobian(known.vjp)
             pair = [PowerSeries(5)(j, x, generator=seeded(0)) for j in (known, plain)]
             assert torch.equal(*pair)
         pair = [CertifiedSeries(1e-3)(j, x, lipschitz=0.9, generator=seeded(0)) for j in (known, plain)]
@@ -172,7 +172,7 @@ class TestACertifiedSeries:
         block, x = small(), normal(2, 2, 4, 4, seed=1)
         jacobian, truth = linearise(block.g, x)[1], block.forward_and_logdet(x, estimator=Exact())[1]
         drawn = {}
-        for name, j in (("exact", jacobian), ("probes", Jacobian(jacobian.pull))):
+        for name, j in (("exact", jacobian), ("probes", Jacobian(jacobian.vjp))):
             series, generator = CertifiedSeries(1e-9, shared=shared), seeded(0)
             drawn[name] = torch.stack([series(j, x, lipschitz=0.5, generator=generator) for _ in range(400)])
             error = drawn[name].std(0) / math.sqrt(400)

@@ -11,7 +11,7 @@ from iresnet.base import DiagonalNormal
 from iresnet.chain import Chain
 from iresnet.data import Dataset, Schema
 from iresnet.lipschitz import constrain_
-from iresnet.logdet import SettledSeries
+from iresnet.logdet import AdaptiveSeries
 from iresnet.models.free import FreeBlock
 from iresnet.reproduce import cells, job
 from iresnet.run import TRUNCATION, FitResult, Run, truncation_warning, validate
@@ -108,7 +108,7 @@ def test_where_no_constant_is_known_the_series_is_long(estimator, terms, monkeyp
         free.g.weight.copy_(2 * torch.eye(D))
     for blocks in ((asserted, free), (asserted,)):
         validate(Flow(Chain(*blocks), DiagonalNormal(D), estimator=estimator).eval(), points(2), DENSITY)
-    assert [e for e in seen if e != estimator] == [PowerSeries(terms), SettledSeries(0.5, BIAS * D * math.log(2))]
+    assert [e for e in seen if e != estimator] == [PowerSeries(terms), AdaptiveSeries(0.5, BIAS * D * math.log(2))]
 
 
 def kept(folder, truncation):

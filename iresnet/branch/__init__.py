@@ -5,33 +5,33 @@ In reading order: `program` (a graph of steps; its value), `derivative` (J v and
 precision), `snapshot` (g as it was at one moment).
 """
 
-from .constant import Bound, Part, bound, nominal, requested_bound, tighten_
+from .constant import Bound, LayerBound, lipschitz_bound, nominal_constant, requested_bound, tighten_layers_
 from .derivative import linearise
-from .form import Form, laid_out
-from .program import Program, Reading, Step, StepFunction, read, reading, run
-from .snapshot import Live, Snapshot, check_shape, copied, plain, released
+from .form import PreparedBranch, to_channels_last
+from .program import ParsedBranch, Program, Step, StepFunction, parse, run_program, try_parse
+from .snapshot import Snapshot, UncopiedBranch, check_same_shape, copy_branch, remove_constraints_, unconstrained_copy
 
 __all__ = [
     "Bound",
-    "Form",
-    "Live",
-    "Part",
+    "PreparedBranch",
+    "UncopiedBranch",
+    "LayerBound",
     "Program",
-    "Reading",
+    "ParsedBranch",
     "Snapshot",
     "Step",
     "StepFunction",
     "requested_bound",
-    "bound",
-    "check_shape",
-    "copied",
-    "laid_out",
+    "lipschitz_bound",
+    "check_same_shape",
+    "copy_branch",
+    "to_channels_last",
     "linearise",
-    "nominal",
-    "plain",
-    "read",
-    "reading",
-    "released",
-    "run",
-    "tighten_",
+    "nominal_constant",
+    "unconstrained_copy",
+    "try_parse",
+    "parse",
+    "remove_constraints_",
+    "run_program",
+    "tighten_layers_",
 ]

@@ -18,17 +18,17 @@ from .. import spectral
 from ..lipschitz.activations import lipschitz_constant
 from ..lipschitz.constraint import cap_of
 from ..lipschitz.dense import Concatenated
-from ..lipschitz.order import leaves, passes, primitives, where
+from ..lipschitz.order import describe_layer, leaves, may_return_input, primitives
 from ..lipschitz.potential import Potential
 from ..spectral import Geometry
-from ..trust import NoBoundKnown, check_process
-from .program import LINEAR, Reading, Step, no_bound, reading
+from ..trust import NoBoundKnown, check_global_state
+from .program import LINEAR, ParsedBranch, Step, no_bound_error, parse
 
 Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Part:
+class LayerBound:
     """One layer of g: the coefficient asked for, the norm from below, the proven bound from above."""
 
     name: str
@@ -41,47 +41,48 @@ class Part:
 
 @dataclass(frozen=True)
 class Bound:
-    """Lip(g) <= value. `parts` lists the layers in order; an asserted bound has none and is not proven.
+    """The statement Lip(g) <= `value`.
 
-    `constants` are those of the steps of its program. Where g `descends`, its Jacobian is symmetric with eigenvalues in
+    `parts` lists the layers in order; an asserted bound has none and is not proven. `constants` holds the Lipschitz
+    constant of every step of the program. `negative_semidefinite`: the Jacobian of g is symmetric with eigenvalues in
     [-value, 0]. `reason` says why nothing is known of g, where the value is infinite.
     """
 
     value: float
     proven: bool
-    parts: tuple[Part, ...] = ()
-    descends: bool = False
+    parts: tuple[LayerBound, ...] = ()
+    negative_semidefinite: bool = False
     reason: str = ""
     constants: tuple[float, ...] = ()
 
     @property
-    def expansion(self) -> float:
+    def block_lipschitz(self) -> float:
         """Lip(x + g(x)) at most: 1 + Lip(g) (Lemma 2), or that of eigenvalues in [1 - value, 1]."""
-        return max(1.0, self.value - 1) if self.descends else 1 + self.value
+        return max(1.0, self.value - 1) if self.negative_semidefinite else 1 + self.value
 
 
-def bound(g: nn.Module, input_shape: Shape | None = None, *, estimate: bool = False) -> Bound:
+def lipschitz_bound(g: nn.Module, input_shape: Shape | None = None, *, estimate: bool = False) -> Bound:
     """The proven Lipschitz bound of g for inputs of `input_shape` (no batch), from its parts.
 
     Sizes: the given shape, else all up to the largest that each layer has met, else all; under circular padding, where
     a smaller input may have a larger norm, the given shape or all. With `estimate` the norms from below are computed
     as well. Raises `NoBoundKnown` where a part has no bound.
     """
-    check_process()
-    return bound_of(reading(g), input_shape, estimate=estimate)
+    check_global_state()
+    return bound_of_parsed(parse(g), input_shape, estimate=estimate)
 
 
-def bound_of(found: Reading, input_shape: Shape | None = None, *, estimate: bool = False) -> Bound:
+def bound_of_parsed(found: ParsedBranch, input_shape: Shape | None = None, *, estimate: bool = False) -> Bound:
     """The bound of a g that has been read."""
     shapes = [None if input_shape is None else tuple(input_shape)]
-    parts, constants, values = list[Part](), list[float](), [1.0]
+    parts, constants, values = list[LayerBound](), list[float](), [1.0]
     for step, into, (name, layer) in zip(found.program.steps, found.program.inputs, found.layers, strict=True):
         _check_finite(name, layer)
         shape = shapes[into[0]]
         if step.kind == "join":
             constants.append(1.0)
             values.append(cast(Concatenated, layer).constant(*(values[n] for n in into)))
-            shapes.append(_joined(*(shapes[n] for n in into)))
+            shapes.append(_concatenated_shape(*(shapes[n] for n in into)))
             continue
         if step.kind == "descent":
             constants.append(constants[into[0] - 2])  # that of the same layer, before the activation
@@ -90,26 +91,26 @@ def bound_of(found: Reading, input_shape: Shape | None = None, *, estimate: bool
             constants.append(1.0)
             shapes.append(shape)
         else:
-            part, after = _part(step, name, layer, shape, estimate)
+            part, after = _layer_bound(step, name, layer, shape, estimate)
             parts.append(part)
             constants.append(part.bound)
             shapes.append(after)
-        values.append(_times(values[into[0]], constants[-1]))
-    return Bound(values[-1], True, tuple(parts), _descends(found.g), constants=tuple(constants))
+        values.append(_product(values[into[0]], constants[-1]))
+    return Bound(values[-1], True, tuple(parts), _is_potential(found.g), constants=tuple(constants))
 
 
-def _times(a: float, b: float) -> float:
+def _product(a: float, b: float) -> float:
     """a b; a product of nonzero constants that underflows is rounded up, as a later one may be large."""
     return 0.0 if a == 0 or b == 0 else max(a * b, 2.0**-1000)
 
 
-def _joined(kept: Shape | None, made: Shape | None) -> Shape | None:
+def _concatenated_shape(kept: Shape | None, made: Shape | None) -> Shape | None:
     return None if kept is None or made is None else (kept[0] + made[0], *kept[1:])
 
 
-def _descends(g: nn.Module) -> bool:
+def _is_potential(g: nn.Module) -> bool:
     """Whether g is one `Potential`, between reshapings at most: what comes back to x's shape undoes what left it."""
-    rest = [leaf for _, leaf in leaves(g) if not passes(leaf)]
+    rest = [leaf for _, leaf in leaves(g) if not may_return_input(leaf)]
     return len(rest) == 1 and type(rest[0]) is Potential
 
 
@@ -118,23 +119,26 @@ def _check_finite(name: str, layer: nn.Module) -> None:
     for kind, p in layer.named_parameters(recurse=False):
         if not bool(torch.isfinite(p).all()):
             raise ValueError(
-                f"{kind} of {where(name, layer)} holds NaN or infinity; no bound exists. Restore it from a checkpoint."
+                f"{kind} of {describe_layer(name, layer)} holds NaN or infinity; no bound exists. "
+                "Restore it from a checkpoint."
             )
 
 
-def _part(step: Step, name: str, layer: nn.Module, shape: Shape | None, estimate: bool) -> tuple[Part, Shape | None]:
+def _layer_bound(
+    step: Step, name: str, layer: nn.Module, shape: Shape | None, estimate: bool
+) -> tuple[LayerBound, Shape | None]:
     """What is known of one layer or activation, and the shape that it returns."""
     if step.activation is not None:
         after = shape
-        if passes(layer) and shape is not None:
+        if may_return_input(layer) and shape is not None:
             after = tuple(layer(torch.empty(1, *shape)).shape[1:])
-        return Part(name, type(layer).__name__, _slope(step, name, layer), input_shape=shape), after
+        return LayerBound(name, type(layer).__name__, _largest_slope(step, name, layer), input_shape=shape), after
     geometry, weight, cap = step.geometry or Geometry(), cast(Tensor, layer.weight), cap_of(layer)
     size = spectral.spatial_size(geometry, weight, shape)
     if shape is None and cap is not None and cap.seen and not geometry.circular:
         size = cap.seen  # zero padding: no smaller input has a larger norm
     at = None if size is None else (weight.shape[1] * geometry.groups, *size)
-    part = Part(
+    part = LayerBound(
         name,
         type(layer).__name__.removeprefix("Parametrized"),
         float(spectral.norm_bounds(weight[None], geometry, size)),
@@ -149,32 +153,32 @@ def _part(step: Step, name: str, layer: nn.Module, shape: Shape | None, estimate
     return part, (weight.shape[0], *geometry.output_size(shape[1:], tuple(weight.shape[2:])))
 
 
-def _slope(step: Step, name: str, layer: nn.Module) -> float:
+def _largest_slope(step: Step, name: str, layer: nn.Module) -> float:
     """The largest slope of an activation."""
     record = step.activation
     constant = None if record is None else record.lipschitz(*step.settings)
     if constant is None:
-        raise no_bound(name, layer)
+        raise no_bound_error(name, layer)
     return constant
 
 
-def nominal(g: nn.Module) -> float:
+def nominal_constant(g: nn.Module) -> float:
     """The constant asked for: coefficients where layers are constrained, proven norms where they are not. Cheap."""
-    found = reading(g)
+    found = parse(g)
     values, constants = [1.0], list[float]()
     for step, into, (name, layer) in zip(found.program.steps, found.program.inputs, found.layers, strict=True):
         if step.kind in LINEAR:
-            constants.append(_asked(step, layer))
+            constants.append(_requested_norm(step, layer))
         elif step.kind == "descent":
             constants.append(constants[into[0] - 2])
         else:
-            constants.append(1.0 if step.activation is None else _slope(step, name, layer))
+            constants.append(1.0 if step.activation is None else _largest_slope(step, name, layer))
         # Side by side no more than the larger, whatever the angle is, which is not read from a device.
         values.append(max(values[n] for n in into) * constants[-1])
     return values[-1]
 
 
-def _asked(step: Step, layer: nn.Module) -> float:
+def _requested_norm(step: Step, layer: nn.Module) -> float:
     cap = cap_of(layer)
     if cap is not None:
         return cap.coefficient
@@ -185,10 +189,10 @@ def requested_bound(g: nn.Module) -> Bound:
     """What the coefficients of g promise, before anything is proven; `NoBoundKnown` where a layer has none."""
     if any(cap_of(layer) is None and lipschitz_constant(layer) is None for _, layer in primitives(g)):
         raise NoBoundKnown("A layer of a block is not constrained, so that nothing keeps its norm. Constrain it.")
-    return Bound(nominal(g), False, (), _descends(g))
+    return Bound(nominal_constant(g), False, (), _is_potential(g))
 
 
-def tighten_(g: nn.Module, input_shape: Shape | None = None) -> list[str]:
+def tighten_layers_(g: nn.Module, input_shape: Shape | None = None) -> list[str]:
     """Rescale the layers of g whose proven bound exceeds their coefficient; the names of those that changed.
 
     The stored weight becomes the constrained one times coefficient / bound, so that power iteration finds nothing to
@@ -196,7 +200,7 @@ def tighten_(g: nn.Module, input_shape: Shape | None = None) -> list[str]:
     """
     changed: list[str] = []
     done: set[nn.Module] = set()  # a layer may be used twice
-    for part in bound(g, input_shape).parts:
+    for part in lipschitz_bound(g, input_shape).parts:
         layer = g.get_submodule(part.name)
         cap = cap_of(layer)
         if cap is None or part.bound <= cap.coefficient or layer in done:

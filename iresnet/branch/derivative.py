@@ -16,39 +16,39 @@ from torch import Tensor, nn
 from ..lipschitz.conditioned import Conditioned
 from ..logdet import Jacobian
 from ..trust import unwrap
-from .program import LAYERS, Program, Step, apply, evaluate, read, transposed
-from .trace import Back, closed_trace
+from .program import LAYERS, Program, Step, apply_step, apply_transpose, interpret, try_parse
+from .trace import StepTranspose, closed_form_trace
 
 
 def linearise(g: nn.Module, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Jacobian]:
     """g(x) and its Jacobian at x, differentiable in x and in the parameters where gradients are on."""
-    found = read(g)
-    if found is None or not found.program.has_slopes or not found.program.takes(x):
+    found = try_parse(g)
+    if found is None or not found.program.has_slopes or not found.program.accepts(x):
         y, vjp = cast(Any, torch.func.vjp(lambda t: g(t) if context is None else g(t, context), x))
         return y, Jacobian(lambda v: cast(Tensor, vjp(v)[0]))
     if x.dim() > 2:  # what the hooks of constrained layers do when they are called, which they are not here
-        found.note_sizes(tuple(x.shape[2:]))
+        found.record_sizes(tuple(x.shape[2:]))
     program = found.program
-    shift = cast(Conditioned, unwrap(g)).embedded(context, len(x)) if program.is_conditional else None
-    values = _laid_out(found.tensors(shift), x)
-    y, backs = linearised(program, x, values)
-    trace = closed_trace(program, x, values, backs)
-    return y, Jacobian(lambda v: pull(program, backs, v), broadcasts=x.dim() == 2, trace=trace)
+    shift = cast(Conditioned, unwrap(g)).embed_context(context, len(x)) if program.is_conditional else None
+    values = _channels_last_weights(found.tensors(shift), x)
+    y, backs = linearise_program(program, x, values)
+    trace = closed_form_trace(program, x, values, backs)
+    return y, Jacobian(lambda v: vector_jacobian_product(program, backs, v), broadcasts=x.dim() == 2, trace=trace)
 
 
-def linearised(program: Program, x: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, list[Back]]:
+def linearise_program(program: Program, x: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, list[StepTranspose]]:
     """g(x) and the transpose of every step's derivative there, all one graph, differentiable in x and the tensors."""
-    backs: list[Back] = []
+    backs: list[StepTranspose] = []
 
     def step_by_step(i: int, step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
-        y = apply(step, inputs, own)
-        backs.append(_back(step, inputs, y, own))
+        y = apply_step(step, inputs, own)
+        backs.append(_step_transpose(step, inputs, y, own))
         return y
 
-    return evaluate(program, x, values, step_by_step), backs
+    return interpret(program, x, values, step_by_step), backs
 
 
-def pull(program: Program, backs: Sequence[Back], v: Tensor) -> Tensor:
+def vector_jacobian_product(program: Program, backs: Sequence[StepTranspose], v: Tensor) -> Tensor:
     """J' v."""
     waiting = {len(backs): v}
     for n in range(len(backs), 0, -1):
@@ -57,7 +57,7 @@ def pull(program: Program, backs: Sequence[Back], v: Tensor) -> Tensor:
     return waiting[0]
 
 
-def _back(step: Step, inputs: list[Tensor], y: Tensor, own: list[Tensor]) -> Back:
+def _step_transpose(step: Step, inputs: list[Tensor], y: Tensor, own: list[Tensor]) -> StepTranspose:
     """The transpose of the derivative of y = step(inputs)."""
     x = inputs[0]
     if step.kind == "join":
@@ -67,10 +67,10 @@ def _back(step: Step, inputs: list[Tensor], y: Tensor, own: list[Tensor]) -> Bac
         return lambda v: [v]
     if step.kind == "descent":
         forwards = Step("linear" if step.geometry is None else "conv", 1, step.geometry)
-        return lambda v: [-apply(forwards, [v.to(own[0].dtype)], own)]
+        return lambda v: [-apply_step(forwards, [v.to(own[0].dtype)], own)]
     if step.kind in LAYERS:
-        return lambda v: [transposed(step, v, own[0], x.shape[2:])]
-    d = slope(step, x, y, own)
+        return lambda v: [apply_transpose(step, v, own[0], x.shape[2:])]
+    d = activation_slope(step, x, y, own)
     return lambda v: [v * d]
 
 
@@ -78,7 +78,7 @@ def _parted(a: Tensor, b: Tensor, kept: Tensor, made: Tensor) -> list[Tensor]:
     return [a * kept, b * made]
 
 
-def slope(step: Step, x: Tensor, y: Tensor, own: Sequence[Tensor]) -> Tensor:
+def activation_slope(step: Step, x: Tensor, y: Tensor, own: Sequence[Tensor]) -> Tensor:
     """d y / d x of an activation y = step(x), differentiable in x."""
     record = step.activation
     if record is None or record.slope is None:
@@ -86,7 +86,7 @@ def slope(step: Step, x: Tensor, y: Tensor, own: Sequence[Tensor]) -> Tensor:
     return record.slope(x, y, *step.settings, *own)
 
 
-def _laid_out(tensors: list[Tensor], x: Tensor) -> list[Tensor]:
+def _channels_last_weights(tensors: list[Tensor], x: Tensor) -> list[Tensor]:
     """On a CPU, for images and without a graph: weights with their channels last, which products take on. That halves
     the time of a series."""
     if x.device.type != "cpu" or x.dim() != 4 or torch.is_grad_enabled() or torch.compiler.is_compiling():

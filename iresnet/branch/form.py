@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .derivative import slope
-from .program import Program, Step, StepFunction, evaluate, run, stepped
+from .derivative import activation_slope
+from .program import Program, Step, StepFunction, interpret, run_program, run_step
 
 
 @dataclass
-class Form:
+class PreparedBranch:
     """g in one precision; without ways, the library's own."""
 
     program: Program
@@ -26,21 +26,21 @@ class Form:
 
     def __call__(self, x: Tensor) -> Tensor:
         """g(x)."""
-        return run(self.program, x, self.values, self.functions)
+        return run_program(self.program, x, self.values, self.functions)
 
-    def traced(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def value_and_slopes(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """g(x) and the slopes of its activations, in order."""
         slopes = list[Tensor]()
 
         def function(i: int, step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
-            y = stepped(self.functions, i, step, inputs, own)
+            y = run_step(self.functions, i, step, inputs, own)
             if step.activation is not None:
-                slopes.append(slope(step, inputs[0], y, own))
+                slopes.append(activation_slope(step, inputs[0], y, own))
             return y
 
-        return evaluate(self.program, x, self.values, function), slopes
+        return interpret(self.program, x, self.values, function), slopes
 
-    def tangent(self, v: Tensor, slopes: list[Tensor]) -> Tensor:
+    def jvp(self, v: Tensor, slopes: list[Tensor]) -> Tensor:
         """J v."""
         remaining = iter(slopes)
 
@@ -49,15 +49,15 @@ class Form:
                 return inputs[0] * next(remaining)
             if step.kind == "shift":
                 return inputs[0]
-            return stepped(self.functions, i, _without_bias(step), inputs, own[:1])
+            return run_step(self.functions, i, _without_bias(step), inputs, own[:1])
 
-        return evaluate(self.program, v, self.values, function)
+        return interpret(self.program, v, self.values, function)
 
 
 def _without_bias(step: Step) -> Step:
     return Step(step.kind, 1, step.geometry) if step.tensors == 2 else step
 
 
-def laid_out(x: Tensor) -> Tensor:
+def to_channels_last(x: Tensor) -> Tensor:
     """Images with their channels last, which half precision and matrix products want."""
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.contiguous()

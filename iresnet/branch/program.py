@@ -1,11 +1,11 @@
-"""A branch g as data: a program, which is a graph of steps, and the tensors that they take.
+"""A branch g as data: a program, which is a graph of steps, and the tensors that the steps use.
 
-`read(g)` reads a g once: linear layers, convolutions and known activations, one after another, and the library's own
-combinators, which keep what they were given (`Concatenated`), take a context (`Conditioned`) or go back by the
-transpose (`Potential`). A g with a forward of its own has no program. A program is hashable, and the same for all
-branches of one shape, whatever their weights: `run(program, x, tensors)` is a pure function. All else that is done with
-a g is done with its program: derivatives (`derivative`), the trace (`trace`), the Lipschitz constant (`constant`), the
-error of its rounding (`rounding`).
+`parse(g)` reads the structure of g once: linear layers, convolutions and known activations in sequence, and the
+library's combinators, which keep their input (`Concatenated`), take a context (`Conditioned`) or apply a transpose
+(`Potential`). A g with a custom forward has no program. A program is hashable and holds no weights, so all branches of
+one architecture share one program, and `run_program(program, x, tensors)` is a pure function. Everything else is
+computed from the program: derivatives (`derivative`), tr J (`trace`), the Lipschitz constant (`constant`) and the
+rounding error (`rounding`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..lipschitz.activations import ACTIVATIONS, Activation, record_of, unknown
-from ..lipschitz.conditioned import Conditioned, spread_over
+from ..lipschitz.activations import ACTIVATIONS, Activation, record_of, why_no_constant
+from ..lipschitz.conditioned import Conditioned, add_per_channel
 from ..lipschitz.constraint import cap_of
-from ..lipschitz.dense import Concatenated, joined, parts_of
-from ..lipschitz.order import inside, stations, where
+from ..lipschitz.dense import Concatenated, concatenate_weighted, mixing_weights
+from ..lipschitz.order import child_name, describe_layer, leaves_and_shifts
 from ..lipschitz.potential import Potential
 from ..spectral import Geometry
-from ..trust import TORCH, NoBoundKnown, doubt, unwrap
+from ..trust import KNOWN_TORCH, NoBoundKnown, unwrap, why_untrusted
 
 #: Steps that multiply by a weight: forwards, and back by minus the transpose of one.
 LINEAR = frozenset({"linear", "conv"})
@@ -100,12 +100,12 @@ class Program:
         records = (step.activation for step in self.steps)
         return next((record.name for record in records if record is not None and record.slope is None), "")
 
-    def takes(self, x: Tensor) -> bool:
+    def accepts(self, x: Tensor) -> bool:
         """Whether all layers are meant for inputs with as many axes as x: rows for linear layers, or images."""
         layers = (step.geometry for step in self.steps if step.kind in LAYERS)
         return all(x.dim() == (0 if geometry is None else geometry.axes) + 2 for geometry in layers)
 
-    def with_own(self, values: Sequence[Tensor]) -> Iterator[tuple[Step, tuple[int, ...], list[Tensor]]]:
+    def with_tensors(self, values: Sequence[Tensor]) -> Iterator[tuple[Step, tuple[int, ...], list[Tensor]]]:
         """Every step, the results it takes, and its own tensors among those of all."""
         used = 0
         for step, into in zip(self.steps, self.inputs, strict=True):
@@ -117,17 +117,19 @@ class Program:
 StepFunction: TypeAlias = Callable[[Step, Tensor, list[Tensor]], Tensor]
 
 
-def run(program: Program, x: Tensor, values: Sequence[Tensor], functions: Sequence[StepFunction] = ()) -> Tensor:
+def run_program(
+    program: Program, x: Tensor, values: Sequence[Tensor], functions: Sequence[StepFunction] = ()
+) -> Tensor:
     """g(x), for the tensors of a g with this program, in the precision of both; linear maps in these `functions`."""
-    return evaluate(program, x, values, partial(stepped, functions))
+    return interpret(program, x, values, partial(run_step, functions))
 
 
-def stepped(functions: Sequence[StepFunction], i: int, step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
+def run_step(functions: Sequence[StepFunction], i: int, step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
     """The result of step i, linear maps in these `functions`, if there are any."""
-    return functions[i](step, inputs[0], own) if functions and step.kind in LINEAR else apply(step, inputs, own)
+    return functions[i](step, inputs[0], own) if functions and step.kind in LINEAR else apply_step(step, inputs, own)
 
 
-def evaluate(
+def interpret(
     program: Program,
     x: Tensor,
     values: Sequence[Tensor],
@@ -137,7 +139,7 @@ def evaluate(
     than a later step takes it."""
     last = {n: i for i, into in enumerate(program.inputs) for n in into}
     results = {0: x}
-    for i, (step, into, own) in enumerate(program.with_own(values)):
+    for i, (step, into, own) in enumerate(program.with_tensors(values)):
         inputs = [results[n] for n in into]
         for n in into:
             if last[n] == i:
@@ -146,25 +148,25 @@ def evaluate(
     return results[len(program.steps)]
 
 
-def apply(step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
+def apply_step(step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
     """The result of one step."""
     x = inputs[0]
     match step.kind:
         case "linear":
             return F.linear(x, own[0], own[1] if step.tensors == 2 else None)
         case "conv":
-            return _convolved(cast(Geometry, step.geometry), x, own)
+            return _convolve(cast(Geometry, step.geometry), x, own)
         case "descent":
-            return -transposed(step, x, own[0])
+            return -apply_transpose(step, x, own[0])
         case "join":
-            return joined(own[0], *inputs)
+            return concatenate_weighted(own[0], *inputs)
         case "shift":
-            return spread_over(x, own[0])
+            return add_per_channel(x, own[0])
         case kind:
             return ACTIVATIONS[kind].function(x, *step.settings, *own)
 
 
-def _convolved(g: Geometry, x: Tensor, own: list[Tensor]) -> Tensor:
+def _convolve(g: Geometry, x: Tensor, own: list[Tensor]) -> Tensor:
     none, bias, before = (0,) * g.axes, own[1] if len(own) == 2 else None, g.before
     if g.circular or g.before != g.after:
         sides = [n for pair in zip(reversed(g.before), reversed(g.after), strict=True) for n in pair]
@@ -172,12 +174,12 @@ def _convolved(g: Geometry, x: Tensor, own: list[Tensor]) -> Tensor:
     return torch.convolution(x, own[0], bias, g.stride, before, g.dilation, False, none, g.groups)
 
 
-def transposed(step: Step, v: Tensor, weight: Tensor, size: Sequence[int] = ()) -> Tensor:
+def apply_transpose(step: Step, v: Tensor, weight: Tensor, size: Sequence[int] = ()) -> Tensor:
     """W' v, for inputs of this size where there is a stride; a v in another precision is brought to the weight's."""
     g, v = step.geometry, v.to(weight.dtype)
     if g is None:
         return v @ weight
-    rest = g.rest(tuple(size), tuple(weight.shape[2:]), tuple(v.shape[2:])) if size else (0,) * g.axes
+    rest = g.output_padding(tuple(size), tuple(weight.shape[2:]), tuple(v.shape[2:])) if size else (0,) * g.axes
     return torch.convolution(v, weight, None, g.stride, g.before, g.dilation, True, rest, g.groups)
 
 
@@ -185,7 +187,7 @@ def transposed(step: Step, v: Tensor, weight: Tensor, size: Sequence[int] = ()) 
 
 
 @dataclass(frozen=True)
-class Reading:
+class ParsedBranch:
     """A g read once: its program, and the name and module behind every step."""
 
     g: nn.Module
@@ -193,7 +195,7 @@ class Reading:
     layers: tuple[tuple[str, nn.Module], ...]
 
     def tensors(self, shift: Tensor | None = None, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """What `run` takes beside x: constrained weights, biases and parameters, in order, with gradient.
+        """What `run_program` takes beside x: constrained weights, biases and parameters, in order, with gradient.
 
         `shift` is the embedding of a context. In another `dtype` what is computed of them (the cosine of an angle) is
         computed in it.
@@ -212,14 +214,14 @@ class Reading:
                 weights[layer] = layer.weight
             return [weights[layer], layer.bias] if step.tensors == 2 else [weights[layer]]
         if step.kind == "join":
-            return [parts_of(layer.angle if dtype is None else layer.angle.to(dtype))]
+            return [mixing_weights(layer.angle if dtype is None else layer.angle.to(dtype))]
         if step.kind == "shift":
             if shift is None:
                 raise ValueError("this network is conditional; pass context=...")
             return [shift]
         return ACTIVATIONS[step.kind].tensors_of(layer)
 
-    def note_sizes(self, size: Size) -> None:
+    def record_sizes(self, size: Size) -> None:
         """What the hooks of constrained layers would have seen of an x of this size, without calling them."""
         sizes = [size]
         for step, into, (_, layer) in zip(self.program.steps, self.program.inputs, self.layers, strict=True):
@@ -227,29 +229,29 @@ class Reading:
             if step.kind == "conv":
                 cap = cap_of(layer)
                 if cap is not None:
-                    cap.see(size)
+                    cap.record_size(size)
                 size = cast(Geometry, step.geometry).output_size(size, tuple(cast(Tensor, layer.weight).shape[2:]))
             elif step.kind == "descent":  # back to what its layer was given
                 size = sizes[self.program.inputs[into[0] - 2][0]]
             sizes.append(size)
 
 
-def read(g: nn.Module) -> Reading | None:
+def try_parse(g: nn.Module) -> ParsedBranch | None:
     """The reading of g; None where it has a forward, a layer or a padding that cannot be read."""
     try:
-        return reading(g)
+        return parse(g)
     except NoBoundKnown:
         return None
 
 
-def reading(g: nn.Module) -> Reading:
+def parse(g: nn.Module) -> ParsedBranch:
     """The same, with a `NoBoundKnown` that says why it cannot be read."""
-    reader = _Reader(unwrap(g))
+    reader = _Parser(unwrap(g))
     reader.walk(g, "", 0)
-    return Reading(g, Program(tuple(reader.steps), tuple(reader.inputs)), tuple(reader.layers))
+    return ParsedBranch(g, Program(tuple(reader.steps), tuple(reader.inputs)), tuple(reader.layers))
 
 
-class _Reader:
+class _Parser:
     """Writes down steps in the order in which they act on x."""
 
     def __init__(self, whole: nn.Module) -> None:
@@ -260,7 +262,7 @@ class _Reader:
 
     def walk(self, g: nn.Module, prefix: str, h: int, *, fresh: bool = False) -> int:
         """The steps of g on result h; the number of its own result."""
-        for name, leaf in stations(g, prefix, fresh=fresh):
+        for name, leaf in leaves_and_shifts(g, prefix, fresh=fresh):
             h = self.leaf(name, leaf, h)
         return h
 
@@ -270,20 +272,20 @@ class _Reader:
                 raise NoBoundKnown("a Conditioned within another network has no context. Let it be the whole of g.")
             return self.add(Step("shift", 1), name, leaf, h)
         if type(leaf) is Concatenated:
-            return self.add(Step("join", 1), name, leaf, h, self.walk(leaf.f, inside(name, "f"), h))
+            return self.add(Step("join", 1), name, leaf, h, self.walk(leaf.f, child_name(name, "f"), h))
         if type(leaf) is Potential:
             return self.descent(name, leaf, h)
-        return self.add(_step(name, leaf), name, leaf, h)
+        return self.add(_layer_step(name, leaf), name, leaf, h)
 
     def descent(self, name: str, leaf: Potential, h: int) -> int:
         """-W' s(W h + b)."""
-        for _ in stations(leaf.activation, inside(name, "activation"), fresh=True):
+        for _ in leaves_and_shifts(leaf.activation, child_name(name, "activation"), fresh=True):
             pass  # which says what is wrong with it
         leaf.check()
-        hidden = self.leaf(inside(name, "layer"), leaf.layer, h)
-        hidden = self.walk(leaf.activation, inside(name, "activation"), hidden, fresh=True)
+        hidden = self.leaf(child_name(name, "layer"), leaf.layer, h)
+        hidden = self.walk(leaf.activation, child_name(name, "activation"), hidden, fresh=True)
         step = Step("descent", 1, self.steps[hidden - 2].geometry)
-        return self.add(step, inside(name, "layer"), leaf.layer, hidden)
+        return self.add(step, child_name(name, "layer"), leaf.layer, hidden)
 
     def add(self, step: Step, name: str, layer: nn.Module, *inputs: int) -> int:
         self.steps.append(step)
@@ -292,7 +294,7 @@ class _Reader:
         return len(self.steps)
 
 
-def _step(name: str, layer: nn.Module) -> Step:
+def _layer_step(name: str, layer: nn.Module) -> Step:
     record = record_of(layer)
     if record is not None:
         return Step(record.name, len(record.tensors), settings=record.settings_of(layer))
@@ -304,10 +306,10 @@ def _geometry(name: str, layer: nn.Module) -> Geometry:
     try:
         return Geometry.of(layer)
     except NoBoundKnown as error:
-        raise no_bound(name, layer, str(error)) from None
+        raise no_bound_error(name, layer, str(error)) from None
 
 
-def no_bound(name: str, layer: nn.Module, reason: str = "") -> NoBoundKnown:
+def no_bound_error(name: str, layer: nn.Module, reason: str = "") -> NoBoundKnown:
     """What is said of a layer without a Lipschitz bound."""
     if isinstance(layer, nn.modules.dropout._DropoutNd):
         reason = "it is another function at every call. Remove it from g."
@@ -315,8 +317,10 @@ def no_bound(name: str, layer: nn.Module, reason: str = "") -> NoBoundKnown:
         reason = "no bound is computed through it. Remove it from g; ActNorm before the block does its work."
     elif next(layer.children(), None) is not None:
         reason = "its forward is its own and cannot be read. Write g as an nn.Sequential."
-    elif doubt(layer) and any(base in TORCH for base in type(layer).__mro__):  # known but for what a user has changed
-        reason = doubt(layer)
+    elif why_untrusted(layer) and any(
+        base in KNOWN_TORCH for base in type(layer).__mro__
+    ):  # known but for what a user has changed
+        reason = why_untrusted(layer)
     elif not isinstance(getattr(layer, "weight", None), Tensor):
-        reason = unknown(layer)
-    return NoBoundKnown(f"no Lipschitz bound is known for {where(name, layer)}: {reason}")
+        reason = why_no_constant(layer)
+    return NoBoundKnown(f"no Lipschitz bound is known for {describe_layer(name, layer)}: {reason}")

@@ -27,47 +27,47 @@ import torch
 from torch import Tensor
 
 from ..float64 import ELEMENTARY, OUTWARD, UNIT, Rounding, gamma
-from ..lipschitz.conditioned import spread_over
+from ..lipschitz.conditioned import add_per_channel
 from ..spectral import Geometry, absolute_norm
-from .program import Program, Step, apply
+from .program import Program, Step, apply_step
 
 Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Size:
+class LinearBound:
     """A bound that is linear in ||x||: slope ||x|| + fixed."""
 
     slope: float = 0.0
     fixed: float = 0.0
 
-    def __add__(self, other: Size) -> Size:
-        return Size(self.slope + other.slope, self.fixed + other.fixed)
+    def __add__(self, other: LinearBound) -> LinearBound:
+        return LinearBound(self.slope + other.slope, self.fixed + other.fixed)
 
-    def __rmul__(self, factor: float) -> Size:
-        return Size(*(0.0 if factor == 0 else factor * part for part in (self.slope, self.fixed)))
+    def __rmul__(self, factor: float) -> LinearBound:
+        return LinearBound(*(0.0 if factor == 0 else factor * part for part in (self.slope, self.fixed)))
 
-    def beside(self, other: Size) -> Size:
+    def concatenated(self, other: LinearBound) -> LinearBound:
         """Of two vectors side by side."""
-        return Size(math.hypot(self.slope, other.slope), math.hypot(self.fixed, other.fixed))
+        return LinearBound(math.hypot(self.slope, other.slope), math.hypot(self.fixed, other.fixed))
 
 
 @dataclass(frozen=True)
-class State:
+class TrackedState:
     """The input of a layer: its value where x = 0, its size, and the error of its computation."""
 
     zero: Tensor
-    size: Size
-    error: Size
+    size: LinearBound
+    error: LinearBound
 
-    def then(self, zero: Tensor, lipschitz: float, added: Size) -> State:
+    def then(self, zero: Tensor, lipschitz: float, added: LinearBound) -> TrackedState:
         """The output of a layer with this value where x = 0, Lipschitz bound, and rounding on top."""
         numbers = zero[0].numel()
-        error = OUTWARD * (lipschitz * self.error + added + Size(0.0, math.sqrt(numbers) * 2.0**-1000))
-        return State(zero, Size(lipschitz * self.size.slope, _norm(zero) + error.fixed), error)
+        error = OUTWARD * (lipschitz * self.error + added + LinearBound(0.0, math.sqrt(numbers) * 2.0**-1000))
+        return TrackedState(zero, LinearBound(lipschitz * self.size.slope, _largest_norm(zero) + error.fixed), error)
 
 
-def rounding(
+def rounding_bound(
     program: Program, values: Sequence[Tensor], constants: Sequence[float], input_shape: Shape, rows: int = 1
 ) -> Rounding:
     """What rounding can hide of a residual x + g(x) - z, for a g in float64 with these tensors and Lipschitz constants.
@@ -78,65 +78,71 @@ def rounding(
     >>> from .constant import bound
     >>> from .program import read
     >>> g = nn.Sequential(nn.Linear(2, 2, bias=False)).double()
-    >>> found = rounding(read(g).program, read(g).tensors(), bound(g).constants, (2,))
+    >>> found = rounding_bound(read(g).program, read(g).tensors(), bound(g).constants, (2,))
     >>> 0 < found.relative < 1e-14, 0 <= found.absolute < 1e-14
     (True, True)
     """
-    error = errors(program, values, constants, input_shape, rows)[-1]
+    error = state_errors(program, values, constants, input_shape, rows)[-1]
     slope, fixed = (math.inf if math.isnan(part) else part for part in (error.slope, error.fixed))  # 0 x inf
     return Rounding.of(slope, fixed, math.prod(input_shape))
 
 
 @torch.no_grad()
-def errors(
+def state_errors(
     program: Program, values: Sequence[Tensor], constants: Sequence[float], input_shape: Shape, rows: int = 1
-) -> list[Size]:
+) -> list[LinearBound]:
     """The error of every state in g, that of x first, its output last."""
     device = values[0].device if values else None
-    states = [State(torch.zeros(rows, *input_shape, dtype=torch.float64, device=device), Size(1.0), Size())]
-    for (step, into, own), constant in zip(program.with_own(values), constants, strict=True):
-        states.append(_after(step, [states[n] for n in into], own, constant))
+    states = [
+        TrackedState(
+            torch.zeros(rows, *input_shape, dtype=torch.float64, device=device), LinearBound(1.0), LinearBound()
+        )
+    ]
+    for (step, into, own), constant in zip(program.with_tensors(values), constants, strict=True):
+        states.append(_propagate(step, [states[n] for n in into], own, constant))
     return [state.error for state in states]
 
 
-def _after(step: Step, before: list[State], own: list[Tensor], lipschitz: float) -> State:
+def _propagate(step: Step, before: list[TrackedState], own: list[Tensor], lipschitz: float) -> TrackedState:
     """The state after a step."""
-    zero = apply(step, [state.zero for state in before], own)
+    zero = apply_step(step, [state.zero for state in before], own)
     state = before[0]
     if step.kind == "join":
-        return _joined(before[0], before[1], own[0], zero)
+        return _concatenate(before[0], before[1], own[0], zero)
     if step.kind == "shift":
-        spread = _norm(spread_over(torch.zeros_like(state.zero), own[0].double()))
-        return state.then(zero, 1.0, UNIT * (_computed(state) + Size(0.0, spread)))
+        spread = _largest_norm(add_per_channel(torch.zeros_like(state.zero), own[0].double()))
+        return state.then(zero, 1.0, UNIT * (_computed_size(state) + LinearBound(0.0, spread)))
     if step.activation is not None:
         of_input, of_one = step.activation.rounding(*step.settings)
-        added = of_input * _computed(state) + Size(0.0, of_one * math.sqrt(zero[0].numel()))
+        added = of_input * _computed_size(state) + LinearBound(0.0, of_one * math.sqrt(zero[0].numel()))
         return state.then(zero, lipschitz, added)
-    return state.then(zero, lipschitz, _of_products(step, state, own, zero))
+    return state.then(zero, lipschitz, _product_error(step, state, own, zero))
 
 
-def _of_products(step: Step, state: State, own: list[Tensor], zero: Tensor) -> Size:
+def _product_error(step: Step, state: TrackedState, own: list[Tensor], zero: Tensor) -> LinearBound:
     """What W h + b, or W' h, adds."""
     weight, geometry = own[0], step.geometry or Geometry()
     if step.kind == "descent":
         count = weight.shape[0] // geometry.groups * weight[0, 0].numel()
-        return gamma(count) * (absolute_norm(weight, geometry.groups) * _computed(state))
-    added = gamma(weight[0].numel()) * (_absolute_norm(weight, geometry, state.zero, zero) * _computed(state))
+        return gamma(count) * (absolute_norm(weight, geometry.groups) * _computed_size(state))
+    added = gamma(weight[0].numel()) * (_absolute_norm(weight, geometry, state.zero, zero) * _computed_size(state))
     if len(own) == 2:
         per_channel = math.sqrt(zero[0].numel() / len(own[1]))
-        added += gamma(weight[0].numel()) * Size(0.0, per_channel * _norm(own[1][None]))
+        added += gamma(weight[0].numel()) * LinearBound(0.0, per_channel * _largest_norm(own[1][None]))
     return added
 
 
-def _joined(kept: State, made: State, parts: Tensor, zero: Tensor) -> State:
+def _concatenate(kept: TrackedState, made: TrackedState, parts: Tensor, zero: Tensor) -> TrackedState:
     """(cos(t) h, sin(t) f(h)): both factors and both products are rounded."""
     a, b = (abs(float(part)) * OUTWARD for part in parts)
-    rounded = 2 * ELEMENTARY * (a * _computed(kept)).beside(b * _computed(made))
-    both = State(kept.zero, (a * kept.size).beside(b * made.size), (a * kept.error).beside(b * made.error))
+    rounded = 2 * ELEMENTARY * (a * _computed_size(kept)).concatenated(b * _computed_size(made))
+    both = TrackedState(
+        kept.zero, (a * kept.size).concatenated(b * made.size), (a * kept.error).concatenated(b * made.error)
+    )
     return both.then(zero, 1.0, rounded)
 
 
-def _computed(state: State) -> Size:
+def _computed_size(state: TrackedState) -> LinearBound:
     """The size of the computed state."""
     return state.size + state.error
 
@@ -150,7 +156,7 @@ def _absolute_norm(weight: Tensor, geometry: Geometry, x: Tensor, y: Tensor) -> 
     return absolute_norm(weight, geometry.groups, repeats)
 
 
-def _norm(x: Tensor) -> float:
+def _largest_norm(x: Tensor) -> float:
     """The largest norm of a row; squares that underflow are those of numbers below 2^-511."""
     largest = float(torch.linalg.vector_norm(x.flatten(1), dim=1).max())
     return OUTWARD * largest + math.sqrt(x[0].numel()) * 2.0**-511

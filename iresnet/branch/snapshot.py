@@ -20,10 +20,10 @@ from ..fixed_point import Branch
 from ..float64 import Rounding
 from ..lipschitz.constraint import release_
 from .constant import Bound
-from .convolution import arranged_all, cheapest
-from .form import Form, laid_out
-from .program import Reading
-from .rounding import rounding
+from .convolution import cpu_convolution, pack_weights
+from .form import PreparedBranch, to_channels_last
+from .program import ParsedBranch
+from .rounding import rounding_bound
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -38,14 +38,14 @@ class Snapshot:
     g: nn.Module
     bound: Bound
     #: Its program, where it is known and can be read.
-    reading: Reading | None = None
+    parsed: ParsedBranch | None = None
     #: Where g is a user's: the module itself, for what a copy in float64 cannot do.
     live: nn.Module | None = None
     _copies: dict[torch.dtype, Any] = field(default_factory=dict)
     _rounding: Rounding | None = None
 
     @property
-    def expansion(self) -> float:
+    def inverse_lipschitz(self) -> float:
         """Lip(F^-1) <= 1 / (1 - L) of F(x) = x + g(x) (Lemma 2); infinite where no contraction is known."""
         return 1 / (1 - self.bound.value) if self.bound.value < 1 else math.inf
 
@@ -54,48 +54,48 @@ class Snapshot:
 
         `input_shape` is the shape of the snapshot. Of a conditional g it depends on the embeddings that are `given`.
         """
-        if self.reading is None or not (self.bound.proven and self.bound.value < 1):
+        if self.parsed is None or not (self.bound.proven and self.bound.value < 1):
             return Rounding.assumed()
         if given is not None:
-            values = self.reading.tensors(given, torch.float64)
-            return rounding(self.reading.program, values, self.bound.constants, input_shape, len(given))
+            values = self.parsed.tensors(given, torch.float64)
+            return rounding_bound(self.parsed.program, values, self.bound.constants, input_shape, len(given))
         if self._rounding is None:
-            values = self.reading.tensors(dtype=torch.float64)
-            self._rounding = rounding(self.reading.program, values, self.bound.constants, input_shape)
+            values = self.parsed.tensors(dtype=torch.float64)
+            self._rounding = rounding_bound(self.parsed.program, values, self.bound.constants, input_shape)
         return self._rounding
 
     def branch(self, given: Tensor | None, dtype: torch.dtype = torch.float64) -> Branch:
         """g in this precision as a function of x and its rows, for what is given beside x."""
-        if self.reading is None:
+        if self.parsed is None:
             return self._module(given, dtype)
         if dtype not in self._copies:
             self._copies[dtype] = self._form(dtype)
         form, conditional, on_cpu = (
-            cast(Form, self._copies[dtype]),
-            self.reading.program.is_conditional,
+            cast(PreparedBranch, self._copies[dtype]),
+            self.parsed.program.is_conditional,
             _on_cpu(self.g),
         )
         if conditional and given is None:
             raise ValueError("this network is conditional; pass context=...")
 
         def at(x: Tensor, rows: Tensor) -> Tensor:
-            now = _shifted(form, cast(Tensor, given)[rows].to(dtype)) if conditional else form
-            y = now(laid_out(x) if on_cpu else x)
-            check_shape(x, y)
+            now = _with_embedding(form, cast(Tensor, given)[rows].to(dtype)) if conditional else form
+            y = now(to_channels_last(x) if on_cpu else x)
+            check_same_shape(x, y)
             return y
 
         return at
 
-    def _form(self, dtype: torch.dtype) -> Form:
+    def _form(self, dtype: torch.dtype) -> PreparedBranch:
         """On a CPU images have their channels last, and float64 convolves by what takes the least time there."""
-        found = cast(Reading, self.reading)
+        found = cast(ParsedBranch, self.parsed)
         values = [t.to(dtype) for t in found.tensors(torch.zeros(()), torch.float64)]
         if not _on_cpu(self.g):
-            return Form(found.program, values)
+            return PreparedBranch(found.program, values)
         if dtype != torch.float64:
-            return Form(found.program, [laid_out(t) for t in values])
-        ways = [cheapest(step, own) for step, _, own in found.program.with_own(values)]
-        return Form(found.program, arranged_all(found.program, values, ways), ways)
+            return PreparedBranch(found.program, [to_channels_last(t) for t in values])
+        ways = [cpu_convolution(step, own) for step, _, own in found.program.with_tensors(values)]
+        return PreparedBranch(found.program, pack_weights(found.program, values, ways), ways)
 
     def _module(self, given: Tensor | None, dtype: torch.dtype) -> Branch:
         """A g that cannot be read, by a copy of it."""
@@ -106,7 +106,7 @@ class Snapshot:
         def at(x: Tensor, rows: Tensor) -> Tensor:
             part = [] if given is None else [given[rows].to(dtype) if given.is_floating_point() else given[rows]]
             y = self._of_user(g, x, *part)
-            check_shape(x, y)
+            check_same_shape(x, y)
             return y
 
         return at
@@ -118,12 +118,12 @@ class Snapshot:
         except RuntimeError:
             if self.live is None:
                 raise
-            return cast(Tensor, Live(self.live)(*arguments))
+            return cast(Tensor, UncopiedBranch(self.live)(*arguments))
 
 
-def _shifted(form: Form, shift: Tensor) -> Form:
+def _with_embedding(form: PreparedBranch, shift: Tensor) -> PreparedBranch:
     """The form with the embedding of a context in its place."""
-    values = [[shift] if step.kind == "shift" else own for step, _, own in form.program.with_own(form.values)]
+    values = [[shift] if step.kind == "shift" else own for step, _, own in form.program.with_tensors(form.values)]
     return replace(form, values=[t for own in values for t in own])
 
 
@@ -131,20 +131,20 @@ def _on_cpu(g: nn.Module) -> bool:
     return all(p.device.type == "cpu" for p in g.parameters())
 
 
-def plain(g: nn.Module) -> nn.Module:
+def unconstrained_copy(g: nn.Module) -> nn.Module:
     """A copy of g without constraints: the stored, constrained weights as they are, in eval.
 
     What a user wrote beside the function of x (`Conditioned.embed`) is not copied.
     """
-    return released(copied(g))
+    return remove_constraints_(copy_branch(g))
 
 
-def released(g: nn.Module) -> nn.Module:
+def remove_constraints_(g: nn.Module) -> nn.Module:
     """g itself without constraints, its weights as they are, in eval and without gradients."""
     return release_(g).requires_grad_(False).eval()
 
 
-def copied(g: nn.Module) -> nn.Module:
+def copy_branch(g: nn.Module) -> nn.Module:
     """A copy of g, without what is not part of the function of x."""
     memo: dict[int, Any] = {}
     for m in g.modules():
@@ -154,7 +154,7 @@ def copied(g: nn.Module) -> nn.Module:
     return copy.deepcopy(g, memo)
 
 
-def check_shape(x: Tensor, y: Tensor) -> None:
+def check_same_shape(x: Tensor, y: Tensor) -> None:
     """Refuse a g that returns another shape than it is given."""
     if y.shape != x.shape:
         raise ValueError(
@@ -163,24 +163,24 @@ def check_shape(x: Tensor, y: Tensor) -> None:
         )
 
 
-class Live(nn.Module):
+class UncopiedBranch(nn.Module):
     """A user's g that cannot be copied, as it is, in its own precision."""
 
     def __init__(self, g: nn.Module) -> None:
         super().__init__()
         self._g = [g]  # not a submodule: nothing that is done to this one is done to g
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Live:
+    def __deepcopy__(self, memo: dict[int, Any]) -> UncopiedBranch:
         return self
 
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
         (g,) = self._g
-        like = next(_numbers(g), x)
+        like = next(_float_tensors(g), x)
         given = [c.to(like.dtype) if c.is_floating_point() else c for c in context]
         return cast(Tensor, g(x.to(like.dtype), *given)).to(x.dtype)
 
 
-def _numbers(g: nn.Module) -> Iterator[Tensor]:
+def _float_tensors(g: nn.Module) -> Iterator[Tensor]:
     """The floating-point tensors of a module, wherever it keeps them."""
     for m in g.modules():
         for value in (*m._parameters.values(), *m._buffers.values(), *vars(m).values()):

@@ -19,17 +19,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..branch import plain
+from ..branch import unconstrained_copy
 from ..certificate import residual_blocks
 from ..chain import Chain
 from ..classifier import Classifier
 from ..data import Dataset
 from ..multiscale import Multiscale
 from ..precision import full_precision
-from ..proof import norms
+from ..proof import sample_norms
 from ..train.objective import MISSING, bin_centres, class_vectors
 from ..transform import Transform, stretch_of
-from ..trust import NoBoundKnown, doubt
+from ..trust import NoBoundKnown, why_untrusted
 from .classes import as_classifier, error_of, labelled, labels, logits
 from .likelihood import CHUNK, check_eval
 
@@ -149,7 +149,7 @@ def lipschitz(model: nn.Module, data: Dataset) -> float:
     """The proven Lip(F) of a model's transform for these rows; `NoBoundKnown` where there is none."""
     view = _view(model)
     stretch = stretch_of(view.transform, data.schema.shape)
-    if reason := doubt(model):
+    if reason := why_untrusted(model):
         raise NoBoundKnown(reason)
     if not math.isfinite(stretch.forward):
         raise NoBoundKnown("A block has no Lipschitz bound; `certify` says which and why.")
@@ -170,13 +170,13 @@ def certified_radius(model: nn.Module, data: Dataset) -> Tensor:
     """
     view, y = _view(model), labels(data)
     class_vectors(view.head)  # refuses the live head: a copy may have lost what makes it another function
-    constant, head = lipschitz(model, data), plain(view.head).double()
+    constant, head = lipschitz(model, data), unconstrained_copy(view.head).double()
     apart, size = _apart(class_vectors(head)), _size(head)
     radii = []
     for x, c in zip(torch.split(data.x, CHUNK), torch.split(y, CHUNK), strict=True):
         point = bin_centres(x, data.schema.levels).double()
         z, error = evaluated(view.transform, point)
-        hidden = ROUNDING * size * (1 + norms(z))
+        hidden = ROUNDING * size * (1 + sample_norms(z))
         radii.append(_radius(head(z), c, constant, apart, error, hidden))
     return torch.where(y == MISSING, 0.0, torch.cat(radii).clamp_min(0))
 
@@ -194,7 +194,7 @@ def evaluated(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:
         if isinstance(part, Multiscale):
             return part.through(x, step)
         z, shape = part.reference(x), tuple(x.shape[1:])
-        own = part.rounding(shape).residual(torch.zeros_like(error), norms(x) + error, norms(z))
+        own = part.rounding(shape).residual_bound(torch.zeros_like(error), sample_norms(x) + error, sample_norms(z))
         # What has gone straight to the code by now keeps its error: no factor below one.
         error = (max(1.0, part.stretch(shape).forward) * error + own) * (1 + ROUNDING)
         return z

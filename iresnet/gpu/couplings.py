@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..compiler import maybe_compile
 from ..transforms import Coupling
-from ..trust import changed
+from ..trust import why_modified
 from .wrapper import Wrapper
 
 
@@ -33,7 +33,7 @@ def _through(coupling: Coupling, x: Tensor, context: Tensor | None) -> tuple[Ten
 
 def can_compile(module: nn.Module) -> bool:
     """Whether a module is a coupling with the forward map of all couplings, and no hooks."""
-    if not isinstance(module, Coupling) or changed(module) is not None:
+    if not isinstance(module, Coupling) or why_modified(module) is not None:
         return False
     own = type(module)
     return own.forward is Coupling.forward and own.forward_and_logdet is Coupling.forward_and_logdet

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ..branch import Program, Step
-from ..branch.derivative import slope as slope_of
-from ..branch.program import LINEAR, apply
+from ..branch.derivative import activation_slope as slope_of
+from ..branch.program import LINEAR, apply_step
 from ..compiler import maybe_compile
-from ..logdet import signs
+from ..logdet import noise_to_probes
 from ..timing import can_measure, fastest
 from .kernels import wide
 from .maps import Convolution, Map, as_matrix, candidates, choose_map
@@ -210,7 +210,7 @@ def enter_unit(
         x = (x + shift) * log_scale.exp()
     if noise is None:
         return x, None, x.to(dtype, copy=True)
-    v = signs(as_matrix(noise), x.dtype)
+    v = noise_to_probes(as_matrix(noise), x.dtype)
     return x, v, torch.cat([x.to(dtype), v.to(dtype)])
 
 
@@ -296,7 +296,7 @@ def _activation_and_slope(
     step: Step, h: Tensor, bias: Tensor | None, parameters: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
     h = h if bias is None else h + bias
-    a = apply(step, [h], parameters)
+    a = apply_step(step, [h], parameters)
     return a, slope_of(step, h, a, parameters)
 
 

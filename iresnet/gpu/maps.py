@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..branch import Program, Step
-from ..branch.program import transposed
+from ..branch.program import apply_transpose
 from ..compiler import maybe_compile
 from ..lipschitz.activations import elu_slope
 from ..spectral import Geometry
@@ -89,7 +89,7 @@ class Convolution:
 
     def transpose(self, g: Tensor, m: Tensor) -> Tensor:
         step = Step("conv", 1, self.geometry)
-        return as_matrix(transposed(step, as_images(g.to(m.dtype), self._out(m)), m, self.size))
+        return as_matrix(apply_transpose(step, as_images(g.to(m.dtype), self._out(m)), m, self.size))
 
     def transpose_times(self, g: Tensor, m: Tensor, d: Tensor, *, activated: bool = False) -> Tensor:
         return times_repeated(self.transpose(g, m), elu_slope(d) if activated else d)
@@ -236,7 +236,7 @@ def _fastest_map(
 def may_unroll(program: Program, values: list[Tensor], x: Tensor) -> bool:
     """Whether a convolution of g lies between few channels and many."""
     size = tuple(x.shape[2:])
-    found = [(step.geometry, own[0]) for step, _, own in program.with_own(values) if step.geometry is not None]
+    found = [(step.geometry, own[0]) for step, _, own in program.with_tensors(values) if step.geometry is not None]
     return any(isinstance(candidates(g, tuple(w.shape), size, True)[0], Unrolled) for g, w in found)
 
 

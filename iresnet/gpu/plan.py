@@ -17,18 +17,18 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from ..branch import Program, Reading, read
+from ..branch import ParsedBranch, Program, try_parse
 from ..chain import Chain
 from ..compiler import compile_settings
-from ..lipschitz import cap_of, made_in
-from ..lipschitz.scaling import in_precision
+from ..lipschitz import cap_of, scale_weights_in
+from ..lipschitz.scaling import cast_weights
 from ..logdet import Estimator, FixedSeries
 from ..residual import ResidualBlock
 from ..transform import Transform, given_to
 from ..transforms import Coupling
 from ..transforms.dequantisation import LearnedNoise
 from ..transforms.elementary import ActNorm
-from ..trust import changed
+from ..trust import why_modified
 from . import density, kernels, maps
 from .couplings import CompiledCoupling, can_compile
 from .density import advance_with_logdet, pack
@@ -46,7 +46,7 @@ class Unit:
 
     block: ResidualBlock
     norm: ActNorm | None
-    reading: Reading
+    reading: ParsedBranch
     stages: tuple[Stage, ...]
 
     @property
@@ -98,7 +98,7 @@ class Plan(Wrapper):
         """As `Chain.forward`."""
         state, given = PendingState(x), self._cast_free_weights()
         for part in self.pieces:
-            if isinstance(part, Unit) and part.program.takes(state.x):
+            if isinstance(part, Unit) and part.program.accepts(state.x):
                 values, last = self._enter(part, state, given)
                 y = cast(Tensor, state.y)
                 if self.compiled and kernels.supported(part.program, state.x, values):
@@ -134,7 +134,7 @@ class Plan(Wrapper):
         state, given = PendingState(x), self._cast_free_weights()
         logdets, scales = [x.new_zeros(len(x))], dict[int, list[Tensor]]()
         for part in self.pieces:
-            if isinstance(part, Unit) and part.program.takes(state.x):
+            if isinstance(part, Unit) and part.program.accepts(state.x):
                 values, last = self._enter(part, state, given)
                 drawn = [estimator.noise(state.x, generator) for _ in range(estimator.probes)]
                 noise = drawn[0] if len(drawn) == 1 else torch.cat(drawn)
@@ -160,7 +160,7 @@ class Plan(Wrapper):
         """The tensors of a unit's g, but for the bias of its last layer, which is carried on; the state made ready."""
         values = unit.reading.tensors()
         last = values.pop() if unit.program.steps[-1].tensors == 2 else None
-        unit.reading.note_sizes(tuple(state.x.shape[2:]))
+        unit.reading.record_sizes(tuple(state.x.shape[2:]))
         if unit.norm is not None and unit.norm.waits:
             unit.norm(state.total().detach())  # its first batch initialises it
         if state.x.dim() == 4:
@@ -179,7 +179,7 @@ class Plan(Wrapper):
         """Weights without a constraint in `dtype`, those of one shape at once; constrained ones come in it already."""
         found: dict[Tensor, Tensor] = {}
         for group in self.free:
-            found.update(zip(group, in_precision(group, self.dtype), strict=True))
+            found.update(zip(group, cast_weights(group, self.dtype), strict=True))
         return found
 
 
@@ -204,8 +204,8 @@ def _units(transforms: list[Transform]) -> Iterator[Transform | Unit]:
     """Pair every readable block with an ActNorm that stands right before it."""
     waiting: ActNorm | None = None
     for t in transforms:
-        readable = isinstance(t, ResidualBlock) and type(t).forward is ResidualBlock.forward and changed(t) is None
-        found = read(cast(ResidualBlock, t).g) if readable else None
+        readable = isinstance(t, ResidualBlock) and type(t).forward is ResidualBlock.forward and why_modified(t) is None
+        found = try_parse(cast(ResidualBlock, t).g) if readable else None
         parts = None if found is None or not found.program.has_slopes else stages(found.program)
         if found is not None and parts is not None:
             yield Unit(cast(ResidualBlock, t), waiting, found, parts)
@@ -213,7 +213,7 @@ def _units(transforms: list[Transform]) -> Iterator[Transform | Unit]:
             continue
         if waiting is not None:
             yield waiting
-        waiting = t if type(t) is ActNorm and changed(t) is None else None
+        waiting = t if type(t) is ActNorm and why_modified(t) is None else None
         if waiting is None:
             yield t
     if waiting is not None:
@@ -222,7 +222,7 @@ def _units(transforms: list[Transform]) -> Iterator[Transform | Unit]:
 
 def can_plan(module: nn.Module) -> bool:
     """Whether a module is a chain that a plan can stand for: none with a function of its own, by a hook say."""
-    return type(module) is Chain and changed(module) is None
+    return type(module) is Chain and why_modified(module) is None
 
 
 def unfused_convolutions(module: nn.Module) -> list[nn.Module]:
@@ -249,5 +249,5 @@ def planned(module: M, dtype: torch.dtype, *, compiled: bool) -> Iterator[M]:
     view = module_view(module, wrapped)
     units = [unit for plan in view.modules() if isinstance(plan, Plan) for unit in plan.units]
     caps = [cap for unit in units for m in unit.block.g.modules() if (cap := cap_of(m)) is not None]
-    with made_in(caps, dtype, compiled=compiled):
+    with scale_weights_in(caps, dtype, compiled=compiled):
         yield cast(M, view)

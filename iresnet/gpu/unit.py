@@ -19,9 +19,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..branch import Program, Step, StepFunction, run
-from ..branch.program import apply
-from ..lipschitz.scaling import along
+from ..branch import Program, Step, StepFunction, run_program
+from ..branch.program import apply_step
+from ..lipschitz.scaling import broadcast_over
 
 Affine = tuple[Tensor, Tensor]
 
@@ -35,7 +35,7 @@ def unit_function(program: Program, dtype: torch.dtype, compiled: bool) -> Calla
         x: Tensor, y: Tensor | None, bias: Tensor | None, norm: Affine | None, values: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
         x = _entered(x, y, bias, norm)
-        return x, run(bare, x, values, ways)
+        return x, run_program(bare, x, values, ways)
 
     return cast(Any, torch.compile(function, dynamic=False)) if compiled else function
 
@@ -44,12 +44,14 @@ def state_sum(x: Tensor, y: Tensor | None, bias: Tensor | None) -> Tensor:
     """The state that a pair stands for."""
     if y is None:
         return x
-    return x + y if bias is None else x + y + along(bias, x.dim() - 2)
+    return x + y if bias is None else x + y + broadcast_over(bias, x.dim() - 2)
 
 
 def _entered(x: Tensor, y: Tensor | None, bias: Tensor | None, norm: Affine | None) -> Tensor:
     x = state_sum(x, y, bias)
-    return x if norm is None else (x + along(norm[0], x.dim() - 2)) * along(norm[1], x.dim() - 2).exp()
+    return (
+        x if norm is None else (x + broadcast_over(norm[0], x.dim() - 2)) * broadcast_over(norm[1], x.dim() - 2).exp()
+    )
 
 
 def _mixed(dtype: torch.dtype) -> StepFunction:
@@ -57,8 +59,8 @@ def _mixed(dtype: torch.dtype) -> StepFunction:
 
     def mode(step: Step, h: Tensor, own: list[Tensor]) -> Tensor:
         # Most weights come in this precision.
-        h = apply(Step(step.kind, 1, step.geometry), [h.to(dtype)], [own[0].to(dtype)])
-        return h + along(own[1], h.dim() - 2) if step.tensors == 2 else h
+        h = apply_step(Step(step.kind, 1, step.geometry), [h.to(dtype)], [own[0].to(dtype)])
+        return h + broadcast_over(own[1], h.dim() - 2) if step.tensors == 2 else h
 
     return mode
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..compiler import can_read_values, is_transforming
 from ..fixed_point import Solver
-from ..proof import norms
+from ..proof import sample_norms
 from ..transform import ChainSolution, Transform, check_batch
 from . import ordinary
 from .arithmetic import Arithmetic
@@ -176,7 +176,7 @@ def _rounded(inverter: Inverter, z: Tensor, tolerance: float | None) -> Tensor |
     solution = inverter.solve(z)
     x, good = solution.x.to(z.dtype), solution.converged
     if tolerance is not None and inverter.parts[-1].branch is not None:  # a solution of a block is rounded here
-        good = good & (solution.largest_block_bound + norms(x.double() - solution.x) <= tolerance)
+        good = good & (solution.largest_block_bound + sample_norms(x.double() - solution.x) <= tolerance)
     return x if bool(good.all()) else None
 
 

@@ -20,11 +20,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..branch import copied, laid_out
+from ..branch import copy_branch, to_channels_last
 from ..cuda_graph import as_cuda_graph
+from ..fingerprint import Fingerprint
 from ..fixed_point import default_tolerance
 from ..lipschitz import release_
-from ..proof import norms
+from ..proof import sample_norms
 from ..residual import ResidualBlock
 from ..transform import (
     ChainSolution,
@@ -39,7 +40,6 @@ from ..transform import (
 )
 from ..transforms.mixing import InvertibleConv1x1
 from ..transforms.preprocess import Logit
-from ..trust import Seal
 from . import ordinary
 from .arithmetic import Arithmetic, Run
 from .precisions import Maker
@@ -80,10 +80,10 @@ class Inverter:
         self.tolerance, self.shape, self._precision = tolerance, tuple(z.shape), z.dtype
         self.arithmetic = Arithmetic.on(z.device) if arithmetic is None else arithmetic
         # The stored weights as they are, in float64: the function that is inverted, and that proves the inverse.
-        private = copied(transform)
+        private = copy_branch(transform)
         #: Why `solve` is that of the transform, in a sentence; empty where it is accelerated.
         self.reason = refusal(transform)
-        self._seal = None if self.reason else Seal(private)
+        self._seal = None if self.reason else Fingerprint(private)
         self.transform = cast(Transform, release_(private).double().eval().requires_grad_(False))
         #: Whether a chain is proven by the states that x leads to, as `verification` says.
         self.goes_forward = False
@@ -109,7 +109,7 @@ class Inverter:
 
     def fits(self, transform: Transform) -> bool:
         """Whether this transform is the function that was prepared for, by its settings and numbers."""
-        return self._seal is not None and self._seal.holds(transform)
+        return self._seal is not None and self._seal.matches(transform)
 
     # ------------------------------------------------------------------------------------------------- preparing
 
@@ -167,11 +167,11 @@ class Inverter:
         elif isinstance(t, ResidualBlock):
             self._add_block(t, stack, schedule, share)
         else:
-            stack.append(t.inverse(laid_out(stack.pop())))
+            stack.append(t.inverse(to_channels_last(stack.pop())))
             self.route.append(_closed(t, tuple(stack[-1].shape[1:])))
 
     def _add_block(self, t: ResidualBlock, stack: list[Tensor], schedule: Schedule | None, share: float) -> None:
-        z = laid_out(stack.pop())
+        z = to_channels_last(stack.pop())
         now = t.snapshot(tuple(z.shape[1:]))
         bound = now.bound
         if not bound.value < 1:
@@ -179,12 +179,12 @@ class Inverter:
             return
         branch, goal = self.maker.branch(t, z), self._goal(bound.value)
         if schedule is None:
-            size = 1.0 if self.tolerance else float(torch.nan_to_num(norms(z), nan=torch.inf).min().clamp_min(1))
+            size = 1.0 if self.tolerance else float(torch.nan_to_num(sample_norms(z), nan=torch.inf).min().clamp_min(1))
             plan, x = calibrate(branch, z, share * goal * size * (1 - bound.value))
         else:
             plan, x = schedule, found(branch, z, schedule)
         rounding = now.rounding(tuple(z.shape[1:]))
-        self.route.append(Part(t, now.expansion, rounding, goal, bound.value, bound.proven, branch, plan))
+        self.route.append(Part(t, now.inverse_lipschitz, rounding, goal, bound.value, bound.proven, branch, plan))
         stack.append(x)
 
     def _goal(self, lipschitz: float) -> float:
@@ -254,24 +254,24 @@ class Inverter:
         codes, solutions, residuals = list[Tensor](), list[Tensor](), list[Tensor]()
 
         def act(part: Part, y: Tensor) -> Tensor:
-            codes.append(laid_out(y))
+            codes.append(to_channels_last(y))
             x, r = self._solved(part, codes[-1], more)
             solutions.append(x)
-            residuals.append(norms(r))
+            residuals.append(sample_norms(r))
             return x
 
         x = back(self.route[::-1], z, act)
         tensors = [*codes, *solutions]
-        sizes = {id(t): norms(t) for t in {id(t): t for t in tensors}.values()}  # a solution is the next code
+        sizes = {id(t): sample_norms(t) for t in {id(t): t for t in tensors}.values()}  # a solution is the next code
         codes_and_xs = torch.stack([sizes[id(t)] for t in tensors]).chunk(2)
         converged, largest, composed = self._verify(torch.stack(residuals), *codes_and_xs)
         wanted = self.arithmetic.code == "float64"
-        code = evaluated(self.route, x, z) if wanted else torch.full_like(norms(z), torch.nan)
+        code = evaluated(self.route, x, z) if wanted else torch.full_like(sample_norms(z), torch.nan)
         return x.contiguous(), converged, largest, code, composed
 
     def _led_to(self, z: Tensor) -> tuple[Tensor, ...]:
         """The same for a chain, proven by the states that x leads to."""
-        x, codes = laid_out(z), list[Tensor]()
+        x, codes = to_channels_last(z), list[Tensor]()
         for part in self.parts:
             codes.append(x)
             x = part.inverse(x) if part.branch is None else found(part.branch, x, part.schedule)

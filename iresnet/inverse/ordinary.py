@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..fixed_point import ConvergenceError, Solution, Solver
-from ..proof import Aside, composed, factors, infinite_for_nan, norms
+from ..proof import SetAside, compose_bounds, growth_factors, nan_to_infinity, sample_norms
 from ..residual import ResidualBlock
 from ..transform import (
     ChainSolution,
@@ -24,7 +24,7 @@ from ..transform import (
     stretch_of,
     through,
 )
-from ..trust import doubt
+from ..trust import why_untrusted
 
 
 def invert(
@@ -42,7 +42,7 @@ def invert(
     that asks.
     """
     steps = type(transform).steps(transform)  # an attribute of a user's own may have that name
-    if steps == [transform] or (doubt(transform) and not own):
+    if steps == [transform] or (why_untrusted(transform) and not own):
         return transform.inverse(z, context, tolerance=tolerance, solver=solver)
     refuse_changed(transform)
     check_context(transform, context)
@@ -98,21 +98,21 @@ def solve(
         lost = lost | gone
         return _filled(x, gone, 0.0)
 
-    steps = list(path(transform)) if own or not doubt(transform) else [transform]
+    steps = list(path(transform)) if own or not why_untrusted(transform) else [transform]
     with torch.no_grad():
         x = back(steps, z, act)
         solved = iter(found)
         code = through(steps, x.double(), lambda t, y: next(solved).reference(y))
-        residual = infinite_for_nan(norms(code - z.double()))
+        residual = nan_to_infinity(sample_norms(code - z.double()))
         solved = iter(found)
-        expansions = [next(solved).expansion if isinstance(s, Transform) else Aside(s.aside) for s in steps]
+        expansions = [next(solved).expansion if isinstance(s, Transform) else SetAside(s.aside) for s in steps]
         none = torch.zeros_like(residual)  # for a chain of nothing
         largest = torch.stack([none, *(s.largest for s in found)]).amax(0)
         errors = torch.stack([s.solution.error_bound for s in found] or [none])
-        whole = composed(errors, factors(expansions or [1.0], z.device))
+        whole = compose_bounds(errors, growth_factors(expansions or [1.0], z.device))
         largest, residual, whole = (e.masked_fill(lost, math.inf) for e in (largest, residual, whole))
     solutions = [s.solution for s in found]
-    reason = next(filter(None, (doubt(transform), *(s.reason for s in reversed(found)))), "")
+    reason = next(filter(None, (why_untrusted(transform), *(s.reason for s in reversed(found)))), "")
     return ChainSolution(
         x=_filled(x, lost, math.nan),
         iterations=sum((s.iterations for s in solutions), none.long()),
@@ -121,7 +121,7 @@ def solve(
         code_residual=residual,
         composed_bound=whole,
         diverged=torch.stack([lost, *(s.diverged for s in solutions if s.diverged is not None)]).any(0),
-        proven=not doubt(transform) and all(s.solution.proven and s.proven for s in found),
+        proven=not why_untrusted(transform) and all(s.solution.proven and s.proven for s in found),
         reason=reason,
     )
 
@@ -129,12 +129,14 @@ def solve(
 def _solved(
     t: Transform, z: Tensor, context: Tensor | None, *, tolerance: float | None, solver: Solver | None
 ) -> _Solved:
-    if isinstance(t, ResidualBlock) and not doubt(t):  # g is compared with what is known of it once, not at every use
-        s, now = t.solved(z, context, tolerance=tolerance, solver=solver)
-        return _Solved(s, now.expansion, now.bound.proven, s.reason, lambda x: t.reference(x, context, now=now))
+    if isinstance(t, ResidualBlock) and not why_untrusted(
+        t
+    ):  # g is compared with what is known of it once, not at every use
+        s, now = t.solve_with_snapshot(z, context, tolerance=tolerance, solver=solver)
+        return _Solved(s, now.inverse_lipschitz, now.bound.proven, s.reason, lambda x: t.reference(x, context, now=now))
     own = t.solve(z, context, tolerance=tolerance, solver=solver)
     known = stretch_of(t, tuple(own.x.shape[1:]))
-    reason = own.reason or doubt(t)
+    reason = own.reason or why_untrusted(t)
     return _Solved(own, known.inverse, known.proven, reason, lambda x: t.reference(x, context))
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..branch import Form, Program, Step, StepFunction, laid_out, read
-from ..branch.convolution import CONVOLUTIONS, arranged, arranged_all, fastest, is_simple, native
-from ..branch.program import apply, evaluate
+from ..branch import PreparedBranch, Program, Step, StepFunction, to_channels_last, try_parse
+from ..branch.convolution import CONVOLUTIONS, fastest_convolution, is_simple, native, pack_weight, pack_weights
+from ..branch.program import apply_step, interpret
 from ..residual import ResidualBlock
 from ..transform import Shape
 from .arithmetic import Arithmetic
@@ -24,9 +24,9 @@ from .arithmetic import Arithmetic
 class Branch:
     """g of one block in every precision; without `single`, where nothing lies between the others."""
 
-    exact: Form
-    working: Form
-    single: Form | None = None
+    exact: PreparedBranch
+    working: PreparedBranch
+    single: PreparedBranch | None = None
 
     @property
     def program(self) -> Program:
@@ -46,27 +46,27 @@ class Maker:
 
     def branch(self, block: ResidualBlock, x: Tensor) -> Branch:
         """The branch of this block for inputs like x."""
-        found = read(block.g)
+        found = try_parse(block.g)
         assert found is not None
         program, values = found.program, [t.detach() for t in found.tensors(dtype=torch.float64)]
         dtype = self.arithmetic.dtype
-        working = Form(program, [laid_out(t.to(dtype)) for t in values])
+        working = PreparedBranch(program, [to_channels_last(t.to(dtype)) for t in values])
         exact = self._form(program, values, x)
         single = None if dtype == torch.float32 else self._form(program, [t.float() for t in values], x.float())
         return Branch(exact, working, single)
 
-    def _form(self, program: Program, values: list[Tensor], x: Tensor) -> Form:
+    def _form(self, program: Program, values: list[Tensor], x: Tensor) -> PreparedBranch:
         """The form of these tensors with the ways that are asked for."""
         if self.arithmetic.exact == "native":
-            return Form(program, values)
+            return PreparedBranch(program, values)
         functions = list[StepFunction]()
 
         def function(i: int, step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
             functions.append(self._way(step, inputs[0], own))
-            return apply(step, inputs, own)
+            return apply_step(step, inputs, own)
 
-        evaluate(program, x, values, function)
-        return Form(program, arranged_all(program, values, functions), functions)
+        interpret(program, x, values, function)
+        return PreparedBranch(program, pack_weights(program, values, functions), functions)
 
     def _way(self, step: Step, x: Tensor, values: list[Tensor]) -> StepFunction:
         if not is_simple(step):
@@ -75,5 +75,5 @@ class Maker:
             return CONVOLUTIONS[self.arithmetic.exact]
         key = (x.dtype, tuple(x.shape), tuple(values[0].shape))
         if key not in self.functions:
-            self.functions[key] = fastest(step, laid_out(x), [arranged(values[0]), *values[1:]])
+            self.functions[key] = fastest_convolution(step, to_channels_last(x), [pack_weight(values[0]), *values[1:]])
         return self.functions[key]

@@ -18,8 +18,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..branch import Form
-from ..proof import norms
+from ..branch import PreparedBranch
+from ..proof import sample_norms
 from .precisions import Branch
 
 # --------------------------------------------------------------------------------------- the steps of a solve
@@ -85,7 +85,7 @@ def residual(branch: Branch, x: Tensor, z: Tensor) -> Tensor:
 
 def single_residual(branch: Branch, x: Tensor, z: Tensor) -> Tensor:
     """z - x - g(x) with g in float32."""
-    return (z - x).sub_(cast(Form, branch.single)(x.float()))
+    return (z - x).sub_(cast(PreparedBranch, branch.single)(x.float()))
 
 
 def coarse(branch: Branch, z: Tensor, count: int) -> tuple[Tensor, list[Tensor]]:
@@ -94,7 +94,7 @@ def coarse(branch: Branch, z: Tensor, count: int) -> tuple[Tensor, list[Tensor]]
     x = start
     for _ in range(count - 1):
         x = start - branch.working(x)
-    y, slopes = branch.working.traced(x)
+    y, slopes = branch.working.value_and_slopes(x)
     return z - y, slopes
 
 
@@ -103,7 +103,7 @@ def series(branch: Branch, r: Tensor, slopes: list[Tensor], terms: int) -> tuple
     scale, small = scaled(r, branch.dtype)
     d = small
     for _ in range(terms):
-        d = small - branch.working.tangent(d, slopes)
+        d = small - branch.working.jvp(d, slopes)
     return scale, d
 
 
@@ -113,7 +113,7 @@ def _moved(x: Tensor, scale: Tensor, d: Tensor) -> Tensor:
 
 def scaled(r: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(scale, r / scale in `dtype`): every sample with a mean square of one, so that no precision is lost to size."""
-    scale = norms(r).div_((r.numel() / len(r)) ** 0.5).clamp_min_(1e-300).view(-1, *(1,) * (r.dim() - 1))
+    scale = sample_norms(r).div_((r.numel() / len(r)) ** 0.5).clamp_min_(1e-300).view(-1, *(1,) * (r.dim() - 1))
     return scale, torch.div(r, scale, out=torch.empty_like(r, dtype=dtype))
 
 
@@ -159,14 +159,14 @@ def _planned(
 
 def _largest(r: Tensor) -> float:
     """The largest size of what is finite: a sample that overflowed is no example, and is solved otherwise."""
-    sizes = norms(r)
+    sizes = sample_norms(r)
     return float(torch.where(sizes.isfinite(), sizes, 0.0).max())
 
 
 def _terms(branch: Branch, r: Tensor, slopes: list[Tensor], relative: float) -> int:
     """Terms of the series until it gains less than this."""
     _, small = scaled(r, branch.dtype)
-    return _stalls(lambda d, r: r - branch.working.tangent(d, slopes), small, relative)
+    return _stalls(lambda d, r: r - branch.working.jvp(d, slopes), small, relative)
 
 
 def _stalls(step: Callable[[Tensor, Tensor], Tensor], start: Tensor, relative: float) -> int:
@@ -174,7 +174,7 @@ def _stalls(step: Callable[[Tensor, Tensor], Tensor], start: Tensor, relative: f
     x, before = start, torch.full((len(start),), torch.inf, dtype=torch.float64, device=start.device)
     for count in range(1, MOST_COARSE):
         following = step(x, start)
-        moved, size = norms((following - x).double()), relative * norms(following.double())
+        moved, size = sample_norms((following - x).double()), relative * sample_norms(following.double())
         done = (moved <= size) | ((moved <= 64 * size) & (moved > 0.9 * before)) | ~moved.isfinite()
         x, before = following, moved
         if bool(done.all()):

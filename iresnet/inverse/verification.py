@@ -15,9 +15,17 @@ from dataclasses import astuple, dataclass, field
 import torch
 from torch import Tensor
 
-from ..branch import laid_out
+from ..branch import to_channels_last
 from ..float64 import Rounding
-from ..proof import Aside, attainable, composed, error_bound, factors, meets, norms
+from ..proof import (
+    SetAside,
+    attainable_tolerance,
+    compose_bounds,
+    error_bound,
+    growth_factors,
+    meets_tolerance,
+    sample_norms,
+)
 from ..transform import Move, Transform, through
 from ..transforms.elementary import InjectivePad
 from .precisions import Branch
@@ -48,13 +56,13 @@ class Part:
     def inverse(self, z: Tensor) -> Tensor:
         """The x of a closed form."""
         if self.unmixing is None:
-            return laid_out(self.transform.inverse(z))
+            return to_channels_last(self.transform.inverse(z))
         columns = z.reshape(len(z), len(self.unmixing), -1)
-        return laid_out((self.unmixing @ columns).view(z.shape))
+        return to_channels_last((self.unmixing @ columns).view(z.shape))
 
     def reference(self, x: Tensor) -> Tensor:
         """F(x) in float64."""
-        return laid_out(self.transform.reference(x)) if self.branch is None else x + self.branch.exact(x)
+        return to_channels_last(self.transform.reference(x)) if self.branch is None else x + self.branch.exact(x)
 
 
 #: A path from code to data.
@@ -76,23 +84,25 @@ class Verifier:
         self.formula = column([p.formula for p in parts])
         self.rounding = Rounding(*map(column, zip(*(astuple(p.rounding) for p in parts), strict=True)))
         self.factor = column([0.0 if isinstance(p.transform, InjectivePad) else p.expansion for p in parts])
-        steps = [s.expansion if isinstance(s, Part) else Aside(s.aside) for s in reversed(route)]
-        self.carried = factors(steps, device).flip(0)
+        steps = [s.expansion if isinstance(s, Part) else SetAside(s.aside) for s in reversed(route)]
+        self.carried = growth_factors(steps, device).flip(0)
 
     def __call__(self, residuals: Tensor, z: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(converged, largest bound, composed bound) from norms: rows are parts, last to first, columns samples."""
-        bounds = error_bound(residuals, x, z, rounding=self.rounding, expansion=self.factor)
+        bounds = error_bound(residuals, x, z, rounding=self.rounding, inverse_lipschitz=self.factor)
         bounds = torch.where(self.formula > 0, self.formula, bounds)
         goals = self.goals
         if self.relative:  # and no less than what float64 can show, as in `fixed_point.solve`
-            least = attainable(torch.zeros_like(x), x, z, rounding=self.rounding, expansion=self.factor)
+            least = attainable_tolerance(
+                torch.zeros_like(x), x, z, rounding=self.rounding, inverse_lipschitz=self.factor
+            )
             goals = torch.maximum(goals * z.clamp_min(1), least)
-        return meets(bounds, goals).all(0), bounds.amax(0), composed(bounds, self.carried)
+        return meets_tolerance(bounds, goals).all(0), bounds.amax(0), compose_bounds(bounds, self.carried)
 
 
 def evaluated(route: Route, x: Tensor, z: Tensor) -> Tensor:
     """||F(x) - z||, everything in float64."""
-    return norms(through(route[::-1], x, lambda part, x: part.reference(laid_out(x))) - z)
+    return sample_norms(through(route[::-1], x, lambda part, x: part.reference(to_channels_last(x))) - z)
 
 
 def led_to(parts: Sequence[Part], x: Tensor, z: Tensor, codes: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -102,15 +112,15 @@ def led_to(parts: Sequence[Part], x: Tensor, z: Tensor, codes: Sequence[Tensor])
     closed form, is proven by itself.
     """
     last = next(i for i, part in enumerate(parts) if part.branch is not None)
-    none, rows = torch.zeros_like(norms(x)), list[tuple[Tensor, ...]]()
-    size = norms(x)
+    none, rows = torch.zeros_like(sample_norms(x)), list[tuple[Tensor, ...]]()
+    size = sample_norms(x)
     for part in reversed(parts[last + 1 :]):
         x, before = part.reference(x), size
-        size = norms(x)
+        size = sample_norms(x)
         rows.append((none, size, before))
     x = parts[last].reference(x)
-    rows.append((norms(codes[last] - x), norms(codes[last]), size))
+    rows.append((sample_norms(codes[last] - x), sample_norms(codes[last]), size))
     for i in reversed(range(last)):
-        x, own = parts[i].reference(x), norms(codes[i] - parts[i].reference(codes[i + 1]))
-        rows.append((own, norms(codes[i]), norms(codes[i + 1])))
-    return *(torch.stack(column[::-1]) for column in zip(*rows, strict=True)), norms(x - z)
+        x, own = parts[i].reference(x), sample_norms(codes[i] - parts[i].reference(codes[i + 1]))
+        rows.append((own, sample_norms(codes[i]), sample_norms(codes[i + 1])))
+    return *(torch.stack(column[::-1]) for column in zip(*rows, strict=True)), sample_norms(x - z)

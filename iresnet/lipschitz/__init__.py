@@ -8,7 +8,16 @@ users constrain). What is proven of a g is in `iresnet.branch`.
 
 from .activations import ACTIVATIONS, LipSwish, MaxMin, Sine, check_contractive, is_monotone, lipschitz_constant
 from .conditioned import Conditioned
-from .constraint import SpectralCap, batched_refresh, cap_of, defer_norms, held, made_in, refresh_, release_
+from .constraint import (
+    SpectralCap,
+    batched_refresh,
+    cap_of,
+    defer_norms,
+    freeze_norms,
+    refresh_,
+    release_,
+    scale_weights_in,
+)
 from .dense import Concatenated
 from .layers import LipschitzConv2d, LipschitzLinear, constrain_
 from .order import leaves, primitives
@@ -32,11 +41,11 @@ __all__ = [
     "cap_of",
     "check_contractive",
     "constrain_",
-    "held",
+    "freeze_norms",
     "is_monotone",
     "leaves",
     "lipschitz_constant",
-    "made_in",
+    "scale_weights_in",
     "primitives",
     "refresh_",
     "release_",

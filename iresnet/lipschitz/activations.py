@@ -16,19 +16,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..float64 import ELEMENTARY, UNIT
-from ..trust import NoBoundKnown, known_classes, known_type, unwrap
+from ..trust import NoBoundKnown, known_type, register_torch_classes, unwrap
 
 #: max over x of d/dx (x sigmoid(x)), rounded up: the same for x sigmoid(beta x) and every beta.
 SWISH_SLOPE = 1.09984
 
 #: Torch's softplus is the identity from its threshold t on, a jump by ln(1 + exp(-t)) / beta. From this t on it is no
 #: jump: both are the same number of float64, and a part in 10^19 apart.
-LEAST_THRESHOLD = 40.0
+MIN_SOFTPLUS_THRESHOLD = 40.0
 
 
-def beta_of(raw: Tensor) -> Tensor:
+def lipswish_beta(raw: Tensor) -> Tensor:
     """The beta of a LipSwish: a softplus without torch's jump, so that it is the same number in every arithmetic."""
-    return functional.softplus(raw, threshold=LEAST_THRESHOLD)
+    return functional.softplus(raw, threshold=MIN_SOFTPLUS_THRESHOLD)
 
 
 class LipSwish(nn.Module):
@@ -45,7 +45,7 @@ class LipSwish(nn.Module):
 
 
 def _lipswish(x: Tensor, raw: Tensor) -> Tensor:
-    return x * torch.sigmoid(beta_of(raw) * x) / 1.1
+    return x * torch.sigmoid(lipswish_beta(raw) * x) / 1.1
 
 
 class Sine(nn.Module):
@@ -72,10 +72,10 @@ class MaxMin(nn.Module):
     """Sorts neighbouring channels in pairs: norm-preserving, the sorting activation of Sec. 7's outlook."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return _sorted_in_pairs(x)
+        return _sort_pairs(x)
 
 
-def _sorted_in_pairs(x: Tensor) -> Tensor:
+def _sort_pairs(x: Tensor) -> Tensor:
     if x.shape[1] % 2:
         raise ValueError(f"MaxMin sorts channels in pairs; got {x.shape[1]} channels. Use an even number.")
     a, b = x[:, 0::2], x[:, 1::2]
@@ -119,7 +119,7 @@ class Activation:
     `slope` takes x and y = function(x) first; None where there is none in closed form. `lipschitz` is None where these
     settings have no bound. `monotone`: acts on every number by itself and never falls. `rounding` is (c, c') with
     |fl(y) - y| <= c |x| + c' in float64. `kernel` is what the kernels of a GPU know it by: 0 for ELU, the frequency of
-    a sine. `reshapes`: no number changes.
+    a sine. `is_reshape`: no number changes.
     """
 
     kind: type[nn.Module]
@@ -131,27 +131,27 @@ class Activation:
     monotone: Callable[..., bool] = _never
     rounding: Callable[..., tuple[float, float]] = lambda *_: (0.0, 0.0)
     kernel: Callable[..., float | None] = _nothing
-    reshapes: bool = False
+    is_reshape: bool = False
 
     @property
     def name(self) -> str:
         return self.kind.__name__.lower()
 
     @property
-    def passes(self) -> bool:
+    def may_return_input(self) -> bool:
         """Whether it may return what it is given itself, in another shape at most."""
-        return self.reshapes or self.kind is nn.Identity
+        return self.is_reshape or self.kind is nn.Identity
 
     def settings_of(self, layer: nn.Module) -> tuple[Any, ...]:
         """The settings of a layer as they are now."""
-        return tuple(_plain(name, getattr(layer, name)) for name in self.settings)
+        return tuple(_plain_setting(name, getattr(layer, name)) for name in self.settings)
 
     def tensors_of(self, layer: nn.Module) -> list[Tensor]:
         """The tensors of a layer."""
         return [getattr(layer, name) for name in self.tensors]
 
 
-def _plain(name: str, value: Any) -> Any:
+def _plain_setting(name: str, value: Any) -> Any:
     """A setting as a number, a word or a tuple; NaN is refused, since it makes g(x) NaN, of which nothing is true."""
     if isinstance(value, str) if name in WORDS else isinstance(value, int | tuple):
         return value
@@ -173,28 +173,28 @@ def _slope_of_elu(x: Tensor, y: Tensor, alpha: float) -> Tensor:
     return elu_slope(y) if alpha == 1 else torch.where(x > 0, torch.ones_like(x), y + alpha)
 
 
-def _slope_of_lipswish(x: Tensor, y: Tensor, raw: Tensor) -> Tensor:
-    beta = beta_of(raw)
+def _lipswish_slope(x: Tensor, y: Tensor, raw: Tensor) -> Tensor:
+    beta = lipswish_beta(raw)
     s = torch.sigmoid(beta * x)
     return (s + beta * x * s * (1 - s)) / 1.1
 
 
-def _rounding_of_softplus(beta: float, threshold: float) -> tuple[float, float]:
-    if not _softplus_is_whole(beta, threshold):
+def _softplus_rounding(beta: float, threshold: float) -> tuple[float, float]:
+    if not _softplus_is_continuous(beta, threshold):
         raise NoBoundKnown(
             f"Softplus(beta={beta}, threshold={threshold}) jumps at its threshold. "
-            f"Use nn.Softplus(threshold={LEAST_THRESHOLD:g})."
+            f"Use nn.Softplus(threshold={MIN_SOFTPLUS_THRESHOLD:g})."
         )
     return 2 * ELEMENTARY, 4 * ELEMENTARY / abs(beta)
 
 
-def _of_reshape(axis: Any, *_: Any) -> float | None:
+def _reshape_constant(axis: Any, *_: Any) -> float | None:
     # The first axis counts samples, which must stay apart; an axis counted from the end may turn out to be that.
     return 1.0 if isinstance(axis, int) and axis >= 1 else None
 
 
-def _softplus_is_whole(beta: float, threshold: float) -> bool:
-    return threshold >= LEAST_THRESHOLD and _in_range(beta)
+def _softplus_is_continuous(beta: float, threshold: float) -> bool:
+    return threshold >= MIN_SOFTPLUS_THRESHOLD and _in_range(beta)
 
 
 # Where `rounding` comes from, the formula that torch evaluates:
@@ -226,8 +226,8 @@ _RECORDS = (
     ),
     Activation(
         nn.Softplus, functional.softplus, ("beta", "threshold"), slope=lambda x, y, beta, _: torch.sigmoid(beta * x),
-        lipschitz=lambda *settings: 1.0 if _softplus_is_whole(*settings) else None, monotone=_always,
-        rounding=_rounding_of_softplus,
+        lipschitz=lambda *settings: 1.0 if _softplus_is_continuous(*settings) else None, monotone=_always,
+        rounding=_softplus_rounding,
     ),
     Activation(
         nn.Tanh, torch.tanh, slope=lambda x, y: 1 - y.square(), monotone=_always, rounding=lambda: (ELEMENTARY, 0.0)
@@ -250,9 +250,9 @@ _RECORDS = (
     ),
     Activation(
         LipSwish, _lipswish, tensors=("raw_beta",),
-        slope=_slope_of_lipswish, lipschitz=lambda: SWISH_SLOPE / 1.1, rounding=lambda: (2 * ELEMENTARY, 0.0),
+        slope=_lipswish_slope, lipschitz=lambda: SWISH_SLOPE / 1.1, rounding=lambda: (2 * ELEMENTARY, 0.0),
     ),
-    Activation(MaxMin, _sorted_in_pairs),
+    Activation(MaxMin, _sort_pairs),
     Activation(
         nn.SiLU, functional.silu, lipschitz=lambda: SWISH_SLOPE, rounding=lambda: (2 * ELEMENTARY, 0.0)
     ),
@@ -260,14 +260,16 @@ _RECORDS = (
         nn.GELU, lambda x, approximate: functional.gelu(x, approximate=approximate), ("approximate",),
         lipschitz=lambda _: 1.13, rounding=lambda _: (2 * ELEMENTARY, 0.0),
     ),
-    Activation(nn.Flatten, torch.flatten, ("start_dim", "end_dim"), lipschitz=_of_reshape, reshapes=True),
-    Activation(nn.Unflatten, torch.unflatten, ("dim", "unflattened_size"), lipschitz=_of_reshape, reshapes=True),
+    Activation(nn.Flatten, torch.flatten, ("start_dim", "end_dim"), lipschitz=_reshape_constant, is_reshape=True),
+    Activation(
+        nn.Unflatten, torch.unflatten, ("dim", "unflattened_size"), lipschitz=_reshape_constant, is_reshape=True
+    ),
 )  # fmt: skip
 
 #: Every known activation by its name, and by its class.
 ACTIVATIONS: dict[str, Activation] = {record.name: record for record in _RECORDS}
 _BY_CLASS: dict[type, Activation] = {record.kind: record for record in _RECORDS}
-known_classes(*_BY_CLASS)
+register_torch_classes(*_BY_CLASS)
 
 
 # ---------------------------------------------------------------------------------------------- of a module
@@ -299,19 +301,21 @@ def check_contractive(activation: nn.Module) -> nn.Module:
     """The activation itself if its slope never exceeds one; else a ValueError that says so."""
     constant = lipschitz_constant(activation)
     if constant is None:
-        raise ValueError(f"no Lipschitz constant is on record for {type(activation).__name__}: {unknown(activation)}")
+        raise ValueError(
+            f"no Lipschitz constant is on record for {type(activation).__name__}: {why_no_constant(activation)}"
+        )
     if constant > 1:
         advice = " LipSwish is its contractive form." if isinstance(activation, nn.SiLU) else " Use ELU or LipSwish."
         raise ValueError(f"an activation must have a slope of at most 1; {activation} reaches {constant:.4g}.{advice}")
     return activation
 
 
-def unknown(activation: nn.Module) -> str:
+def why_no_constant(activation: nn.Module) -> str:
     """Why an activation has no constant on record, and what to use."""
     if type(activation) is nn.Softplus and _in_range(activation.beta):
         return (
             f"torch's softplus jumps to the identity at its threshold; got {activation}. "
-            f"Use nn.Softplus(threshold={LEAST_THRESHOLD:g}), which has no jump in float64."
+            f"Use nn.Softplus(threshold={MIN_SOFTPLUS_THRESHOLD:g}), which has no jump in float64."
         )
     if record_of(activation) is not None:
         return f"its function is not finite, or not to be computed in float64, with these settings; got {activation}."

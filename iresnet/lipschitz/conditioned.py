@@ -21,13 +21,13 @@ class Conditioned(nn.Module):
         self.first, self.embed, self.rest = first, embed, rest
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        return cast(Tensor, self.rest(self.shifted(self.first(x), context)))
+        return cast(Tensor, self.rest(self.add_embedding(self.first(x), context)))
 
-    def shifted(self, h: Tensor, context: Tensor | None) -> Tensor:
+    def add_embedding(self, h: Tensor, context: Tensor | None) -> Tensor:
         """h + embed(context), an embedding per channel spread over the positions."""
-        return spread_over(h, self.embedded(context, len(h)))
+        return add_per_channel(h, self.embed_context(context, len(h)))
 
-    def embedded(self, context: Tensor | None, rows: int) -> Tensor:
+    def embed_context(self, context: Tensor | None, rows: int) -> Tensor:
         """embed(context), for so many samples."""
         if context is None:
             raise ValueError("this network is conditional; pass context=...")
@@ -35,12 +35,12 @@ class Conditioned(nn.Module):
             raise ValueError(f"context must have a row for every sample; got {len(context)} rows for {rows} samples.")
         return cast(Tensor, self.embed(context))
 
-    def in_its_precision(self, context: Tensor) -> Tensor:
+    def cast_context(self, context: Tensor) -> Tensor:
         """The context as `embed` takes it: numbers in the type of its weights, integers as they are."""
         like = next((p for p in self.embed.parameters() if p.is_floating_point()), context)
         return context.to(like.dtype) if context.is_floating_point() else context
 
 
-def spread_over(h: Tensor, shift: Tensor) -> Tensor:
+def add_per_channel(h: Tensor, shift: Tensor) -> Tensor:
     """h + shift, a number per channel spread over the positions."""
     return h + shift.reshape(*shift.shape, *(1,) * (h.dim() - shift.dim()))

@@ -27,15 +27,15 @@ from .. import spectral
 from ..compiler import detach_completely, is_batched, is_transforming, outside_transforms
 from ..precision import float32_matmul_precision
 from ..spectral import Geometry
-from ..trust import own_hook, own_parametrization
+from ..trust import trusted_hook, trusted_parametrization
 from .rules import NormRule, PowerIteration
-from .scaling import Rule, scaled, stacked
+from .scaling import ScalingRule, scale_weights, stack_weights
 
 #: Iterations from a random start, when a layer is made or meets a larger input.
 COLD_ITERATIONS = 30
 
 
-@own_parametrization
+@trusted_parametrization
 class SpectralCap(nn.Module):
     """The parametrization W -> W min(1, coefficient / <W, G>) of one layer, with its state: G, v and the input size."""
 
@@ -48,21 +48,21 @@ class SpectralCap(nn.Module):
 
     def __init__(self, layer: nn.Module, coefficient: float, norm: NormRule) -> None:
         super().__init__()
-        self.coefficient, self.norm, self.geometry = coefficient, norm, Geometry.settings(cast(Any, layer))
+        self.coefficient, self.norm, self.geometry = coefficient, norm, Geometry.unchecked(cast(Any, layer))
         weight = cast(Tensor, layer.weight).detach()
         # The largest input met; the buffer `size` is written when it is saved, as torch.func.vjp, inside of which the
         # first input may come by, allows no writing, and reading it would wait for the device.
         self.seen: tuple[int, ...] = ()
         # The passes that hold this layer, by thread, and the constrained weight where `batched_refresh` made those
-        # of all layers; and how `made_in` wants it.
-        self._held: dict[int, Tensor | None] = {}
-        self._made_in: dict[int, tuple[torch.dtype, bool]] = {}
+        # of all layers; and how `scale_weights_in` wants it.
+        self._frozen: dict[int, Tensor | None] = {}
+        self._scale_in: dict[int, tuple[torch.dtype, bool]] = {}
         size = torch.zeros(self.geometry.axes, dtype=torch.long, device=weight.device)
         for name, tensor in ("gradient", torch.zeros_like(weight)), ("direction", weight.new_empty(0)), ("size", size):
-            self.register_buffer(name, _lasting(tensor))
+            self.register_buffer(name, _persistent(tensor))
 
     def forward(self, weight: Tensor) -> Tensor:
-        ready = self._held.get(_thread()) if self._held else None
+        ready = self._frozen.get(_thread_id()) if self._frozen else None
         if ready is not None:
             return ready
         # A copy of G: the next refresh writes into the buffer, perhaps before this pass has gone backward.
@@ -73,12 +73,12 @@ class SpectralCap(nn.Module):
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Called by torch when a weight is assigned: store it as it is and measure its norm."""
-        if not _own.deferred:
+        if not _thread_state.deferred:
             with torch.no_grad():
                 _refresh_group([(self, weight)], settle=True)
         return weight
 
-    def see(self, size: tuple[int, ...]) -> None:
+    def record_size(self, size: tuple[int, ...]) -> None:
         """Remember the largest input met, axis by axis: the norm under zero padding grows with it."""
         self.seen = tuple(max(a, b) for a, b in zip(self.seen, size, strict=True)) if self.seen else size
 
@@ -86,7 +86,7 @@ class SpectralCap(nn.Module):
         return self.seen or spectral.default_size(self.geometry, weight)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": {}, "_made_in": {}}  # these belong to a pass under way
+        return {**self.__dict__, "_frozen": {}, "_scale_in": {}}  # these belong to a pass under way
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         if self.seen:
@@ -96,7 +96,7 @@ class SpectralCap(nn.Module):
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         direction, size = state_dict.get(prefix + "direction"), state_dict.get(prefix + "size")
         if isinstance(direction, Tensor) and direction.shape != self.direction.shape:
-            self.direction = _lasting(self.direction.new_empty(direction.shape))
+            self.direction = _persistent(self.direction.new_empty(direction.shape))
         if isinstance(size, Tensor) and size.numel() == self.geometry.axes:
             self.seen = tuple(size.tolist()) if bool((size > 0).all()) else ()
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -108,21 +108,21 @@ class SpectralCap(nn.Module):
 # ---------------------------------------------------------------------------------------------- refresh
 
 
-class _Own(threading.local):
+class _ThreadState(threading.local):
     deferred = False
 
 
-_own = _Own()
+_thread_state = _ThreadState()
 
 
-def _thread() -> int:
+def _thread_id() -> int:
     """Whose pass it is. A compiler, which traces one pass at a time, cannot read the thread."""
     return 0 if torch.compiler.is_compiling() else threading.get_ident()
 
 
-def _is_held(cap: SpectralCap) -> bool:
+def _is_frozen(cap: SpectralCap) -> bool:
     """Whether a pass of this thread holds a layer; for a compiler, of any."""
-    return bool(cap._held) if torch.compiler.is_compiling() else threading.get_ident() in cap._held
+    return bool(cap._frozen) if torch.compiler.is_compiling() else threading.get_ident() in cap._frozen
 
 
 def _is_recomputing() -> bool:
@@ -130,7 +130,7 @@ def _is_recomputing() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
-def _lasting(tensor: Tensor) -> Tensor:
+def _persistent(tensor: Tensor) -> Tensor:
     """A tensor to keep: made inside of `torch.inference_mode`, it could not be written to in training."""
     if not torch.is_inference_mode_enabled():
         return tensor
@@ -139,29 +139,29 @@ def _lasting(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def held(module: nn.Module) -> Iterator[None]:
+def freeze_norms(module: nn.Module) -> Iterator[None]:
     """Within this context no constrained layer of this module refreshes in this thread: the function stands still."""
-    caps, thread = [cap for cap, _ in _free(module)], _thread()
+    caps, thread = [cap for cap, _ in _unfrozen(module)], _thread_id()
     try:
         for cap in caps:
-            cap._held[thread] = None
+            cap._frozen[thread] = None
         yield
     finally:
         for cap in caps:
-            cap._held.pop(thread, None)
+            cap._frozen.pop(thread, None)
 
 
 @contextmanager
-def made_in(caps: Sequence[SpectralCap], dtype: torch.dtype, *, compiled: bool) -> Iterator[None]:
+def scale_weights_in(caps: Sequence[SpectralCap], dtype: torch.dtype, *, compiled: bool) -> Iterator[None]:
     """Within this context `batched_refresh` makes the weights of these layers in this precision, channels last."""
-    thread = _thread()
+    thread = _thread_id()
     try:
         for cap in caps:
-            cap._made_in[thread] = dtype, compiled
+            cap._scale_in[thread] = dtype, compiled
         yield
     finally:
         for cap in caps:
-            cap._made_in.pop(thread, None)
+            cap._scale_in.pop(thread, None)
 
 
 @contextmanager
@@ -171,11 +171,11 @@ def defer_norms() -> Iterator[None]:
     For a model that is moved to another device or filled from a file first: `refresh_(model, settle=True)` must follow,
     or `load_state_dict`.
     """
-    before, _own.deferred = _own.deferred, True
+    before, _thread_state.deferred = _thread_state.deferred, True
     try:
         yield
     finally:
-        _own.deferred = before
+        _thread_state.deferred = before
 
 
 def cap_of(layer: nn.Module) -> SpectralCap | None:
@@ -197,8 +197,8 @@ def refresh_(module: nn.Module, *, settle: bool = False) -> None:
     One step of its rule for every layer in training, or with `settle` all layers to convergence (after loading,
     averaging or editing weights).
     """
-    layers = [(cap, weight) for layer, cap, weight in _constrained(module) if settle or layer.training]
-    for group in _groups(layers):
+    layers = [(cap, weight) for layer, cap, weight in _constrained_layers(module) if settle or layer.training]
+    for group in _group_by_shape(layers):
         _refresh_group(group, settle=settle)
 
 
@@ -208,37 +208,37 @@ def batched_refresh(module: nn.Module) -> Iterator[None]:
 
     Layers that a pass of this thread holds already stay as they are: the outermost call of a model does it for all.
     """
-    layers, thread = _free(module), _thread()
+    layers, thread = _unfrozen(module), _thread_id()
     try:
-        for group in _groups(layers):
-            _hold(group, thread)
+        for group in _group_by_shape(layers):
+            _freeze_group(group, thread)
         yield
     finally:
         for cap, _ in layers:
-            cap._held.pop(thread, None)
+            cap._frozen.pop(thread, None)
 
 
-def _hold(group: list[tuple[SpectralCap, Tensor]], thread: int) -> None:
+def _freeze_group(group: list[tuple[SpectralCap, Tensor]], thread: int) -> None:
     """Refresh layers of one shape, and note the constrained weight of each for this pass."""
     (cap, first), *others = group
     if torch.compiler.is_compiling() or is_transforming():  # these see through the layers one by one
         _refresh_group(group, settle=False)
         for each, _ in group:
-            each._held[thread] = None
+            each._frozen[thread] = None
         return
     # Tensor cores will do for one step of power iteration: its sigma is second order in the error of v.
     with torch.no_grad(), float32_matmul_precision("tf32", first.device):
-        weight, gradient, sigma = _kept_group(group) if _is_recomputing() else _refresh_group(group, settle=False)
+        weight, gradient, sigma = _stored_group(group) if _is_recomputing() else _refresh_group(group, settle=False)
     ready: Sequence[Tensor | None] = [None]
-    dtype, compiled = cap._made_in.get(thread, (None, False))
+    dtype, compiled = cap._scale_in.get(thread, (None, False))
     if others or dtype is not None:
-        rule = Rule(cap.coefficient, cap.norm.differentiate, dtype, compiled)
-        ready = scaled(weight, gradient, sigma, rule, [w for _, w in group])
+        rule = ScalingRule(cap.coefficient, cap.norm.differentiate, dtype, compiled)
+        ready = scale_weights(weight, gradient, sigma, rule, [w for _, w in group])
     for (each, _), one in zip(group, ready, strict=True):
-        each._held[thread] = one
+        each._frozen[thread] = one
 
 
-def _constrained(module: nn.Module) -> Iterator[tuple[nn.Module, SpectralCap, Tensor]]:
+def _constrained_layers(module: nn.Module) -> Iterator[tuple[nn.Module, SpectralCap, Tensor]]:
     """(layer, its constraint, its weight before it) for every constrained layer."""
     for layer in module.modules():
         cap = cap_of(layer)
@@ -246,15 +246,17 @@ def _constrained(module: nn.Module) -> Iterator[tuple[nn.Module, SpectralCap, Te
             yield layer, cap, _parametrizations(layer).original
 
 
-def _free(module: nn.Module) -> list[tuple[SpectralCap, Tensor]]:
+def _unfrozen(module: nn.Module) -> list[tuple[SpectralCap, Tensor]]:
     """The constrained layers in training that no pass of this thread holds."""
-    return [(cap, weight) for layer, cap, weight in _constrained(module) if layer.training and not _is_held(cap)]
+    return [
+        (cap, weight) for layer, cap, weight in _constrained_layers(module) if layer.training and not _is_frozen(cap)
+    ]
 
 
-def _groups(layers: list[tuple[SpectralCap, Tensor]]) -> list[list[tuple[SpectralCap, Tensor]]]:
+def _group_by_shape(layers: list[tuple[SpectralCap, Tensor]]) -> list[list[tuple[SpectralCap, Tensor]]]:
     """Constrained layers, those of equal shape, size and rule together."""
     groups: dict[Any, list[tuple[SpectralCap, Tensor]]] = {}
-    thread = _thread()
+    thread = _thread_id()
     for cap, weight in layers:
         key = (
             cap.geometry,
@@ -262,7 +264,7 @@ def _groups(layers: list[tuple[SpectralCap, Tensor]]) -> list[list[tuple[Spectra
             cap.seen,
             cap.coefficient,
             cap.norm,
-            cap._made_in.get(thread),
+            cap._scale_in.get(thread),
             weight.dtype,
             weight.device,
         )
@@ -270,10 +272,10 @@ def _groups(layers: list[tuple[SpectralCap, Tensor]]) -> list[list[tuple[Spectra
     return list(groups.values())
 
 
-def _kept_group(group: list[tuple[SpectralCap, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+def _stored_group(group: list[tuple[SpectralCap, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     """The weights, G and sigma of layers of one shape as the last refresh left them, as stacks."""
     dtype = torch.promote_types(group[0][1].dtype, torch.float32)
-    weight = stacked([w.detach() for _, w in group]).to(dtype)
+    weight = stack_weights([w.detach() for _, w in group]).to(dtype)
     gradient = torch.stack([cap.gradient for cap, _ in group]).to(dtype)
     return weight, gradient, (weight * gradient).flatten(1).sum(1)
 
@@ -287,7 +289,7 @@ def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> 
             return _refresh_group([(c, detach_completely(w)) for c, w in group], settle=settle)
     size = cap.working_size(first)
     dtype = torch.promote_types(first.dtype, torch.float32)  # half precision cannot tell .9 from .903
-    weight = stacked([w.detach() for _, w in group]).to(dtype)
+    weight = stack_weights([w.detach() for _, w in group]).to(dtype)
     shape = (weight.shape[2] * cap.geometry.groups, *size)
     met = cap.seen or None
     cold = any(tuple(c.direction.shape) != shape for c, _ in group)
@@ -304,7 +306,7 @@ def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> 
         sigma, v, gradient = cap.norm.refresh(weight, cap.geometry, met, v)
     if cold:
         for (c, w), direction in zip(group, v, strict=True):
-            c.direction = _lasting(direction.to(w.dtype, copy=True))
+            c.direction = _persistent(direction.to(w.dtype, copy=True))
     else:
         torch._foreach_copy_([c.direction for c, _ in group], list(v.unbind(0)))
     torch._foreach_copy_([c.gradient for c, _ in group], list(gradient.unbind(0)))
@@ -320,35 +322,35 @@ def _refuse_batched(weight: Tensor) -> None:
         )
 
 
-@own_hook
-def _prepare(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+@trusted_hook
+def prepare_layer(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
     """Forward pre-hook of a constrained layer: see the input's size; refresh if training and on its own."""
     cap = cap_of(layer)
     if cap is None:  # the parametrization was removed; a plain layer needs nothing
         return
     if cap.geometry.axes and inputs:
-        cap.see(tuple(inputs[0].shape[-cap.geometry.axes :]))
-    if layer.training and torch.is_grad_enabled() and not (_is_held(cap) or _is_recomputing()):
+        cap.record_size(tuple(inputs[0].shape[-cap.geometry.axes :]))
+    if layer.training and torch.is_grad_enabled() and not (_is_frozen(cap) or _is_recomputing()):
         with torch.no_grad():
             _refresh_group([(cap, _parametrizations(layer).original)], settle=False)
 
 
 def _train(layer: nn.Module, mode: bool = True) -> nn.Module:
     """`train()` of a constrained layer: on the way to eval, bring the norm to convergence."""
-    leaving = layer.training and not mode and not _own.deferred
+    leaving = layer.training and not mode and not _thread_state.deferred
     nn.Module.train(layer, mode)
     if leaving:
         refresh_(layer, settle=True)
     return layer
 
 
-def _assign(layer: nn.Module, weight: Tensor) -> None:
+def _set_weight(layer: nn.Module, weight: Tensor) -> None:
     _parametrizations(layer).right_inverse(weight)
 
 
 #: The weight of a constrained layer. Not torch's own property, which within `parametrize.cached()` returns what an
 #: earlier pass made: in training one without a graph, so that gradients vanish, or that of a layer which is no more.
-_weight = property(lambda layer: _parametrizations(layer)(), _assign)
+_weight = property(lambda layer: _parametrizations(layer)(), _set_weight)
 
 
 def _reduce(layer: nn.Module, protocol: Any) -> tuple[Any, ...]:
@@ -356,30 +358,30 @@ def _reduce(layer: nn.Module, protocol: Any) -> tuple[Any, ...]:
     names, and its state. A copy gets a class of its own: torch would let both share one, and removing the
     parametrization of either would take the weight of the other."""
     names = tuple(cast(nn.ModuleDict, layer.parametrizations))
-    return _blank, (parametrize.type_before_parametrizations(layer), names), *object.__reduce_ex__(layer, 2)[2:]
+    return _empty_layer, (parametrize.type_before_parametrizations(layer), names), *object.__reduce_ex__(layer, 2)[2:]
 
 
-def _blank(kind: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
+def _empty_layer(kind: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
     """A layer of this class whose tensors of these names are parametrized, to be filled with a state."""
     layer = kind.__new__(kind)
     nn.Module.__init__(layer)
     for name in names:
         layer.register_buffer(name, torch.empty(0))
         parametrize.register_parametrization(layer, name, nn.Identity())
-    return _equip_(layer)
+    return _install_methods_(layer)
 
 
-def _restore(layer: nn.Module, state: dict[str, Any]) -> None:
+def _setstate(layer: nn.Module, state: dict[str, Any]) -> None:
     """`__setstate__` of a constrained layer. A new process numbers hooks from zero: one that is registered there must
-    not get the number, and so the place, of `_prepare`."""
+    not get the number, and so the place, of `prepare_layer`."""
     cast(Any, parametrize.type_before_parametrizations(layer)).__setstate__(layer, state)
     RemovableHandle.next_id = max(RemovableHandle.next_id, 1 + max(layer._forward_pre_hooks, default=-1))
 
 
-def _equip_(layer: nn.Module) -> nn.Module:
+def _install_methods_(layer: nn.Module) -> nn.Module:
     """torch gave a parametrized layer a class of its own, which goes when the parametrization goes: its methods."""
     own = cast(Any, type(layer))
-    own.train, own.__reduce_ex__, own.__setstate__ = _train, _reduce, _restore
+    own.train, own.__reduce_ex__, own.__setstate__ = _train, _reduce, _setstate
     own.__deepcopy__ = None  # by __reduce_ex__
     if parametrize.is_parametrized(layer, "weight"):
         own.weight = _weight
@@ -399,8 +401,8 @@ def constrain_layer_(layer: nn.Module, coefficient: float, norm: NormRule) -> nn
         release_(layer)
     cap = SpectralCap(layer, coefficient, norm)
     parametrize.register_parametrization(layer, "weight", cap)
-    layer.register_forward_pre_hook(_prepare)
-    return _equip_(layer)
+    layer.register_forward_pre_hook(prepare_layer)
+    return _install_methods_(layer)
 
 
 def release_(module: nn.Module) -> nn.Module:
@@ -409,6 +411,6 @@ def release_(module: nn.Module) -> nn.Module:
         if cap_of(layer) is not None:
             parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
             for key, hook in list(layer._forward_pre_hooks.items()):
-                if hook is _prepare:
+                if hook is prepare_layer:
                     del layer._forward_pre_hooks[key]
     return module

@@ -34,7 +34,7 @@ class Concatenated(nn.Module):
         self.angle = nn.Parameter(torch.tensor(math.pi / 4))
 
     def forward(self, h: Tensor) -> Tensor:
-        return joined(parts_of(self.angle), h, cast(Tensor, self.f(h)))
+        return concatenate_weighted(mixing_weights(self.angle), h, cast(Tensor, self.f(h)))
 
     def constant(self, kept: float, made: float) -> float:
         """The Lipschitz constant, for those of h and of f(h)."""
@@ -42,12 +42,12 @@ class Concatenated(nn.Module):
         return math.hypot(a * kept, b * made) * (1 + ROUNDING_MARGIN)
 
 
-def parts_of(angle: Tensor) -> Tensor:
+def mixing_weights(angle: Tensor) -> Tensor:
     """(cos(t), sin(t))."""
     return torch.stack([angle.cos(), angle.sin()])
 
 
-def joined(parts: Tensor, h: Tensor, made: Tensor) -> Tensor:
+def concatenate_weighted(parts: Tensor, h: Tensor, made: Tensor) -> Tensor:
     """(a h, b made), along dimension 1."""
     a, b = parts.unbind()
     return torch.cat([a * h, b * made], dim=1)

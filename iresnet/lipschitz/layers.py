@@ -35,7 +35,9 @@ def constrain_(
     >>> certify(ResidualBlock(g)).passed
     True
     """
-    layers = list(dict.fromkeys(m for m in _acting(module) if _is_linear(m)))  # one that is used twice counts once
+    layers = list(
+        dict.fromkeys(m for m in _modules_acting_on_x(module) if _is_linear(m))
+    )  # one that is used twice counts once
     _refuse_unknown(module)
     if not layers:
         raise ValueError(f"nothing to constrain: {type(module).__name__} has no Linear or Conv layer.")
@@ -44,13 +46,13 @@ def constrain_(
     if lipschitz is not None:
         if not 0 < lipschitz < 1:
             raise ValueError(f"lipschitz must lie in (0, 1); got {lipschitz}.")
-        for m in _acting(module):
-            if not (_is_linear(m) or _is_sequence(m) or lipschitz_constant(m) is not None):
+        for m in _modules_acting_on_x(module):
+            if not (_is_linear(m) or _is_composable(m) or lipschitz_constant(m) is not None):
                 raise ValueError(
                     "lipschitz= needs an nn.Sequential of layers and known activations, whose constants multiply; got "
                     f"{type(m).__name__}. Use coefficient= and state the constant: ResidualBlock(g, lipschitz=...)."
                 )
-        coefficient = lipschitz ** (1 / _factors(module, layers))
+        coefficient = lipschitz ** (1 / _count_factors(module, layers))
     assert coefficient is not None
     for layer in layers:  # all of them before any is changed
         _refuse_foreign(layer)
@@ -59,24 +61,24 @@ def constrain_(
     return module
 
 
-def _factors(module: nn.Module, layers: list[nn.Module]) -> int:
+def _count_factors(module: nn.Module, layers: list[nn.Module]) -> int:
     """How many norms multiply to the constant of a module."""
-    dense = {m for c in _acting(module) if type(c) is Concatenated for m in _acting(c)}
-    count = sum(m not in dense for m in (*layers, *(p for p in _acting(module) if type(p) is Potential)))
+    dense = {m for c in _modules_acting_on_x(module) if type(c) is Concatenated for m in _modules_acting_on_x(c)}
+    count = sum(m not in dense for m in (*layers, *(p for p in _modules_acting_on_x(module) if type(p) is Potential)))
     if count < 1:
         raise ValueError("lipschitz= needs a layer after the last Concatenated, which keeps its input; got none.")
     return count
 
 
-def _acting(module: nn.Module) -> Iterable[nn.Module]:
+def _modules_acting_on_x(module: nn.Module) -> Iterable[nn.Module]:
     """The modules that act on x: without a context's embedding and what torch's parametrizations add."""
     yield module
     for name, child in module.named_children():
         if name != "parametrizations" and not (type(module) is Conditioned and name == "embed"):
-            yield from _acting(child)
+            yield from _modules_acting_on_x(child)
 
 
-def _is_sequence(module: nn.Module) -> bool:
+def _is_composable(module: nn.Module) -> bool:
     return type(module) in (Concatenated, Conditioned, Potential) or (
         isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
     )
@@ -88,7 +90,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 def _refuse_unknown(module: nn.Module) -> None:
     """A leaf that is neither a linear layer nor a contractive activation would break the promise silently."""
-    for m in _acting(module):
+    for m in _modules_acting_on_x(module):
         if isinstance(m, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout):
             raise ValueError("Dropout inside g makes it a different function at every call; remove it.")
         if isinstance(m, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):

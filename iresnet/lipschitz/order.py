@@ -11,7 +11,7 @@ from typing import cast
 
 from torch import nn
 
-from ..trust import NoBoundKnown, changed, doubt, unwrap
+from ..trust import NoBoundKnown, unwrap, why_modified, why_untrusted
 from .activations import record_of
 from .conditioned import Conditioned
 from .dense import Concatenated
@@ -23,65 +23,65 @@ def leaves(g: nn.Module, prefix: str = "", *, fresh: bool = False) -> Iterator[t
 
     `fresh` says that x is a tensor of g's own, on which its first step may work in place.
     """
-    for name, leaf in stations(g, prefix, fresh=fresh):
+    for name, leaf in leaves_and_shifts(g, prefix, fresh=fresh):
         if type(leaf) is not Conditioned:
             yield name, leaf
 
 
-def stations(g: nn.Module, prefix: str = "", *, fresh: bool = False) -> Iterator[tuple[str, nn.Module]]:
+def leaves_and_shifts(g: nn.Module, prefix: str = "", *, fresh: bool = False) -> Iterator[tuple[str, nn.Module]]:
     """The same, with a `Conditioned` where it adds its embedding."""
     for name, leaf in _leaves(g, prefix):
         if getattr(leaf, "inplace", False) and not fresh:
             raise NoBoundKnown(f"g must leave x as it is; its first step, {leaf}, works in place. Use inplace=False.")
-        fresh = fresh or not passes(leaf)  # those may return x itself
+        fresh = fresh or not may_return_input(leaf)  # those may return x itself
         yield name, leaf
 
 
 def _leaves(g: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    if (reason := changed(g)) is not None:
-        raise NoBoundKnown(f"{where(prefix, g)} {reason}")
+    if (reason := why_modified(g)) is not None:
+        raise NoBoundKnown(f"{describe_layer(prefix, g)} {reason}")
     wrapped = unwrap(g)
     if wrapped is not g:
         yield from _leaves(wrapped, prefix)
     elif is_sequential(g):
         for name, child in g._modules.items():  # named_children would leave out a layer used twice
-            yield from _leaves(cast(nn.Module, child), inside(prefix, name))
+            yield from _leaves(cast(nn.Module, child), child_name(prefix, name))
     elif type(g) is Conditioned:
-        yield from _leaves(g.first, inside(prefix, "first"))
+        yield from _leaves(g.first, child_name(prefix, "first"))
         yield prefix, g
-        yield from _leaves(g.rest, inside(prefix, "rest"))
+        yield from _leaves(g.rest, child_name(prefix, "rest"))
     else:
         yield prefix, g
 
 
-def passes(leaf: nn.Module) -> bool:
+def may_return_input(leaf: nn.Module) -> bool:
     """Whether a layer may return what it is given, in another shape at most."""
     record = record_of(leaf)
-    return record is not None and record.passes
+    return record is not None and record.may_return_input
 
 
 def is_sequential(module: nn.Module) -> bool:
     """Whether a module is an `nn.Sequential` in all but its constructor."""
-    return isinstance(module, nn.Sequential) and doubt(module) == ""
+    return isinstance(module, nn.Sequential) and why_untrusted(module) == ""
 
 
 def primitives(g: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """The linear layers and activations of g in order, those inside of a `Potential` or `Concatenated` too."""
     for name, leaf in leaves(g, prefix):
         if type(leaf) is Concatenated:
-            yield from primitives(leaf.f, inside(name, "f"))
+            yield from primitives(leaf.f, child_name(name, "f"))
         elif type(leaf) is Potential:
-            yield inside(name, "layer"), leaf.layer
-            yield from leaves(leaf.activation, inside(name, "activation"), fresh=True)
+            yield child_name(name, "layer"), leaf.layer
+            yield from leaves(leaf.activation, child_name(name, "activation"), fresh=True)
         else:
             yield name, leaf
 
 
-def inside(name: str, child: str) -> str:
+def child_name(name: str, child: str) -> str:
     """The name of a part of a module."""
     return f"{name}.{child}" if name else child
 
 
-def where(name: str, module: nn.Module) -> str:
+def describe_layer(name: str, module: nn.Module) -> str:
     """A layer as messages call it."""
     return f"{type(module).__name__} ({name})" if name else type(module).__name__

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ..spectral import Geometry, NoBoundKnown
 from .activations import is_monotone
-from .constraint import _prepare
+from .constraint import prepare_layer
 
 Layer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -54,11 +54,11 @@ class Potential(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         layer = self.layer
-        _prepare(layer, (x,))
+        prepare_layer(layer, (x,))
         weight = layer.weight  # one and the same on the way there and back: J is symmetric to the last bit of W
         if isinstance(layer, nn.Linear):
             return -functional.linear(self.activation(functional.linear(x, weight, layer.bias)), weight.mT)
-        g, none = Geometry.settings(layer), (0,) * (weight.dim() - 2)
+        g, none = Geometry.unchecked(layer), (0,) * (weight.dim() - 2)
         h = torch.convolution(x, weight, layer.bias, g.stride, g.before, g.dilation, False, none, g.groups)
         h = cast(Tensor, self.activation(h))
         return -torch.convolution(h, weight, None, g.stride, g.before, g.dilation, True, none, g.groups)

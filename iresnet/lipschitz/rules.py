@@ -48,13 +48,13 @@ class PowerIteration:
     def refresh(
         self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return spectral.power_iteration(weight, geometry, _nudged(weight, geometry, v), self.iterations)
+        return spectral.power_iteration(weight, geometry, _nudge(weight, geometry, v), self.iterations)
 
     def settle(
         self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         # As much of the fixed vector as of v: convergence is told by sigma, which a small part moves too slowly.
-        return spectral.converged_power_iteration(weight, geometry, _nudged(weight, geometry, v, 1.0))
+        return spectral.converged_power_iteration(weight, geometry, _nudge(weight, geometry, v, 1.0))
 
 
 #: How much of a fixed vector of unit norm is added to v before every refresh.
@@ -63,7 +63,7 @@ NUDGE = 1e-4
 _starts: dict[tuple[object, ...], Tensor] = {}
 
 
-def _nudged(weight: Tensor, geometry: Geometry, v: Tensor, share: float = NUDGE) -> Tensor:
+def _nudge(weight: Tensor, geometry: Geometry, v: Tensor, share: float = NUDGE) -> Tensor:
     """v and a share of a vector without structure.
 
     Where an operator has invariant parts (groups, diagonals), v would never leave the one it has converged to, when

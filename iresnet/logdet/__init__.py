@@ -22,18 +22,25 @@ from .estimators import (
     EVAL_SEED,
     EVAL_TOLERANCE,
     EXACT_UP_TO,
+    AdaptiveSeries,
     CertifiedSeries,
     Estimator,
     Exact,
     FixedSeries,
     PowerSeries,
     RussianRoulette,
-    SettledSeries,
     StoppedRoulette,
 )
-from .jacobian import Jacobian, Pull
-from .probes import Probe, draw, draw_noise, signs
-from .sums import attach_gradient, refuse_second_derivative, roulette_weights, series, series_weights, settled_series
+from .jacobian import Jacobian, VectorJacobianProduct
+from .probes import Probe, draw_probe_noise, draw_probes, noise_to_probes
+from .sums import (
+    adaptive_series,
+    attach_gradient,
+    power_series,
+    refuse_second_derivative,
+    roulette_weights,
+    series_weights,
+)
 
 __all__ = [
     "CertifiedSeries",
@@ -47,19 +54,19 @@ __all__ = [
     "Jacobian",
     "PowerSeries",
     "Probe",
-    "Pull",
+    "VectorJacobianProduct",
     "RussianRoulette",
-    "SettledSeries",
+    "AdaptiveSeries",
     "StoppedRoulette",
     "attach_gradient",
-    "draw",
-    "draw_noise",
+    "draw_probes",
+    "draw_probe_noise",
     "refuse_second_derivative",
     "roulette_weights",
-    "series",
+    "power_series",
     "series_weights",
-    "settled_series",
-    "signs",
+    "adaptive_series",
+    "noise_to_probes",
     "terms_needed",
     "truncation_bound",
 ]

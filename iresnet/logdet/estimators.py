@@ -15,8 +15,8 @@ from ..compiler import can_read_values, is_transforming
 from ..spelling import at_least
 from .bounds import terms_needed
 from .jacobian import Jacobian
-from .probes import Probe, draw, draw_noise, signs
-from .sums import reweighted, roulette_weights, series, series_weights, settled_series
+from .probes import Probe, draw_probe_noise, draw_probes, noise_to_probes
+from .sums import adaptive_series, power_series, roulette_weights, series_weights, survival_weights
 
 Lipschitz: TypeAlias = float | None
 Generator: TypeAlias = torch.Generator | None
@@ -102,15 +102,15 @@ class FixedSeries(Estimator, ABC):
         """(value, gradient) weights of the terms, each (terms, 1), in the precision of x."""
 
     def noise(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        """What one probe of every sample is made of: Gaussian numbers, or bits (`signs`)."""
-        return draw_noise(x[:1] if self.shared else x, self.probe, generator).expand_as(x)
+        """What one probe of every sample is made of: Gaussian numbers, or bits (`noise_to_probes`)."""
+        return draw_probe_noise(x[:1] if self.shared else x, self.probe, generator).expand_as(x)
 
     def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
         value, gradient = self.weights(x)
         like = x[:1] if self.shared else x
 
         def once() -> Tensor:
-            return series(jacobian, draw(like, self.probe, generator).expand_as(x), value, gradient)
+            return power_series(jacobian, draw_probes(like, self.probe, generator).expand_as(x), value, gradient)
 
         return _mean_over_probes(self.probes, once)
 
@@ -136,11 +136,11 @@ class PowerSeries(FixedSeries):
 
 
 @dataclass(frozen=True)
-class SettledSeries(Estimator):
+class AdaptiveSeries(Estimator):
     """A power series of which every probe leaves out at most `tolerance` nats a block, if ||J|| <= `lipschitz` < 1.
 
     It has at most Theorem 3's terms. Without a graph most samples need fewer, since ||J^n v|| is known on the way
-    (`settled_series`), and the first is exact where tr J is known.
+    (`adaptive_series`), and the first is exact where tr J is known.
     """
 
     lipschitz: float
@@ -157,15 +157,15 @@ class SettledSeries(Estimator):
         trace = None if jacobian.trace is None else jacobian.trace()
 
         def once() -> Tensor:
-            v = signs(whole.noise(x, generator), x.dtype)
-            return settled_series(jacobian, v, terms, bound, self.tolerance, trace)
+            v = noise_to_probes(whole.noise(x, generator), x.dtype)
+            return adaptive_series(jacobian, v, terms, bound, self.tolerance, trace)
 
         return _mean_over_probes(self.probes, once)
 
 
 @dataclass(frozen=True)
 class CertifiedSeries(Estimator):
-    """A `SettledSeries` for the bound that is proven of each block."""
+    """A `AdaptiveSeries` for the bound that is proven of each block."""
 
     tolerance: float = 1e-3
     probes: int = 1
@@ -179,7 +179,7 @@ class CertifiedSeries(Estimator):
                 f"the number of terms follows from a proven contraction; got Lip(g) <= {lipschitz}. See "
                 "certify(model); tighten_(model) repairs it, or name PowerSeries(terms=...)."
             )
-        settled = SettledSeries(lipschitz, self.tolerance, self.probes, self.probe, self.shared)
+        settled = AdaptiveSeries(lipschitz, self.tolerance, self.probes, self.probe, self.shared)
         return settled(jacobian, x, generator=generator)
 
 
@@ -223,7 +223,7 @@ class RussianRoulette(Estimator):
 
         def once() -> Tensor:
             value, gradient = roulette_weights(self.terms, q, x, generator)
-            return series(jacobian, draw(x, self.probe, generator), value, gradient)
+            return power_series(jacobian, draw_probes(x, self.probe, generator), value, gradient)
 
         return _mean_over_probes(self.probes, once)
 
@@ -258,7 +258,7 @@ class StoppedRoulette(FixedSeries):
 
     def weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
         k = torch.arange(1, self.count + 1, dtype=torch.float64, device=x.device)[:, None]
-        return reweighted(k, self.terms, self.continuation, x.dtype)
+        return survival_weights(k, self.terms, self.continuation, x.dtype)
 
 
 def _check_settings(terms: int, probes: int, probe: str) -> None:

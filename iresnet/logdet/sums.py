@@ -12,7 +12,7 @@ from ..compiler import can_read_values
 from .jacobian import Jacobian
 
 #: How often a series that stops by itself is asked whether it may, in terms: on a GPU asking means waiting.
-LOOK_EVERY = 4
+CHECK_EVERY = 4
 
 
 def series_weights(terms: int, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,19 +32,19 @@ def roulette_weights(terms: int, q: float, x: Tensor, generator: torch.Generator
     extra = torch.floor(u.clamp_min(1e-300).log() / math.log(q))
     n = int(extra.max()) + terms
     k = torch.arange(1, n + 1, dtype=torch.float64, device=x.device)[:, None]
-    value, gradient = reweighted(k, terms, q, x.dtype)
+    value, gradient = survival_weights(k, terms, q, x.dtype)
     alive = (k <= extra + terms).to(x.dtype)
     return value * alive, gradient * alive
 
 
-def reweighted(k: Tensor, terms: int, q: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def survival_weights(k: Tensor, terms: int, q: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The weights of terms k that are reached, one over P(N >= k) each."""
     survival = q ** (k - terms).clamp_min(0)
     sign = 1 - 2 * ((k - 1) % 2)
     return (sign / k / survival).to(dtype), (sign / survival).to(dtype)
 
 
-def series(jacobian: Jacobian, v: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+def power_series(jacobian: Jacobian, v: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
     """sum_k value_k v' J^k v, with the gradient of E[s' J v], s = sum_k gradient_k (J')^(k-1) v."""
     lead = (-1, *(1,) * (v.dim() - 1))
     with torch.no_grad():
@@ -61,7 +61,7 @@ def series(jacobian: Jacobian, v: Tensor, value: Tensor, gradient: Tensor) -> Te
     return attach_gradient(total, surrogate)
 
 
-def settled_series(
+def adaptive_series(
     jacobian: Jacobian, v: Tensor, most: int, lipschitz: float, tolerance: float, trace: Tensor | None = None
 ) -> Tensor:
     """sum_k (-1)^(k+1) v' J^k v / k, for each sample until the rest is at most `tolerance`; at most `most` terms.
@@ -76,7 +76,7 @@ def settled_series(
         found = (w * v).flatten(1).sum(1) if k > 1 or trace is None else trace
         total = total + torch.where(going, found * ((1 - 2 * ((k - 1) % 2)) / k), 0.0)
         going = going & ~(factor * w.flatten(1).norm(dim=1) / (k + 1) <= tolerance)
-        if k % (LOOK_EVERY if v.is_cuda else 1) == 0 and can_read_values(v) and not bool(going.any()):
+        if k % (CHECK_EVERY if v.is_cuda else 1) == 0 and can_read_values(v) and not bool(going.any()):
             break
     return total
 
@@ -85,7 +85,7 @@ def attach_gradient(value: Tensor, surrogate: Tensor) -> Tensor:
     """The first tensor's value with the second one's gradient; differentiating twice raises."""
     if torch.compiler.is_compiling():
         return value + (surrogate - surrogate.detach())
-    return cast(Tensor, _Attach.apply(value, surrogate))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _AttachGradient.apply(value, surrogate))  # type: ignore[no-untyped-call]
 
 
 def refuse_second_derivative() -> None:
@@ -98,7 +98,7 @@ def refuse_second_derivative() -> None:
         )
 
 
-class _Attach(torch.autograd.Function):
+class _AttachGradient(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod

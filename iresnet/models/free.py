@@ -32,7 +32,7 @@ class FreeBlock(ResidualBlock):
     def _check_contraction(self) -> None:
         """Any g will do."""
 
-    def solved(
+    def solve_with_snapshot(
         self,
         z: Tensor,
         context: Tensor | None = None,
@@ -43,7 +43,7 @@ class FreeBlock(ResidualBlock):
         """What the iteration came to, with a report; a code that is not finite any more stays as it is."""
         finite = torch.isfinite(z).flatten(1).all(1)
         if bool(finite.all()):
-            return super().solved(z, context, tolerance=tolerance, solver=solver)
+            return super().solve_with_snapshot(z, context, tolerance=tolerance, solver=solver)
         none = torch.full((len(z),), torch.inf, dtype=torch.float64, device=z.device)
         lost = Solution(
             z.clone(),
@@ -57,7 +57,7 @@ class FreeBlock(ResidualBlock):
         if not bool(finite.any()):
             return lost, self.snapshot(tuple(z.shape[1:]))
         part = None if context is None else context[finite]
-        found, now = super().solved(z[finite], part, tolerance=tolerance, solver=solver)
+        found, now = super().solve_with_snapshot(z[finite], part, tolerance=tolerance, solver=solver)
         if found.diverged is None:
             found = replace(found, diverged=torch.zeros_like(found.converged))
         names = ("x", "iterations", "error_bound", "converged", "diverged")

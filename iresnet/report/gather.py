@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import config, evaluate, lipschitz, spectral
-from ..branch import bound
+from ..branch import lipschitz_bound
 from ..certificate import residual_blocks
 from ..data import Dataset, DataSettings
 from ..data.corruptions import CORRUPTIONS, corrupt
@@ -110,7 +110,7 @@ def spectra(model: nn.Module, shape: Shape) -> Iterator[SpectrumOfLayer]:
     for name, block, at in residual_blocks(model, shape):
         if not any(lipschitz.cap_of(layer) is not None for layer in block.g.modules()):
             continue
-        for part in bound(block.g, at).parts:
+        for part in lipschitz_bound(block.g, at).parts:
             layer = block.g.get_submodule(part.name) if part.name else block.g
             cap = lipschitz.cap_of(layer)
             if cap is None or at is None:

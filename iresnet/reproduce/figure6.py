@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import spectral
-from ..branch import plain
+from ..branch import unconstrained_copy
 from ..certificate import residual_blocks
 from ..lipschitz import leaves
 from ..plots import SpectrumLine, plot_spectra
@@ -88,7 +88,7 @@ def _convolutions(
     """(name of its block, convolution, the layer after it, shape of its input), in the order of the forward pass."""
     found = []
     for name, block, at in residual_blocks(model, shape):
-        layers = [layer for _, layer in leaves(plain(block.g))]
+        layers = [layer for _, layer in leaves(unconstrained_copy(block.g))]
         for layer, following in zip(layers, [*layers[1:], None], strict=True):
             if isinstance(layer, nn.Conv2d):
                 found.append((name, layer, following, None if at is None else (layer.in_channels, *at[1:])))

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from ..branch import plain
+from ..branch import unconstrained_copy
 from ..chain import Chain
 from ..precision import full_precision
 from ..residual import ResidualBlock
@@ -50,7 +50,9 @@ class Unwinder:
 
     def __init__(self, model: nn.Module) -> None:
         transform = cast(Transform, copy.deepcopy(cast(Any, model).transform)).double().eval()
-        self.steps = [_Block(plain(t.g).double()) if isinstance(t, ResidualBlock) else t for t in _leaves(transform)]
+        self.steps = [
+            _Block(unconstrained_copy(t.g).double()) if isinstance(t, ResidualBlock) else t for t in _leaves(transform)
+        ]
         self.blocks = sum(isinstance(step, _Block) for step in self.steps)
 
     @torch.no_grad()

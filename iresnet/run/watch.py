@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from .. import evaluate
-from ..branch import nominal
+from ..branch import nominal_constant
 from ..certificate import residual_blocks
 from ..data import Dataset, Schema, subsample
 from ..evaluate.chunks import chunk_size, in_chunks
 from ..flow import Flow
-from ..logdet import EXACT_UP_TO, Estimator, PowerSeries, SettledSeries
+from ..logdet import EXACT_UP_TO, AdaptiveSeries, Estimator, PowerSeries
 from ..precision import full_precision
 from ..residual import ResidualBlock
 from ..spectral import NoBoundKnown
@@ -184,13 +184,13 @@ def _validation_estimator(flow: Flow, blocks: list[ResidualBlock], x: Tensor) ->
     lipschitz = max(_requested_lipschitz(block) for block in blocks)
     if not lipschitz < 1:
         return PowerSeries(max(TERMS, 2 * getattr(flow.estimator, "terms", 0)))
-    return SettledSeries(lipschitz, BIAS * d * math.log(2) / len(blocks))
+    return AdaptiveSeries(lipschitz, BIAS * d * math.log(2) / len(blocks))
 
 
 def _requested_lipschitz(block: ResidualBlock) -> float:
     """The constant of g that its coefficients promise, or that was asserted; infinite where there is none."""
     try:
-        return nominal(block.g) if block.asserted is None else block.asserted
+        return nominal_constant(block.g) if block.asserted is None else block.asserted
     except NoBoundKnown:
         return math.inf
 

@@ -8,21 +8,21 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from .fourier import fourier_bound, gram_bound, largest_singular_values, sample, symbols, taps_of
+from .fourier import fourier_bound, gram_bound, largest_singular_values, sample_symbols, symbols, to_stride_one
 from .operator import (
     Geometry,
     converged_power_iteration,
     default_size,
     dense_matrix,
-    rescaled,
-    restored,
+    rescale,
     spatial_size,
     start_vector,
+    undo_rescale,
 )
 
 Shape: TypeAlias = tuple[int, ...]
 
-#: Relative allowance for rounding in the float64 computation of a bound: the least one, see `margin`.
+#: Relative allowance for rounding in the float64 computation of a bound: the least one, see `rounding_margin`.
 ROUNDING_MARGIN = 1e-9
 
 #: Up to this side of the (smaller) Gram matrix the operator is written out and its norm computed exactly.
@@ -37,20 +37,20 @@ def norm_bounds(weight: Tensor, geometry: Geometry, size: Shape | None) -> Tenso
     weight = weight.detach().double()
     if not bool(torch.isfinite(weight).all()):
         raise ValueError("a weight holds NaN or infinity; no bound exists. Restore the layer from a checkpoint.")
-    weight, scale = rescaled(weight, tuple(range(1, weight.dim())))
+    weight, scale = rescale(weight, tuple(range(1, weight.dim())))
     if geometry.axes == 0:
         sigma, (rows, columns) = largest_singular_values(weight), weight.shape[1:]
-    elif size is not None and _is_small(weight, geometry, size):
+    elif size is not None and _fits_dense(weight, geometry, size):
         groups = weight.reshape(len(weight) * geometry.groups, -1, *weight.shape[2:])
         alone = Geometry(geometry.stride, geometry.before, geometry.after, geometry.dilation, 1, geometry.circular)
         dense = torch.stack([dense_matrix(w, alone, size) for w in groups])
         sigma, (rows, columns) = largest_singular_values(dense).reshape(len(weight), -1).amax(1), dense.shape[1:]
     else:
         sigma, (rows, columns) = fourier_bound(weight, geometry, size), _symbol_shape(weight, geometry)
-    return restored(sigma * (1 + margin(rows, columns)), scale)
+    return undo_rescale(sigma * (1 + rounding_margin(rows, columns)), scale)
 
 
-def margin(rows: int, columns: int) -> float:
+def rounding_margin(rows: int, columns: int) -> float:
     """The relative allowance for rounding of the largest singular value of such matrices.
 
     The Gram matrix errs by n u || |M| |M|' || <= n side u sigma^2 at most, for sums of n products in any order, and so
@@ -64,7 +64,7 @@ def _symbol_shape(weight: Tensor, geometry: Geometry) -> tuple[int, int]:
     return weight.shape[1] // geometry.groups, weight.shape[2] * math.prod(geometry.stride)
 
 
-def _is_small(weight: Tensor, geometry: Geometry, size: Shape) -> bool:
+def _fits_dense(weight: Tensor, geometry: Geometry, size: Shape) -> bool:
     inputs = weight.shape[2] * math.prod(size)
     outputs = weight.shape[1] // geometry.groups * math.prod(geometry.output_size(size, tuple(weight.shape[3:])))
     return min(inputs, outputs) <= DENSE_LIMIT and max(inputs, outputs) <= 8 * DENSE_LIMIT
@@ -72,12 +72,12 @@ def _is_small(weight: Tensor, geometry: Geometry, size: Shape) -> bool:
 
 def cheap_norm_bounds(weight: Tensor, geometry: Geometry, size: Shape | None, iterations: int) -> Tensor:
     """Sound upper bounds from Gram iteration, differentiable in the weight, for normalising at every training step."""
-    weight, scale = rescaled(weight.double(), tuple(range(1, weight.dim())))
+    weight, scale = rescale(weight.double(), tuple(range(1, weight.dim())))
     if geometry.axes == 0:
-        return restored(gram_bound(weight, iterations) * (1 + margin(*weight.shape[1:])), scale)
-    s, factor, _ = sample(weight, geometry, size, largest=12, coarse=12)
-    sigma = gram_bound(s, iterations).amax(1) * (factor * (1 + margin(*_symbol_shape(weight, geometry))))
-    return restored(sigma, scale)
+        return undo_rescale(gram_bound(weight, iterations) * (1 + rounding_margin(*weight.shape[1:])), scale)
+    s, factor, _ = sample_symbols(weight, geometry, size, largest=12, coarse=12)
+    sigma = gram_bound(s, iterations).amax(1) * (factor * (1 + rounding_margin(*_symbol_shape(weight, geometry))))
+    return undo_rescale(sigma, scale)
 
 
 def absolute_norm(weight: Tensor, groups: int = 1, repeats: int = 1) -> float:
@@ -101,11 +101,11 @@ def norm_bound(layer: nn.Module, input_shape: Shape | None = None) -> float:
     >>> round(norm_bound(layer), 6)
     1.0
     """
-    geometry, weight, size = _read(layer, input_shape)
+    geometry, weight, size = _unpack_layer(layer, input_shape)
     return float(norm_bounds(weight[None], geometry, size))
 
 
-def _read(layer: nn.Module, input_shape: Shape | None) -> tuple[Geometry, Tensor, Shape | None]:
+def _unpack_layer(layer: nn.Module, input_shape: Shape | None) -> tuple[Geometry, Tensor, Shape | None]:
     """A layer's geometry, its weight, and the spatial size of its input."""
     geometry, weight = Geometry.of(layer), layer.weight
     assert isinstance(weight, Tensor)
@@ -114,7 +114,7 @@ def _read(layer: nn.Module, input_shape: Shape | None) -> tuple[Geometry, Tensor
 
 def norm_estimate(layer: nn.Module, input_shape: Shape | None = None, iterations: int = 200) -> float:
     """The norm from below, by power iteration in float64 from a fixed start. For a convolution a size is needed."""
-    geometry, weight, size = _read(layer, input_shape)
+    geometry, weight, size = _unpack_layer(layer, input_shape)
     stack = weight.detach().double()[None]
     v = start_vector(stack, geometry, default_size(geometry, weight) if size is None else size)
     return float(converged_power_iteration(stack, geometry, v, limit=iterations)[0])
@@ -126,7 +126,7 @@ def singular_values(layer: nn.Module, input_shape: Shape) -> Tensor:
     >>> singular_values(nn.Linear(3, 2), (3,)).shape
     torch.Size([2])
     """
-    geometry, weight, size = _read(layer, input_shape)
+    geometry, weight, size = _unpack_layer(layer, input_shape)
     matrix = weight.detach().double()
     if size:
         geometry.output_size(size, tuple(weight.shape[2:]))  # refuses a size that is too small
@@ -136,13 +136,13 @@ def singular_values(layer: nn.Module, input_shape: Shape) -> Tensor:
 
 def circular_singular_values(layer: nn.Module, input_shape: Shape) -> Tensor:
     """All singular values, descending, of a circular convolution of stride 1 that keeps the size (exact, float64)."""
-    geometry, weight, size = _read(layer, input_shape)
+    geometry, weight, size = _unpack_layer(layer, input_shape)
     if not geometry.circular or size is None or geometry.output_size(size, tuple(weight.shape[2:])) != size:
         raise ValueError(
             "exact Fourier singular values need padding_mode='circular', stride 1 and an output of the input's size; "
             f"got {layer}. Use norm_bound for an upper bound."
         )
-    taps = taps_of(weight.detach().double()[None], geometry, (1,) * geometry.axes, geometry.dilation)
+    taps = to_stride_one(weight.detach().double()[None], geometry, (1,) * geometry.axes, geometry.dilation)
     # All frequencies are wanted here, not one of each conjugate pair: undo the halving of the first axis by weight.
     matrices = symbols(taps, size)[0]
     values = torch.linalg.svdvals(matrices.reshape(size[0] // 2 + 1, -1, *matrices.shape[1:]))

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ..precision import float32_matmul_precision
-from .operator import Geometry, rescaled, restored
+from .operator import Geometry, rescale, undo_rescale
 
 #: Above this many grid points along an axis, the size-free grid of `COARSE` points is used instead.
 LARGEST_GRID, COARSE = 40, 32
@@ -46,7 +46,7 @@ class Taps:
     first: tuple[int, ...]
 
 
-def taps_of(weight: Tensor, geometry: Geometry, merge: tuple[int, ...], step: tuple[int, ...]) -> Taps:
+def to_stride_one(weight: Tensor, geometry: Geometry, merge: tuple[int, ...], step: tuple[int, ...]) -> Taps:
     """Merge positions of equal residue modulo `merge` (the stride) into channels; kernel elements are `step` apart."""
     kernel = weight.shape[3:]
     offsets = [[d * j - b for j in range(k)] for k, d, b in zip(kernel, step, geometry.before, strict=True)]
@@ -84,12 +84,12 @@ def largest_singular_values(matrices: Tensor) -> Tensor:
     On a GPU, which multiplies matrices fast and finds eigenvalues slowly, wide ones get an upper bound instead that is
     as good: a Schatten norm of very high order.
     """
-    if _multiplies_fast(matrices) and min(matrices.shape[-2:]) >= WIDE:
+    if _prefers_matmul(matrices) and min(matrices.shape[-2:]) >= WIDE:
         return gram_bound(matrices, SQUARINGS)
-    matrices, scale = rescaled(matrices, (-2, -1))
+    matrices, scale = rescale(matrices, (-2, -1))
     if matrices.shape[-1] == 1 or matrices.shape[-2] == 1:
-        return restored(torch.linalg.vector_norm(matrices, dim=(-2, -1)), scale)
-    return restored(torch.linalg.eigvalsh(_gram(matrices))[..., -1].clamp_min(0).sqrt(), scale)
+        return undo_rescale(torch.linalg.vector_norm(matrices, dim=(-2, -1)), scale)
+    return undo_rescale(torch.linalg.eigvalsh(_gram(matrices))[..., -1].clamp_min(0).sqrt(), scale)
 
 
 def _gram(matrices: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def _gram(matrices: Tensor) -> Tensor:
     return matrices @ matrices.mH if matrices.shape[-2] <= matrices.shape[-1] else matrices.mH @ matrices
 
 
-def _largest_of_stack(matrices: Tensor) -> Tensor:
+def _largest_over_frequencies(matrices: Tensor) -> Tensor:
     """max over axis 1 of the largest singular values, for (layers, many, a, b); hopeless candidates are dropped first.
 
     Squaring a Gram matrix five times brackets its largest eigenvalue within side^(1/32): what cannot reach the largest
@@ -109,7 +109,7 @@ def _largest_of_stack(matrices: Tensor) -> Tensor:
     if side < WIDE:
         return largest_singular_values(matrices).amax(1)
     with float32_matmul_precision("ieee", matrices.device):
-        upper = gram_bound(rescaled(matrices, (1, 2, 3))[0].to(torch.complex64), iterations=5)
+        upper = gram_bound(rescale(matrices, (1, 2, 3))[0].to(torch.complex64), iterations=5)
     lower = upper / side ** (1 / 64) * (1 - 1e-3 - 8 * side * longer * 2.0**-24)
     layer, place = (~(upper < lower.amax(1, keepdim=True))).nonzero(as_tuple=True)
     values = torch.zeros(matrices.shape[:2], dtype=torch.float64, device=matrices.device)
@@ -117,7 +117,7 @@ def _largest_of_stack(matrices: Tensor) -> Tensor:
     return values.amax(1)
 
 
-def _multiplies_fast(matrices: Tensor) -> bool:
+def _prefers_matmul(matrices: Tensor) -> bool:
     return matrices.is_cuda
 
 
@@ -127,17 +127,17 @@ def gram_bound(matrices: Tensor, iterations: int) -> Tensor:
     (sum_i sigma_i^p)^(1/p), p = 2^(iterations + 1), by repeated squaring of the Gram matrix; differentiable,
     homogeneous of degree one, and at most min(a, b)^(1/p) times too large.
     """
-    matrices, scale = rescaled(matrices, (-2, -1))
+    matrices, scale = rescale(matrices, (-2, -1))
     gram, log = _gram(matrices), torch.zeros((), dtype=scale.dtype, device=scale.device)
     for i in range(iterations):
         gram = gram @ gram if i else gram
         norm = torch.linalg.matrix_norm(gram).clamp_min(torch.finfo(gram.dtype).tiny)
         log, gram = log + norm.log() / 2 ** (i + 1), gram / norm[..., None, None]
-    return restored(log.exp(), scale)
+    return undo_rescale(log.exp(), scale)
 
 
 @dataclass(frozen=True)
-class _Axis:
+class _AxisGrid:
     """How one axis is sampled: sigma <= factor * max over `points` frequencies, with these `merge` and `step`."""
 
     merge: int
@@ -147,7 +147,7 @@ class _Axis:
     factor: float
 
 
-def _axis(geometry: Geometry, axis: int, k: int, n: int | None, largest: int, coarse: int) -> _Axis:
+def _axis_grid(geometry: Geometry, axis: int, k: int, n: int | None, largest: int, coarse: int) -> _AxisGrid:
     """A sound grid for one axis: the one of the input size n, or a size-free one where that is unknown or too long."""
     s, d = geometry.stride[axis], geometry.dilation[axis]
     b, a = geometry.before[axis], geometry.after[axis]
@@ -166,21 +166,23 @@ def _axis(geometry: Geometry, axis: int, k: int, n: int | None, largest: int, co
     elif geometry.circular and surplus > 0:
         factor = math.sqrt(1 + math.ceil(surplus / max(a, b)))  # torch wraps around once at most: n >= max(a, b)
     if points is not None and points <= max(largest, 4 * (highest - lowest)) and k > 1:
-        return _Axis(s, d, points, False, factor)
+        return _AxisGrid(s, d, points, False, factor)
     # Over all frequencies the holes of a dilation change nothing: close them, and fewer points are enough.
     d = 1 if s == 1 else d
     span = (d * (k - 1) - b) // s - -b // s
     points = max(coarse, 4 * span) if span else 1
-    return _Axis(s, d, points, True, factor / math.cos(math.pi * span / (2 * points)))
+    return _AxisGrid(s, d, points, True, factor / math.cos(math.pi * span / (2 * points)))
 
 
-def sample(
+def sample_symbols(
     weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, *, largest: int, coarse: int, extra: int = 0
 ) -> tuple[Tensor, float, bool]:
     """(S, factor, size_free) with sigma <= factor * max |S|. `extra` lengthens the grids that belong to the size."""
     kernel = weight.shape[3:]
-    axes = [_axis(geometry, i, k, None if size is None else size[i], largest, coarse) for i, k in enumerate(kernel)]
-    taps = taps_of(weight, geometry, tuple(a.merge for a in axes), tuple(a.step for a in axes))
+    axes = [
+        _axis_grid(geometry, i, k, None if size is None else size[i], largest, coarse) for i, k in enumerate(kernel)
+    ]
+    taps = to_stride_one(weight, geometry, tuple(a.merge for a in axes), tuple(a.step for a in axes))
     points = tuple(a.points if a.size_free else a.points + extra for a in axes)
     return symbols(taps, points), math.prod([a.factor for a in axes]), all(a.size_free for a in axes)
 
@@ -194,8 +196,8 @@ def fourier_bound(weight: Tensor, geometry: Geometry, size: tuple[int, ...] | No
     best = torch.full((len(weight),), torch.inf, dtype=torch.float64, device=weight.device)
     wide = min(weight.shape[1] // geometry.groups, weight.shape[2]) >= WIDE
     for extra in range(1 if geometry.circular or wide else 3):
-        s, factor, size_free = sample(weight, geometry, size, largest=LARGEST_GRID, coarse=COARSE, extra=extra)
-        best = torch.minimum(best, _largest_of_stack(s) * factor)
+        s, factor, size_free = sample_symbols(weight, geometry, size, largest=LARGEST_GRID, coarse=COARSE, extra=extra)
+        best = torch.minimum(best, _largest_over_frequencies(s) * factor)
         if size_free:
             break
     return best

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..trust import NoBoundKnown, doubt, unwrap
+from ..trust import NoBoundKnown, unwrap, why_untrusted
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Geometry:
             raise NoBoundKnown(
                 f"no norm bound is known for {type(layer).__name__}; Linear, Conv1d, Conv2d and Conv3d have one."
             )
-        if reason := doubt(layer):
+        if reason := why_untrusted(layer):
             raise NoBoundKnown(f"no norm bound is known for {type(layer).__name__}: {reason}")
-        return cls.settings(layer)
+        return cls.unchecked(layer)
 
     @classmethod
-    def settings(cls, layer: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Geometry:
+    def unchecked(cls, layer: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Geometry:
         """The geometry that the settings of a layer say, for whoever computes with it and proves nothing."""
         if isinstance(layer, nn.Linear):
             return cls()
@@ -74,7 +74,7 @@ class Geometry:
             raise ValueError(f"the input size {size} is smaller than the kernel {kernel} with its padding.")
         return out
 
-    def rest(self, size: tuple[int, ...], kernel: tuple[int, ...], out: tuple[int, ...]) -> tuple[int, ...]:
+    def output_padding(self, size: tuple[int, ...], kernel: tuple[int, ...], out: tuple[int, ...]) -> tuple[int, ...]:
         """What a stride leaves over at the end: it must be said to the transpose, or its output would be short."""
         return tuple(
             n + b + a - d * (k - 1) - 1 - s * (m - 1)
@@ -106,13 +106,13 @@ def _per_axis(value: Any, layer: nn.Module) -> tuple[int, ...]:
     return values
 
 
-def apply(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
+def apply_operator(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
     """y = T x for a stack of layers, without bias. x: (layers, in, *size), one input per layer."""
     if geometry.axes == 0:
         return torch.bmm(weight, x.unsqueeze(-1)).squeeze(-1)
-    if _multiplies(weight, geometry):
+    if _uses_matmul(weight, geometry):
         size = geometry.output_size(tuple(x.shape[2:]), tuple(weight.shape[3:]))
-        return torch.bmm(_matrices(weight), _patches(weight, geometry, x)).reshape(*weight.shape[:2], *size)
+        return torch.bmm(_as_matrices(weight), _unfold(weight, geometry, x)).reshape(*weight.shape[:2], *size)
     padded, flat, groups = _pad(geometry, x), weight.flatten(0, 1), geometry.groups * len(weight)
     n = geometry.axes
     y = torch.convolution(
@@ -121,54 +121,54 @@ def apply(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
     return y[0].reshape(*weight.shape[:2], *y.shape[2:])
 
 
-def adjoint(weight: Tensor, geometry: Geometry, y: Tensor, size: tuple[int, ...]) -> Tensor:
+def apply_adjoint(weight: Tensor, geometry: Geometry, y: Tensor, size: tuple[int, ...]) -> Tensor:
     """T' y for a stack of layers, (layers, in, *size)."""
     if geometry.axes == 0:
         return torch.bmm(weight.mT, y.unsqueeze(-1)).squeeze(-1)
-    if _multiplies(weight, geometry):
-        columns = torch.bmm(_matrices(weight).mT, y.flatten(2))
-        return _gather(_as_kernels(columns, weight, y.shape[2:]), tuple(weight.shape[3:]), geometry, size)
+    if _uses_matmul(weight, geometry):
+        columns = torch.bmm(_as_matrices(weight).mT, y.flatten(2))
+        return _fold(_as_kernels(columns, weight, y.shape[2:]), tuple(weight.shape[3:]), geometry, size)
     x = y.new_empty(len(weight), weight.shape[2] * geometry.groups, *size)
     return _convolution_backward(weight, geometry, x, y, (True, False))[0]
 
 
-def derivative(weight: Tensor, geometry: Geometry, x: Tensor, y: Tensor) -> Tensor:
+def weight_gradient(weight: Tensor, geometry: Geometry, x: Tensor, y: Tensor) -> Tensor:
     """d<y, T x>/dW of the bilinear form, for a stack of layers."""
     if geometry.axes == 0:
         return y.unsqueeze(-1) * x.unsqueeze(-2)
-    if _multiplies(weight, geometry):
-        product = torch.bmm(y.flatten(2), _patches(weight, geometry, x).mT)
-        if not _is_last(weight):
+    if _uses_matmul(weight, geometry):
+        product = torch.bmm(y.flatten(2), _unfold(weight, geometry, x).mT)
+        if not _is_channels_last(weight):
             return product.reshape(weight.shape)
         return product.reshape(*weight.shape[:2], *weight.shape[3:], weight.shape[2]).movedim(-1, 2)
     return _convolution_backward(weight, geometry, x, y, (False, True))[1]
 
 
-def _multiplies(weight: Tensor, geometry: Geometry) -> bool:
+def _uses_matmul(weight: Tensor, geometry: Geometry) -> bool:
     """Whether stacks of this convolution are multiplied as matrices."""
     plain = geometry.axes == 2 and geometry.groups == 1 and not geometry.circular and geometry.before == geometry.after
-    return plain and _are_slow(weight)
+    return plain and _grouped_conv_is_slow(weight)
 
 
-def _are_slow(weight: Tensor) -> bool:
+def _grouped_conv_is_slow(weight: Tensor) -> bool:
     """Whether grouped convolutions are slow where this weight is: on a GPU they are."""
     return weight.is_cuda
 
 
-def _is_last(weight: Tensor) -> bool:
+def _is_channels_last(weight: Tensor) -> bool:
     """Whether a stack of convolutions has its input channels last in memory; every sum then goes in that order."""
     return weight.stride(2) == 1
 
 
-def _matrices(weight: Tensor) -> Tensor:
+def _as_matrices(weight: Tensor) -> Tensor:
     """A stack of convolutions as matrices, in the order of memory: (layers, out, in * kernel or kernel * in)."""
-    return (weight.movedim(2, -1) if _is_last(weight) else weight).flatten(2)
+    return (weight.movedim(2, -1) if _is_channels_last(weight) else weight).flatten(2)
 
 
 def _as_kernels(columns: Tensor, weight: Tensor, size: Sequence[int]) -> Tensor:
-    """Columns in the order of `_matrices` as (layers, in, kernel, *positions)."""
+    """Columns in the order of `_as_matrices` as (layers, in, kernel, *positions)."""
     channels = weight.shape[2]
-    if _is_last(weight):
+    if _is_channels_last(weight):
         return columns.reshape(len(columns), -1, channels, *size).transpose(1, 2)
     return columns.reshape(len(columns), channels, -1, *size)
 
@@ -177,20 +177,20 @@ def _is_pointwise(kernel: tuple[int, ...], geometry: Geometry) -> bool:
     return set(kernel) == {1} and set(geometry.stride) == {1} and not any(geometry.before)
 
 
-def _patches(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
-    """What every output position reads, in the order of `_matrices`: (layers, what is read, positions)."""
+def _unfold(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
+    """What every output position reads, in the order of `_as_matrices`: (layers, what is read, positions)."""
     kernel = tuple(weight.shape[3:])
     if _is_pointwise(kernel, geometry):
         return x.flatten(2)
     windows = _pad(geometry, x)
     for axis, (k, d, s) in enumerate(zip(kernel, geometry.dilation, geometry.stride, strict=True), start=2):
         windows = windows.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
-    order = (0, 4, 5, 1, 2, 3) if _is_last(weight) else (0, 1, 4, 5, 2, 3)
+    order = (0, 4, 5, 1, 2, 3) if _is_channels_last(weight) else (0, 1, 4, 5, 2, 3)
     return windows.permute(order).reshape(len(x), x.shape[1] * math.prod(kernel), -1)
 
 
-def _gather(columns: Tensor, kernel: tuple[int, ...], geometry: Geometry, size: tuple[int, ...]) -> Tensor:
-    """The adjoint of `_patches`: adds what was read where it was read. columns: (layers, in, kernel, *positions)."""
+def _fold(columns: Tensor, kernel: tuple[int, ...], geometry: Geometry, size: tuple[int, ...]) -> Tensor:
+    """The adjoint of `_unfold`: adds what was read where it was read. columns: (layers, in, kernel, *positions)."""
     if _is_pointwise(kernel, geometry):
         return columns[:, :, 0]
     x = columns.new_zeros(*columns.shape[:2], *(n + 2 * b for n, b in zip(size, geometry.before, strict=True)))
@@ -245,7 +245,7 @@ def _unpad(geometry: Geometry, padded: Tensor, size: tuple[int, ...]) -> Tensor:
 _EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int64, 0x7FF0000000000000)}
 
 
-def rescaled(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def rescale(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """(x / s, s) with s the power of two at the largest entry over `dims`: squares then neither under- nor overflow.
 
     Exact, but for entries that are 2^-1000 times smaller than the largest.
@@ -260,7 +260,7 @@ def rescaled(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return x / s, s
 
 
-def restored(sigma: Tensor, scale: Tensor) -> Tensor:
+def undo_rescale(sigma: Tensor, scale: Tensor) -> Tensor:
     """sigma of x from that of x / s. Where numbers lose digits before they underflow, the bound is rounded up."""
     value = sigma * scale.reshape(sigma.shape)
     least = 2.0**-1000 if value.dtype == torch.float64 else 2.0**-100
@@ -274,13 +274,13 @@ def power_iteration(weight: Tensor, geometry: Geometry, v: Tensor, iterations: i
     keeps its v, so that sigma recovers once the weight moves.
     """
     axes, size = tuple(range(1, v.dim())), tuple(v.shape[2:])
-    weight, scale = rescaled(weight, tuple(range(1, weight.dim())))
+    weight, scale = rescale(weight, tuple(range(1, weight.dim())))
     for _ in range(iterations):
-        u = _normalise(apply(weight, geometry, v), axes)
-        back = adjoint(weight, geometry, u, size).contiguous()
+        u = _normalise(apply_operator(weight, geometry, v), axes)
+        back = apply_adjoint(weight, geometry, u, size).contiguous()
         norm = torch.linalg.vector_norm(back, dim=axes, keepdim=True)
         v = torch.where(norm > 0, back / norm.clamp_min(torch.finfo(norm.dtype).tiny), v)
-    return norm.flatten() * scale.flatten(), v, derivative(weight, geometry, v, u)
+    return norm.flatten() * scale.flatten(), v, weight_gradient(weight, geometry, v, u)
 
 
 def converged_power_iteration(

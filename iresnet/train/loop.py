@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..branch import nominal
+from ..branch import nominal_constant
 from ..data.dataset import seeded_generator
 from ..gpu import Acceleration, Engine, FastStep, StepResult
 from ..gpu.step import Forward
@@ -152,7 +152,7 @@ class State:
     def _largest_constant(self) -> float:
         """The largest Lip(g) that is asked for: a roulette goes on as its block needs."""
         blocks = [m for m in self.objective.model.modules() if isinstance(m, ResidualBlock)]
-        return max((nominal(b.g) if b.asserted is None else b.asserted for b in blocks), default=0.0)
+        return max((nominal_constant(b.g) if b.asserted is None else b.asserted for b in blocks), default=0.0)
 
     def update_average(self) -> None:
         if self.average is None:  # after the first step, when data-dependent initialisation is done

@@ -39,7 +39,7 @@ from ..transform import Transform
 from ..transforms.dequantisation import LearnedNoise, dequantised, learned_noise
 from ..transforms.elementary import ActNorm
 from ..transforms.preprocess import Standardise, dequantise
-from ..trust import NoBoundKnown, doubt
+from ..trust import NoBoundKnown, why_untrusted
 
 #: The label of a row whose label is missing.
 MISSING = -1
@@ -193,16 +193,18 @@ def class_vectors(head: nn.Module) -> Tensor:
     >>> class_vectors(nn.Sequential(nn.Flatten(), nn.Linear(4, 3))).shape
     torch.Size([3, 4])
     """
-    if isinstance(head, Readout) and (reason := doubt(head)):
+    if isinstance(head, Readout) and (reason := why_untrusted(head)):
         raise NoBoundKnown(f"A margin is read off a linear head; {reason}")
     layers = head.layers if isinstance(head, Readout) else head
     v: Tensor | None = None
     for name, layer in lip.leaves(layers):
         where = f"{type(layer).__name__} ({name})" if name else type(layer).__name__
-        if isinstance(layer, nn.Linear) and not doubt(layer):
+        if isinstance(layer, nn.Linear) and not why_untrusted(layer):
             v = _pooled(layer.weight, head) if v is None else layer.weight @ v
         elif not isinstance(layer, nn.Flatten | nn.Identity) or lip.lipschitz_constant(layer) is None:
-            raise NoBoundKnown(f"A margin is read off a linear head; this one has {where}. {doubt(layer)}".rstrip())
+            raise NoBoundKnown(
+                f"A margin is read off a linear head; this one has {where}. {why_untrusted(layer)}".rstrip()
+            )
     if v is None:
         raise NoBoundKnown(f"A margin is read off a linear head; {type(head).__name__} has no linear layer.")
     return v
@@ -226,7 +228,7 @@ def pairwise_distances(v: Tensor) -> Tensor:
 def requested_lipschitz(transform: Transform) -> Tensor | float:
     """Lip(F) for the coefficients asked for: cheap, differentiable in the scales, and nothing is read from a device."""
     if isinstance(transform, ResidualBlock):
-        return requested_bound(transform.g).expansion if transform.asserted is None else 1 + transform.asserted
+        return requested_bound(transform.g).block_lipschitz if transform.asserted is None else 1 + transform.asserted
     if isinstance(transform, ActNorm):
         return transform.log_scale.max().exp()
     if isinstance(transform, Standardise):

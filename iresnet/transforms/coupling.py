@@ -21,14 +21,14 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from ..branch import bound
+from ..branch import lipschitz_bound
 from ..fixed_point import Solution, Solver
 from ..float64 import RESIDUAL_ROUNDING
 from ..logdet import Estimator
 from ..precision import full_precision
-from ..proof import norms
+from ..proof import sample_norms
 from ..transform import Shape, Stretch, Transform, check_batch, check_context, in_float64
-from ..trust import NoBoundKnown, changed, doubt
+from ..trust import NoBoundKnown, why_modified, why_untrusted
 from .split import Halves, Split
 
 #: The largest |s| of an affine coupling: no layer stretches a coordinate by more than e^2 or shrinks it by more.
@@ -128,11 +128,13 @@ class Coupling(Transform):
             residual, factor = self.move(moved, h)[0] - self.split.take(z.double())[1], self.shrinking(h)
             # The numbers that are added up: x2 exp(s), t and z2.
             largest = 1.0 if factor is None else 1 / factor.flatten(1).amin(1)
-            allowance = RESIDUAL_ROUNDING * (1 + norms(z.double()) + largest * norms(moved) + norms(h))
+            allowance = RESIDUAL_ROUNDING * (
+                1 + sample_norms(z.double()) + largest * sample_norms(moved) + sample_norms(h)
+            )
             if factor is not None:
                 residual, allowance = residual * factor, allowance * factor.flatten(1).amax(1)
-            bound = torch.nan_to_num(norms(residual) + allowance, nan=torch.inf, posinf=torch.inf)
-        reason = doubt(self) or next(filter(None, map(_foreign, self.conditioner.modules())), "")
+            bound = torch.nan_to_num(sample_norms(residual) + allowance, nan=torch.inf, posinf=torch.inf)
+        reason = why_untrusted(self) or next(filter(None, map(_foreign, self.conditioner.modules())), "")
         none = torch.zeros_like(bound).long()
         return Solution(x, none, bound, torch.isfinite(bound), proven=not reason, reason=reason)
 
@@ -207,7 +209,7 @@ class AdditiveCoupling(Coupling):
     def _lipschitz(self, input_shape: Shape | None) -> float:
         shape = None if input_shape is None else (self.split.sizes(input_shape[0])[0], *input_shape[1:])
         try:
-            return bound(self.conditioner, shape).value
+            return lipschitz_bound(self.conditioner, shape).value
         except NoBoundKnown:
             return math.inf
 
@@ -273,5 +275,5 @@ def _foreign(module: nn.Module) -> str:
     """Why a module of a conditioner may be anything; empty where it is a layer of torch's or of this library's."""
     if type(module).__module__.partition(".")[0] not in ("torch", "iresnet"):
         return f"{type(module).__name__} is a layer of a user's own."
-    reason = changed(module)
+    reason = why_modified(module)
     return "" if reason is None else f"{type(module).__name__} {reason}"

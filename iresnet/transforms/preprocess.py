@@ -87,7 +87,7 @@ class Logit(ClosedForm):
         """
         off = torch.linalg.vector_norm((x.double() - self.undo(z.double())).flatten(1), dim=1)
         error = Rounding.of(0.0, self.inverse_error(tuple(x.shape[1:])), dimension(x))
-        return error.residual(off, torch.zeros_like(off), torch.zeros_like(off))
+        return error.residual_bound(off, torch.zeros_like(off), torch.zeros_like(off))
 
     def inverse_error(self, input_shape: Shape) -> float:
         """How far `inverse` can be off in float64: a sigmoid of size one at most, a difference and a quotient."""

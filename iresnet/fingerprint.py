@@ -1,0 +1,107 @@
+"""Detecting change: whether a module is still the function that something was proven of.
+
+A proof may be cached only while the module stays the same function. A `Fingerprint` keeps the settings of a trusted
+module (see `trust`) and a copy of its tensors. Settings are compared by value, tensors bit for bit: sums and norms can
+collide, so nothing shorter than all numbers is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors
+
+from .trust import KNOWN_TORCH, NoBoundKnown, check_global_state, known_type, unwrap, why_untrusted
+
+#: Attributes that every `nn.Module` has: not settings.
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+
+#: Integer types by size in bytes. Floats are compared as integers, so that NaN equals itself and -0 differs from 0.
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Fingerprint:
+    """The settings and tensors of a module at one moment; `matches` tells whether a module is still the same function.
+
+    The tensors are copied on their own device, and a comparison waits for the device once. Names in the class attribute
+    `outside_proof` are left out: they are not part of the function of x.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> fingerprint = Fingerprint(layer)
+    >>> before = fingerprint.matches(layer)
+    >>> _ = layer.weight.data.neg_()
+    >>> before, fingerprint.matches(layer)
+    (True, False)
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.settings, tensors = describe_function(module)
+        self.kinds = [(t.shape, t.dtype, t.device) for t in tensors]
+        self.numbers = [t.clone() for t in _as_integers(tensors)]
+
+    @torch.no_grad()
+    def matches(self, module: nn.Module) -> bool:
+        """Whether the module is the same function; False also if it is no longer trusted."""
+        try:
+            settings, tensors = describe_function(module)
+        except NoBoundKnown:
+            return False
+        if settings != self.settings or [(t.shape, t.dtype, t.device) for t in tensors] != self.kinds:
+            return False
+        return bitwise_equal(self.numbers, tensors)
+
+
+def bitwise_equal(kept: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors are bit for bit those that `kept`, a `Fingerprint.numbers`, was made from."""
+    return all(torch.equal(a, b) for a, b in zip(_as_integers(tensors), kept, strict=True))
+
+
+def describe_function(module: nn.Module) -> tuple[Any, list[Tensor]]:
+    """Return (settings, tensors), which determine the function of a trusted module; else raise `NoBoundKnown`."""
+    check_global_state()
+    tensors: list[Tensor] = []
+    return _describe(module, tensors), tensors
+
+
+def _describe(module: nn.Module, tensors: list[Tensor]) -> Any:
+    wrapped = module
+    module = unwrap(module)
+    if wrapped is not module and (reason := why_untrusted(wrapped)):
+        raise NoBoundKnown(reason)
+    known, attributes = known_type(module), vars(module)
+    excluded = getattr(known, "outside_proof", ())
+    own = {**attributes["_parameters"], **attributes["_buffers"]}
+    tensors += [t.detach() for name, t in own.items() if t is not None and name not in excluded]
+    # A name with an underscore is internal state in this library's classes; in torch's it may be a setting.
+    skip_private = known not in KNOWN_TORCH
+    settings = {
+        name: tuple(attributes[name]) if isinstance(attributes[name], list) else attributes[name]
+        for name in attributes.keys() - MODULE_ATTRIBUTES
+        if not (skip_private and name[0] == "_") and name != "_compiled_call_impl"
+    }
+    children = [
+        (name, _describe_parametrization(child, tensors) if name == "parametrizations" else _describe(child, tensors))
+        for name, child in attributes["_modules"].items()
+        if child is not None and name not in excluded
+    ]
+    present = [(name, t is not None) for name, t in own.items() if name not in excluded]
+    return known, settings, present, children
+
+
+def _describe_parametrization(parametrizations: nn.Module, tensors: list[Tensor]) -> Any:
+    """Describe the one parametrization that `known_type` accepts, and the weight it is applied to."""
+    chain = cast(Any, parametrizations._modules["weight"])
+    tensors.append(chain.original.detach())
+    return _describe(chain[0], tensors)
+
+
+def _as_integers(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """View all numbers as integers, flattened to one tensor per device and dtype; a single tensor is not copied."""
+    groups: dict[Any, list[Tensor]] = {}
+    for t in tensors:
+        groups.setdefault((t.device, t.dtype), []).append(t.resolve_neg())
+    flat = [cast(Tensor, _flatten_dense_tensors(group)) for group in groups.values()]  # type: ignore[no-untyped-call]
+    return [t.view(INTEGERS[t.element_size()]) if t.is_floating_point() else t for t in flat if t.numel()]
