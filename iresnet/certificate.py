@@ -191,7 +191,7 @@ def unlisted_blocks(model: nn.Module) -> Iterator[str]:
 def unknown_parts(transform: Transform) -> Iterator[str]:
     """Why a transform or one of its parts is not known; residual blocks say so themselves."""
     parts, speaks = transform.parts(), isinstance(transform, ResidualBlock)
-    if not speaks and (reason := doubt(transform) or ("" if parts else _not_bijective(transform))):
+    if not speaks and (reason := why_untrusted(transform) or ("" if parts else _not_bijective(transform))):
         yield reason
     for _, part, _ in parts:
         yield from unknown_parts(part)

@@ -64,7 +64,9 @@ class TestConcatenated:
         assert exact <= found <= exact * (1 + 1e-8)
 
     def test_f_must_not_overwrite_what_is_kept(self):
-        with pytest.raises(ValueError, match=r"f must leave h as it is, .*ReLU\(inplace=True\).*Use inplace=False"):
+        with pytest.raises(
+            ValueError, match=r"f must not modify its input in place; got ReLU\(inplace=True\).*Use inplace=False"
+        ):
             Concatenated(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(2, 2)))
 
     def test_layers_are_listed_where_they_are(self):

@@ -632,7 +632,9 @@ class TestForeignWeights:
     def test_get_a_sentence_before_anything_is_changed(self, change, name):
         g = nn.Sequential(nn.Linear(3, 3), nn.ELU(), change(nn.Linear(3, 3)))
         keys = list(g.state_dict())
-        with pytest.raises(ValueError, match=f"weight of its own; that of Linear is made by {name}. Remove that first"):
+        with pytest.raises(
+            ValueError, match=f"must be a plain parameter; that of Linear is computed by {name}. Remove that first"
+        ):
             constrain_(g, 0.5)
         assert list(g.state_dict()) == keys
 
@@ -656,7 +658,7 @@ class TestConstrain:
             (nn.LayerNorm(2), "LayerNorm inside g has no Lipschitz bound"),
             (nn.GroupNorm(1, 2), "GroupNorm inside g"),
             (nn.InstanceNorm1d(2), "InstanceNorm1d inside g"),
-            (nn.Dropout(), "Dropout inside g makes it a different function at every call; remove it"),
+            (nn.Dropout(), "g must be the same function at every call; got Dropout. Remove it"),
             (nn.Dropout2d(), "Dropout inside g"),
             (nn.SiLU(), "a slope of at most 1; SiLU.. reaches 1.1. LipSwish is its contractive form"),
             (nn.GELU(), "a slope of at most 1; GELU.* reaches 1.13. Use ELU or LipSwish"),
@@ -692,7 +694,7 @@ class TestConstrain:
             constrain_(nn.Linear(2, 2), **arguments)
 
     def test_nothing_to_constrain(self):
-        with pytest.raises(ValueError, match="nothing to constrain: Sequential has no Linear or Conv layer"):
+        with pytest.raises(ValueError, match="must have a Linear or Conv layer; Sequential has none"):
             constrain_(nn.Sequential(nn.ELU()), 0.9)
 
     def test_a_constant_for_the_whole_needs_a_sequence(self):
@@ -966,7 +968,7 @@ class TestActivationTraps:
             LipSwish(0)
         with pytest.raises(ValueError, match="frequency must be positive; got -1"):
             Sine(-1)
-        with pytest.raises(ValueError, match="is on record for PReLU: its slope is not on record. Use ELU"):
+        with pytest.raises(ValueError, match="is known for PReLU: its slope is not known. Use ELU"):
             check_contractive(nn.PReLU())
 
 

@@ -21,7 +21,7 @@ from iresnet import (
 )
 from iresnet.branch import lipschitz_bound
 from iresnet.lipschitz import ACTIVATIONS, lipschitz_constant
-from iresnet.lipschitz.activations import WORDS
+from iresnet.lipschitz.activations import STRING_SETTINGS
 from tests.zoo import ZOO, normal
 
 NAN, INF = math.nan, math.inf
@@ -68,7 +68,7 @@ def test_a_setting_without_a_finite_function_has_no_bound(make, name, value):
 def test_every_numeric_setting_of_every_activation_refuses_nan():
     seen = 0
     for record in ACTIVATIONS.values():
-        for name in {*record.settings} - WORDS:
+        for name in {*record.settings} - STRING_SETTINGS:
             layer = nn.Unflatten(1, (2, 1)) if record.kind is nn.Unflatten else record.kind()
             setattr(layer, name, NAN)
             with pytest.raises(NoBoundKnown, match=f"{name} must be a number; got nan"):

@@ -229,14 +229,14 @@ class TestAsAnyBranch:
 class TestBadInput:
     @pytest.mark.parametrize("make", [MaxMin, Sine, LipSwish, nn.SiLU, partial(nn.ELU, alpha=-0.5), nn.Flatten])
     def test_an_activation_that_falls(self, make):
-        sentence = "the activation of a Potential must be elementwise and never fall; got .*Use ELU, ReLU, Softplus"
+        sentence = "the activation of a Potential must be elementwise and never decrease; got .*Use ELU, ReLU, Softplus"
         with pytest.raises(NoBoundKnown, match=sentence):
             Potential(nn.Linear(4, 4), make())
 
     def test_one_that_was_put_there_later(self):
         g = block().g
         g.activation = Sine()
-        with pytest.raises(NoBoundKnown, match="must be elementwise and never fall; got Sine"):
+        with pytest.raises(NoBoundKnown, match="must be elementwise and never decrease; got Sine"):
             lipschitz_bound(g)
 
     def test_a_hook_on_it(self):
@@ -249,7 +249,7 @@ class TestBadInput:
         "options", [{"stride": 2, "padding": 1}, {"padding": 1, "padding_mode": "circular"}], ids=["stride", "circular"]
     )
     def test_a_layer_whose_transpose_is_another(self, options):
-        with pytest.raises(NoBoundKnown, match="must have stride 1 and as many zeros on either side; got Conv2d"):
+        with pytest.raises(NoBoundKnown, match="must have stride 1 and equal zero padding on both sides; got Conv2d"):
             Potential(nn.Conv2d(2, 2, 3, **options), nn.ELU())
 
     def test_an_even_kernel_with_uneven_padding(self):

@@ -356,7 +356,7 @@ class TestRefusals:
             (lambda: nn.ConvTranspose2d(1, 1, 1), "no norm bound is known for ConvTranspose2d"),
             (
                 lambda: nn.Sequential(LipschitzLinear(2, 2), nn.Softmax(1)),
-                "Softmax .*: its slope is not on record. Use ELU",
+                "Softmax .*: its slope is not known. Use ELU",
             ),
         ],
         ids=["large", "batchnorm", "dropout", "user", "transpose", "softmax"],
@@ -379,7 +379,7 @@ class TestRefusals:
     def test_an_activation_that_overwrites_the_input_is_refused(self):
         """x + g(x) would become g's first activation plus g(x)."""
         with pytest.raises(
-            ValueError, match=r"g must leave x as it is; its first step, ELU.* works in place. Use inplace"
+            ValueError, match=r"g must not modify x; its first layer, ELU.* works in place. Use inplace"
         ):
             ResidualBlock(nn.Sequential(nn.ELU(inplace=True), LipschitzLinear(2, 2)))
 

@@ -1,9 +1,9 @@
-"""Lipschitz-constrained layers, and what a branch g is made of.
+"""Lipschitz-constrained layers, and the building blocks of a residual branch g (Sec. 2.1).
 
-In reading order: `activations` (one record each), `rules` (how a norm is taken), `scaling` (many layers at once),
-`constraint` (Eq. 2 as a parametrization, its refresh), `potential` (a g that never stretches), `dense` (layers that
-keep their input), `conditioned` (a g with a context), `order` (layers in the order in which they act), `layers` (what
-users constrain). What is proven of a g is in `iresnet.branch`.
+Reading order: `activations` (one record each), `rules` (how to compute a norm), `scaling` (many layers at once),
+`constraint` (Eq. 2 as a parametrization, and its refresh), `potential` (x + g(x) never expands), `dense` (layers that
+keep their input), `conditioned` (a g with a context), `order` (the layers of g in execution order), `layers` (what
+users call). Proofs about g are in `iresnet.branch`.
 """
 
 from .activations import ACTIVATIONS, LipSwish, MaxMin, Sine, check_contractive, is_monotone, lipschitz_constant

@@ -1,7 +1,7 @@
-"""Activations for contractive networks, one record each: all that the library knows of one is in its record.
+"""Activations for contractive networks, one record each: everything the library knows about an activation.
 
-A residual branch g stays a contraction only if its activations do not expand (Sec. 2.1). For densities the slope must
-be continuous as well (Sec. 3.2): ELU, softplus, tanh, LipSwish and sine qualify; ReLU and MaxMin do not.
+A residual branch g is a contraction only if its activations do not expand (Sec. 2.1). For densities the slope must
+also be continuous (Sec. 3.2): ELU, softplus, tanh, LipSwish and sine qualify; ReLU and MaxMin do not.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from torch.nn import functional
 from ..float64 import ELEMENTARY, UNIT
 from ..trust import NoBoundKnown, known_type, register_torch_classes, unwrap
 
-#: max over x of d/dx (x sigmoid(x)), rounded up: the same for x sigmoid(beta x) and every beta.
+#: max over x of d/dx (x sigmoid(x)), rounded up; it is the same for x sigmoid(beta x) with any beta.
 SWISH_SLOPE = 1.09984
 
-#: Torch's softplus is the identity from its threshold t on, a jump by ln(1 + exp(-t)) / beta. From this t on it is no
-#: jump: both are the same number of float64, and a part in 10^19 apart.
+#: Torch's softplus switches to the identity at its threshold t, a jump by ln(1 + exp(-t)) / beta. From this t on there
+#: is no jump in float64: both sides round to the same number.
 MIN_SOFTPLUS_THRESHOLD = 40.0
 
 
 def lipswish_beta(raw: Tensor) -> Tensor:
-    """The beta of a LipSwish: a softplus without torch's jump, so that it is the same number in every arithmetic."""
+    """Compute beta of LipSwish by a softplus without torch's jump, so that it agrees in every precision."""
     return functional.softplus(raw, threshold=MIN_SOFTPLUS_THRESHOLD)
 
 
 class LipSwish(nn.Module):
-    """x sigmoid(beta x) / 1.1 with a learned beta > 0: Swish, divided so that its slope stays below one."""
+    """x sigmoid(beta x) / 1.1 with a learned beta > 0: Swish, scaled so that its slope stays below one."""
 
     def __init__(self, beta: float = 1.0) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def _sine(x: Tensor, frequency: float) -> Tensor:
 
 
 class MaxMin(nn.Module):
-    """Sorts neighbouring channels in pairs: norm-preserving, the sorting activation of Sec. 7's outlook."""
+    """Sorts neighbouring channels in pairs; preserves gradient norms (the sorting activation mentioned in Sec. 7)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _sort_pairs(x)
@@ -82,7 +82,7 @@ def _sort_pairs(x: Tensor) -> Tensor:
     return torch.stack((torch.maximum(a, b), torch.minimum(a, b)), dim=2).flatten(1, 2)
 
 
-# ---------------------------------------------------------------------------------------------- the records
+# ---------------------------------------------------------------------------------------------- records
 
 
 def _one(*_: Any) -> float:
@@ -101,36 +101,38 @@ def _always(*_: Any) -> bool:
     return True
 
 
-#: Settings that are words; all others are numbers.
-WORDS = frozenset({"approximate"})
+#: Settings that are strings; all others are numbers.
+STRING_SETTINGS = frozenset({"approximate"})
 
-#: The range in which a factor inside a function, divided out again, neither over- nor underflows in float64.
-FACTORS = (1e-100, 1e100)
+#: A factor in this range that is multiplied in and divided out again neither over- nor underflows in float64.
+FACTOR_RANGE = (1e-100, 1e100)
 
 
 def _in_range(factor: float) -> bool:
-    return FACTORS[0] <= abs(factor) <= FACTORS[1]
+    return FACTOR_RANGE[0] <= abs(factor) <= FACTOR_RANGE[1]
 
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """One kind of activation. Every function takes its `settings`, and then its `tensors`, by position.
-
-    `slope` takes x and y = function(x) first; None where there is none in closed form. `lipschitz` is None where these
-    settings have no bound. `monotone`: acts on every number by itself and never falls. `rounding` is (c, c') with
-    |fl(y) - y| <= c |x| + c' in float64. `kernel` is what the kernels of a GPU know it by: 0 for ELU, the frequency of
-    a sine. `is_reshape`: no number changes.
-    """
+    """One kind of activation. Every callable takes the values of `settings`, then of `tensors`, by position."""
 
     kind: type[nn.Module]
+    #: (x, *settings, *tensors) -> y
     function: Callable[..., Tensor]
+    #: Attributes of the module that hold its settings, and its parameters.
     settings: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()
+    #: (x, y, *settings, *tensors) -> dy/dx; None if there is no closed form.
     slope: Callable[..., Tensor] | None = None
+    #: The largest slope; None if these settings have no bound.
     lipschitz: Callable[..., float | None] = _one
+    #: Whether it acts elementwise and never decreases.
     monotone: Callable[..., bool] = _never
+    #: (c, c') with |fl(y) - y| <= c |x| + c' in float64.
     rounding: Callable[..., tuple[float, float]] = lambda *_: (0.0, 0.0)
+    #: The code of the activation in the GPU kernels: 0 for ELU, the frequency of a sine; None if there is no kernel.
     kernel: Callable[..., float | None] = _nothing
+    #: Whether it changes the shape and no value.
     is_reshape: bool = False
 
     @property
@@ -139,33 +141,33 @@ class Activation:
 
     @property
     def may_return_input(self) -> bool:
-        """Whether it may return what it is given itself, in another shape at most."""
+        """Whether its output may be the input itself or a view of it."""
         return self.is_reshape or self.kind is nn.Identity
 
     def settings_of(self, layer: nn.Module) -> tuple[Any, ...]:
-        """The settings of a layer as they are now."""
+        """Return the current settings of a module of this kind."""
         return tuple(_plain_setting(name, getattr(layer, name)) for name in self.settings)
 
     def tensors_of(self, layer: nn.Module) -> list[Tensor]:
-        """The tensors of a layer."""
+        """Return the tensors of a module of this kind."""
         return [getattr(layer, name) for name in self.tensors]
 
 
 def _plain_setting(name: str, value: Any) -> Any:
-    """A setting as a number, a word or a tuple; NaN is refused, since it makes g(x) NaN, of which nothing is true."""
-    if isinstance(value, str) if name in WORDS else isinstance(value, int | tuple):
+    """Return a setting as a number, a string or a tuple; raise `NoBoundKnown` for anything else, and for NaN."""
+    if isinstance(value, str) if name in STRING_SETTINGS else isinstance(value, int | tuple):
         return value
     try:
-        found = tuple(value) if isinstance(value, list) else math.nan if isinstance(value, str) else float(value)
+        number = tuple(value) if isinstance(value, list) else math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError, RuntimeError):
-        found = math.nan
-    if name in WORDS or found != found:
-        raise NoBoundKnown(f"{name} must be a {'string' if name in WORDS else 'number'}; got {value!r}.")
-    return found
+        number = math.nan
+    if name in STRING_SETTINGS or number != number:
+        raise NoBoundKnown(f"{name} must be a {'string' if name in STRING_SETTINGS else 'number'}; got {value!r}.")
+    return number
 
 
 def elu_slope(y: Tensor) -> Tensor:
-    """The slope of ELU where it made y, for alpha = 1."""
+    """Return the slope of ELU with alpha = 1 from its output y."""
     return y.clamp(max=0) + 1
 
 
@@ -189,7 +191,7 @@ def _softplus_rounding(beta: float, threshold: float) -> tuple[float, float]:
 
 
 def _reshape_constant(axis: Any, *_: Any) -> float | None:
-    # The first axis counts samples, which must stay apart; an axis counted from the end may turn out to be that.
+    # Axis 0 is the batch and must not be merged; a negative axis may turn out to be the batch axis.
     return 1.0 if isinstance(axis, int) and axis >= 1 else None
 
 
@@ -197,15 +199,15 @@ def _softplus_is_continuous(beta: float, threshold: float) -> bool:
     return threshold >= MIN_SOFTPLUS_THRESHOLD and _in_range(beta)
 
 
-# Where `rounding` comes from, the formula that torch evaluates:
+# Where `rounding` comes from: the formula that torch evaluates.
 #
-#   ELU, CELU    alpha (exp(t) - 1), or by expm1: two factors of size one at most, and the argument of exp, t / alpha
-#   softplus     ln(1 + exp(beta t)) / beta: an argument is wrong by u |beta t|, exp by a factor, which is a summand of
-#                its logarithm; and what the threshold leaves out
-#   sine         sin(f t) / f: an argument is wrong by u |f t|
-#   LipSwish     t sigmoid(beta t) / 1.1: factors of t, as |s sigmoid'(s)| < 1/4 for the error of s = beta t
-#   GELU, SiLU   t times a number of size one, likewise
-#   the others   factors of a result that is no larger than t, or than one
+#   ELU, CELU    alpha (exp(t) - 1), or with expm1: two factors of at most one, and the argument of exp, t / alpha
+#   softplus     ln(1 + exp(beta t)) / beta: the argument has an error of u |beta t|, exp a relative error, which its
+#                logarithm turns into an absolute one; plus what the threshold drops
+#   sine         sin(f t) / f: the argument has an error of u |f t|
+#   LipSwish     t sigmoid(beta t) / 1.1: relative to t, as |s sigmoid'(s)| < 1/4 bounds the effect of s = beta t
+#   GELU, SiLU   t times a number of at most one, likewise
+#   the others   relative errors of a result that is no larger than t, or than one
 _RECORDS = (
     Activation(
         nn.ELU, functional.elu, ("alpha",), slope=_slope_of_elu,
@@ -216,7 +218,7 @@ _RECORDS = (
     ),
     Activation(
         nn.CELU, functional.celu, ("alpha",),
-        # exp(x / alpha) for x < 0: without bound for alpha < 0
+        # exp(x / alpha) for x < 0: unbounded for alpha < 0
         lipschitz=lambda alpha: 1.0 if alpha > 0 and _in_range(alpha) else None,
         monotone=_always, rounding=lambda alpha: (0.0, 2 * ELEMENTARY * abs(alpha)),
     ),
@@ -233,7 +235,7 @@ _RECORDS = (
         nn.Tanh, torch.tanh, slope=lambda x, y: 1 - y.square(), monotone=_always, rounding=lambda: (ELEMENTARY, 0.0)
     ),
     Activation(nn.ReLU, functional.relu, slope=lambda x, y: (x > 0).to(x.dtype), monotone=_always),
-    Activation(nn.ReLU6, functional.hardtanh, ("min_val", "max_val"), monotone=_always),  # as its forward does
+    Activation(nn.ReLU6, functional.hardtanh, ("min_val", "max_val"), monotone=_always),  # as in its forward
     Activation(nn.Hardtanh, functional.hardtanh, ("min_val", "max_val"), monotone=_always),
     Activation(nn.Softsign, functional.softsign, monotone=_always, rounding=lambda: (ELEMENTARY, 0.0)),
     Activation(
@@ -266,17 +268,17 @@ _RECORDS = (
     ),
 )  # fmt: skip
 
-#: Every known activation by its name, and by its class.
+#: Every known activation, by name and by class.
 ACTIVATIONS: dict[str, Activation] = {record.name: record for record in _RECORDS}
 _BY_CLASS: dict[type, Activation] = {record.kind: record for record in _RECORDS}
 register_torch_classes(*_BY_CLASS)
 
 
-# ---------------------------------------------------------------------------------------------- of a module
+# ---------------------------------------------------------------------------------------------- lookup
 
 
 def record_of(activation: nn.Module) -> Activation | None:
-    """The record of a known activation; None for any other module, one that a user has changed included."""
+    """Return the record of a known activation; None for any other module, or one that a user has modified."""
     try:
         return _BY_CLASS.get(known_type(unwrap(activation)))
     except NoBoundKnown:
@@ -284,13 +286,13 @@ def record_of(activation: nn.Module) -> Activation | None:
 
 
 def lipschitz_constant(activation: nn.Module) -> float | None:
-    """The largest slope of a known activation; None for any other module, one that a user has changed included."""
+    """Return the largest slope of a known activation; None for any other module, or one that a user has modified."""
     record = record_of(activation)
     return None if record is None else record.lipschitz(*record.settings_of(unwrap(activation)))
 
 
 def is_monotone(activation: nn.Module) -> bool:
-    """Whether a known activation acts on every number by itself and never falls: its slopes lie in [0, constant]."""
+    """Whether a known activation acts elementwise and never decreases: its slopes lie in [0, lipschitz]."""
     record = record_of(activation)
     if record is None or lipschitz_constant(activation) is None:
         return False
@@ -298,11 +300,11 @@ def is_monotone(activation: nn.Module) -> bool:
 
 
 def check_contractive(activation: nn.Module) -> nn.Module:
-    """The activation itself if its slope never exceeds one; else a ValueError that says so."""
+    """Return the activation if its slope never exceeds one; otherwise raise ValueError."""
     constant = lipschitz_constant(activation)
     if constant is None:
         raise ValueError(
-            f"no Lipschitz constant is on record for {type(activation).__name__}: {why_no_constant(activation)}"
+            f"no Lipschitz constant is known for {type(activation).__name__}: {why_no_constant(activation)}"
         )
     if constant > 1:
         advice = " LipSwish is its contractive form." if isinstance(activation, nn.SiLU) else " Use ELU or LipSwish."
@@ -311,12 +313,12 @@ def check_contractive(activation: nn.Module) -> nn.Module:
 
 
 def why_no_constant(activation: nn.Module) -> str:
-    """Why an activation has no constant on record, and what to use."""
+    """Return why an activation has no known Lipschitz constant, and what to use instead."""
     if type(activation) is nn.Softplus and _in_range(activation.beta):
         return (
             f"torch's softplus jumps to the identity at its threshold; got {activation}. "
             f"Use nn.Softplus(threshold={MIN_SOFTPLUS_THRESHOLD:g}), which has no jump in float64."
         )
     if record_of(activation) is not None:
-        return f"its function is not finite, or not to be computed in float64, with these settings; got {activation}."
-    return "its slope is not on record. Use ELU, Softplus(threshold=40), Tanh, ReLU, LipSwish, Sine or MaxMin."
+        return f"with these settings it is not finite, or cannot be computed in float64; got {activation}."
+    return "its slope is not known. Use ELU, Softplus(threshold=40), Tanh, ReLU, LipSwish, Sine or MaxMin."

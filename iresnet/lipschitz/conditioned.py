@@ -1,4 +1,4 @@
-"""g(x; c) = rest(first(x) + embed(c)): a network with a context, and Lipschitz in x whatever that does."""
+"""A branch with a context: g(x; c) = rest(first(x) + embed(c)) is Lipschitz in x, whatever `embed` does."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 
 class Conditioned(nn.Module):
-    """g(x; c) = rest(first(x) + embed(c)): a network that is Lipschitz in x whatever the context does.
+    """g(x; c) = rest(first(x) + embed(c)), Lipschitz in x for every context c.
 
-    `embed` is free: its output must fit what `first` returns. Only x counts for invertibility, so only `first` and
-    `rest` are bounded. An inverse evaluates `embed` once, and is one for that value of it.
+    `embed` may be any network whose output can be added to that of `first`. Invertibility in x needs bounds on `first`
+    and `rest` only. An inverse evaluates `embed` once and is valid for that value.
     """
 
     outside_proof: ClassVar[tuple[str, ...]] = ("embed",)
@@ -24,23 +24,23 @@ class Conditioned(nn.Module):
         return cast(Tensor, self.rest(self.add_embedding(self.first(x), context)))
 
     def add_embedding(self, h: Tensor, context: Tensor | None) -> Tensor:
-        """h + embed(context), an embedding per channel spread over the positions."""
+        """Return h + embed(context); an embedding per channel is broadcast over the positions."""
         return add_per_channel(h, self.embed_context(context, len(h)))
 
-    def embed_context(self, context: Tensor | None, rows: int) -> Tensor:
-        """embed(context), for so many samples."""
+    def embed_context(self, context: Tensor | None, samples: int) -> Tensor:
+        """Return embed(context), after checking that there is one context per sample."""
         if context is None:
             raise ValueError("this network is conditional; pass context=...")
-        if len(context) != rows:
-            raise ValueError(f"context must have a row for every sample; got {len(context)} rows for {rows} samples.")
+        if len(context) != samples:
+            raise ValueError(f"context must have one row per sample; got {len(context)} rows for {samples} samples.")
         return cast(Tensor, self.embed(context))
 
     def cast_context(self, context: Tensor) -> Tensor:
-        """The context as `embed` takes it: numbers in the type of its weights, integers as they are."""
+        """Cast a context to the dtype of the weights of `embed`; integers stay as they are."""
         like = next((p for p in self.embed.parameters() if p.is_floating_point()), context)
         return context.to(like.dtype) if context.is_floating_point() else context
 
 
 def add_per_channel(h: Tensor, shift: Tensor) -> Tensor:
-    """h + shift, a number per channel spread over the positions."""
+    """Return h + shift; one number per channel is broadcast over the positions."""
     return h + shift.reshape(*shift.shape, *(1,) * (h.dim() - shift.dim()))

@@ -1,4 +1,4 @@
-"""Constrained layers: `LipschitzLinear`, `LipschitzConv2d`, and `constrain_` for a network of one's own."""
+"""Constrained layers: `LipschitzLinear`, `LipschitzConv2d`, and `constrain_` for your own network (Eq. 2)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def constrain_(
     lipschitz: float | None = None,
     norm: NormRule | None = None,
 ) -> nn.Module:
-    """Constrain every linear and convolution layer of a module, in place: the user's own network becomes contractive.
+    """Constrain every linear and convolution layer of a module, in place, so that your own network is contractive.
 
-    Give `coefficient` per layer, or `lipschitz` for a whole `nn.Sequential` (each of n layers gets the n-th root, that
-    of a `Potential` counting twice, and those in a `Concatenated`, whose constant is at most 1 with any root, not at
-    all). The embedding of a `Conditioned` network stays free: only what acts on x counts.
+    Give `coefficient` per layer, or `lipschitz` for a whole `nn.Sequential`: each of n layers gets the n-th root. The
+    layer of a `Potential` counts twice; layers inside a `Concatenated`, whose constant is at most 1 anyway, do not
+    count. The embedding of a `Conditioned` network is not constrained: only layers that act on x are.
 
     >>> g = constrain_(nn.Sequential(nn.Linear(2, 16), nn.ELU(), nn.Linear(16, 2)), lipschitz=0.9)
     >>> from iresnet import certify, ResidualBlock
@@ -37,10 +37,10 @@ def constrain_(
     """
     layers = list(
         dict.fromkeys(m for m in _modules_acting_on_x(module) if _is_linear(m))
-    )  # one that is used twice counts once
+    )  # a layer that is used twice counts once
     _refuse_unknown(module)
     if not layers:
-        raise ValueError(f"nothing to constrain: {type(module).__name__} has no Linear or Conv layer.")
+        raise ValueError(f"a module to constrain must have a Linear or Conv layer; {type(module).__name__} has none.")
     if (coefficient is None) == (lipschitz is None):
         raise ValueError("give either coefficient (per layer) or lipschitz (for the whole module), not both or none.")
     if lipschitz is not None:
@@ -54,7 +54,7 @@ def constrain_(
                 )
         coefficient = lipschitz ** (1 / _count_factors(module, layers))
     assert coefficient is not None
-    for layer in layers:  # all of them before any is changed
+    for layer in layers:  # check all of them before any is changed
         _refuse_foreign(layer)
     for layer in layers:
         constrain_layer_(layer, coefficient, PowerIteration() if norm is None else norm)
@@ -62,16 +62,16 @@ def constrain_(
 
 
 def _count_factors(module: nn.Module, layers: list[nn.Module]) -> int:
-    """How many norms multiply to the constant of a module."""
+    """Count the layer norms whose product is the Lipschitz constant of a module."""
     dense = {m for c in _modules_acting_on_x(module) if type(c) is Concatenated for m in _modules_acting_on_x(c)}
     count = sum(m not in dense for m in (*layers, *(p for p in _modules_acting_on_x(module) if type(p) is Potential)))
     if count < 1:
-        raise ValueError("lipschitz= needs a layer after the last Concatenated, which keeps its input; got none.")
+        raise ValueError("lipschitz= needs a Linear or Conv layer after the last Concatenated; got none.")
     return count
 
 
 def _modules_acting_on_x(module: nn.Module) -> Iterable[nn.Module]:
-    """The modules that act on x: without a context's embedding and what torch's parametrizations add."""
+    """Yield the modules that act on x: not the embedding of a context, nor torch's parametrizations."""
     yield module
     for name, child in module.named_children():
         if name != "parametrizations" and not (type(module) is Conditioned and name == "embed"):
@@ -89,10 +89,10 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _refuse_unknown(module: nn.Module) -> None:
-    """A leaf that is neither a linear layer nor a contractive activation would break the promise silently."""
+    """Raise for modules that would silently break the Lipschitz bound."""
     for m in _modules_acting_on_x(module):
         if isinstance(m, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout):
-            raise ValueError("Dropout inside g makes it a different function at every call; remove it.")
+            raise ValueError("g must be the same function at every call; got Dropout. Remove it.")
         if isinstance(m, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):
             raise ValueError(
                 f"{type(m).__name__} inside g has no Lipschitz bound; remove it, or use ActNorm before the block."
@@ -105,11 +105,11 @@ def _refuse_unknown(module: nn.Module) -> None:
 
 
 def _refuse_foreign(layer: nn.Module) -> None:
-    """Refuse a layer whose weight is not its own: computed by another parametrization, or before every pass."""
+    """Raise for a layer whose weight is not a plain parameter: lazy, parametrized, or computed by a hook."""
     kind, weight = parametrize.type_before_parametrizations(layer).__name__, layer._parameters.get("weight")
     if weight is not None and is_lazy(weight):
         raise ValueError(
-            f"a layer is constrained once its weight has a shape; that of {kind} has none yet. Pass a batch through it."
+            f"a layer to constrain must have a weight with a shape; that of {kind} is lazy. Pass a batch through it."
         )
     if parametrize.is_parametrized(layer, "weight"):
         rules = [type(p).__name__ for p in cast(Any, layer).parametrizations.weight if not isinstance(p, SpectralCap)]
@@ -117,9 +117,9 @@ def _refuse_foreign(layer: nn.Module) -> None:
         rules = ["a hook"] if weight is None else []
     if rules:
         raise ValueError(
-            f"a layer is constrained by a weight of its own; that of {kind} is made by {', '.join(rules)}. Remove that "
-            "first: torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight'); for the older ways, "
-            "remove_weight_norm, remove_spectral_norm or prune.remove."
+            f"the weight of a layer to constrain must be a plain parameter; that of {kind} is computed by "
+            f"{', '.join(rules)}. Remove that first: torch.nn.utils.parametrize.remove_parametrizations(layer, "
+            "'weight'), or for the older functions remove_weight_norm, remove_spectral_norm or prune.remove."
         )
 
 
@@ -148,7 +148,7 @@ class LipschitzLinear(nn.Linear):
 
 
 class LipschitzConv2d(nn.Conv2d):
-    """`nn.Conv2d` whose operator, on the inputs it meets, has norm at most `coefficient`."""
+    """`nn.Conv2d` whose operator, at the input sizes it sees, has norm at most `coefficient`."""
 
     def __init__(self, *args: Any, coefficient: float = 0.9, norm: NormRule | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""The layers of g in the order in which they act on x: along an `nn.Sequential` and the library's own combinators.
+"""The layers of g in execution order, through `nn.Sequential` and the library's own combinators.
 
-Anything else (a forward of the user's own, which may reuse a layer, add a skip or call an unknown function; a hook; a
-parametrization of another library: see `trust`) has no order that can be read.
+For anything else the order is unknown: a custom forward may reuse a layer, add a skip connection or call an unknown
+function; for hooks and parametrizations of other libraries see `trust`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .potential import Potential
 
 
 def leaves(g: nn.Module, prefix: str = "", *, fresh: bool = False) -> Iterator[tuple[str, nn.Module]]:
-    """The layers of g in the order in which they act on x; `NoBoundKnown` where that order cannot be read.
+    """Yield (name, layer) for the layers of g in execution order; raise `NoBoundKnown` if the order is unknown.
 
-    `fresh` says that x is a tensor of g's own, on which its first step may work in place.
+    `fresh`: the input is an intermediate tensor, so the first layer may work in place.
     """
     for name, leaf in leaves_and_shifts(g, prefix, fresh=fresh):
         if type(leaf) is not Conditioned:
@@ -29,11 +29,11 @@ def leaves(g: nn.Module, prefix: str = "", *, fresh: bool = False) -> Iterator[t
 
 
 def leaves_and_shifts(g: nn.Module, prefix: str = "", *, fresh: bool = False) -> Iterator[tuple[str, nn.Module]]:
-    """The same, with a `Conditioned` where it adds its embedding."""
+    """Like `leaves`, and also yield a `Conditioned` at the point where it adds its embedding."""
     for name, leaf in _leaves(g, prefix):
         if getattr(leaf, "inplace", False) and not fresh:
-            raise NoBoundKnown(f"g must leave x as it is; its first step, {leaf}, works in place. Use inplace=False.")
-        fresh = fresh or not may_return_input(leaf)  # those may return x itself
+            raise NoBoundKnown(f"g must not modify x; its first layer, {leaf}, works in place. Use inplace=False.")
+        fresh = fresh or not may_return_input(leaf)  # a layer that may return x itself
         yield name, leaf
 
 
@@ -44,7 +44,7 @@ def _leaves(g: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     if wrapped is not g:
         yield from _leaves(wrapped, prefix)
     elif is_sequential(g):
-        for name, child in g._modules.items():  # named_children would leave out a layer used twice
+        for name, child in g._modules.items():  # named_children would skip a layer used twice
             yield from _leaves(cast(nn.Module, child), child_name(prefix, name))
     elif type(g) is Conditioned:
         yield from _leaves(g.first, child_name(prefix, "first"))
@@ -55,18 +55,18 @@ def _leaves(g: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def may_return_input(leaf: nn.Module) -> bool:
-    """Whether a layer may return what it is given, in another shape at most."""
+    """Whether the output of a layer may be its input or a view of it."""
     record = record_of(leaf)
     return record is not None and record.may_return_input
 
 
 def is_sequential(module: nn.Module) -> bool:
-    """Whether a module is an `nn.Sequential` in all but its constructor."""
+    """Whether a module is an `nn.Sequential`, with a constructor of its own at most."""
     return isinstance(module, nn.Sequential) and why_untrusted(module) == ""
 
 
 def primitives(g: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The linear layers and activations of g in order, those inside of a `Potential` or `Concatenated` too."""
+    """Yield (name, layer) for all linear layers and activations, also inside `Potential` and `Concatenated`."""
     for name, leaf in leaves(g, prefix):
         if type(leaf) is Concatenated:
             yield from primitives(leaf.f, child_name(name, "f"))
@@ -78,10 +78,10 @@ def primitives(g: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]
 
 
 def child_name(name: str, child: str) -> str:
-    """The name of a part of a module."""
+    """Return the dotted name of a child module."""
     return f"{name}.{child}" if name else child
 
 
 def describe_layer(name: str, module: nn.Module) -> str:
-    """A layer as messages call it."""
+    """Return the class and name of a layer, for messages."""
     return f"{type(module).__name__} ({name})" if name else type(module).__name__

@@ -1,9 +1,9 @@
-"""g(x) = -W' s(W x + b): minus the gradient of a convex function, so that x + g(x) never stretches.
+"""g(x) = -W' s(W x + b), the negative gradient of a convex function, so that x + g(x) never expands distances.
 
-With s elementwise and of slopes in [0, a], the Jacobian -W' D W with 0 <= D <= a is symmetric, and its eigenvalues lie
-in [-L, 0] for L = a ||W||^2. For L < 1 the block x + g(x) is one as any other (Theorem 1), with sharper ends than
-Lemmas 2 and 7 know: Lip(F) <= 1, and ln det lies in [d ln(1 - L), 0]. It is a step of gradient descent on
-sum of S(W x + b), S' = s. A chain of such blocks has Lip(F) <= 1 at any depth.
+If s acts elementwise with slopes in [0, a], the Jacobian -W' D W with 0 <= D <= a is symmetric with eigenvalues in
+[-L, 0], L = a ||W||^2. For L < 1 the block x + g(x) is invertible (Theorem 1), with tighter bounds than Lemmas 2 and 7:
+Lip(F) <= 1, and ln det lies in [d ln(1 - L), 0]. The block is one step of gradient descent on the sum of S(W x + b),
+where S' = s. A chain of such blocks has Lip(F) <= 1 at any depth.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Layer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 class Potential(nn.Module):
-    """-W' activation(W x + b), for the W and b of a layer: Lip <= ||W||^2 times the activation's largest slope.
+    """-W' activation(W x + b), for W and b of `layer`: Lip <= ||W||^2 times the largest slope of the activation.
 
-    Constrain the layer to sqrt(c), or let `constrain_(g, lipschitz=c)` do it. A convolution has stride 1 and zero
-    padding, equal on both sides; the activation never falls.
+    Constrain the layer to sqrt(c), or use `constrain_(g, lipschitz=c)`. A convolution must have stride 1 and equal zero
+    padding on both sides; the activation must be elementwise and never decrease.
 
     >>> from iresnet import ResidualBlock, constrain_
     >>> block = ResidualBlock(constrain_(Potential(nn.Linear(2, 16), nn.ELU()), lipschitz=0.9))
@@ -39,23 +39,23 @@ class Potential(nn.Module):
         self.check()
 
     def check(self) -> None:
-        """`NoBoundKnown` where the parts do not make a convex function, or not one whose gradient is computed here."""
+        """Raise `NoBoundKnown` if the potential is not convex, or if `forward` does not compute its gradient."""
         if not is_monotone(self.activation):
             raise NoBoundKnown(
-                f"the activation of a Potential must be elementwise and never fall; got {self.activation}. "
+                f"the activation of a Potential must be elementwise and never decrease; got {self.activation}. "
                 "Use ELU, ReLU, Softplus(threshold=40) or Tanh."
             )
         geometry = Geometry.of(self.layer)
         if geometry.circular or geometry.before != geometry.after or set(geometry.stride) - {1}:
             raise NoBoundKnown(
-                "the layer of a Potential must have stride 1 and as many zeros on either side; "
+                "the layer of a Potential must have stride 1 and equal zero padding on both sides; "
                 f"got {self.layer}. Use an odd kernel with padding=kernel // 2."
             )
 
     def forward(self, x: Tensor) -> Tensor:
         layer = self.layer
         prepare_layer(layer, (x,))
-        weight = layer.weight  # one and the same on the way there and back: J is symmetric to the last bit of W
+        weight = layer.weight  # the same tensor for W and W', so that J is exactly symmetric
         if isinstance(layer, nn.Linear):
             return -functional.linear(self.activation(functional.linear(x, weight, layer.bias)), weight.mT)
         g, none = Geometry.unchecked(layer), (0,) * (weight.dim() - 2)

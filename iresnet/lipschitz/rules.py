@@ -1,9 +1,9 @@
-"""How a layer's norm is taken at a refresh: the paper's power iteration, or a bound that holds at every step."""
+"""How a refresh computes the norm of a layer: power iteration (Eq. 2), or an upper bound by Gram iteration."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -12,31 +12,31 @@ from .. import spectral
 from ..spectral import Geometry
 from ..spelling import at_least
 
+Size: TypeAlias = tuple[int, ...] | None
+
+#: (sigma, the new v, G) with sigma = <W, G>, for a stack of layers.
+Norms: TypeAlias = tuple[Tensor, Tensor, Tensor]
+
 
 class NormRule(Protocol):
-    """How a layer's norm is taken at a refresh: (sigma, the next v, G) with sigma = <W, G>, for a stack of layers.
+    """Computes the norms of a stack of layers: `refresh` once per training step, `settle` to convergence.
 
-    `size` is that of the largest input met, None where a convolution has met none; v has a size in any case.
+    `size` is the largest input size seen; None if a convolution has seen no input. v always has a spatial size.
     """
 
     @property
     def differentiate(self) -> bool: ...
 
-    def refresh(
-        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def refresh(self, weight: Tensor, geometry: Geometry, size: Size, v: Tensor) -> Norms: ...
 
-    def settle(
-        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def settle(self, weight: Tensor, geometry: Geometry, size: Size, v: Tensor) -> Norms: ...
 
 
 @dataclass(frozen=True)
 class PowerIteration:
-    """The paper's rule: `iterations` steps of power iteration a refresh. An estimate from below: see `certify`.
+    """The rule of the paper: `iterations` steps of power iteration per refresh. It estimates from below; see `certify`.
 
-    With `differentiate=False` sigma counts as a constant in the gradient: the alternative where a saturated layer seems
-    to have stopped learning.
+    With `differentiate=False`, sigma is a constant in the gradient; try it where a saturated layer stops learning.
     """
 
     iterations: int = 1
@@ -45,29 +45,25 @@ class PowerIteration:
     def __post_init__(self) -> None:
         at_least(1, iterations=self.iterations)
 
-    def refresh(
-        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def refresh(self, weight: Tensor, geometry: Geometry, size: Size, v: Tensor) -> Norms:
         return spectral.power_iteration(weight, geometry, _nudge(weight, geometry, v), self.iterations)
 
-    def settle(
-        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        # As much of the fixed vector as of v: convergence is told by sigma, which a small part moves too slowly.
+    def settle(self, weight: Tensor, geometry: Geometry, size: Size, v: Tensor) -> Norms:
+        # Equal shares of v and the fixed vector: convergence is judged by sigma, which a small share moves too slowly.
         return spectral.converged_power_iteration(weight, geometry, _nudge(weight, geometry, v, 1.0))
 
 
-#: How much of a fixed vector of unit norm is added to v before every refresh.
+#: The share of a fixed unit vector that is added to v before every refresh.
 NUDGE = 1e-4
 
 _starts: dict[tuple[object, ...], Tensor] = {}
 
 
 def _nudge(weight: Tensor, geometry: Geometry, v: Tensor, share: float = NUDGE) -> Tensor:
-    """v and a share of a vector without structure.
+    """Add a share of a fixed, unstructured unit vector to v.
 
-    Where an operator has invariant parts (groups, diagonals), v would never leave the one it has converged to, when
-    another becomes the largest. Sigma is second order in it.
+    If an operator has invariant subspaces (groups, diagonals), v could otherwise never leave the one it has converged
+    to when another becomes the largest. The effect on sigma is second order in the share.
     """
     size = tuple(v.shape[2:])
     in_graph = weight.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -81,30 +77,28 @@ def _nudge(weight: Tensor, geometry: Geometry, v: Tensor, share: float = NUDGE) 
 
 @dataclass(frozen=True)
 class GramIteration:
-    """The strict rule: a sound upper bound (Schatten norm of order 2^(iterations + 1)) instead of an estimate.
+    """The strict rule: an upper bound (the Schatten norm of order 2^(iterations + 1)) instead of an estimate.
 
-    The layer's norm is at most the coefficient after every refresh, not only at the end, for inputs of every size; it
-    is used a little less fully.
+    The norm of the layer is at most the coefficient after every refresh, for inputs of any size, not only at the end of
+    training. In exchange it stays a little below the coefficient.
     """
 
     iterations: int = 6
     differentiate: bool = True
 
-    #: Covers the rounding of <W, G> and of the scaled weight to float32.
+    #: Covers rounding of <W, G> and of the scaled weight in float32.
     MARGIN = 1e-5
 
     def __post_init__(self) -> None:
         at_least(2, iterations=self.iterations)
 
-    def refresh(
-        self, weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, v: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def refresh(self, weight: Tensor, geometry: Geometry, size: Size, v: Tensor) -> Norms:
         def bound(w: Tensor) -> Tensor:
-            # For every size, so that an input unlike any before breaks nothing.
+            # For any input size, so that the bound also holds for a size not seen before.
             return spectral.cheap_norm_bounds(w, geometry, None, self.iterations).sum()
 
         gradient = cast(Tensor, torch.func.grad(bound)(weight.detach().double()))
-        # The bound is homogeneous of degree one, so <W, G> is the bound itself. A zero weight has norm zero.
+        # The bound is homogeneous of degree one, so <W, G> equals the bound. A zero weight has norm zero.
         gradient = (torch.nan_to_num(gradient) * (1 + self.MARGIN)).to(weight.dtype)
         return (weight * gradient).flatten(1).sum(1), v, gradient
 

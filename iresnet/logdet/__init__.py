@@ -1,18 +1,19 @@
-"""ln det(I + J) of a residual block: exactly, as a truncated power series, or unbiased by Russian roulette.
+"""Estimators of ln det(I + J), J the Jacobian of a residual branch: exact, truncated, or unbiased.
 
     ln det(I + J) = tr ln(I + J) = sum_k (-1)^(k+1) tr(J^k) / k,     tr(A) = E[v' A v]        (Eq. 4, 5, Algorithm 2)
 
-`PowerSeries` stops after n terms, with an error of at most `truncation_bound` (Theorem 3); `RussianRoulette` stops at
-random and reweights, so that the mean is exact. Value and gradient come in one pass: the gradient of ln det is
-tr((I + J)^-1 dJ) = E[s' dJ v] with the Neumann sum s = sum_k (-1)^k (J')^k v, so that only ONE vector-Jacobian
-product, that of s, needs a graph. Memory does not grow with the number of terms. The gradient equals that of the value
-in expectation, not probe by probe, and cannot be differentiated again: that raises.
+`PowerSeries` stops after n terms, with an error of at most `truncation_bound` (Theorem 3). `RussianRoulette` stops at a
+random term and reweights the terms, so that its mean is exact. Value and gradient are computed in one pass: the
+gradient of ln det is tr((I + J)^-1 dJ) = E[s' dJ v] with the Neumann sum s = sum_k (-1)^k (J')^k v, so only ONE
+vector-Jacobian product, that of s, needs a graph, and memory does not grow with the number of terms. The gradient
+equals that of the value in expectation, not for a single probe. Differentiating it again raises an error.
 
-Weights of the roulette, P_k = P(N >= k): value (-1)^(k+1) / (k P_k), k = 1..N; gradient (-1)^k / P_(k+1), k = 0..N-1.
-With continuation probability q the variance is finite for certain only if q > L^2. A training step draws one N for all
-(`StoppedRoulette`): its number of terms is then known before it starts, and it can be compiled and recorded.
+Weights of the roulette, with P_k = P(N >= k): value (-1)^(k+1) / (k P_k) for k = 1..N; gradient (-1)^k / P_(k+1) for
+k = 0..N-1. With continuation probability q, the variance is guaranteed to be finite only if q > L^2. A training step
+draws one N for the whole batch (`StoppedRoulette`): the number of terms is then known before the step starts, so the
+step can be compiled or captured in a CUDA graph.
 
-In reading order: `bounds` (how many terms), `jacobian` (J as a map), `probes` (random vectors), `sums` (value and
+Reading order: `bounds` (how many terms), `jacobian` (J as a linear map), `probes` (random vectors), `sums` (value and
 gradient from products with J'), `estimators`.
 """
 

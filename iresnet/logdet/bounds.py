@@ -1,12 +1,12 @@
-"""Theorem 3: what the first terms of the series leave out, and how many are needed."""
+"""Theorem 3: the truncation error of the power series, and the number of terms needed for a tolerance."""
 
 from __future__ import annotations
 
 
 def truncation_bound(lipschitz: float, dimension: int, terms: int) -> float:
-    """Theorem 3: |ln det - first n terms| <= -d (ln(1 - L) + sum_{k<=n} L^k / k), in nats.
+    """Bound the truncation error (Theorem 3): |ln det - n terms| <= -d (ln(1 - L) + sum_{k<=n} L^k / k), in nats.
 
-    Summed as its tail d sum_{k>n} L^k / k, whose remainder is bounded by a geometric series: no digits cancel.
+    Computed as the tail d sum_{k>n} L^k / k, with a geometric series for its remainder, so that no digits cancel.
 
     >>> truncation_bound(0.5, 1, 1) < 0.1932
     True
@@ -26,7 +26,7 @@ def truncation_bound(lipschitz: float, dimension: int, terms: int) -> float:
 
 
 def terms_needed(lipschitz: float, dimension: int, tolerance: float) -> int:
-    """The smallest number of terms whose truncation error is at most `tolerance` nats, by Theorem 3."""
+    """Return the smallest number of terms with a truncation error of at most `tolerance` nats, by Theorem 3."""
     _check_lipschitz(lipschitz)
     if not tolerance > 0:
         raise ValueError(f"tolerance must be positive; got {tolerance}.")

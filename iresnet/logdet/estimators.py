@@ -1,4 +1,4 @@
-"""Ways to ln det(I + J): exactly, by a series of fixed length or with a proven rest, and without bias."""
+"""Estimators of ln det(I + J): exact, a series of fixed length, a series with a proven remainder, and unbiased."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .sums import adaptive_series, power_series, roulette_weights, series_weight
 Lipschitz: TypeAlias = float | None
 Generator: TypeAlias = torch.Generator | None
 
-#: Up to this dimension the log-determinant is exact unless an estimator is named.
+#: Up to this dimension the log-determinant is exact by default.
 EXACT_UP_TO = 64
 
-#: In eval, beyond that dimension: truncation error per block in nats, probes per block, and their seed.
+#: Defaults in eval beyond that dimension: truncation error per block in nats, probes per block, and their seed.
 EVAL_TOLERANCE, EVAL_PROBES, EVAL_SEED = 1e-3, 4, 0
 
 
 class Estimator:
-    """A way to ln det(I + J). Called with the Jacobian of g at x; returns one number per sample, with its gradient."""
+    """Estimates ln det(I + J) from the Jacobian of g at x: one number per sample, with its gradient."""
 
-    #: Whether the estimator needs a bound on ||J||: computing one is not free.
+    #: Whether the estimator needs a bound on ||J||, which takes time to compute.
     needs_lipschitz: ClassVar[bool] = False
 
     def __call__(
@@ -42,22 +42,22 @@ class Estimator:
         lipschitz: float | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """ln det(I + J), shape (batch,). `lipschitz` is a bound on ||J||, where it is known."""
+        """Estimate ln det(I + J), shape (batch,). `lipschitz` is a bound on ||J||, if known."""
         return self.estimate(jacobian, x, lipschitz, generator)
 
     def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
-        """What a call gives: the same arguments, all of them there."""
+        """Implement `__call__`; a subclass overrides this."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Exact(Estimator):
-    """The determinant of the dense Jacobian: d vector-Jacobian products and a factorisation. For any d that fits."""
+    """The exact determinant of the dense Jacobian: d vector-Jacobian products and an LU factorisation."""
 
     def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
         j = jacobian.matrix(x)
-        j = j.to(torch.promote_types(j.dtype, torch.float32))  # under autocast products come in half precision
-        if j.shape[-1] == 2:  # factorising thousands of 2 x 2 matrices costs more than all the rest
+        j = j.to(torch.promote_types(j.dtype, torch.float32))  # under autocast, products are in half precision
+        if j.shape[-1] == 2:  # factorising thousands of 2 x 2 matrices is slower than the closed form
             det = (1 + j[:, 0, 0]) * (1 + j[:, 1, 1]) - j[:, 0, 1] * j[:, 1, 0]
             _check_positive(det)
             return det.log()
@@ -68,9 +68,10 @@ class Exact(Estimator):
 
 
 def _slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
-    """The sign and ln |det| of matrices.
+    """Compute the sign and ln |det| of matrices.
 
-    Inside of `torch.func` by their factors: there vmap of a forward derivative of slogdet is wrong (torch 2.7 to 2.13).
+    Inside `torch.func` this uses an LU factorisation: vmap of a forward derivative of slogdet is wrong there
+    (torch 2.7 to 2.13).
     """
     if not is_transforming():
         return cast("tuple[Tensor, Tensor]", torch.linalg.slogdet(a))
@@ -81,17 +82,17 @@ def _slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_positive(det: Tensor) -> None:
-    """Lemma 6: a residual layer with a contractive g has a positive determinant. |det| would hide that it is not."""
+    """Raise unless det > 0, which Lemma 6 guarantees for a contractive g; ln |det| would hide a violation."""
     if can_read_values(det) and bool((det <= 0).any()):
         raise ValueError(
             f"det(I + J) must be positive; got {float(det.detach().min()):.3g}. g is not a contraction here: constrain "
-            "its layers; if they are, power iteration lags behind fast steps: lower the learning rate or use "
-            "norm=GramIteration()."
+            "its layers. If they are constrained, power iteration lags behind large steps: lower the learning rate or "
+            "use norm=GramIteration()."
         )
 
 
 class FixedSeries(Estimator, ABC):
-    """A series whose number of terms and whose weights are known before x is: what a compiled step can take."""
+    """A series whose number of terms and weights do not depend on x, so that a training step can be compiled."""
 
     probes: int
     probe: Probe
@@ -99,28 +100,28 @@ class FixedSeries(Estimator, ABC):
 
     @abstractmethod
     def weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(value, gradient) weights of the terms, each (terms, 1), in the precision of x."""
+        """Return the (value, gradient) weights of the terms, each (terms, 1), in the dtype of x."""
 
     def noise(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
-        """What one probe of every sample is made of: Gaussian numbers, or bits (`noise_to_probes`)."""
+        """Draw the noise of one probe per sample: Gaussian numbers, or bits (see `noise_to_probes`)."""
         return draw_probe_noise(x[:1] if self.shared else x, self.probe, generator).expand_as(x)
 
     def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
         value, gradient = self.weights(x)
         like = x[:1] if self.shared else x
 
-        def once() -> Tensor:
+        def one_probe() -> Tensor:
             return power_series(jacobian, draw_probes(like, self.probe, generator).expand_as(x), value, gradient)
 
-        return _mean_over_probes(self.probes, once)
+        return _mean_over_probes(self.probes, one_probe)
 
 
 @dataclass(frozen=True)
 class PowerSeries(FixedSeries):
-    """The first `terms` terms of the series, traces estimated with `probes` random vectors a sample (Algorithm 2).
+    """The first `terms` terms of the series, with traces estimated by `probes` random vectors per sample (Algorithm 2).
 
-    With `shared`, all samples get the same vectors: a sample's number then does not depend on the rest of its batch,
-    but the errors of a batch no longer average out.
+    With `shared`, all samples use the same vectors: the value of a sample then does not depend on the rest of the
+    batch, but the errors within a batch no longer average out.
     """
 
     terms: int = 10
@@ -137,10 +138,10 @@ class PowerSeries(FixedSeries):
 
 @dataclass(frozen=True)
 class AdaptiveSeries(Estimator):
-    """A power series of which every probe leaves out at most `tolerance` nats a block, if ||J|| <= `lipschitz` < 1.
+    """A power series with a truncation error of at most `tolerance` nats per block, if ||J|| <= `lipschitz` < 1.
 
-    It has at most Theorem 3's terms. Without a graph most samples need fewer, since ||J^n v|| is known on the way
-    (`adaptive_series`), and the first is exact where tr J is known.
+    It has at most as many terms as Theorem 3 demands. Without gradients most samples need fewer, since ||J^n v|| is
+    known along the way (`adaptive_series`), and the first term is exact where tr J has a closed form.
     """
 
     lipschitz: float
@@ -151,21 +152,21 @@ class AdaptiveSeries(Estimator):
 
     def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
         terms, bound = terms_needed(self.lipschitz, math.prod(x.shape[1:]), self.tolerance), self.lipschitz
-        whole = PowerSeries(terms, self.probes, self.probe, self.shared)
+        full = PowerSeries(terms, self.probes, self.probe, self.shared)
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return whole(jacobian, x, generator=generator)
+            return full(jacobian, x, generator=generator)
         trace = None if jacobian.trace is None else jacobian.trace()
 
-        def once() -> Tensor:
-            v = noise_to_probes(whole.noise(x, generator), x.dtype)
+        def one_probe() -> Tensor:
+            v = noise_to_probes(full.noise(x, generator), x.dtype)
             return adaptive_series(jacobian, v, terms, bound, self.tolerance, trace)
 
-        return _mean_over_probes(self.probes, once)
+        return _mean_over_probes(self.probes, one_probe)
 
 
 @dataclass(frozen=True)
 class CertifiedSeries(Estimator):
-    """A `AdaptiveSeries` for the bound that is proven of each block."""
+    """An `AdaptiveSeries` with the proven Lipschitz bound of each block."""
 
     tolerance: float = 1e-3
     probes: int = 1
@@ -176,18 +177,18 @@ class CertifiedSeries(Estimator):
     def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
         if lipschitz is None or not lipschitz < 1:
             raise ValueError(
-                f"the number of terms follows from a proven contraction; got Lip(g) <= {lipschitz}. See "
-                "certify(model); tighten_(model) repairs it, or name PowerSeries(terms=...)."
+                f"CertifiedSeries needs a proven contraction; got Lip(g) <= {lipschitz}. See certify(model); "
+                "tighten_(model) repairs it. Or pass estimator=PowerSeries(terms=...)."
             )
-        settled = AdaptiveSeries(lipschitz, self.tolerance, self.probes, self.probe, self.shared)
-        return settled(jacobian, x, generator=generator)
+        adaptive = AdaptiveSeries(lipschitz, self.tolerance, self.probes, self.probe, self.shared)
+        return adaptive(jacobian, x, generator=generator)
 
 
 @dataclass(frozen=True)
 class RussianRoulette(Estimator):
-    """Unbiased: `terms` terms always, then one more with probability q again and again, drawn per sample.
+    """An unbiased estimator: always `terms` terms, then each further term with probability q, drawn per sample.
 
-    `continuation` is q; by default it is taken from the Lipschitz bound, L^2 + (1 - L^2) / 4.
+    `continuation` is q; the default follows from the Lipschitz bound, q = L^2 + (1 - L^2) / 4.
     """
 
     terms: int = 4
@@ -202,7 +203,7 @@ class RussianRoulette(Estimator):
             raise ValueError(f"continuation must lie in (0, 1); got {self.continuation}.")
 
     def probability(self, lipschitz: float | None) -> float:
-        """q for a bound L: refused where the variance could be infinite."""
+        """Return q for a Lipschitz bound L; raise ValueError if the variance could be infinite."""
         if lipschitz is None or not lipschitz < 1:
             raise ValueError(
                 f"RussianRoulette needs a Lipschitz bound below 1 for its continuation probability; got {lipschitz}. "
@@ -214,21 +215,21 @@ class RussianRoulette(Estimator):
         if self.continuation <= square:
             raise ValueError(
                 f"continuation must exceed L^2 = {square:.4f}, or the variance has no bound; got {self.continuation}. "
-                "Leave it out to have it chosen."
+                "Leave it out to use the default."
             )
         return self.continuation
 
     def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
         q = self.probability(lipschitz)
 
-        def once() -> Tensor:
+        def one_probe() -> Tensor:
             value, gradient = roulette_weights(self.terms, q, x, generator)
             return power_series(jacobian, draw_probes(x, self.probe, generator), value, gradient)
 
-        return _mean_over_probes(self.probes, once)
+        return _mean_over_probes(self.probes, one_probe)
 
     def stopped(self, lipschitz: float, u: float) -> StoppedRoulette:
-        """The outcome for a number u, uniform in (0, 1], where every J has a norm of at most `lipschitz`.
+        """Return the series for one draw u, uniform in (0, 1], given ||J|| <= `lipschitz` everywhere.
 
         >>> RussianRoulette(terms=2, continuation=0.5).stopped(0.6, u=0.2).count
         4
@@ -242,11 +243,11 @@ class RussianRoulette(Estimator):
 
 @dataclass(frozen=True)
 class StoppedRoulette(FixedSeries):
-    """A roulette that is over: `count` terms, drawn once for all samples and all blocks of a training step.
+    """A roulette after its draw: `count` terms, shared by all samples and all blocks of a training step.
 
-    `terms` and `continuation` are those it was drawn with. Its mean over the draws is exact, like that of the roulette,
-    and a step takes as many terms as were drawn once, where a batch that draws for every sample takes the most of all.
-    The price is variance: that of the count no longer averages out over the batch and the blocks.
+    `terms` and `continuation` are the settings it was drawn with. Its mean over the draws is exact, as for the
+    roulette, and a step computes the number of terms drawn once, not the largest number drawn by any sample. The price
+    is variance: the variance of the count no longer averages out over the batch and the blocks.
     """
 
     count: int
@@ -267,8 +268,8 @@ def _check_settings(terms: int, probes: int, probe: str) -> None:
         raise ValueError(f"probe must be 'rademacher' or 'gaussian'; got {probe!r}.")
 
 
-def _mean_over_probes(probes: int, once: Callable[[], Tensor]) -> Tensor:
-    total = once()
+def _mean_over_probes(probes: int, one_probe: Callable[[], Tensor]) -> Tensor:
+    total = one_probe()
     for _ in range(probes - 1):
-        total = total + once()
+        total = total + one_probe()
     return total / probes

@@ -1,4 +1,4 @@
-"""The Jacobian of g at a batch, as the map v -> J' v."""
+"""The Jacobian of g at a batch, as the linear map v -> J' v."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from torch import Tensor
 
 VectorJacobianProduct: TypeAlias = Callable[[Tensor], Tensor]
 
-#: Elements of the basis batch that `Jacobian.matrix` handles at once.
+#: How many numbers of the basis `Jacobian.matrix` handles at once.
 _CHUNK = 1 << 22
 
 
 class Jacobian:
-    """The Jacobian of g at a batch x, known by v -> J' v. `broadcasts` says that v may have one more leading axis;
-    `trace` computes tr J of every sample without a probe, where there is a way."""
+    """The Jacobian J of g at a batch x, given by its vector-Jacobian product v -> J' v.
+
+    `broadcasts`: v may have an additional leading axis. `trace` computes tr J of every sample in closed form, if known.
+    """
 
     def __init__(
         self, vjp: VectorJacobianProduct, *, broadcasts: bool = False, trace: Callable[[], Tensor] | None = None
@@ -28,7 +30,7 @@ class Jacobian:
         return self.vjp(v)
 
     def matrix(self, x: Tensor) -> Tensor:
-        """The dense Jacobians, (batch, d, d)."""
+        """Compute the dense Jacobians, (batch, d, d)."""
         batch, d = len(x), math.prod(x.shape[1:])
         basis = torch.eye(d, dtype=x.dtype, device=x.device).reshape(d, 1, *x.shape[1:]).expand(d, *x.shape)
         if self.broadcasts:

@@ -1,4 +1,7 @@
-"""Sums over products with J': their weights, their value with its gradient, and when they may stop."""
+"""Weighted sums of v' J^k v: the weights, the value with its gradient, and early stopping.
+
+The value and gradient of Algorithm 2 in one pass; see `iresnet.logdet` for the formulas.
+"""
 
 from __future__ import annotations
 
@@ -11,41 +14,41 @@ from torch import Tensor
 from ..compiler import can_read_values
 from .jacobian import Jacobian
 
-#: How often a series that stops by itself is asked whether it may, in terms: on a GPU asking means waiting.
+#: On a GPU, the number of terms between two checks whether a series may stop: a check waits for the device.
 CHECK_EVERY = 4
 
 
 def series_weights(terms: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """(value, gradient) weights of the truncated series, each (terms, 1)."""
+    """Return the (value, gradient) weights of the truncated series, each (terms, 1)."""
     k = torch.arange(1, terms + 1, dtype=x.dtype, device=x.device)
     sign = 1 - 2 * ((k - 1) % 2)
     return (sign / k)[:, None], sign[:, None]
 
 
 def roulette_weights(terms: int, q: float, x: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """(value, gradient) weights of the roulette, each (N, batch) with N the largest number of terms drawn.
+    """Draw a number of terms per sample; return (value, gradient) weights, each (N, batch), N the largest number drawn.
 
-    A sample draws N = terms + floor(ln U / ln q), so that P(N >= k) = q^(k - terms) beyond `terms`: a power, never a
-    difference of distribution functions, which would lose all digits.
+    A sample draws N = terms + floor(ln U / ln q), so that P(N >= k) = q^(k - terms) for k > terms. It is computed as a
+    power: a difference of distribution functions would lose all digits.
     """
     u = torch.rand(len(x), dtype=torch.float64, device=x.device, generator=generator)
     extra = torch.floor(u.clamp_min(1e-300).log() / math.log(q))
     n = int(extra.max()) + terms
     k = torch.arange(1, n + 1, dtype=torch.float64, device=x.device)[:, None]
     value, gradient = survival_weights(k, terms, q, x.dtype)
-    alive = (k <= extra + terms).to(x.dtype)
-    return value * alive, gradient * alive
+    drawn = (k <= extra + terms).to(x.dtype)
+    return value * drawn, gradient * drawn
 
 
 def survival_weights(k: Tensor, terms: int, q: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The weights of terms k that are reached, one over P(N >= k) each."""
+    """Return the (value, gradient) weights of terms k, each divided by its survival probability P(N >= k)."""
     survival = q ** (k - terms).clamp_min(0)
     sign = 1 - 2 * ((k - 1) % 2)
     return (sign / k / survival).to(dtype), (sign / survival).to(dtype)
 
 
 def power_series(jacobian: Jacobian, v: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-    """sum_k value_k v' J^k v, with the gradient of E[s' J v], s = sum_k gradient_k (J')^(k-1) v."""
+    """Compute sum_k value_k v' J^k v, with the gradient of s' J v, s = sum_k gradient_k (J')^(k-1) v."""
     lead = (-1, *(1,) * (v.dim() - 1))
     with torch.no_grad():
         total = torch.zeros(len(v), dtype=v.dtype, device=v.device)
@@ -62,39 +65,39 @@ def power_series(jacobian: Jacobian, v: Tensor, value: Tensor, gradient: Tensor)
 
 
 def adaptive_series(
-    jacobian: Jacobian, v: Tensor, most: int, lipschitz: float, tolerance: float, trace: Tensor | None = None
+    jacobian: Jacobian, v: Tensor, max_terms: int, lipschitz: float, tolerance: float, trace: Tensor | None = None
 ) -> Tensor:
-    """sum_k (-1)^(k+1) v' J^k v / k, for each sample until the rest is at most `tolerance`; at most `most` terms.
+    """Compute sum_k (-1)^(k+1) v' J^k v / k, for each sample until the remainder is at most `tolerance`.
 
-    After n terms the rest is at most ||v|| ||(J')^n v|| sum_k>n L^(k-n) / k. A sample's number of terms is its own,
-    so that its value has nothing to do with the samples beside it. `trace`, where tr J is known, stands for v' J v.
+    After n terms the remainder is at most ||v|| ||(J')^n v|| sum_k>n L^(k-n) / k. Every sample stops on its own, so its
+    value does not depend on the rest of the batch. `trace`, where tr J is known, replaces the first term v' J v.
     """
-    total, w, going = v.new_zeros(len(v)), v, torch.ones(len(v), dtype=torch.bool, device=v.device)
+    total, w, active = v.new_zeros(len(v)), v, torch.ones(len(v), dtype=torch.bool, device=v.device)
     factor = v.flatten(1).norm(dim=1) * (lipschitz / (1 - lipschitz))
-    for k in range(1, most + 1):
+    for k in range(1, max_terms + 1):
         w = jacobian(w)
-        found = (w * v).flatten(1).sum(1) if k > 1 or trace is None else trace
-        total = total + torch.where(going, found * ((1 - 2 * ((k - 1) % 2)) / k), 0.0)
-        going = going & ~(factor * w.flatten(1).norm(dim=1) / (k + 1) <= tolerance)
-        if k % (CHECK_EVERY if v.is_cuda else 1) == 0 and can_read_values(v) and not bool(going.any()):
+        term = (w * v).flatten(1).sum(1) if k > 1 or trace is None else trace
+        total = total + torch.where(active, term * ((1 - 2 * ((k - 1) % 2)) / k), 0.0)
+        active = active & ~(factor * w.flatten(1).norm(dim=1) / (k + 1) <= tolerance)
+        if k % (CHECK_EVERY if v.is_cuda else 1) == 0 and can_read_values(v) and not bool(active.any()):
             break
     return total
 
 
 def attach_gradient(value: Tensor, surrogate: Tensor) -> Tensor:
-    """The first tensor's value with the second one's gradient; differentiating twice raises."""
+    """Return a tensor with the value of `value` and the gradient of `surrogate`; double backward raises."""
     if torch.compiler.is_compiling():
         return value + (surrogate - surrogate.detach())
     return cast(Tensor, _AttachGradient.apply(value, surrogate))  # type: ignore[no-untyped-call]
 
 
 def refuse_second_derivative() -> None:
-    """Called within a backward pass: raise if a graph of it is being recorded, for its gradient would be wrong."""
+    """Raise inside a backward pass with `create_graph=True`: its own gradient would be wrong."""
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "trying to differentiate twice: the gradient of an estimated log-determinant or of an inverse has none "
-            "itself. Use Exact() and first-order methods, or leave create_graph=True out; torch.func.grad always asks "
-            "for both, torch.autograd.grad does not."
+            "trying to differentiate twice: the gradient of an estimated log-determinant or of an inverse cannot be "
+            "differentiated. Use Exact() and first-order methods, or drop create_graph=True; torch.func.grad always "
+            "creates a graph, torch.autograd.grad does not."
         )
 
 
@@ -107,7 +110,7 @@ class _AttachGradient(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: object, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Nothing is kept."""
+        """Save nothing."""
 
     @staticmethod
     def backward(ctx: object, grad: Tensor) -> tuple[None, Tensor]:

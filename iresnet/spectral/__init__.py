@@ -1,12 +1,12 @@
-"""Spectral norms of linear layers and convolutions: estimates from below, exact values, and proven upper bounds.
+"""Spectral norms of linear layers and convolutions: lower estimates, exact values, and proven upper bounds.
 
-A layer is a linear operator T; its Lipschitz constant is its largest singular value sigma(T). Three ways to it:
+A layer is a linear operator T. Its Lipschitz constant is its largest singular value sigma(T), computed in three ways:
 
-* `power_iteration` (Eq. 2 of the paper, on the operator itself and its transpose): cheap, from below.
+* `power_iteration` (Eq. 2 of the paper, on the operator and its transpose): cheap, converges from below.
 * `circular_singular_values` (Sec. 2.1): all singular values, where the operator is a circulant.
-* `norm_bound`: an upper bound that holds, for every supported kind of layer.
+* `norm_bound`: a proven upper bound, for every supported kind of layer.
 
-In reading order: `operator`, `fourier` (why a bound holds), `bounds`.
+Reading order: `operator` (a layer as a linear map), `fourier` (why the upper bound holds), `bounds`.
 """
 
 from ..trust import NoBoundKnown

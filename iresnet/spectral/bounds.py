@@ -1,4 +1,8 @@
-"""Proven upper bounds of layer norms, and exact singular values where the operator is a circulant."""
+"""Proven upper bounds on layer norms, and exact singular values.
+
+A small operator is written out as a matrix; a large convolution is bounded in Fourier space (`fourier`). All bounds are
+computed in float64 and include a margin for rounding.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +26,30 @@ from .operator import (
 
 Shape: TypeAlias = tuple[int, ...]
 
-#: Relative allowance for rounding in the float64 computation of a bound: the least one, see `rounding_margin`.
+#: The smallest relative margin for rounding in the float64 computation of a bound; see `rounding_margin`.
 ROUNDING_MARGIN = 1e-9
 
-#: Up to this side of the (smaller) Gram matrix the operator is written out and its norm computed exactly.
+#: Up to this side of the smaller Gram matrix, the operator is written as a matrix and its norm computed exactly.
 DENSE_LIMIT = 576
 
 
 def norm_bounds(weight: Tensor, geometry: Geometry, size: Shape | None) -> Tensor:
-    """Proven upper bounds of sigma for a stack of layers of one shape, (layers,), float64.
+    """Compute proven upper bounds on sigma for a stack of layers of one shape: (layers,), float64.
 
-    `size` is the spatial size of the input; None asks for the supremum over all sizes.
+    `size` is the spatial size of the input; None means the supremum over all sizes.
     """
     weight = weight.detach().double()
     if not bool(torch.isfinite(weight).all()):
-        raise ValueError("a weight holds NaN or infinity; no bound exists. Restore the layer from a checkpoint.")
+        raise ValueError(
+            "a weight must be finite to have a bound; got NaN or infinity. Restore the layer from a checkpoint."
+        )
     weight, scale = rescale(weight, tuple(range(1, weight.dim())))
     if geometry.axes == 0:
         sigma, (rows, columns) = largest_singular_values(weight), weight.shape[1:]
     elif size is not None and _fits_dense(weight, geometry, size):
         groups = weight.reshape(len(weight) * geometry.groups, -1, *weight.shape[2:])
-        alone = Geometry(geometry.stride, geometry.before, geometry.after, geometry.dilation, 1, geometry.circular)
-        dense = torch.stack([dense_matrix(w, alone, size) for w in groups])
+        single = Geometry(geometry.stride, geometry.before, geometry.after, geometry.dilation, 1, geometry.circular)
+        dense = torch.stack([dense_matrix(w, single, size) for w in groups])
         sigma, (rows, columns) = largest_singular_values(dense).reshape(len(weight), -1).amax(1), dense.shape[1:]
     else:
         sigma, (rows, columns) = fourier_bound(weight, geometry, size), _symbol_shape(weight, geometry)
@@ -51,16 +57,16 @@ def norm_bounds(weight: Tensor, geometry: Geometry, size: Shape | None) -> Tenso
 
 
 def rounding_margin(rows: int, columns: int) -> float:
-    """The relative allowance for rounding of the largest singular value of such matrices.
+    """Return the relative margin for rounding in the largest singular value of matrices of this shape.
 
-    The Gram matrix errs by n u || |M| |M|' || <= n side u sigma^2 at most, for sums of n products in any order, and so
-    do its eigenvalues or its squares; complex products and sigma itself, the root, make that 4 n side u.
+    The error of the Gram matrix is at most n u || |M| |M|' || <= n side u sigma^2, for sums of n products in any order,
+    and so is that of its eigenvalues or its squares. Complex products and the square root make it 4 n side u.
     """
     return max(ROUNDING_MARGIN, 4 * rows * columns * 2.0**-53)
 
 
 def _symbol_shape(weight: Tensor, geometry: Geometry) -> tuple[int, int]:
-    """The shape of the matrices that a convolution has in Fourier space, at most."""
+    """Return the largest shape of the matrices S(theta) of a convolution."""
     return weight.shape[1] // geometry.groups, weight.shape[2] * math.prod(geometry.stride)
 
 
@@ -71,7 +77,7 @@ def _fits_dense(weight: Tensor, geometry: Geometry, size: Shape) -> bool:
 
 
 def cheap_norm_bounds(weight: Tensor, geometry: Geometry, size: Shape | None, iterations: int) -> Tensor:
-    """Sound upper bounds from Gram iteration, differentiable in the weight, for normalising at every training step."""
+    """Compute upper bounds by Gram iteration: differentiable, and cheap enough for every training step."""
     weight, scale = rescale(weight.double(), tuple(range(1, weight.dim())))
     if geometry.axes == 0:
         return undo_rescale(gram_bound(weight, iterations) * (1 + rounding_margin(*weight.shape[1:])), scale)
@@ -81,9 +87,9 @@ def cheap_norm_bounds(weight: Tensor, geometry: Geometry, size: Shape | None, it
 
 
 def absolute_norm(weight: Tensor, groups: int = 1, repeats: int = 1) -> float:
-    """A bound of the norm of |W|, as a matrix or a convolution: sqrt(largest column sum x largest row sum).
+    """Bound the norm of |W|, as a matrix or a convolution: sqrt(largest column sum x largest row sum).
 
-    `repeats` is how often an input counts at most at one place of the kernel, under circular padding.
+    `repeats` is how often one kernel element can read the same input, under circular padding.
     """
     out, channels = weight.shape[:2]
     size = weight.detach().abs().double().reshape(groups, out // groups, channels, -1)
@@ -92,7 +98,7 @@ def absolute_norm(weight: Tensor, groups: int = 1, repeats: int = 1) -> float:
 
 
 def norm_bound(layer: nn.Module, input_shape: Shape | None = None) -> float:
-    """A proven upper bound of the norm of a Linear or convolution layer for inputs (channels, *size), as a float.
+    """Compute a proven upper bound on the norm of a Linear or Conv layer, for inputs of shape (channels, *size).
 
     Without `input_shape` the bound holds for every input size.
 
@@ -106,14 +112,14 @@ def norm_bound(layer: nn.Module, input_shape: Shape | None = None) -> float:
 
 
 def _unpack_layer(layer: nn.Module, input_shape: Shape | None) -> tuple[Geometry, Tensor, Shape | None]:
-    """A layer's geometry, its weight, and the spatial size of its input."""
+    """Return the geometry and weight of a layer, and the spatial size of its input."""
     geometry, weight = Geometry.of(layer), layer.weight
     assert isinstance(weight, Tensor)
     return geometry, weight, spatial_size(geometry, weight, input_shape)
 
 
 def norm_estimate(layer: nn.Module, input_shape: Shape | None = None, iterations: int = 200) -> float:
-    """The norm from below, by power iteration in float64 from a fixed start. For a convolution a size is needed."""
+    """Estimate the norm of a layer from below, by power iteration in float64 from a fixed start."""
     geometry, weight, size = _unpack_layer(layer, input_shape)
     stack = weight.detach().double()[None]
     v = start_vector(stack, geometry, default_size(geometry, weight) if size is None else size)
@@ -121,7 +127,7 @@ def norm_estimate(layer: nn.Module, input_shape: Shape | None = None, iterations
 
 
 def singular_values(layer: nn.Module, input_shape: Shape) -> Tensor:
-    """All singular values, descending, of a Linear or convolution layer: that of its dense matrix (exact, float64).
+    """Compute all singular values of a Linear or Conv layer, descending, from its dense matrix in float64.
 
     >>> singular_values(nn.Linear(3, 2), (3,)).shape
     torch.Size([2])
@@ -129,21 +135,21 @@ def singular_values(layer: nn.Module, input_shape: Shape) -> Tensor:
     geometry, weight, size = _unpack_layer(layer, input_shape)
     matrix = weight.detach().double()
     if size:
-        geometry.output_size(size, tuple(weight.shape[2:]))  # refuses a size that is too small
+        geometry.output_size(size, tuple(weight.shape[2:]))  # raises for a size that is too small
         matrix = dense_matrix(matrix, geometry, size)
     return cast(Tensor, torch.linalg.svdvals(matrix))
 
 
 def circular_singular_values(layer: nn.Module, input_shape: Shape) -> Tensor:
-    """All singular values, descending, of a circular convolution of stride 1 that keeps the size (exact, float64)."""
+    """Compute all singular values, descending, of a circular convolution of stride 1 that keeps the input size."""
     geometry, weight, size = _unpack_layer(layer, input_shape)
     if not geometry.circular or size is None or geometry.output_size(size, tuple(weight.shape[2:])) != size:
         raise ValueError(
-            "exact Fourier singular values need padding_mode='circular', stride 1 and an output of the input's size; "
+            "circular_singular_values needs padding_mode='circular', stride 1 and an output of the input's size; "
             f"got {layer}. Use norm_bound for an upper bound."
         )
     taps = to_stride_one(weight.detach().double()[None], geometry, (1,) * geometry.axes, geometry.dilation)
-    # All frequencies are wanted here, not one of each conjugate pair: undo the halving of the first axis by weight.
+    # `symbols` has one of each conjugate pair of frequencies along the first axis: add the mirrored ones.
     matrices = symbols(taps, size)[0]
     values = torch.linalg.svdvals(matrices.reshape(size[0] // 2 + 1, -1, *matrices.shape[1:]))
     mirrored = values[1 : (size[0] + 1) // 2]

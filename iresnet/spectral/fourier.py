@@ -1,18 +1,20 @@
-"""The operator in Fourier space, and the grids of frequencies that bound its norm.
+"""An upper bound on the norm of a convolution, from its symbol S(theta) on a grid of frequencies.
 
-The bound rests on one identity. Splitting positions by their residue modulo the stride turns every convolution into
-one of stride 1, y[o] = sum_a W[a] x[o + a], with more channels. Such a map with zero padding is a corner of the
-circular convolution on any grid so long that nothing read outside the input wraps around into it: N >= n + (what is
-read before the input) and N >= m + (what is read after it). A corner of an operator has no larger norm, and the
-circular convolution is block diagonal in Fourier space, S(theta) = sum_a W[a] exp(i a theta), so sigma <= max over
-that grid. (The n x n grid of the input itself is NOT enough.) Between the points of a grid of M frequencies, a
-trigonometric polynomial of K taps exceeds its samples by at most 1 / cos(pi (K - 1) / (2 M)): that gives the bound
-for any input size.
+1. Splitting positions by their residue modulo the stride turns every convolution into one of stride 1 with more
+   channels, y[o] = sum_a W[a] x[o + a].
+2. With zero padding, that map is a corner (a compression) of the circular convolution on a grid of N points, if N is
+   large enough that no padding wraps around into the input: N >= n + (positions read before the input) and
+   N >= m + (positions read after it), for n inputs and m outputs. A corner of an operator has no larger norm. (The
+   n x n grid of the input itself is NOT enough.)
+3. The circular convolution is block diagonal in Fourier space with blocks S(theta) = sum_a W[a] exp(i a theta), so
+   sigma <= max over the grid of ||S(theta)||.
+4. Between the points of a grid of M frequencies, a trigonometric polynomial with K taps exceeds its samples by a factor
+   of at most 1 / cos(pi (K - 1) / (2 M)). That gives a bound for inputs of any size.
 
-Under zero padding the norm never falls as the input grows, in any of its axes: with the smaller input in the corner of
-a larger one and zeros beside it, every output of the smaller is one of the larger, whatever stride, dilation and
-padding are. So a bound for the largest size on each axis holds for all smaller ones. Under circular padding it does
-not: what the grid of 8 frequencies misses, that of 3 may hit.
+Under zero padding, the norm never decreases as the input grows along any axis: put the smaller input into the corner of
+the larger one, with zeros beside it, and every output of the smaller is an output of the larger, for any stride,
+dilation and padding. So a bound for the largest size along each axis holds for all smaller ones. Under circular padding
+it does not: a grid of 3 frequencies may contain the maximum that a grid of 8 misses.
 """
 
 from __future__ import annotations
@@ -28,26 +30,29 @@ from torch import Tensor
 from ..precision import float32_matmul_precision
 from .operator import Geometry, rescale, undo_rescale
 
-#: Above this many grid points along an axis, the size-free grid of `COARSE` points is used instead.
+#: Above this many grid points along an axis, the grid of `COARSE` points for any input size is used instead.
 LARGEST_GRID, COARSE = 40, 32
 
-#: From this many channels on, eigenvalues are dear: candidates are sieved first, and one grid has to do.
+#: From this many channels on, eigenvalues are expensive: frequencies are filtered first, and one grid must do.
 WIDE = 32
 
-#: Squarings after which a Schatten norm is the largest singular value up to a part in ten million, whatever the side.
+#: Squarings after which the Schatten norm equals the largest singular value to 1e-7, for matrices of any size.
 SQUARINGS = 26
 
 
 @dataclass(frozen=True)
 class Taps:
-    """A convolution with stride 1, y[o] = sum_a weight[a] x[o + a], a = first .. first + K - 1 on every axis."""
+    """A convolution of stride 1: y[o] = sum_a weight[a] x[o + a], a = first, ..., first + K - 1 along every axis."""
 
     weight: Tensor  # (layers, groups, out / groups, in / groups * phases, *K)
     first: tuple[int, ...]
 
 
 def to_stride_one(weight: Tensor, geometry: Geometry, merge: tuple[int, ...], step: tuple[int, ...]) -> Taps:
-    """Merge positions of equal residue modulo `merge` (the stride) into channels; kernel elements are `step` apart."""
+    """Rewrite a convolution with stride `merge` and dilation `step` as one of stride 1 with more channels.
+
+    Positions of equal residue modulo `merge` become channels.
+    """
     kernel = weight.shape[3:]
     offsets = [[d * j - b for j in range(k)] for k, d, b in zip(kernel, step, geometry.before, strict=True)]
     first = tuple(o[0] // s for o, s in zip(offsets, merge, strict=True))
@@ -58,15 +63,15 @@ def to_stride_one(weight: Tensor, geometry: Geometry, merge: tuple[int, ...], st
         at = [o[j] for o, j in zip(offsets, index, strict=True)]
         phase = tuple(t % s for t, s in zip(at, merge, strict=True))
         place = tuple(t // s - f for t, s, f in zip(at, merge, first, strict=True))
-        element = cast(Any, merged)  # an index of mixed length is beyond the type of a tensor's
+        element = cast(Any, merged)  # the type of Tensor.__setitem__ has no index of variable length
         element[(slice(None),) * 3 + phase + place] = weight[(slice(None),) * 3 + index]
     return Taps(merged.reshape(layers, geometry.groups, out // geometry.groups, -1, *length), first)
 
 
 def symbols(taps: Taps, grid: tuple[int, ...]) -> Tensor:
-    """S(theta) on a grid of frequencies, (layers, frequencies * groups, out, in), complex128.
+    """Evaluate S(theta) on a grid of frequencies: (layers, frequencies * groups, out, in), complex128.
 
-    A real kernel has S(-theta) = conj S(theta): half of the first axis is enough for norms.
+    For a real kernel S(-theta) = conj S(theta), so half of the first axis is enough for norms.
     """
     s = taps.weight.to(torch.complex128)
     for axis, (points, first) in enumerate(zip(grid, taps.first, strict=True)):
@@ -79,10 +84,10 @@ def symbols(taps: Taps, grid: tuple[int, ...]) -> Tensor:
 
 
 def largest_singular_values(matrices: Tensor) -> Tensor:
-    """The largest singular value of every matrix of a stack, from the eigenvalues of the smaller Gram matrix.
+    """Compute the largest singular value of every matrix, from the eigenvalues of the smaller Gram matrix.
 
-    On a GPU, which multiplies matrices fast and finds eigenvalues slowly, wide ones get an upper bound instead that is
-    as good: a Schatten norm of very high order.
+    GPUs multiply matrices fast and compute eigenvalues slowly, so large matrices get an equally tight upper bound
+    there: a Schatten norm of very high order.
     """
     if _prefers_matmul(matrices) and min(matrices.shape[-2:]) >= WIDE:
         return gram_bound(matrices, SQUARINGS)
@@ -93,17 +98,17 @@ def largest_singular_values(matrices: Tensor) -> Tensor:
 
 
 def _gram(matrices: Tensor) -> Tensor:
-    """The smaller one of M M' and M' M."""
+    """Return the smaller of M M' and M' M."""
     return matrices @ matrices.mH if matrices.shape[-2] <= matrices.shape[-1] else matrices.mH @ matrices
 
 
 def _largest_over_frequencies(matrices: Tensor) -> Tensor:
-    """max over axis 1 of the largest singular values, for (layers, many, a, b); hopeless candidates are dropped first.
+    """Compute the largest singular value over axis 1 of (layers, frequencies, a, b), filtering candidates first.
 
-    Squaring a Gram matrix five times brackets its largest eigenvalue within side^(1/32): what cannot reach the largest
-    lower end needs no eigenvalues. The brackets are made in single precision, in which sums of n products over a side
-    lose at most 8 n side units: that much is left open. All matrices of a layer have one scale, so that what
-    underflows is a candidate without hope.
+    Squaring a Gram matrix five times brackets its largest eigenvalue within a factor of side^(1/32). A matrix whose
+    upper end is below the largest lower end needs no eigenvalues. The brackets are computed in single precision, where
+    sums of n products over a side lose at most 8 n side units; the brackets are widened by that. All matrices of a
+    layer share one scale, so a matrix that underflows cannot be the largest.
     """
     side, longer = sorted(matrices.shape[-2:])
     if side < WIDE:
@@ -122,10 +127,10 @@ def _prefers_matmul(matrices: Tensor) -> bool:
 
 
 def gram_bound(matrices: Tensor, iterations: int) -> Tensor:
-    """The Schatten norm of order 2^(iterations + 1), an upper bound of the largest singular value (Gram iteration).
+    """Compute the Schatten norm of order 2^(iterations + 1), an upper bound on the largest singular value.
 
-    (sum_i sigma_i^p)^(1/p), p = 2^(iterations + 1), by repeated squaring of the Gram matrix; differentiable,
-    homogeneous of degree one, and at most min(a, b)^(1/p) times too large.
+    Gram iteration: (sum_i sigma_i^p)^(1/p), p = 2^(iterations + 1), by repeated squaring of the Gram matrix. It is
+    differentiable, homogeneous of degree one, and at most min(a, b)^(1/p) times too large.
     """
     matrices, scale = rescale(matrices, (-2, -1))
     gram, log = _gram(matrices), torch.zeros((), dtype=scale.dtype, device=scale.device)
@@ -138,7 +143,7 @@ def gram_bound(matrices: Tensor, iterations: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _AxisGrid:
-    """How one axis is sampled: sigma <= factor * max over `points` frequencies, with these `merge` and `step`."""
+    """The frequencies along one axis: sigma <= factor * max over `points`, after merging with `merge` and `step`."""
 
     merge: int
     step: int
@@ -148,26 +153,26 @@ class _AxisGrid:
 
 
 def _axis_grid(geometry: Geometry, axis: int, k: int, n: int | None, largest: int, coarse: int) -> _AxisGrid:
-    """A sound grid for one axis: the one of the input size n, or a size-free one where that is unknown or too long."""
+    """Choose a sound grid for one axis: that of input size n, or one for any size if n is unknown or large."""
     s, d = geometry.stride[axis], geometry.dilation[axis]
     b, a = geometry.before[axis], geometry.after[axis]
     surplus = b + a - d * (k - 1)  # outputs beyond inputs, before the stride
     if geometry.circular and (n is None or n % s):
-        s = 1  # the outputs of a stride are some of those of stride 1
+        s = 1  # the strided outputs are a subset of the outputs at stride 1
     lowest, highest = -b // s, (d * (k - 1) - b) // s
     points, factor = None, 1.0
     if n is not None:
         m = (n + surplus - 1) // s + 1
         if geometry.circular:
             points = n // s
-            factor = math.sqrt(math.ceil(m / points))  # an output that is repeated counts as often
+            factor = math.sqrt(math.ceil(m / points))  # repeated outputs count as often as they occur
         else:
             points = max(-(-n // s) + max(0, -lowest), m + max(0, highest))
     elif geometry.circular and surplus > 0:
-        factor = math.sqrt(1 + math.ceil(surplus / max(a, b)))  # torch wraps around once at most: n >= max(a, b)
+        factor = math.sqrt(1 + math.ceil(surplus / max(a, b)))  # torch wraps around at most once: n >= max(a, b)
     if points is not None and points <= max(largest, 4 * (highest - lowest)) and k > 1:
         return _AxisGrid(s, d, points, False, factor)
-    # Over all frequencies the holes of a dilation change nothing: close them, and fewer points are enough.
+    # Over all frequencies dilation does not change the maximum: without it, fewer points are enough.
     d = 1 if s == 1 else d
     span = (d * (k - 1) - b) // s - -b // s
     points = max(coarse, 4 * span) if span else 1
@@ -177,7 +182,7 @@ def _axis_grid(geometry: Geometry, axis: int, k: int, n: int | None, largest: in
 def sample_symbols(
     weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None, *, largest: int, coarse: int, extra: int = 0
 ) -> tuple[Tensor, float, bool]:
-    """(S, factor, size_free) with sigma <= factor * max |S|. `extra` lengthens the grids that belong to the size."""
+    """Return (S, factor, size_free) with sigma <= factor * max ||S||. `extra` adds points to grids for a given size."""
     kernel = weight.shape[3:]
     axes = [
         _axis_grid(geometry, i, k, None if size is None else size[i], largest, coarse) for i, k in enumerate(kernel)
@@ -188,10 +193,10 @@ def sample_symbols(
 
 
 def fourier_bound(weight: Tensor, geometry: Geometry, size: tuple[int, ...] | None) -> Tensor:
-    """An upper bound of sigma for a stack of convolutions, before the margin for rounding.
+    """Compute an upper bound on sigma for a stack of convolutions, without the margin for rounding.
 
-    Under zero padding every longer grid is sound as well, and the maximum is not monotone in its length: the best of
-    three is taken, where that costs little.
+    Under zero padding every longer grid is sound too, and the maximum is not monotone in its length: the smallest of
+    three is taken where that is cheap.
     """
     best = torch.full((len(weight),), torch.inf, dtype=torch.float64, device=weight.device)
     wide = min(weight.shape[1] // geometry.groups, weight.shape[2]) >= WIDE

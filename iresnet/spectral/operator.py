@@ -1,6 +1,6 @@
-"""The linear operator of a layer: applied, transposed, differentiated, and its norm from below by power iteration.
+"""A layer as a linear operator T: T x, its transpose, its gradient, and power iteration for its norm (Eq. 2).
 
-Weights come in stacks (layers, out, in / groups, *kernel), so that one call serves all layers of one shape.
+Weights are stacked, (layers, out, in / groups, *kernel), so that one call handles all layers of one shape.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from ..trust import NoBoundKnown, unwrap, why_untrusted
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a layer's operator is beside its weight. A linear layer has no axes; a convolution has one to three."""
+    """Stride, padding, dilation and groups: all that determines the operator except the weight.
+
+    A linear layer has no spatial axes; a convolution has one to three. `before` and `after` are the padding per axis.
+    """
 
     stride: tuple[int, ...] = ()
     before: tuple[int, ...] = ()
@@ -31,7 +34,7 @@ class Geometry:
 
     @classmethod
     def of(cls, layer: nn.Module) -> Geometry:
-        """The geometry of a Linear or Conv1d/2d/3d layer, as its settings are now; `NoBoundKnown` for anything else."""
+        """Read the geometry of a trusted Linear or Conv1d/2d/3d layer; raise `NoBoundKnown` for anything else."""
         layer = unwrap(layer)
         if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             raise NoBoundKnown(
@@ -43,7 +46,7 @@ class Geometry:
 
     @classmethod
     def unchecked(cls, layer: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Geometry:
-        """The geometry that the settings of a layer say, for whoever computes with it and proves nothing."""
+        """Read the geometry from the settings alone, for callers that compute and prove nothing."""
         if isinstance(layer, nn.Linear):
             return cls()
         if layer.padding_mode not in ("zeros", "circular"):
@@ -65,17 +68,17 @@ class Geometry:
         return len(self.stride)
 
     def output_size(self, size: tuple[int, ...], kernel: tuple[int, ...]) -> tuple[int, ...]:
-        """The spatial size of the output; ValueError where the kernel does not fit."""
+        """Return the spatial size of the output; raise ValueError if the kernel does not fit."""
         out = tuple(
             (n + b + a - d * (k - 1) - 1) // s + 1
             for n, b, a, d, k, s in zip(size, self.before, self.after, self.dilation, kernel, self.stride, strict=True)
         )
         if any(m < 1 for m in out):
-            raise ValueError(f"the input size {size} is smaller than the kernel {kernel} with its padding.")
+            raise ValueError(f"the padded input must not be smaller than the kernel {kernel}; got input size {size}.")
         return out
 
     def output_padding(self, size: tuple[int, ...], kernel: tuple[int, ...], out: tuple[int, ...]) -> tuple[int, ...]:
-        """What a stride leaves over at the end: it must be said to the transpose, or its output would be short."""
+        """Return `output_padding` of the transposed convolution: the input positions that the stride leaves out."""
         return tuple(
             n + b + a - d * (k - 1) - 1 - s * (m - 1)
             for n, b, a, d, k, s, m in zip(
@@ -85,7 +88,7 @@ class Geometry:
 
 
 def _padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(before, after) on every axis, from the setting that the layer's forward reads: it may have been changed."""
+    """Return the padding (before, after) per axis, from the settings that the layer's forward uses."""
     if layer.padding_mode != "zeros":
         pads = list(layer._reversed_padding_repeated_twice)[::-1]  # last axis first, (after, before) once reversed
         return tuple(pads[1::2]), tuple(pads[0::2])
@@ -107,7 +110,7 @@ def _per_axis(value: Any, layer: nn.Module) -> tuple[int, ...]:
 
 
 def apply_operator(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
-    """y = T x for a stack of layers, without bias. x: (layers, in, *size), one input per layer."""
+    """Compute y = T x for a stack of layers, without bias. x: (layers, in, *size), one input per layer."""
     if geometry.axes == 0:
         return torch.bmm(weight, x.unsqueeze(-1)).squeeze(-1)
     if _uses_matmul(weight, geometry):
@@ -122,7 +125,7 @@ def apply_operator(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
 
 
 def apply_adjoint(weight: Tensor, geometry: Geometry, y: Tensor, size: tuple[int, ...]) -> Tensor:
-    """T' y for a stack of layers, (layers, in, *size)."""
+    """Compute T' y for a stack of layers, (layers, in, *size)."""
     if geometry.axes == 0:
         return torch.bmm(weight.mT, y.unsqueeze(-1)).squeeze(-1)
     if _uses_matmul(weight, geometry):
@@ -133,7 +136,7 @@ def apply_adjoint(weight: Tensor, geometry: Geometry, y: Tensor, size: tuple[int
 
 
 def weight_gradient(weight: Tensor, geometry: Geometry, x: Tensor, y: Tensor) -> Tensor:
-    """d<y, T x>/dW of the bilinear form, for a stack of layers."""
+    """Compute d<y, T x>/dW, the gradient of the bilinear form, for a stack of layers."""
     if geometry.axes == 0:
         return y.unsqueeze(-1) * x.unsqueeze(-2)
     if _uses_matmul(weight, geometry):
@@ -145,28 +148,28 @@ def weight_gradient(weight: Tensor, geometry: Geometry, x: Tensor, y: Tensor) ->
 
 
 def _uses_matmul(weight: Tensor, geometry: Geometry) -> bool:
-    """Whether stacks of this convolution are multiplied as matrices."""
+    """Whether to compute this convolution as a matrix product of unfolded patches."""
     plain = geometry.axes == 2 and geometry.groups == 1 and not geometry.circular and geometry.before == geometry.after
     return plain and _grouped_conv_is_slow(weight)
 
 
 def _grouped_conv_is_slow(weight: Tensor) -> bool:
-    """Whether grouped convolutions are slow where this weight is: on a GPU they are."""
+    """Whether grouped convolutions are slow on the device of this weight: on a GPU they are."""
     return weight.is_cuda
 
 
 def _is_channels_last(weight: Tensor) -> bool:
-    """Whether a stack of convolutions has its input channels last in memory; every sum then goes in that order."""
+    """Whether the input channels are last in memory; sums then run in that order."""
     return weight.stride(2) == 1
 
 
 def _as_matrices(weight: Tensor) -> Tensor:
-    """A stack of convolutions as matrices, in the order of memory: (layers, out, in * kernel or kernel * in)."""
+    """View a stack of kernels as matrices, in memory order: (layers, out, in * kernel or kernel * in)."""
     return (weight.movedim(2, -1) if _is_channels_last(weight) else weight).flatten(2)
 
 
 def _as_kernels(columns: Tensor, weight: Tensor, size: Sequence[int]) -> Tensor:
-    """Columns in the order of `_as_matrices` as (layers, in, kernel, *positions)."""
+    """Reshape columns in the order of `_as_matrices` to (layers, in, kernel, *positions)."""
     channels = weight.shape[2]
     if _is_channels_last(weight):
         return columns.reshape(len(columns), -1, channels, *size).transpose(1, 2)
@@ -178,7 +181,7 @@ def _is_pointwise(kernel: tuple[int, ...], geometry: Geometry) -> bool:
 
 
 def _unfold(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
-    """What every output position reads, in the order of `_as_matrices`: (layers, what is read, positions)."""
+    """Collect the input patch of every output position (im2col): (layers, patch as in `_as_matrices`, positions)."""
     kernel = tuple(weight.shape[3:])
     if _is_pointwise(kernel, geometry):
         return x.flatten(2)
@@ -190,7 +193,7 @@ def _unfold(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
 
 
 def _fold(columns: Tensor, kernel: tuple[int, ...], geometry: Geometry, size: tuple[int, ...]) -> Tensor:
-    """The adjoint of `_unfold`: adds what was read where it was read. columns: (layers, in, kernel, *positions)."""
+    """Adjoint of `_unfold`: add every patch back at its position. columns: (layers, in, kernel, *positions)."""
     if _is_pointwise(kernel, geometry):
         return columns[:, :, 0]
     x = columns.new_zeros(*columns.shape[:2], *(n + 2 * b for n, b in zip(size, geometry.before, strict=True)))
@@ -230,7 +233,7 @@ def _pad(geometry: Geometry, x: Tensor) -> Tensor:
 
 
 def _unpad(geometry: Geometry, padded: Tensor, size: tuple[int, ...]) -> Tensor:
-    """The adjoint of `_pad`: cut the zero padding off, or add the circular padding to where it was copied from."""
+    """Adjoint of `_pad`: crop zero padding, or add circular padding back to where it was copied from."""
     for axis, (n, b, a) in enumerate(zip(size, geometry.before, geometry.after, strict=True), start=2):
         middle = padded.narrow(axis, b, n)
         if geometry.circular and (b or a):
@@ -241,14 +244,14 @@ def _unpad(geometry: Geometry, padded: Tensor, size: tuple[int, ...]) -> Tensor:
     return padded
 
 
-#: The bits of a floating-point number that hold its exponent, by type.
+#: The exponent bits of a floating-point number, by dtype.
 _EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int64, 0x7FF0000000000000)}
 
 
 def rescale(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """(x / s, s) with s the power of two at the largest entry over `dims`: squares then neither under- nor overflow.
+    """Return (x / s, s), s the power of two of the largest entry over `dims`, so that squares do not overflow.
 
-    Exact, but for entries that are 2^-1000 times smaller than the largest.
+    Exact, except for entries 2^-1000 times smaller than the largest.
     """
     parts = torch.view_as_real(x.detach()) if x.is_complex() else x.detach()
     dims = tuple(d % x.dim() for d in dims)
@@ -261,17 +264,17 @@ def rescale(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def undo_rescale(sigma: Tensor, scale: Tensor) -> Tensor:
-    """sigma of x from that of x / s. Where numbers lose digits before they underflow, the bound is rounded up."""
+    """Return sigma(x) given sigma(x / s) and s. Results in the subnormal range lose digits and are rounded up."""
     value = sigma * scale.reshape(sigma.shape)
     least = 2.0**-1000 if value.dtype == torch.float64 else 2.0**-100
     return torch.where(sigma > 0, value.clamp_min(least), value)
 
 
 def power_iteration(weight: Tensor, geometry: Geometry, v: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(sigma, v, G): the estimate u' T v, the next v, and G = d sigma / d W, after `iterations` steps from v.
+    """Run `iterations` steps from v; return (sigma, v, G): the estimate u' T v, the new v, and G = d sigma / d W.
 
-    One step is u = T v, v = T' u, both normalised, so sigma = ||T' u|| <= sigma(T) up to rounding. A zero operator
-    keeps its v, so that sigma recovers once the weight moves.
+    One step is u = T v, v = T' u, both normalised, so sigma = ||T' u|| <= sigma(T) up to rounding. For a zero operator
+    v stays as it is, so that sigma recovers once the weight changes.
     """
     axes, size = tuple(range(1, v.dim())), tuple(v.shape[2:])
     weight, scale = rescale(weight, tuple(range(1, weight.dim())))
@@ -286,7 +289,7 @@ def power_iteration(weight: Tensor, geometry: Geometry, v: Tensor, iterations: i
 def converged_power_iteration(
     weight: Tensor, geometry: Geometry, v: Tensor, tolerance: float = 1e-6, limit: int = 200, stride: int = 10
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`power_iteration` until sigma changes by less than `tolerance`, relatively, over `stride` iterations."""
+    """Run `power_iteration` until the relative change of sigma over `stride` iterations is at most `tolerance`."""
     previous = torch.zeros(len(weight), dtype=weight.dtype, device=weight.device)
     for _ in range(0, limit, stride):
         sigma, v, gradient = power_iteration(weight, geometry, v, stride)
@@ -302,7 +305,7 @@ def _normalise(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def dense_matrix(weight: Tensor, geometry: Geometry, size: tuple[int, ...]) -> Tensor:
-    """The operator of one layer as a matrix, (out * outputs, in * inputs). weight: (out, in / groups, *kernel)."""
+    """Write one layer as a matrix, (out * outputs, in * inputs). weight: (out, in / groups, *kernel)."""
     channels = weight.shape[1] * geometry.groups
     n = channels * math.prod(size)
     basis = torch.eye(n, dtype=weight.dtype, device=weight.device).reshape(n, channels, *size)
@@ -315,7 +318,7 @@ def dense_matrix(weight: Tensor, geometry: Geometry, size: tuple[int, ...]) -> T
 
 
 def spatial_size(geometry: Geometry, weight: Tensor, input_shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """The spatial part of an input shape (channels, *size), checked against the layer."""
+    """Return the spatial part of an input shape (channels, *size), after checking it against the layer."""
     if input_shape is None:
         return None
     channels = weight.shape[1] * geometry.groups
@@ -332,13 +335,13 @@ def spatial_size(geometry: Geometry, weight: Tensor, input_shape: tuple[int, ...
 
 
 def default_size(geometry: Geometry, weight: Tensor) -> tuple[int, ...]:
-    """The size a convolution's norm is estimated at before it has seen an input: a few kernels wide."""
+    """Return the input size at which a norm is estimated before the layer has seen an input: a few kernels wide."""
     kernel = weight.shape[-geometry.axes :] if geometry.axes else ()
     return tuple(max(8, 2 * d * k + 2) for k, d in zip(kernel, geometry.dilation, strict=True))
 
 
 def start_vector(weight: Tensor, geometry: Geometry, size: tuple[int, ...]) -> Tensor:
-    """A reproducible start for power iteration without structure (a chirp), (layers, in, *size), of unit norm."""
+    """Return a deterministic, unstructured unit vector (a chirp) to start power iteration, (layers, in, *size)."""
     shape = (weight.shape[2] * geometry.groups, *size)
     i = torch.arange(1, math.prod(shape) + 1, dtype=torch.float64, device=weight.device)
     v = torch.cos(math.sqrt(2) * i.square())
