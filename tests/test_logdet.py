@@ -519,7 +519,7 @@ class TestDefaults:
         block = linear_block(contraction(70, 0.5))
         with torch.no_grad():
             block.g[0].weight.mul_(3)
-        with pytest.raises(ValueError, match="tighten_.model. repairs it, or name PowerSeries"):
+        with pytest.raises(ValueError, match="tighten_.model. repairs it. Or pass estimator=PowerSeries"):
             block.forward_and_logdet(normal(2, 70))
 
 

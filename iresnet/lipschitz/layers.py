@@ -92,7 +92,7 @@ def _refuse_unknown(module: nn.Module) -> None:
     """Raise for modules that would silently break the Lipschitz bound."""
     for m in _modules_acting_on_x(module):
         if isinstance(m, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout):
-            raise ValueError("g must be the same function at every call; got Dropout. Remove it.")
+            raise ValueError(f"g must be the same function at every call; got {type(m).__name__}. Remove it.")
         if isinstance(m, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm):
             raise ValueError(
                 f"{type(m).__name__} inside g has no Lipschitz bound; remove it, or use ActNorm before the block."

@@ -40,9 +40,7 @@ def norm_bounds(weight: Tensor, geometry: Geometry, size: Shape | None) -> Tenso
     """
     weight = weight.detach().double()
     if not bool(torch.isfinite(weight).all()):
-        raise ValueError(
-            "a weight must be finite to have a bound; got NaN or infinity. Restore the layer from a checkpoint."
-        )
+        raise ValueError("a weight must be finite; got NaN or infinity. Restore the layer from a checkpoint.")
     weight, scale = rescale(weight, tuple(range(1, weight.dim())))
     if geometry.axes == 0:
         sigma, (rows, columns) = largest_singular_values(weight), weight.shape[1:]
