@@ -177,17 +177,17 @@ def test_layers_after_a_potential_note_the_size_that_they_are_given():
 
 
 @pytest.mark.parametrize("name", ["padding", "stride", "dilation"])
-def test_one_number_for_all_axes_is_read_as_torch_reads_it(name):
+def test_one_number_for_all_axes_is_parsed_as_torch_does(name):
     layer = nn.Conv2d(2, 2, 3, padding=1).double()
     setattr(layer, name, 2)
     x = torch.randn(3, 2, 7, 7, dtype=torch.float64)
-    found = read(layer)
-    assert torch.allclose(run(found.program, x, found.tensors()), layer(x))
+    found = try_parse(layer)
+    assert torch.allclose(run_program(found.program, x, found.tensors()), layer(x))
 
 
 @pytest.mark.parametrize("name", ["padding", "stride", "dilation"])
 @pytest.mark.parametrize("value", [(1, 1, 1), (1.0, 1.0), 1.5, None, True], ids=str)
-def test_settings_that_are_no_whole_numbers_are_not_read(name, value):
+def test_settings_that_are_not_integers_are_not_parsed(name, value):
     layer = nn.Conv2d(2, 2, 3, padding=1)
     setattr(layer, name, value)
-    assert read(layer) is None
+    assert try_parse(layer) is None

@@ -101,11 +101,11 @@ def _padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[tuple[int, ...],
 
 
 def _per_axis(value: Any, layer: nn.Module) -> tuple[int, ...]:
-    """A setting of a convolution on every axis; torch takes one number for all of them as well."""
+    """Return a setting of a convolution per axis; torch also accepts one number for all axes."""
     axes = cast(Tensor, layer.weight).dim() - 2
     values = tuple(value) if isinstance(value, list | tuple) else (value,) * axes
     if len(values) != axes or not all(type(v) is int for v in values):
-        raise NoBoundKnown(f"a convolution over {axes} axes needs {axes} whole numbers; got {value!r}.")
+        raise NoBoundKnown(f"a convolution over {axes} axes needs {axes} integers; got {value!r}.")
     return values
 
 
