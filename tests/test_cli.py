@@ -110,7 +110,7 @@ class TestTrain:
             (("digits-hybird",), "there is no preset 'digits-hybird'. Did you mean 'digits-hybrid'?"),
             (("--preset", "digits-hybird"), "there is no preset 'digits-hybird'. Did you mean 'digits-hybrid'?"),
             (("digits-hybrid", "--preset", "digits-glow"), "got 'digits-hybrid' and --preset 'digits-glow'. Leave one"),
-            ((), "name a preset or a file of settings"),
+            ((), "name a preset, a dataset or a file"),
             (("none.toml",), "there is no file none.toml"),
             (("digits-hybrid", "--set", "training.stepps=4"), "Did you mean 'training.steps'?"),
             (("digits-hybrid", "--set", "steps"), "a setting is given as key=value; got 'steps'"),
@@ -331,7 +331,7 @@ class TestWorkOnARun:
             (("export", "{run}/nothing"), "does not exist"),
             (("demo", "--only", "music"), "only must be digits or toy; got 'music'"),
             (("demo", "--density", "moons"), "--density is for --only toy"),
-            (("presets", "digits"), "there is no preset 'digits'"),
+            (("presets", "digit"), "there is no preset 'digit'"),
         ],
     )
     def test_mistakes(self, call, folder, words, sentence):

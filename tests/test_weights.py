@@ -15,6 +15,7 @@ import torch
 
 import iresnet
 from iresnet import cli, run
+from iresnet.presets import PRESETS
 from iresnet.run import Run, shipped
 from iresnet.train import checkpoint
 from tests.runs import copy_of, trained
@@ -112,11 +113,27 @@ class TestNames:
             assert not opened.model().training
             assert (opened.folder / "model.safetensors").stat().st_size <= ship.LARGEST
 
+    @pytest.mark.parametrize("name", shipped())
+    def test_a_shipped_model_has_the_name_of_the_preset_that_made_it(self, name):
+        opened = Run.open(name)
+        assert opened.experiment.name == name
+        assert opened.experiment.network == PRESETS[name].network
+        assert opened.experiment.objective == PRESETS[name].objective
+
+    @pytest.mark.parametrize("former", weights.RENAMED)
+    def test_a_former_name_is_answered_with_the_new_one(self, former):
+        assert weights.RENAMED[former] in shipped()
+        sentence = (
+            f"the model '{former}' that comes with the library is now called '{weights.RENAMED[former]}'. Use that"
+        )
+        with pytest.raises(FileNotFoundError, match=sentence):
+            iresnet.load(former)
+
     @pytest.mark.no_cover
     @pytest.mark.slow
     def test_the_shipped_flow_draws_digits_and_knows_what_is_none(self):
         """Samples lie in the range of pixels, ink in the middle; what is shuffled is less likely than each of them."""
-        flow = iresnet.load("mnist-flow")
+        flow = iresnet.load("mnist-flow-noise")
         torch.manual_seed(0)
         with torch.no_grad():
             x = flow.sample((6,))
@@ -299,7 +316,7 @@ def judged(tmp_path_factory):
 
 
 class TestFlow:
-    """What `mnist-flow` must do, at the size of seconds."""
+    """What `mnist-flow-noise` must do, at the size of seconds."""
 
     @pytest.fixture
     def flow(self, judged, tmp_path, monkeypatch):

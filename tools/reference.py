@@ -50,7 +50,7 @@ STEPS = (
 )  # fmt: skip
 TRAINED = ("points-density", "digits-hybrid", "digits-classifier")
 THREADS = (1, 2)
-SHIPPED = ("mnist-flow", "mnist-classifier")
+SHIPPED = ("mnist-flow-noise", "mnist-classifier")
 
 #: Name of the folder -> preset of the run.
 RUNS = {

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
+from typer.core import TyperGroup
 
 from .. import early
+from ..data import names
+from ..presets import is_preset
 from ..spelling import printable
 from ..version import __version__
 from .audit import audit
@@ -36,8 +39,19 @@ MEMORY = (
 #: What is said of a mistake that is ours.
 UNFORESEEN = "something went wrong that should not have ({}: {}). Please report it, with what --debug shows."
 
+
+class Commands(TyperGroup):
+    """The subcommands; a preset or a dataset in place of one is answered with the command that trains it."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands and (is_preset(args[0]) or args[0] in names()):
+            raise ValueError(f"a command comes first; got {args[0]!r}. Use: iresnet train {args[0]}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="iresnet",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -27,7 +27,7 @@ def audit(
 
     Example: iresnet audit runs/demo
 
-    Example: iresnet audit mnist-flow --seconds 60
+    Example: iresnet audit mnist-flow-noise --seconds 60
     """
     if not 0 < seconds < float("inf"):
         raise ValueError(f"--seconds must be positive; got {seconds}. Use 8, or more for more blocks.")

@@ -46,6 +46,8 @@ def download(
     Example: iresnet data download mnist cifar10
     """
     for name in names:
+        if name in built_in() and name not in files.REGISTRY:
+            raise ValueError(f"{name} is built in and needs no download. Train on it: iresnet train {name}")
         files.remote_files(name)  # an unknown name is refused before anything is fetched
     columns = (TextColumn("{task.description:<28}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console()) as bars:

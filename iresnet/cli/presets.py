@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from .. import config
-from ..presets import PRESETS, find
+from ..data import names
+from ..presets import PRESETS, find, presets_for
 from ..run import shipped
 from .console import console, table
 
@@ -21,6 +22,9 @@ def presets(
 
     Example: iresnet presets iresnet164-c0.7
     """
+    if name in names():
+        commands = "; ".join(f"iresnet presets {suitable}" for suitable in presets_for(name))
+        raise ValueError(f"{name} is a dataset, not a preset. The presets for it: {commands}")
     if name is not None:
         typer.echo(config.dump(find(name)), nl=False)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import join
 from typing import Annotated, Any
 
 import torch
@@ -14,6 +15,8 @@ from .. import atomic
 from ..data import Dataset, delimited
 from ..evaluate import anomaly, atypicality, has_density, has_head, log_likelihood, logits
 from ..run import Run
+from ..run.missing import is_run
+from ..run.weights import resolve_folder
 from ..spelling import counted, printable
 from .console import Device, console, waiting
 from .output import DataFolder, RunFolder, open_run, rows_of
@@ -42,6 +45,8 @@ def score(
 
     Example: iresnet score runs/mine new.csv --out scores.csv
     """
+    if is_run(Path(file)) and not is_run(resolve_folder(run)):
+        raise ValueError(f"the run folder comes first. Use: {join(['iresnet', 'score', file, str(run)])}")
     (opened, chosen), screen = open_run(run, device, data_dir), console()
     rows, model = rows_of(opened, file).to(chosen), opened.model(device=chosen)
     with waiting(screen, f"Scoring {len(rows):,} rows …"):

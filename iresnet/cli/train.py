@@ -19,6 +19,7 @@ from ..run import TRUNCATION, FitResult, Run, resume, start, truncation_warning
 from ..spelling import counted
 from ..train.guard import TrainingError
 from .console import Device, choose_device, console, ctrl_c, progress, reporter, use_threads
+from .preset_choice import choose_preset, run_folder
 
 #: The one setting that a resumed run may be given anew.
 RATE = "training.learning_rate"
@@ -57,7 +58,7 @@ def train(
     if None not in (what, preset) and what != preset:
         raise ValueError(f"a run has one preset; got {what!r} and --preset {preset!r}. Leave one out.")
     what = preset if what is None else what
-    rate, splits = None, None
+    rate, splits, note = None, None, ""
     if resume_:
         _refuse_changes({"a preset": what, "--data": data, "--label": label, "--data-dir": data_dir, "--seed": seed})
         if out is None:
@@ -65,14 +66,15 @@ def train(
         rate, folder, run = new_rate(set_ or []), out, Run.open(out)
         experiment, schema = run.experiment, run.schema
     else:
-        if what is None:
-            raise ValueError("name a preset or a file of settings. See them with: iresnet presets")
-        experiment = settle(presets.find(what), data, label, data_dir, set_ or [], seed)
-        folder = run_folder(experiment.name) if out is None else out
-        splits = load(experiment.data)
+        choice = choose_preset(what, data, label, out)
+        experiment = settle(choice.experiment, choice.source, label, data_dir, set_ or [], seed)
+        folder = out or choice.folder or run_folder(experiment.name)
+        splits, note = load(experiment.data), choice.note
         schema = splits.schema
     chosen, screen = choose_device(device), console()
     use_threads(schema.dimension, threads)
+    if note:
+        screen.say(note)
     with ctrl_c(lambda: go_on(folder)) as stop, progress(screen) as bars, _advised(folder, experiment):
         report = reporter(bars, experiment.name)
         if resume_:
@@ -99,16 +101,6 @@ def new_rate(changes: list[str]) -> float | None:
                 "anew."
             )
     return presets.with_overrides(Experiment(), changes).training.learning_rate if changes else None
-
-
-def run_folder(name: str) -> Path:
-    """The folder of a run that is not told where to go: runs/NAME, in which a name is one and leads nowhere else."""
-    if name in ("", ".", "..") or not name.isprintable() or any(c in name for c in "/\\"):
-        raise ValueError(
-            f"name is that of the run folder, so it must be a plain name without slashes; got {name!r:.80}. Change it, "
-            "or choose a folder with --out."
-        )
-    return Path("runs") / name
 
 
 @contextmanager

@@ -193,7 +193,7 @@ def _next_shape(t: Transform, shape: Shape, schema: Schema, network: Network) ->
         raise ValueError(
             f"every entry of blocks{'' if network.squeeze_first else ' but the first'} halves the image; "
             f"{schema.shape[1]} x {schema.shape[2]} comes to {shape[1]} x {shape[2]}, which cannot be halved. "
-            "Give blocks fewer entries."
+            "Give blocks fewer entries, or resize the images of a folder with data.size."
         )
     return t.output_shape(shape)
 

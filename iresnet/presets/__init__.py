@@ -2,7 +2,8 @@
 
 They are TOML: `general` (digits, tables, points), `flows` (the paper's densities of images, and others), `classifiers`
 (the paper's, and ResNets), `rivals` (Glow and others). `experiment` is what each becomes (data, network, aim and
-training as one thing), `reading` makes it of a table, `coefficient` gives it the paper's c.
+training as one thing), `reading` makes it of a table, `coefficient` gives it the paper's c, `suitable` says which suit
+given data.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from pathlib import Path
 from .coefficient import with_coefficient
 from .experiment import Experiment, with_overrides
 from .reading import PRESETS, read, unknown_preset
+from .suitable import PURPOSES, presets_for
 
-__all__ = ["PRESETS", "Experiment", "with_overrides", "find", "read"]
+__all__ = ["PRESETS", "PURPOSES", "Experiment", "with_overrides", "find", "is_preset", "presets_for", "read"]
+
+#: NAME-cX: a preset whose layers all have the coefficient X.
+WITH_COEFFICIENT = re.compile(r"(.+)-c(\d*\.?\d+(?:e[+-]?\d+)?)")
 
 
 def find(name: str) -> Experiment:
@@ -31,7 +36,16 @@ def find(name: str) -> Experiment:
                 f"there is no file {path}. Write one with: iresnet presets digits-hybrid > {path.name}"
             )
         return read(path)
-    parts = re.fullmatch(r"(.+)-c(\d*\.?\d+(?:e[+-]?\d+)?)", name)
-    if parts and parts[1] in PRESETS:
+    if (parts := WITH_COEFFICIENT.fullmatch(name)) and parts[1] in PRESETS:
         return with_coefficient(PRESETS[parts[1]], parts[2])
     raise ValueError(f"{unknown_preset(name)} A file of settings ends in .toml.")
+
+
+def is_preset(name: str) -> bool:
+    """Whether `find` knows a preset of this name.
+
+    >>> is_preset("iresnet164"), is_preset("iresnet164-c0.7"), is_preset("moons")
+    (True, True, False)
+    """
+    parts = WITH_COEFFICIENT.fullmatch(name)
+    return name in PRESETS or (parts is not None and parts[1] in PRESETS)

@@ -41,7 +41,8 @@ from ..train import checkpoint
 from ..train.checkpoint import Checkpoint, check_tensors, check_weights
 from ..version import __version__
 from . import reading
-from .weights import complete_state, is_shipped, output_folder, resolve_folder, shipped, shipped_hint
+from .missing import explain_missing, is_run
+from .weights import complete_state, is_shipped, output_folder, resolve_folder, shipped
 
 FILES = (
     "config.toml", "schema.json", "data.json", "environment.json", "log.csv", "last.safetensors", "best.safetensors",
@@ -74,14 +75,8 @@ class Run:
                 f"name a run folder, or a model that comes with the library ({', '.join(shipped())}); got ''."
             )
         folder = resolve_folder(Path(folder))
-        if not (folder / "config.toml").is_file():
-            what = (
-                "is not a run folder: it has no config.toml"
-                if folder.is_dir()
-                else f"does not exist{shipped_hint(folder)}"
-            )
-            end = "" if what.endswith("?") else "."
-            raise FileNotFoundError(f"{folder} {what}{end} Train first: iresnet train digits-hybrid --out {folder}")
+        if not is_run(folder):
+            raise FileNotFoundError(explain_missing(folder))
         for name in FILES:  # a pipe would be waited for without end, a device read without end
             if (folder / name).exists() and not (folder / name).is_file():
                 raise ValueError(f"{folder / name} must be a file; it is something else. Remove it, or train again.")

@@ -17,9 +17,11 @@ from typing import cast
 from torch import Tensor, nn
 
 from ..lipschitz import SpectralCap, cap_of
-from ..spelling import hint
 
 WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
+
+#: Former name of a shipped model -> the name of the preset that made it, which it has now.
+RENAMED = {"mnist-flow": "mnist-flow-noise"}
 
 
 def shipped() -> list[str]:
@@ -30,12 +32,6 @@ def shipped() -> list[str]:
 def resolve_folder(folder: Path) -> Path:
     """The folder itself, or that of the shipped model of this name where there is no such folder."""
     return WEIGHTS / folder if not folder.exists() and str(folder) in shipped() else folder
-
-
-def shipped_hint(folder: Path) -> str:
-    """Which shipped model a name that does not exist is close to: the beginning of a message, or nothing."""
-    words = hint(str(folder), shipped()) if len(folder.parts) == 1 else ""
-    return f". {words[:-1]}, which comes with the library?" if words.startswith("Did you mean") else ""
 
 
 def is_shipped(folder: Path) -> bool:

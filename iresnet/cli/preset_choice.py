@@ -1,0 +1,93 @@
+"""From the words of `iresnet train` to a preset and its data: the name of a dataset or a file will do for a preset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import join
+
+from .. import data, presets
+from ..data.source import KINDS
+from ..presets import PRESETS, PURPOSES, Experiment
+from ..run.missing import is_run
+from ..spelling import nearest
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is trained: a preset or a file of settings, on its own data or other; `note` says what was chosen for it."""
+
+    experiment: Experiment
+    source: str | None
+    folder: Path | None = None
+    note: str = ""
+
+
+def choose_preset(what: str | None, source: str | None, label: str | None, out: Path | None) -> Choice:
+    """Return the preset named by `what`, or the natural one for a dataset or a file; refuse what leaves a choice."""
+    if source is not None and presets.is_preset(source) and not _is_data(source):
+        raise ValueError(
+            f"--data must be a dataset, a file or a folder; {source} is a preset. Use: iresnet train {source}"
+        )
+    if what is None and source is None:
+        raise ValueError("name a preset, a dataset or a file. See them with: iresnet presets; iresnet data list")
+    if what is None:
+        return _for_data(str(source), label, out)
+    if presets.is_preset(what) or not _is_data(what) or Path(what).suffix == ".toml":
+        return Choice(_find(what), source)
+    if source not in (None, what):
+        raise ValueError(f"a run has one dataset; got {what!r} and --data {source!r}. Leave one out.")
+    return _for_data(what, label, out)
+
+
+def _find(name: str) -> Experiment:
+    """Return a preset, or the settings in a TOML file; suggest a dataset if that is what the name is closest to."""
+    near = nearest(name, [*data.names(), *PRESETS])
+    if not presets.is_preset(name) and near and near == nearest(name, data.names()):
+        raise ValueError(f"there is no preset or dataset {name!r}.{near}")
+    return presets.find(name)
+
+
+def _for_data(source: str, label: str | None, out: Path | None) -> Choice:
+    """Return the natural preset for the data; refuse data with labels, which leave a choice, with the commands."""
+    if is_run(Path(source)):
+        raise ValueError(
+            f"{source} is a run folder. Resume it: iresnet train --resume --out {source}, or train again with its "
+            f"settings: iresnet train {source}/config.toml --out runs/NEW"
+        )
+    names, known = presets.presets_for(source, label), source in data.names()
+    if len(names) > 1:
+        commands = [f"{_command(name, source, label)} ({use})" for name, use in zip(names, PURPOSES, strict=True)]
+        raise ValueError(f"{source} has labels, so a preset must be named. Use one of: {'; '.join(commands)}.")
+    folder = out or run_folder(source if known else Path(source).expanduser().resolve().stem)
+    command = f"{_command(names[0], source, label)} {join(['--out', str(folder)])}"
+    kind = "a dataset" if known else "a folder" if Path(source).expanduser().is_dir() else "a file"
+    note = f"{source} is {kind}: training the preset {names[0]} on it; the same as: {command}"
+    return Choice(PRESETS[names[0]], source, folder, note)
+
+
+def _command(preset: str, source: str, label: str | None) -> str:
+    """The command that trains a preset on the data, for a shell.
+
+    >>> _command("digits-hybrid", "digits", None), _command("table-hybrid", "my file.csv", "kind")
+    ('iresnet train digits-hybrid', "iresnet train table-hybrid --data 'my file.csv' --label kind")
+    """
+    words = ["iresnet", "train", preset]
+    words += [] if PRESETS[preset].data.source == source and preset != "points-density" else ["--data", source]
+    return join(words + (["--label", label] if label else []))
+
+
+def _is_data(word: str) -> bool:
+    """Whether a word names a dataset, or a path that exists or looks like that of a file of data."""
+    path = Path(word).expanduser()
+    return word in data.names() or path.exists() or path.suffix.lower() in KINDS.split(", ")
+
+
+def run_folder(name: str) -> Path:
+    """The default folder of a run: runs/NAME. A name that would lead out of runs/ is refused."""
+    if name in ("", ".", "..") or not name.isprintable() or any(c in name for c in "/\\"):
+        raise ValueError(
+            f"the name of a run must be a plain name without slashes; got {name!r:.80}. Change it, or choose a folder "
+            "with --out."
+        )
+    return Path("runs") / name
