@@ -107,7 +107,7 @@ ANSWERS = [
     ("train moons --data circles", "a run has one dataset; got 'moons' and --data 'circles'. Leave one out."),
     ("train --data digits-density", "digits-density is a preset. Use: iresnet train digits-density"),
     ("train digits-hybrid --data iresnet164-c0.7", "iresnet164-c0.7 is a preset. Use: iresnet train iresnet164-c0.7"),
-    ("train moons --label kind", "label names a table's column; got 'kind' for moons."),
+    ("train moons --label kind", "got 'kind' for moons."),
     (
         "train runs/mine",
         "runs/mine is a run folder. Resume it: iresnet train --resume --out runs/mine, or train again with its "
