@@ -33,7 +33,7 @@ lint: .venv/setup.stamp  ## format, lint, types and layers
 	$(BIN)/lint-imports --no-logo
 
 docs: .venv/docs.stamp  ## build the documentation into site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 bench: .venv/bench.stamp  ## measure what results/*.json claim (forty minutes)
 	$(BIN)/python benchmarks/core.py
@@ -43,8 +43,8 @@ bench: .venv/bench.stamp  ## measure what results/*.json claim (forty minutes)
 attack: .venv/setup.stamp  ## try to break what the library proves and promises: 100,000 cases, results/attack.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m attack --out results/attack.json
 
-tables: .venv/setup.stamp  ## rewrite the tables in README.md and docs/ from results/
-	$(BIN)/python tools/tables.py
+tables: .venv/setup.stamp  ## rewrite the generated tables in README.md and docs/
+	$(BIN)/python -m tools.tables
 
 format: .venv/setup.stamp  ## format the code and sort its imports
 	$(BIN)/ruff check --fix-only --quiet .

@@ -230,7 +230,7 @@ class TestTrial:
 
     def test_the_page_can_show_whatever_is_recorded(self, tmp_path):
         """Also where all failed: every column of the markers is there."""
-        page = (ROOT / "docs" / "recipes.md").read_text()
+        page = (ROOT / "docs" / "results" / "recipes.md").read_text()
         names = {line.split(":", 1)[1].split()[0] for line in page.splitlines() if line.startswith("<!-- results:rec")}
         assert "recipes-mnist-density" in names
         for name in names:

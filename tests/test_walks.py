@@ -1,4 +1,4 @@
-"""docs/design.md shows how calls go through the files; here they are made and compared with what it says."""
+"""The calls that docs/explanation/design.md describes as walks through the files are made, and compared with it."""
 
 import re
 import sys
@@ -17,7 +17,9 @@ from tests.runs import copy_of, trained
 from tests.zoo import rouse_
 
 ROOT = Path(iresnet.__file__).parent
-TEXT = (ROOT.parent / "docs" / "design.md").read_text().partition("## Five walks")[2].partition("\n## ")[0]
+TEXT = (
+    (ROOT.parent / "docs" / "explanation" / "design.md").read_text().partition("## Five walks")[2].partition("\n## ")[0]
+)
 
 #: The steps of every walk: (file, function), by the title of the walk.
 WALKS = {

@@ -2,7 +2,7 @@
 
 A run folder gives one row: what differs from its preset, how long it took, and the figures on held-out rows by which
 its weights were chosen. A results file of `tools.pilots`, or of this tool on another machine, gives all its rows. They
-go to results/recipes-DATASET-TASK.json, which docs/recipes.md shows; one that is there already is left as it is.
+go to results/recipes-DATASET-TASK.json, shown in docs/results/recipes.md; one that is there already is left as it is.
 Nothing of the test part is read.
 """
 

@@ -25,7 +25,9 @@ Generator: TypeAlias = torch.Generator | None
 EXACT_UP_TO = 64
 
 #: Defaults in eval beyond that dimension: truncation error per block in nats, probes per block, and their seed.
-EVAL_TOLERANCE, EVAL_PROBES, EVAL_SEED = 1e-3, 4, 0
+EVAL_TOLERANCE = 1e-3
+EVAL_PROBES = 4
+EVAL_SEED = 0
 
 
 class Estimator:

@@ -36,7 +36,7 @@ INVERSES = {
 
 @dataclass(frozen=True)
 class Network:
-    """A network as settings: what each means, and may be, stands with it. docs/guide/train.md has them as a table."""
+    """Settings of a network; docs/reference/settings.md lists them in a table."""
 
     # ------------------------------------------------------------------------------------ scales of residual blocks
 

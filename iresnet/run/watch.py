@@ -41,7 +41,8 @@ VALIDATION_SAMPLES = 1000
 
 #: By how much training's series makes likelihoods look better than they are, in the log; and how much of it the user is
 #: told of, in bits per dimension: less is what a short series costs before a network learns to make use of it.
-TRUNCATION, TRUNCATION_WARNED = "validation truncation bits/dim", 0.01
+TRUNCATION = "validation truncation bits/dim"
+TRUNCATION_WARNED = 0.01
 
 
 class RunCallback:
