@@ -203,7 +203,7 @@ def claimed(block: ResidualBlock, x: Tensor, name: str) -> float | None:
     if certificate.passed:
         return min(b.lipschitz for b in certificate.blocks)
     for b in certificate.blocks:
-        if b.verdict == "proven" or not (b.remark or math.isfinite(b.lipschitz)):
+        if b.status == "proven" or not (b.remark or math.isfinite(b.lipschitz)):
             raise Violation(f"{name}: FAILED without a reason: {b}")
     return None
 

@@ -199,11 +199,11 @@ def compare(transform: Chain, x: Tensor, z: Tensor, arithmetic: Arithmetic) -> l
     if inverter.reason:
         raise RuntimeError(f"the chain must be one that is accelerated; it is {inverter.reason}")
     print("schedules, last block first:", counted(inverter.schedules))
-    print("convolutions:", {" ".join(map(str, k)): w.__name__ for k, w in inverter.maker.ways.items()})
+    print("convolutions:", {" ".join(map(str, k)): w.__name__ for k, w in inverter.builder.functions.items()})
     print("one pass, ms:", {k: round(v, 2) for k, v in phases(inverter, z).items()}, flush=True)
     blockwise = inverter.with_code("float64")
-    blockwise.goes_forward = False
-    ways = [*([inverter] if inverter.goes_forward else []), blockwise, inverter.with_code("none")]
+    blockwise.proves_forward = False
+    ways = [*([inverter] if inverter.proves_forward else []), blockwise, inverter.with_code("none")]
     rows = [ours(way, x, z) | {"setup ms": setup} for way in ways]
     return [*rows, ordinary(inverter, x, z), plain(inverter, x, z)]
 
@@ -216,7 +216,7 @@ def counted(schedules: list[Schedule]) -> dict[str, int]:
 def ours(inverter: Inverter, x: Tensor, z: Tensor) -> Row:
     """The accelerated inverse."""
     solution = inverter.solve(z)
-    proof = "forward" if inverter.goes_forward else "block by block"
+    proof = "forward" if inverter.proves_forward else "block by block"
     row: Row = {"method": f"Inverter, proven {proof}, code residual: {inverter.arithmetic.code}"}
     row |= {"ms": milliseconds(partial(inverter.solve, z), z.device)} | describe(solution, x)
     print(row_line(row), flush=True)

@@ -33,7 +33,7 @@ from iresnet.precision import full_precision
 from iresnet.presets import find
 from iresnet.proof import sample_norms
 from iresnet.results import Results, provenance, write
-from iresnet.transform import ChainSolution, back, path
+from iresnet.transform import ChainSolution, flat_steps, run_inverse
 
 Line = dict[str, Any]
 
@@ -64,7 +64,7 @@ def untrained(name: str, options: argparse.Namespace) -> Flow:
 def show_(transform: Transform, x: Tensor) -> None:
     """Let every layer see its input and every ActNorm be set by it."""
     stack = [x]
-    for t in path(transform):
+    for t in flat_steps(transform):
         if isinstance(t, Transform):
             if isinstance(t, ActNorm):
                 t.initialise_(stack[-1])
@@ -132,7 +132,7 @@ def iterate(transform: Transform, z: Tensor, iterations: int) -> Tensor:
             x = code - t.g(x)
         return x
 
-    return back(list(path(transform)), z, act)
+    return run_inverse(list(flat_steps(transform)), z, act)
 
 
 def plain(flow: Flow, z: Tensor, iterations: int) -> tuple[Line, Tensor]:

@@ -99,7 +99,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What brings training, data and evaluation with it is loaded when first asked for."""
+    """Import lazily: `load`, `shipped` and the subpackages for training, data and evaluation."""
     if name in ("load", "shipped"):
         return getattr(import_module(".run", __name__), name)
     if name.startswith("_") or find_spec(f".{name}", __name__) is None:

@@ -1,8 +1,8 @@
-"""Bases: what the codes of a flow are distributed like.
+"""Base distributions of a flow, over its codes.
 
-normal      N(z; mean, scale^2) for every coordinate
-mixture     sum_k w_k N(z; mean_k, scale_k^2): data that fall into kinds need not be pulled into one lump; with one
-            component a class, its posterior is a classifier
+DiagonalNormal      N(z; mean, scale^2) for every coordinate
+NormalMixture       sum_k w_k N(z; mean_k, scale_k^2): suits clustered data, which need not be mapped to one mode; with
+                    one component per class, its posterior is a classifier
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Base(nn.Module, ABC):
 
     @abstractmethod
     def log_prob(self, z: Tensor) -> Tensor:
-        """ln p(z) over the last axes; leading axes are batches."""
+        """Return ln p(z), summed over the last axes; leading axes are batches."""
 
     @abstractmethod
     def rsample(self, count: int, generator: torch.Generator | None = None, *, temperature: float = 1.0) -> Tensor:
-        """Codes (count, *shape), every normal's scale multiplied by `temperature`."""
+        """Draw codes (count, *shape), the scale of every normal multiplied by `temperature`."""
 
     def _noise(self, count: int, generator: torch.Generator | None) -> Tensor:
         return torch.randn(count, *self.shape, dtype=self.mean.dtype, device=self.mean.device, generator=generator)
@@ -45,7 +45,7 @@ class Base(nn.Module, ABC):
 
 
 class DiagonalNormal(Base):
-    """A normal distribution with a mean and a scale for every coordinate; the standard normal unless `learned`."""
+    """A normal distribution with a mean and a scale per coordinate; the standard normal unless they are `learned`."""
 
     def __init__(self, shape: Shape | int, *, learned: bool = False) -> None:
         super().__init__(shape)
@@ -64,7 +64,7 @@ class DiagonalNormal(Base):
 
 
 class NormalMixture(Base):
-    """A learned mixture of diagonal normals. Their means start apart, drawn by torch's global generator.
+    """A learned mixture of diagonal normals. Their initial means are drawn from torch's global generator.
 
     >>> NormalMixture((2, 2), components=3).log_prob(torch.zeros(5, 2, 2)).shape
     torch.Size([5])
@@ -75,13 +75,13 @@ class NormalMixture(Base):
     def __init__(self, shape: Shape | int, components: int) -> None:
         super().__init__(shape)
         if components < 2:
-            raise ValueError(f"a mixture has at least 2 components; got {components}. Use DiagonalNormal for one.")
+            raise ValueError(f"components must be at least 2; got {components}. Use DiagonalNormal for one.")
         self.mean = nn.Parameter(0.1 * (2 * torch.rand(components, *self.shape) - 1))
         self.log_scale = nn.Parameter(torch.zeros(components, *self.shape))
         self.weight_logits = nn.Parameter(torch.zeros(components))
 
     def joint(self, z: Tensor) -> Tensor:
-        """ln w_k N(z; mean_k, scale_k^2) for every component, the last axis."""
+        """Return ln w_k N(z; mean_k, scale_k^2) for every component k, the last axis."""
         z = z.unsqueeze(-len(self.shape) - 1)
         return self._log_normal(z, self.mean, self.log_scale) + self.weight_logits.log_softmax(0)
 
@@ -96,7 +96,7 @@ class NormalMixture(Base):
         temperature: float = 1.0,
         component: int | None = None,
     ) -> Tensor:
-        """Codes of one component, or of components drawn by their weights."""
+        """Draw codes of one component, or of components drawn by their weights."""
         if component is None:
             weights = self.weight_logits.detach().softmax(0)
             k = torch.multinomial(weights, count, replacement=True, generator=generator)
@@ -106,9 +106,9 @@ class NormalMixture(Base):
 
 
 class Posterior(nn.Module):
-    """A head without weights of its own: the logits are ln p(z, y) of a mixture with one component a class.
+    """A head without its own weights: the logits are ln p(z, y) of a mixture with one component per class.
 
-    Classes follow from the density by Bayes' rule, p(y | z) = p(z, y) / p(z).
+    The class probabilities follow from the density by Bayes' rule, p(y | z) = p(z, y) / p(z).
     """
 
     def __init__(self, base: NormalMixture) -> None:

@@ -1,9 +1,9 @@
-"""Certificates: what is proven about a model, layer by layer and block by block, as a table and as JSON.
+"""Certificates: what is proven about a model, per layer and per block, as a table and as JSON.
 
-A certificate is an upper bound for the function with the stored weights in real arithmetic: Lip(g_t) < 1 for every
-block (Theorem 1), hence Lip(F) and Lip(F^-1) (Lemma 2) and the range of ln det (Lemma 7). It does not cover rounding in
-the forward pass. An asserted constant is shown but never passes, nor does anything that is not known (`trust`): a block
-that no part of the model accounts for, a transform of a user's own, a hook.
+A certificate consists of upper bounds for the function with the stored weights in real arithmetic: Lip(g_t) < 1 for
+every block (Theorem 1), hence Lip(F) and Lip(F^-1) (Lemma 2) and the range of ln det (Lemma 7). It does not cover
+rounding in the forward pass. An asserted constant is shown but never passes. Neither does anything that `trust` does
+not know: a block that no transform lists among its parts, a user's own transform, a hook.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .trust import NoBoundKnown, unwrap, why_untrusted
 
 @dataclass(frozen=True)
 class BlockCertificate:
-    """One residual block: Lip(g) <= lipschitz, proven or asserted; `remark` says why a bound is missing."""
+    """The bound Lip(g) <= lipschitz of one residual block, proven or asserted; `remark` says why there is none."""
 
     name: str
     lipschitz: float
@@ -42,7 +42,8 @@ class BlockCertificate:
         return self.proven and self.lipschitz < 1
 
     @property
-    def verdict(self) -> str:
+    def status(self) -> str:
+        """One of "proven", "asserted", "not proven (bound >= 1)", "no bound known"."""
         if self.remark:
             return "no bound known"
         if not self.proven:
@@ -52,11 +53,11 @@ class BlockCertificate:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What `certify` found. `passed`: every block is proven to be a contraction, and all around them is known.
+    """The result of `certify`. `passed`: every block is a proven contraction, and all other parts are known.
 
-    `stretch` composes the blocks into bounds for the whole map; it is None where the order of the blocks is not known
-    (a model that is neither a Transform nor has one: then its blocks alone are certified). `unknown` says what is not
-    known of the model beside its blocks.
+    `stretch` bounds the whole map; it is None if the order of the blocks is unknown, because the model neither is a
+    Transform nor has one (then only its blocks are certified). `unknown` lists why other parts of the model are
+    unknown.
     """
 
     blocks: tuple[BlockCertificate, ...]
@@ -70,31 +71,31 @@ class Certificate:
 
     @property
     def lipschitz(self) -> dict[str, float]:
-        """Lip(g) per block, by name."""
+        """The bound of Lip(g) per block, by name."""
         return {b.name: b.lipschitz for b in self.blocks}
 
     @property
     def layers(self) -> tuple[LayerBound, ...]:
-        """Every linear layer of every block."""
+        """All linear layers of all blocks."""
         return tuple(part for b in self.blocks for part in b.layers if part.estimate is not None)
 
     def __str__(self) -> str:
-        lines = [f"{'block':<18}{'layer':<12}{'kind':<18}{'asked':>8}{'estimated':>11}{'bound':>9}  verdict"]
+        lines = [f"{'block':<18}{'layer':<12}{'kind':<18}{'coefficient':>12}{'estimate':>10}{'bound':>9}  status"]
         for b in self.blocks:
-            lines.append(f"{b.name:<18}{'':<12}{'':<18}{'':>8}{'':>11}{b.lipschitz:>9.4f}  {b.verdict}")
+            lines.append(f"{b.name:<18}{'':<12}{'':<18}{'':>12}{'':>10}{b.lipschitz:>9.4f}  {b.status}")
             lines += [_layer_line(part) for part in b.layers if part.estimate is not None]
             if b.remark:
                 lines.append(f"  {b.remark}")
-        return "\n".join([*lines, *(f"not known: {reason}" for reason in self.unknown), self.summary()])
+        return "\n".join([*lines, *(f"unknown: {reason}" for reason in self.unknown), self.summary()])
 
     def summary(self) -> str:
-        """The verdict in a sentence."""
+        """Return the result in one sentence."""
         good = sum(b.passed for b in self.blocks)
         largest = max((b.lipschitz for b in self.blocks), default=math.nan)
         text = f"{'PASSED' if self.passed else 'FAILED'}: {good} of {len(self.blocks)} blocks proven contractive, "
         text += f"largest Lip(g) <= {largest:.4f}"
         if self.unknown:
-            text += f"; not known: {self.unknown[0].rstrip('.')}"
+            text += f"; unknown: {self.unknown[0].rstrip('.')}"
         elif self.stretch is not None:
             text += f"; Lip(F) <= {self.stretch.forward:.3g}, Lip(F^-1) <= {self.stretch.inverse:.3g}"
             if self.stretch.logdet is not None and math.isfinite(self.stretch.logdet[1]):
@@ -102,64 +103,63 @@ class Certificate:
         return text + "."
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The certificate as JSON; written to `path` if one is given. Infinity and NaN become null."""
+        """Return the certificate as JSON, and write it to `path` if given. Infinity and NaN become null."""
         content = {
             "passed": self.passed,
             "summary": self.summary(),
             "input_shape": self.input_shape,
             "stretch": None if self.stretch is None else asdict(self.stretch),
-            "blocks": [asdict(b) | {"verdict": b.verdict} for b in self.blocks],
+            "blocks": [asdict(b) | {"verdict": b.status} for b in self.blocks],
             "unknown": list(self.unknown),
         }
-        text = json.dumps(_finite(content), indent=1, allow_nan=False)
+        text = json.dumps(_nulls_for_infinite(content), indent=1, allow_nan=False)
         if path is not None:
             atomic.write(path, text + "\n")
         return text
 
 
-def _finite(value: object) -> object:
+def _nulls_for_infinite(value: object) -> object:
     match value:
         case float() if not math.isfinite(value):
             return None
         case dict():
-            return {k: _finite(v) for k, v in value.items()}
+            return {k: _nulls_for_infinite(v) for k, v in value.items()}
         case list() | tuple():
-            return [_finite(v) for v in value]
+            return [_nulls_for_infinite(v) for v in value]
         case _:
             return value
 
 
 def _layer_line(part: LayerBound) -> str:
-    asked = "" if part.coefficient is None else f"{part.coefficient:.4f}"
-    return f"{'':<18}{part.name:<12}{part.kind:<18}{asked:>8}{part.estimate:>11.4f}{part.bound:>9.4f}"
+    coefficient = "" if part.coefficient is None else f"{part.coefficient:.4f}"
+    return f"{'':<18}{part.name:<12}{part.kind:<18}{coefficient:>12}{part.estimate:>10.4f}{part.bound:>9.4f}"
 
 
 def certify(model: nn.Module, input_shape: Shape | None = None) -> Certificate:
-    """Prove what can be proven of a model made of residual blocks, in any nesting.
+    """Certify a model made of residual blocks, in any nesting: prove that each of them is a contraction.
 
-    `input_shape` is the shape of one input, without the batch. Without it, layers are judged at the largest size they
-    have met, else, and under circular padding, for all sizes.
+    `input_shape` is the shape of one input, without the batch. Without it, the bound of a layer holds for the largest
+    input size it has seen; if it has seen none, or has circular padding, for all sizes.
 
     >>> from iresnet import mlp_flow
     >>> certify(mlp_flow(2, blocks=2, hidden=(8,))).passed
     True
     """
     model = unwrap(model)
-    shape = _shape(model, input_shape)
+    shape = _input_shape(model, input_shape)
     root = transform_of(model)
     with torch.no_grad():
-        listed = list(residual_blocks(model, shape))
-        blocks = [_certify_block(name, block, at) for name, block, at in listed]
-        blocks += [_hidden(name) for name in unlisted_blocks(model)]
+        blocks = [_certify_block(name, block, at) for name, block, at in residual_blocks(model, shape)]
+        blocks += [_certify_unlisted(name) for name in unlisted_blocks(model)]
         unknown = () if root is None else tuple(unknown_parts(root))
         known = root is not None and not unknown and not any(b.remark for b in blocks)
         stretch = stretch_of(root, shape) if known and root is not None else None
     if not blocks:
-        raise ValueError(f"nothing to certify: {type(model).__name__} holds no ResidualBlock.")
+        raise ValueError(f"nothing to certify: {type(model).__name__} contains no ResidualBlock.")
     return Certificate(tuple(blocks), stretch, shape, unknown)
 
 
-def _shape(model: nn.Module, input_shape: Shape | None) -> Shape | None:
+def _input_shape(model: nn.Module, input_shape: Shape | None) -> Shape | None:
     return getattr(model, "event_shape", None) if input_shape is None else tuple(input_shape)
 
 
@@ -175,13 +175,13 @@ def _certify_block(name: str, block: ResidualBlock, shape: Shape | None) -> Bloc
     return BlockCertificate(name, b.value, True, shape, b.parts)
 
 
-def _hidden(name: str) -> BlockCertificate:
-    remark = "It is inside a transform that does not list it in parts(), so that nothing is known of its input."
+def _certify_unlisted(name: str) -> BlockCertificate:
+    remark = "It is inside a transform that does not list it in parts(), so its input is unknown."
     return BlockCertificate(name, math.inf, False, None, remark=remark)
 
 
 def unlisted_blocks(model: nn.Module) -> Iterator[str]:
-    """The names of residual blocks that no part accounts for, wherever the model holds them."""
+    """Yield the names of residual blocks of the model that no transform lists among its parts."""
     listed = {id(block) for _, block, _ in residual_blocks(model, None)}
     for name, module in model.named_modules():
         if isinstance(module, ResidualBlock) and id(module) not in listed:
@@ -189,16 +189,16 @@ def unlisted_blocks(model: nn.Module) -> Iterator[str]:
 
 
 def unknown_parts(transform: Transform) -> Iterator[str]:
-    """Why a transform or one of its parts is not known; residual blocks say so themselves."""
-    parts, speaks = transform.parts(), isinstance(transform, ResidualBlock)
-    if not speaks and (reason := why_untrusted(transform) or ("" if parts else _not_bijective(transform))):
+    """Yield why a transform or one of its parts is unknown; residual blocks, which have a remark, are left out."""
+    parts, is_block = transform.parts(), isinstance(transform, ResidualBlock)
+    if not is_block and (reason := why_untrusted(transform) or ("" if parts else _why_not_bijective(transform))):
         yield reason
     for _, part, _ in parts:
         yield from unknown_parts(part)
 
 
-def _not_bijective(transform: Transform) -> str:
-    """Why a transform in closed form is not known to be a bijection, or nothing."""
+def _why_not_bijective(transform: Transform) -> str:
+    """Why a transform in closed form is not known to be a bijection; empty if it is."""
     tensors = (t for t in (*transform.parameters(), *transform.buffers()) if t.is_floating_point())
     settings = (value for value in vars(transform).values() if isinstance(value, float))
     if not all(bool(t.isfinite().all()) for t in tensors) or not all(map(math.isfinite, settings)):
@@ -207,24 +207,24 @@ def _not_bijective(transform: Transform) -> str:
         proven = transform.stretch().proven
     except ArithmeticError:  # a scale of zero
         proven = False
-    return "" if proven else f"no constant is known for {type(transform).__name__}."
+    return "" if proven else f"no Lipschitz constant is known for {type(transform).__name__}."
 
 
 def tighten_(model: nn.Module, input_shape: Shape | None = None) -> list[str]:
-    """Rescale every layer whose proven bound exceeds its coefficient, and no other; the names of those that changed.
+    """Rescale the layers whose proven bound exceeds their coefficient, and no others; return their names.
 
-    After it, a model whose coefficients multiply to less than one passes `certify`. A block without constrained layers
-    has no coefficient to keep, and is left alone.
+    Afterwards a model whose coefficients multiply to less than one in every block passes `certify`. A block without
+    constrained layers has no coefficients and is not changed.
     """
     changed = []
-    for name, block, at in residual_blocks(model, _shape(unwrap(model), input_shape)):
+    for name, block, at in residual_blocks(model, _input_shape(unwrap(model), input_shape)):
         if block.asserted is None and any(lip.cap_of(layer) is not None for layer in block.g.modules()):
             changed += [f"{name}.g.{layer}".removesuffix(".") for layer in tighten_branch(block.g, at)]
     return changed
 
 
 def transform_of(model: nn.Module) -> Transform | None:
-    """The transform of a model: itself, or the one that it has."""
+    """Return the transform of a model: the model itself, or its attribute `transform`; None if there is none."""
     if isinstance(model, Transform):
         return model
     inner = getattr(model, "transform", None)
@@ -233,19 +233,19 @@ def transform_of(model: nn.Module) -> Transform | None:
 
 
 def residual_blocks(model: nn.Module, shape: Shape | None) -> Iterator[tuple[str, ResidualBlock, Shape | None]]:
-    """(name, block, its input shape) for every residual block, in the order of the forward pass where it is known."""
+    """Yield (name, block, input shape) of every residual block, in the order of the forward pass if it is known."""
     model = unwrap(model)
     root = transform_of(model)
     if root is not None:
-        yield from _walk("" if root is model else "transform", root, shape)
+        yield from _blocks_in("" if root is model else "transform", root, shape)
         return
     for name, module in model.named_modules():
         if isinstance(module, ResidualBlock):
             yield name, module, None
 
 
-def _walk(name: str, t: Transform, shape: Shape | None) -> Iterator[tuple[str, ResidualBlock, Shape | None]]:
+def _blocks_in(name: str, t: Transform, shape: Shape | None) -> Iterator[tuple[str, ResidualBlock, Shape | None]]:
     if isinstance(t, ResidualBlock):
         yield name or "block", t, shape
     for child, part, at in t.parts(shape):
-        yield from _walk(f"{name}.{child}" if name else child, part, at)
+        yield from _blocks_in(f"{name}.{child}" if name else child, part, at)

@@ -1,7 +1,7 @@
-"""Transforms made of others: F = F_T o ... o F_1, log-determinants added, inverted from the last to the first.
+"""Compositions of transforms: F = F_T o ... o F_1, with ln det added up, inverted from the last to the first.
 
-How to write another one than `Chain`: derive from `Composition` and implement `members`, `parts`, `stretch` and, where
-something happens between them, `steps`.
+To write a composition other than `Chain`, derive from `Composition` and implement `members`, `parts` and `stretch`;
+also `steps`, if something happens between the members.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from .transform import (
     Stretch,
     Transform,
     check_context,
-    given_to,
+    context_for,
+    run_forward,
     stretch_of,
-    through,
 )
 
 
 class Composition(Transform):
-    """Transforms that follow each other. `steps` says how; everything else is written here, once."""
+    """Base class of transforms that apply others in order. `steps` defines the order; all else is implemented here."""
 
     @property
     @abstractmethod
     def members(self) -> nn.ModuleList:
-        """The transforms, in order."""
+        """The composed transforms, in order."""
 
     def steps(self) -> list[Step]:
-        """The members in order, and what happens between them."""
-        # Not `in self`, which torch.export of torch 2.7 cannot follow.
+        """List the members in order, and the operations between them."""
+        # Not list(self): torch.export of torch 2.7 cannot trace it.
         return list(cast("list[Step]", self.members))
 
-    def through(self, x: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
-        """The code of x, where `step` takes a tensor through one of them."""
-        return through(self.steps(), x, step)
+    def run_forward(self, x: Tensor, act: Callable[[Transform, Tensor], Tensor]) -> Tensor:
+        """Take x through all steps; `act` applies one member to a tensor."""
+        return run_forward(self.steps(), x, act)
 
     def __len__(self) -> int:
         return len(self.members)
@@ -58,7 +58,7 @@ class Composition(Transform):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         check_context(self, context)
-        return self.through(x, lambda t, y: t(y, given_to(t, context)))
+        return self.run_forward(x, lambda t, y: t(y, context_for(t, context)))
 
     def forward_and_logdet(
         self,
@@ -71,13 +71,13 @@ class Composition(Transform):
         check_context(self, context)
         total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
 
-        def step(t: Transform, y: Tensor) -> Tensor:
+        def act(t: Transform, y: Tensor) -> Tensor:
             nonlocal total
-            y, logdet = t.forward_and_logdet(y, given_to(t, context), estimator=estimator, generator=generator)
+            y, logdet = t.forward_and_logdet(y, context_for(t, context), estimator=estimator, generator=generator)
             total = total + logdet
             return y
 
-        return self.through(x, step), total
+        return self.run_forward(x, act), total
 
     def inverse(
         self,
@@ -87,10 +87,10 @@ class Composition(Transform):
         tolerance: float | None = None,
         solver: Solver | None = None,
     ) -> Tensor:
-        return inverse.invert(self, z, context, tolerance=tolerance, solver=solver, own=True)
+        return inverse.invert(self, z, context, tolerance=tolerance, solver=solver, by_parts=True)
 
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        return self.through(x.double(), lambda t, y: t.reference(y, given_to(t, context)))
+        return self.run_forward(x.double(), lambda t, y: t.reference(y, context_for(t, context)))
 
     def solve(
         self,
@@ -100,16 +100,16 @@ class Composition(Transform):
         tolerance: float | None = None,
         solver: Solver | None = None,
     ) -> ChainSolution:
-        """The inverse with a report (no gradient): block bounds, code residual and composed bound.
+        """Invert and report block bounds, code residual and composed bound; no gradient.
 
-        A sample that leaves all numbers in one of the transforms, which only one without a proof can let happen, is NaN
-        in the end; the transforms before it solve 0 in its place.
+        If a sample overflows in one of the transforms, which can happen only without a proof, its x is NaN; the
+        remaining transforms solve for 0 in its place.
         """
-        return inverse.solve(self, z, context, tolerance=tolerance, solver=solver, own=True)
+        return inverse.solve(self, z, context, tolerance=tolerance, solver=solver, by_parts=True)
 
 
 class Chain(Composition):
-    """Transforms applied one after another: F = F_T o ... o F_1, log-determinants added.
+    """Applies transforms one after another: F = F_T o ... o F_1, log-determinants added.
 
     >>> from iresnet import ActNorm, Chain
     >>> len(Chain(ActNorm(2), ActNorm(2)))
@@ -121,7 +121,8 @@ class Chain(Composition):
         for t in transforms:
             if not isinstance(t, Transform):
                 raise ValueError(
-                    f"Chain takes Transforms; got {type(t).__name__}. Wrap a network g as ResidualBlock(g)."
+                    f"the arguments of Chain must be Transforms; got {type(t).__name__}. "
+                    "Wrap a network g as ResidualBlock(g)."
                 )
         self.transforms = nn.ModuleList(transforms)
 
@@ -130,26 +131,26 @@ class Chain(Composition):
         return self.transforms
 
     def trajectory(self, x: Tensor, steps: int = 8, context: Tensor | None = None) -> list[Tensor]:
-        """The states x + tau g(x), tau in (0, 1], of every block in turn (Sec. 4.2), the input first.
+        """Return the states x + tau g(x), tau in (0, 1], of every block in turn (Sec. 4.2), the input first.
 
-        Every residual block gives `steps` states, each itself a bijective image of the input; another transform gives
-        one. States may differ in shape where a transform changes it.
+        Every residual block gives `steps` states, each a bijective image of the input; any other transform gives one.
+        The shape of the states changes where a transform changes it.
         """
         if steps < 1:
             raise ValueError(f"steps must be at least 1; got {steps}.")
         check_context(self, context)
         states = [x]
         for t in self:
-            path, c = getattr(t, "trajectory", None), given_to(t, context)
-            if path is None:
-                states.append(t(states[-1], c))
+            trajectory, own_context = getattr(t, "trajectory", None), context_for(t, context)
+            if trajectory is None:
+                states.append(t(states[-1], own_context))
             else:
-                states.extend(path(states[-1], steps=steps, context=c)[1:])
+                states.extend(trajectory(states[-1], steps=steps, context=own_context)[1:])
         return states
 
     def parts(self, input_shape: Shape | None = None) -> list[tuple[str, Transform, Shape | None]]:
         listed: list[tuple[str, Transform, Shape | None]] = []
-        for position, t in enumerate(cast("list[Transform]", self.transforms)):  # as in steps
+        for position, t in enumerate(cast("list[Transform]", self.transforms)):  # see steps
             listed.append((str(position), t, input_shape))
             input_shape = None if input_shape is None else t.output_shape(input_shape)
         return listed

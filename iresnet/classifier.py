@@ -1,4 +1,4 @@
-"""Classifier: an invertible transform with a head. What it classifies by can be turned back into the input."""
+"""Classifier: an invertible transform with a head. The code that it classifies can be decoded to the input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .transform import Transform, check_context
 
 
 class Classifier(nn.Module):
-    """Logits from the code of an invertible network; `decode` returns the input a code came from.
+    """Computes logits from the code of an invertible network; `decode` returns the input of a code.
 
     >>> import torch
     >>> from iresnet import ResidualBlock, contractive_mlp
@@ -26,7 +26,7 @@ class Classifier(nn.Module):
     def __init__(self, transform: Transform, head: nn.Module) -> None:
         super().__init__()
         self.transform, self.head = transform, head
-        #: What turns codes into inputs, as a flow's (`Flow.decoder`).
+        #: Inverts codes into inputs, like `Flow.decoder`.
         self.decoder = Decoder()
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
@@ -35,7 +35,7 @@ class Classifier(nn.Module):
             return cast(Tensor, self.head(self.transform(x, context)))
 
     def encode(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """The code of x: what the head sees."""
+        """Return the code of x, the input of the head."""
         check_context(self.transform, context)
         with outermost_call(self, x):
             return cast(Tensor, self.transform(x, context))
@@ -48,6 +48,6 @@ class Classifier(nn.Module):
         tolerance: float | None = None,
         solver: Solver | None = None,
     ) -> Tensor:
-        """The input with code z, each block's solve proven."""
+        """Return the input with code z, with every block's solve proven."""
         check_context(self.transform, context)
         return self.decoder(self.transform, z, context, tolerance=tolerance, solver=solver)

@@ -1,8 +1,8 @@
 """Flow: a density from a transform and a base, log p(x) = log p_base(F(x)) + ln |det dF/dx| (Eq. 3).
 
-`Flow.forward` IS the log-likelihood of numbers, so that everything that wraps forward (DDP, compile) wraps the loss;
-where integers get noise that is learned, wrap the objective. Sampling
-draws a code and inverts it, block by block, each solve proven; on a GPU the first call prepares what later ones use.
+`Flow.forward` is the log-likelihood, so that everything that wraps `forward` (DistributedDataParallel, torch.compile)
+wraps the loss. If integer data get learned noise, wrap the training objective instead. Sampling draws a code and
+inverts it block by block, with every solve proven; on a GPU the first call prepares what later calls use.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from .transforms.elementary import InjectivePad
 from .transforms.first_batch import uninitialised
 from .trust import why_untrusted
 
-#: Passes of the pilot run that decides how many probes an estimate needs, and the most that are taken.
-PILOT, MOST_PASSES = 16, 10_000
+#: Passes of the pilot run that determines how many passes an estimate needs, and the most that it takes.
+PILOT_PASSES, MAX_PASSES = 16, 10_000
 
 
 @dataclass(frozen=True)
 class LogProb:
-    """A log-likelihood with its errors, in nats per sample: `value` +- `standard_error`, off by at most `bias_bound`.
+    """Log-likelihoods with their errors, in nats per sample.
 
-    `passes` is the number of independent estimates averaged; one with both errors zero is exact up to rounding.
-    `proven` is False where an error rests on what was asserted or is not known: a constant, a transform or a base of a
-    user's own, a hook; the bias has no bound where a log-determinant is not known to be exact.
+    `bias_bound` bounds the systematic error of `value`, and `standard_error` is the statistical one; if both are zero,
+    the value is exact up to rounding. `passes` is the number of independent estimates averaged. `proven` is False if an
+    error relies on an asserted constant or on something unknown: a user's own transform or base, a hook. The bias bound
+    is infinite if a log-determinant is not known to be exact.
     """
 
     value: Tensor
@@ -47,7 +48,7 @@ class LogProb:
     proven: bool = False
 
     def bits_per_dim(self) -> LogProb:
-        """-log2 p per dimension, with both errors in the same unit."""
+        """Convert to -log2 p per dimension, with both errors in the same unit."""
         unit = self.dimension * math.log(2)
         return replace(
             self,
@@ -58,10 +59,10 @@ class LogProb:
 
 
 class Flow(nn.Module):
-    """A density model: `flow(x)` is log p(x), `flow.sample((n,))` draws.
+    """A density model: `flow(x)` is log p(x), `flow.sample((n,))` draws samples.
 
-    In eval, `log_prob` gives the same number twice: exact up to 64 dimensions, beyond that with terms from the proven
-    bound and probes from a fixed seed. For training beyond 64 dimensions name an `estimator`.
+    In eval mode `log_prob` is deterministic: exact up to 64 dimensions, beyond that with the number of terms from the
+    proven bound and probes from a fixed seed. Training beyond 64 dimensions needs an `estimator`.
 
     >>> from iresnet import mlp_flow
     >>> flow = mlp_flow(2, blocks=2, hidden=(8,)).eval()
@@ -80,13 +81,13 @@ class Flow(nn.Module):
     ) -> None:
         super().__init__()
         self.transform, self.base, self.estimator, self.event_shape = transform, base, estimator, event_shape
-        #: The noise that integers get, where it is learned (`transforms.dequantisation.LearnedNoise`).
+        #: Learned dequantisation noise for integer data (`transforms.dequantisation.LearnedNoise`), or None.
         self.dequantiser = dequantiser
-        #: What turns codes into samples: `decoder.reason` says why the last ones were not accelerated.
+        #: Inverts codes into samples; `decoder.reason` says why the last ones were not accelerated.
         self.decoder = Decoder()
         if any(isinstance(m, InjectivePad) for m in transform.modules()):
             raise ValueError(
-                "a density needs a transform that keeps the dimension; this one has injective padding, on whose "
+                "a density needs a transform that keeps the dimension; got one with injective padding, on whose "
                 "constant channels log p is unbounded. Leave the padding out, or use Classifier."
             )
 
@@ -98,7 +99,7 @@ class Flow(nn.Module):
         estimator: Estimator | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """log p(x | context) in nats, shape (batch,)."""
+        """Return log p(x | context) in nats, shape (batch,)."""
         with outermost_call(self, x):
             return code_and_log_prob(self, x, context, estimator, generator)[1]
 
@@ -110,7 +111,7 @@ class Flow(nn.Module):
         estimator: Estimator | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The same as calling the flow."""
+        """Return log p(x | context) in nats, shape (batch,): the same as calling the flow."""
         return cast(Tensor, self(x, context, estimator=estimator, generator=generator))
 
     @torch.no_grad()
@@ -122,20 +123,20 @@ class Flow(nn.Module):
         tolerance: float = 1e-2,
         generator: torch.Generator | None = None,
     ) -> LogProb:
-        """log p(x) with a proven bound on the truncation error and a standard error, each at most tolerance / 2.
+        """Return log p(x) with a proven bound on the truncation error and a standard error, each <= tolerance / 2.
 
-        (The standard error may stay larger where that would take more than 10,000 passes: a warning says so.)
+        (If that would take more than 10,000 passes, the standard error stays larger, with a warning.)
 
-        The number of terms follows from the proven Lipschitz bounds. The number of probes is fixed by a pilot run, and
-        the estimate is made of fresh ones: stopping when the error looks small would bias it.
+        The number of terms follows from the proven Lipschitz bounds. A pilot run determines the number of passes, and
+        the estimate uses new ones: stopping as soon as the error looks small would bias it.
         """
         if self.training:
-            raise ValueError("log_prob_with_error judges a finished model; call flow.eval() first.")
+            raise ValueError("log_prob_with_error needs a model in eval mode; got one in training. Call flow.eval().")
         if not tolerance > 0:
             raise ValueError(f"tolerance must be positive; got {tolerance}.")
         check_batch(x, "x", self.event_shape)
         d, zeros = dimension(x), torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        known, proven = self.standing(tuple(x.shape[1:]))
+        known, proven = self.proof_status(tuple(x.shape[1:]))
         unknown = 0.0 if known else math.inf
         if d <= EXACT_UP_TO:
             return LogProb(self.log_prob(x, context).double(), zeros + unknown, zeros, d, 1, proven)
@@ -149,21 +150,21 @@ class Flow(nn.Module):
             drawn = [self.log_prob(x, context, estimator=estimator, generator=generator).double() for _ in range(count)]
             return torch.stack(drawn)
 
-        spread = float(passes(PILOT).std(0).max())
-        # A pilot of 16 knows its spread to a fifth or so: half as much again covers it.
-        wanted = max(PILOT, math.ceil((1.5 * spread / (0.5 * tolerance)) ** 2))
-        count = min(MOST_PASSES, wanted)
+        spread = float(passes(PILOT_PASSES).std(0).max())
+        # 16 pilot passes estimate the spread to about a fifth: a factor of 1.5 covers that.
+        wanted = max(PILOT_PASSES, math.ceil((1.5 * spread / (0.5 * tolerance)) ** 2))
+        count = min(MAX_PASSES, wanted)
         if count < wanted:
             warnings.warn(
-                f"a standard error of {0.5 * tolerance:.1e} would take {wanted} passes; {count} are made. "
-                "Allow a larger tolerance.",
+                f"a standard error of {0.5 * tolerance:.1e} would take {wanted} passes; the limit is {count}. "
+                "Use a larger tolerance.",
                 stacklevel=2,
             )
         drawn = passes(count)
         return LogProb(drawn.mean(0), zeros + bias, drawn.std(0) / math.sqrt(count), d, count, proven)
 
-    def standing(self, shape: Shape) -> tuple[bool, bool]:
-        """(whether every log-determinant is known to be what it says, whether all of a likelihood is proven)."""
+    def proof_status(self, shape: Shape) -> tuple[bool, bool]:
+        """Return (whether every log-determinant is known to be correct, whether the whole likelihood is proven)."""
         known = not (why_untrusted(self) or why_untrusted(self.base) or list(unknown_parts(self.transform)))
         known = known and not list(unlisted_blocks(self))
         return known, known and all(_is_contraction(block, at) for _, block, at in residual_blocks(self, shape))
@@ -178,13 +179,13 @@ class Flow(nn.Module):
         tolerance: float | None = None,
         solver: Solver | None = None,
     ) -> Tensor:
-        """Draw samples of shape `shape` + (batch of the context) + event, every block's solve proven.
+        """Draw samples of shape `shape` + (context batch) + event shape, with every block's solve proven.
 
-        In eval on a GPU they come from an `Inverter`, which the first call prepares (seconds) and later calls use
-        until the transform changes; it lives, and keeps its memory, in `decoder.inverter`.
+        In eval mode on a GPU they come from an `Inverter`, which the first call prepares (this takes seconds) and later
+        calls use until the transform changes. It is kept, with its memory, in `decoder.inverter`.
         """
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        count, flat, batch = _spread(self, shape, context)
+        count, flat, batch = _expand_context(self, shape, context)
         z = self.base.rsample(count, generator)
         x = self.decoder(self.transform, z, flat, tolerance=tolerance, solver=solver)
         return x.reshape(*shape, *batch, *x.shape[1:])
@@ -197,19 +198,19 @@ class Flow(nn.Module):
         estimator: Estimator | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Samples that can be differentiated (reparametrised, implicit inverse), and their log p at x."""
+        """Draw differentiable samples (reparametrised, implicit inverse); return them and their log p(x)."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         if not self.base.reparametrised:
             raise ValueError(
-                f"{type(self.base).__name__} draws a component, which has no gradient; samples of it cannot be "
-                "differentiated. Use DiagonalNormal as the base."
+                "differentiable samples need a reparametrised base; got a "
+                f"{type(self.base).__name__}, which draws a component. Use DiagonalNormal as the base."
             )
         if self.training and uninitialised(self):
             raise ValueError(
-                "in training the first batch initialises ActNorms and principal axes, and samples must not be that "
-                "batch; call the flow on data first, or flow.eval() to sample it as it is."
+                "the first batch in training initialises ActNorms and principal axes, and must not be samples; "
+                "call the flow on data first, or flow.eval() to sample it as it is."
             )
-        count, flat, batch = _spread(self, shape, context)
+        count, flat, batch = _expand_context(self, shape, context)
         with outermost_call(self, self.base.mean.new_zeros(1, 1)):
             z = self.base.rsample(count, generator)
             x = self.decoder(self.transform, z, flat)
@@ -220,16 +221,16 @@ class Flow(nn.Module):
         return x.reshape(*shape, *batch, *x.shape[1:]), log_prob.reshape((*shape, *batch))
 
     def given(self, context: Tensor) -> ConditionalDistribution:
-        """p(. | context) as a `torch.distributions.Distribution` with the context's batch shape."""
+        """Return p(. | context) as a `torch.distributions.Distribution` with the context's batch shape."""
         return ConditionalDistribution(self, context)
 
 
 def code_and_log_prob(
     model: Any, x: Tensor, context: Tensor | None, estimator: Estimator | None, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """(z, log p(x)) of a model that has a transform and a base.
+    """Return (z, log p(x)) of a model that has a transform and a base.
 
-    Where the caller names nothing: the model's own estimator in training, a fixed seed in eval.
+    The defaults are the model's own estimator in training, and a fixed seed in eval.
     """
     check_batch(x, "x", model.event_shape)
     check_context(model.transform, context)
@@ -240,8 +241,8 @@ def code_and_log_prob(
     z, logdet = model.transform.forward_and_logdet(x, context, estimator=estimator, generator=generator)
     if tuple(z.shape[1:]) != model.base.shape:
         raise ValueError(
-            f"the base has shape {model.base.shape}, but the transform gives codes of shape {tuple(z.shape[1:])}. "
-            "Make the base with the transform's output shape."
+            f"the base must have the shape of the codes, {tuple(z.shape[1:])}; got {model.base.shape}. "
+            "Build the base with the transform's output shape."
         )
     return z, model.base.log_prob(z) + logdet
 
@@ -251,18 +252,18 @@ def _is_contraction(block: ResidualBlock, shape: Shape | None) -> bool:
     return not why_untrusted(block) and found.proven and found.value < 1
 
 
-def _spread(flow: Flow, shape: Shape, context: Tensor | None) -> tuple[int, Tensor | None, Shape]:
-    """(number of codes, context repeated for each, batch shape of the result)."""
+def _expand_context(flow: Flow, shape: Shape, context: Tensor | None) -> tuple[int, Tensor | None, Shape]:
+    """Return (number of codes, the context repeated for each of them, batch shape of the result)."""
     count = math.prod(shape)
     if context is None:
         return count, None, ()
-    _check_contexts(flow, context)
-    spread = context.expand(count, *context.shape).flatten(0, 1)
-    return count * len(context), spread, (len(context),)
+    _check_context_batch(flow, context)
+    repeated = context.expand(count, *context.shape).flatten(0, 1)
+    return count * len(context), repeated, (len(context),)
 
 
-def _check_contexts(flow: Flow, context: Tensor) -> None:
-    """Refuse what is no batch of contexts: rows of numbers, or integers, such as classes, one or more to a sample."""
+def _check_context_batch(flow: Flow, context: Tensor) -> None:
+    """Refuse a context that is not a batch of vectors, or of integers (such as classes), one or more per sample."""
     check_context(flow.transform, context)
     if isinstance(context, Tensor) and not (context.is_floating_point() or context.is_complex()):
         context = context[..., None].double()
@@ -270,35 +271,35 @@ def _check_contexts(flow: Flow, context: Tensor) -> None:
 
 
 class ConditionalDistribution(torch.distributions.Distribution):
-    """A flow at a fixed batch of contexts, with the shapes of any of torch's distributions: a value is broadcast."""
+    """A flow given a batch of contexts, as a `torch.distributions.Distribution`: values are broadcast against it."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
     has_rsample = True
 
     def __init__(self, flow: Flow, context: Tensor) -> None:
-        _check_contexts(flow, context)
+        _check_context_batch(flow, context)
         self.flow, self.context = flow, context
         event = flow.event_shape or flow.base.shape
         super().__init__(torch.Size((len(context),)), torch.Size(event), validate_args=False)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        lead, own = self._leading(value), self.context.shape[1:]
+        lead, own = self._leading_shape(value), self.context.shape[1:]
         x = value.expand(*lead, *self.event_shape).reshape(-1, *self.event_shape)
         c = self.context.expand(*lead, *own).reshape(-1, *own)
         return self.flow.log_prob(x, c).reshape(lead)
 
-    def _leading(self, value: Tensor) -> torch.Size:
-        """The shape of log p(value): what stands before an event, broadcast with the batch of contexts."""
+    def _leading_shape(self, value: Tensor) -> torch.Size:
+        """The shape of log p(value): the leading dimensions of `value`, broadcast with the batch of contexts."""
         at = value.dim() - len(self.event_shape)
         try:
             if at >= 0 and value.shape[at:] == self.event_shape:
                 return cast(torch.Size, torch.broadcast_shapes(value.shape[:at], self.batch_shape))  # type: ignore[no-untyped-call]
-        except RuntimeError:  # torch's own, which does not say what is what
+        except RuntimeError:  # torch's own message does not name the shapes
             pass
         batch, event = (", ".join(map(str, shape)) for shape in (self.batch_shape, self.event_shape))
         raise ValueError(
             f"value must have shape (..., {event}), where ... is broadcast with the {batch} contexts; "
-            f"got {tuple(value.shape)}. (A flow whose codes have another shape than its data is given event_shape=.)"
+            f"got {tuple(value.shape)}. (If codes and data of the flow differ in shape, build it with event_shape=.)"
         )
 
     def sample(self, sample_shape: Any = ()) -> Tensor:

@@ -1,13 +1,13 @@
 """Hybrid: one invertible network that classifies and gives likelihoods.
 
-The code z = F(x) is read twice: by a base, which makes it a density, log p(x) = log p_base(z) + ln |det dF/dx| (Eq. 3),
-and by a head, which makes it logits. One pass gives both; training minimises a weighted sum (`train.Joint`).
-There is no injective padding in it: a density on constant channels is unbounded.
+The code z = F(x) is used twice: by a base, for the density log p(x) = log p_base(z) + ln |det dF/dx| (Eq. 3), and by a
+head, for logits. One pass gives both; training minimises a weighted sum (`train.Joint`). The transform must not have
+injective padding: a density on constant channels is unbounded.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +19,20 @@ from .flow import Flow, LogProb, code_and_log_prob
 from .inverse import Decoder
 from .logdet import Estimator
 from .residual import outermost_call
-from .transform import Shape, Transform, check_context
+from .transform import Shape, Transform
 
 
 class HybridOutput(NamedTuple):
-    """What a hybrid says of x: log p(x) in nats, shape (batch,), and logits, shape (batch, classes)."""
+    """The output of a hybrid: log p(x) in nats, shape (batch,), and logits, shape (batch, classes)."""
 
     log_prob: Tensor
     logits: Tensor
 
 
 class Hybrid(nn.Module):
-    """A transform with a base and a head. `hybrid(x)` is log p(x) and logits from one pass.
+    """A transform with a base and a head: `hybrid(x)` returns log p(x) and logits from one pass.
 
-    `flow` and `classifier` are views of the same weights: everything they can do, a hybrid can.
+    `flow` and `classifier` are views that share its weights.
 
     >>> from iresnet import DiagonalNormal, ResidualBlock, contractive_mlp
     >>> block = ResidualBlock(contractive_mlp(4, hidden=(8,)))
@@ -54,7 +54,7 @@ class Hybrid(nn.Module):
         super().__init__()
         self.transform, self.base, self.head = transform, base, head
         self.estimator, self.event_shape, self.decoder = estimator, event_shape, Decoder()
-        _ = self.flow  # refuses a transform that has no density
+        _ = self.flow  # refuses a transform without a density
 
     @property
     def flow(self) -> Flow:
@@ -78,7 +78,7 @@ class Hybrid(nn.Module):
         estimator: Estimator | None = None,
         generator: torch.Generator | None = None,
     ) -> HybridOutput:
-        """log p(x) and logits. In eval the likelihood is the same number twice, as a `Flow`'s is."""
+        """Return log p(x) and logits. In eval mode the likelihood is deterministic, as for a `Flow`."""
         with outermost_call(self, x):
             z, log_prob = code_and_log_prob(self, x, context, estimator, generator)
             return HybridOutput(log_prob, self.head(z))
@@ -91,7 +91,7 @@ class Hybrid(nn.Module):
         estimator: Estimator | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """log p(x | context) in nats, shape (batch,)."""
+        """Return log p(x | context) in nats, shape (batch,)."""
         return self.flow.log_prob(x, context, estimator=estimator, generator=generator)
 
     def log_prob_with_error(
@@ -102,18 +102,15 @@ class Hybrid(nn.Module):
         tolerance: float = 1e-2,
         generator: torch.Generator | None = None,
     ) -> LogProb:
-        """log p(x) with both its errors, as `Flow.log_prob_with_error`."""
+        """Return log p(x) with its errors, like `Flow.log_prob_with_error`."""
         return self.flow.log_prob_with_error(x, context, tolerance=tolerance, generator=generator)
 
     def logits(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """The logits alone, without a log-determinant."""
-        check_context(self.transform, context)
-        with outermost_call(self, x):
-            logits: Tensor = self.head(self.transform(x, context))
-        return logits
+        """Return the logits alone, without computing a log-determinant."""
+        return cast(Tensor, self.classifier(x, context))
 
     def encode(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """The code of x: what base and head see."""
+        """Return the code of x, the input of base and head."""
         return self.classifier.encode(x, context)
 
     def decode(
@@ -124,7 +121,7 @@ class Hybrid(nn.Module):
         tolerance: float | None = None,
         solver: Solver | None = None,
     ) -> Tensor:
-        """The input with code z, each block's solve proven."""
+        """Return the input with code z, with every block's solve proven."""
         return self.classifier.decode(z, context, tolerance=tolerance, solver=solver)
 
     def sample(
@@ -136,5 +133,5 @@ class Hybrid(nn.Module):
         tolerance: float | None = None,
         solver: Solver | None = None,
     ) -> Tensor:
-        """Draw samples, as `Flow.sample`."""
+        """Draw samples, like `Flow.sample`."""
         return self.flow.sample(shape, context, generator=generator, tolerance=tolerance, solver=solver)

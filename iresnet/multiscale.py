@@ -1,9 +1,9 @@
-"""Multiscale: stages that hand half of their channels to the code and the rest on (App. C.3 of the paper).
+"""The multiscale architecture: half of the channels go to the code after each stage (App. C.3 of the paper).
 
 z = (half of F_1(x), half of F_2(rest), ..., F_S(rest)),     ln det = the sum over the stages
 
-Its code is one row of numbers. Between the stages the state is cut in two, of which the second half goes on (`Halves`),
-and in the end all that was laid aside becomes that row (`Row`).
+The code is one flat vector. Between two stages the channels are split in half, and the second half goes on
+(`SplitHalves`). At the end all parts of the code are joined (`JoinScales`).
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ import torch
 from torch import Tensor, nn
 
 from .chain import Composition
-from .transform import Move, Shape, Step, Stretch, Transform, check_batch, stretch_of
+from .transform import Shape, StackOperation, Step, Stretch, Transform, check_batch, stretch_of
 
 
-class Halves(Move):
-    """Half of the channels are laid aside, the rest goes on."""
+class SplitHalves(StackOperation):
+    """Set half of the channels aside for the code; the rest goes on."""
 
-    aside = 1
+    pushed = 1
 
     def forward(self, stack: list[Tensor]) -> None:
-        """x -> its first half, its second half on top."""
+        """Replace x by its first half and, on top, its second half."""
         stack.extend(stack.pop().chunk(2, dim=1))
 
     def inverse(self, stack: list[Tensor]) -> None:
-        """The two on top side by side again."""
+        """Join the two tensors on top."""
         second, first = stack.pop(), stack.pop()
         stack.append(torch.cat([first, second], dim=1))
 
 
 @dataclass(frozen=True)
-class Row(Move):
-    """All that was laid aside in this Multiscale, and what its last stage returns, as one row."""
+class JoinScales(StackOperation):
+    """Join what was set aside after each stage and the output of the last stage into the flat code."""
 
-    whole: Multiscale
+    multiscale: Multiscale
 
     @property
-    def aside(self) -> int:
-        return 1 - len(self.whole)
+    def pushed(self) -> int:
+        return 1 - len(self.multiscale)
 
     def forward(self, stack: list[Tensor]) -> None:
-        """One tensor a scale -> the code."""
-        first = len(stack) - len(self.whole)
-        stack[first:] = [self.whole.flatten(stack[first:])]
+        """Replace the tensors of all scales by the code."""
+        first = len(stack) - len(self.multiscale)
+        stack[first:] = [self.multiscale.flatten(stack[first:])]
 
     def inverse(self, stack: list[Tensor]) -> None:
-        """The code -> one tensor a scale, that of the last on top."""
-        stack.extend(self.whole.unflatten(stack.pop()))
+        """Replace the code by one tensor per scale, the last scale on top."""
+        stack.extend(self.multiscale.unflatten(stack.pop()))
 
 
 class Multiscale(Composition):
-    """Stages applied in turn; after each but the last, half of the channels go straight to the code (App. C.3).
+    """Applies stages in order; after each but the last, half of the channels go straight to the code (App. C.3).
 
     The code is one flat tensor (batch, D): the first half of the channels after stage one, the first half after stage
-    two, and so on, then all that the last stage makes. `unflatten` takes it apart into one tensor per scale and
-    `flatten` puts it together. `stage_shapes` and `code_shapes` hold what enters each stage and what it leaves in the
-    code, without the batch.
+    two, and so on, then the whole output of the last stage. `unflatten` splits it into one tensor per scale and
+    `flatten` joins them. `stage_shapes` and `code_shapes` are the shapes, without the batch, of the input of each stage
+    and of its part of the code.
 
     >>> from iresnet import Squeeze
     >>> model = Multiscale([Squeeze(), Squeeze()], input_shape=(3, 8, 8))
@@ -69,40 +69,40 @@ class Multiscale(Composition):
     [(5, 6, 4, 4), (5, 24, 2, 2)]
     """
 
-    member = "stage"
+    part_kind = "stage"
 
     def __init__(self, stages: Sequence[Transform], input_shape: Shape) -> None:
         super().__init__()
         if not stages:
-            raise ValueError("Multiscale takes at least one stage; got none. Give a list of Transforms, one per scale.")
+            raise ValueError("stages must have at least one entry; got none. Give a list of Transforms, one per scale.")
         for stage in stages:
             if not isinstance(stage, Transform):
                 raise ValueError(
-                    f"The stages of Multiscale must be Transforms; got {type(stage).__name__}. "
+                    f"stages must be Transforms; got {type(stage).__name__}. "
                     "Wrap several blocks as Chain(...), a network g as ResidualBlock(g)."
                 )
         self.stages = nn.ModuleList(stages)
         self.input_shape: Shape = tuple(input_shape)
-        self.stage_shapes, self.code_shapes = self._plan()
+        self.stage_shapes, self.code_shapes = self._shapes()
 
     @property
     def members(self) -> nn.ModuleList:
         return self.stages
 
     def steps(self) -> list[Step]:
-        first, *others = cast("list[Transform]", self.stages)  # as in Composition.steps
-        return [first, *(step for stage in others for step in (Halves(), stage)), Row(self)]
+        first, *others = cast("list[Transform]", self.stages)  # see Composition.steps
+        return [first, *(step for stage in others for step in (SplitHalves(), stage)), JoinScales(self)]
 
-    def through(self, x: Tensor, step: Callable[[Transform, Tensor], Tensor]) -> Tensor:
+    def run_forward(self, x: Tensor, act: Callable[[Transform, Tensor], Tensor]) -> Tensor:
         check_batch(x, shape=self.input_shape)
-        return super().through(x, step)
+        return super().run_forward(x, act)
 
     def parts(self, input_shape: Shape | None = None) -> list[tuple[str, Transform, Shape | None]]:
-        stages = cast("list[Transform]", self.stages)  # as in Composition.steps
+        stages = cast("list[Transform]", self.stages)  # see Composition.steps
         return [(str(k), stage, shape) for k, (stage, shape) in enumerate(zip(stages, self.stage_shapes, strict=True))]
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
-        """Every stage is followed by the identity on one half and the remaining stages on the other."""
+        """Bound each stage followed by the identity on one half and the remaining stages on the other."""
         if input_shape is not None:
             self.output_shape(input_shape)
         *earlier, total = [stretch_of(stage, shape) for stage, shape in zip(self, self.stage_shapes, strict=True)]
@@ -114,19 +114,19 @@ class Multiscale(Composition):
     def output_shape(self, input_shape: Shape) -> Shape:
         if tuple(input_shape) != self.input_shape:
             raise ValueError(
-                f"This Multiscale takes inputs of shape {self.input_shape}; got {tuple(input_shape)}. "
+                f"input_shape must be {self.input_shape} for this Multiscale; got {tuple(input_shape)}. "
                 "Build another one with that input_shape."
             )
         return (sum(math.prod(shape) for shape in self.code_shapes),)
 
     def unflatten(self, z: Tensor) -> list[Tensor]:
-        """The code taken apart: one tensor (batch, channels, ...) per scale, the finest first."""
+        """Split the code into one tensor (batch, channels, ...) per scale, the finest first."""
         check_batch(z, "z", self.output_shape(self.input_shape))
         pieces = torch.split(z, [math.prod(shape) for shape in self.code_shapes], dim=1)
         return [piece.reshape(-1, *shape) for piece, shape in zip(pieces, self.code_shapes, strict=True)]
 
     def flatten(self, parts: Sequence[Tensor]) -> Tensor:
-        """The flat code (batch, D) of one tensor per scale: the inverse of `unflatten`."""
+        """Join one tensor per scale into the flat code (batch, D): the inverse of `unflatten`."""
         got = [tuple(part.shape[1:]) for part in parts]
         if got != list(self.code_shapes):
             raise ValueError(
@@ -135,7 +135,8 @@ class Multiscale(Composition):
             )
         return torch.cat([part.flatten(1) for part in parts], dim=1)
 
-    def _plan(self) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
+    def _shapes(self) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
+        """The input shapes of the stages and the shapes of their parts of the code."""
         shape, stage_shapes, code_shapes = self.input_shape, [], []
         for k, stage in enumerate(self):
             stage_shapes.append(shape)
@@ -143,8 +144,8 @@ class Multiscale(Composition):
             if k < len(self) - 1:
                 if shape[0] % 2:
                     raise ValueError(
-                        "Every stage but the last must end with an even number of channels, to be split in half; "
-                        f"stage {k} of {len(self)} ends with shape {shape}. Put a Squeeze into it."
+                        "every stage but the last must end with an even number of channels, to be split in half; "
+                        f"stage {k} of {len(self)} ends with shape {shape}. Add a Squeeze to it."
                     )
                 shape = (shape[0] // 2, *shape[1:])
             code_shapes.append(shape)

@@ -1,13 +1,14 @@
-"""Transforms: maps between data x and codes z that know their log-determinant and their inverse.
+"""The interface of all transforms: invertible maps between data x and codes z with a known log-determinant.
 
 The change of variables (Eq. 3 of the paper) needs three things of a map F: its value z = F(x), the natural logarithm of
-|det dF/dx|, and its inverse. `Transform` is that interface; `chain` composes. `forward` always goes from data to code;
-there is no flag that turns a transform around.
+|det dF/dx|, and its inverse. `Transform` is that interface; `chain` composes transforms. `forward` always maps data to
+codes; there is no flag that reverses a transform.
 
-How to write one: derive from `Transform`, implement `forward`, `forward_and_logdet`, `inverse` and `stretch`, and
-`output_shape` where the shape changes, and `rounding` where large numbers cancel in its formula; one that takes a
-context says so by `takes_context = True`. `transforms.ClosedForm` asks for less of one that is a formula each way, and
-`chain.Composition` of one that is made of others. A line in `tests/zoo.py` then earns it every law.
+To write a new transform, derive from `Transform` and implement `forward`, `forward_and_logdet`, `inverse` and
+`stretch`. Also implement `output_shape` if the shape changes, and `rounding` if large numbers cancel in the formula.
+Set `takes_context = True` if it takes a context. Deriving from `transforms.ClosedForm` is shorter for a map with a
+formula in both directions, and from `chain.Composition` for one made of other transforms. Add it to `tests/zoo.py`,
+and all tests of the interface run on it.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Stretch:
-    """How far a transform can stretch: Lip(F) and Lip(F^-1) (Lemma 2) and the range of ln det (Lemma 7).
+    """Bounds of a transform F: Lip(F) and Lip(F^-1) (Lemma 2), and the range of ln det (Lemma 7).
 
-    `logdet` is None for a map between spaces of different dimension, which has no determinant. `proven` is False where
-    a constant was asserted by the user instead of computed, or where the map is not known (`trust`).
+    `logdet` is None for a map between spaces of different dimension, which has no determinant. `proven` is False if the
+    user asserted a constant instead of having it computed, or if the map is not one that `trust` knows.
     """
 
     forward: float
@@ -46,7 +47,7 @@ class Stretch:
     proven: bool = True
 
     def then(self, other: Stretch) -> Stretch:
-        """The stretch of this map followed by another."""
+        """Return the bounds of this map followed by another."""
         pair = None
         if self.logdet is not None and other.logdet is not None:
             pair = (self.logdet[0] + other.logdet[0], self.logdet[1] + other.logdet[1])
@@ -57,26 +58,26 @@ ISOMETRY = Stretch(forward=1.0, inverse=1.0, logdet=(0.0, 0.0))
 
 
 def stretch_of(transform: Transform, input_shape: Shape | None = None) -> Stretch:
-    """What a transform says of itself, proven only where it is known to be what it says (`trust`)."""
-    found = transform.stretch(input_shape)
-    return replace(found, proven=False) if found.proven and why_untrusted(transform) else found
+    """Return `transform.stretch`, marked as not proven if the transform is not one that `trust` knows."""
+    stretch = transform.stretch(input_shape)
+    return replace(stretch, proven=False) if stretch.proven and why_untrusted(transform) else stretch
 
 
-def refuse_changed(transform: Transform) -> None:
-    """Refuse to invert a transform with hooks or replaced methods: what undoes its formula may not undo it."""
+def check_unmodified(transform: Transform) -> None:
+    """Refuse to invert a transform with hooks or replaced methods: its own inverse may not undo what they do."""
     if (reason := why_modified(transform)) is not None:
         raise NoBoundKnown(f"no inverse is known: {type(transform).__name__} {reason}")
 
 
 class Transform(nn.Module, ABC):
-    """A map from data to code with log-determinant and inverse. Shapes are (batch, ...); `context` is optional."""
+    """An invertible map from data to codes with its log-determinant. Shapes are (batch, ...); `context` is optional."""
 
-    #: What one of those it is made of is called where an inverse fails.
-    member = "transform"
+    #: What a part of this transform is called in the message of a failed inverse.
+    part_kind = "transform"
 
     @abstractmethod
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """The code z of x."""
+        """Return the code z of x."""
 
     @abstractmethod
     def forward_and_logdet(
@@ -87,7 +88,7 @@ class Transform(nn.Module, ABC):
         estimator: Estimator | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The code z of x and ln |det dz/dx|, natural logarithm, shape (batch,)."""
+        """Return the code z of x and ln |det dz/dx| (natural logarithm, shape (batch,))."""
 
     @abstractmethod
     def inverse(
@@ -98,32 +99,33 @@ class Transform(nn.Module, ABC):
         tolerance: float | None = None,
         solver: Solver | None = None,
     ) -> Tensor:
-        """The x whose code is z, differentiable in z and in the parameters. Raises where no proof is reached."""
+        """Return the x with code z, differentiable in z and in the parameters. Raises if the error is not proven."""
 
     @abstractmethod
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
-        """Bounds on Lip(F), Lip(F^-1) and ln det for inputs of this shape (without the batch)."""
+        """Return bounds on Lip(F), Lip(F^-1) and ln det for inputs of this shape (without the batch)."""
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        """The shape of z, without the batch, for an x of `input_shape`."""
+        """Return the shape of z, without the batch, for an x of `input_shape`."""
         return input_shape
 
     def parts(self, input_shape: Shape | None = None) -> list[tuple[str, Transform, Shape | None]]:
-        """The transforms this one is made of, in order, with the input shape of each; none for an elementary one."""
+        """List the parts of this transform, in order: (name, transform, input shape). Empty if it has none."""
         return []
 
     def steps(self) -> list[Step]:
-        """What a state goes through in turn, from data to code; itself alone where it is not made of others."""
+        """List the steps from data to code: the parts and what happens between them; [self] if it has no parts."""
         return [self]
 
     @property
     def takes_context(self) -> bool:
-        """Whether a context changes the map; where there are parts, whether it changes any of them."""
+        """Whether the map, or any of its parts, depends on a context."""
         return any(part.takes_context for _, part, _ in self.parts())
 
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """The code of x in float64 with the stored weights: what an inverse is judged against."""
-        # A closed form of this library computes in the precision of x; a user's may have weights of its own.
+        """Return the code of x in float64 with the stored weights. Inverses are verified against it."""
+        # A closed form of this library computes in the precision of x. A user's transform may compute in that of its
+        # weights, so a copy of it is converted.
         exact = copy.deepcopy(self).double() if why_untrusted(self) else self
         return cast(Tensor, exact(x.double(), in_float64(context)))
 
@@ -135,41 +137,48 @@ class Transform(nn.Module, ABC):
         tolerance: float | None = None,
         solver: Solver | None = None,
     ) -> Solution | ChainSolution:
-        """The inverse with a report instead of an exception; no gradient.
+        """Invert and report the error instead of raising; no gradient.
 
-        A closed form is judged like any other: `distance` is Lip(F^-1) ||F(x) - z||, the residual in float64 with what
-        `rounding` says of it.
+        The error of a closed form is verified like any other (`verify`).
         """
         with torch.no_grad():
             x = self.inverse(z, context, tolerance=tolerance, solver=solver)
-            bound = type(self).distance(self, x, z, context)
-            known = stretch_of(self, tuple(x.shape[1:]))
-        none = torch.zeros_like(bound).long()
-        return Solution(x, none, bound, torch.isfinite(bound), proven=known.proven, reason=why_untrusted(self))
+            bound, proven, reason = type(self).verify(self, x, z, context)
+        iterations = torch.zeros_like(bound).long()
+        return Solution(x, iterations, bound, torch.isfinite(bound), proven=proven, reason=reason)
 
-    def distance(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
-        """A bound on ||x - x*|| for the x* whose code is z, per sample."""
+    def verify(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, bool, str]:
+        """Return the error bound of an inverse x of z, per sample, whether it is proven, and if not the reason."""
+        bound = type(self).inverse_error_bound(self, x, z, context)
+        return bound, stretch_of(self, tuple(x.shape[1:])).proven, why_untrusted(self)
+
+    def inverse_error_bound(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
+        """Bound ||x - x*|| per sample, where x* has the code z.
+
+        The bound is Lip(F^-1) ||F(x) - z||, the residual in float64 plus its `rounding`.
+        """
         shape, codes = tuple(x.shape[1:]), z.double()
         sizes = (sample_norms(t) for t in (self.reference(x, context) - codes, x.double(), codes))
         return error_bound(*sizes, rounding=self.rounding(shape), inverse_lipschitz=stretch_of(self, shape).inverse)
 
     def rounding(self, input_shape: Shape) -> Rounding:
-        """How far `reference` can be off, for inputs of this shape (without the batch).
+        """Bound the rounding error of `reference` for inputs of this shape (without the batch).
 
-        What is assumed here, a few parts in 10^14 of x and z, does for formulas in which no larger numbers cancel. A
-        transform whose formula has such numbers states a bound of its own: `Rounding.of`.
+        The default, a few parts in 10^14 of x and z, suits formulas in which no larger numbers cancel. A transform
+        with such numbers in its formula states its own bound with `Rounding.of`.
         """
         return Rounding.assumed()
 
 
 @dataclass(frozen=True)
 class ChainSolution:
-    """What inverting a chain achieved, per sample: three numbers that say different things and are never merged.
+    """The inverse of a chain with its errors, per sample: several numbers with different meanings, never merged.
 
-    `largest_block_bound` proves every block's own solve. `code_residual` is ||F(x) - z|| in float64. The measured error
-    needs the true x: `measured_error`. `composed_bound` carries the block bounds through all later inverses; it grows
-    like the product of Lip(F_t^-1) and says little for deep chains. `diverged`: in some block, of which nothing is
-    proven, the steps grew or numbers overflowed. `reason`: why a part is not known, where nothing is proven for that.
+    `largest_block_bound` is the largest of the error bounds that each block's solve has by itself. `code_residual` is
+    ||F(x) - z|| in float64. `measured_error` needs the true x. `composed_bound` carries the block bounds through all
+    later inverses; it grows like the product of Lip(F_t^-1) and is not informative for deep chains. `diverged` is True
+    if the steps grew or numbers overflowed in some block, which can happen only in a block without a proof. `reason`
+    says which part is unknown, if nothing is proven for that reason.
     """
 
     x: Tensor
@@ -184,11 +193,11 @@ class ChainSolution:
 
     @property
     def error_bound(self) -> Tensor:
-        """The only end-to-end proof there is: the composed bound."""
+        """The composed bound: the only end-to-end proof."""
         return self.composed_bound
 
     def measured_error(self, truth: Tensor) -> Tensor:
-        """||x - truth|| per sample."""
+        """Return ||x - truth|| per sample."""
         return sample_norms(self.x.double() - truth.double())
 
     def __str__(self) -> str:
@@ -202,38 +211,38 @@ class ChainSolution:
         )
 
 
-# ---------------------------------------------------------------------------------------------- what is made of others
+# ---------------------------------------------------------------------------------------------- transforms with parts
 
 
-class Move(ABC):
-    """What happens between the parts of a transform: numbers are moved about, without error or stretch.
+class StackOperation(ABC):
+    """A step between the parts of a transform that splits or joins tensors, without error or stretch.
 
-    The state on the way is a stack of tensors, and a part acts on the top one.
+    The state between two parts is a stack of tensors. Each part acts on the tensor on top.
     """
 
     @property
     @abstractmethod
-    def aside(self) -> int:
-        """How many tensors are laid aside; taken up again where it is negative."""
+    def pushed(self) -> int:
+        """How many tensors this adds to the stack, from data to code; negative if it removes some."""
 
     @abstractmethod
     def forward(self, stack: list[Tensor]) -> None:
-        """From data to code."""
+        """Change the stack in place, from data to code."""
 
     @abstractmethod
     def inverse(self, stack: list[Tensor]) -> None:
-        """From code to data."""
+        """Change the stack in place, from code to data."""
 
 
-Step: TypeAlias = Transform | Move
+Step: TypeAlias = Transform | StackOperation
 T = TypeVar("T")
 
 
-def through(steps: Iterable[T | Move], x: Tensor, act: Callable[[T, Tensor], Tensor]) -> Tensor:
-    """From data to code, where `act` takes a tensor through one part."""
+def run_forward(steps: Iterable[T | StackOperation], x: Tensor, act: Callable[[T, Tensor], Tensor]) -> Tensor:
+    """Take x through all steps, from data to code; `act` applies one part to a tensor."""
     stack = [x]
     for step in steps:
-        if isinstance(step, Move):
+        if isinstance(step, StackOperation):
             step.forward(stack)
         else:
             stack.append(act(step, stack.pop()))
@@ -241,11 +250,11 @@ def through(steps: Iterable[T | Move], x: Tensor, act: Callable[[T, Tensor], Ten
     return z
 
 
-def back(steps: Reversible[T | Move], z: Tensor, act: Callable[[T, Tensor], Tensor]) -> Tensor:
-    """From code to data, where `act` takes a tensor back through one part, the last first."""
+def run_inverse(steps: Reversible[T | StackOperation], z: Tensor, act: Callable[[T, Tensor], Tensor]) -> Tensor:
+    """Take z back through all steps, from code to data, the last first; `act` inverts one part."""
     stack = [z]
     for step in reversed(steps):
-        if isinstance(step, Move):
+        if isinstance(step, StackOperation):
             step.inverse(stack)
         else:
             stack.append(act(step, stack.pop()))
@@ -253,20 +262,20 @@ def back(steps: Reversible[T | Move], z: Tensor, act: Callable[[T, Tensor], Tens
     return x
 
 
-def path(transform: Transform) -> Iterator[Step]:
-    """The steps of a transform and of those it is made of, however they are nested; one that is not known is one."""
+def flat_steps(transform: Transform) -> Iterator[Step]:
+    """Yield the steps of a transform with all nested parts expanded; a part that `trust` does not know is one step."""
     for step in type(transform).steps(transform):
-        if step is transform or isinstance(step, Move) or why_untrusted(step):
+        if step is transform or isinstance(step, StackOperation) or why_untrusted(step):
             yield step
         else:
-            yield from path(step)
+            yield from flat_steps(step)
 
 
-# ---------------------------------------------------------------------------------------------- sizes and checks
+# ---------------------------------------------------------------------------------------------- shapes and checks
 
 
 def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:
-    """Refuse what cannot be a batch of numbers: wrong type, no batch dimension, empty, wrong shape."""
+    """Refuse a tensor that is not a batch: wrong dtype, no batch dimension, empty, or the wrong shape."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"{name} must be a floating-point tensor; got {got}. Convert it with {name}.float() first.")
@@ -282,24 +291,24 @@ def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:
 
 
 def check_context(model: Transform, context: Tensor | None) -> None:
-    """Refuse a context that nothing takes: it would be ignored."""
+    """Refuse a context for a model that takes none and would ignore it."""
     if context is None or model.takes_context:
         return
     got = f"shape {tuple(context.shape)}" if isinstance(context, Tensor) else type(context).__name__
     raise ValueError(
-        f"a context is for a model that takes one; got one of {got} for a {type(model).__name__} that takes none. "
-        "Leave it out, or make conditional parts, such as contractive_mlp(2, context=3). (A Transform of your own that "
-        "takes one says so: takes_context = True.)"
+        f"context must be None for a {type(model).__name__} that takes no context; got {got}. Leave it out, or build "
+        "the model from conditional parts, such as contractive_mlp(2, context=3). (A Transform of your own that takes "
+        "a context must set takes_context = True.)"
     )
 
 
-def given_to(part: Transform, context: Tensor | None) -> Tensor | None:
-    """What a part of a model gets of its context: nothing where it takes none."""
+def context_for(part: Transform, context: Tensor | None) -> Tensor | None:
+    """Return the context for a part of a model: None if the part takes none."""
     return context if context is not None and part.takes_context else None
 
 
 def in_float64(context: Tensor | None) -> Tensor | None:
-    """A context for a network in float64; integers, which may be indices, stay as they are."""
+    """Convert a context to float64; integers, which may be indices, stay as they are."""
     return context.double() if context is not None and context.is_floating_point() else context
 
 
@@ -311,10 +320,10 @@ def check_finite(x: Tensor, name: str) -> None:
     if bool(bad.any()):
         first = int(bad.nonzero()[0])
         raise ValueError(
-            f"{name} must be finite; sample {first} of {len(x)} holds NaN or infinity. Remove it or repair the data."
+            f"{name} must be finite; sample {first} of {len(x)} holds NaN or infinity. Remove it or fix the data."
         )
 
 
 def dimension(x: Tensor) -> int:
-    """The number of elements of one sample."""
+    """Return the number of elements of one sample."""
     return math.prod(x.shape[1:])

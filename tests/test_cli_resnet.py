@@ -15,7 +15,7 @@ from iresnet import Chain, Classifier, Standardise, __version__, certify, cli, e
 from iresnet.data import Dataset, DataSettings, Schema
 from iresnet.evaluate import Inverse
 from iresnet.fixed_point import Banach
-from iresnet.models.free import FreeBlock
+from iresnet.models.unconstrained import UnconstrainedBlock
 from iresnet.report import page
 from iresnet.report.gather import gather
 from iresnet.run import Run, start, weights, write_certificate
@@ -56,7 +56,7 @@ def test_a_block_that_triples_diverges_and_one_that_halves_is_proven():
         g = nn.Linear(2, 2, bias=False)
         nn.init.zeros_(g.weight).fill_diagonal_(a)
         data = Dataset(torch.ones(3, 2), None, Schema((2,)))
-        return evaluate.inverse(Classifier(Chain(FreeBlock(g)), nn.Identity()).eval(), data)
+        return evaluate.inverse(Classifier(Chain(UnconstrainedBlock(g)), nn.Identity()).eval(), data)
 
     with torch.no_grad():
         half, triple = inverse(0.5), inverse(3.0)
@@ -91,7 +91,8 @@ def test_steps_that_grow_are_called_divergence_before_numbers_overflow(a, diverg
     g = nn.Linear(2, 2, bias=False)
     with torch.no_grad():
         nn.init.zeros_(g.weight).fill_diagonal_(a)
-    chain = Chain(FreeBlock(nn.Sequential(g, nn.Softplus(), nn.BatchNorm1d(2)))) if a == 0.5 else Chain(FreeBlock(g))
+    branch = nn.Sequential(g, nn.Softplus(), nn.BatchNorm1d(2)) if a == 0.5 else g
+    chain = Chain(UnconstrainedBlock(branch))
     solution = chain.double().eval().solve(torch.ones(3, 2, dtype=torch.float64), solver=Banach(max_iterations=5))
     assert bool(solution.x.abs().max() < 100)
     assert solution.diverged.tolist() == [diverged] * 3

@@ -9,7 +9,7 @@ from torch import nn
 
 from iresnet import Squeeze
 from iresnet.transforms import AdditiveCoupling, AffineCoupling, Alternate, Checkerboard, Halves
-from iresnet.transforms.conditioner import NormalisedConv2d, ResidualConvolutions, bottleneck, convolutions, mlp
+from iresnet.transforms.conditioner import NormalisedConv2d, ResidualConvolutions, bottleneck, convnet, mlp
 from iresnet.transforms.mixing import Reverse
 from tests.zoo import DOUBLE, dense_jacobian, normal, roused
 
@@ -46,32 +46,32 @@ class TestSplits:
     )
     def test_channels(self, split, kept, moved):
         x = torch.tensor([[1, 2, 3, 4, 5]])
-        assert [part[0].tolist() for part in split.take(x)] == [kept, moved]
+        assert [part[0].tolist() for part in split.separate(x)] == [kept, moved]
         assert split.sizes(5) == (len(kept), len(moved))
-        assert split.moves((5, 2, 3)) == 6 * len(moved)
-        assert torch.equal(split.join(*split.take(x)), x)
+        assert split.count_transformed((5, 2, 3)) == 6 * len(moved)
+        assert torch.equal(split.join(*split.separate(x)), x)
 
     @pytest.mark.parametrize("swapped", [False, True])
     def test_a_checkerboard(self, swapped):
         split, x = Checkerboard(swapped), normal(2, 3, 3, 5)
-        kept, moved = split.take(x)
+        kept, moved = split.separate(x)
         board = torch.tensor([[(i + j) % 2 for j in range(5)] for i in range(3)]) == int(not swapped)
         assert torch.equal(moved, x * board)
         assert torch.equal(kept, x * ~board)
-        assert split.moves((3, 3, 5)) == 3 * int(board.sum())
+        assert split.count_transformed((3, 3, 5)) == 3 * int(board.sum())
         assert torch.equal(split.join(kept, moved), x)
 
-    def test_what_cannot_be_split_gets_a_sentence(self):
-        with pytest.raises(ValueError, match="needs two channels, one that stays and one that is moved; got a sample"):
+    def test_a_sample_that_cannot_be_split_is_refused(self):
+        with pytest.raises(ValueError, match=r"needs at least two channels, .* got samples of shape \(1,\)"):
             AdditiveCoupling(nn.Linear(1, 1))(torch.zeros(3, 1))
-        with pytest.raises(ValueError, match=r"a checkerboard is laid on images .* got \(4,\)"):
+        with pytest.raises(ValueError, match=r"Checkerboard takes images .* got \(4,\)"):
             AdditiveCoupling(nn.Linear(4, 4), Checkerboard())(torch.zeros(3, 4))
-        with pytest.raises(ValueError, match=r"a checkerboard is laid on images .* got \(2, 1, 1\)"):
+        with pytest.raises(ValueError, match=r"Checkerboard takes images .* got \(2, 1, 1\)"):
             AdditiveCoupling(nn.Identity(), Checkerboard()).output_shape((2, 1, 1))
 
 
 class TestCouplings:
-    def test_affine_is_its_formula(self):
+    def test_an_affine_coupling_computes_its_formula(self):
         """s = 2 tanh(r / 2): e^s and t for each of two numbers."""
         coupling, x = AffineCoupling(Says(0.3, -1.0, 5.0, 7.0)), normal(6, 4)
         s = 2 * torch.tanh(torch.tensor([0.3, -1.0], dtype=DOUBLE) / 2)
@@ -80,7 +80,7 @@ class TestCouplings:
         torch.testing.assert_close(z, expected)
         torch.testing.assert_close(logdet, s.sum().expand(6))
 
-    def test_additive_is_its_formula_and_its_determinant_is_zero(self):
+    def test_an_additive_coupling_computes_its_formula_with_zero_logdet(self):
         coupling, x = AdditiveCoupling(linear([[2.0, 1.0]]), Halves()), normal(6, 3)
         z, logdet = coupling.forward_and_logdet(x)
         torch.testing.assert_close(z[:, 2], x[:, 2] + 2 * x[:, 0] + x[:, 1])
@@ -110,15 +110,15 @@ class TestCouplings:
         assert coupling.stretch((2,)).forward == coupling.stretch((2,)).inverse == math.inf
 
     @pytest.mark.parametrize("size", [1e3, -1e3])
-    def test_the_scale_is_bounded_whatever_the_conditioner_says(self, size):
-        coupling = AffineCoupling(Says(size, 0.0), largest=1.5)
+    def test_the_scale_is_bounded_for_any_conditioner_output(self, size):
+        coupling = AffineCoupling(Says(size, 0.0), max_log_scale=1.5)
         _, logdet = coupling.forward_and_logdet(normal(3, 2))
         assert logdet.tolist() == pytest.approx([math.copysign(1.5, size)] * 3)
         assert coupling.stretch((2,)).logdet == (-1.5, 1.5)
 
     @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
     @pytest.mark.parametrize("kind", [AffineCoupling, AdditiveCoupling])
-    def test_the_error_of_a_solve_is_computed(self, kind, dtype):
+    def test_solve_reports_a_tight_error_bound(self, kind, dtype):
         """Against the solution in float64 for the same stored weights; the bound is no more than a few times it."""
         torch.manual_seed(0)
         coupling = roused(kind(mlp(2, 2 * kind.outputs, (16,)))).to(dtype)
@@ -132,14 +132,14 @@ class TestCouplings:
             assert float(error.max()) > 1e-7
             assert float(found.error_bound.max()) < 2 * float(error.max())
 
-    def test_a_wrong_inverse_would_show(self):
+    def test_the_error_bound_reveals_a_wrong_inverse(self):
         """The residual is that of the float64 reference: a solution that is off has an error bound that says so."""
         coupling = AffineCoupling(linear([[1.0], [0.5]]))
-        right = coupling.back
-        coupling.back = lambda moved, h: right(moved, h) + 1e-3
+        right = coupling.invert_part
+        coupling.invert_part = lambda transformed, h: right(transformed, h) + 1e-3
         assert float(coupling.solve(normal(5, 2)).error_bound.min()) >= 1e-3
 
-    def test_infinity_is_reported(self):
+    def test_an_infinite_code_has_an_infinite_error_bound(self):
         solution = AdditiveCoupling(linear([[1.0]])).solve(torch.tensor([[math.inf, 1.0]], dtype=DOUBLE))
         assert solution.error_bound.tolist() == [math.inf]
         assert solution.converged.tolist() == [False]
@@ -157,7 +157,7 @@ class TestCouplings:
         z = AdditiveCoupling(Told())(torch.zeros(2, 2), torch.tensor([[1.0], [2.0]]))
         assert z.tolist() == [[0.0, 1.0], [0.0, 2.0]]
 
-    def test_the_inverse_takes_batchnorm_as_it_is_in_eval_and_leaves_it_alone(self):
+    def test_the_inverse_uses_batchnorm_in_eval_mode_and_does_not_change_it(self):
         torch.manual_seed(0)
         coupling = AdditiveCoupling(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))).train()
         x = 3 + normal(50, 4).float()
@@ -169,7 +169,7 @@ class TestCouplings:
         assert coupling.conditioner[0].training
         torch.testing.assert_close(coupling.eval()(found.x), normal(4, 4).float(), atol=1e-5, rtol=0)
 
-    def test_autocast_rounds_what_the_conditioner_says_and_nothing_else(self):
+    def test_autocast_rounds_only_the_conditioner_output(self):
         """s in the map and in ln det are the same number, and the part that stays is not touched."""
         torch.manual_seed(0)
         coupling, x = AffineCoupling(nn.Linear(2, 4)), normal(5, 4).float()
@@ -182,7 +182,7 @@ class TestCouplings:
 
     def test_the_layout_of_convolutions_is_kept(self):
         torch.manual_seed(0)
-        coupling = roused(AffineCoupling(convolutions(2, 4, 8))).eval()
+        coupling = roused(AffineCoupling(convnet(2, 4, 8))).eval()
         x = normal(3, 4, 4, 4).float()
         expected = coupling(x)
         z = coupling.to(memory_format=torch.channels_last)(x)
@@ -192,39 +192,42 @@ class TestCouplings:
     @pytest.mark.parametrize(
         ("kind", "sentence"),
         [
-            (AffineCoupling, r"of this AffineCoupling must return shape \(5, 4\), 2 for every number .* got \(5, 3\)"),
+            (
+                AffineCoupling,
+                r"of this AffineCoupling must return shape \(5, 4\), 2 for each .* got \(5, 3\)",
+            ),
             (AdditiveCoupling, r"of this AdditiveCoupling must return shape \(5, 2\), 1 for .* 2 outputs"),
         ],
     )
-    def test_a_conditioner_of_the_wrong_size_gets_a_sentence(self, kind, sentence):
+    def test_a_conditioner_with_the_wrong_output_size_is_refused(self, kind, sentence):
         with pytest.raises(ValueError, match=sentence):
             kind(nn.Linear(2, 3))(torch.zeros(5, 4))
 
     @pytest.mark.parametrize("largest", [0.0, -1.0, math.inf])
-    def test_a_wrong_bound_gets_a_sentence(self, largest):
-        with pytest.raises(ValueError, match=r"largest must be positive, a bound for \|s\|; got"):
-            AffineCoupling(nn.Linear(1, 2), largest=largest)
+    def test_a_max_log_scale_that_is_not_positive_and_finite_is_refused(self, largest):
+        with pytest.raises(ValueError, match="max_log_scale must be positive and finite; got"):
+            AffineCoupling(nn.Linear(1, 2), max_log_scale=largest)
 
 
 class TestConditioners:
-    def test_sizes(self):
+    def test_conditioners_have_the_expected_number_of_parameters(self):
         """A residual block 2-64-64-64-2 has 8,642 parameters, the conditioner of a coupling of two numbers 64 fewer."""
         assert sum(p.numel() for p in mlp(1, 2).parameters()) == 8642 - 64
         c, width = 12, 512
         weights = 9 * (c // 2) * width + width * width + 9 * width * c
-        assert sum(p.numel() for p in convolutions(6, 12).parameters()) == weights + 4 * width + c
+        assert sum(p.numel() for p in convnet(6, 12).parameters()) == weights + 4 * width + c
 
     @pytest.mark.parametrize(
         ("net", "shape"),
-        [(mlp(2, 6), ()), (convolutions(2, 6, 4), (4, 4)), (ResidualConvolutions(2, 6, 4, 2), (4, 4))],
+        [(mlp(2, 6), ()), (convnet(2, 6, 4), (4, 4)), (ResidualConvolutions(2, 6, 4, 2), (4, 4))],
         ids=["mlp", "conv", "residual"],
     )
-    def test_they_start_at_zero(self, net, shape):
+    def test_conditioners_start_at_zero(self, net, shape):
         x = normal(3, 2, *shape).float()
         assert not net.eval()(x).any()
         assert roused(net)(x).any()
 
-    def test_every_residual_block_reaches_the_output_by_a_convolution_of_its_own(self):
+    def test_every_residual_block_is_connected_to_the_output_by_its_own_convolution(self):
         """Real NVP adds up 1x1 convolutions of the states before, between and after the blocks."""
         torch.manual_seed(0)
         net, x = ResidualConvolutions(2, 2, 4, blocks=2).eval(), normal(3, 2, 4, 4).float()
@@ -244,7 +247,7 @@ class TestConditioners:
         roused(layer)
         torch.testing.assert_close(layer(x), layer.norm(layer.conv(x)), atol=1e-5, rtol=1e-5)
 
-    def test_a_strided_bottleneck_sees_the_image_as_it_was(self):
+    def test_a_strided_bottleneck_undoes_the_squeeze(self):
         """i-RevNet's branch with stride 2 is a function of the image before it was squeezed."""
         torch.manual_seed(0)
         net, image = bottleneck(3, 12, stride=2).eval(), normal(2, 3, 8, 8).float()
@@ -256,19 +259,19 @@ class TestConditioners:
         [
             (lambda: mlp(0, 1), "inputs must be at least 1; got 0"),
             (lambda: mlp(1, 1, (3, 0)), r"hidden\[1\] must be at least 1; got 0"),
-            (lambda: convolutions(1, 1, 0), "width must be at least 1; got 0"),
-            (lambda: convolutions(1, 1, 4, (2,)), r"kernels must be odd, so that the size is kept; got \(2,\)"),
+            (lambda: convnet(1, 1, 0), "width must be at least 1; got 0"),
+            (lambda: convnet(1, 1, 4, (2,)), r"kernels must be odd, to keep the size of the image; got \(2,\)"),
             (lambda: ResidualConvolutions(1, 1, 4, 0), "blocks must be at least 1; got 0"),
             (lambda: bottleneck(1, 1, stride=3), "stride must be 1 or 2; got 3"),
         ],
     )
-    def test_wrong_sizes_get_a_sentence(self, make, sentence):
+    def test_invalid_sizes_are_refused(self, make, sentence):
         with pytest.raises(ValueError, match=sentence):
             make()
 
 
 class TestReverse:
-    def test_it_turns_channels_around_and_is_its_own_inverse(self):
+    def test_it_reverses_the_channels_and_is_its_own_inverse(self):
         x = normal(2, 3, 4, 4)
         z, logdet = Reverse().forward_and_logdet(x)
         assert torch.equal(z, x[:, [2, 1, 0]])

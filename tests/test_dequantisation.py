@@ -31,7 +31,7 @@ from iresnet.gpu.plan import unfused_convolutions
 from iresnet.models import Network, build
 from iresnet.train import State, Training
 from iresnet.train.objective import MaximumLikelihood
-from iresnet.transforms.dequantisation import LearnedNoise, dequantised, learned_noise, raw_noise
+from iresnet.transforms.dequantisation import LearnedNoise, dequantise_for, learned_noise, raw_noise
 from tests.runs import tiny
 from tests.zoo import normal
 
@@ -79,16 +79,16 @@ class TestNoise:
     def test_integers_come_back(self):
         flow = Flow(ActNorm(1), DiagonalNormal((1, 2, 2)), dequantiser=noise_of(1, 2, 2, strength=3.0))
         x = integers(500, 1, 2, 2)
-        point, _ = dequantised(flow, x, LEVELS, torch.Generator().manual_seed(0))
+        point, _ = dequantise_for(flow, x, LEVELS, torch.Generator().manual_seed(0))
         assert torch.equal(point.floor(), x)
         assert point.frac().std() > 0.1
 
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
-            (((1, 3, 3), 4), r"height and width multiples of 2; got \(1, 3, 3\)"),
-            (((4,), 4), "takes images"),
-            (((1, 2, 2), 4, 0), "width must be at least 1 and steps not negative; got width 0"),
+            (((1, 3, 3), 4), r"height and width are multiples of 2; got \(1, 3, 3\)"),
+            (((4,), 4), "needs images"),
+            (((1, 2, 2), 4, 0), "width must be at least 1 and steps at least 0; got width 0"),
             (((1, 2, 2), 4, 8, -1), "steps -1"),
         ],
     )
@@ -111,7 +111,7 @@ class TestBound:
         self.known = float((cdf(self.x + 1) - cdf(self.x)).log().sum())
 
     def values(self, n=20_000, seed=1):
-        point, spent = dequantised(self.flow, self.x.expand(n, 1, 2, 2), LEVELS, torch.Generator().manual_seed(seed))
+        point, spent = dequantise_for(self.flow, self.x.expand(n, 1, 2, 2), LEVELS, torch.Generator().manual_seed(seed))
         return (self.flow(point) - spent).detach().double()
 
     @pytest.mark.parametrize("learned", [False, True])
@@ -154,10 +154,10 @@ def image_flow(**settings):
 class TestModels:
     def test_the_loss_is_what_the_noise_costs_less_the_likelihood(self):
         flow, x = image_flow().train(), integers(8, 1, 4, 4)
-        flow(dequantised(flow, x, LEVELS, torch.Generator().manual_seed(1))[0])  # ActNorms see a batch
+        flow(dequantise_for(flow, x, LEVELS, torch.Generator().manual_seed(1))[0])  # ActNorms see a batch
         loss, metrics = MaximumLikelihood(flow, LEVELS)(x, generator=torch.Generator().manual_seed(0))
         generator = torch.Generator().manual_seed(0)
-        point, spent = dequantised(flow, x, LEVELS, generator)
+        point, spent = dequantise_for(flow, x, LEVELS, generator)
         known = (spent - flow(point, generator=generator)).mean() / (16 * math.log(2))
         torch.testing.assert_close(loss, known)
         assert float(metrics["bits/dim"]) == float(loss.detach())
@@ -165,7 +165,7 @@ class TestModels:
 
     def test_fused_blocks_pass_the_gradient_to_the_noise(self):
         flow, x = image_flow().train(), integers(8, 1, 4, 4)
-        flow(dequantised(flow, x, LEVELS)[0])
+        flow(dequantise_for(flow, x, LEVELS)[0])
         gradients = []
         for quick in (False, True):
             twin = copy.deepcopy(flow)
@@ -179,7 +179,7 @@ class TestModels:
     def test_a_row_has_its_own_number(self):
         flow = image_flow()
         data = Dataset(integers(6, 1, 4, 4).to(torch.uint8), None, Schema((1, 4, 4), levels=LEVELS))
-        flow.train()(dequantised(flow, data.x, LEVELS)[0])
+        flow.train()(dequantise_for(flow, data.x, LEVELS)[0])
         flow.eval()
         together = log_likelihood(flow, data, draws=2).value
         alone = log_likelihood(flow, replace(data, x=data.x[3:4]), draws=2).value
@@ -188,7 +188,7 @@ class TestModels:
     def test_the_protocol_judges_what_training_minimises(self):
         flow = image_flow()
         data = Dataset(integers(300, 1, 4, 4).to(torch.uint8), None, Schema((1, 4, 4), levels=LEVELS))
-        flow.train()(dequantised(flow, data.x, LEVELS)[0])
+        flow.train()(dequantise_for(flow, data.x, LEVELS)[0])
         flow.eval()
         found = protocol(flow, data, error=0.01, bias=0.01)
         loss, _ = MaximumLikelihood(flow, LEVELS)(data.x, generator=torch.Generator().manual_seed(5))

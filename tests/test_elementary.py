@@ -205,7 +205,7 @@ class TestActNorm:
     @pytest.mark.parametrize(
         ("x", "sentence"),
         [
-            (torch.zeros(4, 3), r"x must have shape \(batch, 2, ...\) for ActNorm\(2\); got \(4, 3\). Give ActNorm"),
+            (torch.zeros(4, 3), r"x must have shape \(batch, 2, ...\) for ActNorm\(2\); got \(4, 3\). Build ActNorm"),
             (torch.zeros(2), "x must have a batch dimension"),
             (torch.zeros(0, 2), "x must hold at least one sample"),
             (torch.zeros(4, 2, dtype=torch.int64), "x must be a floating-point tensor"),
@@ -256,7 +256,7 @@ class TestSqueeze:
 
     @pytest.mark.parametrize("shape", [(1, 3, 5, 4), (1, 3, 4, 5), (1, 4), (1, 2, 3, 4, 4)])
     def test_odd_sizes_and_other_ranks_get_a_sentence(self, shape):
-        with pytest.raises(ValueError, match=r"height and width multiples of 2; got .*\. Pad or crop"):
+        with pytest.raises(ValueError, match=r"height and width are multiples of 2; got .*\. Pad or crop"):
             Squeeze()(torch.zeros(shape))
 
     @pytest.mark.parametrize("shape", [(1, 3, 4, 4), (1, 4)])
@@ -289,7 +289,7 @@ class TestInjectivePad:
 
     def test_a_likelihood_is_refused(self):
         chain = Chain(InjectivePad(1), ActNorm(3))
-        with pytest.raises(ValueError, match="constant is unbounded; got InjectivePad.1.. Leave it out of a flow"):
+        with pytest.raises(ValueError, match="channels is unbounded; got InjectivePad.1.. Leave it out of a flow"):
             chain.forward_and_logdet(torch.zeros(4, 2))
 
     def test_stretch_has_no_determinant(self):
@@ -450,7 +450,7 @@ class TestMultiscale:
     def test_bad_stages_get_a_sentence(self):
         with pytest.raises(ValueError, match=r"even number of channels.*stage 0 of 2 ends with shape \(3, 4, 4\)"):
             Multiscale([ActNorm(3), ActNorm(1)], input_shape=(3, 4, 4))
-        with pytest.raises(ValueError, match="at least one stage; got none"):
+        with pytest.raises(ValueError, match="stages must have at least one entry; got none"):
             Multiscale([], input_shape=(3,))
         with pytest.raises(ValueError, match="must be Transforms; got Linear"):
             Multiscale([nn.Linear(2, 2)], input_shape=(2,))
@@ -461,7 +461,7 @@ class TestMultiscale:
             model(normal(2, 1, 8, 8))
         with pytest.raises(ValueError, match=r"z must have shape \(batch, 16\); got \(2, 12\)"):
             model.inverse(normal(2, 12))
-        with pytest.raises(ValueError, match=r"takes inputs of shape \(1, 4, 4\); got \(3, 4, 4\)"):
+        with pytest.raises(ValueError, match=r"input_shape must be \(1, 4, 4\) for this Multiscale; got \(3, 4, 4\)"):
             model.stretch((3, 4, 4))
         with pytest.raises(ValueError, match="parts must have the shapes.*one tensor per scale"):
             model.flatten(model.unflatten(normal(2, 16))[:2])

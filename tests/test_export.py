@@ -34,7 +34,7 @@ from iresnet import (
 )
 from iresnet.export import Forward, export, forward_program, save_onnx, save_program, save_weights, without_constraints
 from iresnet.hybrid import Hybrid
-from iresnet.transforms.first_batch import FirstBatch
+from iresnet.transforms.first_batch import DataInitialised
 from tests.zoo import ZOO, constrained_layers, contraction, linear_block, normal, rouse_
 
 # torch 2.11 warns of its own doings: when the compiler is imported, and when a program is loaded.
@@ -58,7 +58,7 @@ def fresh():
 def seen_(model):
     """Let all that data initialise count as initialised, as after training."""
     for module in model.modules():
-        if isinstance(module, FirstBatch):
+        if isinstance(module, DataInitialised):
             module.initialised.fill_(True)
     return model
 

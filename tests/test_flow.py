@@ -324,7 +324,7 @@ class TestClasses:
             _embedding().given(torch.tensor(3))
 
 
-REFUSED = r"a context is for a model that takes one; got one of shape \(4, 3\) for a {} that takes none. Leave it out"
+REFUSED = r"context must be None for a {} that takes no context; got shape \(4, 3\). Leave it out"
 
 
 class TestAContextThatNobodyTakes:
@@ -448,9 +448,9 @@ class TestErrorBars:
         torch.testing.assert_close(wide(x[3:]), wide(x)[3:], atol=1e-10, rtol=1e-10)
 
     def test_more_passes_than_it_makes_are_announced(self, wide, monkeypatch):
-        monkeypatch.setattr("iresnet.flow.MOST_PASSES", 20)
+        monkeypatch.setattr("iresnet.flow.MAX_PASSES", 20)
         with pytest.warns(
-            UserWarning, match="a standard error of 5.0e-03 would take .* passes; 20 are made. Allow a larger"
+            UserWarning, match="a standard error of 5.0e-03 would take .* passes; the limit is 20. Use a larger"
         ):
             e = wide.log_prob_with_error(normal(2, 80, seed=3))
         assert e.passes == 20
@@ -459,7 +459,7 @@ class TestErrorBars:
     def test_bad_calls_get_a_sentence(self, wide):
         with pytest.raises(ValueError, match="tolerance must be positive; got 0"):
             wide.log_prob_with_error(normal(2, 80), tolerance=0)
-        with pytest.raises(ValueError, match=r"judges a finished model; call flow.eval\(\) first"):
+        with pytest.raises(ValueError, match="needs a model in eval mode; got one in training"):
             flow_of().train().log_prob_with_error(normal(2, 2))
 
 
@@ -518,7 +518,7 @@ class TestRefusals:
     def test_a_base_of_the_wrong_shape_gets_a_sentence(self):
         flow = Flow(Squeeze(), DiagonalNormal((1, 4, 4)))
         with pytest.raises(
-            ValueError, match=r"the base has shape \(1, 4, 4\), but the transform gives codes of shape \(4, 2, 2\)"
+            ValueError, match=r"the base must have the shape of the codes, \(4, 2, 2\); got \(1, 4, 4\)"
         ):
             flow(torch.zeros(1, 1, 4, 4))
 

@@ -32,7 +32,7 @@ from iresnet.gpu import Acceleration, FastStep, dual, maps, planned, step
 from iresnet.gpu.unit import unit_function
 from iresnet.lipschitz import LipSwish, MaxMin, Sine, batched_refresh
 from iresnet.logdet import StoppedRoulette
-from iresnet.models.free import FreeBlock
+from iresnet.models.unconstrained import UnconstrainedBlock
 from iresnet.precision import float32_accumulation, float32_matmul_precision
 from iresnet.train import State, Training, set_learning_rate
 from iresnet.train.checkpoint import load, save
@@ -62,7 +62,7 @@ def convolutional(kind="blocks"):
             ResidualBlock(Own(nn.Conv2d(32, 32, 1)), lipschitz=0.9),
         ]
     elif kind == "free":
-        parts += [ActNorm(8), FreeBlock(nn.Sequential(nn.ELU(), nn.Conv2d(8, 8, 3, padding=1, bias=False)))]
+        parts += [ActNorm(8), UnconstrainedBlock(nn.Sequential(nn.ELU(), nn.Conv2d(8, 8, 3, padding=1, bias=False)))]
     else:
         parts += [ActNorm(8), ResidualBlock(branch(8)), ActNorm(8), ResidualBlock(branch(8))]
     size = 32 if kind == "mixed" else 8

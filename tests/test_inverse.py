@@ -27,8 +27,9 @@ from iresnet.inverse import decoder, ordinary
 from iresnet.inverse.arithmetic import Arithmetic
 from iresnet.inverse.inverter import Inverter
 from iresnet.inverse.refinement import Schedule
+from iresnet.inverse.refusal import why_not_accelerated
 from iresnet.lipschitz import refresh_
-from iresnet.models.free import FreeBlock
+from iresnet.models.unconstrained import UnconstrainedBlock
 from iresnet.spectral import Geometry, absolute_norm, dense_matrix
 from iresnet.transforms.elementary import Flatten
 from iresnet.transforms.mixing import InvertibleConv1x1
@@ -244,7 +245,7 @@ def test_the_states_that_x_leads_to_are_solutions():
     """All blocks but the last have no residual; the last has that of its code, and so has the whole."""
     chain, z = Chain(linear_block(A), linear_block(A), ActNorm(3).double()), normal(4, 3)
     inverter = Inverter(chain, z, tolerance=1e-2, arithmetic=Arithmetic("bfloat16", "native"))
-    assert inverter.goes_forward
+    assert inverter.proves_forward
     solution = inverter.attempt(z)
     one = torch.eye(3, dtype=A.dtype) + A
     residual = (solution.x @ (one @ one).T - z).norm(dim=1)
@@ -263,7 +264,7 @@ def test_every_state_is_as_close_to_its_solution_as_was_asked(seed):
     chain, z = Chain(*blocks), 3 * normal(8, 6, seed=seed)
     inverter = Inverter(chain, z, tolerance=1e-3, arithmetic=Arithmetic("float16", "native"))
     solution = inverter.attempt(z)
-    assert inverter.goes_forward
+    assert inverter.proves_forward
     assert bool(solution.converged.all())
     states = [solution.x]
     with torch.no_grad():
@@ -278,7 +279,7 @@ def test_one_evaluation_in_float64_proves_and_gives_the_code_residual(chain, pai
     _, z = pair
     inverter = Inverter(chain, z)
     blockwise = inverter.with_code("float64")
-    blockwise.goes_forward = False
+    blockwise.proves_forward = False
     counts, plain = [], PreparedBranch.__call__
     monkeypatch.setattr(PreparedBranch, "__call__", lambda self, x: counts.append(x.dtype) or plain(self, x))
     forward = inverter.attempt(z)
@@ -297,16 +298,16 @@ def test_where_errors_add_up_every_block_is_proven_by_itself():
         inverter = Inverter(chain, z, tolerance=2.0, schedule=plan, arithmetic=Arithmetic("float32", "native"))
         solution = inverter.attempt(z)
         assert bool(solution.converged.all())
-        assert inverter.goes_forward == (depth == 1)
+        assert inverter.proves_forward == (depth == 1)
         assert (float(solution.code_residual.max()) / 0.2 > 2.0) == (depth == 12)
 
 
 def test_only_what_evaluates_the_code_goes_forward(chain, pair):
     _, z = pair
     inverter = Inverter(chain, z)
-    assert inverter.goes_forward
-    assert not inverter.with_code("none").goes_forward
-    assert not Inverter(chain, z, arithmetic=Arithmetic("float32", "native", proof="residual")).goes_forward
+    assert inverter.proves_forward
+    assert not inverter.with_code("none").proves_forward
+    assert not Inverter(chain, z, arithmetic=Arithmetic("float32", "native", proof="residual")).proves_forward
 
 
 # --------------------------------------------------------------------------------------------------- float32 between
@@ -457,16 +458,33 @@ class Free(nn.Module):
 @pytest.mark.parametrize(
     ("transform", "sentence"),
     [
-        (ResidualBlock(Free(), lipschitz=0.5), "has a g that cannot be read"),
+        (ResidualBlock(Free(), lipschitz=0.5), "has a g that is not made of known layers"),
         (ResidualBlock(constrain_(nn.Sequential(nn.Linear(4, 4), MaxMin()), 0.5)), "without a slope, maxmin"),
     ],
 )  # fmt: skip
-def test_what_is_not_accelerated_says_why_and_is_solved(transform, sentence):
+def test_a_transform_that_is_not_accelerated_says_why_and_is_solved(transform, sentence):
     inverter = Inverter(Chain(transform.double().eval()), (3, 4))
     assert sentence in inverter.reason
     assert bool(inverter.solve(normal(3, 4)).converged.all())
     with pytest.raises(ValueError, match="attempt needs a transform that is accelerated"):
         inverter.attempt(normal(3, 4))
+
+
+CIRCULAR = constrain_(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("g", "reason"),
+    [
+        (contractive_mlp(4, context=2), "has a g that takes a context."),
+        (
+            constrain_(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), 0.5),
+            "has a g with circular or asymmetric padding.",
+        ),
+    ],
+)
+def test_the_reason_names_what_of_g_cannot_be_accelerated(g, reason):
+    assert why_not_accelerated(ResidualBlock(g)) == f"not accelerated: transform 0, ResidualBlock, {reason}"
 
 
 def test_an_unknown_transform_is_not_accelerated():
@@ -480,7 +498,7 @@ def test_an_unknown_transform_is_not_accelerated():
     assert Inverter(Named(linear_block(A)), (2, 3)).reason == ""
     assert "is a Chain with its own steps" in Inverter(Own(linear_block(A)), (2, 3)).reason
     words = "is neither a residual block nor a closed form"
-    assert words in Inverter(Chain(FreeBlock(linear_block(A).g)), (2, 3)).reason
+    assert words in Inverter(Chain(UnconstrainedBlock(linear_block(A).g)), (2, 3)).reason
 
 
 def test_no_contraction_is_not_accelerated():
@@ -488,7 +506,7 @@ def test_no_contraction_is_not_accelerated():
     with torch.no_grad():
         block.g[0].weight.mul_(2)
     inverter = Inverter(block, (2, 3))
-    assert "no proven contraction, Lip(g) <= 1.6" in inverter.reason
+    assert "not a proven contraction, Lip(g) <= 1.6" in inverter.reason
     assert not bool(inverter.solve(normal(2, 3)).converged.any())
 
 

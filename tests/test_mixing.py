@@ -144,7 +144,7 @@ class TestFlatten:
         (lambda: InvertibleConv1x1(0), "channels must be at least 1; got 0. Give the size of dimension 1 of the input"),
         (
             lambda: mixing()(normal(2, 4, 5, 5)),
-            r"x must have shape \(batch, 3, ...\) for InvertibleConv1x1\(3\); got \(2, 4, 5, 5\). Give Inv",
+            r"x must have shape \(batch, 3, ...\) for InvertibleConv1x1\(3\); got \(2, 4, 5, 5\). Build Inv",
         ),
         (lambda: mixing().inverse(normal(2, 4)), r"z must have shape \(batch, 3, ...\) .*; got \(2, 4\)."),
         (lambda: mixing()(torch.ones(2, 3).long()), "x must be a floating-point tensor; got torch.int64."),
@@ -154,7 +154,7 @@ class TestFlatten:
         (lambda: Flatten((2, 3)).inverse(normal(4, 5)), r"z must have shape \(batch, 6\); got \(4, 5\)."),
         (
             lambda: Flatten((2, 3)).output_shape((3, 2)),
-            r"This Flatten takes samples of shape \(2, 3\); got \(3, 2\).",
+            r"input_shape must be \(2, 3\) for this Flatten; got \(3, 2\).",
         ),
     ],
 )
@@ -179,7 +179,7 @@ class TestPrincipalAxes:
         axes = PrincipalAxes(3).double()
         before = axes.weight.detach().clone()
         axes.eval()(normal(16, 3))
-        assert axes.waits is False
+        assert axes.awaits_data is False
         assert torch.equal(axes.weight, before)
         axes.train()(normal(16, 3, seed=1))
         once = axes.weight.detach().clone()
@@ -193,7 +193,7 @@ class TestPrincipalAxes:
         before = axes.weight.detach().clone()
         axes(normal(7, 8))
         assert torch.equal(axes.weight, before)
-        assert not axes.waits
+        assert not axes.awaits_data
 
     def test_what_is_saved_is_not_turned_again(self):
         axes, other = PrincipalAxes(4).double(), PrincipalAxes(4).double()

@@ -81,7 +81,7 @@ def test_context_moves_the_output_and_not_the_constant():
         (lambda: contractive_mlp(2, coefficient=1.5), r"coefficient must lie in \(0, 1\); got 1.5"),
         (lambda: contractive_mlp(2, lipschitz=1.0), r"lipschitz must lie in \(0, 1\); got 1.0"),
         (lambda: contractive_mlp(2, coefficient=0.5, lipschitz=0.5), "either coefficient"),
-        (lambda: contractive_convnet(0), "must be positive"),
+        (lambda: contractive_convnet(0), "channels must be at least 1; got 0"),
         (lambda: contractive_convnet(2, kernels=(2,)), "kernels must be odd"),
         (lambda: mlp_flow(2, blocks=0), "blocks must be at least 1; got 0"),
     ],
@@ -302,7 +302,7 @@ class TestScaling:
     def test_a_column_that_does_not_vary(self):
         rows = normal(20, 5, dtype=torch.float32)
         rows[:, 2] = 4
-        with pytest.raises(ValueError, match=r"Every column must vary, .*got constant columns \[2\]"):
+        with pytest.raises(ValueError, match=r"every column must vary, .*got constant columns \[2\]"):
             made(FLAT, TABLE, "density", rows)
 
 
@@ -322,7 +322,10 @@ class TestNetwork:
             ({"padding": -1}, "padding must not be negative; got -1."),
             ({"tail": -1}, "tail must not be negative; got -1."),
             ({"tail_width": 0}, "tail_width must be at least 1; got 0."),
-            ({"tail": 2, "pool": True}, "a tail leaves no positions to pool; got tail = 2. Use pool = false."),
+            (
+                {"tail": 2, "pool": True},
+                "pool needs tail = 0: a tail leaves no positions to pool; got 2.",
+            ),
             ({"last_scale": 0.0}, r"last_scale must lie in \(0, 1\]; got 0.0. At 0 no gradient passes it."),
             ({"last_scale": 1.5}, r"last_scale must lie in \(0, 1\]; got 1.5."),
             ({"branch": "potential", "last_scale": 0.1}, "branch 'potential' needs last_scale = 1.0; got 0.1."),
@@ -367,37 +370,37 @@ class TestNetwork:
                 replace(SMALL, padding=2),
                 IMAGES,
                 "hybrid",
-                "padding must be 0 for a density, which constant channels make unbounded; got 2.",
+                "padding must be 0 for a density, which is unbounded on constant channels; got 2.",
             ),
             (replace(SMALL, padding=2), IMAGES, "density", "padding must be 0 for a density"),
             (
                 FLAT,
                 replace(TABLE, classes=("one",)),
                 "hybrid",
-                r"hybrid needs at least two classes; these data have 1. Name the label column \(data.label\), or use",
+                r"hybrid needs at least two classes; got 1. Set the label column \(data.label\), or use",
             ),
-            (FLAT, replace(TABLE, classes=()), "classification", "classification needs at least two classes; .*have 0"),
+            (FLAT, replace(TABLE, classes=()), "classification", "classification needs at least two classes; got 0"),
             (
                 replace(SMALL, blocks=(1, 1, 1, 1)),
                 IMAGES,
                 "density",
-                "every entry of blocks halves the image; 8 x 8 comes to 1 x 1, which cannot be halved. Give blocks few",
+                "every entry of blocks halves the image, .* got 1 x 1 from 8 x 8. Give blocks few",
             ),
-            (SMALL, replace(IMAGES, shape=(1, 6, 8)), "density", "6 x 8 comes to 3 x 4, which cannot be halved"),
-            (SMALL, TABLE, "density", r"blocks has one entry for a table, which has one scale; got \[1, 1\]."),
+            (SMALL, replace(IMAGES, shape=(1, 6, 8)), "density", "got 3 x 4 from 6 x 8"),
+            (SMALL, TABLE, "density", r"blocks must have one entry for a table, which has one scale; got \[1, 1\]."),
             (replace(SMALL, alpha=0.5), IMAGES, "density", r"alpha must lie in \(0, 0.5\); got 0.5."),
             (replace(SMALL, kernels=(2,)), IMAGES, "density", r"kernels must be odd, .*got \(2,\)"),
             (
                 replace(SMALL, blocks=(1,) * 5, squeeze_first=False),
                 IMAGES,
                 "density",
-                "every entry of blocks but the first halves the image; 8 x 8 comes to 1 x 1, which cannot be halved.",
+                "every entry of blocks but the first halves the image, .* got 1 x 1 from 8 x 8.",
             ),
             (
                 replace(SMALL, factor_out=True, squeeze_first=False),
                 IMAGES,
                 "density",
-                "factor_out halves the channels of every scale but the last; got 1 of them at 8 x 8. Use squeeze_first",
+                "factor_out needs an even number of channels in every scale but the last; got 1 at 8 x 8. Use squeeze",
             ),
             (
                 replace(SMALL, constrained=False),
@@ -538,7 +541,7 @@ class TestReadouts:
 class TestFamilies:
     def test_vanilla_has_free_blocks(self):
         model = made(replace(PAPER, constrained=False), IMAGES, "classification")
-        assert kinds(model.transform).count("FreeBlock") == sum(PAPER.blocks)
+        assert kinds(model.transform).count("UnconstrainedBlock") == sum(PAPER.blocks)
         assert coefficients(model) == []
 
     def test_batchnorm_comes_before_every_activation_and_replaces_actnorm(self):

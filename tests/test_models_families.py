@@ -12,7 +12,7 @@ from iresnet import ActNorm, Chain, Classifier, Flow, Hybrid, Multiscale, cli, c
 from iresnet.data import Dataset, Schema
 from iresnet.data.source import schema_of
 from iresnet.models import FAMILIES, INVERSES, Network, build
-from iresnet.models.families import ROWS, SHAPES, USED, is_other
+from iresnet.models.families import IMAGE_SETTINGS, SHARED, VECTOR_SETTINGS, is_other_flow
 from iresnet.presets import PRESETS, find
 from iresnet.presets.reading import GROUPS
 from iresnet.train import Training, parameter_groups
@@ -30,7 +30,7 @@ RIVALS = [PRESETS[name] for name in GROUPS["rivals"] if name in PRESETS]
 def network(family, schema, **changes):
     scales = schema.is_image and family in ("glow", "glow-additive", "realnvp", "irevnet")
     blocks = (1, 1) if scales else (1,)
-    used = USED[family] if schema.is_image else ROWS
+    used = IMAGE_SETTINGS[family] if schema.is_image else VECTOR_SETTINGS
     settings = {
         "blocks": blocks, "activation": "relu", "preprocessing": "standardise",
         "padding": 15 if family == "irevnet" else 0,
@@ -49,12 +49,12 @@ def built(family, source="digits", purpose="density", **changes):
 
 class TestSettings:
     def test_every_family_says_which_settings_it_uses(self):
-        assert set(USED) == {f for f in FAMILIES if is_other(Network(family=f))}
-        assert {name for names in USED.values() for name in names} == set(SHAPES)
+        assert set(IMAGE_SETTINGS) == {f for f in FAMILIES if is_other_flow(Network(family=f))}
+        assert {name for names in IMAGE_SETTINGS.values() for name in names} == set(SHARED)
 
     def test_every_family_but_ours_says_what_its_inverse_is(self):
         assert set(INVERSES) == set(FAMILIES) - {"iresnet"}
-        assert {f for f in FAMILIES if is_other(Network(family=f))} == set(INVERSES) - {"resnet", "resnet-plain"}
+        assert {f for f in FAMILIES if is_other_flow(Network(family=f))} == set(INVERSES) - {"resnet", "resnet-plain"}
 
     @pytest.mark.parametrize("source", ["digits", "table", "moons"])
     @pytest.mark.parametrize("family", [*FORMULA, *ZUKO])
@@ -168,7 +168,7 @@ class TestSettings:
             x = normal(32, 2, 4, 4, seed=1).float()
             once, more = coupling.conditioner(x), coupling.conditioner(10 * x)
             torch.testing.assert_close(more, changes * once, rtol=1e-2, atol=1e-3)
-        largest = [m.largest for m in bounded.modules() if isinstance(m, AffineCoupling)]
+        largest = [m.max_log_scale for m in bounded.modules() if isinstance(m, AffineCoupling)]
         assert largest == [0.5] * 4 + [1.0] * 2
 
     @pytest.mark.parametrize(
@@ -186,15 +186,33 @@ class TestSettings:
             ("realnvp", "digits", "density", {"squeeze_first": False}, "on images does not use squeeze_first"),
             ("nice", "digits", "density", {"factor_out": True}, "the family nice on images does not use factor_out"),
             ("irevnet", "digits", "classification", {"width": 8}, "irevnet on images does not use width; got 8"),
-            ("maf", "one", "density", {}, 'needs two numbers in a row; got 1. Use family = "iresnet", "made"'),
+            (
+                "maf",
+                "one",
+                "density",
+                {},
+                'at least two dimensions; got 1. Use family = "iresnet", "made"',
+            ),
             ("glow", "digits", "density", {"activation": "sine"}, "activation must be relu or elu for the family glow"),
             ("glow", "digits", "density", {"padding": 1}, "padding must be 0 for a density"),
             ("irevnet", "digits", "density", {}, "the family irevnet classifies images; got density"),
-            ("glow", "table", "density", {"blocks": (1, 1)}, "blocks has one entry for a table, which has one scale"),
-            ("nice", "digits", "density", {"blocks": (1, 1)}, "blocks has one entry for this family, which has one"),
-            ("made", "digits", "density", {"blocks": (2,)}, "MADE is one transform; got 2"),
-            ("glow", "mnist", "density", {"blocks": (1, 1, 1)}, "would halve an image of 7 x 7"),
-            ("glow", "digits", "density", {"squeeze_first": False}, "needs two channels, one that stays"),
+            (
+                "glow",
+                "table",
+                "density",
+                {"blocks": (1, 1)},
+                "blocks must have one entry for a table",
+            ),
+            (
+                "nice",
+                "digits",
+                "density",
+                {"blocks": (1, 1)},
+                "blocks must have one entry for this family",
+            ),
+            ("made", "digits", "density", {"blocks": (2,)}, "blocks must be 1 for MADE; got 2"),
+            ("glow", "mnist", "density", {"blocks": (1, 1, 1)}, "needs an even height and width; got 7 x 7"),
+            ("glow", "digits", "density", {"squeeze_first": False}, "needs at least two channels, one to keep"),
         ],
     )
     def test_what_cannot_be_gets_a_sentence(self, family, source, purpose, changes, sentence):
@@ -202,7 +220,7 @@ class TestSettings:
             built(family, source, purpose, **changes)
 
     def test_a_single_column_gets_a_sentence(self):
-        with pytest.raises(ValueError, match="the family glow needs two numbers in a row; got 1"):
+        with pytest.raises(ValueError, match="the family glow needs data of at least two dimensions; got 1"):
             build(Network(family="glow", blocks=(1,)), Schema((1,)), "density")
 
 
@@ -301,7 +319,7 @@ class TestCommands:
             "--set", "steps=3", "--set", "blocks=[2]", "--set", "width=8",
         )  # fmt: skip
         assert code == 0
-        assert "Not certified: its inverse is a formula, and no block of it a contraction" in text
+        assert "Not certified: its inverse is a formula, and no block is a contraction" in text
 
     def test_a_likelihood_beyond_64_dimensions_has_no_bias(self):
         schema = Schema((70,))

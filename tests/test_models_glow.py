@@ -16,7 +16,7 @@ from iresnet.models.glow import additive_glow, glow, i_revnet, mlp_glow, nice, r
 from iresnet.train import State, Training
 from iresnet.train.objective import Classification, MaximumLikelihood
 from iresnet.transforms import AdditiveCoupling, AffineCoupling, Checkerboard, preserves_volume
-from iresnet.transforms.conditioner import convolutions, mlp
+from iresnet.transforms.conditioner import convnet, mlp
 from iresnet.transforms.mixing import InvertibleConv1x1, Reverse
 from iresnet.trust import why_modified
 from tests.zoo import DOUBLE, dense_jacobian, normal, roused
@@ -82,17 +82,20 @@ class TestFlows:
         torch.testing.assert_close(flow(x), log_prob, atol=1e-4, rtol=1e-4)
 
     def test_there_is_nothing_to_certify(self):
-        with pytest.raises(ValueError, match="nothing to certify: Flow holds no ResidualBlock"):
+        with pytest.raises(ValueError, match="nothing to certify: Flow contains no ResidualBlock"):
             certify(mlp_glow(2, 1))
 
     @pytest.mark.parametrize(
         ("make", "sentence"),
         [
-            (lambda: glow((2,), 0, mlp), "there must be at least one step; got 0"),
-            (lambda: nice((2,), 0, mlp), "there must be at least one step; got 0"),
-            (lambda: i_revnet((3, 4, 4), 1), "an i-RevNet has an even number of channels, two halves; got 3"),
-            (lambda: i_revnet((12, 4, 4), 1, squeezed=True), "two halves; got 12 after squeezing. Pad by one more"),
-            (lambda: mlp_glow(1), "a coupling needs two coordinates, one that stays and one that is moved; got 1"),
+            (lambda: glow((2,), 0, mlp), "steps must be at least 1; got 0"),
+            (lambda: nice((2,), 0, mlp), "steps must be at least 1; got 0"),
+            (lambda: i_revnet((3, 4, 4), 1), "an i-RevNet needs an even number of channels; got 3"),
+            (
+                lambda: i_revnet((12, 4, 4), 1, squeezed=True),
+                "got 12 after squeezing. Pad by one more",
+            ),
+            (lambda: mlp_glow(1), "dimension must be at least 2 for a coupling; got 1"),
         ],
     )
     def test_wrong_arguments_get_a_sentence(self, make, sentence):
@@ -152,7 +155,7 @@ class TestSteps:
         monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
         compiler._compiled.cache_clear()
         torch.manual_seed(0)
-        inside = partial(convolutions, width=8)
+        inside = partial(convnet, width=8)
         steps = {
             "glow": lambda: glow((4, 2, 2), 4, inside),
             "additive": lambda: additive_glow((4, 2, 2), 4, inside),
@@ -203,7 +206,7 @@ class TestSteps:
 
     def test_convolutions_may_run_in_bfloat16(self):
         torch.manual_seed(0)
-        steps = Chain(Squeeze(), *glow((4, 2, 2), 2, lambda a, b: convolutions(a, b, 8)))
+        steps = Chain(Squeeze(), *glow((4, 2, 2), 2, lambda a, b: convnet(a, b, 8)))
         flow = Flow(steps, DiagonalNormal((4, 2, 2)), event_shape=(1, 4, 4))
         state = self.training(flow.train(), precision="bfloat16")
         assert state.engine.method == "operation by operation, convolutions in bfloat16"
@@ -220,7 +223,7 @@ class TestSteps:
     def test_a_recorded_step_trains_as_eager_steps_do(self, image):
         torch.manual_seed(0)
         if image:
-            steps = Chain(Squeeze(), *glow((4, 4, 4), 2, lambda a, b: convolutions(a, b, 16)))
+            steps = Chain(Squeeze(), *glow((4, 4, 4), 2, lambda a, b: convnet(a, b, 16)))
             flow = Flow(steps, DiagonalNormal((4, 4, 4)), event_shape=(1, 8, 8))
         else:
             flow = mlp_glow(2, 4, (16,))
@@ -236,7 +239,7 @@ class TestSteps:
     @pytest.mark.gpu
     def test_convolutions_run_in_bfloat16_within_the_graph(self):
         torch.manual_seed(0)
-        steps = Chain(Squeeze(), *glow((4, 4, 4), 2, lambda a, b: convolutions(a, b, 64)))
+        steps = Chain(Squeeze(), *glow((4, 4, 4), 2, lambda a, b: convnet(a, b, 64)))
         flow = Flow(steps, DiagonalNormal((4, 4, 4)), event_shape=(1, 8, 8)).cuda().train()
         state = State(MaximumLikelihood(flow), Training(learning_rate=1e-3), None, Acceleration())
         losses = [float(state.advance(normal(64, 1, 8, 8).float().cuda()).loss) for _ in range(30)]

@@ -10,8 +10,8 @@ from torch import nn
 from iresnet import ActNorm, Banach, Chain, ConvergenceError, ResidualBlock, certify, cli, constrain_, tighten_
 from iresnet.data import DataSettings, load
 from iresnet.models import Network, build
-from iresnet.models.free import FreeBlock
 from iresnet.models.resnet import PlainResNet, PreActResNet
+from iresnet.models.unconstrained import UnconstrainedBlock
 from tests.zoo import normal
 
 
@@ -21,10 +21,10 @@ def linear(a, bias=0.0):
     with torch.no_grad():
         layer.weight.copy_(torch.as_tensor(a))
         layer.bias.fill_(bias)
-    return FreeBlock(layer)
+    return UnconstrainedBlock(layer)
 
 
-class TestFreeBlock:
+class TestUnconstrainedBlock:
     def test_a_contraction_by_luck_is_proven_like_any_other(self):
         block, z = linear([[0.3, 0.1], [-0.2, 0.4]], 0.5), normal(6, 2, dtype=torch.float32)
         solution = block.solve(z)
@@ -55,15 +55,15 @@ class TestFreeBlock:
         block = linear([[3.0, 0.0], [0.0, 0.5]])
         certificate = certify(block)
         assert certificate.blocks[0].lipschitz == pytest.approx(3.0, rel=1e-4)
-        assert certificate.blocks[0].verdict == "not proven (bound >= 1)"
+        assert certificate.blocks[0].status == "not proven (bound >= 1)"
         assert not certificate.passed
         assert certificate.stretch.inverse == math.inf
 
     def test_batchnorm_has_no_bound(self):
-        block = FreeBlock(nn.Sequential(nn.BatchNorm1d(3), nn.ELU(), nn.Linear(3, 3)))
+        block = UnconstrainedBlock(nn.Sequential(nn.BatchNorm1d(3), nn.ELU(), nn.Linear(3, 3)))
         certificate = certify(block)
         assert not certificate.passed
-        assert certificate.blocks[0].verdict == "no bound known"
+        assert certificate.blocks[0].status == "no bound known"
         assert certificate.stretch is None
         solution = block.solve(normal(5, 3, dtype=torch.float32))
         assert torch.isinf(solution.error_bound).all()
@@ -73,7 +73,7 @@ class TestFreeBlock:
     def test_the_function_solved_for_is_that_of_eval(self):
         """In training BatchNorm would see the iterates: neither they nor a solve may change its statistics."""
         torch.manual_seed(0)
-        block = FreeBlock(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))).train()
+        block = UnconstrainedBlock(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))).train()
         block(5 + normal(50, 3, dtype=torch.float32))
         with torch.no_grad():
             block.g[1].weight.fill_(0.1)
@@ -87,7 +87,7 @@ class TestFreeBlock:
     def test_tighten_leaves_it_alone(self):
         torch.manual_seed(0)
         constrained = nn.Sequential(nn.Linear(2, 8), nn.ELU(), nn.Linear(8, 2))
-        batchnorm = FreeBlock(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)))
+        batchnorm = UnconstrainedBlock(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)))
         model = Chain(linear([[3.0, 0.0], [0.0, 3.0]]), batchnorm, ResidualBlock(constrain_(constrained, 0.9)))
         before = [p.clone() for p in (*model[0].parameters(), *model[1].parameters())]
         with torch.no_grad():

@@ -320,7 +320,7 @@ class TestNetwork:
         [
             (
                 {"activation": "sine"},
-                "branch 'potential' needs an activation that never falls: elu or relu; got 'sine'.",
+                "branch 'potential' needs a monotone activation, elu or relu; got 'sine'.",
             ),
             ({"preactivation": True}, "branch 'potential' needs preactivation = false; got true."),
             ({"constrained": False}, "branch 'potential' needs constrained = true; got false."),
@@ -344,10 +344,10 @@ class TestNetwork:
         [
             (
                 (3, 1, 3),
-                "a potential has one layer: kernels has one entry for all scales or one for each of 2; "
+                "kernels must have one entry for a potential, which has one layer, or one for each of 2 scales; "
                 "got [3, 1, 3]. Use kernels = [3].",
             ),
-            ((2,), "kernels must be odd, so that the size is kept, or 0 for a dense layer; got 2."),
+            ((2,), "kernels must be odd, to keep the size of the image, or 0 for a dense layer; got 2."),
         ],
     )
     def test_other_kernels_get_a_sentence(self, kernels, sentence):

@@ -66,19 +66,19 @@ class TestDequantise:
     @pytest.mark.parametrize(
         ("x", "levels", "sentence"),
         [
-            (torch.tensor([0, 256]), 256, r"x must lie in 0 .. 255; got 0 to 256. Give the number of levels"),
+            (torch.tensor([0, 256]), 256, r"x must lie in 0 .. 255; got 0 to 256. Set levels to that"),
             (torch.tensor([-1, 3]), 256, r"x must lie in 0 .. 255; got -1 to 3"),
             (torch.tensor([0, 2]), 2, r"x must lie in 0 .. 1; got 0 to 2"),
             (
                 torch.tensor([0.0, 0.5]),
                 256,
-                r"x must hold whole numbers; got 0.5 among them. Undo a scaling such as x / 255",
+                r"x must hold integers; got 0.5. Undo a scaling such as x / 255",
             ),
-            (torch.tensor([math.nan]), 256, "whole numbers; got nan"),
-            (torch.tensor([math.inf]), 256, "whole numbers; got inf"),
+            (torch.tensor([math.nan]), 256, "integers; got nan"),
+            (torch.tensor([math.inf]), 256, "integers; got inf"),
             (torch.zeros(0), 256, "at least one element"),
             (torch.zeros(1), 1, r"levels must lie in 2 .. 65536; got 1"),
-            (torch.zeros(1), 2**20, "leave dequantisation out"),
+            (torch.zeros(1), 2**20, "without dequantisation"),
         ],
     )
     def test_bad_input_gets_a_sentence(self, x, levels, sentence):
@@ -159,7 +159,7 @@ class TestLogit:
     @pytest.mark.parametrize(
         ("x", "sentence"),
         [
-            (torch.tensor([[-20.0, 3.0]]), r"x must lie in \[0, 256\] .*; got values from -20 to 3. Give the number"),
+            (torch.tensor([[-20.0, 3.0]]), r"x must lie in \[0, 256\] .*; got values from -20 to 3. Set levels"),
             (torch.tensor([[3.0, 300.0]]), r"x must lie in \[0, 256\] .*; got values from 3 to 300"),
             (torch.tensor([[math.nan]]), r"x must lie in \[0, 256\]"),
             (torch.tensor([[3]]), "floating-point"),
@@ -241,9 +241,9 @@ class TestStandardise:
     @pytest.mark.parametrize(
         ("mean", "std", "sentence"),
         [
-            ([0.0], [1.0, 1.0], r"vectors of one length.*got shapes \(1,\) and \(2,\)"),
+            ([0.0], [1.0, 1.0], r"vectors of the same length.*got shapes \(1,\) and \(2,\)"),
             ([], [], "one number per column"),
-            (torch.zeros(1, 2), torch.ones(1, 2), "vectors of one length"),
+            (torch.zeros(1, 2), torch.ones(1, 2), "vectors of the same length"),
             ([0.0], [0.0], "std positive; got"),
             ([0], [-1], "std positive; got"),
             ([math.nan], [1.0], "mean must be finite"),

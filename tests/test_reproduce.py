@@ -16,7 +16,7 @@ from torch import nn
 from iresnet import Chain, InjectivePad, cli
 from iresnet.cli.console import console
 from iresnet.cli.reproduce import show
-from iresnet.models.free import FreeBlock
+from iresnet.models.unconstrained import UnconstrainedBlock
 from iresnet.plots import (
     DecayLine,
     ImageRow,
@@ -79,7 +79,7 @@ def linear(a):
     """The block x + a x on the line, with a channel of zeros beside it."""
     layer = nn.Conv2d(2, 2, 1, bias=False)
     layer.weight.data.copy_(a * torch.eye(2)[:, :, None, None])
-    return SimpleNamespace(transform=Chain(InjectivePad(1), FreeBlock(nn.Sequential(layer))))
+    return SimpleNamespace(transform=Chain(InjectivePad(1), UnconstrainedBlock(nn.Sequential(layer))))
 
 
 @pytest.mark.parametrize("n", [1, 3, 10])
@@ -253,7 +253,7 @@ def test_batchnorm_is_folded_into_the_convolution_before_it():
     conv.weight.data.copy_(torch.eye(2)[:, :, None, None])
     norm.running_var.copy_(torch.tensor([0.25, 4.0]))
     norm.weight.data.fill_(3.0)
-    block = FreeBlock(nn.Sequential(conv, norm))
+    block = UnconstrainedBlock(nn.Sequential(conv, norm))
     (layer,) = figure6.norms(SimpleNamespace(transform=Chain(block)), (2, 4, 4))
     assert layer["bound"] == pytest.approx(1, rel=1e-6)
     assert layer["folded"] == pytest.approx(6, rel=1e-6)

@@ -17,7 +17,7 @@ from torch import nn
 
 from iresnet import Chain, ResidualBlock, contractive_mlp
 from iresnet.data import toy
-from iresnet.models.free import FreeBlock
+from iresnet.models.unconstrained import UnconstrainedBlock
 from iresnet.plots import Crossing, Dynamics, Plane, planes, plot_paths, plot_planes
 from iresnet.plots.paths import group_crossings
 from iresnet.reproduce import (
@@ -109,7 +109,7 @@ def test_the_constraint_keeps_the_order_of_all_paths(made):
 def test_a_block_that_folds_the_line_crosses_paths():
     fold = nn.Linear(1, 1, bias=False)
     fold.weight.data.fill_(-3.0)  # x - 3 x
-    row, dynamics = figure1.measure("vanilla", replace(figure1.Setting(), blocks=2), Chain(FreeBlock(fold)))
+    row, dynamics = figure1.measure("vanilla", replace(figure1.Setting(), blocks=2), Chain(UnconstrainedBlock(fold)))
     n = figure1.PATHS
     assert row["crossings"] == n * (n - 1) // 2  # x -> -2 x: all of them
     assert all(c.value == pytest.approx(0, abs=1e-9) for c in dynamics.crossings)
@@ -126,13 +126,13 @@ def test_both_networks_learn_the_same_points():
     s = figure1.Setting()
     sizes = [sum(p.numel() for p in figure1.network(name, s, 0).parameters()) for name in ("vanilla", "i-ResNet")]
     assert sizes[0] == sizes[1]
-    loss, metrics = figure1.Waypoints(Chain(FreeBlock(nn.Identity()), FreeBlock(nn.Identity())))(
+    loss, metrics = figure1.Waypoints(Chain(UnconstrainedBlock(nn.Identity()), UnconstrainedBlock(nn.Identity())))(
         torch.ones(2, 1), torch.tensor([[2.0, 4.0], [2.0, 4.0]])
     )
     assert float(loss) == 0.0  # 1, 2, 4
     assert set(metrics) == {"squared error"}
     with pytest.raises(ValueError, match=r"y must hold the two states to reach, \(n, 2\); got none. Train on batches"):
-        figure1.Waypoints(Chain(FreeBlock(nn.Identity())))(torch.ones(2, 1))
+        figure1.Waypoints(Chain(UnconstrainedBlock(nn.Identity())))(torch.ones(2, 1))
 
 
 def test_crossings_that_lie_together_are_circled_together():

@@ -325,7 +325,7 @@ class TestConditional:
         block, x, c = mlp(), normal(2, 3), normal(2, 7)
         calls = (block, block.forward_and_logdet, block.inverse, block.solve, block.reference)
         for call in (*calls, lambda x, c: block.trajectory(x, context=c)):
-            with pytest.raises(ValueError, match=r"got one of shape \(2, 7\) for a ResidualBlock that takes none"):
+            with pytest.raises(ValueError, match=r"for a ResidualBlock that takes no context; got shape \(2, 7\)"):
                 call(x, c)
 
     def test_a_missing_or_misshapen_context_gets_a_sentence(self):
@@ -437,7 +437,7 @@ class TestRefusals:
                 getattr(mlp(), call)(normal(2, 3), tolerance=tolerance)
 
     def test_a_chain_takes_transforms_only(self):
-        with pytest.raises(ValueError, match="Chain takes Transforms; got Linear. Wrap a network g as ResidualBlock"):
+        with pytest.raises(ValueError, match="must be Transforms; got Linear. Wrap a network g as ResidualBlock"):
             Chain(nn.Linear(2, 2))
 
 

@@ -38,14 +38,14 @@ from iresnet.cli.sample import _spent
 from iresnet.data.source import schema_of
 from iresnet.fixed_point import default_tolerance
 from iresnet.inverse import Arithmetic, Decoder, Inverter, Schedule, decoder, ordinary
-from iresnet.inverse.refusal import refusal
+from iresnet.inverse.refusal import why_not_accelerated
 from iresnet.lipschitz import Concatenated, SpectralCap
 from iresnet.models import build
-from iresnet.multiscale import Halves, Row
+from iresnet.multiscale import JoinScales, SplitHalves
 from iresnet.presets import PRESETS
 from iresnet.presets.reading import GROUPS
 from iresnet.proof import SetAside, error_growth
-from iresnet.transform import Move, back, path, through
+from iresnet.transform import StackOperation, flat_steps, run_forward, run_inverse
 from tests.zoo import contraction, linear_block, normal, rouse_
 
 A = contraction(4, 0.6)
@@ -107,10 +107,10 @@ def split(first=2.0, second=3.0):
 def test_a_path_is_the_transform(transform, shape):
     x = normal(2, *shape)
     z = rouse_(transform.double(), seed=3)(x)
-    steps = list(path(transform))
-    assert all(isinstance(step, Move) or not step.parts() for step in steps)
-    torch.testing.assert_close(through(steps, x, lambda t, y: t(y)), z)
-    torch.testing.assert_close(back(steps, z, lambda t, y: t.inverse(y)), x)
+    steps = list(flat_steps(transform))
+    assert all(isinstance(step, StackOperation) or not step.parts() for step in steps)
+    torch.testing.assert_close(run_forward(steps, x, lambda t, y: t(y)), z)
+    torch.testing.assert_close(run_inverse(steps, z, lambda t, y: t.inverse(y)), x)
 
 
 def test_what_leaves_early_is_stretched_less_or_more():
@@ -119,7 +119,7 @@ def test_what_leaves_early_is_stretched_less_or_more():
     assert error_growth([2.0, SetAside(1), 0.1, SetAside(-1), 5.0]) == [1.0, 2.0, 2.0]
     for second in (3.0, 0.1):
         whole = split(2.0, second)
-        splits = SetAside(Halves().aside), SetAside(Row(whole).aside)
+        splits = SetAside(SplitHalves().pushed), SetAside(JoinScales(whole).pushed)
         assert whole.stretch((4,)).inverse == pytest.approx(error_growth([2.0, splits[0], second, splits[1], 1.0])[-1])
 
 
@@ -180,7 +180,7 @@ def test_mixed_channels_are_unmixed_by_a_matrix_and_judged(shape):
     solution = inverter.attempt(z)
     torch.testing.assert_close(solution.x, x, atol=1e-12, rtol=0)
     assert 0 < float(solution.largest_block_bound.max()) < 1e-12
-    inverter.parts[0].unmixing.mul_(1.5)  # a wrong matrix is noticed
+    inverter.parts[0].inverse_weight.mul_(1.5)  # a wrong matrix is noticed
     assert float(inverter.attempt(z).largest_block_bound.min()) > 0.1
 
 
@@ -448,7 +448,7 @@ def test_what_was_prepared_is_given_back(gpu, monkeypatch):
 
 
 def test_many_codes_go_through_in_parts(gpu, monkeypatch):
-    monkeypatch.setattr(decoder, "LARGEST", 4)
+    monkeypatch.setattr(decoder, "MAX_BATCH", 4)
     flow, z = linear_flow(), normal(10, 4)
     with torch.no_grad():
         x = flow.decoder(flow.transform, z)
@@ -489,9 +489,9 @@ def conditional():
 @pytest.mark.parametrize(
     ("change", "options", "words"),
     [
-        (lambda f: f, {"solver": Banach()}, "a solver was named"),
+        (lambda f: f, {"solver": Banach()}, "a solver was given"),
         (lambda f: conditional(), {"context": normal(3, 2)}, "a context was given"),
-        (lambda f: f.train(), {}, "the model is in training"),
+        (lambda f: f.train(), {}, "the model is in training mode"),
     ],
 )
 def test_what_is_not_accelerated_says_why(gpu, change, options, words):
@@ -508,15 +508,15 @@ def test_gradients_half_precision_and_free_branches_take_the_ordinary_way(gpu):
     z = normal(3, 4).requires_grad_()
     flow.decoder(flow.transform, z).sum().backward()
     assert z.grad is not None
-    assert "a gradient may be asked for" in flow.decoder.reason
+    assert "gradients are enabled" in flow.decoder.reason
     with torch.no_grad():
         flow.decoder(flow.transform, normal(3, 4).to(torch.bfloat16), tolerance=1.0)
-        assert "codes of torch.bfloat16 are no float32 or float64" in flow.decoder.reason
+        assert "codes must be float32 or float64; got torch.bfloat16" in flow.decoder.reason
         block = ResidualBlock(constrain_(nn.Sequential(nn.Linear(4, 4), MaxMin()), 0.5)).double().eval()
         flow.decoder(block, normal(3, 4))
     assert "without a slope, maxmin" in flow.decoder.reason
     assert flow.decoder.seconds == 0.0
-    assert refusal(block) == flow.decoder.reason
+    assert why_not_accelerated(block) == flow.decoder.reason
 
 
 def test_what_is_no_contraction_is_refused_as_ever(gpu):
@@ -525,7 +525,7 @@ def test_what_is_no_contraction_is_refused_as_ever(gpu):
         flow.transform[0].g[0].weight.mul_(2)
     with pytest.raises(ConvergenceError, match="No contraction is proven"):
         flow.sample((2,))
-    assert "no proven contraction" in flow.decoder.reason
+    assert "not a proven contraction" in flow.decoder.reason
 
 
 def test_a_solve_that_is_not_proven_raises(gpu):
@@ -538,8 +538,8 @@ def test_the_command_says_how_long_it_took():
     on_gpu, on_cpu = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
     assert _spent(1.24, Decoder(), on_cpu) == "1.2 s"
     assert _spent(1.24, SimpleNamespace(reason="", seconds=1.1), on_gpu) == "1.2 s, 1.1 s of it to prepare"
-    why = SimpleNamespace(reason="not accelerated: a solver was named.", seconds=0.0)
-    assert _spent(1.24, why, on_gpu) == "1.2 s, not accelerated: a solver was named"
+    why = SimpleNamespace(reason="not accelerated: a solver was given.", seconds=0.0)
+    assert _spent(1.24, why, on_gpu) == "1.2 s, not accelerated: a solver was given"
 
 
 # --------------------------------------------------------------------------------------------------- on a GPU

@@ -90,8 +90,7 @@ def _encoded(model):
 
 CODES = normal(3, 4)
 SOLVER, CONTEXT, GRADIENT = (
-    f"not accelerated: {words}."
-    for words in ("a solver was named", "a context was given", "a gradient may be asked for")
+    f"not accelerated: {words}." for words in ("a solver was given", "a context was given", "gradients are enabled")
 )
 
 
@@ -147,7 +146,7 @@ def test_with_gradients_it_is_the_ordinary_inverse(chosen):
     model.train()
     with torch.no_grad():
         model.decode(CODES)
-    assert chosen[-1][2] == "not accelerated: the model is in training."
+    assert chosen[-1][2] == "not accelerated: the model is in training mode."
 
 
 def test_on_a_gpu_a_report_or_a_decoder_takes_an_inverter(chosen, monkeypatch):
@@ -163,7 +162,7 @@ def test_on_a_gpu_a_report_or_a_decoder_takes_an_inverter(chosen, monkeypatch):
         assert {how for _, _, how in chosen} == {""}
         torch.testing.assert_close(x, plain, atol=1e-8, rtol=0)
         model.transform.inverse(CODES)  # which has no place to keep one
-        assert chosen[-1][2] == "not accelerated: nothing is kept."
+        assert chosen[-1][2] == "not accelerated: there is no Decoder to keep the prepared inverse."
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert other.decoder.inverter is None
 
@@ -208,7 +207,7 @@ class Named(ClosedForm):
 
     def __init__(self):
         super().__init__()
-        self.steps, self.distance = 3, 1.0
+        self.steps, self.verify, self.inverse_error_bound = 3, 2.0, 1.0
 
     def value(self, x):
         return 2 * x

@@ -393,7 +393,7 @@ class TestModels:
         assert not certificate.passed
         assert certificate.stretch is None
         assert "FAILED: 1 of 1 blocks proven contractive" in certificate.summary()
-        assert "not known: Mine is a ActNorm with its own forward" in certificate.summary()
+        assert "unknown: Mine is a ActNorm with its own forward" in certificate.summary()
 
     @pytest.mark.parametrize("kind", ["block hook", "chain hook", "subclass", "forward replaced"])
     def test_what_surrounds_g_counts(self, kind):

@@ -12,7 +12,7 @@ from iresnet.chain import Chain
 from iresnet.data import Dataset, Schema
 from iresnet.lipschitz import constrain_
 from iresnet.logdet import AdaptiveSeries
-from iresnet.models.free import FreeBlock
+from iresnet.models.unconstrained import UnconstrainedBlock
 from iresnet.reproduce import cells, job
 from iresnet.run import TRUNCATION, FitResult, Run, truncation_warning, validate
 from iresnet.run.watch import BIAS, TRUNCATION_WARNED
@@ -101,7 +101,7 @@ def test_noise_is_not_taken_for_flattery():
 
 @pytest.mark.parametrize(("estimator", "terms"), [(RussianRoulette(2), 20), (PowerSeries(15), 30)], ids=str)
 def test_where_no_constant_is_known_the_series_is_long(estimator, terms, monkeypatch):
-    seen, free = [], FreeBlock(nn.Linear(D, D, bias=False))
+    seen, free = [], UnconstrainedBlock(nn.Linear(D, D, bias=False))
     asserted = ResidualBlock(nn.Linear(D, D, bias=False), lipschitz=0.5)
     monkeypatch.setattr(Flow, "log_prob", lambda _, x, **options: seen.append(options["estimator"]) or x.sum(1))
     with torch.no_grad():

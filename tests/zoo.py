@@ -33,7 +33,7 @@ from iresnet import (
 from iresnet.lipschitz import Concatenated, Potential, cap_of, refresh_
 from iresnet.models.glow import additive_glow, glow, i_revnet, nice, real_nvp
 from iresnet.transforms import AdditiveCoupling, AffineCoupling, Alternate, Checkerboard, Halves, Split, made, maf
-from iresnet.transforms.conditioner import ResidualConvolutions, convolutions, mlp
+from iresnet.transforms.conditioner import ResidualConvolutions, convnet, mlp
 from iresnet.transforms.elementary import Flatten
 from iresnet.transforms.mixing import InvertibleConv1x1, PrincipalAxes, Reverse
 
@@ -148,7 +148,7 @@ def _net(inputs: int, outputs: int) -> nn.Sequential:
 
 
 def _convolutions(inputs: int, outputs: int) -> nn.Sequential:
-    return convolutions(inputs, outputs, 4, activation=nn.ELU)
+    return convnet(inputs, outputs, 4, activation=nn.ELU)
 
 
 def _residual(inputs: int, outputs: int) -> nn.Module:

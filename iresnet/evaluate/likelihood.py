@@ -17,7 +17,7 @@ from ..flow import Flow, LogProb
 from ..hybrid import Hybrid
 from ..logdet import EXACT_UP_TO, CertifiedSeries, Estimator
 from ..train.objective import nats_per_unit, unit_name
-from ..transforms.dequantisation import dequantised, raw_noise
+from ..transforms.dequantisation import dequantise_for, raw_noise
 from .chunks import chunk_size, in_chunks
 
 #: What truncating the series may cost beyond 64 dimensions, in bits per dimension: proven by Theorem 3. Of a mean over
@@ -121,7 +121,7 @@ def drawn(
         probes = generator.get_state()  # after the noise, so that they have nothing to do with it
 
         def log_prob(x: Tensor) -> Tensor:
-            point, spent = dequantised(flow, x, data.schema.levels, generator, noise=noise)
+            point, spent = dequantise_for(flow, x, data.schema.levels, generator, noise=noise)
             if shared:
                 generator.set_state(probes)
             return flow.log_prob(point, estimator=estimator, generator=generator).double() - spent.double()
@@ -136,7 +136,7 @@ def log_likelihood(model: nn.Module, data: Dataset, *, draws: int = 8, seed: int
     d = draw(model, data, draws, seed=seed, shared=True, most=ROW_BIAS)
     count, value = len(d.values), d.values.mean(0)
     spread = torch.zeros_like(value) if count == 1 else d.values.std(0) / math.sqrt(count)
-    proven = as_flow(model).standing(data.schema.shape)[1]
+    proven = as_flow(model).proof_status(data.schema.shape)[1]
     return LogProb(value, torch.full_like(value, d.bias_bound), spread, math.prod(data.schema.shape), count, proven)
 
 

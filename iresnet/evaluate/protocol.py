@@ -136,7 +136,7 @@ def protocol(
         estimator_error=row_error / math.sqrt(len(data)) / scale,
         standard_error=float(values.mean(0).std()) / math.sqrt(len(data)) / scale,
         row_error=row_error / scale,
-        proven=way.proven and flow.standing(data.schema.shape)[1],
+        proven=way.proven and flow.proof_status(data.schema.shape)[1],
         reached=row_error <= error * nat * math.sqrt(len(data)),
     )
 

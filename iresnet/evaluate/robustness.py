@@ -192,7 +192,7 @@ def evaluated(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:
                 x = step(t, x)
             return x
         if isinstance(part, Multiscale):
-            return part.through(x, step)
+            return part.run_forward(x, step)
         z, shape = part.reference(x), tuple(x.shape[1:])
         own = part.rounding(shape).residual_bound(torch.zeros_like(error), sample_norms(x) + error, sample_norms(z))
         # What has gone straight to the code by now keeps its error: no factor below one.

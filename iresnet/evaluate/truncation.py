@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..data import Dataset
 from ..logdet import Estimator, Exact, Jacobian, truncation_bound
 from ..spelling import at_least
-from ..transforms.dequantisation import dequantised
+from ..transforms.dequantisation import dequantise_for
 from .likelihood import as_flow, check_eval, room
 
 #: Entries of the Jacobians that are held at a time, where there is little memory.
@@ -122,7 +122,7 @@ def truncation(model: nn.Module, data: Dataset, *, terms: int = 20, seed: int = 
     generator, parts, watch = torch.Generator(data.x.device).manual_seed(seed), [], _Dense(terms)
     for x in torch.split(data.x, max(1, ENTRIES * room(data.x.device) // d**2)):
         watch = _Dense(terms)
-        flow.log_prob(dequantised(flow, x, data.schema.levels, generator)[0], estimator=watch)
+        flow.log_prob(dequantise_for(flow, x, data.schema.levels, generator)[0], estimator=watch)
         if watch.sums is None:
             raise ValueError("a series needs residual blocks; this model holds none.")
         parts.append(watch.sums)

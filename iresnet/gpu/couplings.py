@@ -21,22 +21,24 @@ class CompiledCoupling(Wrapper):
     inner: Coupling
     forward = cast(Any, Coupling.forward)
     forward_and_logdet = cast(Any, Coupling.forward_and_logdet)
+    _compute_forward_and_logdet = cast(Any, Coupling._compute_forward_and_logdet)
 
-    def through(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """As `Coupling.through`, which those two go by."""
-        return cast("tuple[Tensor, Tensor | None]", maybe_compile(_through, True)(self.inner, x, context))
+    def forward_and_log_scale(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Compute `Coupling.forward_and_log_scale`, which the methods above call, by a compiled function."""
+        compiled = maybe_compile(_forward_and_log_scale, True)
+        return cast("tuple[Tensor, Tensor | None]", compiled(self.inner, x, context))
 
 
-def _through(coupling: Coupling, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    return coupling.through(x, context)
+def _forward_and_log_scale(coupling: Coupling, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    return coupling.forward_and_log_scale(x, context)
 
 
 def can_compile(module: nn.Module) -> bool:
     """Whether a module is a coupling with the forward map of all couplings, and no hooks."""
     if not isinstance(module, Coupling) or why_modified(module) is not None:
         return False
-    own = type(module)
-    return own.forward is Coupling.forward and own.forward_and_logdet is Coupling.forward_and_logdet
+    names = ("forward", "forward_and_logdet", "_compute_forward_and_logdet")
+    return all(getattr(type(module), name) is getattr(Coupling, name) for name in names)
 
 
 def find_couplings(module: nn.Module) -> list[Coupling]:

@@ -24,7 +24,7 @@ from ..lipschitz import cap_of, scale_weights_in
 from ..lipschitz.scaling import cast_weights
 from ..logdet import Estimator, FixedSeries
 from ..residual import ResidualBlock
-from ..transform import Transform, given_to
+from ..transform import Transform, context_for
 from ..transforms import Coupling
 from ..transforms.dequantisation import LearnedNoise
 from ..transforms.elementary import ActNorm
@@ -115,7 +115,7 @@ class Plan(Wrapper):
             else:
                 x = state.total()
                 for t in _members(part):
-                    x = t(x, given_to(t, context))
+                    x = t(x, context_for(t, context))
                 state = PendingState(x)
         return state.total()
 
@@ -147,7 +147,7 @@ class Plan(Wrapper):
             else:
                 x = state.total()
                 for t in _members(part):
-                    own = given_to(t, context)
+                    own = context_for(t, context)
                     x, logdet = t.forward_and_logdet(x, own, estimator=estimator, generator=generator)
                     logdets.append(logdet)
                 state = PendingState(x)
@@ -161,7 +161,7 @@ class Plan(Wrapper):
         values = unit.reading.tensors()
         last = values.pop() if unit.program.steps[-1].tensors == 2 else None
         unit.reading.record_sizes(tuple(state.x.shape[2:]))
-        if unit.norm is not None and unit.norm.waits:
+        if unit.norm is not None and unit.norm.awaits_data:
             unit.norm(state.total().detach())  # its first batch initialises it
         if state.x.dim() == 4:
             state.x = state.x.contiguous(memory_format=torch.channels_last)

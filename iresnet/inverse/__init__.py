@@ -1,9 +1,9 @@
-"""The inverse of whole transforms: one function chooses how, and `proof` judges whatever comes of it.
+"""Inverts whole transforms: one function chooses the method, and `proof` verifies the result of each.
 
-In reading order: `ordinary` (part by part, of anything), `refusal` (what can be inverted faster on a GPU); `arithmetic`
-(what is computed how), `precisions` (g in each of them), `refinement` (one block), `verification` (what is reported),
-`inverter` (half precision finds, float64 refines and proves, as one CUDA graph); `decoder` (which of them, and what is
-kept).
+In reading order: `ordinary` (part by part, for any transform), `refusal` (which transforms can be accelerated);
+`arithmetic` (precisions), `precisions` (g in each precision), `refinement` (one block), `verification` (the reported
+bounds), `inverter` (half precision approximates, float64 refines and proves, as one CUDA graph); `decoder` (chooses the
+method and keeps what is prepared).
 """
 
 from .arithmetic import Arithmetic

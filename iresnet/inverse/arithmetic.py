@@ -1,4 +1,4 @@
-"""How an inverse is computed: its precisions, and a CUDA graph of the whole. None of it changes what is proven."""
+"""Settings of the accelerated inverse: precisions and CUDA graph. None of them changes what is proven."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..branch.convolution import CONVOLUTIONS
 from ..precision import cudnn_benchmark, float32_matmul_precision
 
-#: Working precisions by name, and the type that holds each.
+#: Working precisions by name.
 WORKING = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 Run: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
@@ -21,19 +21,18 @@ Run: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How an inverse is computed.
+    """How an accelerated inverse is computed."""
 
-    `working` is the precision of most evaluations: float16, bfloat16 or float32. `exact` is the way to convolve in
-    float64: native, gathered, banded, shifted, or auto, the fastest for each shape. `graph` captures everything as
-    one CUDA graph. `code` is how the code residual is found: float64 evaluates the chain, none leaves it out (NaN).
-    `proof` is how the blocks' solves are proven: residual evaluates each g once more in float64; forward proves a chain
-    by the float64 evaluation that gives its code residual (`verification`), and is as residual where there is none.
-    """
-
+    #: The precision of most evaluations: float16, bfloat16 or float32.
     working: str = "float16"
+    #: The method to convolve in float64: native, gathered, banded, shifted, or auto for the fastest for each shape.
     exact: str = "auto"
+    #: Whether everything is captured as one CUDA graph.
     graph: bool = True
+    #: How the code residual is computed: float64 evaluates the chain, none leaves it out (NaN).
     code: str = "float64"
+    #: How the blocks' solves are proven. residual: evaluate each g once more in float64. forward: prove a chain by the
+    #: float64 evaluation that gives its code residual (`verification`); the same as residual if code is none.
     proof: str = "forward"
 
     def __post_init__(self) -> None:
@@ -47,7 +46,7 @@ class Arithmetic:
 
     @classmethod
     def on(cls, device: torch.device) -> Arithmetic:
-        """What is best on this kind of device."""
+        """Return the best settings for this kind of device."""
         return cls() if device.type == "cuda" else cls("float32", "native", graph=False)
 
     @property
@@ -56,7 +55,7 @@ class Arithmetic:
 
     @contextmanager
     def precision(self, device: torch.device) -> Iterator[None]:
-        """No TF32 and no autocast, sums in float32, convolutions by the fastest algorithm."""
+        """Disable TF32 and autocast, sum in float32, and let cuDNN choose the fastest convolutions."""
         matmul = cast(Any, torch.backends.cuda.matmul)
         kinds = ("fp16_accumulation", "fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction")
         names = [f"allow_{kind}" for kind in kinds if hasattr(matmul, f"allow_{kind}")]

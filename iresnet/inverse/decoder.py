@@ -1,10 +1,10 @@
-"""Codes to rows: `choose` decides how, for whoever inverts.
+"""From codes to samples: `choose` decides the method for every inverse that a user can call.
 
-    Inverter     on a GPU, where a `Decoder` keeps what is prepared; for a report in float64
-    ordinary     all else: a CPU, gradients, a context, a solver that is named, parts that are not known
+    Inverter     on a GPU, if a `Decoder` keeps what is prepared; a report needs codes in float64
+    ordinary     otherwise: on a CPU, with gradients, a context or a given solver, or if a part is unknown
 
-Every block's solve is proven in each case. Codes that the first does not prove take the ordinary way, which says what
-is missing.
+Both prove every block's solve. Codes that the `Inverter` does not prove are solved again by the ordinary method, which
+reports what is missing.
 """
 
 from __future__ import annotations
@@ -23,36 +23,37 @@ from ..transform import ChainSolution, Transform, check_batch
 from . import ordinary
 from .arithmetic import Arithmetic
 from .inverter import Inverter
-from .refusal import refusal
+from .refusal import why_not_accelerated
 
-#: Codes that are solved at once where no report is asked for, at the most.
-LARGEST = 128
+#: The most codes that are solved at once if no report is requested.
+MAX_BATCH = 128
 
-ELSEWHERE = "the codes are not on a GPU"
-ON_CPU = f"not accelerated: {ELSEWHERE}."
+NOT_ON_GPU = "the codes are not on a GPU"
+ON_CPU = f"not accelerated: {NOT_ON_GPU}."
 
 
 def choose(
     transform: Transform, z: Tensor, context: Tensor | None, solver: Solver | None, *, report: bool, keeps: bool
 ) -> str:
-    """Why these codes take the ordinary way, in a sentence; nothing where an `Inverter` takes them.
+    """Choose the method for these codes: empty for an `Inverter`, otherwise a sentence why it is the ordinary one.
 
-    `report`: bounds are asked for beside x. `keeps`: there is a place for what is prepared.
+    `report`: bounds are requested beside x. `keeps`: a `Decoder` keeps what is prepared.
     """
     if not isinstance(z, Tensor):
         return ON_CPU
     obstacles = {
         "a context was given": context is not None,
-        "a solver was named": solver is not None,
-        "a gradient may be asked for": not report and torch.is_grad_enabled(),
-        "the model is in training": not report and transform.training,
-        f"codes of {z.dtype} are no float32 or float64": z.dtype not in (torch.float32, torch.float64),
-        ELSEWHERE: not _on_gpu(z),
-        "a report is made in float64": report and z.dtype == torch.float32,
-        "torch compiles or transforms this": not can_read_values(z) or is_transforming(),
-        "nothing is kept": not keeps,
+        "a solver was given": solver is not None,
+        "gradients are enabled": not report and torch.is_grad_enabled(),
+        "the model is in training mode": not report and transform.training,
+        f"codes must be float32 or float64; got {z.dtype}": z.dtype not in (torch.float32, torch.float64),
+        NOT_ON_GPU: not _on_gpu(z),
+        "a report needs codes in float64": report and z.dtype == torch.float32,
+        "torch.compile or torch.func is tracing this call": not can_read_values(z) or is_transforming(),
+        "there is no Decoder to keep the prepared inverse": not keeps,
     }
-    return next((f"not accelerated: {words}." for words, there in obstacles.items() if there), "") or refusal(transform)
+    reasons = (f"not accelerated: {reason}." for reason, applies in obstacles.items() if applies)
+    return next(reasons, "") or why_not_accelerated(transform)
 
 
 def invert(
@@ -63,22 +64,23 @@ def invert(
     tolerance: float | None = None,
     solver: Solver | None = None,
     decoder: Decoder | None = None,
-    own: bool = False,
+    by_parts: bool = False,
 ) -> Tensor:
-    """The x with these codes, in their precision; `ConvergenceError` where a block's solve is not proven.
+    """Return the x with these codes, in their dtype; raise `ConvergenceError` if a block's solve is not proven.
 
-    A `decoder` keeps what is prepared. `own`: it is the transform's own `inverse` that asks.
+    A `decoder` keeps what is prepared. `by_parts` inverts the parts even if the class of the transform is unknown; its
+    own `inverse` method sets it when it calls this.
     """
     kept = Decoder() if decoder is None else decoder
     kept.reason = choose(transform, z, context, solver, report=False, keeps=decoder is not None)
     if kept.reason == ON_CPU:
-        kept.inverter = None  # made before the model moved here, whose memory it holds
+        kept.inverter = None  # prepared before the model moved to the CPU; free its GPU memory
     elif not kept.reason:
-        inverter = kept.prepared(transform, z, tolerance)
-        x = None if inverter.reason else _rounded(inverter, z, tolerance)
+        inverter = kept.prepare(transform, z, tolerance)
+        x = None if inverter.reason else _solve_rounded(inverter, z, tolerance)
         if x is not None:
             return x
-    return ordinary.invert(transform, z, context, tolerance=tolerance, solver=solver, own=own)
+    return ordinary.invert(transform, z, context, tolerance=tolerance, solver=solver, by_parts=by_parts)
 
 
 def solve(
@@ -89,23 +91,24 @@ def solve(
     tolerance: float | None = None,
     solver: Solver | None = None,
     decoder: Decoder | None = None,
-    own: bool = False,
+    by_parts: bool = False,
 ) -> ChainSolution:
-    """The inverse of these codes with a report in place of an exception; no gradient. As `invert` otherwise."""
+    """Invert like `invert`, but report errors instead of raising; no gradient."""
     kept = Decoder() if decoder is None else decoder
     kept.reason = choose(transform, z, context, solver, report=True, keeps=decoder is not None)
     if not kept.reason:
-        inverter = kept.prepared(transform, z, tolerance, report=True)
+        inverter = kept.prepare(transform, z, tolerance, report=True)
         if not inverter.reason:
             return inverter.solve(z)
-    return ordinary.solve(transform, z, context, tolerance=tolerance, solver=solver, own=own)
+    return ordinary.solve(transform, z, context, tolerance=tolerance, solver=solver, by_parts=by_parts)
 
 
 class Decoder:
-    """Keeps what is prepared for codes, for whoever inverts again and again, until the weights change.
+    """Inverts repeatedly and keeps what is prepared for it until the weights change.
 
-    `reason` says why the last codes were not accelerated; it is empty where they were. With `graph` a GPU's work is
-    captured, which pays from the second batch on. A copy, such as that of a model that holds it, has nothing prepared.
+    `reason` says why the last codes were not accelerated; it is empty if they were. With `graph` the work on a GPU is
+    captured as a CUDA graph, which pays off from the second batch on. A copy, such as that of a model that holds it,
+    has nothing prepared.
 
     >>> from iresnet import ResidualBlock, contractive_mlp
     >>> decoder = Decoder()
@@ -116,9 +119,9 @@ class Decoder:
 
     def __init__(self, *, graph: bool = True) -> None:
         self.graph, self.reason = graph, ""
-        self._made_for: tuple[Any, ...] = ()
-        self._most: int | None = None  # codes at once, where memory did not suffice for more
-        #: What is prepared, if anything is.
+        self._prepared_for: tuple[Any, ...] = ()
+        self._max_batch: int | None = None  # set if memory did not suffice for more codes at once
+        #: The prepared inverse, if there is one.
         self.inverter: Inverter | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Decoder:
@@ -129,7 +132,7 @@ class Decoder:
 
     @property
     def seconds(self) -> float:
-        """How long it took to prepare what is in use; nothing where nothing is."""
+        """How long it took to prepare the inverse in use; 0 if there is none."""
         return 0.0 if self.reason or self.inverter is None else self.inverter.seconds
 
     def __call__(
@@ -141,27 +144,27 @@ class Decoder:
         tolerance: float | None = None,
         solver: Solver | None = None,
     ) -> Tensor:
-        """The x with these codes, in their precision; `ConvergenceError` where a block's solve is not proven."""
+        """Return the x with these codes, in their dtype; raise `ConvergenceError` if a block's solve is not proven."""
         check_batch(z, "z")
         return invert(transform, z, context, tolerance=tolerance, solver=solver, decoder=self)
 
-    def prepared(self, transform: Transform, z: Tensor, tolerance: float | None, *, report: bool = False) -> Inverter:
-        """What is prepared for such codes, made anew for other weights, another tolerance or more codes at once."""
-        size = min(len(z), self._most or (len(z) if report else LARGEST))
+    def prepare(self, transform: Transform, z: Tensor, tolerance: float | None, *, report: bool = False) -> Inverter:
+        """Return the kept inverter; prepare a new one for other weights, another tolerance or a larger batch."""
+        size = min(len(z), self._max_batch or (len(z) if report else MAX_BATCH))
         wanted, inverter = (z.dtype, z.device, tolerance, tuple(z.shape[1:]), report), self.inverter
-        if inverter is None or wanted != self._made_for or inverter.shape[0] < size or not inverter.fits(transform):
-            self.inverter = inverter = None  # before the next one is made, which may need its memory
+        if inverter is None or wanted != self._prepared_for or inverter.shape[0] < size or not inverter.fits(transform):
+            self.inverter = inverter = None  # free its memory, which the next one may need
             while inverter is None:
-                if (inverter := self._fitting(transform, z[:size], tolerance, report)) is None:
-                    size = self._most = size // 2
-            self.inverter, self._made_for = inverter, wanted
+                if (inverter := self._try_prepare(transform, z[:size], tolerance, report)) is None:
+                    size = self._max_batch = size // 2
+            self.inverter, self._prepared_for = inverter, wanted
         self.reason = inverter.reason
         return inverter
 
-    def _fitting(self, transform: Transform, z: Tensor, tolerance: float | None, report: bool) -> Inverter | None:
-        """An inverter for such codes; None where memory does not suffice for so many at once."""
+    def _try_prepare(self, transform: Transform, z: Tensor, tolerance: float | None, report: bool) -> Inverter | None:
+        """Prepare an inverter for such codes; return None if memory does not suffice for so many at once."""
         best = Arithmetic.on(z.device)
-        # Without a report nobody reads the residual of the whole code.
+        # The residual of the whole code is only needed for a report.
         arithmetic = replace(best, graph=best.graph and self.graph, code=best.code if report else "none")
         try:
             return Inverter(transform, z, tolerance=tolerance, arithmetic=arithmetic)
@@ -171,13 +174,13 @@ class Decoder:
             return None
 
 
-def _rounded(inverter: Inverter, z: Tensor, tolerance: float | None) -> Tensor | None:
-    """The x with these codes in their precision, or None where not every solve is proven."""
+def _solve_rounded(inverter: Inverter, z: Tensor, tolerance: float | None) -> Tensor | None:
+    """Return the x with these codes in their dtype, or None if not every solve is proven."""
     solution = inverter.solve(z)
-    x, good = solution.x.to(z.dtype), solution.converged
-    if tolerance is not None and inverter.parts[-1].branch is not None:  # a solution of a block is rounded here
-        good = good & (solution.largest_block_bound + sample_norms(x.double() - solution.x) <= tolerance)
-    return x if bool(good.all()) else None
+    x, proven = solution.x.to(z.dtype), solution.converged
+    if tolerance is not None and inverter.parts[-1].branch is not None:  # the rounding of a block's solution counts
+        proven = proven & (solution.largest_block_bound + sample_norms(x.double() - solution.x) <= tolerance)
+    return x if bool(proven.all()) else None
 
 
 def _on_gpu(z: Tensor) -> bool:

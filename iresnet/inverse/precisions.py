@@ -1,8 +1,8 @@
-"""A branch g in the precisions of a solve, and its Jacobian from the slopes of its activations.
+"""A branch g in the precisions that a mixed-precision solve needs.
 
-exact       float64: what is inverted, and what proves the inverse
-single      float32, between the two, where the working precision is half
-working     where most evaluations are made
+exact       float64: the function that is inverted and that proves the inverse
+single      float32: between the two, if the working precision is half precision
+working     the precision of most evaluations
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .arithmetic import Arithmetic
 
 
 @dataclass
-class Branch:
-    """g of one block in every precision; without `single`, where nothing lies between the others."""
+class MixedPrecisionBranch:
+    """The branch g of one block in every precision; `single` is None if the working precision is float32."""
 
     exact: PreparedBranch
     working: PreparedBranch
@@ -37,38 +37,40 @@ class Branch:
         return self.working.dtype
 
 
-class Maker:
-    """Makes the branches of a chain; remembers which way to convolve is the fastest for a shape and a precision."""
+class BranchBuilder:
+    """Builds the branches of a chain; remembers the fastest convolution method for each shape and precision."""
 
     def __init__(self, arithmetic: Arithmetic) -> None:
         self.arithmetic = arithmetic
         self.functions: dict[tuple[torch.dtype, Shape, Shape], StepFunction] = {}
 
-    def branch(self, block: ResidualBlock, x: Tensor) -> Branch:
-        """The branch of this block for inputs like x."""
-        found = try_parse(block.g)
-        assert found is not None
-        program, values = found.program, [t.detach() for t in found.tensors(dtype=torch.float64)]
+    def branch(self, block: ResidualBlock, x: Tensor) -> MixedPrecisionBranch:
+        """Build the branch of this block for inputs like x."""
+        parsed = try_parse(block.g)
+        assert parsed is not None
+        program, values = parsed.program, [t.detach() for t in parsed.tensors(dtype=torch.float64)]
         dtype = self.arithmetic.dtype
         working = PreparedBranch(program, [to_channels_last(t.to(dtype)) for t in values])
-        exact = self._form(program, values, x)
-        single = None if dtype == torch.float32 else self._form(program, [t.float() for t in values], x.float())
-        return Branch(exact, working, single)
+        exact = self._prepared_branch(program, values, x)
+        single = (
+            None if dtype == torch.float32 else self._prepared_branch(program, [t.float() for t in values], x.float())
+        )
+        return MixedPrecisionBranch(exact, working, single)
 
-    def _form(self, program: Program, values: list[Tensor], x: Tensor) -> PreparedBranch:
-        """The form of these tensors with the ways that are asked for."""
+    def _prepared_branch(self, program: Program, values: list[Tensor], x: Tensor) -> PreparedBranch:
+        """Build g with these tensors, each step computed by the method that `Arithmetic.exact` selects."""
         if self.arithmetic.exact == "native":
             return PreparedBranch(program, values)
         functions = list[StepFunction]()
 
-        def function(i: int, step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
-            functions.append(self._way(step, inputs[0], own))
+        def select(i: int, step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
+            functions.append(self._function_for(step, inputs[0], own))
             return apply_step(step, inputs, own)
 
-        interpret(program, x, values, function)
+        interpret(program, x, values, select)
         return PreparedBranch(program, pack_weights(program, values, functions), functions)
 
-    def _way(self, step: Step, x: Tensor, values: list[Tensor]) -> StepFunction:
+    def _function_for(self, step: Step, x: Tensor, values: list[Tensor]) -> StepFunction:
         if not is_simple(step):
             return native
         if self.arithmetic.exact != "auto":

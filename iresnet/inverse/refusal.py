@@ -1,33 +1,44 @@
-"""What can be inverted in another way than its own: residual blocks and closed forms that can be read."""
+"""Which transforms an `Inverter` can invert: known residual blocks and closed forms."""
 
 from __future__ import annotations
 
+from torch import nn
+
 from ..branch import try_parse
 from ..residual import ResidualBlock
-from ..transform import Transform, path
+from ..transform import Transform, flat_steps
 from ..transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
 from ..transforms.mixing import InvertibleConv1x1, PrincipalAxes
 from ..transforms.preprocess import Logit, Standardise
 from ..trust import why_untrusted
 
 #: Transforms whose inverse is a formula.
-CLOSED = (ActNorm, Flatten, InjectivePad, InvertibleConv1x1, PrincipalAxes, Squeeze, Standardise, Logit)
+CLOSED_FORMS = (ActNorm, Flatten, InjectivePad, InvertibleConv1x1, PrincipalAxes, Squeeze, Standardise, Logit)
 
 
-def refusal(transform: Transform) -> str:
-    """Why this transform takes the ordinary way, or nothing."""
+def why_not_accelerated(transform: Transform) -> str:
+    """Return why an `Inverter` cannot invert this transform; empty if it can."""
     for t in transform.modules():
         if isinstance(t, Transform) and (reason := why_untrusted(t)):
             return f"not accelerated: {reason}"
-    for position, t in enumerate(t for t in path(transform) if isinstance(t, Transform)):
+    for position, t in enumerate(t for t in flat_steps(transform) if isinstance(t, Transform)):
         where = f"not accelerated: transform {position}, {type(t).__name__},"
-        if type(t) in CLOSED:
+        if type(t) in CLOSED_FORMS:
             continue
         if type(t) is not ResidualBlock:
-            return f"{where} is neither a residual block nor a closed form that is known here."
-        found = try_parse(t.g)
-        if found is None or found.program.is_conditional or not all(step.is_plain for step in found.program.steps):
-            return f"{where} has a g that cannot be read as linear layers, convolutions and activations in a row."
-        if not found.program.has_slopes:
-            return f"{where} has an activation without a slope, {found.program.first_without_slope}."
+            return f"{where} is neither a residual block nor a closed form with a known inverse."
+        if reason := _why_not_branch(t.g):
+            return f"{where} {reason}."
     return ""
+
+
+def _why_not_branch(g: nn.Module) -> str:
+    """Why a branch g cannot be evaluated in several precisions, to follow the name of its block; empty if it can."""
+    if (parsed := try_parse(g)) is None:
+        return "has a g that is not made of known layers"
+    program = parsed.program
+    if program.is_conditional:
+        return "has a g that takes a context"
+    if not all(step.is_plain for step in program.steps):
+        return "has a g with circular or asymmetric padding"
+    return f"has an activation without a slope, {activation}" if (activation := program.first_without_slope) else ""

@@ -1,9 +1,9 @@
-"""Named networks: functions that return ordinary modules, contractive by construction, and networks as settings.
+"""Networks: functions that return ordinary modules, contractive by construction, and models built from settings.
 
-In reading order: `branches` (g, and a density made of blocks), `network` (a network as settings), `readout` (heads),
-`free` (x + g(x) for any g: "vanilla" and BatchNorm nets), `resnet` (the ResNet-164), `glow` (Glow, Real NVP, NICE and
-i-RevNet, made of couplings), `families` (those and others as settings), `build` (the model that an objective needs, for
-rows of a given `Schema`: preprocessing, scales of residual blocks, and a base, a head, or both).
+In reading order: `branches` (g, and a flow made of blocks), `network` (the settings of a network), `readout` (heads),
+`unconstrained` (x + g(x) for any g: the paper's "vanilla" networks), `resnet` (the ResNet-164), `glow` (Glow, Real NVP,
+NICE and i-RevNet, made of couplings), `families` (these and others from settings), `build` (the model for an objective
+and samples of a given `Schema`: preprocessing, scales of residual blocks, and a base, a head, or both).
 """
 
 from .branches import Activation, contractive_convnet, contractive_mlp, mlp_flow

@@ -1,4 +1,4 @@
-"""The branches g of residual blocks, contractive by construction, and a density made of them."""
+"""Branches g of residual blocks, contractive by construction, and a flow made of them."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from ..logdet import Estimator
 from ..residual import ResidualBlock
 from ..spelling import at_least
 from ..transform import Shape, Transform
+from ..transforms.conditioner import check_kernels
 from ..transforms.elementary import ActNorm
 
 Activation: TypeAlias = Callable[[], nn.Module]
 
 
 def linears(dimension: int, hidden: Sequence[int]) -> list[nn.Linear]:
-    """Linear layers of these hidden widths, from so many dimensions back to as many."""
+    """Build linear layers of these hidden widths from R^dimension to itself."""
     if dimension < 1 or any(h < 1 for h in hidden) or not hidden:
         raise ValueError(f"dimension and hidden widths must be positive; got {dimension} and {tuple(hidden)}.")
     return [nn.Linear(a, b) for a, b in pairwise((dimension, *hidden, dimension))]
 
 
 def convolutions(channels: int, hidden: int, kernels: Sequence[int]) -> list[nn.Conv2d]:
-    """Convolutions with these kernels that keep the size of an image, and the last of them its channels."""
-    if channels < 1 or hidden < 1:
-        raise ValueError(f"channels and hidden must be positive; got {channels} and {hidden}.")
-    if not kernels or any(k < 1 or k % 2 == 0 for k in kernels):
-        raise ValueError(f"kernels must be odd, so that the size is kept; got {tuple(kernels)}.")
+    """Build convolutions with these kernels that keep the size of an image, from `channels` to `channels`."""
+    at_least(1, channels=channels, hidden=hidden)
+    check_kernels(kernels)
     widths = pairwise((channels, *[hidden] * (len(kernels) - 1), channels))
     return [nn.Conv2d(a, b, k, padding=k // 2) for (a, b), k in zip(widths, kernels, strict=True)]
 
@@ -45,7 +44,7 @@ def alternate(
     *,
     preactivation: bool = False,
 ) -> nn.Sequential:
-    """Layers with what `between` makes for so many channels between them, and before the first if asked."""
+    """Chain layers with the modules that `between(channels)` builds between them; with `preactivation` also before."""
     steps: list[nn.Module] = []
     for i, layer in enumerate(layers):
         channels = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
@@ -54,20 +53,24 @@ def alternate(
 
 
 def potential(shape: Shape, width: int, activation: nn.Module, kernel: int = 0) -> nn.Module:
-    """-W' activation(W x + b) for x of this shape: W a convolution to so many channels that keeps the size of an image,
-    or with kernel 0 a matrix to so many units."""
+    """Build g(x) = -W' activation(W x + b) for x of this shape.
+
+    W is a convolution to `width` channels that keeps the size of an image or, with kernel 0, a matrix to `width` units.
+    """
     if kernel:
         if kernel % 2 == 0:
-            raise ValueError(f"kernels must be odd, so that the size is kept, or 0 for a dense layer; got {kernel}.")
+            raise ValueError(
+                f"kernels must be odd, to keep the size of the image, or 0 for a dense layer; got {kernel}."
+            )
         return Potential(nn.Conv2d(shape[0], width, kernel, padding=kernel // 2), activation)
     dense = Potential(nn.Linear(math.prod(shape), width), activation)
     return dense if len(shape) == 1 else nn.Sequential(nn.Flatten(), dense, nn.Unflatten(1, shape))
 
 
 def dense(shape: Shape, growth: int, activation: Activation, kernels: Sequence[int]) -> nn.Sequential:
-    """Layers that each add so many channels to those they are given, and one back to the channels of x.
+    """Build a DenseNet-like g: layers that each append `growth` channels to their input, and one back to those of x.
 
-    For images the kernels are those of convolutions, the last one's included; for rows only their number counts.
+    For images, `kernels` lists the kernel sizes of all layers; for vectors only its length matters.
     """
     steps, channels = list[nn.Module](), shape[0]
     for kernel in kernels[:-1]:
@@ -79,8 +82,7 @@ def dense(shape: Shape, growth: int, activation: Activation, kernels: Sequence[i
 def _layer(inputs: int, outputs: int, kernel: int, axes: int) -> nn.Module:
     if axes == 1:
         return nn.Linear(inputs, outputs)
-    if kernel < 1 or kernel % 2 == 0:
-        raise ValueError(f"kernels must be odd, so that the size is kept; got {kernel}.")
+    check_kernels((kernel,))
     return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
 
 
@@ -103,10 +105,11 @@ def contractive_mlp(
     context: int | None = None,
     norm: NormRule | None = None,
 ) -> nn.Module:
-    """A contraction of R^dimension: linear layers with activations between them.
+    """Build a contraction of R^dimension: linear layers with activations between them.
 
-    Give `coefficient` per layer or `lipschitz` for the whole (default 0.9). With `context`, a network of that many
-    numbers shifts the first hidden layer, freely: the map stays a contraction in x for every context.
+    Give `coefficient`, a bound per layer, or `lipschitz`, one for the whole (default 0.9). With `context`, the size of
+    a context vector, an unconstrained network of the context shifts the first hidden layer: the map stays a
+    contraction in x for every context.
 
     >>> contractive_mlp(2, hidden=(8,))(__import__("torch").zeros(5, 2)).shape
     torch.Size([5, 2])
@@ -131,9 +134,10 @@ def contractive_convnet(
     preactivation: bool = False,
     norm: NormRule | None = None,
 ) -> nn.Sequential:
-    """The paper's convolutional branch (3x3, 1x1, 3x3 by default), keeping channels and size; contractive as above.
+    """Build the paper's convolutional branch (3x3, 1x1, 3x3 by default), which keeps channels and size.
 
-    `preactivation` puts an activation before the first layer as well, as the paper's classifiers do.
+    It is a contraction, with `coefficient` and `lipschitz` as in `contractive_mlp`. `preactivation` puts an activation
+    before the first layer as well, as in the paper's classifiers.
     """
     check_contractive(activation())
     g = alternate(convolutions(channels, hidden, kernels), lambda _: [activation()], preactivation=preactivation)
@@ -152,7 +156,7 @@ def mlp_flow(
     norm: NormRule | None = None,
     estimator: Estimator | None = None,
 ) -> Flow:
-    """A density on R^dimension: residual blocks of `contractive_mlp`, an ActNorm first and after each (App. C.3)."""
+    """Build a flow on R^dimension: `contractive_mlp` blocks, with an ActNorm first and after each block (App. C.3)."""
     at_least(1, blocks=blocks)
     chain: list[Transform] = [ActNorm(dimension)]
     for _ in range(blocks):

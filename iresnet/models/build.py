@@ -1,4 +1,4 @@
-"""From settings to a model, for rows of a given schema."""
+"""Builds a model from settings, for samples of a given schema."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from ..transforms.mixing import InvertibleConv1x1, PrincipalAxes
 from ..transforms.preprocess import Logit, Standardise
 from . import families
 from .branches import Activation, alternate, convolutions, dense, linears, potential
-from .free import FreeBlock
 from .network import Network
 from .readout import head as make_head
 from .resnet import PlainResNet, PreActResNet
+from .unconstrained import UnconstrainedBlock
 
-#: Images that the scaling is fitted on; up to this dimension the exact determinant costs no more than a series.
-FITTED, FEW = 10_000, 8
+#: The number of images that the standardisation is fitted on, and the dimension up to which the exact determinant costs
+#: no more than a series.
+FIT_IMAGES, EXACT_DIMENSIONS = 10_000, 8
 
-#: The width of a ResNet's first stage, where none is given.
+#: The default width of a ResNet's first stage.
 RESNET_WIDTH = 16
 
 #: Ordinary ResNets by family.
@@ -43,23 +44,23 @@ RESNETS = {"resnet": PreActResNet, "resnet-plain": PlainResNet}
 
 
 def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = None) -> Flow | Classifier | Hybrid:
-    """A model for rows of this schema: a Flow for "density", a Classifier for "classification", else a Hybrid.
+    """Build a model for samples of this schema: a Flow for "density", a Classifier for "classification", else a Hybrid.
 
-    `data` (rows as the schema has them) fits the scaling where there is one; a model that is about to be loaded
-    from a file needs none.
+    `data`, a batch of samples, is used to fit the standardisation; a model whose weights are loaded from a file needs
+    none.
     """
-    _check(network, schema, purpose)
+    _check_purpose(network, schema, purpose)
     first = _preprocessing(network, schema, data)
     if network.family in RESNETS:
         width = network.width or RESNET_WIDTH
         return Classifier(first, RESNETS[network.family](schema.shape[0], len(schema.classes), network.blocks, width))
-    make = families.transform if families.is_other(network) else _scales
-    transform = make(network, schema, first, _last_is_normalised(network, purpose))
+    make = families.build_transform if families.is_other_flow(network) else _residual_transform
+    transform = make(network, schema, first, _ends_with_actnorm(network, purpose))
     base = _base(network, transform.output_shape(schema.shape))
     if purpose == "density":
-        estimator, noise = _estimator(network, schema), _noise(network, schema)
+        estimator, noise = _estimator(network, schema), _learned_noise(network, schema)
         return Flow(transform, base, estimator=estimator, event_shape=schema.shape, dequantiser=noise)
-    head = make_head(network, _code_shapes(transform, schema.shape), len(schema.classes))
+    head = make_head(network, _scale_shapes(transform, schema.shape), len(schema.classes))
     if purpose == "classification":
         return Classifier(transform, head)
     if network.bayes:
@@ -68,13 +69,13 @@ def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = 
     return Hybrid(transform, base, head, estimator=_estimator(network, schema), event_shape=schema.shape)
 
 
-def _check(network: Network, schema: Schema, purpose: str) -> None:
-    if families.is_other(network):
-        families.check(network, schema, purpose)
+def _check_purpose(network: Network, schema: Schema, purpose: str) -> None:
+    if families.is_other_flow(network):
+        families.check_family(network, schema, purpose)
     if purpose != "density" and len(schema.classes) < 2:
         raise ValueError(
-            f"{purpose} needs at least two classes; these data have {len(schema.classes)}. "
-            "Name the label column (data.label), or use the objective 'density'."
+            f"{purpose} needs at least two classes; got {len(schema.classes)}. "
+            "Set the label column (data.label), or use the objective 'density'."
         )
     if network.family in RESNETS and not (schema.is_image and purpose == "classification"):
         what = purpose if schema.is_image else "a table"
@@ -82,15 +83,16 @@ def _check(network: Network, schema: Schema, purpose: str) -> None:
             f'the family {network.family} classifies images and has no inverse; got {what}. Use family = "iresnet".'
         )
     if network.dequantiser and not (schema.is_image and schema.levels is not None and purpose == "density"):
-        what = purpose if schema.is_image and schema.levels is not None else "rows that are no images of integers"
+        what = purpose if schema.is_image and schema.levels is not None else "data that are not images of integers"
         raise ValueError(
-            f"dequantiser is for densities of images of integers; got {network.dequantiser} for {what}. Set it to 0."
+            "dequantiser must be 0 except for densities of images of integers; "
+            f"got {network.dequantiser} for {what}. Set it to 0."
         )
     if purpose == "classification":
         return
     if network.padding:
         raise ValueError(
-            f"padding must be 0 for a density, which constant channels make unbounded; got {network.padding}."
+            f"padding must be 0 for a density, which is unbounded on constant channels; got {network.padding}."
         )
     if not network.constrained:
         raise ValueError(
@@ -99,14 +101,14 @@ def _check(network: Network, schema: Schema, purpose: str) -> None:
         )
 
 
-def _noise(network: Network, schema: Schema) -> LearnedNoise | None:
+def _learned_noise(network: Network, schema: Schema) -> LearnedNoise | None:
     if not network.dequantiser or schema.levels is None:
         return None
     return LearnedNoise(schema.shape, schema.levels, network.dequantiser)
 
 
-def _last_is_normalised(network: Network, purpose: str) -> bool:
-    """Whether an ActNorm ends the map: a head that begins with BatchNorm does that work itself."""
+def _ends_with_actnorm(network: Network, purpose: str) -> bool:
+    """Whether the transform ends with an ActNorm; not if a head follows that begins with BatchNorm."""
     return not (purpose == "classification" and network.readout == "batchnorm")
 
 
@@ -117,17 +119,17 @@ def _preprocessing(network: Network, schema: Schema, data: Tensor | None) -> Tra
         return Standardise([schema.levels / 2] * schema.shape[0], [float(schema.levels)] * schema.shape[0])
     if data is None:
         return Standardise(torch.zeros(schema.shape[0]), torch.ones(schema.shape[0]))
-    if len(data) > FITTED and schema.is_image:  # any rows will do, but not the first: they may be of one class
-        data = data[torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:FITTED].to(data.device)]
+    if len(data) > FIT_IMAGES and schema.is_image:  # a random subset, since the first images may be of one class
+        data = data[torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:FIT_IMAGES].to(data.device)]
     # Dequantisation moves the mean by half a level; it adds 1/12 to the variance, which is left to ActNorm.
     return Standardise.fit(data.float() + (0.0 if schema.levels is None else 0.5))
 
 
-def _scales(network: Network, schema: Schema, first: Transform, normalised: bool) -> Transform:
-    """Preprocessing, then for every scale [squeeze, mixing,] blocks of [ActNorm and] x + g(x), an ActNorm, the tail."""
+def _residual_transform(network: Network, schema: Schema, first: Transform, normalised: bool) -> Transform:
+    """Chain preprocessing, scales of [squeeze, mixing,] and blocks of [ActNorm and] x + g(x), last ActNorm and tail."""
     shape, stages = schema.shape, list[list[Transform]]()
     for scale, blocks in enumerate(network.blocks):
-        stage = _entry(network, schema, scale, first)
+        stage = _scale_entry(network, schema, scale, first)
         for t in stage:
             shape = _next_shape(t, shape, schema, network)
         mixing = PrincipalAxes if network.principal else InvertibleConv1x1
@@ -137,49 +139,49 @@ def _scales(network: Network, schema: Schema, first: Transform, normalised: bool
         stages.append(stage)
         if network.factor_out and scale < len(network.blocks) - 1:
             shape = _halved(shape)
-    return _ended(network, stages, shape, schema, normalised)
+    return _assemble(network, stages, shape, schema, normalised)
 
 
 def _halved(shape: Shape) -> Shape:
     if shape[0] % 2:
         raise ValueError(
-            f"factor_out halves the channels of every scale but the last; got {shape[0]} of them at "
+            f"factor_out needs an even number of channels in every scale but the last; got {shape[0]} at "
             f"{' x '.join(map(str, shape[1:]))}. Use squeeze_first = true, or factor_out = false."
         )
     return (shape[0] // 2, *shape[1:])
 
 
-def _ended(
+def _assemble(
     network: Network, stages: list[list[Transform]], shape: Shape, schema: Schema, normalised: bool
 ) -> Transform:
-    """The stages joined, with an ActNorm last, and the tail; `shape` is what the last stage returns."""
+    """Join the stages, and add the last ActNorm and the tail; `shape` is the output shape of the last stage."""
     stages[-1] += _norm(network, shape) if normalised else []
     if not (network.factor_out and len(stages) > 1):
-        return Chain(*(t for stage in stages for t in stage), *_tail(network, shape))
+        return Chain(*(t for stage in stages for t in stage), *_tail_blocks(network, shape))
     split = Multiscale([Chain(*stage) for stage in stages], schema.shape)
-    tail = _tail(network, split.output_shape(schema.shape))
+    tail = _tail_blocks(network, split.output_shape(schema.shape))
     return Chain(split, *tail) if tail else split
 
 
-def _tail(network: Network, shape: Shape) -> list[Transform]:
-    """Fully connected blocks on a code of this shape, all of it in one row.
+def _tail_blocks(network: Network, shape: Shape) -> list[Transform]:
+    """Build fully connected blocks on a flattened code of this shape.
 
-    They have no ActNorms, which would scale every number of the code by the spread it has in the first batch: none, of
-    pixels that are blank there, and the first image in which one is not would be impossible.
+    They have no ActNorms, which would scale every number of the code by its spread in the first batch. A pixel that is
+    blank there has none, and the first image in which it is not blank would get a likelihood near zero.
     """
     if not network.tail:
         return []
     steps: list[Transform] = [Flatten(shape)] if len(shape) > 1 else []
-    # A dense branch ends with a layer from all that it kept: on a whole code, a matrix as large as the code squared.
+    # A dense branch ends with a layer from all its channels: on a whole code, a matrix as large as the code squared.
     branch = "chain" if network.branch == "dense" else network.branch
     flat, wide = (math.prod(shape),), replace(network, width=network.tail_width, branch=branch)
     return [*steps, *(_block(wide, flat, 0) for _ in range(network.tail))]
 
 
-def _entry(network: Network, schema: Schema, scale: int, first: Transform) -> list[Transform]:
-    """What comes before the blocks of a scale."""
+def _scale_entry(network: Network, schema: Schema, scale: int, first: Transform) -> list[Transform]:
+    """Build what comes before the blocks of a scale."""
     if scale and not schema.is_image:
-        raise ValueError(f"blocks has one entry for a table, which has one scale; got {list(network.blocks)}.")
+        raise ValueError(f"blocks must have one entry for a table, which has one scale; got {list(network.blocks)}.")
     stage: list[Transform] = [] if scale else [first]
     if scale == 0 and network.padding:
         stage.append(InjectivePad(network.padding))
@@ -191,8 +193,8 @@ def _entry(network: Network, schema: Schema, scale: int, first: Transform) -> li
 def _next_shape(t: Transform, shape: Shape, schema: Schema, network: Network) -> Shape:
     if isinstance(t, Squeeze) and any(n % 2 for n in shape[1:]):
         raise ValueError(
-            f"every entry of blocks{'' if network.squeeze_first else ' but the first'} halves the image; "
-            f"{schema.shape[1]} x {schema.shape[2]} comes to {shape[1]} x {shape[2]}, which cannot be halved. "
+            f"every entry of blocks{'' if network.squeeze_first else ' but the first'} halves the image, so height and "
+            f"width must be even each time; got {shape[1]} x {shape[2]} from {schema.shape[1]} x {schema.shape[2]}. "
             "Give blocks fewer entries, or resize the images of a folder with data.size."
         )
     return t.output_shape(shape)
@@ -207,13 +209,13 @@ def _block(network: Network, shape: Shape, scale: int) -> ResidualBlock:
     if network.last_scale < 1:
         _shrink_(g, network.last_scale)
     if not network.constrained:
-        return FreeBlock(g)
+        return UnconstrainedBlock(g)
     return ResidualBlock(constrain_(g, lipschitz=network.lipschitz))
 
 
 @torch.no_grad()
 def _shrink_(g: nn.Module, factor: float) -> None:
-    """Multiply the last layer, and so g(x)."""
+    """Multiply the parameters of the last layer, and so g(x), by a factor."""
     *_, last = (m for m in g.modules() if isinstance(m, nn.Linear | nn.Conv2d))
     for p in last.parameters():
         p.mul_(factor)
@@ -241,11 +243,11 @@ def _branch(network: Network, shape: Shape, scale: int) -> nn.Module:
 
 
 def _kernel(network: Network, scale: int) -> int:
-    """The kernel of a potential at a scale: its own, or the one that all have."""
+    """Return the kernel size of a potential at a scale: its own, or the common one."""
     if len(network.kernels) not in (1, len(network.blocks)):
         raise ValueError(
-            "a potential has one layer: kernels has one entry for all scales or one for each of "
-            f"{len(network.blocks)}; got {list(network.kernels)}. Use kernels = [3]."
+            "kernels must have one entry for a potential, which has one layer, or one for each of "
+            f"{len(network.blocks)} scales; got {list(network.kernels)}. Use kernels = [3]."
         )
     return network.kernels[scale if len(network.kernels) > 1 else 0]
 
@@ -261,14 +263,14 @@ def _base(network: Network, shape: Shape) -> Base:
 
 
 def _estimator(network: Network, schema: Schema) -> Estimator | None:
-    if families.is_other(network):  # it has a determinant of its own
+    if families.is_other_flow(network):  # it computes its own log-determinant
         return None
-    if network.estimator == "exact" or (network.estimator == "auto" and math.prod(schema.shape) <= FEW):
+    if network.estimator == "exact" or (network.estimator == "auto" and math.prod(schema.shape) <= EXACT_DIMENSIONS):
         return Exact()
     if network.estimator == "roulette":
         return RussianRoulette(terms=network.terms)
     return PowerSeries(terms=network.terms)
 
 
-def _code_shapes(transform: Transform, shape: Shape) -> Sequence[Shape]:
+def _scale_shapes(transform: Transform, shape: Shape) -> Sequence[Shape]:
     return transform.code_shapes if isinstance(transform, Multiscale) else [transform.output_shape(shape)]

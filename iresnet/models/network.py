@@ -1,4 +1,4 @@
-"""A network as settings."""
+"""The settings of a network, with the values that each may have. `build` turns them into a model."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ ReadoutName: TypeAlias = Literal["linear", "batchnorm", "lipschitz"]
 
 FAMILIES: tuple[str, ...] = get_args(Family)
 ACTIVATIONS: tuple[str, ...] = get_args(ActivationName)
-#: Those that never fall, which a potential needs.
+#: Monotone activations, which a potential needs.
 MONOTONE = ("elu", "relu")
 PREPROCESSING: tuple[str, ...] = get_args(Preprocessing)
 READOUTS: tuple[str, ...] = get_args(ReadoutName)
 
-#: Of families without residual blocks: what their inverse is, and why there is nothing to certify.
-_FORMULA = (
-    "its inverse is a formula, and no block of it a contraction; `iresnet invert` computes the error, row by row."
-)
-_ZUKO = "its inverse is zuko's, and no block of it a contraction; `iresnet invert` measures the error, row by row."
+#: For families without residual blocks: what their inverse is, and why there is nothing to certify.
+_FORMULA = "its inverse is a formula, and no block is a contraction; `iresnet invert` computes the error per sample."
+_ZUKO = "its inverse is zuko's, and no block is a contraction; `iresnet invert` measures the error per sample."
 INVERSES = {
     **dict.fromkeys(("resnet", "resnet-plain"), "an ordinary ResNet has no inverse to prove."),
     **dict.fromkeys(("glow", "glow-additive", "realnvp"), _FORMULA),
@@ -36,103 +34,106 @@ INVERSES = {
 
 @dataclass(frozen=True)
 class Network:
-    """Settings of a network; docs/reference/settings.md lists them in a table."""
+    """The settings of a network; docs/reference/settings.md lists them in a table."""
 
-    # ------------------------------------------------------------------------------------ scales of residual blocks
+    # ------------------------------------------------------------------------------------------------ architecture
 
-    #: Residual blocks, or what they are compared with. A resnet is an ordinary one of bottlenecks, which has no
-    #: inverse; in resnet-plain activations come after the layers and the sum, not before. The others are flows.
+    #: "iresnet": invertible residual blocks. "resnet" and "resnet-plain": ordinary ResNets of bottlenecks without an
+    #: inverse, with activations before (pre-activation) or after each layer. The others are flows to compare with.
     family: Family = "iresnet"
-    #: Residual blocks, one entry a scale. An image is squeezed before each scale; a table has one.
+    #: The number of residual blocks per scale. Each scale of an image begins with a squeeze; a table has one scale.
     blocks: Annotated[
         tuple[Annotated[int, maximum(1_000)], ...],
         Rule(lambda blocks: min(blocks, default=0) >= 1, "must list at least one block for every scale"),
         max_entries(16),
     ] = (4, 4)
-    #: Whether an image is squeezed before the first scale too.
+    #: Whether the first scale of an image begins with a squeeze too.
     squeeze_first: bool = True
 
-    # --------------------------------------------------------------------------------------- g, the branch of a block
+    # ---------------------------------------------------------------------------------------- the branch g of a block
 
-    #: A chain of layers; a potential: one layer and its transpose, so that no block stretches; or dense: each layer but
-    #: the last adds `width` channels to those it is given.
+    #: "chain": layers one after another. "potential": one layer, an activation and the transposed layer, so that no
+    #: block stretches. "dense": each layer but the last appends `width` channels to its input.
     branch: Literal["chain", "potential", "dense"] = "chain"
-    #: Channels or units of its layers; 0: as many as the scale has. Of a resnet at first; 0: 16.
+    #: Hidden channels or units; 0: as many as the input of the scale has. For a resnet: the width of the first stage;
+    #: 0: 16.
     width: Annotated[
         int, Rule(lambda width: width >= 0, "must be at least 1, or 0 for that of the scale"), maximum(2**14)
     ] = 64
-    #: Images: the sizes of its convolutions.
+    #: The kernel sizes of the convolutions (images).
     kernels: Annotated[tuple[Annotated[int, maximum(99)], ...], max_entries(100)] = (3, 1, 3)
-    #: Tables and the tail: its hidden layers.
+    #: The number of hidden layers (tables and the tail).
     depth: Annotated[int, minimum(1), maximum(100)] = 2
-    #: Whether Lip(g) is kept below `lipschitz`; otherwise nothing is proven.
+    #: Whether the layers are constrained so that Lip(g) <= `lipschitz`. Without it nothing is proven.
     constrained: bool = True
-    #: The bound for Lip(g).
+    #: The bound on Lip(g).
     lipschitz: Annotated[float, in_interval("(0, 1)", remedy="A block with 1 has no inverse.")] = 0.9
-    #: Between its layers.
+    #: The activation between the layers.
     activation: ActivationName = "elu"
-    #: Of the sine.
+    #: The frequency of the activation "sine".
     frequency: Annotated[float, maximum(1_000)] = 2.0
-    #: Whether an activation comes before the first layer.
+    #: Whether an activation comes before the first layer too.
     preactivation: bool = False
-    #: Its last layer starts so many times as large as it would.
+    #: A factor for the initial weights of the last layer.
     last_scale: Annotated[float, in_interval("(0, 1]", remedy="At 0 no gradient passes it.")] = 1.0
-    #: An ActNorm before every block, BatchNorm before every activation of an unconstrained g, or none.
+    #: "actnorm": an ActNorm before every block. "batchnorm": BatchNorm before every activation (unconstrained g only).
+    #: "none": no normalisation.
     normalisation: Literal["actnorm", "batchnorm", "none"] = "actnorm"
 
-    # ------------------------------------------------------------------------------------------ before the blocks
+    # ------------------------------------------------------------------------------------------------ preprocessing
 
-    #: What is done to pixels; a table is always standardised.
+    #: The preprocessing of images: "logit", "standardise" (mean 0, variance 1 per channel) or "centre" (to
+    #: [-1/2, 1/2]). Tables are always standardised.
     preprocessing: Preprocessing = "logit"
-    #: Of the logit: how far pixels are kept from 0 and 1.
+    #: The margin of the logit: pixels are mapped to [alpha, 1 - alpha] first.
     alpha: float = 0.05
-    #: Channels of zeros that are added first, for classification alone.
+    #: The number of channels of zeros that are appended to the input (classification only).
     padding: Annotated[int, minimum(0), maximum(2**14)] = 0
 
-    # ------------------------------------------------------------------------------------ beside and after the blocks
+    # -------------------------------------------------------------------------------------------- between the blocks
 
-    #: Whether an invertible 1x1 convolution precedes the blocks of every scale.
+    #: Whether every scale has an invertible 1x1 convolution before its blocks.
     mixing: bool = False
-    #: Whether that convolution starts at the principal axes of the first batch.
+    #: Whether that convolution is initialised to the principal axes of the first batch.
     principal: bool = False
-    #: Whether half of the channels go straight to the code after each scale.
+    #: Whether half of the channels go straight to the code after each scale but the last.
     factor_out: bool = False
-    #: So many blocks at the end, fully connected and never dense, act on the code as a whole.
+    #: The number of fully connected blocks at the end, which act on the whole code; they are never dense.
     tail: Annotated[int, minimum(0), maximum(1_000)] = 0
-    #: Units inside their g.
+    #: The hidden units of these blocks.
     tail_width: Annotated[int, minimum(1), maximum(2**14)] = 128
 
     # ------------------------------------------------------------------------------------------ the base of a density
 
-    #: Normals in the base; more than one are a learned mixture.
+    #: The number of normals in the base; more than one form a learned mixture.
     components: Annotated[int, minimum(1), maximum(10_000)] = 1
-    #: Whether the mean and the deviations of a single normal are learned.
+    #: Whether mean and scale of a single normal are learned.
     learned_base: bool = True
-    #: Hybrids: the base has one component a class, whose posterior classifies; there is no other head.
+    #: For hybrids: the base has one component per class, and its posterior replaces the head.
     bayes: bool = False
 
     # ----------------------------------------------------------------------------------------- the head of a classifier
 
-    #: What bounds or normalises the head.
+    #: "linear": unconstrained layers. "batchnorm": BatchNorm and ELU first. "lipschitz": layers with norm below 1.
     readout: ReadoutName = "linear"
-    #: Its hidden widths; none for a linear one.
+    #: The hidden widths of the head; empty for a linear head.
     head: Annotated[
         tuple[Annotated[int, maximum(2**16)], ...],
         Rule(lambda head: all(width >= 1 for width in head), "must list widths of at least 1"),
         max_entries(100),
     ] = ()
-    #: In the head.
+    #: The dropout probability in the head.
     dropout: Annotated[float, in_interval("[0, 1)")] = 0.0
-    #: Whether the code is averaged over positions before it.
+    #: Whether the code is averaged over positions before the head.
     pool: bool = False
 
     # ---------------------------------------------------------------------------------------- the loss of a density
 
-    #: What makes the log-determinant in training; auto: exact up to 8 dimensions, else a series.
+    #: The estimator of the log-determinant in training; "auto": exact up to 8 dimensions, otherwise a series.
     estimator: Literal["auto", "series", "roulette", "exact"] = "auto"
-    #: Terms of the series, or those that the roulette always takes.
+    #: The number of terms of the series, or of those that the roulette always computes.
     terms: Annotated[int, minimum(1), maximum(1_000)] = 6
-    #: The width of a network that learns the noise of integers with the density; 0: uniform noise.
+    #: The width of a network that learns the dequantisation noise with the density; 0: uniform noise.
     dequantiser: Annotated[int, minimum(0), maximum(2**14)] = 0
 
     def __post_init__(self) -> None:
@@ -140,7 +141,7 @@ class Network:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Refuse settings that are right one by one and contradict each other."""
+        """Refuse combinations of settings that contradict each other."""
         if self.normalisation == "batchnorm" and self.constrained and self.family == "iresnet":
             raise ValueError(
                 "normalisation 'batchnorm' has no Lipschitz bound, so it needs constrained = false; got true. "
@@ -151,25 +152,23 @@ class Network:
                 f"readout 'lipschitz' needs dropout = 0, since dropout has no Lipschitz bound; got {self.dropout}."
             )
         if self.principal and not self.mixing:
-            raise ValueError(
-                "principal says where the convolutions of mixing start; it needs mixing = true; got false."
-            )
+            raise ValueError("principal needs mixing = true, whose convolutions it initialises; got mixing = false.")
         if self.tail and self.pool:
-            raise ValueError(f"a tail leaves no positions to pool; got tail = {self.tail}. Use pool = false.")
+            raise ValueError(f"pool needs tail = 0: a tail leaves no positions to pool; got {self.tail}.")
         if self.branch == "potential":
             self._check_potential()
         if self.branch == "dense":
-            self._check_plain("dense", (("preactivation", False), ("constrained", True)))
+            self._check_fixed("dense", (("preactivation", False), ("constrained", True)))
 
     def _check_potential(self) -> None:
         if self.activation not in MONOTONE:
             raise ValueError(
-                f"branch 'potential' needs an activation that never falls: {' or '.join(MONOTONE)}; "
-                f"got {self.activation!r}."
+                f"branch 'potential' needs a monotone activation, {' or '.join(MONOTONE)}; got {self.activation!r}."
             )
-        self._check_plain("potential", (("preactivation", False), ("constrained", True), ("last_scale", 1.0)))
+        self._check_fixed("potential", (("preactivation", False), ("constrained", True), ("last_scale", 1.0)))
 
-    def _check_plain(self, branch: str, settings: tuple[tuple[str, float], ...]) -> None:
-        for name, known in settings:
-            if (got := getattr(self, name)) != known:
-                raise ValueError(f"branch {branch!r} needs {name} = {str(known).lower()}; got {str(got).lower()}.")
+    def _check_fixed(self, branch: str, settings: tuple[tuple[str, float], ...]) -> None:
+        """Refuse a value that this branch does not allow."""
+        for name, needed in settings:
+            if (got := getattr(self, name)) != needed:
+                raise ValueError(f"branch {branch!r} needs {name} = {str(needed).lower()}; got {str(got).lower()}.")

@@ -1,8 +1,8 @@
-"""Heads: from a code to logits.
+"""Heads of classifiers: from a code to logits.
 
-linear       the code of every scale, side by side, averaged over positions if asked, then linear layers with ELU
-lipschitz    the same, its layers constrained: logits move by less than the code does
-batchnorm    BatchNorm and ELU come first (App. C.2)
+linear       the codes of all scales concatenated (with `pool` averaged over positions), then linear layers with ELU
+lipschitz    the same with constrained layers: logits change by less than the code does
+batchnorm    the same with BatchNorm and ELU first (App. C.2)
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ..lipschitz import constrain_
 from ..transform import Shape
 from .network import Network
 
-#: The constant of the layers of a head whose readout is "lipschitz".
+#: The Lipschitz constant of a head whose readout is "lipschitz".
 LIPSCHITZ = 0.999
 
 
 def head(network: Network, shapes: Sequence[Shape], classes: int) -> nn.Module:
-    """The head that the settings ask for, for codes that consist of parts of these shapes."""
+    """Build the head of these settings for codes that consist of parts of these shapes, one per scale."""
     if network.readout == "batchnorm":
         return NormalisedReadout(shapes, classes, network)
     return Readout(shapes, classes, network)
 
 
 class Readout(nn.Module):
-    """A head: the code of every scale, averaged over positions if asked, side by side, then linear layers with ELU."""
+    """A head of linear layers with ELU on the concatenated codes of all scales, with `pool` averaged over positions."""
 
     def __init__(self, shapes: Sequence[Shape], classes: int, network: Network) -> None:
         super().__init__()
@@ -41,11 +41,11 @@ class Readout(nn.Module):
             constrain_(self.layers, lipschitz=LIPSCHITZ)
 
     def forward(self, z: Tensor) -> Tensor:
-        return cast(Tensor, self.layers(_joined(_split(z, self.shapes), self.pool) if self.pool else z.flatten(1)))
+        return cast(Tensor, self.layers(_join(_split_code(z, self.shapes), self.pool) if self.pool else z.flatten(1)))
 
 
 class NormalisedReadout(nn.Module):
-    """The paper's head: BatchNorm and ELU on the code of every scale, its average over positions if asked, layers."""
+    """The paper's head: BatchNorm and ELU on the code of every scale, then like `Readout`."""
 
     def __init__(self, shapes: Sequence[Shape], classes: int, network: Network) -> None:
         super().__init__()
@@ -54,8 +54,8 @@ class NormalisedReadout(nn.Module):
         self.layers = _layers(self.shapes, classes, network)
 
     def forward(self, z: Tensor) -> Tensor:
-        parts = [norm(part) for norm, part in zip(self.norms, _split(z, self.shapes), strict=True)]
-        return cast(Tensor, self.layers(_joined(parts, self.pool)))
+        parts = [norm(part) for norm, part in zip(self.norms, _split_code(z, self.shapes), strict=True)]
+        return cast(Tensor, self.layers(_join(parts, self.pool)))
 
 
 def _layers(shapes: Sequence[Shape], classes: int, network: Network) -> nn.Sequential:
@@ -67,11 +67,11 @@ def _layers(shapes: Sequence[Shape], classes: int, network: Network) -> nn.Seque
     return nn.Sequential(*layers)
 
 
-def _split(z: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-    """The parts of a code, each (batch, channels, positions)."""
+def _split_code(z: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+    """Split a code into the parts of the scales, each (batch, channels, positions)."""
     parts = torch.split(z.flatten(1), [math.prod(s) for s in shapes], dim=1)
     return [part.reshape(len(part), shape[0], -1) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _joined(parts: Sequence[Tensor], pool: bool) -> Tensor:
+def _join(parts: Sequence[Tensor], pool: bool) -> Tensor:
     return torch.cat([part.mean(dim=2) if pool else part.flatten(1) for part in parts], dim=1)

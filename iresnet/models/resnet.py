@@ -1,8 +1,9 @@
-"""Ordinary ResNets, with strides, BatchNorm and no inverse: the pre-activation ResNet-164 of Table 2, and a plain one.
+"""Ordinary ResNets, with strides and BatchNorm, without an inverse: the pre-activation ResNet-164 of Table 2.
 
 He et al., Identity mappings in deep residual networks (2016): x + conv1x1(conv3x3(conv1x1(x))), BatchNorm and ReLU
-before every convolution, three stages of 18 blocks, 4 x 16, 4 x 32 and 4 x 64 channels. In a plain one (He et al., Deep
-residual learning for image recognition, 2016) BatchNorm and ReLU come after, the last ReLU after the sum.
+before every convolution, three stages of 18 blocks, 4 x 16, 4 x 32 and 4 x 64 channels. In the plain version (He et
+al., Deep residual learning for image recognition, 2016) BatchNorm and ReLU come after each convolution, the last ReLU
+after the sum.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
-#: A bottleneck's output has so many times the channels of its inner convolutions.
+#: The number of output channels of a bottleneck divided by that of its inner convolutions.
 EXPANSION = 4
 
 
-def _convolutions(channels: int, width: int, stride: int) -> list[nn.Module]:
-    """1x1, 3x3, 1x1, with BatchNorm and ReLU between them."""
+def _bottleneck_convolutions(channels: int, width: int, stride: int) -> list[nn.Module]:
+    """Build 1x1, 3x3 and 1x1 convolutions with BatchNorm and ReLU between them."""
     return [
         nn.Conv2d(channels, width, 1, bias=False),
         nn.BatchNorm2d(width),
@@ -31,13 +32,13 @@ def _convolutions(channels: int, width: int, stride: int) -> list[nn.Module]:
 
 
 class PreActBottleneck(nn.Module):
-    """1x1, 3x3, 1x1, each after BatchNorm and ReLU; where the shape changes, the skip is a 1x1 convolution too."""
+    """1x1, 3x3, 1x1 convolutions, each after BatchNorm and ReLU; if the shape changes, the skip is 1x1 too."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
         out = EXPANSION * width
         self.start = nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU())
-        self.branch = nn.Sequential(*_convolutions(channels, width, stride))
+        self.branch = nn.Sequential(*_bottleneck_convolutions(channels, width, stride))
         self.skip = nn.Conv2d(channels, out, 1, stride=stride, bias=False) if channels != out or stride > 1 else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,12 +47,12 @@ class PreActBottleneck(nn.Module):
 
 
 class PlainBottleneck(nn.Module):
-    """1x1, 3x3, 1x1, each followed by BatchNorm; ReLU after each but the last, and after the sum."""
+    """1x1, 3x3, 1x1 convolutions, each followed by BatchNorm; ReLU after each but the last, and after the sum."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
         out = EXPANSION * width
-        self.branch = nn.Sequential(*_convolutions(channels, width, stride), nn.BatchNorm2d(out))
+        self.branch = nn.Sequential(*_bottleneck_convolutions(channels, width, stride), nn.BatchNorm2d(out))
         self.skip: nn.Module = nn.Identity()
         if channels != out or stride > 1:
             self.skip = nn.Sequential(nn.Conv2d(channels, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out))
@@ -61,8 +62,9 @@ class PlainBottleneck(nn.Module):
 
 
 class _ResNet(nn.Module, ABC):
-    """Logits of images (batch, channels, height, width): a convolution, stages of bottlenecks, the mean over pixels and
-    a linear layer. `blocks` has one entry a stage; every stage after the first halves the image and doubles the width.
+    """Computes logits from images: a convolution, stages of bottlenecks, the mean over pixels and a linear layer.
+
+    `blocks` has one entry per stage; every stage after the first halves the image and doubles the width.
     """
 
     bottleneck: ClassVar[type[nn.Module]]
@@ -74,7 +76,7 @@ class _ResNet(nn.Module, ABC):
                 "channels, classes, width and every entry of blocks must be at least 1; "
                 f"got {channels}, {classes}, {width} and {list(blocks)}."
             )
-        self.first = self._entered(nn.Conv2d(channels, width, 3, padding=1, bias=False))
+        self.first = self._stem(nn.Conv2d(channels, width, 3, padding=1, bias=False))
         stages, entering = [], width
         for stage, count in enumerate(blocks):
             inner = width * 2**stage
@@ -83,28 +85,29 @@ class _ResNet(nn.Module, ABC):
                 entering = EXPANSION * inner
         self.blocks = nn.Sequential(*stages)
         self.last = nn.Sequential(
-            *self._left(entering), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(entering, classes)
+            *self._before_pooling(entering), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(entering, classes)
         )
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
     @abstractmethod
-    def _entered(self, convolution: nn.Conv2d) -> nn.Module:
-        """The first convolution, with what comes between it and the blocks."""
+    def _stem(self, convolution: nn.Conv2d) -> nn.Module:
+        """Build the first layers: this convolution and what comes between it and the blocks."""
 
     @abstractmethod
-    def _left(self, channels: int) -> list[nn.Module]:
-        """What comes between the blocks and the pooling."""
+    def _before_pooling(self, channels: int) -> list[nn.Module]:
+        """Build the layers between the blocks and the pooling."""
 
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.last(self.blocks(self.first(x))))
 
 
 class PreActResNet(_ResNet):
-    """Logits of images (batch, channels, height, width), by pre-activation bottlenecks; BatchNorm and ReLU come before
-    the pooling as well. `blocks` has one entry a stage; every stage after the first halves the image and doubles the
-    width.
+    """Computes logits from images (batch, channels, height, width) by pre-activation bottlenecks.
+
+    BatchNorm and ReLU come before the pooling as well. `blocks` has one entry per stage; every stage after the first
+    halves the image and doubles the width.
 
     >>> import torch
     >>> PreActResNet(3, 10, blocks=(1, 1), width=4)(torch.zeros(2, 3, 8, 8)).shape
@@ -113,20 +116,20 @@ class PreActResNet(_ResNet):
 
     bottleneck: ClassVar[type[nn.Module]] = PreActBottleneck
 
-    def _entered(self, convolution: nn.Conv2d) -> nn.Module:
+    def _stem(self, convolution: nn.Conv2d) -> nn.Module:
         return convolution
 
-    def _left(self, channels: int) -> list[nn.Module]:
+    def _before_pooling(self, channels: int) -> list[nn.Module]:
         return [nn.BatchNorm2d(channels), nn.ReLU()]
 
 
 class PlainResNet(_ResNet):
-    """The same by plain bottlenecks; BatchNorm and ReLU come after the first convolution, not before the pooling."""
+    """The same with plain bottlenecks: BatchNorm and ReLU after the first convolution, not before the pooling."""
 
     bottleneck: ClassVar[type[nn.Module]] = PlainBottleneck
 
-    def _entered(self, convolution: nn.Conv2d) -> nn.Module:
+    def _stem(self, convolution: nn.Conv2d) -> nn.Module:
         return nn.Sequential(convolution, nn.BatchNorm2d(convolution.out_channels), nn.ReLU())
 
-    def _left(self, channels: int) -> list[nn.Module]:
+    def _before_pooling(self, channels: int) -> list[nn.Module]:
         return []

@@ -38,9 +38,7 @@ def singular_values(material: Material) -> Markup:
     if len(charts) > LAYERS:
         rest = tag("div", joined(charts[LAYERS:]), class_="multiples")
         content = joined([content, more(f"The other {count(len(charts) - LAYERS, 'layer')}", rest)])
-    key = joined(
-        [tag("span", "proven bound", class_="key-bound"), tag("span", "coefficient asked for", class_="key-asked")]
-    )
+    key = joined([tag("span", "proven bound", class_="key-bound"), tag("span", "coefficient", class_="key-asked")])
     words = "Singular values from the largest to the smallest, every layer on the same axis."
     return figure(joined([tag("div", key, class_="legend"), content]), words)
 
@@ -56,7 +54,7 @@ def _spectrum(s: SpectrumOfLayer, y: Axis) -> Markup:
     if s.coefficient is not None:
         marks.append(rule(y, s.coefficient, "asked"))
     facts = [f"σ₁ {fixed(s.values[0], 4)} {at_most(s.bound, 4)}"]
-    facts += [] if s.coefficient is None else [f"asked {fixed(s.coefficient, 4)}"]
+    facts += [] if s.coefficient is None else [f"coefficient {fixed(s.coefficient, 4)}"]
     content = plot(x, y, marks, f"{count(n, 'singular value')} of {s.name}: {', '.join(facts)}", kind="small")
     return tag("div", tag("h3", s.name), content, tag("p", joined(tag("span", f) for f in facts), class_="facts"))
 
@@ -96,7 +94,7 @@ def _stretch(stretch: dict[str, Any] | None) -> Markup:
 def _blocks(blocks: list[dict[str, Any]]) -> Markup:
     return table(
         "Residual blocks, in the order of the forward pass",
-        ["block", "input", "Lip(g)", Markup(""), "Lip of the inverse", "verdict"],
+        ["block", "input", "Lip(g)", Markup(""), "Lip of the inverse", "status"],
         [_block(b) for b in blocks],
         kind="blocks",
     )
@@ -132,7 +130,7 @@ def _layers(blocks: list[dict[str, Any]]) -> Markup:
         for layer in b.get("layers") or []
         if layer.get("estimate") is not None
     ]
-    head = ["layer", "kind", "asked", "estimated", "proven bound"]
+    head = ["layer", "kind", "coefficient", "estimate", "bound"]
     return table("The estimate approaches the norm from below; the bound is above it", head, rows)
 
 

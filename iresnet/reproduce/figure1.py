@@ -28,7 +28,7 @@ from ..certificate import certify, tighten_
 from ..chain import Chain
 from ..lipschitz import constrain_
 from ..logdet import Estimator
-from ..models.free import FreeBlock
+from ..models.unconstrained import UnconstrainedBlock
 from ..plots import Crossing, Dynamics, plot_paths
 from ..residual import ResidualBlock
 from ..results import provenance
@@ -129,7 +129,7 @@ def _block(name: str, s: Setting) -> ResidualBlock:
         for p in layers[-1].parameters():
             p.mul_(START)
     g = nn.Sequential(*layers)
-    return ResidualBlock(constrain_(g, lipschitz=s.lipschitz)) if name == OURS else FreeBlock(g)
+    return ResidualBlock(constrain_(g, lipschitz=s.lipschitz)) if name == OURS else UnconstrainedBlock(g)
 
 
 def crossings(paths: NDArray[np.float64]) -> list[Crossing]:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..chain import Chain
 from ..models import contractive_mlp
-from ..models.free import FreeBlock
 from ..models.glow import glow, i_revnet, nice, real_nvp
+from ..models.unconstrained import UnconstrainedBlock
 from ..residual import ResidualBlock
 from ..transform import Transform
 from ..transforms.conditioner import mlp
@@ -34,7 +34,7 @@ def _iresnet(d: int) -> list[Transform]:
 
 
 def _resnet(d: int) -> list[Transform]:
-    return [FreeBlock(nn.Sequential(nn.Linear(d, 32), nn.ELU(), nn.Linear(32, d))) for _ in range(LAYERS)]
+    return [UnconstrainedBlock(nn.Sequential(nn.Linear(d, 32), nn.ELU(), nn.Linear(32, d))) for _ in range(LAYERS)]
 
 
 def _i_revnet(d: int) -> list[Transform]:
@@ -74,7 +74,7 @@ def inputs(make: Maker, dimension: int, rows: int = INPUTS) -> Tensor:
 def turns(seed: int = 0, points: int = 2_000) -> int:
     """How often a residual block on the line without constraint turns around: above zero, two inputs share a code."""
     torch.manual_seed(seed)
-    block = FreeBlock(nn.Sequential(nn.Linear(1, 32), nn.ELU(), nn.Linear(32, 1))).double()
+    block = UnconstrainedBlock(nn.Sequential(nn.Linear(1, 32), nn.ELU(), nn.Linear(32, 1))).double()
     with torch.no_grad():
         for p in block.parameters():
             p.mul_(6)

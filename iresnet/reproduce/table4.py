@@ -30,7 +30,7 @@ from ..evaluate.protocol import LIMIT
 from ..run import Run
 from ..train.objective import nats_per_unit
 from ..transforms import Imported, made
-from ..transforms.dequantisation import dequantised
+from ..transforms.dequantisation import dequantise_for
 from .cells import DIGITS, FLOWS, OTHER_FLOWS, OTHERS, OURS, SETS, Cell, find
 from .evaluation import facts
 from .job import Job, Work
@@ -181,7 +181,7 @@ def _solver(model: nn.Module, images: Dataset) -> dict[str, Any] | None:
     if parts[0].random:
         return {"method": method, "error": None, "remark": remark}
     generator = torch.Generator(images.x.device).manual_seed(0)
-    x, _ = dequantised(flow, images.x, images.schema.levels, generator)
+    x, _ = dequantise_for(flow, images.x, images.schema.levels, generator)
     finer = copy.deepcopy(flow).double()
     for part in _solved(finer):
         part.lazy.atol = part.lazy.rtol = FINE  # type: ignore[assignment]

@@ -25,7 +25,7 @@ from ..train import State, checkpoint
 from ..train.checkpoint import Checkpoint
 from ..train.guard import REMEDY, TrainingError
 from ..train.objective import ObjectiveSettings, cross_entropy, unit_name
-from ..transforms.dequantisation import dequantised
+from ..transforms.dequantisation import dequantise_for
 from ..version import __version__
 from .folder import Run
 from .log import Log
@@ -155,7 +155,7 @@ def _likelihood(flow: Flow, rows: Dataset) -> tuple[dict[str, float], float]:
     x, levels = rows.x, rows.schema.levels
     generator = torch.Generator(x.device).manual_seed(0)
     with full_precision(x):
-        noisy, spent = dequantised(flow, x, levels, generator)
+        noisy, spent = dequantise_for(flow, x, levels, generator)
     size = chunk_size(flow, noisy, evaluate.likelihood.CHUNK)
     probes, unit = generator.get_state(), math.prod(x.shape[1:]) * math.log(2)
 

@@ -36,7 +36,7 @@ from ..models import Readout
 from ..multiscale import Multiscale
 from ..residual import ResidualBlock
 from ..transform import Transform
-from ..transforms.dequantisation import LearnedNoise, dequantised, learned_noise
+from ..transforms.dequantisation import LearnedNoise, dequantise_for, learned_noise
 from ..transforms.elementary import ActNorm
 from ..transforms.preprocess import Standardise, dequantise
 from ..trust import NoBoundKnown, why_untrusted
@@ -79,7 +79,7 @@ class MaximumLikelihood(Objective):
 
     def forward(self, x: Tensor, y: Tensor | None = None, *, estimator: Estimator | None = None,
                 generator: torch.Generator | None = None) -> Loss:  # fmt: skip
-        point, spent = dequantised(self.model, x, self.levels, generator)
+        point, spent = dequantise_for(self.model, x, self.levels, generator)
         nats = (spent - self.model(point, estimator=estimator, generator=generator)).mean()
         loss = nats / nats_per_unit(x, self.levels)
         return loss, {unit_name(self.levels): loss.detach()}

@@ -1,9 +1,9 @@
-"""Transforms by a formula each way, and those that split what they are given.
+"""Transforms with a closed form, coupling layers, and flows imported from zuko.
 
-In reading order: `closed_form` (the base class), `first_batch` (what a first batch initialises), `elementary` (ActNorm,
-Squeeze, Flatten, InjectivePad), `mixing` (linear maps of the channels), `preprocess` (data in their own units), `split`
-(what stays and what is moved), `conditioner` (the networks inside a coupling), `coupling` (affine and additive),
-`dequantisation` (the noise that integers get), `imported` (MADE, MAF and FFJORD, which are zuko's).
+In reading order: `closed_form` (base classes), `first_batch` (data-dependent initialisation), `elementary` (ActNorm,
+Squeeze, Flatten, InjectivePad), `mixing` (linear maps of the channels), `preprocess` (logit, standardisation), `split`
+(which part a coupling keeps and which it transforms), `conditioner` (the networks inside a coupling), `coupling`
+(affine and additive), `dequantisation` (noise for integer data), `imported` (MADE, MAF and FFJORD from zuko).
 """
 
 from .closed_form import ClosedForm

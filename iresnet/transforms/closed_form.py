@@ -1,7 +1,7 @@
-"""Transforms by a formula each way: nothing is estimated, iterated or given a context.
+"""Base classes of transforms that need no estimator for their log-determinant and no solver for their inverse.
 
-How to write one: derive from `ClosedForm` and implement `value`, `logdet`, `undo` and `stretch`; or from
-`Rearrangement`, where `value` and `undo` only move elements.
+To write a transform that is a formula in both directions and takes no context, derive from `ClosedForm` and implement
+`value`, `logdet`, `undo` and `stretch`; or, if it only reorders elements, from `Rearrangement` with `value` and `undo`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,18 @@ from ..logdet import Estimator
 from ..transform import ISOMETRY, Shape, Stretch, Transform, check_batch
 
 
-class ClosedForm(Transform):
-    """A transform whose code, log-determinant and inverse are formulas."""
+class Explicit(Transform):
+    """A transform that computes its log-determinant and its inverse directly: it ignores estimator and solver."""
 
     @abstractmethod
-    def value(self, x: Tensor) -> Tensor:
-        """The code z of x."""
+    def _compute_forward_and_logdet(
+        self, x: Tensor, context: Tensor | None, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the code z of x and ln |det dz/dx|, shape (batch,)."""
 
     @abstractmethod
-    def logdet(self, x: Tensor) -> Tensor:
-        """ln |det dz/dx|, shape (batch,), of an x that `value` has met."""
-
-    @abstractmethod
-    def undo(self, z: Tensor) -> Tensor:
-        """The x whose code is z."""
-
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        return self.value(x)
+    def _compute_inverse(self, z: Tensor, context: Tensor | None) -> Tensor:
+        """Return the x with code z."""
 
     def forward_and_logdet(
         self,
@@ -43,7 +38,7 @@ class ClosedForm(Transform):
         estimator: Estimator | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return self(x), self.logdet(x)
+        return self._compute_forward_and_logdet(x, context, generator)
 
     def inverse(
         self,
@@ -53,11 +48,38 @@ class ClosedForm(Transform):
         tolerance: float | None = None,
         solver: Solver | None = None,
     ) -> Tensor:
+        return self._compute_inverse(z, context)
+
+
+class ClosedForm(Explicit):
+    """A transform whose code, log-determinant and inverse are formulas of one tensor, without a context."""
+
+    @abstractmethod
+    def value(self, x: Tensor) -> Tensor:
+        """Return the code z of x."""
+
+    @abstractmethod
+    def logdet(self, x: Tensor) -> Tensor:
+        """Return ln |det dz/dx|, shape (batch,). `value` has checked this x before."""
+
+    @abstractmethod
+    def undo(self, z: Tensor) -> Tensor:
+        """Return the x with code z."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        return self.value(x)
+
+    def _compute_forward_and_logdet(
+        self, x: Tensor, context: Tensor | None, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        return self(x), self.logdet(x)
+
+    def _compute_inverse(self, z: Tensor, context: Tensor | None) -> Tensor:
         return self.undo(z)
 
 
 class Rearrangement(ClosedForm):
-    """The elements of a sample in another order or shape: an isometry that changes no volume."""
+    """A transform that only reorders or reshapes the elements of a sample: an isometry with ln det = 0."""
 
     def logdet(self, x: Tensor) -> Tensor:
         return torch.zeros(len(x), dtype=x.dtype, device=x.device)
@@ -66,15 +88,15 @@ class Rearrangement(ClosedForm):
         return ISOMETRY
 
     def rounding(self, input_shape: Shape) -> Rounding:
-        """Nothing is computed."""
+        """Return zero: no arithmetic is done."""
         return Rounding(relative=0.0, absolute=0.0, code=0.0, scale=1.0)
 
 
 def check_channels(x: Tensor, name: str, kind: str, channels: int) -> None:
-    """Refuse a batch with another number of channels than a transform of this kind was made for."""
+    """Refuse a batch whose number of channels differs from the one that a transform of this kind was built for."""
     check_batch(x, name)
     if x.shape[1] != channels:
         raise ValueError(
             f"{name} must have shape (batch, {channels}, ...) for {kind}({channels}); got {tuple(x.shape)}. "
-            f"Give {kind} the size of dimension 1."
+            f"Build {kind} with the size of dimension 1."
         )

@@ -1,11 +1,11 @@
-"""Conditioners: the networks that say how a coupling moves its part. They are free, since none of them is inverted.
+"""Conditioners: the networks inside couplings. They may be any network, since a coupling never inverts them.
 
-mlp                     linear layers, for rows of numbers                                          NICE
+mlp                     linear layers, for vectors                                                  NICE
 convolutions            3x3, 1x1, 3x3 with an ActNorm before every activation                       Glow
-ResidualConvolutions    residual blocks, a 1x1 convolution of each added up for the output          Real NVP
+ResidualConvolutions    residual blocks, whose outputs are added up through 1x1 convolutions        Real NVP
 bottleneck              BatchNorm, ReLU, 3x3, three times, a quarter of the channels inside         i-RevNet
 
-The last layer of the first three starts at zero, so that every coupling starts as the identity (Glow).
+The last layer of the first three is initialised to zero, so that every coupling starts as the identity (Glow).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from ..spelling import at_least
 from .elementary import ActNorm
 
-#: i-RevNet's inner convolutions have the channels of the output divided by this.
+#: The number of output channels of an i-RevNet bottleneck divided by that of its inner convolutions.
 BOTTLENECK = 4
 
 
 def mlp(
     inputs: int, outputs: int, hidden: Sequence[int] = (64, 64, 64), activation: Callable[[], nn.Module] = nn.ReLU
 ) -> nn.Sequential:
-    """Linear layers of these hidden widths with activations between them; the last starts at zero.
+    """Build linear layers of these hidden widths with activations between them; the last one is zero.
 
     >>> sum(p.numel() for p in mlp(1, 2).parameters())
     8578
@@ -36,10 +36,10 @@ def mlp(
     layers: list[nn.Module] = []
     for a, b in pairwise((inputs, *hidden, outputs)):
         layers += [nn.Linear(a, b), activation()]
-    return zeroed(nn.Sequential(*layers[:-1]))
+    return zero_last_layer_(nn.Sequential(*layers[:-1]))
 
 
-def convolutions(
+def convnet(
     inputs: int,
     outputs: int,
     width: int = 512,
@@ -48,25 +48,24 @@ def convolutions(
     *,
     batchnorm: bool = False,
 ) -> nn.Sequential:
-    """Convolutions of these kernels that keep the size of an image, each but the last with an ActNorm and activation.
+    """Build convolutions that keep the size of an image, each but the last followed by an ActNorm and an activation.
 
-    With `batchnorm` the first sees its input normalised, so that what is moved does not grow with what stays.
-    (Glow's also see a channel that marks the border of the image, and its last layer has a learned factor e^{3 l}, with
-    l = 0 at first; here they have neither.)
+    With `batchnorm` a BatchNorm comes first, so that the output does not grow with the input. (Glow's convolutions also
+    get a channel that marks the border of the image, and its last layer has a learned factor e^{3 l}, initially 1; here
+    they have neither.)
     """
     at_least(1, inputs=inputs, outputs=outputs, width=width)
-    if not kernels or any(k < 1 or k % 2 == 0 for k in kernels):
-        raise ValueError(f"kernels must be odd, so that the size is kept; got {tuple(kernels)}.")
+    check_kernels(kernels)
     layers: list[nn.Module] = [nn.BatchNorm2d(inputs)] if batchnorm else []
     widths = (inputs, *[width] * (len(kernels) - 1), outputs)
     for (a, b), k in zip(pairwise(widths[:-1]), kernels, strict=False):
         layers += [NormalisedConv2d(a, b, k), activation()]
     last = nn.Conv2d(widths[-2], outputs, kernels[-1], padding=kernels[-1] // 2)
-    return zeroed(nn.Sequential(*layers, last))
+    return zero_last_layer_(nn.Sequential(*layers, last))
 
 
 class NormalisedConv2d(nn.Module):
-    """A convolution and the ActNorm after it, computed as one: (W x + shift) e^l = (e^l W) x + e^l shift."""
+    """A convolution followed by an ActNorm, computed as one convolution: (W x + shift) e^l = (e^l W) x + e^l shift."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int) -> None:
         super().__init__()
@@ -74,7 +73,7 @@ class NormalisedConv2d(nn.Module):
         self.norm = ActNorm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.norm.waits:
+        if self.norm.awaits_data:
             return cast(Tensor, self.norm(self.conv(x)))
         scale = self.norm.log_scale.exp()
         weight = self.conv.weight * scale[:, None, None, None]
@@ -82,10 +81,11 @@ class NormalisedConv2d(nn.Module):
 
 
 class ResidualConvolutions(nn.Module):
-    """A convolution, so many residual blocks of two, and a 1x1 convolution of all their outputs that starts at zero.
+    """A convolution, `blocks` residual blocks of two convolutions each, and a 1x1 convolution initialised to zero.
 
-    The states before, between and after the blocks are added up, each through a 1x1 convolution of its own. (Real NVP
-    has weight normalisation and BatchNorm where an ActNorm is here, and sees relu(x) and relu(-x) beside the mask.)
+    The last convolution gets the sum of the states before, between and after the blocks, each through its own 1x1
+    convolution. (Real NVP has weight normalisation and BatchNorm in place of ActNorm, and gets relu(x), relu(-x) and
+    the mask as inputs.)
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ResidualConvolutions(nn.Module):
             nn.Sequential(*_normalised(width, 3, activation), *_normalised(width, 3, activation)) for _ in range(blocks)
         )
         self.skips = nn.ModuleList(nn.Conv2d(width, width, 1, bias=False) for _ in range(blocks + 1))
-        self.last = zeroed(nn.Sequential(ActNorm(width), activation(), nn.Conv2d(width, outputs, 1)))
+        self.last = zero_last_layer_(nn.Sequential(ActNorm(width), activation(), nn.Conv2d(width, outputs, 1)))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
@@ -126,9 +126,10 @@ def bottleneck(
     stride: int = 1,
     first: bool = False,
 ) -> nn.Sequential:
-    """i-RevNet's branch: BatchNorm, activation and 3x3, three times; the `first` of a net begins with a convolution.
+    """Build i-RevNet's branch: BatchNorm, activation and a 3x3 convolution, three times.
 
-    With `stride` 2 it takes an image that was squeezed, of four times the `inputs`, and looks at it as it was before.
+    The `first` branch of a network begins with a convolution. With `stride` 2 it takes a squeezed image, which has
+    4 x `inputs` channels, and undoes the squeeze before its strided convolution.
     """
     at_least(1, inputs=inputs, outputs=outputs)
     if stride not in (1, 2):
@@ -148,8 +149,14 @@ def bottleneck(
     )
 
 
-def zeroed(network: nn.Sequential) -> nn.Sequential:
-    """The same network, the last layer of which is zero now."""
+def check_kernels(kernels: Sequence[int]) -> None:
+    """Refuse kernel sizes with which padded convolutions do not keep the size of an image."""
+    if not kernels or any(k < 1 or k % 2 == 0 for k in kernels):
+        raise ValueError(f"kernels must be odd, to keep the size of the image; got {tuple(kernels)}.")
+
+
+def zero_last_layer_(network: nn.Sequential) -> nn.Sequential:
+    """Set the parameters of the last layer to zero, in place, and return the network."""
     for p in network[-1].parameters():
         nn.init.zeros_(p)
     return network

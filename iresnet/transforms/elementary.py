@@ -1,13 +1,13 @@
 """Elementary transforms in closed form: ActNorm, Squeeze, Flatten and InjectivePad.
 
-They stand between the residual blocks (App. C.2 and C.3 of the paper):
+They come between the residual blocks (App. C.2 and C.3 of the paper):
 
     ActNorm        z = (x + shift) exp(log_scale) per channel       ln det = (height * width) sum(log_scale)
     Squeeze        space to depth, (C, H, W) -> (4C, H/2, W/2)      ln det = 0, an isometry
-    Flatten        all elements in one row                          ln det = 0, an isometry
+    Flatten        all elements in one vector                       ln det = 0, an isometry
     InjectivePad   z = (x, 0)                                       no determinant: the dimension grows
 
-ActNorm is initialised by data: the first training batch leaves it with mean 0 and variance 1 in every channel.
+ActNorm has data-dependent initialisation: its output has mean 0 and variance 1 per channel on the first batch.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ..float64 import ELEMENTARY, Rounding
 from ..spelling import at_least
 from ..transform import Shape, Stretch, check_batch, check_finite, dimension
 from .closed_form import ClosedForm, Rearrangement, check_channels
-from .first_batch import FirstBatch
+from .first_batch import DataInitialised
 
 
-class ActNorm(FirstBatch):
-    """A scale and a shift per channel, z = (x + shift) exp(log_scale), for x of shape (batch, channels, ...).
+class ActNorm(DataInitialised):
+    """A learned shift and scale per channel, z = (x + shift) exp(log_scale), for x of shape (batch, channels, ...).
 
-    The first batch seen in training sets both so that z has mean 0 and variance 1 in each channel (`first_batch`).
+    The first training batch initialises both so that z has mean 0 and variance 1 in each channel (`first_batch`).
 
     >>> ActNorm(2).initialise_(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))(torch.tensor([[3.0, 6.0]])).tolist()
     [[1.0, 1.0]]
@@ -43,7 +43,7 @@ class ActNorm(FirstBatch):
 
     def value(self, x: Tensor) -> Tensor:
         check_channels(x, "x", "ActNorm", self.channels)
-        self._prepare(x)
+        self._initialise_if_first(x)
         shift, log_scale = self._affine(x)
         return (x + shift) * log_scale.exp()
 
@@ -59,21 +59,21 @@ class ActNorm(FirstBatch):
 
     @torch.no_grad()
     def initialise_(self, x: Tensor) -> ActNorm:
-        """Give this batch mean 0 and variance 1 in each channel; a channel that does not vary is only shifted."""
+        """Normalise this batch to mean 0 and variance 1 per channel; a constant channel is only shifted."""
         check_channels(x, "x", "ActNorm", self.channels)
         check_finite(x, "x")
-        rows = x.double().transpose(0, 1).flatten(1)
-        std = rows.std(dim=1, correction=0)
-        # Variation no larger than the rounding of the values says nothing: 1 / std would blow up noise, or be infinite.
-        rounding = torch.finfo(x.dtype).eps * rows.abs().amax(dim=1) + torch.finfo(x.dtype).tiny
+        channels = x.double().transpose(0, 1).flatten(1)
+        std = channels.std(dim=1, correction=0)
+        # A deviation no larger than rounding counts as constant: 1 / std would amplify noise, or be infinite.
+        rounding = torch.finfo(x.dtype).eps * channels.abs().amax(dim=1) + torch.finfo(x.dtype).tiny
         std = torch.where(std > rounding, std, torch.ones_like(std))
-        self.shift.copy_(-rows.mean(dim=1))
+        self.shift.copy_(-channels.mean(dim=1))
         self.log_scale.copy_(-std.log())
-        self._is_initialised()
+        self._mark_initialised()
         return self
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
-        """Exact, but for ln det without a shape: it grows with the number of positions, so it has no bound then."""
+        """Return exact bounds; without a shape ln det, which grows with the number of positions, has no bound."""
         log_scale = self.log_scale.detach().double()
         logdet = (-math.inf, math.inf)
         if input_shape is not None:
@@ -81,21 +81,21 @@ class ActNorm(FirstBatch):
         return Stretch(float(log_scale.max().exp()), float((-log_scale.min()).exp()), logdet)
 
     def rounding(self, input_shape: Shape) -> Rounding:
-        """A sum, an exponential and a product: each is off by a part of the result."""
+        """Bound the rounding of a sum, an exponential and a product, each relative to the result."""
         return Rounding.of(0.0, 0.0, math.prod(input_shape), result=2 * ELEMENTARY)
 
     def extra_repr(self) -> str:
         return f"{self.channels}"
 
     def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        # In the wider of both types, so that a float64 input gets a float64 exponential.
+        # In the wider of both dtypes, so that a float64 input gets a float64 exponential.
         dtype = torch.promote_types(x.dtype, self.log_scale.dtype)
         shape = (self.channels,) + (1,) * (x.dim() - 2)
         return self.shift.to(dtype).view(shape), self.log_scale.to(dtype).view(shape)
 
 
 class Squeeze(Rearrangement):
-    """Space to depth: each factor x factor patch of an image becomes factor^2 channels. A permutation of the elements.
+    """Space to depth: turns each factor x factor patch of an image into factor^2 channels, permuting the elements.
 
     >>> Squeeze()(torch.zeros(1, 3, 32, 32)).shape
     torch.Size([1, 12, 16, 16])
@@ -116,15 +116,15 @@ class Squeeze(Rearrangement):
         if z.dim() != 4 or z.shape[1] % self.factor**2:
             raise ValueError(
                 f"z must have shape (batch, {self.factor**2} C, height, width) to undo Squeeze({self.factor}); "
-                f"got {tuple(z.shape)}. Pass a code that Squeeze made."
+                f"got {tuple(z.shape)}. Pass an output of Squeeze."
             )
         return F.pixel_shuffle(z, self.factor)
 
     def output_shape(self, input_shape: Shape) -> Shape:
         if len(input_shape) != 3 or input_shape[1] % self.factor or input_shape[2] % self.factor:
             raise ValueError(
-                f"Squeeze({self.factor}) takes images (channels, height, width) with height and width multiples of "
-                f"{self.factor}; got {tuple(input_shape)}. Pad or crop the images, or squeeze fewer times."
+                f"Squeeze({self.factor}) needs images (channels, height, width) whose height and width are multiples "
+                f"of {self.factor}; got {tuple(input_shape)}. Pad or crop the images, or squeeze fewer times."
             )
         channels, height, width = input_shape
         return channels * self.factor**2, height // self.factor, width // self.factor
@@ -134,7 +134,7 @@ class Squeeze(Rearrangement):
 
 
 class Flatten(Rearrangement):
-    """All elements of a sample of this shape in one row, for fully connected blocks after convolutions.
+    """Flattens a sample of this shape into a vector, for fully connected blocks after convolutions.
 
     >>> Flatten((3, 4, 4))(torch.zeros(1, 3, 4, 4)).shape
     torch.Size([1, 48])
@@ -156,7 +156,7 @@ class Flatten(Rearrangement):
 
     def output_shape(self, input_shape: Shape) -> Shape:
         if tuple(input_shape) != self.shape:
-            raise ValueError(f"This Flatten takes samples of shape {self.shape}; got {tuple(input_shape)}.")
+            raise ValueError(f"input_shape must be {self.shape} for this Flatten; got {tuple(input_shape)}.")
         return (math.prod(self.shape),)
 
     def extra_repr(self) -> str:
@@ -164,10 +164,10 @@ class Flatten(Rearrangement):
 
 
 class InjectivePad(ClosedForm):
-    """Adds channels of zeros, so that a classifier may use more channels than its data have (App. C.2).
+    """Appends channels of zeros, so that a classifier can use more channels than its data have (App. C.2).
 
-    Injective, not bijective: `inverse` drops the added channels, which inverts every code the map can make and projects
-    any other code onto those. There is no log-determinant, so a likelihood is refused.
+    The map is injective, not bijective: `inverse` drops the added channels, which inverts every code in the image of
+    the map and projects any other code onto it. There is no log-determinant, so a likelihood is refused.
 
     >>> InjectivePad(13)(torch.zeros(1, 3, 32, 32)).shape
     torch.Size([1, 16, 32, 32])
@@ -185,8 +185,8 @@ class InjectivePad(ClosedForm):
 
     def logdet(self, x: Tensor) -> Tensor:
         raise ValueError(
-            "A model with a likelihood must not contain InjectivePad, because a density on channels that are constant "
-            f"is unbounded; got InjectivePad({self.channels}). Leave it out of a flow; a Classifier may keep it."
+            "a model with a likelihood must not contain InjectivePad, because a density on constant channels is "
+            f"unbounded; got InjectivePad({self.channels}). Leave it out of a flow; a Classifier may have it."
         )
 
     def undo(self, z: Tensor) -> Tensor:
@@ -194,15 +194,15 @@ class InjectivePad(ClosedForm):
         if z.shape[1] <= self.channels:
             raise ValueError(
                 f"z must have more than {self.channels} channels to undo InjectivePad({self.channels}); "
-                f"got {tuple(z.shape)}. Pass a code that InjectivePad made."
+                f"got {tuple(z.shape)}. Pass an output of InjectivePad."
             )
         return z[:, : -self.channels]
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         return Stretch(forward=1.0, inverse=1.0, logdet=None)
 
-    def distance(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
-        """Dropping channels is exact; a code off the image is projected, which brings no error of its own."""
+    def inverse_error_bound(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
+        """Return zero: dropping channels is exact, and so is projecting a code outside the image of the map."""
         return torch.zeros(len(z), dtype=torch.float64, device=z.device)
 
     def output_shape(self, input_shape: Shape) -> Shape:

@@ -1,15 +1,15 @@
-"""MADE, MAF and FFJORD, which are zuko's (`pip install 'iresnet[rivals]'`), as transforms.
+"""MADE, MAF and FFJORD as transforms, from the library zuko (`pip install 'iresnet[rivals]'`).
 
 made      z_i = exp(a_i) x_i + b_i, a_i and b_i of x_1 ... x_{i-1}: one masked network    Germain et al. (2015)
-maf       several of these, the order of the coordinates turned around between them       Papamakarios et al. (2017)
+maf       several of these, with the coordinates reversed between them                    Papamakarios et al. (2017)
 ffjord    z = x(1) for dx/dt = f(t, x), x(0) = x: any network f                           Grathwohl et al. (2019)
 
-ln det of the first two is exact, the sum of a_i. That of FFJORD is the integral of tr df/dx: of the whole trace up to
-64 dimensions in eval and up to 8 in training, beyond that of v' (df/dx) v with one random v for each sample
-(Hutchinson), without bias. All integrals are those of an adaptive solver, within its tolerances.
+ln det of the first two is exact, the sum of a_i. That of FFJORD is the integral of tr df/dx: the exact trace up to 64
+dimensions in eval and up to 8 in training; beyond that Hutchinson's unbiased estimate v' (df/dx) v with one random v
+per sample. All integrals come from an adaptive solver, within its tolerances.
 
-An inverse takes as many passes as there are dimensions (MADE, MAF), or integrates backwards (FFJORD). Nothing is proven
-of either: `solve` reports an infinite bound, and the residual of a chain says what was reached.
+An inverse takes one pass per dimension (MADE, MAF), or integrates backwards (FFJORD). Neither is proven: `solve`
+reports an infinite bound, and the code residual of a chain measures the error.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..fixed_point import Solution, Solver
-from ..logdet import EVAL_SEED, EXACT_UP_TO, Estimator
+from ..logdet import EVAL_SEED, EXACT_UP_TO
 from ..precision import full_precision
+from ..spelling import at_least
 from ..transform import Shape, Stretch, Transform, check_batch
+from .closed_form import Explicit
 from .mixing import Reverse
 
-#: Up to this dimension a whole trace is worth its price in training.
-FEW = 8
+#: Up to this dimension the exact trace is used in training; beyond, its estimate is cheaper.
+EXACT_IN_TRAINING = 8
 
-#: Nothing is known but that there is an inverse.
+#: The bounds of a map of which nothing is known but that it has an inverse.
 UNKNOWN = Stretch(math.inf, math.inf, (-math.inf, math.inf), proven=False)
 
 
-class Imported(Transform):
-    """A lazy transform of zuko's, from data to code, for rows of so many numbers.
+class Imported(Explicit):
+    """Wraps a lazy transform of zuko, from data to code, for vectors of this dimension.
 
-    `exact`: whether its log-determinant is, in training and in eval, or an estimate. Noise then follows the generator;
-    without one, in eval, it is the same every time. `adaptive`: it is found by a solver that chooses its steps.
+    `exact` says whether the log-determinant is exact, (in training, in eval), or estimated. The random numbers of an
+    estimate come from the generator; in eval, without one, they are the same every time. `adaptive` marks a transform
+    that is computed by an adaptive solver.
     """
 
     def __init__(
@@ -52,37 +54,25 @@ class Imported(Transform):
 
     @property
     def random(self) -> bool:
-        """Whether the log-determinant is an estimate, in the present mode."""
+        """Whether the log-determinant is an estimate in the current mode."""
         return not self.exact[0 if self.training else 1]
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         check_batch(x, "x", (self.dimension,))
         return cast(Tensor, self.lazy()(x))
 
-    def forward_and_logdet(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        estimator: Estimator | None = None,
-        generator: torch.Generator | None = None,
+    def _compute_forward_and_logdet(
+        self, x: Tensor, context: Tensor | None, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         check_batch(x, "x", (self.dimension,))
         lazy: Any = self.lazy
         if self.adaptive:
             lazy.exact = not self.random
-        with _drawing(x, generator, fixed=not self.training) if self.random else nullcontext():
+        with _seeded(x, generator, fixed=not self.training) if self.random else nullcontext():
             z, logdet = lazy().call_and_ladj(x)
         return z, logdet
 
-    def inverse(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Tensor:
+    def _compute_inverse(self, z: Tensor, context: Tensor | None) -> Tensor:
         check_batch(z, "z", (self.dimension,))
         with full_precision(z):
             return cast(Tensor, self.lazy().inv(z))
@@ -92,19 +82,9 @@ class Imported(Transform):
         with full_precision(x):
             return cast(Tensor, copy.deepcopy(self.lazy).double()()(x.double()))
 
-    def solve(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Solution:
-        """The inverse, of which nothing is proven; no gradient."""
-        with torch.no_grad():
-            x = self.inverse(z)
-        none = torch.full((len(z),), math.inf, dtype=torch.float64, device=z.device)
-        return Solution(x, torch.zeros_like(none).long(), none, torch.zeros_like(none).bool(), proven=False)
+    def verify(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, bool, str]:
+        """Return an infinite error bound: nothing is proven."""
+        return torch.full((len(z),), math.inf, dtype=torch.float64, device=z.device), False, ""
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         return UNKNOWN
@@ -116,22 +96,22 @@ class Imported(Transform):
 def made(
     dimension: int, blocks: int = 1, hidden: Sequence[int] = (64, 64), activation: Callable[[], nn.Module] = nn.ReLU
 ) -> list[Transform]:
-    """MADE with a normal distribution for every coordinate: one autoregressive transform."""
+    """Build MADE with a normal distribution for every coordinate: one autoregressive transform."""
     if blocks != 1:
-        raise ValueError(f'MADE is one transform; got {blocks}. Use blocks = [1], or family = "maf" for several.')
+        raise ValueError(f'blocks must be 1 for MADE; got {blocks}. Use blocks = [1], or family = "maf" for several.')
     return maf(dimension, 1, hidden, activation)
 
 
 def maf(
     dimension: int, blocks: int = 5, hidden: Sequence[int] = (64, 64), activation: Callable[[], nn.Module] = nn.ReLU
 ) -> list[Transform]:
-    """MAF: so many autoregressive transforms, the order of the coordinates turned around between them."""
-    _check(dimension, blocks)
+    """Build MAF: `blocks` autoregressive transforms, with the coordinates reversed between them."""
+    at_least(1, dimension=dimension, blocks=blocks)
     kind, steps = _zuko().MaskedAutoregressiveTransform, list[Transform]()
     for i in range(blocks):
-        turn: list[Transform] = [Reverse()] if i else []
+        reverse: list[Transform] = [Reverse()] if i else []
         lazy = kind(dimension, hidden_features=tuple(hidden), activation=activation)
-        steps += [*turn, Imported(lazy, dimension)]
+        steps += [*reverse, Imported(lazy, dimension)]
     return steps
 
 
@@ -145,12 +125,12 @@ def ffjord(
     absolute: float = 1e-5,
     relative: float = 1e-5,
 ) -> list[Transform]:
-    """FFJORD: so many flows of differential equations, solved within these tolerances.
+    """Build FFJORD: `blocks` flows of ordinary differential equations, solved within these tolerances.
 
-    `exact`: the whole trace, and not an estimate; by default up to 8 dimensions in training and up to 64 in eval.
+    `exact` uses the exact trace instead of its estimate; by default up to 8 dimensions in training and 64 in eval.
     """
-    _check(dimension, blocks)
-    both = (dimension <= FEW, dimension <= EXACT_UP_TO) if exact is None else (exact, exact)
+    at_least(1, dimension=dimension, blocks=blocks)
+    both = (dimension <= EXACT_IN_TRAINING, dimension <= EXACT_UP_TO) if exact is None else (exact, exact)
     kind, options = _zuko().FFJTransform, {"atol": absolute, "rtol": relative}
     lazies = [kind(dimension, hidden_features=tuple(hidden), activation=activation, **options) for _ in range(blocks)]
     return [Imported(lazy, dimension, exact=both, adaptive=True) for lazy in lazies]
@@ -166,14 +146,9 @@ def _zuko() -> Any:
         ) from None
 
 
-def _check(dimension: int, blocks: int) -> None:
-    if dimension < 1 or blocks < 1:
-        raise ValueError(f"dimension and blocks must be at least 1; got {dimension} and {blocks}.")
-
-
 @contextmanager
-def _drawing(x: Tensor, generator: torch.Generator | None, *, fixed: bool) -> Iterator[None]:
-    """torch's global generator, which zuko draws from, seeded by this one within the context."""
+def _seeded(x: Tensor, generator: torch.Generator | None, *, fixed: bool) -> Iterator[None]:
+    """Seed torch's global generator, which zuko draws from, by this one, or else, if `fixed`, by a fixed seed."""
     if generator is None and not fixed:
         yield
         return

@@ -1,13 +1,13 @@
 """Linear maps of the channels, the same at every position: InvertibleConv1x1, PrincipalAxes and Reverse.
 
 W = P L U, with a fixed permutation P, L lower triangular with a unit diagonal, U upper triangular with diagonal
-sign exp(log_s), so that W is invertible whatever the parameters are (Glow; an option here, not in the paper):
+sign exp(log_s), so that W is invertible for all parameters (from Glow; an option here, not in the paper):
 
     z = W x,    ln |det| = (height * width) sum(log_s),    x = U^-1 L^-1 P' z    by two triangular solves
 
-PrincipalAxes is such a convolution that begins at the axes of the data: the residual blocks after it need not spend
-their Lipschitz constants on what linear algebra finds. Reverse is the permutation that such convolutions came to
-replace: the channels in the opposite order.
+PrincipalAxes is such a convolution, initialised to the principal axes of the data, so that the residual blocks after it
+need not spend their Lipschitz constants on a linear map. Reverse puts the channels in the opposite order: the
+permutation that invertible convolutions replaced.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from ..spectral import ROUNDING_MARGIN, absolute_norm
 from ..spelling import at_least
 from ..transform import Shape, Stretch, check_batch, check_finite, dimension
 from .closed_form import ClosedForm, Rearrangement, check_channels
-from .first_batch import FirstBatch
+from .first_batch import DataInitialised
 
-#: Vectors of channels that a batch must have for each of them, to know its axes.
-ENOUGH = 4
+#: How many vectors per channel a batch must have for its principal axes to be estimated.
+VECTORS_PER_CHANNEL = 4
 
 
 class InvertibleConv1x1(ClosedForm):
-    """z = W x in every position of x, of shape (batch, channels, ...); for rows (batch, channels) a matrix product.
+    """z = W x at every position of x, of shape (batch, channels, ...); for (batch, channels) a matrix product.
 
-    W starts as a random rotation, drawn from the global generator. `factors` holds L below its diagonal, log_s on it
-    and U above it.
+    W is initialised to a random rotation, drawn from the global generator. `factors` holds L below its diagonal, log_s
+    on it and U above it.
 
     >>> mix = InvertibleConv1x1(3)
     >>> x = torch.randn(2, 3, 4, 4)
@@ -49,7 +49,7 @@ class InvertibleConv1x1(ClosedForm):
         super().__init__()
         at_least(1, "Give the size of dimension 1 of the input.", channels=channels)
         self.channels = channels
-        factors, sign, permutation = _factored(_rotation(channels))
+        factors, sign, permutation = _factor(_random_rotation(channels))
         dtype = torch.get_default_dtype()
         self.factors = nn.Parameter(factors.to(dtype))
         self.register_buffer("sign", sign.to(dtype))
@@ -57,7 +57,7 @@ class InvertibleConv1x1(ClosedForm):
 
     def value(self, x: Tensor) -> Tensor:
         check_channels(x, "x", "InvertibleConv1x1", self.channels)
-        with _in_full_precision(x):
+        with _no_autocast(x):
             lower, upper = self._triangles(x.dtype)
             return _product((lower @ upper).index_select(0, self.permutation), x)
 
@@ -68,7 +68,7 @@ class InvertibleConv1x1(ClosedForm):
 
     def undo(self, z: Tensor) -> Tensor:
         check_channels(z, "z", "InvertibleConv1x1", self.channels)
-        with _in_full_precision(z):
+        with _no_autocast(z):
             lower, upper = self._triangles(z.dtype)
             columns = z.to(lower.dtype).transpose(0, 1)
             y = columns.flatten(1)[self.permutation.argsort()]
@@ -77,10 +77,10 @@ class InvertibleConv1x1(ClosedForm):
             return cast(Tensor, x.reshape(columns.shape).transpose(0, 1).contiguous())
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
-        """From the singular values of W; ln det is exact, but has no bound without a shape, which it grows with."""
+        """Compute bounds from the singular values of W; ln det is exact, but needs the shape, with which it grows."""
         lower, upper = (t.detach() for t in self._triangles(torch.float64))
         sigma = torch.linalg.svdvals(lower @ upper)
-        # Rounding moves each singular value by no more than that of the product and of its decomposition.
+        # Rounding changes each singular value by at most the errors of the product and of its decomposition.
         margin = ROUNDING_MARGIN * float(lower.norm() * upper.norm())
         least = float(sigma.min()) - margin
         logdet = (-math.inf, math.inf)
@@ -89,7 +89,7 @@ class InvertibleConv1x1(ClosedForm):
         return Stretch(float(sigma.max()) + margin, 1 / least if least > 0 else math.inf, logdet)
 
     def rounding(self, input_shape: Shape) -> Rounding:
-        """W = L U is computed, and then W x: sums of as many products as there are channels, both with |L| |U| |x|."""
+        """Bound the rounding of W = L U and of W x: sums of `channels` products, both bounded by |L| |U| |x|."""
         lower, upper = self._triangles(torch.float64)
         lost = 2 * gamma(self.channels) + 2 * ELEMENTARY
         return Rounding.of(lost * absolute_norm(lower) * absolute_norm(upper), 0.0, math.prod(input_shape))
@@ -99,30 +99,30 @@ class InvertibleConv1x1(ClosedForm):
 
     @property
     def log_s(self) -> Tensor:
-        """ln of the absolute values on the diagonal of U."""
+        """The logarithms of the absolute values on the diagonal of U."""
         return self.factors.diagonal()
 
     @property
     def weight(self) -> Tensor:
-        """W."""
+        """The matrix W."""
         lower, upper = self._triangles(self.factors.dtype)
         return (lower @ upper)[self.permutation]
 
     def _triangles(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        # In the wider of both types, so that a float64 input gets a float64 exponential.
+        # In the wider of both dtypes, so that a float64 input gets a float64 exponential.
         factors = self.factors.to(torch.promote_types(dtype, self.factors.dtype))
         diagonal = self.sign.to(factors.dtype) * factors.diagonal().exp()
         one = torch.eye(self.channels, dtype=factors.dtype, device=factors.device)
         return factors.tril(-1) + one, factors.triu(1) + diagonal.diag()
 
 
-class PrincipalAxes(InvertibleConv1x1, FirstBatch):
-    """An InvertibleConv1x1 that the first batch seen in training turns to the principal axes of its channels.
+class PrincipalAxes(InvertibleConv1x1, DataInitialised):
+    """An InvertibleConv1x1 that the first training batch initialises to the principal axes of its channels.
 
-    They are in the order of their variance, the smallest first: where the first half of the channels leaves early, that
-    is the detail. A rotation, since scales are left to an ActNorm after it; learned from there on. Fewer than four
-    vectors for every channel say little about the narrowest axes, which an ActNorm would blow up: such a batch leaves
-    the random rotation as it is.
+    The axes are in the order of their variance, the smallest first, so that in a multiscale network the detail leaves
+    first. W starts as a rotation, since scales are left to an ActNorm after it, and is learned from there on. Fewer
+    than four vectors per channel say little about the axes of small variance, which an ActNorm would amplify: such a
+    batch leaves the random rotation as it is.
 
     >>> axes = PrincipalAxes(2).initialise_(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]).repeat(4, 1))
     >>> (axes(torch.tensor([[3.0, 3.0]])) ** 2).round().tolist()
@@ -131,21 +131,21 @@ class PrincipalAxes(InvertibleConv1x1, FirstBatch):
 
     def value(self, x: Tensor) -> Tensor:
         check_channels(x, "x", "InvertibleConv1x1", self.channels)
-        self._prepare(x)
+        self._initialise_if_first(x)
         return super().value(x)
 
     @torch.no_grad()
     def initialise_(self, x: Tensor) -> PrincipalAxes:
-        """Turn the channels to the axes of this batch; the largest entry of each is positive."""
+        """Set W to the principal axes of this batch, the largest entry of each axis positive."""
         check_channels(x, "x", "InvertibleConv1x1", self.channels)
         check_finite(x, "x")
-        self._is_initialised()
-        rows = x.double().transpose(0, 1).flatten(1)
-        if rows.shape[1] < ENOUGH * self.channels:
+        self._mark_initialised()
+        vectors = x.double().transpose(0, 1).flatten(1)
+        if vectors.shape[1] < VECTORS_PER_CHANNEL * self.channels:
             return self
-        axes = torch.linalg.eigh(torch.cov(rows).view(self.channels, self.channels)).eigenvectors.T
+        axes = torch.linalg.eigh(torch.cov(vectors).view(self.channels, self.channels)).eigenvectors.T
         largest = axes.gather(1, axes.abs().argmax(dim=1, keepdim=True))
-        factors, sign, permutation = _factored(axes * largest.sign())
+        factors, sign, permutation = _factor(axes * largest.sign())
         self.factors.copy_(factors)
         self.sign.copy_(sign)
         self.permutation.copy_(permutation)
@@ -153,7 +153,7 @@ class PrincipalAxes(InvertibleConv1x1, FirstBatch):
 
 
 class Reverse(Rearrangement):
-    """The channels in the opposite order: an isometry, and its own inverse.
+    """Reverses the order of the channels: an isometry, and its own inverse.
 
     >>> Reverse()(torch.tensor([[1.0, 2.0, 3.0]])).tolist()
     [[3.0, 2.0, 1.0]]
@@ -169,33 +169,36 @@ class Reverse(Rearrangement):
 
 
 def _product(weight: Tensor, x: Tensor) -> Tensor:
-    """W x in every position: a product of matrices, since a convolution may round its factors to TF32; and one that is
-    the same with and without gradients, which torch.matmul is not. What lies in rows of channels stays so."""
+    """W x at every position; channels_last inputs stay so.
+
+    A matrix product, since a convolution may round its factors to TF32; and by torch.mm or torch.bmm, whose results,
+    unlike those of torch.matmul, are the same with and without gradients.
+    """
     x = x.to(weight.dtype)
     if x.dim() == 2:
         return torch.mm(x, weight.T)
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
-        rows = x.permute(0, 2, 3, 1)
-        return torch.mm(rows.reshape(-1, len(weight)), weight.T).view(rows.shape).permute(0, 3, 1, 2)
+        pixels = x.permute(0, 2, 3, 1)
+        return torch.mm(pixels.reshape(-1, len(weight)), weight.T).view(pixels.shape).permute(0, 3, 1, 2)
     return torch.bmm(weight.expand(len(x), -1, -1), x.reshape(len(x), len(weight), -1)).view(x.shape)
 
 
-def _factored(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """W = P L U as it is stored: the factors, the signs of U's diagonal, and the permutation."""
+def _factor(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Factor W = P L U: return the factors as stored, the signs of U's diagonal, and the permutation."""
     p, lower, upper = torch.linalg.lu(weight)
     diagonal = upper.diagonal()
     return lower.tril(-1) + upper.triu(1) + diagonal.abs().log().diag(), diagonal.sign(), p.argmax(dim=1)
 
 
-def _rotation(d: int) -> Tensor:
-    """A random orthogonal matrix with determinant 1, evenly distributed, in float64."""
+def _random_rotation(d: int) -> Tensor:
+    """Draw an orthogonal matrix with determinant 1 from the uniform (Haar) distribution, in float64."""
     q, r = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64))
     q = q * r.diagonal().sign()
     q[:, 0] *= torch.linalg.det(q).sign()
     return cast(Tensor, q)
 
 
-def _in_full_precision(x: Tensor) -> AbstractContextManager[object]:
-    """No autocast: the determinant is that of W, so z must be too."""
+def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Disable autocast: the log-determinant is that of the exact W, so z must be computed with it too."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

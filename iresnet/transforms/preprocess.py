@@ -1,13 +1,13 @@
-"""Preprocessing as part of the model, so that a likelihood is one of the data in their own units.
+"""Preprocessing as part of the model, so that likelihoods are in the units of the data.
 
-Images hold integers 0 .. levels - 1. `dequantise` adds uniform noise (or what it is given, see `dequantisation`), x + u
-with u in [0, 1): the density of x + u averaged over u bounds the probability of the integer x from below, which makes
-bits per dimension comparable (the evaluation of Table 4, App. C.3). `Logit` then maps the interval to the line,
+Images hold integers 0 .. levels - 1. `dequantise` adds noise u in [0, 1), uniform by default (see `dequantisation`):
+E ln p(x + u) over uniform u is a lower bound of ln P(x), which makes bits per dimension comparable (the evaluation of
+Table 4, App. C.3). `Logit` then maps the interval to the real line,
 
     s = alpha + (1 - 2 alpha) x / levels,
     z = ln s - ln(1 - s),    ln dz/dx = ln((1 - 2 alpha) / levels) - ln s - ln(1 - s),
 
-and `Standardise` is z = (x - mean) / std per column or channel. Both count their log-determinant.
+and `Standardise` is z = (x - mean) / std per column or channel. Both include their log-determinant in the likelihood.
 """
 
 from __future__ import annotations
@@ -23,32 +23,33 @@ from ..float64 import ELEMENTARY, OUTWARD, UNIT, Rounding
 from ..transform import Shape, Stretch, check_batch, check_finite, dimension
 from .closed_form import ClosedForm
 
-FINEST = 2**16
+#: The largest number of levels that are dequantised; data with more are treated as continuous.
+MAX_LEVELS = 2**16
 
 
 def dequantise(
     x: Tensor, levels: int = 256, generator: torch.Generator | None = None, *, noise: Tensor | None = None
 ) -> Tensor:
-    """x + u for integers x in 0 .. levels - 1 and uniform u in [0, 1), a float in [x, x + 1) for every element.
+    """Return x + u in [x, x + 1) for integers x in 0 .. levels - 1 and uniform noise u in [0, 1).
 
-    `noise` is u, where it is not to be drawn here.
+    `noise` replaces the u that is drawn otherwise.
 
     >>> dequantise(torch.tensor([[0, 255]], dtype=torch.uint8)).floor().tolist()
     [[0.0, 255.0]]
     """
-    x = _whole(x, levels)
+    x = _checked_integers(x, levels)
     device = x.device if generator is None else generator.device
     u = torch.rand(x.shape, dtype=x.dtype, device=device, generator=generator).to(x.device) if noise is None else noise
-    # 255 + 0.99999997 rounds to 256: stay below, so that rounding down gives the integer back.
+    # 255 + 0.99999997 rounds to 256: stay below, so that rounding down recovers the integer.
     return torch.minimum(x + u, torch.nextafter(x + 1, x))
 
 
 class Logit(ClosedForm):
-    """From numbers in [0, levels] to the line: the logit of alpha + (1 - 2 alpha) x / levels.
+    """Maps [0, levels] to the real line: the logit of alpha + (1 - 2 alpha) x / levels.
 
-    Give `levels=1` for data in [0, 1]. `inverse` takes any z; a code beyond those of the data becomes an x at most
+    Use `levels=1` for data in [0, 1]. `inverse` takes any z. The x of a code beyond those of the data lies at most
     alpha levels / (1 - 2 alpha) outside [0, levels], where the map and its log-determinant are still exact. `forward`
-    accepts that much and refuses the rest.
+    accepts such x and refuses others.
 
     >>> Logit(levels=256)(torch.tensor([[128.0]])).item()
     0.0
@@ -76,25 +77,25 @@ class Logit(ClosedForm):
         return (z.sigmoid() - self.alpha) / self._slope
 
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        # An inverse that float32 rounded to the end of the interval is reported as infinitely far off, not refused.
+        # An inverse that float32 rounded to the end of the interval has an infinite error, but is not refused.
         s, rest = self._unit(x.double())
         return s.clamp_min(0).log() - rest.clamp_min(0).log()
 
-    def distance(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
-        """From the formula in float64, which is as exact as any.
+    def inverse_error_bound(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
+        """Compare x with the inverse formula in float64, whose own error is known.
 
-        A residual would ask for a logarithm that is infinite long before that matters.
+        A residual would need the logarithm of a number that rounds to zero long before the error of x matters.
         """
         off = torch.linalg.vector_norm((x.double() - self.undo(z.double())).flatten(1), dim=1)
         error = Rounding.of(0.0, self.inverse_error(tuple(x.shape[1:])), dimension(x))
         return error.residual_bound(off, torch.zeros_like(off), torch.zeros_like(off))
 
     def inverse_error(self, input_shape: Shape) -> float:
-        """How far `inverse` can be off in float64: a sigmoid of size one at most, a difference and a quotient."""
+        """Bound the error of `inverse` in float64: that of a sigmoid, a difference and a quotient."""
         return 4 * ELEMENTARY / self._slope * math.sqrt(math.prod(input_shape)) * OUTWARD
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
-        """Lip(F) and ln det over [0, levels]; Lip(F^-1) over the whole line. ln det needs the shape."""
+        """Bound Lip(F) and ln det on [0, levels], and Lip(F^-1) on the whole line. ln det needs the shape."""
         steepest = self._slope / (self.alpha * (1 - self.alpha))
         logdet = (-math.inf, math.inf)
         if input_shape is not None:
@@ -110,30 +111,30 @@ class Logit(ClosedForm):
         return (1 - 2 * self.alpha) / self.levels
 
     def _unit(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        # 1 - s from levels - x, not from s: no digits are lost where s is close to 1.
+        # 1 - s is computed from levels - x, so that no digits are lost where s is close to 1.
         return self.alpha + self._slope * x, self.alpha + self._slope * (self.levels - x)
 
     def _checked(self, x: Tensor) -> tuple[Tensor, Tensor]:
         check_batch(x)
         s, rest = self._unit(x)
-        # Reading a value back would break a compiled graph, fail in a capture, and make every training step on a GPU
-        # wait: the eager step before them, the CPU and eval check.
+        # Reading a value would break a compiled graph, fail in a CUDA graph capture, and make every training step on a
+        # GPU wait. The values are checked in the eager step before those, on a CPU, and in eval mode.
         if not can_read_values(x) or (x.is_cuda and self.training):
             return s, rest
         if not bool((torch.minimum(s, rest) > 0).all()):
             low, high = float(x.detach().min()), float(x.detach().max())
             raise ValueError(
                 f"x must lie in [0, {self.levels}] for Logit(levels={self.levels}); got values from {low:g} to "
-                f"{high:g}. Give the number of levels the data have, or rescale them."
+                f"{high:g}. Set levels to that of the data, or rescale them."
             )
         return s, rest
 
 
 class Standardise(ClosedForm):
-    """z = (x - mean) / std per column of (batch, D) or per channel of (batch, C, ...); z keeps the type of x.
+    """z = (x - mean) / std per column of (batch, D) or per channel of (batch, C, ...), in the dtype of x.
 
-    `Standardise.fit(x)` takes both from data and refuses a column that does not vary, because a density on it is
-    unbounded. For a classifier, give that column std 1 by hand.
+    `Standardise.fit(x)` estimates both from data and refuses a constant column, because a density on it is unbounded.
+    For a classifier, set std to 1 for that column by hand.
 
     >>> Standardise(mean=[1.0], std=[2.0])(torch.tensor([[5.0]])).item()
     2.0
@@ -147,32 +148,32 @@ class Standardise(ClosedForm):
         mean, std = _column(mean), _column(std)
         if mean.dim() != 1 or mean.shape != std.shape or not len(mean):
             raise ValueError(
-                "mean and std must be vectors of one length, one number per column or channel; "
+                "mean and std must be vectors of the same length, one number per column or channel; "
                 f"got shapes {tuple(mean.shape)} and {tuple(std.shape)}."
             )
         if not bool(mean.isfinite().all() and std.isfinite().all() and (std > 0).all()):
             raise ValueError(
                 f"mean must be finite and std positive; got mean {mean.tolist()}, std {std.tolist()}. "
-                "Give a column that does not vary std 1, or drop it."
+                "Use std 1 for a constant column, or drop it."
             )
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
 
     @classmethod
     def fit(cls, x: Tensor) -> Standardise:
-        """Mean and standard deviation of data (batch, D) or, per channel, (batch, C, ...)."""
+        """Estimate mean and std from data: per column of (batch, D), or per channel of (batch, C, ...)."""
         check_batch(x)
         check_finite(x, "x")
-        rows = x.detach().double().transpose(0, 1).flatten(1)
-        std = rows.std(dim=1, correction=0)
-        constant = (std <= torch.finfo(x.dtype).eps * rows.abs().amax(dim=1)).nonzero().flatten().tolist()
+        columns = x.detach().double().transpose(0, 1).flatten(1)
+        std = columns.std(dim=1, correction=0)
+        constant = (std <= torch.finfo(x.dtype).eps * columns.abs().amax(dim=1)).nonzero().flatten().tolist()
         if constant:
             raise ValueError(
-                "Every column must vary, because a density on a constant one is unbounded; got constant columns "
+                "every column must vary, because a density on a constant one is unbounded; got constant columns "
                 f"{constant}. Drop them, dequantise integer data first, or, for a classifier, use "
                 "Standardise(mean, std) with std 1 there."
             )
-        return cls(rows.mean(dim=1).to(x.dtype), std.to(x.dtype))
+        return cls(columns.mean(dim=1).to(x.dtype), std.to(x.dtype))
 
     def value(self, x: Tensor) -> Tensor:
         mean, std = self._columns(x, "x")
@@ -187,15 +188,15 @@ class Standardise(ClosedForm):
         return (z * std + mean).to(z.dtype)
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
-        """Exact, but for ln det without a shape: it grows with the number of positions, so it has no bound then."""
-        std = self.std.double().abs()  # a file may hold anything
+        """Return exact bounds; without a shape ln det, which grows with the number of positions, has no bound."""
+        std = self.std.double().abs()  # a loaded file may hold any values
         logdet = (-math.inf, math.inf)
         if input_shape is not None:
             logdet = (-math.prod(input_shape[1:]) * float(std.log().sum()),) * 2
         return Stretch(1 / float(std.min()), float(std.max()), logdet)
 
     def rounding(self, input_shape: Shape) -> Rounding:
-        """A difference and a quotient: each is off by a part of the result."""
+        """Bound the rounding of a difference and a quotient, each relative to the result."""
         return Rounding.of(0.0, 0.0, math.prod(input_shape), result=4 * UNIT)
 
     def extra_repr(self) -> str:
@@ -217,28 +218,26 @@ def _column(values: Tensor | Sequence[float]) -> Tensor:
     return tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
 
 
-def _whole(x: Tensor, levels: int) -> Tensor:
-    """The integers x as floats, or the reason why they cannot be dequantised."""
-    if not 2 <= levels <= FINEST:
+def _checked_integers(x: Tensor, levels: int) -> Tensor:
+    """Convert integers in 0 .. levels - 1 to floats; refuse other values."""
+    if not 2 <= levels <= MAX_LEVELS:
         raise ValueError(
-            f"levels must lie in 2 .. {FINEST}; got {levels}. Use 256 for bytes; finer data are as good as continuous: "
-            "leave dequantisation out."
+            f"levels must lie in 2 .. {MAX_LEVELS}; got {levels}. Use 256 for bytes; treat finer data as continuous, "
+            "without dequantisation."
         )
     if x.numel() == 0:
         raise ValueError(f"x must hold at least one element; got an empty tensor of shape {tuple(x.shape)}.")
-    if x.dtype == torch.uint8 and levels >= 256:  # every byte is a level; reading values back would make a GPU wait
+    if x.dtype == torch.uint8 and levels >= 256:  # every byte is valid; reading values would make a GPU wait
         return x.to(torch.float32)
     x = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-    if not can_read_values(x):  # a recorded step: those before it, which were taken one by one, have looked
+    if not can_read_values(x):  # in a CUDA graph: the eager steps before it have checked the values
         return x
     if not bool((x.frac() == 0).all()):
         raise ValueError(
-            f"x must hold whole numbers; got {float(x[x.frac() != 0][0]):g} among them. Undo a scaling such as "
-            f"x / {levels - 1}, or leave dequantisation out for continuous data."
+            f"x must hold integers; got {float(x[x.frac() != 0][0]):g}. Undo a scaling such as x / {levels - 1}, or "
+            "leave dequantisation out for continuous data."
         )
     low, high = float(x.min()), float(x.max())
     if low < 0 or high >= levels:
-        raise ValueError(
-            f"x must lie in 0 .. {levels - 1}; got {low:g} to {high:g}. Give the number of levels the data have."
-        )
+        raise ValueError(f"x must lie in 0 .. {levels - 1}; got {low:g} to {high:g}. Set levels to that of the data.")
     return x
