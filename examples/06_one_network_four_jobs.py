@@ -72,7 +72,7 @@ print(f"\n{'changed images':<16}{'pairs':>9}")
 for name in CORRUPTIONS:
     images = data.Dataset(corrupt(name, subsample.x, levels=17), None, run.schema)
     strange = evaluate.log_likelihood(model, images, draws=2).value
-    print(f"{name:<16}{100 * evaluate.detection(normal, strange):>7.1f} %")
+    print(f"{name:<16}{100 * evaluate.auroc(normal, strange):>7.1f} %")
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Three: it draws samples. A code from the base, sent through the inverse of every block.

@@ -7,7 +7,7 @@ from torch import nn
 from iresnet import DiagonalNormal, Flow
 from iresnet.data import Dataset, Schema
 from iresnet.evaluate import chunks, log_likelihood
-from iresnet.evaluate.solving import decode, reconstruct, solve
+from iresnet.evaluate.solving import decode, reconstruct, solve_codes
 from iresnet.lipschitz import LipschitzConv2d, LipschitzLinear
 from iresnet.models import Network, build
 from iresnet.residual import ResidualBlock
@@ -60,7 +60,7 @@ def test_rows_do_not_depend_on_how_many_pass_at_a_time(monkeypatch):
     whole = log_likelihood(model, data, draws=2).value
     _, x = reconstruct(model, data)
     z = torch.randn(10, 16, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    solved, decoded = solve(model, z).x, decode(model.double().transform, z)
+    solved, decoded = solve_codes(model, z).x, decode(model.double().transform, z)
     seen, plain = [], ResidualBlock.forward
 
     def forward(self, x, context=None):
@@ -70,7 +70,7 @@ def test_rows_do_not_depend_on_how_many_pass_at_a_time(monkeypatch):
     monkeypatch.setattr(ResidualBlock, "forward", forward)
     monkeypatch.setattr(chunks, "REUSED", 3 * (8 * 9) * 16 * 8)  # three rows of 8 channels at 16 positions, in float64
     assert torch.allclose(decode(model.transform, z), decoded, atol=1e-6)
-    assert torch.allclose(solve(model, z).x, solved, atol=1e-6)
+    assert torch.allclose(solve_codes(model, z).x, solved, atol=1e-6)
     again, _ = reconstruct(model, data)
     assert torch.allclose(again.x, x, atol=1e-6)
     assert max(seen) == 3

@@ -190,7 +190,7 @@ class TestWorkOnARun:
         assert code == 0
         assert "95 % interval" in text
         assert "bits/dim" in text
-        assert "360 of 360 rows proven" in text
+        assert "360 of 360 samples proven" in text
         content = json.loads((folder / "evaluation.json").read_text())
         assert content["rows"] == 360
         assert content["inverse"]["measured_error"] < 1e-5
@@ -229,7 +229,7 @@ class TestWorkOnARun:
     def test_invert(self, call, folder):
         code, text = call("invert", folder, "-n", 4)
         assert code == 0
-        assert "4 of 4 rows proven" in text
+        assert "4 of 4 samples proven" in text
         table = rows((folder / "inverse-errors.csv").read_text())
         assert all(float(r["measured_error"]) < 1e-5 and r["proven"] == "True" for r in table)
         test = Run.open(folder).splits().test.x[:4].double() + 0.5
@@ -241,7 +241,7 @@ class TestWorkOnARun:
         monkeypatch.setattr(decoder, "_on_gpu", lambda z: True)
         monkeypatch.setattr(decoder, "Inverter", lambda *a, **o: made.append(inverter(*a, **o)) or made[-1])
         code, text = call("invert", folder, "-n", 2, *named)
-        assert (code, "2 of 2 rows proven" in text) == (0, True)
+        assert (code, "2 of 2 samples proven" in text) == (0, True)
         assert [i.reason for i in made] == ([] if named else [""])
 
     def test_invert_codes(self, call, folder):

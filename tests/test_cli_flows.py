@@ -22,7 +22,7 @@ def test_the_protocol_has_a_line_and_is_kept(call, folder):
     code, text = call("evaluate", folder, "--draws", 2, "--rows", 40, "--protocol", "--limit", 0.05)
     assert code == 0
     (line,) = (line for line in text.splitlines() if line.startswith("protocol "))
-    for words in ("bits/dim; bias 0 (exact determinants); estimator ± ", "over 40 rows ± ", "one row ± "):
+    for words in ("bits/dim; bias 0 (exact determinants); estimator ± ", "over 40 samples ± ", "one sample ± "):
         assert words in line
     found = kept(folder)["protocol"]
     assert f"{found['value']:.4f}" in line
@@ -37,7 +37,7 @@ def test_strange_rows_have_a_line_each(call, folder, monkeypatch):
     assert code == 0
     lines = [line for line in text.splitlines() if line.startswith("ood ")]
     assert len(lines) == len(CORRUPTIONS) + len(SYNTHETIC) + 1
-    assert lines[-1].startswith("ood      digits: found by likelihood 0.")
+    assert lines[-1].startswith("ood      digits: AUROC by likelihood 0.")
     found = {d["name"]: d for d in kept(folder)["outside"]}
     assert abs(found["digits"]["likelihood"] - 0.5) < 0.2  # the run's own kind
     assert found["noise"]["typicality"] > 0.9

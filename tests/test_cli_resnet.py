@@ -61,28 +61,29 @@ def test_a_block_that_triples_diverges_and_one_that_halves_is_proven():
     with torch.no_grad():
         half, triple = inverse(0.5), inverse(3.0)
     assert half.proven == 3
-    assert str(half).startswith("3 of 3 rows proven block by block, ")
+    assert str(half).startswith("3 of 3 samples proven block by block, ")
     assert triple.proven == 0
-    assert str(triple).startswith("0 of 3 rows proven, as not every block is proven to be a contraction; ")
+    assert str(triple).startswith("0 of 3 samples proven, as not every block is proven to be a contraction; ")
 
 
 @pytest.mark.parametrize(
     ("measured", "diverged", "words"),
     [
-        (8.9e-11, 0, "; after 30 evaluations a row, code residual 5.7e-11 and measured error 8.9e-11"),
+        (8.9e-11, 0, "; after 30 evaluations per sample, code residual 5.7e-11 and measured error 8.9e-11"),
         (
             9.0,
             4,
-            "; the iteration diverges, after 30 evaluations a row, code residual 5.7e-11 and measured error 9.0e+00",
+            "; the iteration diverges, after 30 evaluations per sample, code "
+            "residual 5.7e-11 and measured error 9.0e+00",
         ),
-        (math.inf, 1, "; the iteration diverges for 1 of 4 rows, after 30 evaluations a row"),
-        (math.inf, 0, "; the iteration diverges, after 30 evaluations a row"),
-        (math.nan, 4, "; the iteration diverges, after 30 evaluations a row"),
+        (math.inf, 1, "; the iteration diverges for 1 of 4 samples, after 30 evaluations per sample"),
+        (math.inf, 0, "; the iteration diverges, after 30 evaluations per sample"),
+        (math.nan, 4, "; the iteration diverges, after 30 evaluations per sample"),
     ],
 )
 def test_what_an_iteration_came_to_is_said_as_it_is(measured, diverged, words):
     found = Inverse(4, "float64", 0, math.inf, 5.7e-11, measured, math.inf, False, 30.2, diverged)
-    assert str(found) == f"0 of 4 rows proven, as not every block is proven to be a contraction{words}"
+    assert str(found) == f"0 of 4 samples proven, as not every block is proven to be a contraction{words}"
 
 
 @pytest.mark.parametrize(("a", "diverged"), [(0.5, False), (0.99, False), (2.0, True)])
@@ -103,7 +104,7 @@ def test_scaled_inputs_are_no_codes():
     data = Dataset(torch.ones(3, 2), torch.zeros(3, dtype=torch.int64), Schema((2,), classes=("a", "b")))
     assert not evaluate.has_inverse(model)
     assert set(evaluate.evaluate(model, data)) == {"split", "rows", "error", "confusion"}
-    sentence = r"an inverse needs invertible blocks; this model holds none \(an ordinary ResNet\). Train one with"
+    sentence = r"an inverse needs invertible blocks; this model \(an ordinary ResNet\) has none. Train one with"
     for ask in (evaluate.inverse, evaluate.reconstruct, evaluate.interpolate):
         with pytest.raises(ValueError, match=sentence):
             ask(model, data)
@@ -126,7 +127,7 @@ def test_a_resnet_is_not_inverted(call, tmp_path, command):
     folder = copy_of(trained("resnet164"), tmp_path / "run")
     code, text = call(command, folder)
     assert code == 2
-    assert "an inverse needs invertible blocks; this model holds none (an ordinary ResNet)." in text
+    assert "an inverse needs invertible blocks; this model (an ordinary ResNet) has none." in text
     assert sorted(p.name for p in folder.glob("in*")) == []
 
 
@@ -152,7 +153,7 @@ def test_nothing_is_claimed_of_an_inverse_without_a_proof(call, tmp_path, name):
     folder = copy_of(trained(name), tmp_path / "run")
     code, text = call("evaluate", folder, "--rows", 20)
     assert code == 0
-    assert "0 of 20 rows proven, as not every block is proven to be a contraction; " in text
+    assert "0 of 20 samples proven, as not every block is proven to be a contraction; " in text
     text = (folder / "evaluation.json").read_text()
     assert "Infinity" not in text
     assert "NaN" not in text

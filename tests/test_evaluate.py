@@ -28,12 +28,12 @@ from iresnet.data import Dataset, Schema, subsample
 from iresnet.data.corruptions import CORRUPTIONS
 from iresnet.evaluate import (
     anomaly,
+    auroc,
     confusion,
-    corrupted,
+    corruption_detection,
     density,
-    detection,
     error,
-    error_of,
+    error_from_counts,
     evaluate,
     interpolate,
     inverse,
@@ -92,14 +92,14 @@ class TestError:
         ],
     )
     def test_wilsons_interval(self, wrong, rows, low, high):
-        e = error_of(wrong, rows)
+        e = error_from_counts(wrong, rows)
         assert (e.value, e.wrong, e.rows) == (100 * wrong / rows, wrong, rows)
         assert (e.low, e.high) == pytest.approx((low, high), abs=1e-3)
 
     @pytest.mark.parametrize(("wrong", "rows"), [(3, 360), (90, 200), (199, 200)])
     def test_its_ends_solve_the_score_equation(self, wrong, rows):
         """(p - e)^2 = z^2 e (1 - e) / n, and the error lies between them."""
-        e = error_of(wrong, rows)
+        e = error_from_counts(wrong, rows)
         assert e.low < e.value < e.high
         for end in (e.low / 100, e.high / 100):
             assert (wrong / rows - end) ** 2 == pytest.approx(1.959964**2 * end * (1 - end) / rows, rel=1e-6)
@@ -135,7 +135,7 @@ class TestError:
         torch.testing.assert_close(model.logits(data.x + 0.5).detach(), whole)
 
     def test_it_reads_as_a_sentence(self):
-        assert str(error_of(6, 360)) == "1.67 % (6 of 360; 95 % interval 0.77 to 3.59 %)"
+        assert str(error_from_counts(6, 360)) == "1.67 % (6 of 360; 95 % interval 0.77 to 3.59 %)"
 
 
 def pixel_flow(levels=4, shape=(1, 1, 2)):
@@ -213,17 +213,18 @@ class TestDensity:
 
     def test_of_one_row_the_error_is_not_known(self):
         with pytest.raises(
-            ValueError, match="a mean needs at least two rows, to know its error; got 1. Ask for scores"
+            ValueError,
+            match="a mean with a standard error needs at least two samples; got 1. Give more, or score it alone.",
         ):
             density(pixel_flow(), images(1, (1, 1, 2), 4))
 
     def test_a_model_in_training_is_refused(self):
-        with pytest.raises(ValueError, match=r"judges a finished model; call model.eval\(\) first"):
+        with pytest.raises(ValueError, match=r"needs a model in eval mode; call model.eval\(\) first"):
             density(pixel_flow().train(), images(3, (1, 1, 2), 4))
 
     def test_it_reads_as_a_sentence(self):
         got = density(Flow(Chain(), DiagonalNormal(2)).eval(), table(50, 2))
-        assert str(got) == f"{got.value:.3f} nats (± {got.standard_error:.3f} over 50 rows)"
+        assert str(got) == f"{got.value:.3f} nats (± {got.standard_error:.3f} over 50 samples)"
 
 
 LIKELIHOODS = {
@@ -308,7 +309,7 @@ class TestLikelihood:
             assert abs(float(correlation)) < 0.5
 
     def test_too_few_draws(self):
-        with pytest.raises(ValueError, match="draws must be at least 2, to know their error; got 1."):
+        with pytest.raises(ValueError, match="draws must be at least 2, to estimate their error; got 1."):
             log_likelihood(table_flow(3), table(2, 3), draws=1)
 
 
@@ -371,7 +372,7 @@ class TestInverse:
         assert got.composed_bound > 0.1 * float(data.x.norm(dim=1).max())
         assert not got.informative
         assert str(got).endswith(f"composed bound {got.composed_bound:.1e} (not informative)")
-        assert str(got).startswith("9 of 9 rows proven block by block, ")
+        assert str(got).startswith("9 of 9 samples proven block by block, ")
 
     @pytest.mark.parametrize("kind", ["block", "multiscale", "classifier"])
     def test_every_transform_has_one(self, kind):
@@ -418,47 +419,47 @@ class TestScores:
         ],
     )
     def test_detection_counts_pairs_and_half_of_the_ties(self, likely, strange, area):
-        assert detection(torch.tensor(likely), torch.tensor(strange)) == area
+        assert auroc(torch.tensor(likely), torch.tensor(strange)) == area
 
     def test_detection_is_the_share_of_pairs(self):
         a, b = normal(30).mul(2).round(), normal(40, seed=1).mul(2).round() - 1
         pairs = [1.0 if x > y else 0.5 if x == y else 0.0 for x in a.tolist() for y in b.tolist()]
-        assert detection(a, b) == pytest.approx(sum(pairs) / len(pairs))
+        assert auroc(a, b) == pytest.approx(sum(pairs) / len(pairs))
 
     def test_detection_of_many_rows_takes_no_table_of_pairs(self):
         """Trap: ten thousand test images against as many corrupted ones are 10^8 pairs."""
         n = 300_000
-        assert detection(torch.arange(n), torch.arange(n)) == pytest.approx(0.5)
+        assert auroc(torch.arange(n), torch.arange(n)) == pytest.approx(0.5)
 
     def test_one_entry_for_every_corruption(self):
         model, data = image_hybrid(), images(12)
-        entries = corrupted(model, data, draws=2)
+        entries = corruption_detection(model, data, draws=2)
         assert [e["name"] for e in entries] == list(CORRUPTIONS)
         assert all(0 <= e["detection"] <= 1 and 0 <= e["median_anomaly"] <= 1 for e in entries)
 
     def test_some_rows_are_enough_and_not_the_first_ones(self):
         model, data = image_hybrid(), images(12)
-        few = corrupted(model, data, rows=5)
-        assert few == corrupted(model, subsample(data, 5)) != corrupted(model, data)
-        assert few != corrupted(model, data.take(range(5)))
+        few = corruption_detection(model, data, rows=5)
+        assert few == corruption_detection(model, subsample(data, 5)) != corruption_detection(model, data)
+        assert few != corruption_detection(model, data.take(range(5)))
 
     def test_a_model_of_dark_images_sees_bright_ones_and_cannot_see_what_stays_dark(self):
         base = DiagonalNormal((1, 4, 4))
         base.mean.fill_(-3.0)
         base.log_scale.fill_(-1.0)
         dark = Dataset(torch.zeros(6, 1, 4, 4, dtype=torch.uint8), None, Schema((1, 4, 4), 16))
-        entries = {e["name"]: e for e in corrupted(Flow(Logit(16), base).eval(), dark, draws=2)}
+        entries = {e["name"]: e for e in corruption_detection(Flow(Logit(16), base).eval(), dark, draws=2)}
         assert (entries["inverted"]["detection"], entries["inverted"]["median_anomaly"]) == (1.0, 1.0)
         for name in ("shuffled", "turned", "half missing", "blurred"):  # these leave a dark image as it is
             assert (entries[name]["detection"], entries[name]["median_anomaly"]) == (0.5, 0.0)
 
     def test_images_need_not_be_square(self):
-        entries = corrupted(image_hybrid((1, 4, 6)), images(5, (1, 4, 6)), draws=2)
+        entries = corruption_detection(image_hybrid((1, 4, 6)), images(5, (1, 4, 6)), draws=2)
         assert len(entries) == len(CORRUPTIONS)
 
     def test_corruptions_are_for_images(self):
-        with pytest.raises(ValueError, match="corruptions are made of images of integers; got rows of 3 numbers."):
-            corrupted(table_flow(3), table(3, 3))
+        with pytest.raises(ValueError, match="corruptions need images of integers; got rows of 3 numbers."):
+            corruption_detection(table_flow(3), table(3, 3))
 
 
 class TestEvaluate:
@@ -500,7 +501,7 @@ class TestEvaluate:
         sentence = (
             "a likelihood needs a density; this model only classifies. Train with objective.kind=hybrid or density."
         )
-        for ask in (density, log_likelihood, corrupted):
+        for ask in (density, log_likelihood, corruption_detection):
             with pytest.raises(ValueError, match=sentence):
                 ask(hybrid.classifier, data)
         with pytest.raises(ValueError, match="a sample needs a density; this model only classifies."):
@@ -518,7 +519,7 @@ class TestEvaluate:
         for ask in (error, confusion):
             with pytest.raises(
                 ValueError,
-                match="an error needs labels; these data have none. Name the label column, or ask for scores.",
+                match="this metric needs labels; the dataset has none. Name the label column, or use `iresnet score`.",
             ):
                 ask(image_hybrid(), data)
 
@@ -565,5 +566,5 @@ class TestInterpolation:
         assert interpolate(table_flow(3), one, pairs=2, steps=2).shape == (2, 2, 3)
 
     def test_one_row_is_too_few(self):
-        with pytest.raises(ValueError, match="an interpolation needs two rows; got 1."):
+        with pytest.raises(ValueError, match="an interpolation needs at least two samples; got 1."):
             interpolate(table_flow(3), table(1, 3))

@@ -177,7 +177,7 @@ def test_the_paper_s_protocol_says_that_a_trace_is_estimated():
     data = Dataset(normal(20, 3).float(), None, Schema((3,)))
     found = protocol(flow, data, bias=0.1, error=0.1, exact_up_to=2)
     assert found.method == "probe"
-    assert "bias 0 but for the solver's (a trace of one probe)" in str(found)
+    assert "bias 0 except the solver's (a trace estimate with one probe)" in str(found)
 
 
 def test_float64_gets_float64():
@@ -190,4 +190,4 @@ def test_a_likelihood_to_the_protocol_says_that_a_solver_made_it():
     rows = Dataset(x, None, Schema((2,)))
     found = protocol(Flow(chain(ffjord, 2), DiagonalNormal(2)).eval(), rows)
     assert (found.method, found.draws) == ("trace", 1)
-    assert "but for the solver's (the whole trace)" in str(found)
+    assert "bias 0 except the solver's (the exact trace)" in str(found)

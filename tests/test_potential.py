@@ -24,7 +24,7 @@ from iresnet import (
 )
 from iresnet.branch import lipschitz_bound, nominal_constant, requested_bound, try_parse, unconstrained_copy
 from iresnet.data import Batches, Dataset, Schema
-from iresnet.evaluate import certified_radius, robustness, withstands
+from iresnet.evaluate import certified_radius, robustness, survives_attack
 from iresnet.lipschitz import LipSwish, Potential, cap_of, is_monotone, lipschitz_constant
 from iresnet.models import Network, build
 from iresnet.presets import find
@@ -392,10 +392,10 @@ def test_certified_radii_withstand_the_attack(trained):
     model, data = trained
     radii = certified_radius(model, data)
     radius = float(radii.median())
-    held = withstands(model, data, radius)
+    held = survives_attack(model, data, radius)
     assert radius > 1
     assert bool(held[radii >= radius].all())
-    assert not bool(withstands(model, data, 6 * radius).all())
+    assert not bool(survives_attack(model, data, 6 * radius).all())
 
 
 def test_lip_of_the_map_is_that_of_the_scaling(trained):

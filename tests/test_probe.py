@@ -117,21 +117,23 @@ class TestWhatItSees:
     def test_it_says_all_in_a_line(self):
         text = str(probe(ringed(), rings(300, 0), rings(200, 1)))
         assert text.startswith("codes 0.00 % (0 of 200; 95 % interval 0.00 to 1.88 %); inputs ")
-        assert text.endswith("; logistic regression on 300 rows")
+        assert text.endswith("; logistic regression on 300 samples")
 
 
 def test_refuses():
     data = coins(40, 0)
-    with pytest.raises(ValueError, match="rows must be at least 10, to learn from some and choose by others; got 9."):
+    with pytest.raises(
+        ValueError, match="rows must be at least 10, to fit the probe and to select its penalty; got 9."
+    ):
         probe(flow(), data, data, rows=9)
-    with pytest.raises(ValueError, match="a probe learns from at least 10 rows with a label; got 5."):
+    with pytest.raises(ValueError, match="a probe needs at least 10 samples with a label; got 5."):
         probe(flow(), coins(5, 0), data)
-    with pytest.raises(ValueError, match="a probe judges a finished model; call model.eval\\(\\) first."):
+    with pytest.raises(ValueError, match="a probe needs a model in eval mode; call model.eval\\(\\) first."):
         probe(flow().train(), data, data)
-    sentence = r"a probe reads codes; Classifier holds no invertible blocks \(an ordinary ResNet\), so it has none."
+    sentence = r"a probe needs codes; Classifier \(an ordinary ResNet\) has none, since it is not invertible."
     with pytest.raises(ValueError, match=sentence):
         probe(Classifier(Chain(), nn.Linear(5, 4)).eval(), data, data)
-    with pytest.raises(ValueError, match="an error needs labels; these data have none."):
+    with pytest.raises(ValueError, match="this metric needs labels; the dataset has none."):
         probe(flow(), Dataset(data.x, None, Schema((5,))), data)
 
 

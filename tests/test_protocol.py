@@ -10,7 +10,7 @@ from torch import nn
 
 from iresnet import Chain, Classifier, DiagonalNormal, Flow, terms_needed
 from iresnet.evaluate import density, protocol
-from iresnet.evaluate.likelihood import room
+from iresnet.evaluate.chunks import memory_factor
 from iresnet.residual import ResidualBlock
 from tests.test_evaluate import image_hybrid, images, pixel_flow, table, table_flow
 from tests.zoo import contraction, linear_block
@@ -122,16 +122,16 @@ class TestErrors:
                 return torch.full((len(generators), len(data)), -7.0).double()
             return torch.arange(len(data)) % 2 * torch.arange(1, len(generators) + 1)[:, None] * 0.1
 
-        monkeypatch.setattr(MODULE, "drawn", drawn)
+        monkeypatch.setattr(MODULE, "log_prob_by_generator", drawn)
         got = protocol(pixel_flow(), images(300, (1, 1, 2), 4), error=0.1)
         assert got.value == pytest.approx(7 / (2 * BIT))
         assert made[:8] == [200] * 8
         assert made[8:] == [300] * got.draws
 
     def test_too_few_draws_are_said(self):
-        got = protocol(pixel_flow(), images(20, (1, 1, 2), 4), most=3)
+        got = protocol(pixel_flow(), images(20, (1, 1, 2), 4), max_draws=3)
         assert (got.draws, got.reached) == (3, False)
-        assert "(3 draws a row, MORE than asked for)" in str(got)
+        assert "(3 draws per sample, ABOVE the limit)" in str(got)
 
     def test_it_repeats_itself_and_the_seed_decides(self):
         flow, data = pixel_flow(), images(20, (1, 1, 2), 4)
@@ -155,13 +155,13 @@ class TestTerms:
         got = protocol(flow, data, error=2e-2, exact_up_to=0)
         assert (got.method, got.bias_bound, got.terms) == ("roulette", 0.0, 20)
         assert abs(got.value - float(truth(matrices, data.x).mean())) <= 4 * got.estimator_error
-        assert "bias 0, roulette (20 terms and more at random)" in str(got)
+        assert "bias 0, roulette (20 terms, then a random number more)" in str(got)
 
     def test_up_to_200_terms_are_not_absurd(self, monkeypatch):
         (flow, _), data = linear(16, 0.9), table(10, 16)
         got = protocol(flow, data, error=1.0, exact_up_to=0)
         assert got.method == "series"
-        monkeypatch.setattr(MODULE, "MOST_TERMS", got.terms - 1)
+        monkeypatch.setattr(MODULE, "MAX_TERMS", got.terms - 1)
         assert protocol(flow, data, error=1.0, exact_up_to=0).method == "roulette"
 
     def test_what_was_asserted_is_said(self):
@@ -176,11 +176,12 @@ class TestWords:
         got = protocol(pixel_flow(), images(20, (1, 1, 2), 4), error=0.1)
         assert str(got) == (
             f"{got.value:.4f} bits/dim; bias 0 (exact determinants); estimator ± {got.estimator_error:.1e} "
-            f"({got.draws} draws a row); over 20 rows ± {got.standard_error:.4f}; one row ± {got.row_error:.4f}"
+            f"({got.draws} draws per sample); over 20 samples ± "
+            f"{got.standard_error:.4f}; one sample ± {got.row_error:.4f}"
         )
         (flow, _), data = linear(70, 0.5), table(3, 70)
         series = protocol(flow, data, error=1.0)
-        assert f"bias at most {series.bias_bound:.1e} ({series.terms} terms a block at most)" in str(series)
+        assert f"bias at most {series.bias_bound:.1e} (at most {series.terms} terms per block)" in str(series)
         assert "(1 draw)" in str(protocol(flow, data, exact_up_to=70))
 
 
@@ -188,9 +189,9 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("wish", "sentence"),
         [
-            ({"bias": 0.0}, "bias must be positive, in bits per dimension; got 0.0. The paper has 1e-4."),
+            ({"bias": 0.0}, "bias must be positive, in bits per dimension; got 0.0. The paper uses 1e-4."),
             ({"error": math.inf}, "error must be positive, in bits per dimension; got inf."),
-            ({"most": 1}, "most must be at least 2, to know the draws' error; got 1."),
+            ({"max_draws": 1}, "max_draws must be at least 2, to estimate the error of the draws; got 1."),
         ],
     )
     def test_limits(self, wish, sentence):
@@ -199,9 +200,9 @@ class TestRefused:
 
     def test_models_and_rows(self):
         flow, data = pixel_flow(), images(3, (1, 1, 2), 4)
-        with pytest.raises(ValueError, match="a mean needs at least two rows, to know its error; got 1."):
+        with pytest.raises(ValueError, match="a mean with a standard error needs at least two samples; got 1."):
             protocol(flow, data.take([0]))
-        with pytest.raises(ValueError, match=r"judges a finished model; call model.eval\(\) first"):
+        with pytest.raises(ValueError, match=r"needs a model in eval mode; call model.eval\(\) first"):
             protocol(pixel_flow().train(), data)
         with pytest.raises(ValueError, match="a likelihood needs a density; this model only classifies."):
             protocol(Classifier(Chain(), nn.Identity()).eval(), data)
@@ -219,4 +220,4 @@ def test_a_gpu_with_much_memory_judges_more_rows_at_a_time(monkeypatch):
     for gib, times in ((6, 1), (8, 1), (24, 3), (140, 18)):
         properties = SimpleNamespace(total_memory=gib * 2**30)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, found=properties: found)
-        assert (room(cuda), room(cpu)) == (times, 1)
+        assert (memory_factor(cuda), memory_factor(cpu)) == (times, 1)

@@ -17,7 +17,7 @@ from iresnet.cli.reproduce import show
 from iresnet.data import Dataset
 from iresnet.data.canonical import DATASETS
 from iresnet.data.corruptions import CORRUPTIONS, SYNTHETIC
-from iresnet.evaluate import detection, log_likelihood, typicality
+from iresnet.evaluate import auroc, log_likelihood, typicality
 from iresnet.plots import Ridge, plot_ridges, ridges
 from iresnet.presets import PRESETS
 from iresnet.reproduce import RESULTS, Job, Stopped, Work, cells, outliers
@@ -72,13 +72,13 @@ def test_figures_are_those_of_the_released_weights(made):
     images = made.work.images(run, 160)
     own, held, turned = (
         log_likelihood(model, rows, draws=outliers.DRAWS).value
-        for rows in (images, outliers.subsample(splits.validation, 40), outliers.strange(images)["turned"])
+        for rows in (images, outliers.subsample(splits.validation, 40), outliers.corrupted_datasets(images)["turned"])
     )
     row = next(r for r in made.outcome.results.rows if r["kind"] == "turned")
     assert row["bits/dim"] == pytest.approx(-float(turned.mean()) / (64 * math.log(2)))
     assert row["entropy bits/dim"] == pytest.approx(-float(held.mean()) / (64 * math.log(2)))
-    assert row["by likelihood"] == round(detection(own, turned), 4)
-    ten = detection(-typicality(own, held, 10), -typicality(turned, held, 10))
+    assert row["by likelihood"] == round(auroc(own, turned), 4)
+    ten = auroc(-typicality(own, held, 10), -typicality(turned, held, 10))
     assert row["by typicality of ten"] == round(ten, 4)
     kept = json.loads((made.out / "outliers.json").read_text())["runs"][0]["details"]
     quantiles = {k["kind"]: k["quantiles"] for k in kept["kinds"]}["turned"]

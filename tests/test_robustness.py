@@ -31,8 +31,8 @@ from iresnet import (
     tighten_,
 )
 from iresnet.data import Dataset, Schema
-from iresnet.evaluate import certified_radius, robustness, withstands
-from iresnet.evaluate.robustness import evaluated
+from iresnet.evaluate import certified_radius, robustness, survives_attack
+from iresnet.evaluate.robustness import forward_with_error
 from iresnet.models import Network, build
 from iresnet.train.objective import MISSING
 from tests.runs import copy_of, trained
@@ -145,7 +145,7 @@ class TestAttack:
         exact = distances(model, data, 1.0)
         radius = float(exact.median())
         clear = (exact - radius).abs() > 0.02 * radius
-        held = withstands(model, data, radius, steps=40)
+        held = survives_attack(model, data, radius, steps=40)
         assert torch.equal(held[clear], (exact > radius)[clear])
         assert 0 < int(held.sum()) < len(held)
 
@@ -153,20 +153,20 @@ class TestAttack:
     def test_it_never_touches_what_is_certified(self, radius):
         model, data = image_net()
         certified = certified_radius(model, data) >= radius
-        held = withstands(model, data, radius)
+        held = survives_attack(model, data, radius)
         assert bool(held[certified].all())
 
     def test_the_bound_bites(self):
         """Both sides of the last test are there: rows certified, and rows that fall."""
         model, data = image_net()
         assert int((certified_radius(model, data) >= 0.1).sum()) > 0
-        assert int(withstands(model, data, 4.0).sum()) < len(data)
+        assert int(survives_attack(model, data, 4.0).sum()) < len(data)
 
     def test_it_stays_in_the_ball_and_in_the_range_of_the_data(self):
         model, data = image_net()
         seen = []
         handle = model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].detach()))
-        withstands(model, data.take(range(8)), 3.0, steps=5, restarts=2)
+        survives_attack(model, data.take(range(8)), 3.0, steps=5, restarts=2)
         handle.remove()
         points = [p for p in seen[1:] if len(p) == 8]
         x = data.x[:8] + 0.5
@@ -178,7 +178,7 @@ class TestAttack:
     def test_wrong_rows_do_not_withstand(self):
         model, data = linear()
         wrong = Dataset(data.x, (data.y + 1) % 3, data.schema)
-        assert not bool(withstands(model, wrong, 1e-3).any())
+        assert not bool(survives_attack(model, wrong, 1e-3).any())
 
 
 class TestRobustness:
@@ -219,7 +219,10 @@ class TestRobustness:
         assert found.value == 0
         assert found.clean == 100
         assert found.lipschitz > 1e6
-        assert "the product of 54 factors, one a block, says nothing here: Lip(F) <= 3.8e+06 allows" in str(found)
+        assert (
+            "the certified radius is vacuous: Lip(F) <= 3.8e+06, a product of "
+            "54 factors, one per block, is far above" in str(found)
+        )
 
     @pytest.mark.parametrize(("blocks", "radius"), [(2, 3.4), (54, 1e3)])
     def test_a_radius_beyond_all_is_no_fault_of_the_bound(self, blocks, radius):
@@ -251,8 +254,7 @@ class TestNoBound:
         found = robustness(model, data, 0.1)
         assert (found.value, found.median, found.lipschitz) == (0, None, 1)
         assert found.remark == (
-            "the head (ELU) is not linear, so no margin is read off it. Train with network.head=[], and without "
-            "network.bayes."
+            "the head (ELU) is not linear, so it has no margin. Train with network.head=[], and without network.bayes."
         )
         assert found.attacked <= found.clean
         assert "no radius, Lip(F) <= 1; the head" in str(found)
@@ -269,8 +271,8 @@ class TestNoBound:
         found = robustness(model, data, 1.0, steps=1, restarts=1)
         assert found.lipschitz > 1e5
         assert str(found).endswith(
-            f"no radius, Lip(F) <= {found.lipschitz:.3g}; the head (BatchNorm and ELU) is not linear, so no margin is "
-            f"read off it; Lip(F) <= {found.lipschitz:.2g} would make a radius vacuous anyway. Train with "
+            f"no radius, Lip(F) <= {found.lipschitz:.3g}; the head (BatchNorm and ELU) is not linear, so it has no "
+            f"margin; Lip(F) <= {found.lipschitz:.2g} would make a radius vacuous anyway. Train with "
             "network.readout=lipschitz."
         )
 
@@ -282,7 +284,9 @@ class TestNoBound:
 
     def test_an_asserted_constant(self):
         model = Classifier(ResidualBlock(UserNet(), lipschitz=0.7), nn.Linear(4, 3)).eval()
-        sentence = "A constant was asserted, or a transform is not known; a certified radius needs all of them proven."
+        sentence = (
+            "A constant was asserted, or a transform is unknown; a certified radius needs a proof for all of them."
+        )
         with pytest.raises(NoBoundKnown, match=sentence):
             certified_radius(model, table(normal(6, 4, dtype=FLOAT), torch.arange(6) % 3))
 
@@ -300,21 +304,21 @@ class TestNoBound:
         model, data = linear()
         for radius in (0.0, -1.0, math.inf):
             sentence = f"radius must be positive and finite, in the units of the data; got {radius}."
-            for function in (robustness, withstands):
+            for function in (robustness, survives_attack):
                 with pytest.raises(ValueError, match=sentence):
                     function(model, data, radius)
         for name in ("steps", "restarts"):
             with pytest.raises(ValueError, match=f"an attack needs {name} of at least 1; got 0."):
                 robustness(model, data, 1.0, **{name: 0})
         other = table(normal(6, 7, dtype=FLOAT), torch.arange(6) % 3)
-        with pytest.raises(ValueError, match=r"the model does not take rows of shape \(7,\): "):
+        with pytest.raises(ValueError, match=r"the model does not accept samples of shape \(7,\): "):
             robustness(model, other, 1.0)
-        with pytest.raises(ValueError, match="robustness judges a finished model; call model.eval\\(\\) first."):
+        with pytest.raises(ValueError, match="robustness needs a model in eval mode; call model.eval\\(\\) first."):
             certified_radius(model.train(), data)
         flow = Flow(Chain(), DiagonalNormal(4)).eval()
-        with pytest.raises(ValueError, match="robustness is that of a class; this model only has a density."):
+        with pytest.raises(ValueError, match="robustness needs a classifier; this model only has a density."):
             certified_radius(flow, data)
-        with pytest.raises(ValueError, match="an error needs labels; these data have none."):
+        with pytest.raises(ValueError, match="this metric needs labels; the dataset has none."):
             robustness(model.eval(), Dataset(data.x, None, Schema((4,))), 1.0)
 
 
@@ -338,7 +342,7 @@ class TestCommand:
     def test_what_is_not_known_becomes_null(self, tmp_path, capsys):
         code, text, kept = self.run(tmp_path, capsys, "--radius", "1", name="digits-hybrid")
         assert code == 0
-        assert "the head (Posterior) is not linear, so no margin is read off it" in text
+        assert "the head (Posterior) is not linear, so it has no margin" in text
         assert kept["robustness"][0]["median"] is None
 
     @pytest.mark.parametrize("word", ["36/255", "far"])
@@ -387,7 +391,7 @@ def test_rounding_of_codes_is_counted_with_large_numbers_that_cancel():
         second.bias.copy_(-(w2 @ first.bias))
     chain = Chain(ResidualBlock(nn.Sequential(first, second)))
     x = torch.randn(8, 3, generator=generator, dtype=torch.float64)
-    z, error = evaluated(chain, x)
+    z, error = forward_with_error(chain, x)
 
     def fractions(t):
         return np.vectorize(Fraction, otypes=[object])(t.detach().numpy())

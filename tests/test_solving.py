@@ -7,7 +7,7 @@ from torch import nn
 from iresnet import Chain, DiagonalNormal, Flow, ResidualBlock
 from iresnet.data import Dataset, Schema
 from iresnet.evaluate import interpolate, reconstruct, solving
-from iresnet.evaluate.solving import concatenate, decode, solve
+from iresnet.evaluate.solving import concatenate_solutions, decode, solve_codes
 from tests.zoo import contraction, linear_block, normal
 
 A = contraction(3, 0.8)
@@ -48,13 +48,13 @@ def test_codes_in_parts_are_linear_algebra(largest):
     inverse = torch.linalg.inv(torch.eye(3, dtype=A.dtype) + A)
     z = normal(10, 3, seed=2)
     exact = z @ (inverse @ inverse).T
-    torch.testing.assert_close(solve(flow(), z).x, exact, atol=1e-9, rtol=0)
+    torch.testing.assert_close(solve_codes(flow(), z).x, exact, atol=1e-9, rtol=0)
     torch.testing.assert_close(decode(flow().transform, z, tolerance=1e-10), exact, atol=1e-9, rtol=0)
 
 
 def test_a_lone_block_reports_like_a_chain():
     z = normal(5, 3)
-    solution = solve(Flow(linear_block(A), DiagonalNormal(3)).double().eval(), z)
+    solution = solve_codes(Flow(linear_block(A), DiagonalNormal(3)).double().eval(), z)
     assert float(solution.code_residual.max()) < 1e-9
 
 
@@ -73,8 +73,8 @@ def test_one_solution_that_is_not_proven_makes_the_whole_so():
 
     z = normal(4, 3)
     proven, asserted = (Chain(block).solve(z) for block in (linear_block(A), ResidualBlock(Half(), lipschitz=0.5)))
-    assert concatenate([proven, proven]).proven
-    both = concatenate([proven, asserted])
+    assert concatenate_solutions([proven, proven]).proven
+    both = concatenate_solutions([proven, asserted])
     assert not both.proven
     assert torch.equal(both.x, torch.cat([proven.x, asserted.x]))
     assert torch.equal(both.iterations, torch.cat([proven.iterations, asserted.iterations]))

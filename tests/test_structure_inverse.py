@@ -116,7 +116,7 @@ SOLVER, CONTEXT, GRADIENT = (
         (lambda: Chain(ActNorm(4)).double().eval(), lambda t: t.inverse(CODES), False, ON_CPU),
         (_flow, _encoded, True, ON_CPU),
         (_flow, lambda m: evaluate.inverse(m.float(), rows()), True, ON_CPU),
-        (_flow, lambda m: solving.solve(m, CODES), True, ON_CPU),
+        (_flow, lambda m: solving.solve_codes(m, CODES), True, ON_CPU),
         (_flow, lambda m: solving.decode(m.transform, CODES), False, ON_CPU),
         (_flow, lambda m: evaluate.interpolate(m.float(), rows(), pairs=1, steps=3), False, ON_CPU),
         (_classifier, lambda m: evaluate.inverse(m.float(), rows()), True, ON_CPU),
@@ -158,7 +158,7 @@ def test_on_a_gpu_a_report_or_a_decoder_takes_an_inverter(chosen, monkeypatch):
         prepared = hybrid.decoder.inverter
         hybrid.sample((2,))
         assert hybrid.decoder.inverter is prepared is not None
-        solving.solve(model, CODES)
+        solving.solve_codes(model, CODES)
         assert {how for _, _, how in chosen} == {""}
         torch.testing.assert_close(x, plain, atol=1e-8, rtol=0)
         model.transform.inverse(CODES)  # which has no place to keep one

@@ -89,9 +89,9 @@ def test_what_is_refused():
     flow, _ = linear(3, 0.5)
     with pytest.raises(ValueError, match="terms must be at least 1; got 0."):
         truncation(flow, table(3, 3), terms=0)
-    with pytest.raises(ValueError, match="a mean needs at least two rows, to know its spread; got 1."):
+    with pytest.raises(ValueError, match="a mean with a standard error needs at least two samples; got 1."):
         truncation(flow, table(1, 3))
-    with pytest.raises(ValueError, match="a series needs residual blocks; this model holds none."):
+    with pytest.raises(ValueError, match="a power series needs residual blocks; this model has none."):
         truncation(pixel_flow(), images(3, (1, 1, 2), 4))
     with pytest.raises(ValueError, match="needs a density; this model only classifies."):
         truncation(Classifier(Chain(), nn.Identity()).eval(), table(3, 3))

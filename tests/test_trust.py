@@ -696,14 +696,14 @@ def rouse(layer):
 
 def test_a_classifier_with_a_hook_has_no_radius():
     from iresnet.data import Dataset, Schema
-    from iresnet.evaluate.robustness import lipschitz
+    from iresnet.evaluate.robustness import lipschitz_bound
 
     model = Classifier(ResidualBlock(network()), nn.Linear(3, 2)).eval()
     data = Dataset(normal(2, 3).float(), torch.tensor([0, 1]), Schema((3,), classes=("a", "b")))
-    assert lipschitz(model, data) > 1
+    assert lipschitz_bound(model, data) > 1
     model.register_forward_hook(lambda m, a, y: -y)
     with pytest.raises(NoBoundKnown, match="has forward hooks"):
-        lipschitz(model, data)
+        lipschitz_bound(model, data)
 
 
 @pytest.mark.gpu

@@ -8,7 +8,15 @@ import torch
 from iresnet import Chain, DiagonalNormal, Flow, Logit
 from iresnet.data import Dataset, Schema
 from iresnet.data.corruptions import CORRUPTIONS, SYNTHETIC
-from iresnet.evaluate import atypicality, below_chance, detection, log_likelihood, outside, strange, typicality
+from iresnet.evaluate import (
+    atypicality,
+    auroc,
+    below_chance,
+    corrupted_datasets,
+    log_likelihood,
+    ood_detection,
+    typicality,
+)
 from tests.test_evaluate import images, pixel_flow, table
 from tests.zoo import normal
 
@@ -39,7 +47,7 @@ class TestScores:
 
     @pytest.mark.parametrize("batch", [0, 4])
     def test_batches_that_cannot_be(self, batch):
-        with pytest.raises(ValueError, match=f"batch must lie between 1 and the number of rows, 3; got {batch}."):
+        with pytest.raises(ValueError, match=f"batch must lie between 1 and the number of samples, 3; got {batch}."):
             typicality(torch.zeros(3), torch.zeros(3), batch)
 
     def test_the_share_is_that_of_closer_rows(self):
@@ -51,7 +59,7 @@ class TestScores:
         assert abs(float(shares.mean()) - 0.5) < 4 * math.sqrt(1 / 12 / 2000 * 2)
 
     def test_an_area_is_below_chance_beyond_what_the_choice_of_rows_explains(self):
-        draws = [detection(normal(50, seed=2 * i), normal(50, seed=2 * i + 1)) for i in range(400)]
+        draws = [auroc(normal(50, seed=2 * i), normal(50, seed=2 * i + 1)) for i in range(400)]
         below = sum(below_chance(a, 50) for a in draws) / 400
         assert below == pytest.approx(0.0228, abs=4 * math.sqrt(0.0228 / 400))  # two standard errors, on one side
         assert below_chance(0.3, 50)
@@ -61,7 +69,7 @@ class TestOutside:
     def test_rows_that_are_too_likely_fool_the_likelihood_alone(self):
         """The known failure: rows near the mode are the most likely of all, and no row of the data lies there."""
         model = gauss()
-        (found,) = outside(model, rows(1.0), {"small": rows(0.3, seed=1)}, reference(model))
+        (found,) = ood_detection(model, rows(1.0), {"small": rows(0.3, seed=1)}, reference(model))
         assert found.value < found.data
         assert found.likelihood < 0.001
         assert found.typicality > 0.999
@@ -70,26 +78,26 @@ class TestOutside:
 
     def test_rows_that_are_unlikely_are_found_by_both(self):
         model = gauss()
-        (found,) = outside(model, rows(1.0), {"large": rows(2.0, seed=1)}, reference(model))
+        (found,) = ood_detection(model, rows(1.0), {"large": rows(2.0, seed=1)}, reference(model))
         assert min(found.likelihood, found.typicality, found.batches) > 0.999
         assert "less likely than the data" in str(found)
 
     def test_rows_of_the_same_kind_are_found_by_chance(self):
         model = gauss()
-        (found,) = outside(model, rows(1.0), {"same": rows(1.0, seed=1)}, reference(model))
+        (found,) = ood_detection(model, rows(1.0), {"same": rows(1.0, seed=1)}, reference(model))
         for area in (found.likelihood, found.typicality):
             assert abs(area - 0.5) < 4 * math.sqrt(2 / (12 * 300))
         assert abs(found.batches - 0.5) < 4 * math.sqrt(2 / (12 * 30))
 
     def test_a_batch_shows_what_one_row_hides(self):
         model = gauss()
-        (found,) = outside(model, rows(1.0), {"a little": rows(0.9, seed=1)}, reference(model))
+        (found,) = ood_detection(model, rows(1.0), {"a little": rows(0.9, seed=1)}, reference(model))
         assert found.batches > found.typicality + 0.1
 
     def test_the_value_is_in_the_unit_of_the_data(self):
         model, data = pixel_flow(), images(40, (1, 1, 2), 4)
         held = log_likelihood(model, images(40, (1, 1, 2), 4, seed=1)).value
-        (found,) = outside(model, data, {"same": data}, held)
+        (found,) = ood_detection(model, data, {"same": data}, held)
         assert (
             found.data
             == found.value
@@ -98,20 +106,20 @@ class TestOutside:
 
     def test_so_many_rows_are_enough(self):
         model = gauss()
-        (found,) = outside(model, rows(1.0), {"small": rows(0.3)}, reference(model), rows=20)
+        (found,) = ood_detection(model, rows(1.0), {"small": rows(0.3)}, reference(model), rows=20)
         assert found.rows == 20
 
     def test_too_few_rows(self):
         model = gauss()
         for data, other, name in ((rows(1.0, 9), rows(1.0), "the data"), (rows(1.0), rows(1.0, 9), "few")):
-            with pytest.raises(ValueError, match=f"batches of 10 rows need that many; got 9 of {name}."):
-                outside(model, data, {"few": other}, reference(model))
+            with pytest.raises(ValueError, match=f"a batch needs 10 samples; got 9 of {name}."):
+                ood_detection(model, data, {"few": other}, reference(model))
 
 
 class TestStrange:
     def test_corrupted_ones_and_invented_ones(self):
         data = images(50, levels=7, seed=5)
-        made = strange(data)
+        made = corrupted_datasets(data)
         assert list(made) == [*CORRUPTIONS, *SYNTHETIC]
         for other in made.values():
             assert other.schema == data.schema
@@ -121,7 +129,7 @@ class TestStrange:
 
     def test_they_are_the_same_every_time(self):
         data = images(12)
-        first, again = strange(data), strange(data)
+        first, again = corrupted_datasets(data), corrupted_datasets(data)
         assert all(torch.equal(first[name].x, again[name].x) for name in first)
 
     def test_a_density_of_dark_images_takes_blank_ones_for_ordinary_and_typicality_does_not(self):
@@ -131,7 +139,9 @@ class TestStrange:
         generator = torch.Generator().manual_seed(0)
         x = model.sample((600,), generator=generator).clamp(0, 15.99).to(torch.uint8)
         data, held = (Dataset(part, None, Schema((1, 4, 4), 16)) for part in (x[:300], x[300:]))
-        found = {d.name: d for d in outside(model, data, strange(data), log_likelihood(model, held).value)}
+        found = {
+            d.name: d for d in ood_detection(model, data, corrupted_datasets(data), log_likelihood(model, held).value)
+        }
         assert found["blank"].likelihood < 0.2
         assert found["blank"].batches > 0.9
         assert found["noise"].likelihood > 0.99
@@ -145,7 +155,7 @@ class TestStrange:
         parts = (128 + 20 * normal(2, 400, 1, 8, 8, seed=3)).round().clamp(0, 255).to(torch.uint8)
         data, held = (Dataset(part, None, schema) for part in parts)
         grey = Dataset(torch.full_like(data.x, 128), None, schema)
-        (found,) = outside(model, data, {"grey": grey}, log_likelihood(model, held).value)
+        (found,) = ood_detection(model, data, {"grey": grey}, log_likelihood(model, held).value)
         entropy = math.log2(20 * math.sqrt(2 * math.pi * math.e))
         assert found.data == pytest.approx(entropy, abs=4 * math.sqrt(0.5 / 64 / 400) / math.log(2))
         assert found.value == pytest.approx(entropy - 0.5 / math.log(2), abs=1e-3)
@@ -154,5 +164,5 @@ class TestStrange:
         assert found.error < 1e-3
 
     def test_tables_have_none(self):
-        with pytest.raises(ValueError, match="corruptions are made of images of integers; got rows of 3 numbers. Give"):
-            strange(table(3, 3))
+        with pytest.raises(ValueError, match="corruptions need images of integers; got rows of 3 numbers. Give"):
+            corrupted_datasets(table(3, 3))

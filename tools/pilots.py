@@ -34,7 +34,7 @@ from torch import nn
 from iresnet import data
 from iresnet.data import Batches, Dataset, subsample
 from iresnet.evaluate import as_flow, has_density
-from iresnet.evaluate.likelihood import drawn
+from iresnet.evaluate.likelihood import log_prob_by_generator
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.logdet import EXACT_UP_TO, PowerSeries
 from iresnet.models import build
@@ -183,7 +183,7 @@ def judged(model: nn.Module, validation: Dataset, experiment: Experiment) -> dic
         exact = rows.schema.dimension <= EXACT_UP_TO
         generator = torch.Generator(rows.x.device).manual_seed(0)
         estimator = None if exact else PowerSeries(terms=TERMS)
-        values = -drawn(as_flow(model), rows, estimator, [generator] * DRAWS).mean(0) / nats_per_unit(
+        values = -log_prob_by_generator(as_flow(model), rows, estimator, [generator] * DRAWS).mean(0) / nats_per_unit(
             rows.x, rows.schema.levels
         )
         metrics |= {"bits/dim": float(values.mean()), "±": float(values.std()) / len(rows) ** 0.5}

@@ -12,7 +12,18 @@ import typer
 from torch import nn
 
 from ..data import Dataset, subsample
-from ..evaluate import Density, Error, Inverse, as_flow, has_inverse, outside, probe, protocol, robustness, strange
+from ..evaluate import (
+    Density,
+    Error,
+    Inverse,
+    as_flow,
+    corrupted_datasets,
+    has_inverse,
+    ood_detection,
+    probe,
+    protocol,
+    robustness,
+)
 from ..evaluate import evaluate as evaluate_model
 from ..evaluate.protocol import LIMIT
 from ..evaluate.robustness import check_radius
@@ -169,7 +180,9 @@ def _strangers(run: Run, data: Dataset, sources: list[str]) -> dict[str, Dataset
     """The rows to tell from the data, by name; 'corrupted' stands for several kinds, made of the data."""
     found: dict[str, Dataset] = {}
     for source in sources:
-        found |= strange(subsample(data, STRANGE)) if source == "corrupted" else {source: rows_of(run, source)}
+        found |= (
+            corrupted_datasets(subsample(data, STRANGE)) if source == "corrupted" else {source: rows_of(run, source)}
+        )
     return found
 
 
@@ -180,7 +193,7 @@ def _told_apart(
     device = device_of(model)
     placed = {name: subsample(rows, STRANGE).to(device) for name, rows in others.items()}
     with waiting(screen, "Scoring strange rows …"):
-        found = outside(model, subsample(data, STRANGE).to(device), placed, run.reference(), rows=STRANGE)
+        found = ood_detection(model, subsample(data, STRANGE).to(device), placed, run.reference(), rows=STRANGE)
     yield {"outside": [asdict(detection) for detection in found]}, [f"{'ood':<9}{detection}" for detection in found]
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from .. import atomic
 from ..data import Dataset, delimited, npy
-from ..evaluate import inverse_of, reconstruct
-from ..evaluate.solving import solve
+from ..evaluate import reconstruct, summarise_inverse
+from ..evaluate.solving import solve_codes
 from ..fixed_point import Anderson, Banach
 from ..models import INVERSES
 from ..plots import plot_reconstructions
@@ -88,7 +88,7 @@ def _rebuild(run: Run, rows: Dataset, path: Path, device: str, options: dict[str
         rebuilt = torch.nan_to_num(solution.x.cpu()).clamp(-1e6, 1e6)  # what has no bound may be anything
         tensors = (x.cpu(), rebuilt, solution.measured_error(x).cpu())
         saved.append(plot_reconstructions(*tensors, with_ending(path, ".png"), levels=run.schema.levels or 256))
-    screen.say(str(inverse_of(solution, x)))
+    screen.say(str(summarise_inverse(solution, x)))
     screen.say(f"Written: {', '.join(map(str, saved))}")
     _check(solution, run)
 
@@ -123,7 +123,7 @@ def _decode(run: Run, codes: Path, path: Path, device: str, options: dict[str, A
     if z.shape[1:].numel() != math.prod(shape) or z.dim() < 2:
         raise ValueError(f"codes must have shape (n, {', '.join(map(str, shape))}); {codes} holds {tuple(z.shape)}.")
     with waiting(screen, f"Solving {len(z):,} codes …"):
-        solution = solve(model, z.reshape(-1, *shape), **options)
+        solution = solve_codes(model, z.reshape(-1, *shape), **options)
     saved = save_rows(path, solution.x, run.schema)
     picture = draw_rows(path, solution.x, solution.x, run.schema)
     screen.say(f"{solution}\nWritten: {saved}, {picture}")

@@ -62,7 +62,7 @@ def run(
     before = evaluate.logits(trained.run.model("best"), test).argmax(1)
     changed = int((before != evaluate.logits(model, test).argmax(1)).sum())
     content["tightening"] = {"layers": len(trained.tightened), "predictions_changed": changed, "rows": len(test)}
-    content["anomalies"] = evaluate.corrupted(model, test)
+    content["anomalies"] = evaluate.corruption_detection(model, test)
     trained.run.write_json("evaluation.json", content, trained.run.sha256())
     say("Writing the report …")
     page = write(gather(trained.run), folder / "report.html")

@@ -1,15 +1,15 @@
-"""What a finished model does on data it was not trained on: error, likelihood, inverse, scores, with error bars.
+"""Evaluate a trained model on unseen data: error, likelihood, inverse, robustness and anomaly scores, with error bars.
 
-error          the share of rows it gets wrong, with the 95 % interval of Wilson
-likelihood     of integers, E ln p(x + u) over uniform u (App. C.3), a lower bound of ln P(x): a mean over draws of u
-               (and of probes, beyond 64 dimensions), with its standard error; of real numbers, ln p(x) itself
-inverse        codes solved back to inputs in float64, the three end-to-end numbers beside each other
-robustness     how far a row may be moved before its class can change, proven, beside what an attack does
-protocol       the likelihood of a test set as the paper has it: bias proven and noise driven below 1e-4 bits/dim
-truncation     what a power series with so many terms is off by, against exact determinants
-typicality     whether a row is as likely as rows of the data are, beside how likely it is
-probe          the error of logistic regression on codes, beside that on the inputs
-score          the likelihood of a row in its own units, and the share of held-out rows that are more likely than it
+error          classification error, with its 95 % interval (Wilson)
+density        mean negative log-likelihood, with its errors. For integers, E ln p(x + u) over uniform u (App. C.3), a
+               lower bound of ln P(x), is a mean over draws of u (and of probes, beyond 64 dimensions)
+inverse        codes inverted in float64: proven bounds, code residual and measured error
+robustness     certified accuracy at a radius, next to the accuracy under an attack
+protocol       the likelihood of a test set by the paper's protocol: bias and standard error below 1e-4 bits/dim
+truncation     bias and standard deviation of a power series by its number of terms, against exact determinants
+probe          the error of logistic regression on codes, next to that on the inputs
+anomaly        the fraction of held-out samples that are more likely than a sample
+typicality     the distance of a sample's -ln p from the entropy, next to how likely it is
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from torch import nn
 
 from ..data import Dataset, subsample
 from ..train.objective import MISSING
-from .classes import Error, confusion, error, error_of, has_head, labels, logits
-from .likelihood import (
-    Density,
-    Draws,
-    anomaly,
-    as_flow,
-    corrupted,
-    density,
-    detection,
-    draw,
-    has_density,
-    log_likelihood,
-)
+from .classes import Error, confusion, error, error_from_counts, has_head, logits, require_labels
+from .likelihood import Density, Draws, as_flow, density, has_density, log_likelihood, log_prob_draws
 from .probe import Probe, probe
 from .protocol import Likelihood, protocol
-from .robustness import Robust, certified_radius, robustness, withstands
-from .solving import Inverse, has_inverse, interpolate, inverse, inverse_of, reconstruct
+from .robustness import Robustness, certified_radius, robustness, survives_attack
+from .solving import Inverse, has_inverse, interpolate, inverse, reconstruct, summarise_inverse
 from .truncation import Truncation, truncation
-from .typicality import Detection, atypicality, below_chance, outside, strange, told_apart, typicality
+from .typicality import (
+    Detection,
+    anomaly,
+    atypicality,
+    auroc,
+    below_chance,
+    corrupted_datasets,
+    corruption_detection,
+    detection_from_likelihoods,
+    ood_detection,
+    typicality,
+)
 
 __all__ = [
     "Density",
@@ -49,47 +49,47 @@ __all__ = [
     "Inverse",
     "Likelihood",
     "Probe",
-    "Robust",
+    "Robustness",
     "Truncation",
     "anomaly",
     "as_flow",
     "atypicality",
+    "auroc",
     "below_chance",
     "certified_radius",
     "confusion",
-    "corrupted",
+    "corrupted_datasets",
+    "corruption_detection",
     "density",
-    "detection",
-    "draw",
+    "detection_from_likelihoods",
     "error",
-    "error_of",
+    "error_from_counts",
     "evaluate",
     "has_density",
     "has_head",
     "has_inverse",
     "interpolate",
     "inverse",
-    "inverse_of",
-    "labels",
     "log_likelihood",
+    "log_prob_draws",
     "logits",
-    "outside",
+    "ood_detection",
     "probe",
     "protocol",
     "reconstruct",
+    "require_labels",
     "robustness",
-    "strange",
-    "told_apart",
+    "summarise_inverse",
+    "survives_attack",
     "truncation",
     "typicality",
-    "withstands",
 ]
 
 
 def evaluate(
     model: nn.Module, data: Dataset, *, split: str = "test", draws: int = 8, rows: int = 500
 ) -> dict[str, Any]:
-    """Everything this model can be judged by, as plain values; the inverse on `rows` of the rows."""
+    """Compute every metric that applies to this model, as plain values; the inverse on at most `rows` samples."""
     content: dict[str, Any] = {"split": split, "rows": len(data)}
     if has_head(model) and data.y is not None and bool((data.y != MISSING).any()):
         content |= {"error": asdict(error(model, data)), "confusion": confusion(model, data)}

@@ -1,9 +1,9 @@
-"""How many rows pass through a model at a time: so many as memory allows, and on a CPU residual blocks fewer.
+"""Evaluate a model on many samples in chunks, so that memory does not grow with the dataset.
 
-A convolution lays out what it sees beside every position: channels times kernel times positions, for every row. glibc
-returns blocks of more than 32 MiB to the system when they are free, which hands out the next one page by page, each
-cleared first, which can take longer than the convolution. With fewer rows at a time the same block is used
-again and again, and stays nearer to the cache.
+On a CPU, chunks for residual blocks are smaller. A convolution builds a buffer of channels times kernel size times
+positions for every sample. glibc returns freed buffers of more than 32 MiB to the system, which hands them out again
+page by page, each cleared first; that can take longer than the convolution. With smaller chunks the same buffer is
+reused, and stays closer to the cache.
 """
 
 from __future__ import annotations
@@ -17,27 +17,38 @@ from torch import Tensor, nn
 from ..precision import full_precision
 from ..residual import ResidualBlock
 
-#: What a layer may take, in bytes.
+#: The largest buffer of a layer that is reused, in bytes.
 REUSED = 32 * 2**20
 
+#: Samples per chunk on a machine with little memory, and the memory of a GPU that counts as little, in bytes.
+CHUNK, LITTLE = 500, 8 * 2**30
 
-def in_chunks(way: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
-    """What a way through a model makes of rows or codes, so many at a time, in full precision."""
+
+def in_chunks(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
+    """Apply a function to `size` samples or codes at a time, in full precision, and concatenate the results."""
     with full_precision(x):
-        return torch.cat([way(part) for part in torch.split(x, size)])
+        return torch.cat([function(chunk) for chunk in torch.split(x, size)])
 
 
 def chunk_size(model: nn.Module, x: Tensor, most: int) -> int:
-    """So many of the rows or codes `x` at a time, at least 1: `most` on a GPU, and where layers are small."""
+    """Return how many of the samples or codes `x` to process at a time: `most` on a GPU and for small layers."""
     size, dimension = next((p.element_size() for p in model.parameters()), x.element_size()), math.prod(x.shape[1:])
-    largest = max((_largest(m, dimension) for m in model.modules() if isinstance(m, ResidualBlock)), default=0)
+    largest = max((_buffer_size(m, dimension) for m in model.modules() if isinstance(m, ResidualBlock)), default=0)
     return most if x.is_cuda or not largest else max(1, min(most, REUSED // (largest * size)))
 
 
-def _largest(block: ResidualBlock, dimension: int) -> int:
-    """The numbers that the largest convolution of a block lays out for one row; 0 where it has none."""
+def memory_factor(device: torch.device) -> int:
+    """Return by what factor to enlarge a chunk: 1 on a CPU, more on a GPU with much memory, which small chunks idle."""
+    if device.type != "cuda":
+        return 1
+    return max(1, round(torch.cuda.get_device_properties(device).total_memory / LITTLE))
+
+
+def _buffer_size(block: ResidualBlock, dimension: int) -> int:
+    """The numbers in the buffer of a block's largest convolution for one sample; 0 without convolutions."""
     layers = [m for m in block.modules() if isinstance(m, nn.Conv2d)]
     if not layers:
         return 0
-    positions = dimension // layers[0].in_channels  # about: more where the model adds channels, fewer where some leave
+    # An estimate: there are more positions where the model adds channels, fewer where it splits some off.
+    positions = dimension // layers[0].in_channels
     return positions * max(m.in_channels * math.prod(m.kernel_size) for m in layers)

@@ -1,4 +1,4 @@
-"""How often a classifier is wrong, with the interval that so many rows allow."""
+"""Classification error on a dataset, with its 95 % confidence interval (Wilson)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from ..classifier import Classifier
 from ..data import Dataset
 from ..hybrid import Hybrid
 from ..train.objective import MISSING, bin_centres
-from .chunks import in_chunks
-from .likelihood import CHUNK
+from .chunks import CHUNK, in_chunks
 
 #: The two-sided 95 % quantile of the normal distribution.
 NORMAL_95 = 1.959964
@@ -21,7 +20,7 @@ NORMAL_95 = 1.959964
 
 @dataclass(frozen=True)
 class Error:
-    """Classification error in percent, with its 95 % interval."""
+    """Classification error in percent, with its 95 % confidence interval."""
 
     value: float
     wrong: int
@@ -34,12 +33,12 @@ class Error:
 
 
 def has_head(model: nn.Module) -> bool:
-    """Whether the model classifies."""
+    """Whether the model is a classifier."""
     return isinstance(model, Classifier | Hybrid)
 
 
 def as_classifier(model: nn.Module, wish: str = "classes need a head") -> Classifier:
-    """The classifier of a model, or the reason why it has none."""
+    """Return the classifier of a model; raise a `ValueError` if it has none."""
     if isinstance(model, Hybrid):
         return model.classifier
     if isinstance(model, Classifier):
@@ -49,34 +48,36 @@ def as_classifier(model: nn.Module, wish: str = "classes need a head") -> Classi
 
 @torch.no_grad()
 def logits(model: nn.Module, data: Dataset) -> Tensor:
-    """The logits of every row, integers at the middle of their bins."""
+    """Compute the logits of every sample; integers are placed at the centres of their bins."""
     view = as_classifier(model)
     return in_chunks(lambda x: view(bin_centres(x, data.schema.levels)), data.x, CHUNK)
 
 
 def error(model: nn.Module, data: Dataset) -> Error:
-    """The classification error over the rows that have a label."""
-    y = labels(data)
+    """Compute the classification error over the samples that have a label."""
+    y = require_labels(data)
     predictions = logits(model, data).argmax(dim=1)
-    return error_of(int(((predictions != y) & (y != MISSING)).sum()), int((y != MISSING).sum()))
+    return error_from_counts(int(((predictions != y) & (y != MISSING)).sum()), int((y != MISSING).sum()))
 
 
-def labels(data: Dataset) -> Tensor:
-    """The labels of data that must have some."""
+def require_labels(data: Dataset) -> Tensor:
+    """Return the labels of a dataset; raise a `ValueError` if it has none."""
     if data.y is None or not bool((data.y != MISSING).any()):
-        raise ValueError("an error needs labels; these data have none. Name the label column, or ask for scores.")
+        raise ValueError(
+            "this metric needs labels; the dataset has none. Name the label column, or use `iresnet score`."
+        )
     return data.y
 
 
-def labelled(data: Dataset) -> Dataset:
-    """The rows of such data that have a label."""
-    return data.take((labels(data) != MISSING).nonzero().flatten())
+def labelled_samples(data: Dataset) -> Dataset:
+    """Select the samples that have a label; raise a `ValueError` if there are none."""
+    return data.take((require_labels(data) != MISSING).nonzero().flatten())
 
 
-def error_of(wrong: int, rows: int) -> Error:
-    """An error rate with Wilson's interval.
+def error_from_counts(wrong: int, rows: int) -> Error:
+    """Compute an error rate with Wilson's interval.
 
-    >>> print(error_of(6, 360))
+    >>> print(error_from_counts(6, 360))
     1.67 % (6 of 360; 95 % interval 0.77 to 3.59 %)
     """
     p, z = wrong / rows, NORMAL_95
@@ -86,7 +87,7 @@ def error_of(wrong: int, rows: int) -> Error:
 
 
 def confusion(model: nn.Module, data: Dataset) -> list[list[int]]:
-    """Rows by true class (first index) and predicted class."""
-    y, predictions, k = labels(data), logits(model, data).argmax(dim=1), len(data.schema.classes)
+    """Count the samples by true class (first index) and predicted class (second index)."""
+    y, predictions, k = require_labels(data), logits(model, data).argmax(dim=1), len(data.schema.classes)
     known = y != MISSING
     return torch.bincount(k * y[known] + predictions[known], minlength=k * k).reshape(k, k).tolist()

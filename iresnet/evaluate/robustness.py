@@ -1,14 +1,14 @@
-"""How far an input may be moved before its class can change: proven from below, attacked from above.
+"""Robustness: a certified radius within which the class cannot change, and an attack that tries to change it.
 
-With logits w_j . z + b_j of the code z = F(x) and K >= Lip(F), no x' can bring class j closer than the distance allows:
+With logits w_j . z + b_j of the code z = F(x) and K >= Lip(F), the margin to class j cannot fall faster than
 
     (f_y - f_j)(x') >= (f_y - f_j)(x) - K ||w_y - w_j|| ||x' - x||,
 
-so the class holds within  r(x) = min over j of (f_y - f_j)(x) / (K ||w_y - w_j||)  (Tsuzuku, Sato and Sugiyama, 2018).
-K is the certificate's Lip(F), the product of a factor for every block, 1 + Lip(g), or 1 where g is a `Potential`, and
-of what the scaling stretches; w is the linear map from the whole code, pooling included. Lengths are Euclidean and in
-the units of x: grey levels for images, so that 36 of 255 is what other work calls 36/255. The attack (projected
-gradient descent) finds changes that do change the class; what is certified it cannot touch.
+so the class is fixed within  r(x) = min over j of (f_y - f_j)(x) / (K ||w_y - w_j||)  (Tsuzuku et al., 2018).
+K is the certificate's Lip(F): the product of one factor per block, 1 + Lip(g), or 1 if g is a `Potential`, and of the
+Lipschitz constant of the scaling; w is the linear map from the whole code, including pooling. Distances are Euclidean
+and in the units of x: grey levels for images, so that 36 of 255 is what other work calls 36/255. The attack (projected
+gradient descent) searches for inputs of another class; it cannot succeed within a certified radius.
 """
 
 from __future__ import annotations
@@ -30,27 +30,29 @@ from ..proof import sample_norms
 from ..train.objective import MISSING, bin_centres, class_vectors
 from ..transform import Transform, stretch_of
 from ..trust import NoBoundKnown, why_untrusted
-from .classes import as_classifier, error_of, labelled, labels, logits
-from .likelihood import CHUNK, check_eval
+from .chunks import CHUNK
+from .classes import as_classifier, error_from_counts, labelled_samples, require_labels
+from .classes import logits as dataset_logits
+from .likelihood import check_eval
 
-#: From where on the product of the blocks' factors makes a radius vacuous.
-LARGE = 1e3
+#: The product of the blocks' factors above which a radius is vacuous.
+VACUOUS = 1e3
 
-#: Layers that keep a head linear.
+#: The layers of a linear head.
 LINEAR = (nn.Linear, nn.Flatten, nn.Identity, nn.Dropout)
 
-#: What is taken off for rounding in float64, relative to the numbers in a head and to radii: more than n units of the
-#: last place for sums of n = 10^4 products.
+#: The allowance for rounding in float64, relative to the numbers in a head and to radii: more than n units in the last
+#: place for sums of n = 10^4 products.
 ROUNDING = 1e-11
 
 
 @dataclass(frozen=True)
-class Robust:
-    """Certified accuracy at a radius in percent, with its 95 % interval, between 0 and the accuracy under attack.
+class Robustness:
+    """Certified accuracy at a radius in percent, with its 95 % interval; at most the accuracy under attack.
 
-    `pixel_radius` is the radius for pixels scaled to [0, 1], where the data are images; `lipschitz` bounds Lip(F);
-    `median` is that of the certified radii of all rows, None where there are none. `remark` says why nothing is
-    certified, where that is so.
+    `pixel_radius` is the radius for pixels scaled to [0, 1], if the data are images; `lipschitz` bounds Lip(F);
+    `median` is the median certified radius of all samples, None if there are none. `remark` says why nothing is
+    certified, if so.
     """
 
     value: float
@@ -78,18 +80,18 @@ class Robust:
 
 def robustness(
     model: nn.Module, data: Dataset, radius: float, *, steps: int = 20, restarts: int = 3, seed: int = 0
-) -> Robust:
-    """The share of rows whose class is right and proven to hold within `radius`, beside what an attack leaves."""
-    view = _view(model)
-    data = labelled(data)
-    held = withstands(model, data, radius, steps=steps, restarts=restarts, seed=seed)
-    radii, constant, remark = _proven(model, data)
-    wrong = error_of(len(data) if radii is None else int((radii < radius).sum()), len(data))
-    clean = _right(view, data)
+) -> Robustness:
+    """Compute the certified accuracy at `radius`, next to the accuracy under an attack."""
+    classifier = _classifier(model)
+    data = labelled_samples(data)
+    held = survives_attack(model, data, radius, steps=steps, restarts=restarts, seed=seed)
+    radii, constant, remark = _certified(model, data)
+    wrong = error_from_counts(len(data) if radii is None else int((radii < radius).sum()), len(data))
+    clean = _is_correct(classifier, data)
     if radii is not None and wrong.wrong == len(data) and bool(clean.any()):
-        remark = _too_far(model, data, constant, radii, bool(held.any()))
+        remark = _why_none(model, data, constant, radii, bool(held.any()))
     levels = data.schema.levels
-    return Robust(
+    return Robustness(
         value=100 - wrong.value,
         low=100 - wrong.high,
         high=100 - wrong.low,
@@ -104,58 +106,62 @@ def robustness(
     )
 
 
-def _proven(model: nn.Module, data: Dataset) -> tuple[Tensor | None, float, str]:
-    """The radii, Lip(F), and why there are none; a bound may be known where a margin is not."""
+def _certified(model: nn.Module, data: Dataset) -> tuple[Tensor | None, float, str]:
+    """The radii, Lip(F), and why there are no radii; Lip(F) may be known even if margins are not."""
     try:
-        constant = lipschitz(model, data)
+        constant = lipschitz_bound(model, data)
     except NoBoundKnown as error:
         return None, math.inf, f"no bound is known: {error}"
     try:
         return certified_radius(model, data), constant, ""
     except NoBoundKnown:
-        return None, constant, _no_margin(model, data, constant)
+        return None, constant, _why_no_margin(model, data, constant)
 
 
-def _no_margin(model: nn.Module, data: Dataset, constant: float) -> str:
-    head, remedy = _view(model).head, "network.head=[], and without network.bayes"
+def _why_no_margin(model: nn.Module, data: Dataset, constant: float) -> str:
+    head, remedy = _classifier(model).head, "network.head=[], and without network.bayes"
     names = [type(head).__name__]
     if isinstance(head, nn.Sequential) or hasattr(head, "layers"):
         parts = [m for name, m in head.named_modules() if "parametrizations" not in name and not isinstance(m, LINEAR)]
         names = [type(m).__name__.removesuffix("1d") for m in parts if next(m.children(), None) is None]
     if "BatchNorm" in names:
         remedy = "network.readout=lipschitz"
-    anyway = f"; Lip(F) <= {constant:.2g} would make a radius vacuous anyway" if _factors(model, data) > LARGE else ""
+    anyway = (
+        f"; Lip(F) <= {constant:.2g} would make a radius vacuous anyway"
+        if _block_factors(model, data) > VACUOUS
+        else ""
+    )
     which = " and ".join(dict.fromkeys(names))
-    return f"the head ({which}) is not linear, so no margin is read off it{anyway}. Train with {remedy}."
+    return f"the head ({which}) is not linear, so it has no margin{anyway}. Train with {remedy}."
 
 
-def _factors(model: nn.Module, data: Dataset) -> float:
+def _block_factors(model: nn.Module, data: Dataset) -> float:
+    """The product of the Lipschitz constants of the blocks."""
     return math.prod(block.stretch(at).forward for _, block, at in residual_blocks(model, data.schema.shape))
 
 
-def _too_far(model: nn.Module, data: Dataset, constant: float, radii: Tensor, stands: bool) -> str:
-    """Why no row is certified: the bound, where rows stand that it could have certified, or the radius."""
-    if not stands or _factors(model, data) <= LARGE:
+def _why_none(model: nn.Module, data: Dataset, constant: float, radii: Tensor, survive: bool) -> str:
+    """Why no sample is certified: the bound, if samples survive the attack that it does not certify; or the radius."""
+    if not survive or _block_factors(model, data) <= VACUOUS:
         return f"the largest certified radius is {float(radii.max()):.3g}"
     blocks = len(list(residual_blocks(model, data.schema.shape)))
     return (
-        f"the product of {blocks} factors, one a block, says nothing here: Lip(F) <= {constant:.2g} allows far more "
-        'than F does. Use branch = "potential", whose factors are 1, or fewer blocks or a smaller lipschitz, and train '
-        "with objective.radius."
+        f"the certified radius is vacuous: Lip(F) <= {constant:.2g}, a product of {blocks} factors, one per block, is "
+        'far above the true value. Use branch = "potential", whose factors are 1, or fewer blocks or a smaller '
+        "lipschitz, and train with objective.radius."
     )
 
 
-def lipschitz(model: nn.Module, data: Dataset) -> float:
-    """The proven Lip(F) of a model's transform for these rows; `NoBoundKnown` where there is none."""
-    view = _view(model)
-    stretch = stretch_of(view.transform, data.schema.shape)
+def lipschitz_bound(model: nn.Module, data: Dataset) -> float:
+    """Return the proven Lip(F) of a model's transform for samples of this shape; raise `NoBoundKnown` without one."""
+    stretch = stretch_of(_classifier(model).transform, data.schema.shape)
     if reason := why_untrusted(model):
         raise NoBoundKnown(reason)
     if not math.isfinite(stretch.forward):
         raise NoBoundKnown("A block has no Lipschitz bound; `certify` says which and why.")
     if not stretch.proven:
         raise NoBoundKnown(
-            "A constant was asserted, or a transform is not known; a certified radius needs all of them proven. "
+            "A constant was asserted, or a transform is unknown; a certified radius needs a proof for all of them. "
             "`certify` says which."
         )
     return stretch.forward
@@ -163,26 +169,27 @@ def lipschitz(model: nn.Module, data: Dataset) -> float:
 
 @torch.no_grad()
 def certified_radius(model: nn.Module, data: Dataset) -> Tensor:
-    """How far every row is proven to keep its right class, in float64 and the units of x; 0 where it is wrong.
+    """Compute the radius within which every sample provably keeps its correct class, in float64 and the units of x.
 
-    With a `Logit` the ball is that of inputs inside [0, levels], where the data are: its slope has no bound outside.
-    Raises `NoBoundKnown` for a head that is not linear and a transform without a proven bound.
+    It is 0 for a misclassified sample. With a `Logit` the ball is limited to inputs inside [0, levels], where the data
+    are: the slope of the logit has no bound outside. Raises `NoBoundKnown` for a head that is not linear and for a
+    transform without a proven bound.
     """
-    view, y = _view(model), labels(data)
-    class_vectors(view.head)  # refuses the live head: a copy may have lost what makes it another function
-    constant, head = lipschitz(model, data), unconstrained_copy(view.head).double()
-    apart, size = _apart(class_vectors(head)), _size(head)
+    classifier, y = _classifier(model), require_labels(data)
+    class_vectors(classifier.head)  # refuses the live head: a copy may have lost what makes it another function
+    constant, head = lipschitz_bound(model, data), unconstrained_copy(classifier.head).double()
+    distances, size = _pairwise_distances(class_vectors(head)), _head_size(head)
     radii = []
     for x, c in zip(torch.split(data.x, CHUNK), torch.split(y, CHUNK), strict=True):
         point = bin_centres(x, data.schema.levels).double()
-        z, error = evaluated(view.transform, point)
-        hidden = ROUNDING * size * (1 + sample_norms(z))
-        radii.append(_radius(head(z), c, constant, apart, error, hidden))
+        z, error = forward_with_error(classifier.transform, point)
+        rounding = ROUNDING * size * (1 + sample_norms(z))
+        radii.append(_radius(head(z), c, constant, distances, error, rounding))
     return torch.where(y == MISSING, 0.0, torch.cat(radii).clamp_min(0))
 
 
-def evaluated(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:
-    """F(x) in float64, and how far rounding can have moved each: the error of every part, carried through the rest."""
+def forward_with_error(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute F(x) in float64 and a bound of its rounding error: that of every part, propagated through the rest."""
     error = x.new_zeros(len(x))
 
     def step(part: Transform, x: Tensor) -> Tensor:
@@ -195,80 +202,80 @@ def evaluated(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:
             return part.run_forward(x, step)
         z, shape = part.reference(x), tuple(x.shape[1:])
         own = part.rounding(shape).residual_bound(torch.zeros_like(error), sample_norms(x) + error, sample_norms(z))
-        # What has gone straight to the code by now keeps its error: no factor below one.
+        # What was already split off to the code keeps its error, so the factor is at least one.
         error = (max(1.0, part.stretch(shape).forward) * error + own) * (1 + ROUNDING)
         return z
 
     return step(transform, x), error
 
 
-def _size(head: nn.Module) -> float:
-    """What the numbers in a linear head are at most, for a code with a norm of one: weights and biases multiplied."""
+def _head_size(head: nn.Module) -> float:
+    """A bound of the numbers in a linear head for a code of norm one: the product of norms of weights and biases."""
     layers = [layer for layer in head.modules() if isinstance(layer, nn.Linear)]
     return math.prod(1 + sum(float(p.norm()) for p in layer.parameters()) for layer in layers)
 
 
-def _radius(logits: Tensor, y: Tensor, constant: float, apart: Tensor, error: Tensor, hidden: Tensor) -> Tensor:
-    """min over j of the margin f_y - f_j by how fast it can fall, rounded down; classes that never part stay in order.
+def _radius(logits: Tensor, y: Tensor, constant: float, distances: Tensor, error: Tensor, rounding: Tensor) -> Tensor:
+    """min over j of the margin f_y - f_j, divided by its Lipschitz constant, rounded down; infinite for equal classes.
 
-    `error` is that of the codes, `hidden` what rounding can do to logits.
+    `error` bounds the error of the codes, `rounding` that of the logits.
     """
     y = y.clamp_min(0)
-    margins = logits.gather(1, y[:, None]) - logits - 2 * hidden[:, None] - apart[y] * error[:, None]
-    radii = torch.where(margins > 0, margins / (constant * apart[y]), 0.0)
+    margins = logits.gather(1, y[:, None]) - logits - 2 * rounding[:, None] - distances[y] * error[:, None]
+    radii = torch.where(margins > 0, margins / (constant * distances[y]), 0.0)
     return radii.scatter(1, y[:, None], math.inf).amin(dim=1) * (1 - ROUNDING)
 
 
-def _apart(v: Tensor) -> Tensor:
+def _pairwise_distances(v: Tensor) -> Tensor:
     """||v_i - v_j|| without cancellation, rounded up."""
     return torch.stack([(v - row).norm(dim=1) for row in v]) * (1 + ROUNDING)
 
 
-def withstands(
+def survives_attack(
     model: nn.Module, data: Dataset, radius: float, *, steps: int = 20, restarts: int = 3, seed: int = 0
 ) -> Tensor:
-    """Which rows are right and stay right under projected gradient descent of so many steps from several starts.
+    """Which samples are classified correctly and stay so under projected gradient descent from several starts.
 
-    Every step goes 2.5 radius / steps down the gradient of f_y - max f_j, back into the ball and into the range of the
-    data. The first start is x itself, the others are drawn from the ball.
+    Every step goes 2.5 radius / steps down the gradient of f_y - max f_j, then back into the ball and into the range of
+    the data. The first start is x itself, the others are drawn from the ball.
     """
     check_radius(radius)
     for name, value in (("steps", steps), ("restarts", restarts)):
         if value < 1:
             raise ValueError(f"an attack needs {name} of at least 1; got {value}.")
-    view, y = _view(model), labels(data)
+    classifier, y = _classifier(model), require_labels(data)
     generator = torch.Generator(data.x.device).manual_seed(seed)
-    held = _right(view, data)
+    held = _is_correct(classifier, data)
     for start in range(restarts):
         for rows in torch.split(held.nonzero().flatten(), CHUNK) if bool(held.any()) else ():
             x = bin_centres(data.x[rows], data.schema.levels)
             noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype) if start else None
-            held[rows] = ~_fooled(view, x, y[rows], radius * (1 - 1e-6), steps, noise, data.schema.levels)
+            held[rows] = ~_is_fooled(classifier, x, y[rows], radius * (1 - 1e-6), steps, noise, data.schema.levels)
     return held
 
 
-def _fooled(
-    view: Classifier, x: Tensor, y: Tensor, radius: float, steps: int, noise: Tensor | None, levels: int | None
+def _is_fooled(
+    classifier: Classifier, x: Tensor, y: Tensor, radius: float, steps: int, noise: Tensor | None, levels: int | None
 ) -> Tensor:
-    at = x if noise is None else _within(x, x + noise * (radius / noise.flatten(1).norm(dim=1).amax()), radius, levels)
+    at = x if noise is None else _project(x, x + noise * (radius / noise.flatten(1).norm(dim=1).amax()), radius, levels)
     fooled = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     for step in range(steps + 1):
         at = at.detach().requires_grad_()
         with full_precision(x), torch.enable_grad():
-            found = view(at)
-            own = found.gather(1, y[:, None]).squeeze(1)
-            margin = own - found.scatter(1, y[:, None], -math.inf).amax(dim=1)
+            logits = classifier(at)
+            own = logits.gather(1, y[:, None]).squeeze(1)
+            margin = own - logits.scatter(1, y[:, None], -math.inf).amax(dim=1)
         fooled |= margin.detach() < 0
         if step < steps:
             (gradient,) = torch.autograd.grad(margin.sum(), at)
             length = gradient.flatten(1).norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
             move = gradient * (2.5 * radius / steps / length).view(-1, *[1] * (x.dim() - 1))
-            at = _within(x, at.detach() - move, radius, levels)
+            at = _project(x, at.detach() - move, radius, levels)
     return fooled
 
 
-def _within(x: Tensor, at: Tensor, radius: float, levels: int | None) -> Tensor:
-    """The point of the ball around x, and of the range of the data, that is close to another."""
+def _project(x: Tensor, at: Tensor, radius: float, levels: int | None) -> Tensor:
+    """Project a point into the ball around x and into the range of the data."""
     change = at - x
     length = change.flatten(1).norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
     at = x + change * (radius / length).clamp_max(1.0).view(-1, *[1] * (x.dim() - 1))
@@ -276,23 +283,23 @@ def _within(x: Tensor, at: Tensor, radius: float, levels: int | None) -> Tensor:
 
 
 @torch.no_grad()
-def _right(view: Classifier, data: Dataset) -> Tensor:
+def _is_correct(classifier: Classifier, data: Dataset) -> Tensor:
     try:
-        found = logits(view, data)
+        predictions = dataset_logits(classifier, data).argmax(dim=1)
     except (RuntimeError, ValueError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         why = str(error).splitlines()[0]
-        raise ValueError(f"the model does not take rows of shape {data.schema.shape}: {why}") from None
-    return found.argmax(dim=1) == labels(data)
+        raise ValueError(f"the model does not accept samples of shape {data.schema.shape}: {why}") from None
+    return predictions == require_labels(data)
 
 
-def _view(model: nn.Module) -> Classifier:
+def _classifier(model: nn.Module) -> Classifier:
     check_eval(model, "robustness")
-    return as_classifier(model, "robustness is that of a class")
+    return as_classifier(model, "robustness needs a classifier")
 
 
 def check_radius(radius: float) -> None:
-    """Refuse what is no radius."""
+    """Refuse a radius that is not positive and finite."""
     if not 0 < radius < math.inf:
         raise ValueError(f"radius must be positive and finite, in the units of the data; got {radius}.")

@@ -1,19 +1,20 @@
-"""Whether rows are typical of a density, beside how likely they are: what tells strange data, and what does not.
+"""Anomaly scores from the likelihood and from typicality, and how well they detect out-of-distribution samples.
 
-A density in many dimensions gives simple images (one colour, blurred) a HIGHER likelihood than the data it learned, so
-that the likelihood alone takes them for the most ordinary rows of all. Data do not lie where the density is highest but
-where -ln p is close to the entropy H, so the distance from it is a score as well (Nalisnick et al., 2019):
+A density in many dimensions gives simple images (one colour, blurred) a HIGHER likelihood than its training data, so
+the likelihood alone ranks them as the most normal samples of all. Data do not lie where the density is highest but
+where -ln p is close to the entropy H, so the distance from it is a second score (Nalisnick et al., 2019):
 
-    |-ln p(x) - H|,    or for several rows at once  |mean of -ln p(x_i) - H|,    H = mean of -ln p over held-out rows.
+    |-ln p(x) - H|,    or for a batch  |mean of -ln p(x_i) - H|,    H = mean of -ln p over held-out samples.
 
-It notices rows that are too likely. Rows that happen to be as likely as the data it cannot tell from them.
+It detects samples that are too likely. It cannot detect samples that happen to be as likely as the data.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,20 +23,20 @@ from ..data import Dataset, subsample
 from ..data.corruptions import CORRUPTIONS, SYNTHETIC, corrupt
 from ..flow import LogProb
 from ..train.objective import nats_per_unit
-from .likelihood import detection, log_likelihood
+from .likelihood import log_likelihood
 
-#: Rows in a batch that is judged as one.
+#: Samples in a batch that gets one score.
 BATCH = 10
 
 
 @dataclass(frozen=True)
 class Detection:
-    """How well strange rows are told from the data: areas under the ROC curve, where 0.5 is chance.
+    """How well out-of-distribution samples are detected: areas under the ROC curve, where 0.5 is chance.
 
-    `likelihood` is how often a strange row is less likely than one of the data, `typicality` how often it is further
-    from the entropy, and `batches` the same for batches of ten rows. `value` is the mean of -log p of the strange rows
-    and `data` that of the data, in bits per dimension for integers, else in nats; `error` is what noise and probes make
-    of one strange row, root mean square, in the same unit.
+    `likelihood` is how often such a sample is less likely than one of the data, `typicality` how often it is further
+    from the entropy, and `batches` the same for batches of ten samples. `value` is the mean of -log p of these samples
+    and `data` that of the data, in bits per dimension for integers, else in nats; `error` is the root mean square error
+    of one sample by noise and probes, in the same unit.
     """
 
     name: str
@@ -50,27 +51,27 @@ class Detection:
     def __str__(self) -> str:
         than = "more" if self.value < self.data else "less"
         return (
-            f"{self.name}: found by likelihood {self.likelihood:.3f}, by typicality {self.typicality:.3f}, in batches "
+            f"{self.name}: AUROC by likelihood {self.likelihood:.3f}, by typicality {self.typicality:.3f}, in batches "
             f"of {BATCH} {self.batches:.3f}; {self.value:.2f} against {self.data:.2f}, {than} likely than the data"
         )
 
 
 def typicality(values: Tensor, reference: Tensor, batch: int = 1) -> Tensor:
-    """|-ln p - H| in nats for every row, or for every `batch` rows; H is the mean of -ln p over reference rows.
+    """Compute |-ln p - H| in nats for every sample, or batch of samples; H is the mean of -ln p over reference samples.
 
-    Rows that do not fill a batch are left out.
+    Samples that do not fill a batch are dropped.
 
     >>> typicality(torch.tensor([-3.0, -1.0, 4.0]), torch.tensor([-2.0, 0.0])).tolist()
     [2.0, 0.0, 5.0]
     """
     if batch < 1 or len(values) < batch:
-        raise ValueError(f"batch must lie between 1 and the number of rows, {len(values)}; got {batch}.")
+        raise ValueError(f"batch must lie between 1 and the number of samples, {len(values)}; got {batch}.")
     whole = values.double()[: len(values) // batch * batch].reshape(-1, batch)
     return (whole.mean(1) - reference.double().mean().to(whole.device)).abs()
 
 
 def atypicality(values: Tensor, reference: Tensor) -> Tensor:
-    """The share of reference rows that are closer to the entropy: 0 for the most typical, 1 for none as far.
+    """Return the fraction of reference samples that are closer to the entropy: 0 for the most typical, 1 for the least.
 
     >>> atypicality(torch.tensor([1.0, 9.0]), torch.tensor([0.0, 1.0, 2.0])).tolist()
     [0.0, 1.0]
@@ -81,9 +82,9 @@ def atypicality(values: Tensor, reference: Tensor) -> Tensor:
 
 
 def below_chance(area: float, rows: int) -> bool:
-    """Whether an area is below 1/2 by more than the choice of rows explains: two standard errors, n rows on each side.
+    """Whether an area is below 1/2 by more than two standard errors, for n samples of each kind.
 
-    Where both sides are alike, the area has the variance (2n + 1) / (12 n^2) (Mann and Whitney, 1947).
+    For samples of one distribution the area has the variance (2n + 1) / (12 n^2) (Mann and Whitney, 1947).
 
     >>> below_chance(0.45, 500), below_chance(0.45, 50)
     (True, False)
@@ -91,15 +92,49 @@ def below_chance(area: float, rows: int) -> bool:
     return area < 0.5 - 2 * math.sqrt((2 * rows + 1) / (12 * rows * rows))
 
 
-def strange(data: Dataset) -> dict[str, Dataset]:
-    """Images that are none of the data's: corrupted ones, patterns, their mean, and noise."""
+def anomaly(values: Tensor, reference: Tensor) -> Tensor:
+    """Return the fraction of reference log-likelihoods above each value: 0 for the most likely, 1 for the least.
+
+    >>> anomaly(torch.tensor([0.5, 9.0]), torch.tensor([0.0, 1.0])).tolist()
+    [0.5, 0.0]
+    """
+    ordered = reference.double().sort().values
+    above = len(ordered) - torch.searchsorted(ordered, values.double().contiguous(), right=True)
+    return above.double() / len(ordered)
+
+
+def auroc(normal: Tensor, outliers: Tensor) -> float:
+    """Compute the area under the ROC curve: how often an outlier scores below a normal sample; ties count half.
+
+    >>> auroc(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]))
+    0.875
+    """
+    ordered, s = normal.double().sort().values, outliers.double().contiguous()
+    below, up_to = (torch.searchsorted(ordered, s, right=right).double() for right in (False, True))
+    return float(1 - (below + up_to).mean() / (2 * len(ordered)))
+
+
+def corrupted_datasets(data: Dataset, names: Iterable[str] = (*CORRUPTIONS, *SYNTHETIC)) -> dict[str, Dataset]:
+    """Make corrupted and synthetic images from the images of a dataset, by name."""
     levels = data.schema.levels
     if levels is None or not data.schema.is_image:
-        raise ValueError(f"corruptions are made of images of integers; got {data.schema}. Give rows of your own.")
-    return {n: Dataset(corrupt(n, data.x, levels), None, data.schema) for n in (*CORRUPTIONS, *SYNTHETIC)}
+        raise ValueError(f"corruptions need images of integers; got {data.schema}. Give samples of your own.")
+    return {name: Dataset(corrupt(name, data.x, levels), None, data.schema) for name in names}
 
 
-def outside(
+def corruption_detection(model: nn.Module, data: Dataset, *, draws: int = 2, rows: int = 200) -> list[dict[str, Any]]:
+    """Evaluate how well the likelihood detects each corruption, on at most `rows` images."""
+    data = subsample(data, rows)
+    corrupted = corrupted_datasets(data, CORRUPTIONS)
+    normal, entries = log_likelihood(model, data, draws=draws).value, []
+    for name, images in corrupted.items():
+        values = log_likelihood(model, images, draws=draws).value
+        median = float(anomaly(values, normal).median())
+        entries.append({"name": name, "detection": auroc(normal, values), "median_anomaly": median})
+    return entries
+
+
+def ood_detection(
     model: nn.Module,
     data: Dataset,
     others: Mapping[str, Dataset],
@@ -108,38 +143,41 @@ def outside(
     draws: int = 8,
     rows: int = 500,
 ) -> list[Detection]:
-    """How well likelihood and typicality tell each of the others from the data, on at most `rows` of each.
+    """Evaluate how well likelihood and typicality detect each of the other datasets, on at most `rows` samples of each.
 
-    `reference` holds ln p of held-out rows, other ones than `data`, with as many draws, since all rows share their
-    noise: a run keeps them as `Run.reference()`.
+    `reference` holds ln p of held-out samples that are not in `data`, with as many draws, since all samples share their
+    noise: a run stores them as `Run.reference()`.
     """
     for name, dataset in {"the data": data, **others}.items():
         if min(len(dataset), rows) < BATCH:
-            raise ValueError(f"batches of {BATCH} rows need that many; got {min(len(dataset), rows)} of {name}.")
+            raise ValueError(f"a batch needs {BATCH} samples; got {min(len(dataset), rows)} of {name}.")
     normal, scale = log_likelihood(model, subsample(data, rows), draws=draws), nats_per_unit(data.x, data.schema.levels)
     return [
-        told_apart(name, normal, log_likelihood(model, subsample(dataset, rows), draws=draws), reference, scale)
+        detection_from_likelihoods(
+            name, normal, log_likelihood(model, subsample(dataset, rows), draws=draws), reference, scale
+        )
         for name, dataset in others.items()
     ]
 
 
-def told_apart(name: str, normal: LogProb, strange: LogProb, reference: Tensor, scale: float) -> Detection:
-    """How well strange rows are told from the data, by the likelihoods of both; `scale` is a unit in nats.
+def detection_from_likelihoods(
+    name: str, normal: LogProb, outliers: LogProb, reference: Tensor, scale: float
+) -> Detection:
+    """Compute how well outliers are detected from the likelihoods of both; `scale` is the unit in nats.
 
-    All three kinds of likelihoods must have had the same noise and probes, as `log_likelihood` gives them.
+    All three likelihoods must use the same noise and probes, as those of `log_likelihood` do.
     """
 
     def area(batch: int) -> float:
-        inside, beyond = (-typicality(rows.value, reference, batch) for rows in (normal, strange))
-        return detection(inside, beyond)
+        return auroc(*(-typicality(part.value, reference, batch) for part in (normal, outliers)))
 
     return Detection(
         name=name,
-        rows=len(strange.value),
-        value=-float(strange.value.mean()) / scale,
+        rows=len(outliers.value),
+        value=-float(outliers.value.mean()) / scale,
         data=-float(normal.value.mean()) / scale,
-        likelihood=detection(normal.value, strange.value),
+        likelihood=auroc(normal.value, outliers.value),
         typicality=area(1),
         batches=area(BATCH),
-        error=float(strange.standard_error.square().mean().sqrt()) / scale,
+        error=float(outliers.standard_error.square().mean().sqrt()) / scale,
     )

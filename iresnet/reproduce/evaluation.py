@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .. import evaluate
 from ..certificate import residual_blocks
 from ..data import Dataset
-from ..evaluate import error_of
+from ..evaluate import error_from_counts
 from ..results import nonfinite_to_none
 from ..run import Run
 from ..train.objective import bin_centres
@@ -70,8 +70,8 @@ def _evaluate(work: Work, run: Run) -> dict[str, Any]:
     released = work.model(run)
     before = run.model("best", device)  # the same network, with the weights that tightening began with
     test, validation = splits.test.to(device), splits.validation.to(device)
-    y, classes = evaluate.labels(test), [evaluate.logits(m, test).argmax(1) for m in (before, released)]
-    wrong_before, wrong = (error_of(int((c != y).sum()), len(test)) for c in classes)
+    y, classes = evaluate.require_labels(test), [evaluate.logits(m, test).argmax(1) for m in (before, released)]
+    wrong_before, wrong = (error_from_counts(int((c != y).sum()), len(test)) for c in classes)
     tightening = {
         "layers": len(run.tightened_layers()),
         "predictions_changed": int((classes[0] != classes[1]).sum()),

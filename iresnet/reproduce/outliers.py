@@ -24,7 +24,7 @@ import torch
 from ..data import Dataset, canonical, subsample
 from ..data.download import is_present
 from ..data.ood_images import convert_images, handwriting, photographs
-from ..evaluate import Detection, below_chance, log_likelihood, strange, told_apart
+from ..evaluate import Detection, below_chance, corrupted_datasets, detection_from_likelihoods, log_likelihood
 from ..evaluate.likelihood import ROW_BIAS
 from ..flow import LogProb
 from ..plots import Ridge, plot_ridges
@@ -81,7 +81,7 @@ def measure(work: Work, run: Run, cell: Cell) -> Measured:
 
 def kinds(work: Work, run: Run, cell: Cell, images: Dataset) -> dict[str, Dataset]:
     """Images that do not belong, by name: made of the data, and real ones; what is not there is said."""
-    made = {**strange(images), "photographs": photographs(len(images), run.schema)}
+    made = {**corrupted_datasets(images), "photographs": photographs(len(images), run.schema)}
     if cell.dataset != DIGITS:
         made["8x8 digits"] = handwriting(len(images), run.schema)
     folder = work.job.folder or run.experiment.data.folder
@@ -105,10 +105,10 @@ def evaluated(work: Work, run: Run, images: Dataset, others: dict[str, Dataset])
 
     normal = likelihood(images, OWN)
     reference = likelihood(subsample(work.splits(run).validation, len(images)), "held-out images").value
-    told = [_kind(told_apart(OWN, normal, normal, reference, scale), normal, scale)]
+    told = [_kind(detection_from_likelihoods(OWN, normal, normal, reference, scale), normal, scale)]
     for name, rows in others.items():
         strangers = likelihood(rows, name)
-        told.append(_kind(told_apart(name, normal, strangers, reference, scale), strangers, scale))
+        told.append(_kind(detection_from_likelihoods(name, normal, strangers, reference, scale), strangers, scale))
     told[0] |= dict.fromkeys(AREAS)  # nothing is told from itself
     return {
         "entropy bits/dim": -float(reference.mean()) / scale,

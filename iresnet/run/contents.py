@@ -89,7 +89,7 @@ EVALUATION: Spec = {
     "inverse": _fields_of(evaluate.Inverse, "rows", "proven"),
     "tightening": {"predictions_changed!": COUNT, "rows!": COUNT, "layers!": COUNT},
     "confusion": SQUARE,
-    "robustness": [_fields_of(evaluate.Robust, *_ROBUST, radius=NUMBER)],
+    "robustness": [_fields_of(evaluate.Robustness, *_ROBUST, radius=NUMBER)],
     "probe": {"codes!": _PROBED, "inputs!": _PROBED, "rows!": COUNT},
     "anomalies": [{"name!": TEXT, "detection!": NUMBER}],
     "protocol": {"rows": COUNT, "limit": NUMBER, "value": MAYBE},

@@ -156,7 +156,7 @@ def _likelihood(flow: Flow, rows: Dataset) -> tuple[dict[str, float], float]:
     generator = torch.Generator(x.device).manual_seed(0)
     with full_precision(x):
         noisy, spent = dequantise_for(flow, x, levels, generator)
-    size = chunk_size(flow, noisy, evaluate.likelihood.CHUNK)
+    size = chunk_size(flow, noisy, evaluate.chunks.CHUNK)
     probes, unit = generator.get_state(), math.prod(x.shape[1:]) * math.log(2)
 
     def nats(estimator: Estimator | None) -> Tensor:
