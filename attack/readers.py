@@ -130,7 +130,7 @@ def _certified(folder: Path) -> None:
 def _reproduced(folder: Path) -> None:
     opened = Run.open(folder)
     if opened.read_json("reproduction.json"):  # where there is none, the test images are read anew
-        evaluation.evaluated(None, opened, None)  # type: ignore[arg-type]
+        evaluation.evaluate_cell(None, opened, None)  # type: ignore[arg-type]
 
 
 # ----------------------------------------------------------------------------------------------------------------- data
@@ -173,11 +173,11 @@ def download_schema(name: str) -> Schema:
 
 
 def _results(folder: Path) -> None:
-    record.merge("table2", [], folder, record.one_by_one)
+    record.merge_entries("table2", [], folder, record.rows_per_run)
 
 
 def _arrays(folder: Path) -> None:
-    record.arrays(folder / "figure.npz", "x", "y")
+    record.load_arrays(folder / "figure.npz", "x", "y")
 
 
 def _codes(folder: Path) -> None:

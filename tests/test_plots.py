@@ -1,4 +1,4 @@
-"""The picture: a PNG of the size that its rows ask for, square panels, written whole or not at all."""
+"""The plot of flows in the plane: its size, its square panels, and that files are written whole."""
 
 import struct
 
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_file_and_another_one_does_not(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["transform", "base"])
-def test_a_flow_that_fails_leaves_the_old_picture_and_no_other_file(tmp_path, part):
+def test_a_failing_flow_keeps_the_old_file_and_leaves_no_other(tmp_path, part):
     path = tmp_path / "toy.png"
     path.write_bytes(b"old")
     bad = panel()
@@ -78,7 +78,7 @@ def test_a_flow_that_fails_leaves_the_old_picture_and_no_other_file(tmp_path, pa
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_write_that_fails_leaves_the_old_picture_and_no_other_file(tmp_path, monkeypatch):
+def test_a_failing_write_keeps_the_old_file_and_leaves_no_other(tmp_path, monkeypatch):
     def fail(figure, file, **_):
         file.write_bytes(b"a part")
         raise OSError("disk full")
@@ -92,7 +92,7 @@ def test_a_write_that_fails_leaves_the_old_picture_and_no_other_file(tmp_path, m
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_neither_the_flow_nor_matplotlib_is_changed_and_a_users_style_does_not_matter(tmp_path):
+def test_the_flow_and_matplotlib_are_unchanged_and_a_users_style_has_no_effect(tmp_path):
     one = panel()
     before = {name: t.clone() for name, t in one.flow.state_dict().items()}
     plain = plot_toy_flows([one], tmp_path / "plain.png", **SMALL).read_bytes()
@@ -104,7 +104,7 @@ def test_neither_the_flow_nor_matplotlib_is_changed_and_a_users_style_does_not_m
     assert all(torch.equal(t, before[name]) for name, t in one.flow.state_dict().items())
 
 
-def test_float64_flows_and_data_on_one_spot(tmp_path):
+def test_float64_flows_and_constant_data_can_be_plotted(tmp_path):
     flow = mlp_flow(2, blocks=1, hidden=(8,)).double()
     size = png_size(plot_toy_flows([panel(flow=flow, data=torch.ones(3, 2))], tmp_path / "toy.png", **SMALL))
     assert min(size) > 0
@@ -128,7 +128,7 @@ def test_every_row_has_four_square_aligned_panels_with_one_window(figures, rows)
     assert all(a.get_xlim()[1] - a.get_xlim()[0] == pytest.approx(a.get_ylim()[1] - a.get_ylim()[0]) for a in axes)
 
 
-def test_the_texts_are_shown_as_they_are_and_stay_in_the_picture(figures):
+def test_texts_are_shown_verbatim_inside_the_canvas(figures):
     name, line = "A rather long $name$ of a density", "Lip(F) <= 3, $" + 60 * "words " + "end"
     plot_toy_flows([panel(), panel(name, floor=None, certificate_line=line)], "unwritten.png", **SMALL)
     figure = figures[0]
@@ -157,40 +157,40 @@ def test_the_density_and_the_grid_are_those_of_the_flow():
 # What is refused
 
 
-def test_no_panels():
+def test_empty_panels_raise():
     with pytest.raises(ValueError, match="panels must hold at least one ToyPanel; got none. Pass one"):
         plot_toy_flows([], "toy.png")
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (1, 2), (0, 2), (2, 5, 2)])
-def test_data_of_another_shape(shape):
+def test_data_of_another_shape_raise(shape):
     with pytest.raises(ValueError, match=r"data must have shape \(n, 2\) with n at least 2; got .* Pass points"):
         panel(data=torch.zeros(shape))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_data_that_are_not_finite(bad):
+def test_data_that_are_not_finite_raise(bad):
     with pytest.raises(ValueError, match="data must be finite; that of 'Two moons' .* Leave such points out."):
         panel(data=torch.tensor([[0.0, 1.0], [bad, 0.0]]))
 
 
-def test_a_flow_in_three_dimensions():
+def test_a_flow_in_three_dimensions_raises():
     with pytest.raises(ValueError, match=r"codes of shape \(2,\); got \(3,\). Only a plane is drawn."):
         panel(flow=mlp_flow(3, blocks=1, hidden=(8,)))
 
 
-def test_a_path_that_is_not_a_pngs():
+def test_a_path_without_png_raises():
     with pytest.raises(ValueError, match=r"path must end in .png; got 'toy.pdf'. No other format"):
         plot_toy_flows([panel()], "toy.pdf")
 
 
 @pytest.mark.parametrize("name", ["dpi", "resolution", "points"])
-def test_sizes_that_are_too_small(name):
+def test_sizes_below_two_raise(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 2; got 1."):
         plot_toy_flows([panel()], "toy.png", **{name: 1})
 
 
-def test_a_density_that_is_not_finite(tmp_path):
+def test_a_density_that_is_not_finite_raises(tmp_path):
     bad = panel()
     bad.flow.base.mean.fill_(torch.nan)
     with pytest.raises(ValueError, match="'Two moons' has NaN or infinity near its data. Train the flow again."):

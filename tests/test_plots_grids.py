@@ -1,4 +1,4 @@
-"""Grids, points and columns: known pixels, whole files, and a sentence for what cannot be drawn."""
+"""Image grids, points and columns: known pixels, whole files, and errors."""
 
 import io
 
@@ -35,7 +35,7 @@ def pairs(n=3):
 # Values of pixels
 
 
-def test_an_integer_and_the_middle_of_its_bin_are_drawn_alike_and_the_ends_are_black_and_white():
+def test_an_integer_and_the_middle_of_its_bin_have_the_same_brightness():
     expected = [round(255 * v / 16) for v in range(17)]
     assert raster.pixels(RAMP, 17).flatten().tolist() == expected
     assert raster.pixels(RAMP + 0.5, 17).flatten().tolist() == expected
@@ -46,7 +46,7 @@ def test_values_outside_are_clipped():
     assert raster.pixels(torch.tensor([-3.0, 400.0]).reshape(1, 1, 1, 2)).flatten().tolist() == [0, 255]
 
 
-def test_handwriting_is_looks_handwritten_and_photographs_are_not():
+def test_handwriting_is_recognised_and_photographs_are_not():
     digit = torch.zeros(1, 1, 8, 8)
     digit[..., 3:5] = 16
     assert raster.looks_handwritten(digit, 17)
@@ -65,13 +65,13 @@ def test_differences_are_averaged_over_channels_and_scaled_by_the_largest():
     assert raster.differences(x, x)[1] == 0
 
 
-def test_a_png_gives_its_pixels_back():
+def test_a_png_preserves_its_pixels():
     colour = (255 * torch.rand(1, 3, 4, 5)).to(torch.uint8)
     content = raster.png(raster.pixels(colour)[0])
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(content))), colour[0].permute(1, 2, 0).numpy())
 
 
-def test_tiles_lie_in_rows_with_a_gap_around_each():
+def test_tiles_are_in_rows_with_a_gap_around_each():
     tiles = raster.pixels(torch.zeros(3, 1, 1, 1, dtype=torch.int64))
     g = raster.GROUND
     full, half, empty = [g, 0, 0, g, 0, 0, g], [g, 0, 0, g, g, g, g], [g] * 7
@@ -96,7 +96,7 @@ def test_a_grid_in_colour_and_about_square(tmp_path):
     assert opened(plot_image_grid(255 * torch.rand(7, 3, 32, 32), tmp_path / "a.png")).shape == (1024, 1024, 3)
 
 
-def test_interpolations_have_one_row_a_pair(tmp_path):
+def test_interpolations_have_one_row_per_pair(tmp_path):
     picture = opened(plot_interpolations(torch.rand(2, 6, 1, 4, 4), tmp_path / "a.png", levels=2))
     assert picture.shape[1] / picture.shape[0] == pytest.approx(3, rel=0.05)
 
@@ -118,14 +118,14 @@ def test_points_and_columns(tmp_path):
     assert opened(plot_columns(x[:, :1], x[:9, :1], ["a"], tmp_path / "one.png", dpi=40)).size > 0
 
 
-def test_matplotlib_is_left_as_it_was(tmp_path):
+def test_matplotlib_settings_are_unchanged(tmp_path):
     with matplotlib.rc_context({"axes.facecolor": "red"}):
         before = dict(matplotlib.rcParams)
         plot_points(torch.rand(9, 2), torch.rand(9, 2), tmp_path / "a.png", dpi=20)
         assert dict(matplotlib.rcParams) == before
 
 
-def test_a_write_that_fails_leaves_the_old_picture(tmp_path, monkeypatch):
+def test_a_failing_write_keeps_the_old_file(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
@@ -138,7 +138,7 @@ def test_a_write_that_fails_leaves_the_old_picture(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_picture_is_reduced_in_width_and_colours(tmp_path):
+def test_a_png_is_reduced_in_width_and_colours(tmp_path):
     noise = (255 * torch.rand(1, 3, 60, 80)).to(torch.uint8)
     path = plot_image_grid(noise, tmp_path / "a.png")
     content, size = raster.shrink_png(path, width=40)
@@ -165,34 +165,34 @@ def test_a_window_of_one_value_has_a_width_and_a_square_window_is_square():
 
 
 @pytest.mark.parametrize("shape", [(4, 8, 8), (0, 1, 8, 8), (2, 2, 8, 8), (2, 1, 0, 8)])
-def test_images_of_another_shape(tmp_path, shape):
+def test_images_of_another_shape_raise(tmp_path, shape):
     with pytest.raises(ValueError, match=r"images must have shape \(N, C, H, W\) .* got \(.*\). Choose channels"):
         plot_image_grid(torch.zeros(shape), tmp_path / "a.png")
 
 
-def test_images_that_are_not_finite(tmp_path):
+def test_images_that_are_not_finite_raise(tmp_path):
     with pytest.raises(ValueError, match="images must be finite; got NaN or infinity. Leave such images out."):
         plot_image_grid(torch.full((1, 1, 2, 2), torch.nan), tmp_path / "a.png")
 
 
-def test_too_few_levels_or_columns(tmp_path):
+def test_too_few_levels_or_columns_raise(tmp_path):
     with pytest.raises(ValueError, match="levels must be at least 2; got 1."):
         plot_image_grid(torch.zeros(1, 1, 2, 2), tmp_path / "a.png", levels=1)
     with pytest.raises(ValueError, match="columns must be at least 1; got 0."):
         plot_image_grid(torch.zeros(1, 1, 2, 2), tmp_path / "a.png", columns=0)
 
 
-def test_a_path_that_is_not_a_pngs():
+def test_a_path_without_png_raises():
     with pytest.raises(ValueError, match=r"path must end in .png; got 'a.gif'."):
         plot_image_grid(torch.zeros(1, 1, 2, 2), "a.gif")
 
 
-def test_interpolations_that_are_not_stacked(tmp_path):
+def test_interpolations_that_are_not_stacked_raise(tmp_path):
     with pytest.raises(ValueError, match=r"images must have shape \(pairs, steps, C, H, W\); got \(6, 1, 4, 4\)."):
         plot_interpolations(torch.rand(6, 1, 4, 4), tmp_path / "a.png")
 
 
-def test_reconstructions_that_do_not_match(tmp_path):
+def test_reconstructions_that_do_not_match_raise(tmp_path):
     x, y, errors = pairs()
     with pytest.raises(ValueError, match="originals and rebuilt must have the same shape"):
         plot_reconstructions(x, y[:, :, :4], errors, tmp_path / "a.png")
@@ -200,7 +200,7 @@ def test_reconstructions_that_do_not_match(tmp_path):
         plot_reconstructions(x, y, errors[:2], tmp_path / "a.png")
 
 
-def test_rows_that_do_not_match(tmp_path):
+def test_tables_that_do_not_match_raise(tmp_path):
     x, path = torch.rand(5, 3), tmp_path / "a.png"
     with pytest.raises(ValueError, match=r"shapes \(N, D\) and \(M, D\).* got \(5, 3\) and \(5, 2\)."):
         plot_columns(x, x[:, :2], "abc", path)
@@ -213,7 +213,7 @@ def test_rows_that_do_not_match(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_picture_that_is_none(tmp_path):
+def test_a_file_that_is_no_image_raises(tmp_path):
     path = tmp_path / "a.png"
     path.write_text("not a picture")
     with pytest.raises(ValueError, match="a.png must be an image file; it cannot be read. Write it again."):

@@ -1,4 +1,4 @@
-"""The paper's tables and figures at the size of seconds: every name, what is kept, and what is refused."""
+"""The paper's tables and figures with the smoke budget: cells, stored metrics, plots and errors."""
 
 import json
 import math
@@ -44,8 +44,8 @@ from iresnet.reproduce import (
 from iresnet.reproduce import job as jobs
 from iresnet.reproduce.cells import DATASETS
 from iresnet.reproduce.experiments import EPOCHS, experiment
-from iresnet.reproduce.iteration import Unwinder, _leaves
-from iresnet.reproduce.reconstruction import _keep, _read, _remark
+from iresnet.reproduce.iteration import Algorithm1, _leaves
+from iresnet.reproduce.reconstruction import _load_images, _remark, _save_images
 from iresnet.results import Results, nonfinite_to_none
 from iresnet.run import Run
 from iresnet.run.fit import publish
@@ -53,7 +53,7 @@ from iresnet.run.folder import FILES
 from iresnet.train import checkpoint
 from tests.runs import copy_of
 
-FIGURES = ["figure3", "figure6", "figure7", "figure8"]  # those of flows: test_paper_flows.py
+FIGURES = ["figure3", "figure6", "figure7", "figure8"]  # those of flows: test_reproduce_flows.py
 PLANS = [RESULTS[name].plan for name in ("table2", "figure3", "figure6", "figure7", "figure8")]
 
 
@@ -85,32 +85,32 @@ def linear(a):
 @pytest.mark.parametrize("n", [1, 3, 10])
 @pytest.mark.parametrize("a", [0.5, -0.25, 2.0])
 def test_the_error_of_a_linear_block_is_a_power_of_its_slope(a, n):
-    x, unwinder = torch.ones(3, 1, 1, 1, dtype=torch.float64), Unwinder(linear(a))
-    errors = unwinder.decode(unwinder.encode(x), n).errors(x)
+    x, algorithm = torch.ones(3, 1, 1, 1, dtype=torch.float64), Algorithm1(linear(a))
+    errors = algorithm.decode(algorithm.encode(x), n).errors(x)
     assert errors.tolist() == pytest.approx([abs(a) ** (n + 1)] * 3, rel=1e-9)
 
 
 @pytest.mark.parametrize(("a", "converged", "diverged"), [(0.5, True, False), (2.0, False, True), (0.99, False, False)])
 def test_it_is_said_whether_the_iteration_converges(a, converged, diverged):
-    unwinder = Unwinder(linear(a))
-    rebuilt = unwinder.decode(unwinder.encode(torch.ones(2, 1, 1, 1)), 100)
+    algorithm = Algorithm1(linear(a))
+    rebuilt = algorithm.decode(algorithm.encode(torch.ones(2, 1, 1, 1)), 100)
     assert rebuilt.converged.tolist() == [converged] * 2
     assert rebuilt.diverged.tolist() == [diverged] * 2
 
 
-def test_numbers_that_overflow_are_lost_and_the_other_rows_are_not():
-    unwinder = Unwinder(linear(1e10))
-    rebuilt = unwinder.decode(unwinder.encode(torch.tensor([1.0, 0.0]).reshape(2, 1, 1, 1)), 100)
+def test_an_overflow_in_one_sample_does_not_affect_the_others():
+    algorithm = Algorithm1(linear(1e10))
+    rebuilt = algorithm.decode(algorithm.encode(torch.tensor([1.0, 0.0]).reshape(2, 1, 1, 1)), 100)
     assert rebuilt.x.isnan().flatten().tolist() == [True, False]
     assert rebuilt.errors(torch.zeros(2, 1, 1, 1)).tolist() == [math.inf, 0]
     assert rebuilt.diverged.tolist() == [True, False]
 
 
-def test_what_cannot_be_unwound():
+def test_zero_iterations_and_transforms_that_are_no_chain_raise():
     with pytest.raises(ValueError, match="iterations must be at least 1; got 0."):
-        Unwinder(linear(0.5)).decode(torch.ones(1, 2, 1, 1), 0)
+        Algorithm1(linear(0.5)).decode(torch.ones(1, 2, 1, 1), 0)
     composite = SimpleNamespace(parts=lambda: [1])
-    with pytest.raises(ValueError, match="Algorithm 1 runs along a chain of blocks; got a SimpleNamespace."):
+    with pytest.raises(ValueError, match="Algorithm 1 needs a chain of blocks; got a SimpleNamespace."):
         list(_leaves(composite))
 
 
@@ -123,8 +123,8 @@ def test_what_cannot_be_unwound():
         (0, 4, "the iteration diverges"),
     ],
 )
-def test_the_verdict_is_about_the_iteration(converged, diverged, sentence):
-    assert evaluation.verdict({"images": 4, "converged": converged, "diverged": diverged}) == sentence
+def test_convergence_of_the_iteration_is_described_in_words(converged, diverged, sentence):
+    assert evaluation.describe_iteration({"images": 4, "converged": converged, "diverged": diverged}) == sentence
 
 
 # The paper's numbers and settings
@@ -132,7 +132,7 @@ def test_the_verdict_is_about_the_iteration(converged, diverged, sentence):
 
 def test_every_cell_of_table_2_has_the_papers_number():
     numbers = {(d, m): v for d, row in classification.PAPER2.items() for m, v in row.items() if v is not None}
-    assert {(c.dataset, c.label) for c in classification.TABLE2.plan.chosen(Job(budget="paper"))} == set(numbers)
+    assert {(c.dataset, c.label) for c in classification.TABLE2.plan.choose(Job(budget="paper"))} == set(numbers)
     assert len(numbers) == 20
     assert [numbers[d, "c=0.9"] for d in DATASETS] == [0.40, 6.78, 24.58]
     assert [numbers[d, "vanilla"] for d in DATASETS] == [0.38, 6.69, 23.97]
@@ -144,48 +144,48 @@ def test_every_cell_of_table_2_has_the_papers_number():
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
 def test_every_cell_is_an_experiment(plan, budget):
     job = Job(budget=budget)
-    for cell in plan.chosen(job):
+    for cell in plan.choose(job):
         made = job.experiment(cell, seed=3)
         assert (made.seed, made.data.source, made.training.epochs) == (3, cell.dataset, EPOCHS[budget][cell.dataset])
-        if number := cells.numbered(cell.label):
+        if number := cells.parse_number(cell.label):
             assert made.network.lipschitz == pytest.approx(number[1] ** 3)
 
 
 def test_the_papers_recipe_is_that_of_appendix_c2():
-    made = experiment(cells.find("cifar10", "c=0.9"), "paper", "paper")
+    made = experiment(cells.find_cell("cifar10", "c=0.9"), "paper", "paper")
     training = replace(made.training, steps=200)
     rates = [training.learning_rate_at(epoch) for epoch in (0, 59, 60, 119, 120, 159, 160, 199)]
     assert rates == pytest.approx([0.1, 0.1, 0.02, 0.02, 0.004, 0.004, 0.0008, 0.0008])
     assert (training.optimiser, training.momentum, training.weight_decay) == ("sgd", 0.9, 5e-4)
-    small = experiment(cells.find("digits", "c=0.9"), "smoke", "paper").training
+    small = experiment(cells.find_cell("digits", "c=0.9"), "smoke", "paper").training
     assert [(t.nesterov, t.warmup) for t in (training, small)] == [(False, 0), (False, 0)]
-    assert experiment(cells.find("digits", "c=0.9"), "smoke", "ours").training.warmup == 5
-    assert (made.data.flip, experiment(cells.find("mnist", "c=0.9"), "paper", "paper").data.shift) == (True, 2)
+    assert experiment(cells.find_cell("digits", "c=0.9"), "smoke", "ours").training.warmup == 5
+    assert (made.data.flip, experiment(cells.find_cell("mnist", "c=0.9"), "paper", "paper").data.shift) == (True, 2)
     # Neither cutout nor smoothing, which are ours; 8x8 digits would vanish behind the cutout of a photograph.
     assert (made.data.cutout, made.objective.label_smoothing) == (0, 0)
-    ours = experiment(cells.find("cifar10", "c=0.9"), "short", "ours")
+    ours = experiment(cells.find_cell("cifar10", "c=0.9"), "short", "ours")
     assert (ours.data.cutout, ours.objective.label_smoothing) == (8, 0.1)
-    assert experiment(cells.find("cifar10", "c=0.9"), "smoke", "ours").data.cutout == 0
+    assert experiment(cells.find_cell("cifar10", "c=0.9"), "smoke", "ours").data.cutout == 0
     assert Job(budget="paper").recipe == "paper"
     assert Job(budget="short").recipe == "ours"
 
 
-def test_settings_of_the_user_come_last():
-    job = Job(budget="short", changes=("training.epochs=7", "batch=64"), folder="/tmp/elsewhere")
-    made = job.experiment(cells.find("cifar100", "vanilla"), 0)
-    assert (made.training.epochs, made.training.batch, made.data.folder) == (7, 64, "/tmp/elsewhere")
+def test_overrides_of_the_user_are_applied_last():
+    job = Job(budget="short", overrides=("training.epochs=7", "batch=64"), data_dir="/data/elsewhere")
+    made = job.experiment(cells.find_cell("cifar100", "vanilla"), 0)
+    assert (made.training.epochs, made.training.batch, made.data.folder) == (7, 64, "/data/elsewhere")
 
 
-def test_figures_take_their_own_cells_of_those_named_and_a_table_takes_all():
+def test_a_figure_uses_its_own_cells_among_those_requested_and_table_2_uses_all():
     job = Job(budget="short", models=("c=.9", "batchnorm", "c=0.3"))
-    assert [str(c) for c in reconstruction.FIGURE8.plan.chosen(job)] == ["cifar10 c=0.9"]
-    assert [c.label for c in figure6.PLAN.chosen(job)] == ["c=0.9", "BatchNorm", "c=0.3"]
-    assert [str(c) for c in classification.TABLE2.plan.chosen(job)][:3] == [
+    assert [str(c) for c in reconstruction.FIGURE8.plan.choose(job)] == ["cifar10 c=0.9"]
+    assert [c.label for c in figure6.PLAN.choose(job)] == ["c=0.9", "BatchNorm", "c=0.3"]
+    assert [str(c) for c in classification.TABLE2.plan.choose(job)][:3] == [
         "mnist c=0.9",
         "mnist c=0.3",
         "cifar10 c=0.9",
     ]
-    on_mnist = figure6.PLAN.chosen(Job(budget="short", datasets=("mnist",)))
+    on_mnist = figure6.PLAN.choose(Job(budget="short", datasets=("mnist",)))
     assert [c.label for c in on_mnist] == ["vanilla", "c=0.9", "c=0.7", "c=0.5", "c=0.3"]
 
 
@@ -212,13 +212,13 @@ def test_table_2_has_a_row_for_every_cell(made):
     assert rows["ResNet-164"]["inverse"].startswith("none")
 
 
-def test_a_run_says_how_it_was_made(made):
+def test_a_run_records_its_provenance(made):
     run = made.outcomes["table2"].results.runs[0]
     assert {"command", "commit", "seconds", "hardware", "versions", "date", "budget", "recipe", "settings"} <= set(run)
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_is_a_file_and_a_picture_with_something_on_it(made, name):
+def test_every_figure_writes_a_results_file_and_a_plot_that_is_not_empty(made, name):
     assert json.loads((made.out / f"{name}.json").read_text())["name"] == name
     with Image.open(made.out / f"{name}.png") as image:
         picture = np.asarray(image.convert("L"))
@@ -254,7 +254,7 @@ def test_batchnorm_is_folded_into_the_convolution_before_it():
     norm.running_var.copy_(torch.tensor([0.25, 4.0]))
     norm.weight.data.fill_(3.0)
     block = UnconstrainedBlock(nn.Sequential(conv, norm))
-    (layer,) = figure6.norms(SimpleNamespace(transform=Chain(block)), (2, 4, 4))
+    (layer,) = figure6.convolution_norms(SimpleNamespace(transform=Chain(block)), (2, 4, 4))
     assert layer["bound"] == pytest.approx(1, rel=1e-6)
     assert layer["folded"] == pytest.approx(6, rel=1e-6)
 
@@ -276,7 +276,7 @@ def test_iterations_are_compared_with_those_at_a_larger_coefficient():
             "row": {"iterations to 1e-6": iterations, "paper": "5 to 20"},
         }  # fmt: skip
 
-    rows = reconstruction.compared([entry(0.9, 20), entry(0.8, 15), entry(0.7, 11)])
+    rows = reconstruction.rows_with_ratio([entry(0.9, 20), entry(0.8, 15), entry(0.7, 11)])
     assert [r["of those at c + 0.2"] for r in rows] == [None, None, 0.55]
     assert [r["paper, of those at c + 0.2"] for r in rows] == [None, None, "about 0.5"]
 
@@ -297,12 +297,12 @@ def test_nothing_is_trained_or_read_twice(made, monkeypatch):
 
 def run_of(made, tmp_path, model="c=0.9"):
     """A job of one cell, whose run folder is a copy."""
-    cell = cells.find("digits", model)
+    cell = cells.find_cell("digits", model)
     copy_of(made.work.job.run_folder(cell, 0), tmp_path / "runs" / cell.folder)
     return Job(out=tmp_path, runs=tmp_path / "runs", models=(model,)), tmp_path / "runs" / cell.folder
 
 
-def test_figures_of_a_few_rows_are_not_taken_for_those_of_the_table(made, tmp_path):
+def test_metrics_of_a_subsample_are_not_used_for_the_table(made, tmp_path):
     job, folder = run_of(made, tmp_path)
     with pytest.raises(SystemExit) as stop:
         cli.main(["evaluate", str(folder), "--rows", "5", "--device", "cpu"])
@@ -312,7 +312,7 @@ def test_figures_of_a_few_rows_are_not_taken_for_those_of_the_table(made, tmp_pa
     assert row == {**made.outcomes["table2"].results.rows[2], "run": 0}
 
 
-def test_figures_are_dropped_with_the_model_they_are_about(made, tmp_path):
+def test_metrics_are_deleted_when_the_model_is_replaced(made, tmp_path):
     _, folder = run_of(made, tmp_path)
     run = Run.open(folder)
     publish(run, run.model(), None, run.splits().validation, {})
@@ -320,7 +320,7 @@ def test_figures_are_dropped_with_the_model_they_are_about(made, tmp_path):
     assert "reproduction.json" in FILES
 
 
-def test_metrics_under_their_former_name_are_read_and_dropped(made, tmp_path):
+def test_metrics_under_their_former_file_name_are_read_and_deleted(made, tmp_path):
     _, folder = run_of(made, tmp_path)
     run = Run.open(folder)
     known = run.read_json("reproduction.json")
@@ -333,23 +333,23 @@ def test_metrics_under_their_former_name_are_read_and_dropped(made, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_to_the_same_weights(made, tmp_path):
-    cell, asked = cells.find("digits", "c=0.9"), iter(range(1000))
+def test_a_stopped_run_resumes_to_the_same_weights(made, tmp_path):
+    cell, asked = cells.find_cell("digits", "c=0.9"), iter(range(1000))
     job = Job(out=tmp_path)
     with pytest.raises(Stopped, match=r"digits c=0.9 stopped and saved at step \d+ of 30"):
-        Work(job, stop=lambda: next(asked) > 12).trained(cell, 0)
-    run = Work(job).trained(cell, 0)
+        Work(job, stop=lambda: next(asked) > 12).get_run(cell, 0)
+    run = Work(job).get_run(cell, 0)
     there, here = (checkpoint.load(f / "model.safetensors").tensors["weights"]
                    for f in (made.work.job.run_folder(cell, 0), run.folder))  # fmt: skip
     assert all(torch.equal(there[name], here[name]) for name in there)
 
 
-def test_a_job_that_is_stopped_between_cells_says_so(made):
+def test_a_job_stopped_between_cells_names_the_next_cell(made):
     with pytest.raises(Stopped, match="digits ResNet-164 was not begun"):
         RESULTS["table2"].run(Work(made.work.job, stop=lambda: True))
 
 
-def test_rows_made_elsewhere_stay_and_those_made_now_are_replaced(made, tmp_path):
+def test_entries_of_other_machines_are_kept_and_entries_of_the_same_cell_are_replaced(made, tmp_path):
     job = copied(made, tmp_path, "table2")
     path = tmp_path / "table2.json"
     content = json.loads(path.read_text())
@@ -362,7 +362,7 @@ def test_rows_made_elsewhere_stay_and_those_made_now_are_replaced(made, tmp_path
     assert results.runs[4]["hardware"] == "another machine"
 
 
-def test_several_seeds_give_a_mean_and_a_spread():
+def test_several_seeds_give_a_mean_and_a_standard_deviation():
     def entry(seed, error, bound):
         head = {"dataset": "cifar10", "model": "c=0.9", "budget": "short", "recipe": "ours", "settings": ["a=1"]}
         row = {
@@ -376,7 +376,9 @@ def test_several_seeds_give_a_mean_and_a_spread():
         }
         return {**head, "seed": seed, "row": row}
 
-    row, other = record.over_seeds([entry(0, 6.0, 0.7), entry(1, 8.0, 0.6), {**entry(0, 5.0, 0.1), "budget": "paper"}])
+    row, other = record.rows_per_cell(
+        [entry(0, 6.0, 0.7), entry(1, 8.0, 0.6), {**entry(0, 5.0, 0.1), "budget": "paper"}]
+    )
     assert (row["error %"], row["spread"], row["seeds"]) == (7.0, pytest.approx(math.sqrt(2)), 2)
     assert (row["largest Lip(g)"], row["paper"], row["blocks proven"]) == (0.7, 6.78, "3 of 3")
     assert (row["inverse"], row["settings"], row["run"], row["runs"]) == ("0 / 1", "a=1", 0, [0, 1])
@@ -385,7 +387,7 @@ def test_several_seeds_give_a_mean_and_a_spread():
     assert (other["low"], other["high"]) == (4.5, 5.5)
 
 
-def test_the_printed_table_says_how_its_rows_were_made_and_what_seeds_do(capsys):
+def test_the_printed_table_shows_budget_recipe_settings_and_the_spread_over_seeds(capsys):
     head = {"dataset": "cifar10", "model": "c=0.9", "budget": "short", "recipe": "ours", "run": 0}
     row = {
         **head, "error %": 7.0, "paper": 6.78, "spread": 0.25, "seeds": 3, "change by tightening": -0.01, "epochs": 200,
@@ -410,29 +412,29 @@ def test_the_printed_table_says_how_its_rows_were_made_and_what_seeds_do(capsys)
     assert out.count("6.78") == 2
 
 
-def test_a_figure_says_that_it_shows_the_first_seed_alone(made):
+def test_a_figure_reports_that_it_uses_the_first_seed_alone(made):
     said = []
     RESULTS["figure8"].run(Work(replace(made.work.job, seeds=(0, 1), models=("c=0.9",)), say=said.append))
-    assert said[0] == "figure8 is made with the first seed alone, 0"
+    assert said[0] == "figure8 uses the first seed alone, 0"
 
 
-def test_json_has_none_for_what_is_not_finite():
+def test_json_has_none_for_values_that_are_not_finite():
     assert nonfinite_to_none({"a": [math.inf, 1.0], "b": (math.nan, "c")}) == {"a": [None, 1.0], "b": [None, "c"]}
 
 
-def test_images_of_another_job_are_not_drawn_beside_ours(tmp_path):
+def test_saved_images_of_another_job_are_dropped(tmp_path):
     path, originals = tmp_path / "a.npz", np.zeros((1, 1, 2, 2), np.uint8)
-    _keep(path, "short", originals, "vanilla", originals + 1)
-    _keep(path, "short", originals, "c=0.9", originals + 2)
-    assert set(_read(path)) == {"mark", "originals", "vanilla", "c=0.9"}
-    _keep(path, "paper", originals, "c=0.9", originals)
-    assert set(_read(path)) == {"mark", "originals", "c=0.9"}
+    _save_images(path, "short", originals, "vanilla", originals + 1)
+    _save_images(path, "short", originals, "c=0.9", originals + 2)
+    assert set(_load_images(path)) == {"mark", "originals", "vanilla", "c=0.9"}
+    _save_images(path, "paper", originals, "c=0.9", originals)
+    assert set(_load_images(path)) == {"mark", "originals", "c=0.9"}
 
 
 # Pictures
 
 
-def test_what_is_no_number_is_grey_and_what_is_clipped_is_said(tmp_path):
+def test_nan_pixels_are_grey_and_clipping_is_mentioned(tmp_path):
     original = torch.full((1, 3, 4, 4), 100, dtype=torch.uint8)
     rebuilt = torch.full((1, 3, 4, 4), math.nan)
     assert (images._tiles(rebuilt, 256, False) == images.GREY).all()
@@ -450,7 +452,7 @@ def test_what_is_no_number_is_grey_and_what_is_clipped_is_said(tmp_path):
         )
 
 
-def test_pictures_of_nothing_and_of_large_norms(tmp_path):
+def test_empty_plots_raise_and_large_norms_use_a_logarithmic_scale(tmp_path):
     with pytest.raises(ValueError, match="lines must hold at least one network; got none."):
         plot_spectra([], tmp_path / "a.png")
     with pytest.raises(ValueError, match="lines must hold at least one network; got none."):
@@ -461,14 +463,14 @@ def test_pictures_of_nothing_and_of_large_norms(tmp_path):
 
 
 @pytest.mark.parametrize("coefficients", [(None,), (0.9,), (None, 0.9)])
-def test_no_words_of_a_picture_cover_others(coefficients, tmp_path, figures):
+def test_texts_of_a_plot_do_not_overlap(coefficients, tmp_path, figures):
     plot_spectra([SpectrumLine("a", c, [0.1, 2.0], [0.1, 1.9]) for c in coefficients], tmp_path / "a.png")
     boxes = [text.get_window_extent(FigureCanvasAgg(figures[0]).get_renderer()) for text in figures[0].texts]
     assert len(boxes) == 2 + len(coefficients)
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
-def test_the_slope_beside_the_errors_is_no_proof_and_names_stand_above(tmp_path, figures):
+def test_the_slope_is_not_called_a_proof_and_the_legend_is_above_the_axes(tmp_path, figures):
     shown = [DecayLine(f"c={c}", [1, 2, 50], [3.0, c, 1e-9], c**3) for c in (0.9, 0.8, 0.7, 0.6, 0.5)]
     plot_reconstruction_error(shown, tmp_path / "a.png", images=64)
     renderer, (axes,) = FigureCanvasAgg(figures[0]).get_renderer(), figures[0].axes
@@ -485,11 +487,11 @@ def test_the_gap_to_the_estimates_is_rounded_up():
     assert "at most 0.22 lower" in lines._describe_gap([SpectrumLine("a", None, [1.0, 2.0], [0.789, 1.9])])
 
 
-def test_a_picture_says_how_long_its_nets_were_trained_where_that_differs():
+def test_a_plot_states_the_epochs_of_networks_that_differ_in_them():
     short, long = ({"epochs": n, "row": {"iteration": "converges", "median error": 0.5}} for n in (12, 110))
     assert _remark(short, [short, short]) == ["converges", "l2 error 5.0e-01"]
     assert _remark(short, [short, long])[2:] == ["trained for 12 epochs"]
-    assert record.one_by_one([{**dict.fromkeys(record.KEYS, "x"), "settings": [], **long}])[0]["epochs"] == 110
+    assert record.rows_per_run([{**dict.fromkeys(record.KEYS, "x"), "settings": [], **long}])[0]["epochs"] == 110
 
 
 # What is refused
@@ -507,9 +509,9 @@ def test_a_picture_says_how_long_its_nets_were_trained_where_that_differs():
         *((f"w={w}", f"a finite number above 0; got 'w={w}'") for w in ("0", "nan", "inf", "1e-400", "")),
     ],
 )
-def test_cells_that_there_are_not(word, sentence):
+def test_labels_with_invalid_numbers_raise(word, sentence):
     with pytest.raises(ValueError, match=sentence):
-        cells.label_of(word)
+        cells.to_label(word)
 
 
 @pytest.mark.parametrize(
@@ -526,7 +528,7 @@ def test_cells_that_there_are_not(word, sentence):
         ("hybrid", "foo", "hybrid has no cell 'foo'. Use one of w=0.1, w=1, w=10."),
     ],
 )
-def test_a_result_lists_its_own_cells(name, word, sentence):
+def test_an_unknown_label_raises_with_the_labels_of_the_result(name, word, sentence):
     with pytest.raises(ValueError, match=sentence):
         RESULTS[name].check(Job(models=("c=0.9", word)))
 
@@ -536,26 +538,31 @@ def test_a_result_lists_its_own_cells(name, word, sentence):
     [
         ({"budget": "papre"}, "budget must be one of smoke, short, paper; got 'papre'. Did you mean 'paper'?"),
         ({"recipe": "best"}, "recipe must be one of ours, paper; got 'best'.$"),
-        ({"seeds": (1, 1)}, r"seeds must be different numbers, at least one; got \[1, 1\]."),
+        ({"seeds": (1, 1)}, r"seeds must be distinct, at least one; got \[1, 1\]."),
     ],
 )
-def test_jobs_that_cannot_be(wish, sentence):
+def test_invalid_jobs_raise(wish, sentence):
     with pytest.raises(ValueError, match=sentence):
         Job(**wish)
 
 
-def test_cells_that_a_result_does_not_have():
-    with pytest.raises(ValueError, match="figure7 is made of mnist; got cifar10. Ask for those."):
+def test_datasets_and_cells_that_a_result_does_not_have_raise():
+    with pytest.raises(ValueError, match="figure7 uses mnist; got cifar10. Choose among those."):
         RESULTS["figure7"].check(Job(budget="short", datasets=("cifar10",)))
-    with pytest.raises(ValueError, match="table2 of the budget smoke is made of digits; got digits, mnist. Leave"):
+    with pytest.raises(ValueError, match="table2 with the budget smoke uses digits; got digits, mnist. Leave"):
         RESULTS["table2"].check(Job(datasets=("digits", "mnist")))
-    with pytest.raises(ValueError, match="table2 is made of mnist, .*; got cifar. Did you mean 'cifar10'?"):
+    with pytest.raises(ValueError, match="table2 uses mnist, .*; got cifar. Did you mean 'cifar10'?"):
         RESULTS["table2"].check(Job(budget="short", datasets=("mnist", "cifar")))
     with pytest.raises(ValueError, match="figure8 has no cell vanilla on cifar10. Its cells are c=0.9, c=0.8"):
         RESULTS["figure8"].check(Job(budget="short", models=("vanilla",)))
     with pytest.raises(ValueError, match="table2 has no cell ResNet-164 on mnist. Its cells are vanilla, c=0.9"):
         RESULTS["table2"].check(Job(budget="short", datasets=("mnist",), models=("resnet164",)))
-    assert cells.find("mnist", "ResNet-164") is cells.find("svhn", "vanilla") is cells.find("svhn", "c=0.9") is None
+    assert (
+        cells.find_cell("mnist", "ResNet-164")
+        is cells.find_cell("svhn", "vanilla")
+        is cells.find_cell("svhn", "c=0.9")
+        is None
+    )
     with pytest.raises(ValueError, match="there is no result 'table22'. Did you mean 'table2'?"):
         find(["table22"])
 
@@ -567,87 +574,88 @@ def test_cells_that_a_result_does_not_have():
         "network.lipschitz=0.5", "kernels=[3]", "normalisation=batch",
     ],
 )  # fmt: skip
-def test_a_setting_that_makes_another_cell_is_refused(change):
-    with pytest.raises(ValueError, match="c=0.9 is what the cell is; choose it with --cells, --seed or --dataset; got"):
-        RESULTS["figure8"].check(Job(models=("c=0.9",), changes=(change,)))
+def test_an_override_that_makes_another_cell_raises(change):
+    with pytest.raises(ValueError, match="--set must not turn c=0.9 into another cell; got --set .* Choose"):
+        RESULTS["figure8"].check(Job(models=("c=0.9",), overrides=(change,)))
 
 
-def test_what_cannot_be_made_is_refused_before_anything_is_trained(tmp_path):
+def test_invalid_requests_raise_before_training(tmp_path):
     with pytest.raises(ValueError, match="'trainin.steps'"):
-        RESULTS["table2"].check(Job(changes=("trainin.steps=3",)))
-    with pytest.raises(ValueError, match="the paper's classifiers are chains of blocks; got factor_out=true. Leave"):
-        RESULTS["figure8"].check(Job(changes=("factor_out=true",)))
+        RESULTS["table2"].check(Job(overrides=("trainin.steps=3",)))
+    with pytest.raises(ValueError, match="the paper's classifiers need factor_out=false; got factor_out=true. Leave"):
+        RESULTS["figure8"].check(Job(overrides=("factor_out=true",)))
     with pytest.raises(FileNotFoundError, match=f"mnist is not in the folder {tmp_path}. Run `iresnet data download m"):
-        RESULTS["table2"].check(Job(budget="short", folder=str(tmp_path)))
+        RESULTS["table2"].check(Job(budget="short", data_dir=str(tmp_path)))
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="file is a file; --out must be a folder. Choose another --out."):
+    with pytest.raises(ValueError, match="--out must be a folder; .*file is a file. Choose another --out."):
         RESULTS["table2"].check(Job(out=tmp_path / "file"))
-    with pytest.raises(ValueError, match="file is a file; --runs must be a folder. Choose another --runs."):
+    with pytest.raises(ValueError, match="--runs must be a folder; .*file is a file. Choose another --runs."):
         RESULTS["table2"].check(Job(out=tmp_path, runs=tmp_path / "file" / "runs"))
 
 
-def test_what_is_trained_needs_no_data_to_be_shown(tmp_path):
-    job = Job(budget="short", out=tmp_path, folder=str(tmp_path), datasets=("mnist",), models=("c=0.9",))
-    folder = job.run_folder(cells.find("mnist", "c=0.9"), 0)
+def test_a_trained_cell_needs_no_dataset_directory(tmp_path):
+    job = Job(budget="short", out=tmp_path, data_dir=str(tmp_path), datasets=("mnist",), models=("c=0.9",))
+    folder = job.run_folder(cells.find_cell("mnist", "c=0.9"), 0)
     folder.mkdir(parents=True)
     (folder / "model.safetensors").touch()
     RESULTS["table2"].check(job)
 
 
-def test_a_run_with_other_settings_is_not_taken_for_ours(made):
-    job = replace(made.work.job, changes=("training.batch=32",))
-    with pytest.raises(ValueError, match="digits-c0.9 holds a run with training.batch = 64; this asks for 32. Ask for"):
-        Work(job).trained(cells.find("digits", "c=0.9"), 0)
-    job = replace(made.work.job, changes=("training.steps=31",))
-    with pytest.raises(ValueError, match="holds a run with training.steps = 30; this asks for 31."):
-        Work(job).trained(cells.find("digits", "c=0.9"), 0)
+def test_a_run_with_other_settings_raises(made):
+    job = replace(made.work.job, overrides=("training.batch=32",))
+    with pytest.raises(ValueError, match="c0.9 holds a run with training.batch = 64; the job requests 32. Request"):
+        Work(job).get_run(cells.find_cell("digits", "c=0.9"), 0)
+    job = replace(made.work.job, overrides=("training.steps=31",))
+    with pytest.raises(ValueError, match="holds a run with training.steps = 30; the job requests 31."):
+        Work(job).get_run(cells.find_cell("digits", "c=0.9"), 0)
 
 
 DAMAGED = ["[]", "{", '{"error": {}}', '{"error": 3}', '{"tightening": [1]}']
 
 
 @pytest.mark.parametrize("text", DAMAGED)
-def test_damaged_figures_are_not_taken(made, tmp_path, text):
+def test_damaged_metrics_raise(made, tmp_path, text):
     job, folder = run_of(made, tmp_path)
     (folder / "reproduction.json").write_text(text)
-    with pytest.raises(ValueError, match=r"reproduction.json is damaged.*\. Remove it; it can be made again."):
+    remedy = r"Remove it; (the command writes it|it can be made) again\."
+    with pytest.raises(ValueError, match=rf"reproduction.json is damaged.*\. {remedy}"):
         RESULTS["table2"].run(Work(job))
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 and no more", b"\x80\x04K\x01."])
-def test_damaged_images_are_not_drawn(tmp_path, content):
+def test_damaged_image_files_raise(tmp_path, content):
     path = tmp_path / "figure3-digits.npz"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"^.*figure3-digits.npz is damaged. Remove it; it can be made again.$"):
-        _read(path)
+    with pytest.raises(ValueError, match=r"^.*figure3-digits.npz is damaged. Remove it; the command writes it again.$"):
+        _load_images(path)
 
 
-def test_images_without_their_originals_are_not_drawn(tmp_path):
+def test_image_files_without_originals_raise(tmp_path):
     np.savez(tmp_path / "a.npz", mark=np.array("x"))
-    with pytest.raises(ValueError, match="a.npz is damaged. Remove it; it can be made again."):
-        _read(tmp_path / "a.npz")
+    with pytest.raises(ValueError, match="a.npz is damaged. Remove it; the command writes it again."):
+        _load_images(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize(
     "change", [{"dataset": None}, {"settings": "a"}, {"settings": [1]}, {"seed": "0"}, {"row": {}}, {"row": 3},
                {"model": 1}, {"details": []}]
 )  # fmt: skip
-def test_damaged_entries_are_not_shown(made, tmp_path, change):
+def test_damaged_entries_raise(made, tmp_path, change):
     job = replace(copied(made, tmp_path, "table2"), models=("c=0.5",))
     content = json.loads((tmp_path / "table2.json").read_text())
     content["runs"][0] |= change
     (tmp_path / "table2.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"^.*table2.json is damaged. Remove it; it can be made again.$"):
+    with pytest.raises(ValueError, match=r"^.*table2.json is damaged. Remove it; the command writes it again.$"):
         RESULTS["table2"].run(Work(job))
 
 
 @pytest.mark.parametrize("place", [("error", "low"), ("iteration", "images"), ("inverse", "composed_bound")])
-def test_figures_of_another_type_are_not_taken(made, tmp_path, place):
+def test_metrics_of_another_type_raise(made, tmp_path, place):
     job, folder = run_of(made, tmp_path)
     content = json.loads((folder / "reproduction.json").read_text())
     content[place[0]][place[1]] = "few"
     (folder / "reproduction.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="reproduction.json is damaged. Remove it; it can be made again."):
+    with pytest.raises(ValueError, match="reproduction.json is damaged. Remove it; the command writes it again."):
         RESULTS["table2"].run(Work(job))
 
 
@@ -660,7 +668,7 @@ def command(*words):
     return stop.value.code
 
 
-def test_without_a_name_it_lists_what_the_paper_says_and_what_it_costs(capsys):
+def test_without_a_name_the_command_lists_results_and_costs(capsys):
     assert command() == 0
     out = capsys.readouterr().out
     for result in RESULTS.values():
@@ -668,20 +676,20 @@ def test_without_a_name_it_lists_what_the_paper_says_and_what_it_costs(capsys):
         assert all(cost in out for cost in result.costs.values())
 
 
-def test_it_prints_the_tables_and_where_the_files_are(made, capsys, tmp_path):
+def test_the_command_prints_tables_and_file_names(made, capsys, tmp_path):
     words = ("--out", str(tmp_path), "--runs", str(made.out / "table2"), "--cells", "c=0.9,vanilla", "--device", "cpu")
     assert command("table2", "figure8", *words) == 0
     out = capsys.readouterr().out
     assert "table2  digits c=0.9: error" in out
     assert "3 of 3" in out
     assert out.count("made with budget smoke, recipe ours, settings as they are") == 2
-    assert "tightening: what it changed of the error" in out
+    assert "tightening: change of the error" in out
     assert str(tmp_path / "figure8.png") in out
     assert "…" not in out
     assert {p.name for p in tmp_path.iterdir()} == {"table2.json", "figure8.json", "figure8.png"}
 
 
-def test_a_job_that_is_stopped_is_exit_130(made, capsys, monkeypatch):
+def test_a_stopped_job_exits_with_130(made, capsys, monkeypatch):
     def stopped(work):
         raise Stopped("digits c=0.9 stopped and saved at step 3 of 30")
 
@@ -691,7 +699,7 @@ def test_a_job_that_is_stopped_is_exit_130(made, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [("tabel2",), ("table2", "--budget", "x"), ("figure8", "--cells", "vanilla")])
-def test_mistakes_get_a_sentence_and_exit_2_before_anything_is_trained(words, capsys, tmp_path):
+def test_mistakes_exit_with_2_before_training(words, capsys, tmp_path):
     assert command(*words, "--out", str(tmp_path / "x")) == 2
     assert capsys.readouterr().err.startswith("iresnet: ")
     assert not (tmp_path / "x").exists()

@@ -1,4 +1,4 @@
-"""Table 4's rivals, trained beside our flow at an equal budget, at the size of seconds."""
+"""Other flows of Table 4, trained with the budget of our flow, with the smoke budget."""
 
 import importlib
 import math
@@ -15,7 +15,7 @@ from iresnet.data import Dataset, Schema
 from iresnet.flow import Flow
 from iresnet.presets import PRESETS
 from iresnet.reproduce import RESULTS, Job, Work, cells, table4
-from iresnet.reproduce.cells import OTHER_FLOWS, OTHERS
+from iresnet.reproduce.cells import OTHER_FLOW_LABELS, OTHER_FLOWS
 from iresnet.reproduce.experiments import experiment
 from iresnet.run import Run
 from iresnet.train.objective import to_continuous
@@ -29,7 +29,7 @@ zuko = pytest.mark.skipif(not importlib.util.find_spec("zuko"), reason="MADE, MA
 def made(tmp_path_factory):
     """Our flow, and NICE and Glow with two seeds, a few steps each."""
     changes = ("training.steps=4", "training.warmup=1")
-    job = Job(out=tmp_path_factory.mktemp("densities"), models=("flow",), changes=changes)
+    job = Job(out=tmp_path_factory.mktemp("densities"), models=("flow",), overrides=changes)
     for part in (job, replace(job, models=("NICE", "glow"), seeds=(0, 1))):
         RESULTS["table4"].check(part)
         outcome = RESULTS["table4"].run(Work(part))
@@ -45,24 +45,24 @@ def command(*words):
 # What is trained
 
 
-def test_a_glow_is_what_its_data_say():
+def test_the_label_glow_means_another_network_on_every_kind_of_data():
     image, plane, classifier = (
-        cells.find("digits", "Glow"),
-        cells.find("moons", "Glow"),
-        cells.find("cifar10", "affine Glow"),
+        cells.find_cell("digits", "Glow"),
+        cells.find_cell("moons", "Glow"),
+        cells.find_cell("cifar10", "affine Glow"),
     )
     assert (image.preset, plane.preset, classifier.preset) == ("digits-glow", "toy-glow", "cifar10-glow-classifier")
     assert [c.purpose for c in (image, plane, classifier)] == ["density", "plane", "classification"]
     words = ("nice", "Made", "maf", "real-nvp", "GLOW", "Additive", "ffjord")
-    assert [cells.label_of(w) for w in words] == list(OTHERS)
-    assert cells.label_of("additive glow") == "additive Glow"
+    assert [cells.to_label(w) for w in words] == list(OTHER_FLOW_LABELS)
+    assert cells.to_label("additive glow") == "additive Glow"
 
 
 def test_every_rival_of_table_4_has_a_preset_on_digits_and_mnist():
-    assert set(table4.PAPER) - {"i-ResNet"} <= set(OTHERS)
+    assert set(table4.PAPER) - {"i-ResNet"} <= set(OTHER_FLOW_LABELS)
     on = {dataset: {c.label for c in OTHER_FLOWS if c.dataset == dataset} for dataset in ("digits", "mnist", "cifar10")}
-    assert on["digits"] == on["mnist"] == set(OTHERS)
-    assert {label.lower() for label in set(OTHERS) - on["cifar10"]} == set(table4.IMPORTED)
+    assert on["digits"] == on["mnist"] == set(OTHER_FLOW_LABELS)
+    assert {label.lower() for label in set(OTHER_FLOW_LABELS) - on["cifar10"]} == set(table4.IMPORTED)
 
 
 @pytest.mark.parametrize(("dataset", "model"), [(c.dataset, c.label) for c in OTHER_FLOWS])
@@ -70,24 +70,24 @@ def test_every_rival_of_table_4_has_a_preset_on_digits_and_mnist():
 def test_the_budget_is_that_of_our_flow(dataset, model, budget):
     dataset = "digits" if budget == "smoke" else dataset
     recipe = "paper" if budget == "paper" else "ours"
-    other, ours = (experiment(cells.find(dataset, m), budget, recipe, seed=3) for m in (model, "flow"))
+    other, ours = (experiment(cells.find_cell(dataset, m), budget, recipe, seed=3) for m in (model, "flow"))
     assert (other.data, other.seed, other.objective) == (ours.data, ours.seed, ours.objective)
     for name in ("steps", "epochs", "batch"):
         assert getattr(other.training, name) == getattr(ours.training, name)
-    preset = PRESETS[cells.find(dataset, model).preset]
+    preset = PRESETS[cells.find_cell(dataset, model).preset]
     assert other.network.family == preset.network.family
     assert (other.training.optimiser, other.training.learning_rate) == ("adam", preset.training.learning_rate)
     assert budget == "smoke" or other.network == preset.network
 
 
-def test_digits_are_a_set_of_table_4_where_they_are_asked_for():
+def test_table_4_uses_digits_on_request():
     short = Job(budget="short")
-    assert [str(c) for c in table4.PLAN.chosen(short)] == ["mnist flow", "cifar10 flow"]
+    assert [str(c) for c in table4.PLAN.choose(short)] == ["mnist flow", "cifar10 flow"]
     asked = replace(short, datasets=("digits",), models=("flow", "MAF", "c=0.9"))
-    assert [str(c) for c in table4.PLAN.chosen(asked)] == ["digits flow", "digits MAF"]
-    made = asked.experiment(cells.find("digits", "flow"), 0)
+    assert [str(c) for c in table4.PLAN.choose(asked)] == ["digits flow", "digits MAF"]
+    made = asked.experiment(cells.find_cell("digits", "flow"), 0)
     assert made.training == PRESETS["digits-density"].training
-    assert [str(c) for c in table4.PLAN.chosen(replace(short, models=("MADE",)))] == ["mnist MADE"]
+    assert [str(c) for c in table4.PLAN.choose(replace(short, models=("MADE",)))] == ["mnist MADE"]
 
 
 # What is measured
@@ -112,7 +112,7 @@ def test_a_row_for_every_flow_with_mean_and_spread(made):
 
 
 def test_nice_preserves_volume_so_that_its_bits_follow_from_its_base_alone(made):
-    run = Run.open(made.job.run_folder(cells.find("digits", "NICE"), 0))
+    run = Run.open(made.job.run_folder(cells.find_cell("digits", "NICE"), 0))
     flow, test = run.model(), run.splits().test
     with torch.no_grad():
         x = to_continuous(test.x, test.schema.levels, torch.Generator().manual_seed(7))
@@ -133,11 +133,11 @@ def test_it_is_said_where_our_flow_does_not_win():
         return {**head, "model": model, "bits/dim": bits, "spread": spread, **other}
 
     rows = [row("MADE", 2.1), row("MAF", 1.8), row("Glow", 1.905, 0.01), row("NICE", 1.0, settings="steps=9")]
-    (sentence,) = table4.verdicts([*rows, row("flow", 1.9, 0.004), {**row("Glow", None), "budget": "published"}])
+    (sentence,) = table4.compare_flows([*rows, row("flow", 1.9, 0.004), {**row("Glow", None), "budget": "published"}])
     assert sentence == (
         "digits, budget short: the flow has fewer bits than MADE; more bits than MAF; as many, within noise, as Glow"
     )
-    assert table4.verdicts(rows) == table4.verdicts([row("flow", 1.9)]) == []
+    assert table4.compare_flows(rows) == table4.compare_flows([row("flow", 1.9)]) == []
 
 
 def solved(dimension, tolerance):
@@ -145,7 +145,7 @@ def solved(dimension, tolerance):
     shape = (1, 1, dimension)
     chain = Chain(Flatten(shape), *ffjord(dimension, 1, (16,), absolute=tolerance, relative=tolerance))
     flow = Flow(chain, DiagonalNormal(dimension)).eval()
-    return table4._solver(
+    return table4._measure_solver(
         flow, Dataset(torch.randint(0, 17, (40, *shape), dtype=torch.uint8), None, Schema(shape, levels=17))
     )
 
@@ -161,13 +161,13 @@ def test_what_a_solver_costs_is_measured_and_not_called_a_bound():
         "error": None,
         "remark": "one probe, Dormand-Prince to 0.01, ln det to 1",
     }
-    assert table4._solver(Flow(Chain(*maf(3)), DiagonalNormal(3)).eval(), None) is None
+    assert table4._measure_solver(Flow(Chain(*maf(3)), DiagonalNormal(3)).eval(), None) is None
 
 
 @zuko
 @pytest.mark.slow
-def test_ffjord_beside_the_others(tmp_path):
-    job = Job(out=tmp_path, models=("FFJORD",), changes=("training.steps=2", "training.warmup=1"))
+def test_ffjord_reports_the_error_of_its_solver(tmp_path):
+    job = Job(out=tmp_path, models=("FFJORD",), overrides=("training.steps=2", "training.warmup=1"))
     (row,) = RESULTS["table4"].run(Work(job)).results.rows
     assert (row["method"], row["bias bound"]) == ("whole trace", None)
     assert 0 < row["solver error"] < 1e-3
@@ -177,8 +177,8 @@ def test_ffjord_beside_the_others(tmp_path):
 # The command
 
 
-def test_the_command_trains_a_rival_and_merges_it_with_what_is_there(made, tmp_path, capsys):
-    words = ["--out", str(tmp_path), "--runs", str(made.job.run_folder(cells.find("digits", "NICE"), 0).parent)]
+def test_the_command_trains_another_flow_and_merges_it_into_the_file(made, tmp_path, capsys):
+    words = ["--out", str(tmp_path), "--runs", str(made.job.run_folder(cells.find_cell("digits", "NICE"), 0).parent)]
     words += ["--set", "training.steps=4", "--set", "training.warmup=1", "--device", "cpu"]
     assert command("table4", "--cells", "flow", *words) == 0
     assert command("table4", "--cells", "nice", "--seed", "0", "--seed", "1", *words) == 0
@@ -209,18 +209,18 @@ def test_without_zuko_nothing_is_trained(monkeypatch, capsys, tmp_path):
         ("table4", {"models": ("flow-small",), "datasets": ("digits",)}, "no flow-small on digits. Flows: digits flow"),
         ("table4", {"models": ("i-ResNet",), "datasets": ("digits",)}, "table4 has no cell i-ResNet on digits."),
         ("table4", {"models": ("affine Glow",)}, "table4 has no cell affine Glow on mnist, cifar10."),
-        ("table4", {"models": ("Glow",), "changes": ("network.family=maf",)}, "Glow is what the cell is; choose it"),
+        ("table4", {"models": ("Glow",), "overrides": ("network.family=maf",)}, "must not turn Glow into another cell"),
         ("figure4", {"models": ("Glow",)}, "figure4 has no cell Glow on mnist. Its cells are flow."),
         ("table2", {"models": ("Glow",), "datasets": ("mnist",)}, "table2 has no cell Glow on mnist."),
-        ("table2", {"datasets": ("digits",)}, "table2 is made of mnist, cifar10, cifar100; got digits. Ask for those."),
+        ("table2", {"datasets": ("digits",)}, "table2 uses mnist, cifar10, cifar100; got digits. Choose among those."),
     ],
 )  # fmt: skip
-def test_what_there_is_not_is_refused_before_anything_is_trained(name, wish, sentence):
+def test_cells_that_do_not_exist_raise_before_training(name, wish, sentence):
     with pytest.raises(ValueError, match=sentence):
         RESULTS[name].check(Job(budget="short", **wish))
 
 
-def test_names_that_there_are_not():
-    assert cells.find("cifar100", "Glow") is cells.find("moons", "MAF") is None
+def test_flows_that_do_not_exist_on_a_dataset():
+    assert cells.find_cell("cifar100", "Glow") is cells.find_cell("moons", "MAF") is None
     with pytest.raises(ValueError, match="figure2 has no cell MAF on moons. Its cells are Glow, i-ResNet."):
         RESULTS["figure2"].check(Job(datasets=("moons",), models=("MAF",)))

@@ -1,4 +1,4 @@
-"""The paper's results about flows at the size of seconds: Table 4, Figures 4, 5 and 9."""
+"""The paper's results about flows with the smoke budget: Table 4, Figures 4, 5 and 9."""
 
 import io
 import json
@@ -42,17 +42,17 @@ def test_table_4_is_as_printed():
         "cifar10": 28.15,
     }
     assert table4.PAPER["i-ResNet"] == {"mnist": 1.06, "cifar10": 3.45}
-    entries = {e["model"]: e for e in table4.published("cifar10")}
+    entries = {e["model"]: e for e in table4.published_entries("cifar10")}
     assert entries["NICE"]["row"]["remark"] == "ZCA-whitened: not directly comparable"
     assert entries["Glow"]["row"] == {"bits/dim": None, "paper": 3.35, "remark": None}
     assert entries["Residual Flow"]["details"]["source"] == "published after the paper"
-    assert "i-DenseNet" not in {e["model"] for e in table4.published("mnist")}
+    assert "i-DenseNet" not in {e["model"] for e in table4.published_entries("mnist")}
 
 
 def test_every_flow_has_a_preset_and_only_those_are_cells():
     for cell in FLOWS:
         assert PRESETS[cell.preset].objective.kind == cell.purpose == "density"
-        assert cells.label_of(cell.label.upper()) == cell.label
+        assert cells.to_label(cell.label.upper()) == cell.label
     asked = Job(budget="short", datasets=("cifar10",), models=("flow-small",))
     with pytest.raises(ValueError, match="there is no flow-small on cifar10. Flows: digits flow, mnist flow"):
         RESULTS["table4"].check(asked)
@@ -60,15 +60,15 @@ def test_every_flow_has_a_preset_and_only_those_are_cells():
 
 def test_the_papers_recipe_is_that_of_appendix_c3():
     for dataset, terms in (("mnist", 10), ("cifar10", 5)):
-        made = experiment(cells.find(dataset, "flow"), "paper", "paper")
+        made = experiment(cells.find_cell(dataset, "flow"), "paper", "paper")
         t = made.training
         assert (t.optimiser, t.learning_rate, t.epochs, t.average, t.clip) == ("adamax", 0.003, 200, 0.0, math.inf)
         assert (made.network.estimator, made.network.terms, made.data.source) == ("series", terms, dataset)
 
 
-def test_the_budget_short_is_the_preset_as_it_is():
+def test_the_short_budget_is_the_unchanged_preset():
     made = experiment(
-        cells.find("mnist", "flow"), "short", "ours", seed=3, folder="here", changes=["training.batch=32"]
+        cells.find_cell("mnist", "flow"), "short", "ours", seed=3, data_dir="here", overrides=["training.batch=32"]
     )
     preset = PRESETS["mnist-flow"]
     assert made.network == preset.network
@@ -76,22 +76,22 @@ def test_the_budget_short_is_the_preset_as_it_is():
     assert (made.seed, made.data.folder) == (3, "here")
 
 
-def test_results_take_flows_and_nothing_else():
+def test_results_of_flows_use_no_other_cells():
     short = Job(budget="short")
-    assert [str(c) for c in table4.PLAN.chosen(short)] == ["mnist flow", "cifar10 flow"]
-    assert [str(c) for c in RESULTS["figure4"].plan.chosen(short)] == ["mnist flow"]
+    assert [str(c) for c in table4.PLAN.choose(short)] == ["mnist flow", "cifar10 flow"]
+    assert [str(c) for c in RESULTS["figure4"].plan.choose(short)] == ["mnist flow"]
     small = replace(short, models=("flow-small", "c=0.9"))
-    assert [str(c) for c in table4.PLAN.chosen(small)] == ["mnist flow-small"]
-    assert [c.label for c in classification.TABLE2.plan.chosen(small) if c.dataset == "mnist"] == ["c=0.9"]
+    assert [str(c) for c in table4.PLAN.choose(small)] == ["mnist flow-small"]
+    assert [c.label for c in classification.TABLE2.plan.choose(small) if c.dataset == "mnist"] == ["c=0.9"]
     with pytest.raises(ValueError, match="table4 has no cell c=0.9 on mnist, cifar10. Its cells are flow."):
         RESULTS["table4"].check(replace(short, models=("c=0.9",)))
-    with pytest.raises(ValueError, match="figure9 is made of mnist; got cifar10."):
+    with pytest.raises(ValueError, match="figure9 uses mnist; got cifar10."):
         RESULTS["figure9"].check(replace(short, datasets=("cifar10",)))
 
 
-def test_settings_that_there_are_not_are_refused_before_anything_is_trained():
+def test_unknown_settings_raise_before_training():
     with pytest.raises(ValueError, match="stepz"):
-        RESULTS["figure5"].check(Job(changes=("training.stepz=3",)))
+        RESULTS["figure5"].check(Job(overrides=("training.stepz=3",)))
 
 
 # Every result at the size of seconds
@@ -150,7 +150,7 @@ def test_samples_have_the_codes_that_were_drawn(made):
 
 
 @pytest.mark.parametrize("name", ["figure4", "figure5", "figure9"])
-def test_every_figure_is_a_file_and_a_picture_with_something_on_it(made, name):
+def test_every_figure_writes_a_results_file_and_a_plot_that_is_not_empty(made, name):
     assert json.loads((made.out / f"{name}.json").read_text())["name"] == name
     with Image.open(made.out / f"{name}.png") as image:
         picture = np.asarray(image.convert("L"))
@@ -171,7 +171,7 @@ def test_nothing_is_trained_or_measured_twice(made, monkeypatch):
         assert again.results.rows == made.outcomes[name].results.rows
 
 
-def test_what_was_judged_less_exactly_is_judged_again(made, monkeypatch):
+def test_a_smaller_target_error_evaluates_again(made, monkeypatch):
     asked = []
 
     def watched(model, data, **limits):
@@ -186,7 +186,7 @@ def test_what_was_judged_less_exactly_is_judged_again(made, monkeypatch):
 
 
 def test_published_values_stand_beside_ours(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(table4, "by_dataset", lambda cells: ["cifar10"])
+    monkeypatch.setattr(table4, "cells_by_dataset", lambda cells: ["cifar10"])
     outcome = table4.RESULT.run(Work(Job(out=tmp_path, runs=made.out / "table4")))
     rows = outcome.results.rows
     assert [r["model"] for r in rows] == ["flow", *table4.PAPER, *table4.LATER]
@@ -195,18 +195,21 @@ def test_published_values_stand_beside_ours(made, tmp_path, monkeypatch):
     assert rows[1 + list(table4.PAPER).index("Glow")]["paper"] == 3.35
 
 
-def test_what_the_paper_says_stands_beside_its_own_set_alone(made):
-    for measure, said in ((shared.bias, "5 to 10"), (shared.convergence, "negligible after 10, zero after 20")):
+def test_the_papers_words_are_given_for_its_own_dataset_alone(made):
+    for measure, said in (
+        (shared.measure_bias, "5 to 10"),
+        (shared.measure_convergence, "negligible after 10, zero after 20"),
+    ):
         run = Run.open(made.out / "table4" / "digits-flow")
-        assert measure(made.work, run, replace(cells.find("mnist", "flow"), paper=said))[0]["paper"] == said
-        assert measure(made.work, run, cells.find("digits", "flow"))[0]["paper"] is None
+        assert measure(made.work, run, replace(cells.find_cell("mnist", "flow"), paper=said))[0]["paper"] == said
+        assert measure(made.work, run, cells.find_cell("digits", "flow"))[0]["paper"] is None
     assert figure5.PAPER.startswith("0.15 to 0.75 s")
 
 
 # Pictures
 
 
-def test_pictures_of_nothing_and_of_several(tmp_path):
+def test_plots_of_series_have_one_panel_per_flow_and_at_least_one(tmp_path):
     for draw in (plot_bias, plot_convergence):
         with pytest.raises(ValueError, match="lines must hold at least one flow; got none."):
             draw([], tmp_path / "a.png", images=1)
@@ -215,7 +218,7 @@ def test_pictures_of_nothing_and_of_several(tmp_path):
             assert picture.size == (2 * 280, 195)
 
 
-def test_the_picture_has_the_numbers(tmp_path, figures):
+def test_the_plot_shows_the_given_numbers(tmp_path, figures):
     plot_bias([LINE], tmp_path / "a.png", images=1000)
     plot_convergence([LINE], tmp_path / "a.png", images=1000)
     linear, sizes = (f.axes[0] for f in figures)
@@ -260,8 +263,8 @@ def test_a_table_fits_on_a_screen_with_the_papers_words(made, name):
 
 def test_published_rows_do_not_widen_the_table(made):
     results = made.outcomes["table4"].results
-    rows = [*results.rows, *record.one_by_one(table4.published("cifar10"))]
-    runs = [*results.runs, *table4.published("cifar10")]
+    rows = [*results.rows, *record.rows_per_run(table4.published_entries("cifar10"))]
+    runs = [*results.runs, *table4.published_entries("cifar10")]
     text = shown(replace(made.outcomes["table4"], results=replace(results, rows=rows, runs=runs)))
     assert "published" not in text.partition("bits per dimension; paper")[0]
     assert "Residual Flow" in text

@@ -1,4 +1,4 @@
-"""One network, error and bits together, at three weights: at the size of seconds."""
+"""Hybrid models at three weights, with the smoke budget."""
 
 import io
 import json
@@ -41,45 +41,51 @@ def entry(model, row, **more):
 
 def test_a_cell_is_its_preset_with_another_weight():
     for dataset, preset in HYBRIDS.items():
-        made = experiment(cells.find(dataset, "w=10"), "short", "ours", seed=2)
+        made = experiment(cells.find_cell(dataset, "w=10"), "short", "ours", seed=2)
         expected = PRESETS[preset]
         assert made.objective == replace(expected.objective, weight=10.0)
         assert (made.network, made.training, made.seed) == (expected.network, expected.training, 2)
         assert made.objective.kind == "hybrid"
-    assert cells.label_of("W=.10") == "w=0.1"
-    assert Job(out=Job().out).run_folder(cells.find("mnist", "w=0.1"), 1).parts[-2:] == ("hybrid", "mnist-w0.1-seed1")
+    assert cells.to_label("W=.10") == "w=0.1"
+    assert Job(out=Job().out).run_folder(cells.find_cell("mnist", "w=0.1"), 1).parts[-2:] == (
+        "hybrid",
+        "mnist-w0.1-seed1",
+    )
 
 
 def test_weights_of_the_plan():
-    assert [str(c) for c in hybrid.PLAN.chosen(Job(budget="short", datasets=("cifar10",)))] == [
+    assert [str(c) for c in hybrid.PLAN.choose(Job(budget="short", datasets=("cifar10",)))] == [
         "cifar10 w=0.1",
         "cifar10 w=1",
         "cifar10 w=10",
     ]
-    assert [str(c) for c in hybrid.PLAN.chosen(Job(models=("w=3",)))] == ["digits w=3"]
+    assert [str(c) for c in hybrid.PLAN.choose(Job(models=("w=3",)))] == ["digits w=3"]
     both = Job(budget="short", models=("w=3", "c=0.9", "flow"), datasets=("mnist",))
-    assert [c.label for c in classification.TABLE2.plan.chosen(both)] == ["c=0.9"]
-    assert [c.label for c in table4.PLAN.chosen(both)] == ["flow"]
-    assert [c.label for c in hybrid.PLAN.chosen(both)] == ["w=3"]
+    assert [c.label for c in classification.TABLE2.plan.choose(both)] == ["c=0.9"]
+    assert [c.label for c in table4.PLAN.choose(both)] == ["flow"]
+    assert [c.label for c in hybrid.PLAN.choose(both)] == ["w=3"]
 
 
 @pytest.mark.parametrize(
     ("job", "sentence"),
     [
         ({"models": ("c=0.9",)}, "hybrid has no cell c=0.9 on digits. Its cells are w=0.1, w=1, w=10."),
-        ({"budget": "short", "datasets": ("cifar100",)}, "hybrid is made of mnist, cifar10; got cifar100."),
-        ({"changes": ("objective.weight=3",)}, "w=0.1 is what the cell is; choose it with --cells"),
-        ({"changes": ("training.stepz=3",)}, "stepz"),
+        ({"budget": "short", "datasets": ("cifar100",)}, "hybrid uses mnist, cifar10; got cifar100."),
+        (
+            {"overrides": ("objective.weight=3",)},
+            "must not turn w=0.1 into another cell; got --set objective.weight=3.",
+        ),
+        ({"overrides": ("training.stepz=3",)}, "stepz"),
     ],
 )
-def test_what_cannot_be_made_is_refused_before_anything_is_trained(job, sentence):
+def test_invalid_requests_raise_before_training(job, sentence):
     with pytest.raises(ValueError, match=sentence):
         RESULTS["hybrid"].check(Job(**job))
 
 
 def test_there_is_no_hybrid_on_cifar100():
-    assert cells.find("cifar100", "w=1") is None
-    assert [cells.find(dataset, "w=1").purpose for dataset in HYBRIDS] == ["hybrid"] * 3
+    assert cells.find_cell("cifar100", "w=1") is None
+    assert [cells.find_cell(dataset, "w=1").purpose for dataset in HYBRIDS] == ["hybrid"] * 3
 
 
 # The result
@@ -108,7 +114,7 @@ def test_figures_are_those_of_the_released_weights(made):
 
 
 @pytest.mark.slow
-def test_nothing_is_made_twice_and_a_stopped_job_goes_on(made, monkeypatch, tmp_path):
+def test_nothing_is_computed_twice_and_a_stopped_job_resumes(made, monkeypatch, tmp_path):
     def fail(*_, **__):
         raise AssertionError("made twice")
 
@@ -117,7 +123,7 @@ def test_nothing_is_made_twice_and_a_stopped_job_goes_on(made, monkeypatch, tmp_
             patch.setattr(module, name, fail)
         again = RESULTS["hybrid"].run(Work(made.work.job))
     assert again.results.rows == made.outcome.results.rows
-    one = Job(out=tmp_path, models=("w=1",), changes=("training.steps=12",))
+    one = Job(out=tmp_path, models=("w=1",), overrides=("training.steps=12",))
     looks = iter([False] * 4 + [True] * 100)  # before the cell, and after every step
     with pytest.raises(Stopped, match="digits w=1 stopped and saved at step 4 of 12"):
         RESULTS["hybrid"].run(Work(one, stop=lambda: next(looks)))
@@ -145,7 +151,7 @@ def test_pure_networks_stand_beside_where_they_exist(made, tmp_path):
 # The picture
 
 
-def test_there_is_a_picture_with_something_on_it(made):
+def test_the_plot_is_not_empty(made):
     assert made.outcome.files == (made.out / "hybrid.json", made.out / "hybrid.png")
     with Image.open(made.out / "hybrid.png") as image:
         picture = np.asarray(image.convert("L"))
@@ -153,7 +159,7 @@ def test_there_is_a_picture_with_something_on_it(made):
     assert 0.005 < (picture < 230).mean() < 0.9
 
 
-def test_the_picture_has_the_numbers(tmp_path, figures):
+def test_the_plot_shows_the_given_numbers(tmp_path, figures):
     other = HybridPoint("w=10", 1.0, 0.8, 1.2, 4.0, 0.1)
     plot_tradeoff([POINT, other], tmp_path / "a.png", images=100, classifier=("pure", 0.5), flow=("alone", 2.5))
     axes = figures[0].axes[0]
@@ -167,6 +173,6 @@ def test_the_picture_has_the_numbers(tmp_path, figures):
     assert figures[1].axes[0].get_legend() is None
 
 
-def test_a_picture_of_nothing(tmp_path):
+def test_an_empty_plot_raises(tmp_path):
     with pytest.raises(ValueError, match="points must hold at least one hybrid; got none."):
         plot_tradeoff([], tmp_path / "a.png", images=1)

@@ -1,4 +1,4 @@
-"""What the paper compares with, at the size of seconds: Figures 1 and 2, Tables 1, 3 and 5."""
+"""What the paper compares with, with the smoke budget: Figures 1 and 2, Tables 1, 3 and 5."""
 
 import json
 import math
@@ -46,7 +46,7 @@ RESULTS = {r.name: r for r in (figure1.RESULT, figure2.RESULT, table1.RESULT, cl
 def made(tmp_path_factory):
     """Every result of the budget smoke; the five classifiers of Table 3 with a few steps."""
     work = Work(Job(out=tmp_path_factory.mktemp("rivals")))
-    few = Work(replace(work.job, changes=("training.steps=6",)))
+    few = Work(replace(work.job, overrides=("training.steps=6",)))
     outcomes = {name: result.run(few if name == "table3" else work) for name, result in RESULTS.items()}
     return SimpleNamespace(work=work, few=few, out=work.job.out, outcomes=outcomes)
 
@@ -61,7 +61,7 @@ def drawn(path):
 
 def test_lines_cross_where_they_do():
     paths = np.array([[0.0, 1.0, 10.0], [4.0, 2.0, 10.0]])
-    (crossing,) = figure1.crossings(paths)
+    (crossing,) = figure1.find_crossings(paths)
     assert crossing.pair == (0, 1)
     assert crossing.depth == pytest.approx(1 / 3)  # x = 4 t and x = 1 + t
     assert crossing.value == pytest.approx(4 / 3)
@@ -69,7 +69,7 @@ def test_lines_cross_where_they_do():
 
 def test_crossings_are_those_of_a_search_along_the_paths():
     paths = np.random.default_rng(0).normal(size=(4, 7))
-    found = figure1.crossings(paths)
+    found = figure1.find_crossings(paths)
     fine = np.concatenate(
         [(1 - u) * a + u * b for a, b in pairwise(paths) for u in [np.linspace(0, 1, 4001)[:-1, None]]]
     )
@@ -88,9 +88,9 @@ def test_crossings_are_those_of_a_search_along_the_paths():
 def test_paths_that_touch_do_not_cross_and_those_that_meet_in_a_layer_do():
     touching = np.array([[0.0, 1.0], [1.0, 1.0], [0.0, 1.0]])
     through = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
-    assert figure1.crossings(touching) == []
-    assert [(c.depth, c.value) for c in figure1.crossings(through)] == [(1.0, 1.0)]
-    assert figure1.crossings(np.array([[1.0, 1.0], [2.0, 3.0]])) == []  # one path, twice, that parts
+    assert figure1.find_crossings(touching) == []
+    assert [(c.depth, c.value) for c in figure1.find_crossings(through)] == [(1.0, 1.0)]
+    assert figure1.find_crossings(np.array([[1.0, 1.0], [2.0, 3.0]])) == []  # one path, twice, that parts
 
 
 def test_the_constraint_keeps_the_order_of_all_paths(made):
@@ -109,7 +109,7 @@ def test_the_constraint_keeps_the_order_of_all_paths(made):
 def test_a_block_that_folds_the_line_crosses_paths():
     fold = nn.Linear(1, 1, bias=False)
     fold.weight.data.fill_(-3.0)  # x - 3 x
-    row, dynamics = figure1.measure("vanilla", replace(figure1.Setting(), blocks=2), Chain(UnconstrainedBlock(fold)))
+    row, dynamics = figure1.measure_crossings("vanilla", replace(figure1.Setting(), blocks=2), Chain(UnconstrainedBlock(fold)))
     n = figure1.PATHS
     assert row["crossings"] == n * (n - 1) // 2  # x -> -2 x: all of them
     assert all(c.value == pytest.approx(0, abs=1e-9) for c in dynamics.crossings)
@@ -119,12 +119,12 @@ def test_a_block_that_folds_the_line_crosses_paths():
 
 
 def test_both_networks_learn_the_same_points():
-    x, y = figure1.target(60, 0.0, seed=0)
+    x, y = figure1.noisy_targets(60, 0.0, seed=0)
     assert torch.allclose(y, torch.cat([x**3, x], dim=1))
-    a, b = (figure1.target(60, 0.5, seed=3)[1] for _ in range(2))
+    a, b = (figure1.noisy_targets(60, 0.5, seed=3)[1] for _ in range(2))
     assert torch.equal(a, b)
     s = figure1.Setting()
-    sizes = [sum(p.numel() for p in figure1.network(name, s, 0).parameters()) for name in ("vanilla", "i-ResNet")]
+    sizes = [sum(p.numel() for p in figure1.build_network(name, s, 0).parameters()) for name in ("vanilla", "i-ResNet")]
     assert sizes[0] == sizes[1]
     loss, metrics = figure1.Waypoints(Chain(UnconstrainedBlock(nn.Identity()), UnconstrainedBlock(nn.Identity())))(
         torch.ones(2, 1), torch.tensor([[2.0, 4.0], [2.0, 4.0]])
@@ -135,17 +135,17 @@ def test_both_networks_learn_the_same_points():
         figure1.Waypoints(Chain(UnconstrainedBlock(nn.Identity())))(torch.ones(2, 1))
 
 
-def test_crossings_that_lie_together_are_circled_together():
+def test_crossings_close_together_share_a_circle():
     points = [(0.5, 0.0), (0.6, 0.1), (0.7, 3.0), (1.5, 0.1)]
     groups = group_crossings([Crossing(d, v, (0, 1)) for d, v in points], near=0.5)
     assert [[c.depth for c in g] for g in groups] == [[0.5, 0.6], [0.7], [1.5]]
 
 
-def test_a_picture_of_paths(tmp_path):
+def test_plotted_paths_fill_one_panel_per_network(tmp_path):
     with pytest.raises(ValueError, match="dynamics must hold at least one network; got none."):
         plot_paths([], tmp_path / "a.png")
     paths = np.array([[-1.0, 0.0, 1.0], [1.0, 0.0, -1.0], [2.0, 0.0, -2.0]])
-    crossing = Dynamics("crossing", paths, figure1.crossings(paths))
+    crossing = Dynamics("crossing", paths, figure1.find_crossings(paths))
     straight = Dynamics("straight", np.tile(paths[:1], (3, 1)), [])
     one, two = (
         drawn(plot_paths(d, tmp_path / f"{i}.png", dpi=60)) for i, d in enumerate(([straight], [crossing, straight]))
@@ -169,7 +169,7 @@ def test_nats_are_exact_and_above_the_floor(made):
         assert row["steps"] == 30
     assert glow["blocks proven"] is None
     assert ours["blocks proven"] == "4 of 4"
-    run = made.work.trained(cells.find(ours["dataset"], "i-ResNet"), 0)
+    run = made.work.get_run(cells.find_cell(ours["dataset"], "i-ResNet"), 0)
     x = made.work.splits(run).test.x[:50]
     flow = made.work.model(run)
     with torch.enable_grad():
@@ -189,11 +189,11 @@ def test_the_difference_to_glow_is_paired(made):
     assert 0 < ours["error of the difference"] < unpaired
 
 
-def test_a_density_is_looked_at_once(made, monkeypatch):
+def test_a_density_is_evaluated_once(made, monkeypatch):
     def fail(*_, **__):
         raise AssertionError("made twice")
 
-    monkeypatch.setattr(figure2, "_look", fail)
+    monkeypatch.setattr(figure2, "_save_arrays", fail)
     again = figure2.RESULT.run(Work(made.work.job)).results.rows
     assert again == made.outcomes["figure2"].results.rows
 
@@ -201,37 +201,37 @@ def test_a_density_is_looked_at_once(made, monkeypatch):
 def test_networks_of_figure_2_are_those_of_the_paper():
     sizes = {}
     for model in ("Glow", "i-ResNet"):
-        e = Job(budget="short").experiment(cells.find("rings", model), 0)
+        e = Job(budget="short").experiment(cells.find_cell("rings", model), 0)
         assert (e.network.blocks, e.network.width, e.network.depth, e.data.source) == ((100,), 64, 3, "rings")
         sizes[model] = (e.training.steps, e.training.batch)
     assert sizes["Glow"] == sizes["i-ResNet"]
-    assert Job(budget="paper").experiment(cells.find("rings", "Glow"), 0).training.steps == 20_000
-    assert len(figure2.RESULT.plan.chosen(Job(budget="short"))) == 8
-    only = figure2.RESULT.plan.chosen(Job(budget="short", datasets=("moons",), models=("i-resnet",)))
+    assert Job(budget="paper").experiment(cells.find_cell("rings", "Glow"), 0).training.steps == 20_000
+    assert len(figure2.RESULT.plan.choose(Job(budget="short"))) == 8
+    only = figure2.RESULT.plan.choose(Job(budget="short", datasets=("moons",), models=("i-resnet",)))
     assert [str(c) for c in only] == ["moons i-ResNet"]
 
 
 @pytest.mark.parametrize(
     ("differences", "sentence"),
     [
-        ({"a": 0.1, "b_c": 0.2}, "the i-ResNet comes nearer to the floor than Glow on a, b c"),
-        ({"a": 0.1, "b": -0.2}, "the i-ResNet comes nearer to the floor than Glow on a; it does not on b"),
-        ({"a": -0.1}, "Glow comes nearer to the floor than the i-ResNet on a"),
-        ({"a": 0.001}, "the two cannot be told apart on a"),
+        ({"a": 0.1, "b_c": 0.2}, "the i-ResNet is closer to the floor than Glow on a, b c"),
+        ({"a": 0.1, "b": -0.2}, "the i-ResNet is closer to the floor than Glow on a; it is not on b"),
+        ({"a": -0.1}, "Glow is closer to the floor than the i-ResNet on a"),
+        ({"a": 0.001}, "there is no significant difference on a"),
         ({"a": 0.1, "b": 0.019, "c": -0.019},
-         "the i-ResNet comes nearer to the floor than Glow on a; the two cannot be told apart on b, c"),
+         "the i-ResNet is closer to the floor than Glow on a; there is no significant difference on b, c"),
         ({"a": -0.021, "b": 0.0},
-         "Glow comes nearer to the floor than the i-ResNet on a; the two cannot be told apart on b"),
-        ({"a": math.nan}, "the two cannot be told apart on a"),
+         "Glow is closer to the floor than the i-ResNet on a; there is no significant difference on b"),
+        ({"a": math.nan}, "there is no significant difference on a"),
         ({"a": None}, "one of the two models is missing: nothing to compare"),
     ],
 )  # fmt: skip
 def test_it_is_said_where_the_i_resnet_does_not_win(differences, sentence):
     rows = [{"dataset": d, "nearer": None if v is None else figure2.nearer(v, 0.01)} for d, v in differences.items()]
-    assert figure2.verdict(rows) == sentence
+    assert figure2.compare_models(rows) == sentence
 
 
-def test_published_rows_keep_to_the_same_rule():
+def test_published_rows_follow_the_same_rule():
     rows = json.loads((Path(__file__).parents[1] / "results" / "figure2.json").read_text())["rows"]
     compared = [r for r in rows if r["nearer"] is not None]
     assert len(compared) >= 4
@@ -242,9 +242,9 @@ def test_published_rows_keep_to_the_same_rule():
 @pytest.mark.parametrize(
     ("errors", "nearer", "painted", "sentence"),
     [
-        (2.1, "i-ResNet", ["1.998 nats"], "the i-ResNet comes nearer to the floor than Glow on eight gaussians"),
-        (-2.1, "Glow", ["2.000 nats"], "Glow comes nearer to the floor than the i-ResNet on eight gaussians"),
-        (1.9, "neither", [], "the two cannot be told apart on eight gaussians"),
+        (2.1, "i-ResNet", ["1.998 nats"], "the i-ResNet is closer to the floor than Glow on eight gaussians"),
+        (-2.1, "Glow", ["2.000 nats"], "Glow is closer to the floor than the i-ResNet on eight gaussians"),
+        (1.9, "neither", [], "there is no significant difference on eight gaussians"),
     ],
 )
 def test_a_difference_within_two_standard_errors_is_a_tie(made, tmp_path, figures, errors, nearer, painted, sentence):
@@ -265,17 +265,17 @@ def test_a_difference_within_two_standard_errors_is_a_tie(made, tmp_path, figure
     assert sentence in " ".join(texts)
 
 
-def test_a_glow_made_otherwise_is_not_compared_with(made, tmp_path):
-    work = Work(Job(out=tmp_path, models=("i-resnet",), changes=("training.steps=3",)))
+def test_a_glow_with_other_settings_is_not_compared(made, tmp_path):
+    work = Work(Job(out=tmp_path, models=("i-resnet",), overrides=("training.steps=3",)))
     (row,) = figure2.RESULT.run(work).results.rows
     assert row["nearer than Glow by"] is None
-    glow = Work(Job(out=tmp_path, models=("glow",), changes=("training.steps=2",)))
+    glow = Work(Job(out=tmp_path, models=("glow",), overrides=("training.steps=2",)))
     figure2.RESULT.run(glow)
     both = figure2.RESULT.run(work).results.rows
     assert [r["nearer than Glow by"] for r in both] == [None, None]
 
 
-def test_a_run_that_is_stopped_goes_on(tmp_path):
+def test_a_stopped_run_resumes(tmp_path):
     asked = iter(range(1000))
     job = Job(out=tmp_path, models=("i-resnet",))
     with pytest.raises(Stopped, match=r"eight_gaussians i-ResNet stopped and saved at step \d+ of 30"):
@@ -283,7 +283,7 @@ def test_a_run_that_is_stopped_goes_on(tmp_path):
     assert figure2.RESULT.run(Work(job)).results.rows[0]["steps"] == 30
 
 
-def test_a_picture_of_planes(tmp_path):
+def test_plotted_planes_show_densities_and_highlight_the_nearest_model(tmp_path):
     with pytest.raises(ValueError, match="planes must hold at least one density; got none."):
         plot_planes([], tmp_path / "a.png")
     data = np.random.default_rng(0).normal(size=(50, 2))
@@ -305,12 +305,10 @@ def test_a_picture_of_planes(tmp_path):
 
 
 def test_a_resnet_without_a_turn_has_no_marks(monkeypatch):
-    assert systems.turns() > 0
-    monkeypatch.setattr(table1, "turns", lambda: 0)
-    with pytest.raises(
-        RuntimeError, match="a ResNet's marks need a block that turns around, .*; got one without a turn"
-    ):
-        table1.marks("ResNet", 10)
+    assert systems.count_turns() > 0
+    monkeypatch.setattr(table1, "count_turns", lambda: 0)
+    with pytest.raises(RuntimeError, match="the marks of a ResNet need a block that turns around, .*; got one without"):
+        table1.find_marks("ResNet", 10)
 
 
 def test_the_papers_table_1():
@@ -350,22 +348,22 @@ def test_what_was_measured_is_beside_the_marks(made):
 
 def test_without_zuko_its_marks_are_as_published(monkeypatch):
     monkeypatch.setattr(table1, "find_spec", lambda name: None)
-    entry = table1._entry("FFJORD", Job())
+    entry, _ = table1.measure_system("FFJORD", Job())
     assert entry["row"]["established"] == "as published"
     assert entry["row"]["free-form"] == "✓ / pub."
-    assert table1.differing([{"model": "FFJORD", **entry["row"]}]) == []
+    assert table1.list_differences([{"model": "FFJORD", **entry["row"]}]) == []
 
 
 def test_a_coupling_has_a_zero_pattern_and_a_linear_map_is_no_layer():
     x = torch.randn(8, 4, dtype=torch.float64)
     shift = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
     coupling = AdditiveCoupling(shift).double()
-    found = properties.pattern([coupling, coupling], x)
+    found = properties.zero_pattern([coupling, coupling], x)
     assert (found.entries, found.always_zero, found.free) == (16, 2 + 2 + 4, False)  # I, 0; T, I
     scale = ActNorm(4).double()
     scale.initialised.fill_(True)
     block = ResidualBlock(contractive_mlp(4, (8,))).double()
-    assert properties.pattern([Chain(scale, block)], x).free
+    assert properties.zero_pattern([Chain(scale, block)], x).free
 
 
 def test_the_jacobian_and_volume_of_a_linear_map():
@@ -382,9 +380,9 @@ def test_bias_is_seen_and_its_absence_too():
         return torch.randn(len(x), generator=generator)
 
     x = torch.zeros(1, 2)
-    assert properties.bias(noise, 0.0, x, 4000).unbiased
-    assert not properties.bias(noise, 0.1, x, 40_000).unbiased
-    assert properties.bias(lambda x: torch.ones(len(x)), 0.0, x, 10).distance == math.inf
+    assert properties.measure_bias(noise, 0.0, x, 4000).unbiased
+    assert not properties.measure_bias(noise, 0.1, x, 40_000).unbiased
+    assert properties.measure_bias(lambda x: torch.ones(len(x)), 0.0, x, 10).distance == math.inf
 
 
 # Table 3
@@ -393,7 +391,7 @@ def test_bias_is_seen_and_its_absence_too():
 def test_the_papers_table_3():
     assert list(classification.PAPER3.values()) == [12.63, 12.36, 8.03, 6.78, 5.6]
     job = Job(budget="short")
-    experiments = {c.label: job.experiment(c, 0) for c in classification.TABLE3.plan.chosen(job)}
+    experiments = {c.label: job.experiment(c, 0) for c in classification.TABLE3.plan.choose(job)}
     assert {e.training.epochs for e in experiments.values()} == {EPOCHS["short"]["cifar10"]}
     assert {(e.data.source, e.data.flip, e.data.shift) for e in experiments.values()} == {("cifar10", True, 4)}
     assert [experiments[m].training.optimiser for m in classification.PAPER3] == ["adam", "adam", "sgd", "sgd", "sgd"]
@@ -402,7 +400,9 @@ def test_the_papers_table_3():
 
 
 def test_couplings_keep_adam_under_the_papers_recipe():
-    glow, ours = (experiment(cells.find("cifar10", m), "paper", "paper").training for m in ("affine Glow", "c=0.9"))
+    glow, ours = (
+        experiment(cells.find_cell("cifar10", m), "paper", "paper").training for m in ("affine Glow", "c=0.9")
+    )
     assert (glow.optimiser, ours.optimiser, glow.epochs, ours.epochs) == ("adam", "sgd", 200, 200)
 
 
@@ -430,7 +430,7 @@ def test_test_images_are_read_once(made, monkeypatch):
 
 def test_networks_of_table_5_have_the_same_layers():
     s = table5.Size()
-    made = {name: table5.network(name, s) for name in table5.CASES}
+    made = {name: table5.network(cell, s) for name, cell in table5.CELLS.items()}
     assert {(n.blocks, n.width, n.kernels, n.factor_out, n.squeeze_first) for n in made.values()} == {
         ((32, 32, 32), 512, (3, 1, 3), True, True)
     }
@@ -441,7 +441,7 @@ def test_networks_of_table_5_have_the_same_layers():
 
 def test_times_are_beside_glows(made):
     rows = {r["model"]: r for r in made.outcomes["table5"].results.rows}
-    assert list(rows) == list(table5.CASES)
+    assert list(rows) == list(table5.CELLS)
     for row in rows.values():
         glow = rows["Glow" if row["job"] == "classification" else "Glow log-det"]
         assert row["to Glow"] == pytest.approx(row["ms"] / glow["ms"])
@@ -463,16 +463,16 @@ def test_operations_of_a_linear_layer_are_counted():
         def forward(self, x, y, generator=None):
             return self.model(x).square().sum(), {}
 
-    count = table5.operations(Squares(), torch.ones(3, 10), None, torch.Generator())
+    count = table5.count_operations(Squares(), torch.ones(3, 10), None, torch.Generator())
     assert count * 1e9 == 2 * 2 * 3 * 10 * 20  # forward, and the gradient of the weight
 
 
 @pytest.mark.parametrize(("commit", "again"), [("1234567", 0), ("7654321", 5), ("1234567-dirty", 5)])
-def test_what_was_measured_in_the_same_circumstances_is_kept(made, tmp_path, monkeypatch, commit, again):
+def test_entries_of_the_same_machine_versions_and_commit_are_kept(made, tmp_path, monkeypatch, commit, again):
     now = [{**e, "commit": "1234567"} for e in made.outcomes["table5"].results.runs]
-    write(Results("table5", table5.compared(now), now), tmp_path)
+    write(Results("table5", table5.rows_with_ratio(now), now), tmp_path)
     rows, measured = {e["model"]: e["row"] for e in now}, []
-    monkeypatch.setattr(table5, "measure", lambda name, *_: measured.append(name) or rows[name])
+    monkeypatch.setattr(table5, "measure_step", lambda cell, *_: measured.append(cell) or rows[cell.label])
     monkeypatch.setattr(table5, "provenance", lambda **_: {**now[0], "commit": commit})
     found = table5.run(Work(Job(out=tmp_path))).results
     assert len(measured) == again
@@ -491,14 +491,14 @@ def test_operations_of_grouped_convolutions_are_counted(make, places):
         def forward(self, x, y, generator=None):
             return self.model(x.requires_grad_()).square().sum(), {}
 
-    count = table5.operations(Squares(), torch.ones(3, 8, 8, 8), None, torch.Generator())
+    count = table5.count_operations(Squares(), torch.ones(3, 8, 8, 8), None, torch.Generator())
     assert count * 1e9 == pytest.approx(3 * 2 * 3 * places * 8 * 12 / 4 * 9)  # forward, and two gradients
 
 
-def test_rows_of_two_devices_stand_beside_each_other(made, tmp_path):
+def test_rows_of_two_devices_are_compared_separately(made, tmp_path):
     entries = made.outcomes["table5"].results.runs
     ood_images = [{**e, "settings": ["on a GPU", "engine compiled"], "row": {**e["row"], "ms": 1.0}} for e in entries]
-    rows = table5.compared([*entries, *ood_images])
+    rows = table5.rows_with_ratio([*entries, *ood_images])
     assert [r["settings"] for r in rows] == ["on a CPU engine plain"] * 5 + ["on a GPU engine compiled"] * 5
     assert [r["to Glow"] for r in rows[5:]] == [1.0] * 5
 
@@ -507,7 +507,7 @@ def test_rows_of_two_devices_stand_beside_each_other(made, tmp_path):
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_every_result_is_a_file_that_says_how_it_was_made(made, name):
+def test_every_results_file_records_provenance(made, name):
     content = json.loads((made.out / f"{name}.json").read_text())
     assert content["name"] == name
     assert len(content["rows"]) == len(content["runs"])
@@ -517,7 +517,7 @@ def test_every_result_is_a_file_that_says_how_it_was_made(made, name):
 
 
 @pytest.mark.parametrize("name", ["figure1", "figure2"])
-def test_every_figure_has_something_on_it(made, name):
+def test_every_plot_has_content(made, name):
     picture = drawn(made.out / f"{name}.png")
     assert len(np.unique(picture)) > 20
     assert 0.005 < (picture > 60).mean() < 0.9
@@ -526,20 +526,20 @@ def test_every_figure_has_something_on_it(made, name):
 @pytest.mark.parametrize(
     ("result", "job", "message"),
     [
-        ("figure1", {"changes": ("steps=3",)}, "figure1 has no settings to replace; got --set steps=3. Leave"),
-        ("figure1", {"datasets": ("mnist",)}, "figure1 is made of points on a line, by its own two networks; leave"),
-        ("figure1", {"models": ("vanilla",)}, "figure1 is made of points on a line, by its own two networks; leave"),
-        ("figure2", {"datasets": ("digits",)}, "figure2 is made of densities in the plane; got digits. Ask for some"),
+        ("figure1", {"overrides": ("steps=3",)}, "figure1 trains two networks of its own .*; got steps=3. Leave --set"),
+        ("figure1", {"datasets": ("mnist",)}, "figure1 trains two networks of its own on points of a line; got"),
+        ("figure1", {"models": ("vanilla",)}, "figure1 trains two networks of its own on points of a line; got"),
+        ("figure2", {"datasets": ("digits",)}, "figure2 uses densities in the plane; got digits. Choose among"),
         ("figure2", {"models": ("vanilla",)}, "figure2 has no cell vanilla on eight_gaussians. Its cells are Glow"),
-        ("figure2", {"datasets": ("moonz",)}, "figure2 is made of densities in the plane; got moonz. Ask for some of"),
-        ("table1", {"datasets": ("mnist",)}, "table1 is made of all its systems, with random weights; leave"),
-        ("table5", {"datasets": ("mnist",)}, "table5 measures all its networks on random images; leave"),
-        ("table1", {"models": ("glow",)}, "table1 is made of all its systems, with random weights; leave"),
-        ("table3", {"datasets": ("moons",)}, "table3 of the budget smoke is made of digits; got moons."),
-        ("table5", {"changes": ("batch=3",)}, "table5 measures all its networks on random images; leave --set"),
+        ("figure2", {"datasets": ("moonz",)}, "figure2 uses densities in the plane; got moonz. Choose among"),
+        ("table1", {"datasets": ("mnist",)}, "table1 runs systems of its own with random weights; got"),
+        ("table5", {"datasets": ("mnist",)}, "table5 measures networks of its own on random images; got mnist. Leave"),
+        ("table1", {"models": ("glow",)}, "table1 runs systems of its own with random weights; got"),
+        ("table3", {"datasets": ("moons",)}, "table3 with the budget smoke uses digits; got moons."),
+        ("table5", {"overrides": ("batch=3",)}, "table5 measures networks of its own .*; got batch=3. Leave --set"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_made_is_refused_before_anything_is_trained(result, job, message):
+def test_invalid_requests_raise_before_training(result, job, message):
     with pytest.raises(ValueError, match=message):
         RESULTS[result].check(Job(**job))
 
@@ -548,19 +548,19 @@ def test_what_cannot_be_made_is_refused_before_anything_is_trained(result, job, 
     ("dataset", "label"), [("moons", "vanilla"), ("moons", "c=0.9"), ("cifar10", "i-ResNet"), ("mnist", "affine Glow")]
 )
 def test_cells_that_do_not_exist(dataset, label):
-    assert cells.find(dataset, label) is None
+    assert cells.find_cell(dataset, label) is None
 
 
-def test_words_for_models():
+def test_words_of_users_map_to_labels():
     words = ("glow", "I-ResNet", "affine-glow", "AdditiveGlow", "i-resnet glow-style", "irevnet")
     models = ["Glow", "i-ResNet", "affine Glow", "additive Glow", "i-ResNet Glow-style", "i-RevNet"]
-    assert [cells.label_of(w) for w in words] == models
-    assert cells.find("cifar10", "i-ResNet Glow-style").folder == "cifar10-iresnet-glowstyle"
-    assert set(figure2.USUAL) <= set(DENSITIES)
-    assert len(figure2.USUAL) >= 4
+    assert [cells.to_label(w) for w in words] == models
+    assert cells.find_cell("cifar10", "i-ResNet Glow-style").folder == "cifar10-iresnet-glowstyle"
+    assert set(figure2.DEFAULT) <= set(DENSITIES)
+    assert len(figure2.DEFAULT) >= 4
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_a_job_that_is_stopped_says_so(made, name, tmp_path):
+def test_a_stopped_job_raises_stopped(made, name, tmp_path):
     with pytest.raises(Stopped):
         RESULTS[name].run(Work(Job(out=tmp_path), stop=lambda: True))

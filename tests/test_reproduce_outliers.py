@@ -1,4 +1,4 @@
-"""Images that do not belong, beside each other by likelihood and typicality: at the size of seconds."""
+"""Detection of out-of-distribution images by likelihood and typicality, with the smoke budget."""
 
 import io
 import json
@@ -41,7 +41,7 @@ def made(tmp_path_factory):
 # The result
 
 
-def test_a_row_for_the_data_and_for_every_kind_the_most_likely_first(made):
+def test_rows_are_the_data_then_kinds_by_likelihood(made):
     own, *others = made.outcome.results.rows
     assert own["kind"] == "the data"
     assert all(own[k] is None for k in outliers.AREAS)
@@ -56,7 +56,7 @@ def test_a_row_for_the_data_and_for_every_kind_the_most_likely_first(made):
         assert all(0 <= r[k] <= 1 for k in outliers.AREAS)
 
 
-def test_the_known_failure_is_shown(made):
+def test_blank_images_are_more_likely_than_the_data_but_not_typical(made):
     rows = {r["kind"]: r for r in made.outcome.results.rows}
     blank, noise = rows["blank"], rows["noise"]
     assert blank["bits/dim"] < blank["data bits/dim"] < noise["bits/dim"]
@@ -87,7 +87,7 @@ def test_figures_are_those_of_the_released_weights(made):
     assert quantiles[20] == pytest.approx(float(bits.quantile(0.5)), abs=1e-4)
 
 
-def test_nothing_is_judged_twice_and_a_stop_is_heard(made, monkeypatch):
+def test_nothing_is_evaluated_twice_and_a_stop_ends_the_evaluation(made, monkeypatch):
     monkeypatch.setattr(outliers, "IMAGES", 160)
     with monkeypatch.context() as patch:
         patch.setattr(outliers, "log_likelihood", lambda *_, **__: pytest.fail("judged twice"))
@@ -95,52 +95,52 @@ def test_nothing_is_judged_twice_and_a_stop_is_heard(made, monkeypatch):
     assert again.results.rows == made.outcome.results.rows
     monkeypatch.setattr(outliers, "DRAWS", 2)  # asked for otherwise, they are made anew
     looks = iter([False, False, False, True])
-    with pytest.raises(Stopped, match="the likelihoods of pixel noise were not begun"):
+    with pytest.raises(Stopped, match="the likelihood of pixel noise was not begun"):
         RESULTS["outliers"].run(Work(made.work.job, stop=lambda: next(looks)))
 
 
 def test_the_table_fits_a_terminal(made):
     show(Screen(width=80, file=(text := io.StringIO())), made.outcome)
     assert "…" not in text.getvalue()
-    assert "found: areas under the ROC curve; 1 all, 0.5 chance" in text.getvalue()
-    assert "bits/dim at most by 4 draws of noise and probes" in text.getvalue()
+    assert "found by: area under the ROC curve; 1 perfect, 0.5 chance" in text.getvalue()
+    assert "bits/dim with 4 draws of noise and probes" in text.getvalue()
 
 
 @pytest.mark.parametrize(("dataset", "present"), [("mnist", False), ("cifar10", True)])
-def test_real_images_of_other_sets(dataset, present, monkeypatch):
+def test_images_of_other_datasets_are_used_where_downloaded(dataset, present, monkeypatch):
     """Those of scikit-learn always; downloaded sets where they are, and else a sentence."""
     sets = {name: Dataset(torch.full((30, *s.schema.shape), 7).byte(), None, s.schema) for name, s in DATASETS.items()}
     monkeypatch.setattr(outliers, "is_present", lambda name, folder: present)
     monkeypatch.setattr(outliers.canonical, "read_canonical", lambda name, folder, part: sets[name])
     preset, said = PRESETS[f"{dataset}-flow"], []
     run = SimpleNamespace(schema=DATASETS[dataset].schema, experiment=replace(preset, seed=1))
-    made = outliers.kinds(Work(Job(folder="here"), say=said.append), run, cells.find(dataset, "flow"), sets[dataset])
-    beside = outliers.BESIDE[dataset]
+    made = outliers.other_images(
+        Work(Job(data_dir="here"), say=said.append), run, cells.find_cell(dataset, "flow"), sets[dataset]
+    )
+    beside = outliers.OTHER_DATASETS[dataset]
     assert list(made) == [*NAMES, "8x8 digits", *(beside if present else ())]
     assert all(rows.schema == run.schema and len(rows) == 30 for rows in made.values())
-    missing = (
-        "fashion-mnist is not in the folder here and is left out; `iresnet data download fashion-mnist` fetches it"
-    )
+    missing = "fashion-mnist is not in the folder here and is left out. Run `iresnet data download fashion-mnist`."
     assert said == ([] if present else [missing])
 
 
 def test_cells_are_the_flows_of_table_4():
     asked = Job(budget="short", models=("flow-small", "flow", "w=1"), datasets=("mnist",))
-    assert [str(c) for c in outliers.PLAN.chosen(asked)] == ["mnist flow-small", "mnist flow"]
+    assert [str(c) for c in outliers.PLAN.choose(asked)] == ["mnist flow-small", "mnist flow"]
     on_digits = Job(budget="short", datasets=("digits",))
-    assert [str(c) for c in outliers.PLAN.chosen(on_digits)] == ["digits flow"]
-    assert asked.run_folder(cells.find("mnist", "flow"), 0).parts[-2:] == ("table4", "mnist-flow")
+    assert [str(c) for c in outliers.PLAN.choose(on_digits)] == ["digits flow"]
+    assert asked.run_folder(cells.find_cell("mnist", "flow"), 0).parts[-2:] == ("table4", "mnist-flow")
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("--cells", "c=0.9"), "outliers has no cell c=0.9 on digits. Its cells are flow."),
-        (("--budget", "short", "--dataset", "cifar100"), "outliers is made of mnist, cifar10, digits; got cifar100."),
+        (("--budget", "short", "--dataset", "cifar100"), "outliers uses mnist, cifar10, digits; got cifar100."),
         (("--budget", "short", "--dataset", "mnist", "--data-dir", "nowhere"), "mnist is not in the folder nowhere."),
     ],
 )
-def test_mistakes_get_a_sentence_before_anything_is_trained(words, sentence, capsys, tmp_path):
+def test_mistakes_exit_with_2_and_a_sentence_before_training(words, sentence, capsys, tmp_path):
     with pytest.raises(SystemExit) as stop:
         cli.main(["reproduce", "outliers", *words, "--out", str(tmp_path)])
     assert stop.value.code == 2
@@ -151,7 +151,7 @@ def test_mistakes_get_a_sentence_before_anything_is_trained(words, sentence, cap
 # The picture
 
 
-def test_there_is_a_picture_with_something_on_it(made):
+def test_the_plot_is_not_empty(made):
     assert made.outcome.files == (made.out / "outliers.json", made.out / "outliers-digits.png")
     with Image.open(made.out / "outliers-digits.png") as image:
         picture = np.asarray(image.convert("L"))
@@ -159,7 +159,7 @@ def test_there_is_a_picture_with_something_on_it(made):
     assert 0.02 < (picture < 230).mean() < 0.9
 
 
-def test_ridges_hold_the_shares_between_their_edges(figures, tmp_path):
+def test_ridges_show_the_share_of_images_per_bin(figures, tmp_path):
     spike = Ridge("blank", [0.5, 0.5, 0.5], 0.5, (0.0, 1.0, 1.0), TILES)
     even = Ridge("noise", list(np.geomspace(4, 16, 41)), 9.0, (1.0, 1.0, 0.45), TILES)
     plot_ridges(DATA, [spike, even], tmp_path / "a.png", levels=17, images=500)
@@ -175,7 +175,7 @@ def test_ridges_hold_the_shares_between_their_edges(figures, tmp_path):
     assert (shown["0.00"], shown["0.45"], shown["1.00"]) == (ridges.WARM, ridges.INK, ridges.INK)
 
 
-def test_a_kind_without_numbers_is_an_empty_row(figures, tmp_path):
+def test_a_kind_without_finite_likelihoods_is_an_empty_row(figures, tmp_path):
     lost = Ridge("noise", [None, None], None, (1.0, 1.0, 1.0), TILES)
     plot_ridges(DATA, [lost], tmp_path / "a.png", levels=17, images=500)
     assert sum(hasattr(p, "get_data") for p in figures[0].axes[0].patches) == 1
@@ -192,6 +192,6 @@ def test_colour_images_are_drawn_in_colour(tmp_path):
     assert (pixels == (255, 0, 0)).all(1).sum() > 1000
 
 
-def test_a_picture_of_nothing(tmp_path):
+def test_an_empty_plot_raises(tmp_path):
     with pytest.raises(ValueError, match="others must hold at least one kind of images; got none."):
         plot_ridges(DATA, [], tmp_path / "a.png", levels=17, images=500)

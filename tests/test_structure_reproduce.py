@@ -1,4 +1,4 @@
-"""The paper's results are made as a user would make them: of public names, and the library does not know of them."""
+"""The reproduction of the paper imports public names alone, and the library does not import it."""
 
 import ast
 from pathlib import Path
@@ -62,14 +62,14 @@ def reaching_in(path, source):
         "import torch; torch._dynamo.reset()",
     ],
 )
-def test_a_private_name_is_seen(line):
+def test_a_private_import_is_found(line):
     assert private(PACKAGE / "sample.py", line) == [1]
 
 
 @pytest.mark.parametrize(
     "line", ["from ..run import Run", "from .record import _head", "from __future__ import annotations", "self._x = 1"]
 )
-def test_what_is_public_or_ones_own_is_none(line):
+def test_public_and_own_names_are_allowed(line):
     assert private(PACKAGE / "sample.py", line) == []
 
 
@@ -82,19 +82,19 @@ def test_what_is_public_or_ones_own_is_none(line):
         "from .reproduce.job import Job",
     ],
 )
-def test_reaching_into_the_results_is_seen(line):
+def test_an_import_of_reproduce_is_found(line):
     assert reaching_in(LIBRARY / "sample.py", line) == [1]
     assert reaching_in(LIBRARY / "run" / "sample.py", line.replace("from .", "from ..")) == [1]
 
 
-def test_the_papers_results_import_what_a_user_could():
+def test_reproduce_imports_public_names_alone():
     files = sorted(PACKAGE.rglob("*.py"))
     assert len(files) > 10
     found = {path.name: private(path, path.read_text()) for path in files}
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
-def test_only_the_command_knows_of_the_papers_results():
+def test_only_the_command_imports_reproduce():
     files = [p for p in sorted(LIBRARY.rglob("*.py")) if PACKAGE not in p.parents]
     found = {p.relative_to(LIBRARY).as_posix() for p in files if reaching_in(p, p.read_text())}
     assert found == {"cli/reproduce.py"}

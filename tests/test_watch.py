@@ -144,7 +144,7 @@ def test_the_log_has_it_where_a_series_trains():
 def test_a_job_says_it_of_the_cell_that_it_trained(tmp_path, monkeypatch):
     run, said = kept(copy_of(trained(), tmp_path / "run"), 0.2), []
     monkeypatch.setattr(job, "start", lambda *_, **__: FitResult(run, 6, True, 0.0))
-    assert job.Work(job.Job(out=tmp_path), say=said.append).trained(cells.find("digits", "c=0.9"), 0) == run
+    assert job.Work(job.Job(out=tmp_path), say=said.append).get_run(cells.find_cell("digits", "c=0.9"), 0) == run
     assert [line.partition(" bits/dim")[0] for line in said] == [
         "digits c=0.9: Training's series of 2 terms flatters by at least 0.20"
     ]

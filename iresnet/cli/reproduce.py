@@ -78,8 +78,8 @@ def reproduce(
         models=_words(cells),
         seeds=tuple(seed or (0,)),
         recipe=recipe or "",
-        changes=tuple(set_ or ()),
-        folder=data_dir,
+        overrides=tuple(set_ or ()),
+        data_dir=data_dir,
         runs=runs,
         device=choose_device(device),
     )

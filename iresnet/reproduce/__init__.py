@@ -1,14 +1,16 @@
-"""The paper's tables and figures, one file each or several that show the same: its values, how ours are made, and ours.
+"""The paper's tables and figures: its values, how ours are made, and ours.
 
-result      a table or figure as an object, and how to add one
-cells       the paper's networks on its data, as records; experiments: what decides the run of one
-job         what an invocation asks for, and the runs it is made of
-properties  what Table 1 says of a system, found by running it; systems: those that are run
-judging     what a trained classifier is judged by; the test images are read once
-iteration   Algorithm 1 as the paper runs it, whether it converges or not
-record      OUT/NAME.json, filled in several invocations
+result       a table or figure as an object, and how to add one
+cells        the paper's networks on its datasets, as records
+experiments  the experiment of a cell by budget and recipe
+job          what a command requests, and the runs it needs
+evaluation   the metrics of a trained classifier; the test images are read once
+iteration    Algorithm 1 as the paper runs it, converging or not
+properties   the properties of Table 1, tested by running; systems: the transforms that are run
+record       OUT/NAME.json, filled by several commands
 
-classification: Tables 2 and 3; reconstruction: Figures 3, 7 and 8; series: Figures 4 and 9
+There is a file for every table and figure, but: classification has Tables 2 and 3, reconstruction Figures 3, 7 and 8,
+series Figures 4 and 9. Results beyond the paper: hybrid, outliers.
 """
 
 from collections.abc import Sequence
@@ -33,26 +35,20 @@ from .result import Reproduction, Result
 
 __all__ = ["RESULTS", "Job", "Reproduction", "Result", "Stopped", "Work", "find"]
 
-#: Every table and figure that can be reproduced, in the order of the paper; then what is in its spirit.
+#: Every table and figure that can be reproduced, in the order of the paper; then results beyond the paper.
 RESULTS = {
     result.name: result
     for result in (
         *(figure1.RESULT, figure2.RESULT, table1.RESULT, reconstruction.FIGURE3),
         *(classification.TABLE2, classification.TABLE3, series.FIGURE4, table4.RESULT, figure5.RESULT, figure6.RESULT),
-        *(
-            reconstruction.FIGURE7,
-            table5.RESULT,
-            reconstruction.FIGURE8,
-            series.FIGURE9,
-            hybrid.RESULT,
-            outliers.RESULT,
-        ),
+        *(reconstruction.FIGURE7, table5.RESULT, reconstruction.FIGURE8, series.FIGURE9),
+        *(hybrid.RESULT, outliers.RESULT),
     )
 }
 
 
 def find(names: Sequence[str]) -> list[Result]:
-    """The results of these names, each once; an unknown name is refused."""
+    """Return the results of these names, each once; raise `ValueError` for an unknown name."""
     for name in names:
         if name not in RESULTS:
             raise ValueError(f"there is no result {name!r}. {hint(name, RESULTS)}")

@@ -1,9 +1,9 @@
-"""The cells of the paper's results: a model on a data set, as a record.
+"""The cells of the paper's results: one model on one dataset, as a record.
 
-A cell has the label that a table prints and a command asks for, the preset it is made from with what is replaced in it,
-and the value that the paper has for it. Tables and figures hold lists of them. Here are all that have a name, without
-the paper's values; networks with the coefficient c for every layer, and hybrids with the weight w of their
-cross-entropy, are made for any number: "c=0.9", "w=1".
+A cell has the label that tables print and commands accept, the preset it is made from with its overrides, and the
+paper's value. Tables and figures hold lists of cells. Here are all cells with a name, without the paper's values. Two
+families exist for any number: networks with the coefficient c in every layer, "c=0.9", and hybrids with the weight w
+of the cross-entropy, "w=1".
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ from typing import Any
 
 from .. import presets
 from ..data import toy
+from ..presets import Experiment
 
 DATASETS = ("mnist", "cifar10", "cifar100")
-#: What the budget smoke is made of, whatever the paper's set; the data set of what is made of none.
+#: The dataset of the smoke budget, whatever the paper uses; and the name for no dataset.
 DIGITS, NONE = "digits", "-"
 #: Densities in the plane (Figure 2).
 DENSITIES = tuple(toy.names())
-#: Every data set, in the order of the paper.
-SETS = (DIGITS, *DATASETS, *DENSITIES, NONE)
+#: Every dataset, in the order of the paper.
+ALL_DATASETS = (DIGITS, *DATASETS, *DENSITIES, NONE)
 
 RESNET, VANILLA, BATCHNORM = BASELINES = "ResNet-164", "vanilla", "BatchNorm"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One model on one data set."""
+    """One model on one dataset."""
 
     dataset: str
     label: str
     preset: str
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # settings that replace those of the preset
     paper: Any = None  # the paper's value
-    budget_of: str = ""  # a preset: its data, epochs, steps and batch stand instead of its own
-    own_recipe: bool = False  # whether it is trained as its preset says where the paper's recipe is asked for
+    budget_of: str = ""  # a preset whose data, epochs, steps and batch size replace those of the cell's own
+    own_recipe: bool = False  # whether it keeps the recipe of its preset where the paper's recipe is requested
 
     def __str__(self) -> str:
         return f"{self.dataset} {self.label}"
@@ -49,20 +50,24 @@ class Cell:
         return f"{self.dataset}-{self.label.lower().replace('=', '').replace('-', '').replace(' ', '-')}"
 
     @property
+    def experiment(self) -> Experiment:
+        """Its preset with its overrides."""
+        return presets.with_overrides(presets.find(self.preset), self.overrides)
+
+    @property
     def purpose(self) -> str:
-        """What its network is for, as its preset says: classification, density, hybrid; or plane."""
-        made = presets.find(self.preset)
-        return "plane" if made.data.source in DENSITIES else made.objective.kind
+        """What its network is for: classification, density or hybrid; or plane."""
+        return "plane" if self.experiment.data.source in DENSITIES else self.experiment.objective.kind
 
 
-#: The paper's classifiers without a constraint on their layers; MNIST has its own vanilla, and no other.
+#: The paper's unconstrained classifiers. MNIST has a vanilla network of its own, and no other.
 CLASSIFIERS = (
     *(Cell(d, RESNET, "resnet164") for d in (DIGITS, "cifar10", "cifar100")),
     *(Cell(d, VANILLA, "mnist-vanilla64" if d == "mnist" else "vanilla164") for d in (DIGITS, *DATASETS)),
     *(Cell(d, BATCHNORM, "batchnorm164") for d in (DIGITS, "cifar10", "cifar100")),
 )
 
-#: Densities of images.
+#: Our flows on images.
 FLOWS = (
     Cell(DIGITS, "flow", "digits-density"),
     *(Cell("mnist", name, f"mnist-{name}") for name in ("flow", "flow-released", "flow-small", "flow-noise")),
@@ -70,8 +75,8 @@ FLOWS = (
     *(Cell("cifar10", name, f"cifar10-{name}") for name in ("flow-principal", "flow-noise")),
 )
 
-#: The flows of others that Table 4 has, in its order, and Glow with additive couplings: trained with the budget of our
-#: flow on the same set, at their own rates.
+#: The flows that Table 4 compares with, in its order, and Glow with additive couplings. They have the budget of our
+#: flow on the same dataset and their own learning rates.
 OTHER_FLOWS = tuple(
     Cell(ours.dataset, label, preset, budget_of=ours.preset, own_recipe=True)
     for ours in FLOWS
@@ -79,12 +84,13 @@ OTHER_FLOWS = tuple(
     if ours.label == "flow" and (preset := f"{ours.dataset}-{label.lower().replace(' ', '')}") in presets.PRESETS
 )
 
+#: Flows in the plane (Figure 2).
 PLANES = tuple(
     Cell(d, label, f"toy-{label.lower().replace('-', '')}") for d in DENSITIES for label in ("Glow", "i-ResNet")
 )
 
-#: Classifiers beside the paper's own (Table 3). Couplings need Adam and small rates (Sec. 5.2), whatever the recipe is.
-RIVALS = tuple(
+#: The classifiers that Table 3 compares with. Couplings need Adam and small learning rates (Sec. 5.2) in any recipe.
+OTHER_CLASSIFIERS = tuple(
     Cell(d, label, f"cifar10-{name}", own_recipe=couplings)
     for d in (DIGITS, "cifar10")
     for label, name, couplings in (
@@ -95,66 +101,66 @@ RIVALS = tuple(
     )
 )
 
-#: The preset of the hybrid on every data set that has one.
+#: The preset of the hybrid by dataset.
 HYBRIDS = {DIGITS: "digits-hybrid", "mnist": "mnist-hybrid", "cifar10": "cifar10-hybrid"}
 
-NAMED = {(c.dataset, c.label): c for c in (*CLASSIFIERS, *FLOWS, *OTHER_FLOWS, *PLANES, *RIVALS)}
-LABELS = tuple(dict.fromkeys(label for _, label in NAMED))
-OURS, OTHERS = (tuple(dict.fromkeys(c.label for c in cells)) for cells in (FLOWS, OTHER_FLOWS))
+NAMED_CELLS = {(c.dataset, c.label): c for c in (*CLASSIFIERS, *FLOWS, *OTHER_FLOWS, *PLANES, *OTHER_CLASSIFIERS)}
+LABELS = tuple(dict.fromkeys(label for _, label in NAMED_CELLS))
+FLOW_LABELS, OTHER_FLOW_LABELS = (tuple(dict.fromkeys(c.label for c in cells)) for cells in (FLOWS, OTHER_FLOWS))
 
 
-def find(dataset: str, label: str) -> Cell | None:
-    """The cell of this label on a data set; None where there is none.
+def find_cell(dataset: str, label: str) -> Cell | None:
+    """Return the cell of a label on a dataset, or None.
 
-    >>> find("mnist", "vanilla").preset, find("cifar10", "c=0.7").preset, find("mnist", "ResNet-164")
+    >>> find_cell("mnist", "vanilla").preset, find_cell("cifar10", "c=0.7").preset, find_cell("mnist", "ResNet-164")
     ('mnist-vanilla64', 'iresnet164-c0.7', None)
     """
-    match numbered(label):
+    match parse_number(label):
         case "c", number if dataset in (DIGITS, *DATASETS):
             return Cell(dataset, label, f"{'mnist-iresnet64' if dataset == 'mnist' else 'iresnet164'}-c{number:g}")
         case "w", number if dataset in HYBRIDS:
             return Cell(dataset, label, HYBRIDS[dataset], (f"objective.weight={number!r}",))
-    return NAMED.get((dataset, label))
+    return NAMED_CELLS.get((dataset, label))
 
 
-def on(dataset: str, labels: Iterable[str] | Mapping[str, Any], paper: Any = None) -> tuple[Cell, ...]:
-    """The cells of these labels that a data set has, with the paper's value: of each, or the same for all."""
+def cells_on(dataset: str, labels: Iterable[str] | Mapping[str, Any], paper: Any = None) -> tuple[Cell, ...]:
+    """Return the cells of these labels that exist on a dataset, with the paper's value by label or one for all."""
     values = labels if isinstance(labels, Mapping) else dict.fromkeys(labels, paper)
-    return tuple(replace(cell, paper=v) for label, v in values.items() if (cell := find(dataset, label)))
+    return tuple(replace(cell, paper=v) for label, v in values.items() if (cell := find_cell(dataset, label)))
 
 
-def constrained(*coefficients: float, letter: str = "c") -> tuple[str, ...]:
-    """The labels of i-ResNets.
+def number_labels(letter: str, *numbers: float) -> tuple[str, ...]:
+    """Return the labels of i-ResNets ("c") or hybrids ("w").
 
-    >>> constrained(0.9, 0.5)
+    >>> number_labels("c", 0.9, 0.5)
     ('c=0.9', 'c=0.5')
     """
-    return tuple(f"{letter}={c:g}" for c in coefficients)
+    return tuple(f"{letter}={number:g}" for number in numbers)
 
 
-def numbered(label: str) -> tuple[str, float] | None:
-    """The letter and number of a label that has them.
+def parse_number(label: str) -> tuple[str, float] | None:
+    """Return the letter and number of a label that has them.
 
-    >>> numbered("c=0.9"), numbered("w=1"), numbered("vanilla")
+    >>> parse_number("c=0.9"), parse_number("w=1"), parse_number("vanilla")
     (('c', 0.9), ('w', 1.0), None)
     """
     return (label[0], float(label[2:])) if label[:2] in ("c=", "w=") else None
 
 
-def label_of(word: str) -> str:
-    """The label that a user means; a word that means none stays as it is, and `Plan.chosen` refuses it.
+def to_label(word: str) -> str:
+    """Return the label that a user's word means; an unknown word is returned unchanged and `Plan.choose` refuses it.
 
-    >>> label_of("resnet164"), label_of("c=.9"), label_of("C0.90"), label_of("batchnorm"), label_of("w=.5")
+    >>> to_label("resnet164"), to_label("c=.9"), to_label("C0.90"), to_label("batchnorm"), to_label("w=.5")
     ('ResNet-164', 'c=0.9', 'c=0.9', 'BatchNorm', 'w=0.5')
     """
-    if found := re.fullmatch(r"([cw])(?:=|(?=[\d.]))(.*)", word.lower().replace(" ", "")):
-        return _with_number(found[1], found[2], word)
-    return next((label for label in LABELS if _plain(label) == _plain(word)), word)
+    if match := re.fullmatch(r"([cw])(?:=|(?=[\d.]))(.*)", word.lower().replace(" ", "")):
+        return _number_label(match[1], match[2], word)
+    return next((label for label in LABELS if _letters(label) == _letters(word)), word)
 
 
-def _with_number(letter: str, number: str, word: str) -> str:
+def _number_label(letter: str, number: str, word: str) -> str:
     try:
-        value = float(f"{float(number):g}")  # as a label has it
+        value = float(f"{float(number):g}")  # with the digits of a label
     except ValueError:
         value = math.nan
     if letter == "c" and not 0 < value < 1:
@@ -164,15 +170,15 @@ def _with_number(letter: str, number: str, word: str) -> str:
     return f"{letter}={value:g}"
 
 
-def _plain(word: str) -> str:
+def _letters(word: str) -> str:
     return word.strip().lower().replace("-", "").replace(" ", "")
 
 
-def order(label: str) -> tuple[int, float]:
-    """The place of a label in the paper's tables: baselines, then c from large to small; rivals, flows; hybrids."""
-    match numbered(label):
+def sort_key(label: str) -> tuple[int, float]:
+    """Order labels as the paper does: baselines, c from large to small, other models, our flows, hybrids by w."""
+    match parse_number(label):
         case "c", number:
             return len(BASELINES), -number
         case "w", number:
             return len(BASELINES) + 3, number
-    return (BASELINES.index(label) if label in BASELINES else len(BASELINES) + 1 + (label in OURS)), 0.0
+    return (BASELINES.index(label) if label in BASELINES else len(BASELINES) + 1 + (label in FLOW_LABELS)), 0.0

@@ -1,15 +1,15 @@
-"""Tables 2 and 3: classification error of i-ResNets, beside networks without constraint and beside those of others.
+"""Tables 2 and 3: classification error of i-ResNets, unconstrained networks, and other invertible networks.
 
-Table 2 has c = .9 to .5 beside a ResNet-164 and the same net without constraint. The error is that of the released
-weights (every layer within its proven bound) in float32, at the last epoch. Beside it stand the change that tightening
-made, what is proven of the blocks, and how well codes give their images back.
+Table 2 compares c = .9 to .5 with a ResNet-164 and the same network without constraint. The error is that of the final
+weights (every layer within its proven bound) in float32, at the last epoch. Further columns: how tightening changed the
+error, what is proven of the blocks, and the reconstruction error of images from their codes.
 
-Table 3 has CIFAR-10 by Glow, by an i-ResNet in Glow's layout, and by the paper's i-ResNet. All have the same images,
-augmentation and number of epochs. Couplings are trained by Adam at a small rate, since the paper found that they need
-it, and residual networks by SGD; both recipes end at a rate of zero. An i-RevNet stands beside them: the paper gives
-its error in the text (Sec. 5.1). Of every network codes are turned back into images, each layer by its own inverse, in
-float64. The paper prints 6.69 for its i-ResNet, which is the number of its net without constraint in Table 2; that with
-c = 0.9 has 6.78 there, and that number is taken.
+Table 3 compares Glow, an i-ResNet with Glow's layout, and the paper's i-ResNet on CIFAR-10. All have the same images,
+augmentation and number of epochs. Couplings are trained by Adam at a small learning rate, as the paper found necessary,
+and residual networks by SGD; both schedules end at zero. An i-RevNet is added: the paper gives its error in the text
+(Sec. 5.1). Images are reconstructed from the codes of every network, each layer by its own inverse, in float64. The
+paper's Table 3 prints 6.69 for its i-ResNet, which is the error of the unconstrained network in Table 2; the network
+with c = 0.9 has 6.78 there, which is used here.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .. import evaluate
 from ..run import Run
 from ..train.objective import bin_centres
 from ..transform import Transform
-from .cells import CLASSIFIERS, DIGITS, RESNET, RIVALS, VANILLA, Cell, constrained, on
-from .evaluation import BOUNDS, STEPS, evaluated, facts, verdict
+from .cells import CLASSIFIERS, DIGITS, OTHER_CLASSIFIERS, RESNET, VANILLA, Cell, cells_on, number_labels
+from .evaluation import BOUNDS, STEPS, describe_iteration, evaluate_cell, run_facts
 from .experiments import EPOCHS
 from .job import Work
-from .record import Entry, Row, kept, over_seeds
-from .result import Measured, Plan, costs, of_cells
+from .record import Entry, Row, cached, rows_per_cell
+from .result import Measurement, Plan, budget_costs, columns, trained_result
 
-MODELS = (RESNET, VANILLA, *constrained(0.9, 0.8, 0.7, 0.6, 0.5))
+MODELS = (RESNET, VANILLA, *number_labels("c", 0.9, 0.8, 0.7, 0.6, 0.5))
 #: Error in percent, as printed. The paper has no ResNet-164 on MNIST.
 PAPER2: dict[str, dict[str, float | None]] = {
     "mnist": dict(zip(MODELS, (None, 0.38, 0.40, 0.42, 0.40, 0.42, 0.86), strict=True)),
@@ -41,64 +41,54 @@ PAPER2: dict[str, dict[str, float | None]] = {
 PAPER3 = {"affine Glow": 12.63, "additive Glow": 12.36, "i-ResNet Glow-style": 8.03, "c=0.9": 6.78, "i-RevNet": 5.6}
 REMARKS = {"c=0.9": "6.69 in Table 3, 6.78 in Table 2", "i-RevNet": "in the text, Sec. 5.1"}
 
-#: The largest l2 error of the images that Algorithm 1 gives back: the same method for every network with an inverse.
+#: The largest l2 error of images reconstructed by Algorithm 1, the same method for all networks that have an inverse.
 ITERATED = f"error after {STEPS} steps"
-#: Test images of Table 3 whose codes are turned back.
+#: Test images of Table 3 that are reconstructed.
 IMAGES = 64
 
-ERROR = {"model": "model", "error\n%": "error %", "paper\n%": "paper"}
-COLUMNS2 = {
-    "data": "dataset",
-    **ERROR,
-    "tight-\nening": "change by tightening",
-    "ep-\nochs": "epochs",
-    "blocks\nproven": "blocks proven",
-    "Lip(g)\n≤": "largest Lip(g)",
-    "rebuilt\nto": ITERATED,
-}
-COLUMNS3 = {
-    **ERROR,
-    "ep-\nochs": "epochs",
-    "para-\nmeters": "parameters",
-    "training\ns": "training s",
-    "blocks\nproven": "blocks proven",
-    "rebuilt\nto": "measured error",
-}
+COLUMNS2 = columns(
+    *("dataset", "model", "error %", ("paper\n%", "paper"), ("tight-\nening", "change by tightening"), "epochs"),
+    *("blocks proven", "largest Lip(g)", ("rebuilt\nto", ITERATED)),
+)
+COLUMNS3 = columns(
+    *("model", "error %", ("paper\n%", "paper"), "epochs", "parameters", "training s", "blocks proven"),
+    ("rebuilt\nto", "measured error"),
+)
 
 
-def measure(work: Work, run: Run, cell: Cell) -> Measured:
-    """The row of one trained cell of Table 2."""
-    found = evaluated(work, run, cell)
-    t = found["tightening"]
+def measure_classifier(work: Work, run: Run, cell: Cell) -> Measurement:
+    """Return the row of one classifier of Table 2."""
+    metrics = evaluate_cell(work, run, cell)
+    t = metrics["tightening"]
     row = {
-        **_error(found, cell),
-        "change by tightening": found["error"]["value"] - t["before"]["value"],
+        **_error_columns(metrics, cell),
+        "change by tightening": metrics["error"]["value"] - t["before"]["value"],
         "validation error %": t["validation"]["value"],
         "validation change by tightening": t["validation"]["value"] - t["validation_before"]["value"],
-        **facts(
+        **run_facts(
             run, "epochs", "steps", "batch", "cutout", "smoothing", "training s", "blocks proven", "largest Lip(g)"
         ),
-        "parameters": found["parameters"],
-        **_inverse(found),
+        "parameters": metrics["parameters"],
+        **_inverse_columns(metrics),
     }
     blocks = "" if row["blocks proven"] is None else f"; {row['blocks proven']} blocks proven"
     inverse = row["inverse"] if row["inverse"].startswith("the") else f"inverse: {row['inverse']}"
-    return row, {"evaluation": found}, f"{_sentence(row)}{blocks}; {inverse}"
+    return row, {"evaluation": metrics}, f"{_describe_error(row)}{blocks}; {inverse}"
 
 
-def _error(found: dict[str, Any], cell: Cell) -> Row:
-    error = found["error"]
+def _error_columns(metrics: dict[str, Any], cell: Cell) -> Row:
+    error = metrics["error"]
     return {"error %": error["value"], "paper": cell.paper, "low": error["low"], "high": error["high"]}
 
 
-def _sentence(row: Row) -> str:
+def _describe_error(row: Row) -> str:
     return f"error {row['error %']:.2f} %" + ("" if row["paper"] is None else f" (paper {row['paper']:.2f})")
 
 
-def _inverse(found: dict[str, Any]) -> Row:
-    """What Algorithm 1 gives back; and the numbers of a solve to its tolerance, where every block is proven."""
-    iteration, proof = found.get("iteration", {}), found.get("inverse", {})
-    words = verdict(iteration) if iteration else "none: it has strides"
+def _inverse_columns(metrics: dict[str, Any]) -> Row:
+    """Return the error of Algorithm 1, and the bounds of a proven solve where every block is proven."""
+    iteration, proof = metrics.get("iteration", {}), metrics.get("inverse", {})
+    words = describe_iteration(iteration) if iteration else "none: it has strides"
     bounds = {name.replace("_", " "): proof.get(name) for name in BOUNDS}
     return {
         ITERATED: iteration.get("largest_error"),
@@ -108,79 +98,79 @@ def _inverse(found: dict[str, Any]) -> Row:
     }
 
 
-def measure_inverse(work: Work, run: Run, cell: Cell) -> Measured:
-    """The row of one trained classifier of Table 3: its error, and what its own inverse gives back."""
+def measure_rival(work: Work, run: Run, cell: Cell) -> Measurement:
+    """Return the row of one classifier of Table 3: its error, and the reconstruction error of its own inverse."""
 
-    def made() -> dict[str, Any]:
+    def compute() -> dict[str, Any]:
         work.say(f"{cell}: reading the test images")
         model, test = work.model(run), work.splits(run).test.to(work.job.device)
         error, parameters = evaluate.error(model, test), sum(p.numel() for p in model.parameters())
-        return {"error": vars(error), "parameters": parameters, "measured_error": _rebuilt(work, run)}
+        return {"error": vars(error), "parameters": parameters, "measured_error": _reconstruction_error(work, run)}
 
-    found = kept(run, "table3", made)
+    metrics = cached(run, "table3", compute)
     row = {
-        **_error(found, cell),
+        **_error_columns(metrics, cell),
         "remark": REMARKS.get(cell.label),
-        **facts(run, "epochs", "steps", "batch", "optimiser", "rate", "training s", "blocks proven"),
-        "parameters": found["parameters"],
-        "measured error": found["measured_error"],
+        **run_facts(run, "epochs", "steps", "batch", "optimiser", "rate", "training s", "blocks proven"),
+        "parameters": metrics["parameters"],
+        "measured error": metrics["measured_error"],
     }
-    return row, {}, f"{_sentence(row)}, images back to {found['measured_error']:.1e}"
+    return row, {}, f"{_describe_error(row)}, reconstruction error {metrics['measured_error']:.1e}"
 
 
 @torch.no_grad()
-def _rebuilt(work: Work, run: Run) -> float:
-    """The largest l2 distance of an image to what its code gives back, in grey levels."""
+def _reconstruction_error(work: Work, run: Run) -> float:
+    """Return the largest l2 distance of an image to its reconstruction, in grey levels."""
     images = work.images(run, IMAGES)
     transform = cast(Transform, copy.deepcopy(cast(Any, work.model(run)).transform)).double().eval()
     x = bin_centres(images.x, images.schema.levels).double()
     return float((transform.solve(transform(x)).x - x).flatten(1).norm(dim=1).max())
 
 
-def in_order(runs: Sequence[Entry]) -> list[Row]:
-    """A row for every classifier of Table 3, with mean and spread over its seeds, in the paper's order."""
+def sort_rows(runs: Sequence[Entry]) -> list[Row]:
+    """Return a row for every classifier of Table 3, with mean and spread over its seeds, in the paper's order."""
     order = list(PAPER3)
-    return sorted(over_seeds(runs), key=lambda r: (r["dataset"], r["budget"], order.index(r["model"])))
+    return sorted(rows_per_cell(runs), key=lambda r: (r["dataset"], r["budget"], order.index(r["model"])))
 
 
 SHORT, LONG = EPOCHS["short"], EPOCHS["paper"]
-TABLE2 = of_cells(
+TABLE2 = trained_result(
     Plan(
         "table2",
-        cells=tuple(cell for dataset, values in PAPER2.items() for cell in on(dataset, values)),
-        smoke=on(DIGITS, (RESNET, VANILLA, *constrained(0.9, 0.5))),
-        beside=(*CLASSIFIERS, *RIVALS),
+        cells=tuple(cell for dataset, values in PAPER2.items() for cell in cells_on(dataset, values)),
+        smoke=cells_on(DIGITS, (RESNET, VANILLA, *number_labels("c", 0.9, 0.5))),
+        other_models=(*CLASSIFIERS, *OTHER_CLASSIFIERS),
         letter="c",
     ),
-    measure,
+    measure_classifier,
     COLUMNS2,
-    about="classification error of i-ResNets, c = .9 to .5, beside ResNet-164 and the net without its constraint",
+    about="classification error of i-ResNets, c = .9 to .5, of ResNet-164, and without the constraint",
     says="CIFAR-10: 5.50 ResNet-164, 6.69 vanilla, 6.78 c=0.9 to 8.71 c=0.5; MNIST .38 to .86; CIFAR-100 24 to 29 %",
-    costs=costs(
-        "4 cells of 8x8 digits: seconds on one core",
-        f"20 cells of {SHORT['cifar10']} epochs (MNIST: {SHORT['mnist']}): minutes a cell on a GPU",
-        f"20 cells of {LONG['cifar10']} epochs, the paper's recipe: a GPU and patience",
+    costs=budget_costs(
+        "4 networks on 8x8 digits: seconds on one core",
+        f"20 networks of {SHORT['cifar10']} epochs (MNIST: {SHORT['mnist']}): minutes each on a GPU",
+        f"20 networks of {LONG['cifar10']} epochs, the paper's recipe: a long time on a GPU",
     ),
     notes=(
-        "tightening: what it changed of the error, in percentage points",
+        "tightening: change of the error by tightening, in percentage points",
         f"rebuilt to: the largest l2 error over some test images, in grey levels, after {STEPS} steps of Algorithm 1 "
-        "in every block, float64; in the file also the measured error of a solve that is proven, where there is one",
+        "in every block, float64; the file also has the measured error of a proven solve, where there is one",
     ),
-    rows=over_seeds,
-    several=True,
+    rows=rows_per_cell,
+    all_seeds=True,
 )
-TABLE3 = of_cells(
-    Plan("table3", cells=on("cifar10", PAPER3), smoke=on(DIGITS, tuple(PAPER3))),
-    measure_inverse,
+TABLE3 = trained_result(
+    Plan("table3", cells=cells_on("cifar10", PAPER3), smoke=cells_on(DIGITS, tuple(PAPER3))),
+    measure_rival,
     COLUMNS3,
-    about="CIFAR-10 classification: affine and additive Glow, an i-ResNet in Glow's layout, i-ResNet-164, i-RevNet",
-    says="12.63 affine Glow, 12.36 additive Glow, 8.03 i-ResNet in Glow's layout, 6.69 i-ResNet-164; i-RevNet 5.6",
-    costs=costs(
+    about="CIFAR-10 classification: affine and additive Glow, an i-ResNet with Glow's layout, i-ResNet-164, i-RevNet",
+    says="12.63 affine Glow, 12.36 additive Glow, 8.03 i-ResNet with Glow's layout, 6.69 i-ResNet-164; i-RevNet 5.6",
+    costs=budget_costs(
         "5 networks on 8x8 digits: seconds on one core",
-        f"5 networks of {SHORT['cifar10']} epochs: minutes to an hour a network on a GPU",
-        f"5 networks of {LONG['cifar10']} epochs: a GPU and patience",
+        f"5 networks of {SHORT['cifar10']} epochs: minutes to an hour each on a GPU",
+        f"5 networks of {LONG['cifar10']} epochs: a long time on a GPU",
     ),
     notes=("rebuilt to: the largest l2 error over some test images, in grey levels, in float64",),
-    rows=in_order,
-    several=True,
+    rows=sort_rows,
+    all_seeds=True,
 )

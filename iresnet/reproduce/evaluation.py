@@ -1,8 +1,8 @@
-"""Evaluates a trained cell. The test images are read once, for the final weights, and the metrics are kept.
+"""Evaluates a trained classifier. The test images are read once, for the final weights, and the metrics are stored.
 
-RUN/reproduction.json holds them: the test error of the final weights (every layer within its bound) in float32, that of
-the weights before tightening on the same images, and the metrics of the inverse. Where the file exists, nothing is read
-again; `iresnet evaluate`, which may look at a subsample only, keeps its metrics in a file of its own.
+RUN/reproduction.json holds the test error of the final weights (every layer within its bound) in float32, that of the
+weights before tightening on the same images, and the metrics of the inverse. Where the file exists, no image is read
+again. `iresnet evaluate`, which may use a subsample, stores its metrics in a file of its own.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from ..results import nonfinite_to_none
 from ..run import Run
 from ..train.objective import bin_centres
 from .cells import Cell
-from .iteration import Rebuilt, Unwinder
+from .iteration import Algorithm1, Reconstruction
 from .job import Work
-from .record import Row, damaged
+from .record import Row, damaged_file
 
-#: Where the figures are kept in a run folder.
+#: The file of the metrics in a run folder.
 FILE = "reproduction.json"
 
-#: Test images whose codes are solved back, and the steps of Algorithm 1, as in the paper.
+#: Test images whose codes are inverted, and the steps of Algorithm 1, as in the paper.
 IMAGES, STEPS = 128, 100
 
-#: What a proven inverse is judged by, in grey levels, of the worst image.
+#: The metrics of a proven inverse, for the worst image, in grey levels.
 BOUNDS = ("largest_block_bound", "code_residual", "measured_error", "composed_bound")
 
 
-def evaluated(work: Work, run: Run, cell: Cell) -> dict[str, Any]:
-    """The figures of a cell: those kept in its run folder, or else made now and kept."""
+def evaluate_cell(work: Work, run: Run, cell: Cell) -> dict[str, Any]:
+    """Return the metrics of a cell: those stored in its run folder, else computed now and stored."""
     if known := run.read_json(FILE):
-        if not _is_whole(known):
-            raise damaged(run.folder / FILE)
+        if not _is_valid(known):
+            raise damaged_file(run.folder / FILE)
         return known
     work.say(f"{cell}: reading the test images")
     content: dict[str, Any] = nonfinite_to_none(_evaluate(work, run))
@@ -47,18 +47,18 @@ def evaluated(work: Work, run: Run, cell: Cell) -> dict[str, Any]:
     return content
 
 
-def _is_whole(known: dict[str, Any]) -> bool:
-    """Whether all figures that a result shows are there, and are numbers or, where one is infinite, None."""
+def _is_valid(known: dict[str, Any]) -> bool:
+    """Whether all metrics that a result shows are numbers; those that may be infinite are None then."""
     try:
         t, iteration, inverse = known["tightening"], known.get("iteration", {}), known.get("inverse", {})
         numbers = [known["parameters"], *(known["error"][k] for k in ("value", "low", "high"))]
         numbers += [t[k]["value"] for k in ("before", "validation", "validation_before")]
         numbers += [iteration[k] for k in ("images", "converged", "diverged") if iteration]
-        perhaps = [iteration[k] for k in ("code_residual", "largest_error") if iteration]
-        perhaps += [inverse[k] for k in ("proven", "rows", *BOUNDS) if inverse]
+        nullable = [iteration[k] for k in ("code_residual", "largest_error") if iteration]
+        nullable += [inverse[k] for k in ("proven", "rows", *BOUNDS) if inverse]
     except (KeyError, TypeError, AttributeError):
         return False
-    return all(_is_number(v) for v in (*numbers, *(p for p in perhaps if p is not None)))
+    return all(_is_number(v) for v in (*numbers, *(p for p in nullable if p is not None)))
 
 
 def _is_number(value: Any) -> bool:
@@ -67,56 +67,57 @@ def _is_number(value: Any) -> bool:
 
 def _evaluate(work: Work, run: Run) -> dict[str, Any]:
     device, splits = work.job.device, work.splits(run)
-    released = work.model(run)
-    before = run.model("best", device)  # the same network, with the weights that tightening began with
+    final = work.model(run)
+    before = run.model("best", device)  # the same network before tightening
     test, validation = splits.test.to(device), splits.validation.to(device)
-    y, classes = evaluate.require_labels(test), [evaluate.logits(m, test).argmax(1) for m in (before, released)]
+    y, classes = evaluate.require_labels(test), [evaluate.logits(m, test).argmax(1) for m in (before, final)]
     wrong_before, wrong = (error_from_counts(int((c != y).sum()), len(test)) for c in classes)
     tightening = {
         "layers": len(run.tightened_layers()),
         "predictions_changed": int((classes[0] != classes[1]).sum()),
         "rows": len(test),
         "before": asdict(wrong_before),
-        "validation": asdict(evaluate.error(released, validation)),
+        "validation": asdict(evaluate.error(final, validation)),
         "validation_before": asdict(evaluate.error(before, validation)),
     }
-    found = {"split": "test", "rows": len(test), "of": len(test), "error": asdict(wrong)}
-    return found | {"tightening": tightening, "parameters": sum(p.numel() for p in released.parameters())} | _inverted(
-        run, released, work.images(run, IMAGES)
-    )  # fmt: skip
+    metrics = {"split": "test", "rows": len(test), "of": len(test), "error": asdict(wrong), "tightening": tightening}
+    metrics["parameters"] = sum(p.numel() for p in final.parameters())
+    return metrics | _evaluate_inverse(run, final, work.images(run, IMAGES))
 
 
-def _inverted(run: Run, model: nn.Module, images: Dataset) -> dict[str, Any]:
-    """Codes solved back by the paper's own iteration, as it goes; and proven, where every block is proven."""
+def _evaluate_inverse(run: Run, model: nn.Module, images: Dataset) -> dict[str, Any]:
+    """Invert codes by the paper's iteration, converging or not; and with a proof, where every block is proven."""
     if not any(True for _ in residual_blocks(model, run.schema.shape)):
         return {}
-    found: dict[str, Any] = {"iteration": iterated(Unwinder(model), images, STEPS)[0]}
-    return found | {"inverse": asdict(evaluate.inverse(model, images))} if proven(run)["passed"] else found
+    metrics: dict[str, Any] = {"iteration": run_iteration(Algorithm1(model), images, STEPS)[0]}
+    if certificate_summary(run)["passed"]:
+        metrics["inverse"] = asdict(evaluate.inverse(model, images))
+    return metrics
 
 
-def iterated(unwinder: Unwinder, images: Dataset, steps: int) -> tuple[dict[str, Any], Rebuilt, Tensor]:
-    """What so many steps of Algorithm 1 make of the codes of images: figures, the result, and every image's error."""
+def run_iteration(algorithm: Algorithm1, images: Dataset, steps: int) -> tuple[dict[str, Any], Reconstruction, Tensor]:
+    """Encode images and invert their codes by Algorithm 1; return metrics, the result, and the error of every image."""
     x = bin_centres(images.x, images.schema.levels).double()
-    z = unwinder.encode(x)
-    rebuilt = unwinder.decode(z, steps)
-    errors = rebuilt.errors(x)
-    residual = (unwinder.encode(torch.nan_to_num(rebuilt.x)) - z).flatten(1).norm(dim=1)
+    z = algorithm.encode(x)
+    result = algorithm.decode(z, steps)
+    errors = result.errors(x)
+    residual = (algorithm.encode(torch.nan_to_num(result.x)) - z).flatten(1).norm(dim=1)
     residual = torch.where(errors.isfinite(), residual, torch.inf)
-    found = {
+    metrics = {
         "steps": steps,
         "images": len(x),
-        "converged": int(rebuilt.converged.sum()),
-        "diverged": int(rebuilt.diverged.sum()),
+        "converged": int(result.converged.sum()),
+        "diverged": int(result.diverged.sum()),
         "median_error": float(errors.median()),
         "largest_error": float(errors.max()),
         "code_residual": float(residual.max()),
         "size": float(x.flatten(1).norm(dim=1).mean()),
     }
-    return found, rebuilt, errors
+    return metrics, result, errors
 
 
-def proven(run: Run) -> dict[str, Any]:
-    """What the certificate of a run says: whether it passed, how many blocks, the largest Lip(g)."""
+def certificate_summary(run: Run) -> dict[str, Any]:
+    """Summarise the certificate of a run: whether it passed, the number of blocks, the largest Lip(g)."""
     certificate = run.read_json("certificate.json")
     blocks = certificate.get("blocks", [])
     bounds = [b["lipschitz"] for b in blocks]
@@ -128,9 +129,9 @@ def proven(run: Run) -> dict[str, Any]:
     }
 
 
-def facts(run: Run, *names: str) -> Row:
-    """How a run was trained and what is proven of it, for the columns of these names."""
-    e, made, certificate = run.experiment, run.read_json("environment.json"), proven(run)
+def run_facts(run: Run, *columns: str) -> Row:
+    """Return how a run was trained and what is proven of it, for these columns."""
+    e, made, certificate = run.experiment, run.read_json("environment.json"), certificate_summary(run)
     known = {
         "epochs": e.training.epochs or None,
         "steps": e.training.steps,
@@ -144,15 +145,15 @@ def facts(run: Run, *names: str) -> Row:
         "blocks proven": f"{certificate['proven']} of {certificate['blocks']}" if certificate["blocks"] else None,
         "largest Lip(g)": certificate["largest"],
     }
-    return {name: known[name] for name in names}
+    return {column: known[column] for column in columns}
 
 
-def verdict(found: dict[str, Any]) -> str:
-    """What the iteration did, as it is."""
-    if found["converged"] == found["images"]:
+def describe_iteration(metrics: dict[str, Any]) -> str:
+    """Say whether the iteration converged or diverged."""
+    if metrics["converged"] == metrics["images"]:
         return "the iteration converges"
-    if not found["diverged"]:
-        return f"the iteration converges for {found['converged']} of {found['images']}"
-    if found["diverged"] == found["images"]:
+    if not metrics["diverged"]:
+        return f"the iteration converges for {metrics['converged']} of {metrics['images']}"
+    if metrics["diverged"] == metrics["images"]:
         return "the iteration diverges"
-    return f"the iteration diverges for {found['diverged']} of {found['images']}"
+    return f"the iteration diverges for {metrics['diverged']} of {metrics['images']}"

@@ -1,11 +1,9 @@
-"""All that decides the run of a cell, by what its network is for.
+"""The experiment of a cell: its preset, changed by budget and recipe according to what its network is for.
 
 budget    smoke: 8x8 digits and a few blocks, or four in the plane; a few steps. short: classifiers with fewer epochs,
           flows as their presets say, 1,000 steps in the plane. paper: 200 epochs, and 20,000 steps in the plane
-recipe    ours: that of the preset. paper: of classifiers App. C.2, of flows and hybrids App. C.3; nothing is averaged
-          and nothing clipped. The paper says nothing about training in the plane
-others    flows of others have the budget of our flow on the same set: its rows, augmentation, epochs, steps and batch;
-          the rest, such as rates, is that of their own presets, whatever the recipe is
+recipe    ours: that of the preset. paper: App. C.2 for classifiers, App. C.3 for flows and hybrids, without weight
+          averaging and clipping. The paper does not describe training in the plane
 """
 
 from __future__ import annotations
@@ -22,16 +20,20 @@ from .cells import DATASETS, DIGITS, Cell
 
 BUDGETS, RECIPES = ("smoke", "short", "paper"), ("ours", "paper")
 
-#: Epochs of classifiers by budget, MNIST needs fewer in the short one; of flows; and steps in the plane.
+#: Epochs of classifiers by budget (MNIST needs fewer in the short one) and of flows; steps in the plane.
 EPOCHS = {"short": {"mnist": 10, "cifar10": 30, "cifar100": 30}, "paper": dict.fromkeys(DATASETS, 200)}
 FLOW_EPOCHS, STEPS = 200, {"smoke": 30, "short": 1_000, "paper": 20_000}
-#: Terms of the paper's series.
+#: Terms of the paper's power series.
 TERMS = {"mnist": 10, "cifar10": 5}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What networks for one purpose share: where their runs are, what makes a cell of one, and how they are trained."""
+    """What all networks of one purpose share.
+
+    `home` is the result whose folder holds their runs, `fixed` the settings that identify a cell; `recipe` applies the
+    paper's recipe and `budget` a budget to an experiment.
+    """
 
     home: str
     fixed: tuple[str, ...]
@@ -40,86 +42,82 @@ class Kind:
 
 
 def experiment(
-    cell: Cell, budget: str, recipe: str, *, seed: int = 0, folder: str | None = None, changes: Sequence[str] = ()
+    cell: Cell, budget: str, recipe: str, *, seed: int = 0, data_dir: str | None = None, overrides: Sequence[str] = ()
 ) -> Experiment:
-    """All that decides the run of a cell; `changes` are a user's own settings, such as "training.epochs=100"."""
-    made, kind = presets.with_overrides(presets.find(cell.preset), cell.overrides), KINDS[cell.purpose]
+    """Return the experiment of a cell; `overrides` are a user's own settings, such as "training.epochs=100"."""
+    e, kind = cell.experiment, KINDS[cell.purpose]
     if cell.budget_of:
-        made = _with_budget_of(presets.find(cell.budget_of), made)
-    data = replace(made.data, source=cell.dataset)
-    made = replace(made, seed=seed, data=data if folder is None else replace(data, folder=folder))
+        ours = presets.find(cell.budget_of)
+        t = ours.training
+        e = _with_training(replace(e, data=ours.data), epochs=t.epochs, steps=t.steps, batch=t.batch)
+    data = replace(e.data, source=cell.dataset)
+    e = replace(e, seed=seed, data=data if data_dir is None else replace(data, folder=data_dir))
     if recipe == "paper" and not cell.own_recipe:
-        made = kind.recipe(made)
-    return presets.with_overrides(kind.budget(made, budget), changes)
+        e = kind.recipe(e)
+    return presets.with_overrides(kind.budget(e, budget), overrides)
 
 
-def _with_budget_of(ours: Experiment, made: Experiment) -> Experiment:
-    """The same network and rates, with the data, epochs, steps and batch of ours."""
-    t = ours.training
-    return _trained(replace(made, data=ours.data), epochs=t.epochs, steps=t.steps, batch=t.batch)
+def _with_training(e: Experiment, **settings: Any) -> Experiment:
+    return replace(e, training=replace(e.training, **settings))
 
 
-def _trained(made: Experiment, **settings: Any) -> Experiment:
-    return replace(made, training=replace(made.training, **settings))
+def apply_appendix_c2(e: Experiment) -> Experiment:
+    """Train a classifier by SGD; shifts bring in zeros, up to 4 pixels on CIFAR (the released code)."""
+    small = e.data.source == "mnist"
+    data = replace(e.data, shift=2 if small else 4, shifted=1.0, border="blank", flip=not small, cutout=0)
+    e = _with_training(e, optimiser="sgd", batch=128, learning_rate=0.1, momentum=0.9, nesterov=False)
+    e = _with_training(e, weight_decay=5e-4, head_decay=5e-4, schedule="milestones", milestones=(0.3, 0.6, 0.8))
+    e = _with_training(e, decay=0.2, warmup=0, clip=math.inf, average=0.0, select="last")
+    return replace(e, data=data, objective=ObjectiveSettings(kind="classification"))
 
 
-def as_in_appendix_c2(made: Experiment) -> Experiment:
-    """The same classifier by SGD; shifts bring in zeros, up to 4 pixels on CIFAR (the released code)."""
-    small = made.data.source == "mnist"
-    data = replace(made.data, shift=2 if small else 4, shifted=1.0, border="blank", flip=not small, cutout=0)
-    made = _trained(made, optimiser="sgd", batch=128, learning_rate=0.1, momentum=0.9, nesterov=False)
-    made = _trained(made, weight_decay=5e-4, head_decay=5e-4, schedule="milestones", milestones=(0.3, 0.6, 0.8))
-    made = _trained(made, decay=0.2, warmup=0, clip=math.inf, average=0.0, select="last")
-    return replace(made, data=data, objective=ObjectiveSettings(kind="classification"))
+def apply_appendix_c3(e: Experiment) -> Experiment:
+    """Train a flow by Adamax at a constant learning rate; the paper gives neither batch size nor schedule."""
+    network = replace(e.network, estimator="series", terms=TERMS.get(e.data.source, e.network.terms))
+    e = _with_training(e, optimiser="adamax", learning_rate=0.003, schedule="constant", warmup=0, clip=math.inf)
+    return replace(_with_training(e, weight_decay=0.0, average=0.0, select="last"), network=network)
 
 
-def as_in_appendix_c3(made: Experiment) -> Experiment:
-    """The same flow by Adamax at one rate; the paper is silent about batches and says nothing of other schedules."""
-    network = replace(made.network, estimator="series", terms=TERMS.get(made.data.source, made.network.terms))
-    made = _trained(made, optimiser="adamax", learning_rate=0.003, schedule="constant", warmup=0, clip=math.inf)
-    return replace(_trained(made, weight_decay=0.0, average=0.0, select="last"), network=network)
-
-
-def _classifier(made: Experiment, budget: str) -> Experiment:
+def _budget_classifier(e: Experiment, budget: str) -> Experiment:
     if budget != "smoke":
-        return _trained(made, epochs=EPOCHS[budget][made.data.source])
-    few = replace(made.network, blocks=(1, 1, 1), padding=3 if made.network.padding else 0)
-    data = replace(made.data, validation=0.15, shift=1, flip=False, cutout=0)
-    made = _trained(made, learning_rate=0.1 if made.training.optimiser == "sgd" else 0.01)
-    return _smallest(replace(made, network=replace(few, width=min(few.width, 16)), data=data), steps=30)
+        return _with_training(e, epochs=EPOCHS[budget][e.data.source])
+    few = replace(e.network, blocks=(1, 1, 1), padding=3 if e.network.padding else 0)
+    data = replace(e.data, validation=0.15, shift=1, flip=False, cutout=0)
+    e = _with_training(e, learning_rate=0.1 if e.training.optimiser == "sgd" else 0.01)
+    return _on_digits(replace(e, network=replace(few, width=min(few.width, 16)), data=data), steps=30)
 
 
-def _flow(made: Experiment, budget: str) -> Experiment:
+def _budget_flow(e: Experiment, budget: str) -> Experiment:
     if budget != "smoke":
-        return _trained(made, epochs=FLOW_EPOCHS) if budget == "paper" else made
-    network = replace(made.network, blocks=(1,) * len(made.network.blocks), width=16)
-    return _smallest(replace(made, network=network), steps=40)
+        return _with_training(e, epochs=FLOW_EPOCHS) if budget == "paper" else e
+    network = replace(e.network, blocks=(1,) * len(e.network.blocks), width=16)
+    return _on_digits(replace(e, network=network), steps=40)
 
 
-def _smallest(made: Experiment, steps: int) -> Experiment:
-    """On 8x8 digits, for a few steps."""
-    warmup, data = min(5, made.training.warmup), replace(made.data, source=DIGITS)
-    made = _trained(made, steps=steps, epochs=0, batch=64, warmup=warmup, validate_every=steps, save_every=10)
-    return replace(made, data=data)
+def _on_digits(e: Experiment, steps: int) -> Experiment:
+    """Train on 8x8 digits for a few steps."""
+    warmup, data = min(5, e.training.warmup), replace(e.data, source=DIGITS)
+    e = _with_training(e, steps=steps, epochs=0, batch=64, warmup=warmup, validate_every=steps, save_every=10)
+    return replace(e, data=data)
 
 
-def _plane(made: Experiment, budget: str) -> Experiment:
+def _budget_plane(e: Experiment, budget: str) -> Experiment:
     steps = STEPS[budget]
-    made = _trained(made, steps=steps, epochs=0)
+    e = _with_training(e, steps=steps, epochs=0)
     if budget != "smoke":
-        return made
-    made = _trained(made, batch=64, warmup=5, validate_every=steps, save_every=10)
-    return replace(made, network=replace(made.network, blocks=(4,), width=16))
+        return e
+    e = _with_training(e, batch=64, warmup=5, validate_every=steps, save_every=10)
+    return replace(e, network=replace(e.network, blocks=(4,), width=16))
 
 
 KINDS = {
     "classification": Kind(
         "table2",
         ("network.family", "network.constrained", "network.lipschitz", "network.kernels", "network.normalisation"),
-        as_in_appendix_c2,
-        _classifier,
+        apply_appendix_c2,
+        _budget_classifier,
     ),
-    "density": Kind("table4", (), as_in_appendix_c3, _flow),
-    "hybrid": Kind("hybrid", ("objective.kind", "objective.weight"), as_in_appendix_c3, _flow),
-    "plane": Kind("figure2", (), lambda made: made, _plane),
+    "density": Kind("table4", (), apply_appendix_c3, _budget_flow),
+    "hybrid": Kind("hybrid", ("objective.kind", "objective.weight"), apply_appendix_c3, _budget_flow),
+    "plane": Kind("figure2", (), lambda e: e, _budget_plane),
 }

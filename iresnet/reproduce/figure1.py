@@ -1,22 +1,23 @@
-"""Figure 1: dynamics on the line. Paths of a residual network without constraint cross; those of an i-ResNet do not.
+"""Figure 1: dynamics on the line. Paths of an unconstrained residual network cross; those of an i-ResNet do not.
 
 Both networks map [-2, 2] to a noisy x^3 at half depth and to a noisy identity at full depth. Between two layers a path
 is x + tau g(x), tau in [0, 1] (Sec. 4.2). Two paths with gap d before a block and e after it cross between the two if d
-and e differ in sign, at tau = d / (d - e): computed for every pair of the paths that are drawn.
+and e differ in sign, at tau = d / (d - e); this is computed for every pair of the drawn paths.
 
-For an i-ResNet there is none, among all paths and not only those that are drawn: with Lip(g) <= L < 1
+For an i-ResNet no paths cross, drawn or not: with Lip(g) <= L < 1
 
     (x + tau g(x)) - (y + tau g(y))  >=  (1 - tau L) (x - y)  >  0    for x > y,
 
-so that order is kept, and gaps shrink by at most the product of 1 - L over all blocks. L is proven by `certify`.
+so the order is kept, and gaps shrink by at most the product of 1 - L over all blocks. L is proven by `certify`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import repeat
 from typing import Any, cast
 
 import numpy as np
@@ -36,31 +37,27 @@ from ..train import Training, train
 from ..train.objective import Loss, Objective
 from .cells import NONE, VANILLA
 from .job import Job, Stopped, Work
-from .record import Entry, merge, named, one_by_one
-from .result import Reproduction, Result, costs
+from .record import Entry, new_entry
+from .result import Reproduction, Result, budget_costs, columns, refuse_choices, run_items
 
 OURS = "i-ResNet"
-#: The interval, how many points of it are learned and how many paths are drawn.
+#: The interval [-REACH, REACH], its points that are learned, and the paths that are drawn.
 REACH, POINTS, PATHS = 2.0, 60, 81
-#: The last layer of every block starts so many times as large as it would.
+#: The last layer of every block is scaled by this at the start.
 START = 0.1
+#: The crossings listed in the file, the first ones; all are counted.
+LISTED = 200
 
-COLUMNS = {
-    "network": "model",
-    "cros-\nsings": "crossings",
-    "first\nafter": "first after block",
-    "Lip(g)\n≤": "largest Lip(g)",
-    "smallest\ngap": "smallest gap",
-    "proven": "smallest gap, proven",
-    "training\ns": "training s",
-    "paper": "paper",
-}
+COLUMNS = columns(
+    *("model", ("cros-\nsings", "crossings"), ("first\nafter", "first after block"), "largest Lip(g)"),
+    *("smallest gap", ("proven", "smallest gap, proven"), "training s", "paper"),
+)
 PAPER = {VANILLA: "cross", OURS: "none cross"}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The size of the networks and of their training; the same for both."""
+    """Size and training of the networks, the same for both."""
 
     blocks: int = 8
     width: int = 32
@@ -72,13 +69,10 @@ class Setting:
 
 
 def setting(job: Job) -> Setting:
-    """What a budget makes; the paper does not say how its networks were trained."""
-    if job.changes:
-        raise ValueError(f"figure1 has no settings to replace; got --set {job.changes[0]}. Leave --set out.")
-    if job.datasets or job.models:
-        raise ValueError("figure1 is made of points on a line, by its own two networks; leave --cells, --dataset out.")
+    """Return the setting of a job's budget; the paper does not say how its networks were trained."""
+    refuse_choices(job, "figure1 trains two networks of its own on points of a line")
     usual = Setting()
-    # Fewer steps at a higher rate: enough for paths to cross, for all of the seeds 0 to 7.
+    # Fewer steps at a higher learning rate: enough for paths to cross, for all seeds from 0 to 7.
     few = replace(usual, blocks=4, width=16, training=replace(usual.training, steps=300, learning_rate=2e-2))
     return few if job.budget == "smoke" else usual
 
@@ -96,29 +90,29 @@ class Waypoints(Objective):
                 generator: torch.Generator | None = None) -> Loss:  # fmt: skip
         if y is None:
             raise ValueError("y must hold the two states to reach, (n, 2); got none. Train on batches (x, y).")
-        states = layers(self.model, x)
+        states = block_states(self.model, x)
         reached = torch.cat([states[len(states) // 2], states[-1]], dim=1)
         loss = (reached - y).square().mean()
         return loss, {"squared error": loss.detach()}
 
 
-def layers(chain: Chain, x: Tensor) -> list[Tensor]:
-    """x and its state after every block."""
+def block_states(chain: Chain, x: Tensor) -> list[Tensor]:
+    """Return x and its state after every block."""
     states = [x]
     for block in chain:
         states.append(block(states[-1]))
     return states
 
 
-def target(points: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Points of the interval in order, (n, 1), and their noisy images at half and full depth, (n, 2)."""
+def noisy_targets(points: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Return sorted points of the interval, (n, 1), and their noisy targets at half and full depth, (n, 2)."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.linspace(-REACH, REACH, points)[:, None]
     return x, torch.cat([x**3, x], dim=1) + noise * torch.randn(points, 2, generator=generator)
 
 
-def network(name: str, s: Setting, seed: int) -> Chain:
-    """Residual blocks on the line, with or without the constraint, which start close to the identity."""
+def build_network(name: str, s: Setting, seed: int) -> Chain:
+    """Build residual blocks on the line, with or without the constraint, close to the identity."""
     torch.manual_seed(seed)
     return Chain(*(_block(name, s) for _ in range(s.blocks)))
 
@@ -132,12 +126,12 @@ def _block(name: str, s: Setting) -> ResidualBlock:
     return ResidualBlock(constrain_(g, lipschitz=s.lipschitz)) if name == OURS else UnconstrainedBlock(g)
 
 
-def crossings(paths: NDArray[np.float64]) -> list[Crossing]:
-    """Every crossing of two paths, (layers + 1, paths) with straight lines between layers, ordered by depth.
+def find_crossings(paths: NDArray[np.float64]) -> list[Crossing]:
+    """Find all crossings of paths (layers + 1, paths), straight between layers, ordered by depth.
 
-    Paths that meet at a layer and part again in the other order cross there; those that only touch do not.
+    Paths that meet at a layer and then change order cross there; paths that only touch do not.
 
-    >>> crossings(np.array([[0.0, 1.0], [2.0, 1.0]]))
+    >>> find_crossings(np.array([[0.0, 1.0], [2.0, 1.0]]))
     [Crossing(depth=0.5, value=1.0, pair=(0, 1))]
     """
     n, found = paths.shape[1], list[Crossing]()
@@ -155,14 +149,14 @@ def crossings(paths: NDArray[np.float64]) -> list[Crossing]:
 
 
 @torch.no_grad()
-def measure(name: str, s: Setting, trained: Chain) -> tuple[dict[str, Any], Dynamics]:
-    """Crossings of the paths that are drawn, in float64, and what is proven of all paths."""
+def measure_crossings(name: str, s: Setting, trained: Chain) -> tuple[dict[str, Any], Dynamics]:
+    """Count crossings of the drawn paths, in float64, and bound the gaps of all paths."""
     certificate = certify(trained, (1,))
     precise = trained.double()
     x = torch.linspace(-REACH, REACH, PATHS, dtype=torch.float64)[:, None]
-    states = layers(precise, x)
+    states = block_states(precise, x)
     paths = torch.cat(states, dim=1).T.numpy()
-    found = crossings(paths)
+    found = find_crossings(paths)
     gaps = np.diff(paths, axis=1) / np.diff(paths[0])
     constants = list(certificate.lipschitz.values())
     proven = certificate.passed
@@ -194,48 +188,39 @@ def _title(row: dict[str, Any], name: str) -> str:
     return f"{'Residual network' if name == VANILLA else name}: {count:,} crossings of {row['paths']} paths"
 
 
-def _forever(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    while True:
-        yield x, y
-
-
-def _made(work: Work, name: str, s: Setting, seed: int) -> tuple[Entry, Dynamics]:
-    x, y = target(POINTS, s.noise, seed)
-    begun = time.perf_counter()
-    trained = cast(Chain, train(
-        Waypoints(network(name, s, seed)), _forever(x, y), s.training, report=work.report(f"figure1 {name}"),
-        watch=lambda state: work.stop(),
-    ))  # fmt: skip
+def _measure_network(work: Work, name: str, s: Setting, seed: int, drawn: list[Dynamics]) -> tuple[Entry, str]:
+    """Train one network and find its crossings; append its paths to `drawn`."""
+    begun, what = time.perf_counter(), f"figure1 {name}"
+    objective, batches = Waypoints(build_network(name, s, seed)), repeat(noisy_targets(POINTS, s.noise, seed))
+    options: Any = {"report": work.report(what), "watch": lambda state: work.stop()}
+    trained = cast(Chain, train(objective, batches, s.training, **options))
     if work.stop():
-        raise Stopped(f"figure1 {name} was stopped, and nothing of it kept: it takes seconds")
+        raise Stopped(f"{what} was stopped and nothing of it was saved: it takes seconds")
     seconds = time.perf_counter() - begun
     if name == OURS:
         tighten_(trained, (1,))
-    row, dynamics = measure(name, s, trained)
+    row, dynamics = measure_crossings(name, s, trained)
     row["training s"] = round(seconds, 3)
-    work.say(f"figure1  {dynamics.title}")
-    job, parameters = work.job, row["parameters"]
-    made = provenance(seeds=[seed], seconds=seconds, precision="float32; paths in float64", parameters=parameters)
+    drawn.append(dynamics)
+    precision, parameters = "float32; paths in float64", row["parameters"]
+    made = provenance(seeds=[seed], seconds=seconds, precision=precision, parameters=parameters)
     details = {
         "paths": dynamics.paths.round(6).tolist(),
-        "crossings": [[c.depth, c.value, *c.pair] for c in dynamics.crossings[:SHOWN]],
+        "crossings": [[c.depth, c.value, *c.pair] for c in dynamics.crossings[:LISTED]],
     }
-    return named(job, NONE, name, row, details, made, seed=seed), dynamics
-
-
-#: So many crossings are listed in the file, the first ones; all are counted.
-SHOWN = 200
+    sentence = dynamics.title.partition(": ")[2]
+    return new_entry(work.job, NONE, name, row, details, made, seed=seed), sentence
 
 
 def run(work: Work) -> Reproduction:
-    """Train both networks, find the crossings, and draw the paths."""
-    s, seed = setting(work.job), work.job.seeds[0]
-    made = [_made(work, name, s, seed) for name in (VANILLA, OURS)]
-    results = merge("figure1", [entry for entry, _ in made], work.job.out, one_by_one)
-    path = plot_paths([dynamics for _, dynamics in made], work.job.out / "figure1.png")
+    """Train both networks, find the crossings, and plot the paths."""
+    s, seed, drawn = setting(work.job), work.job.seeds[0], list[Dynamics]()
+    items = [(name, partial(_measure_network, work, name, s, seed, drawn)) for name in (VANILLA, OURS)]
+    results = run_items(work, "figure1", items)
+    path = plot_paths(drawn, work.job.out / "figure1.png")
     notes = (
-        f"crossings: of any two of the {PATHS} paths that are drawn; smallest gap: of neighbours, in their first gaps, "
-        "below zero where they have changed sides; proven: what no gap can fall below",
+        f"crossings: of any two of the {PATHS} drawn paths; smallest gap: of neighbours, relative to their first gap, "
+        "negative where they have changed sides; proven: a lower bound of all gaps",
         "no two paths of the i-ResNet cross, drawn or not, since every 1 - Lip(g) is above zero",
     )
     return Reproduction(results, COLUMNS, (work.job.out / "figure1.json", path), notes)
@@ -243,9 +228,9 @@ def run(work: Work) -> Reproduction:
 
 RESULT = Result(
     name="figure1",
-    about="dynamics on the line: paths of a network without constraint, crossing, beside those of an i-ResNet",
+    about="dynamics on the line: paths of an unconstrained network, which cross, and of an i-ResNet",
     says="paths of a standard ResNet cross and collapse; those of an i-ResNet do not",
-    costs=costs(
+    costs=budget_costs(
         "two networks of 4 blocks, 300 steps: seconds",
         "two networks of 8 blocks, 1,000 steps: seconds",
         "the same: the paper does not say how its networks were trained",

@@ -1,8 +1,8 @@
 """Figure 5 and App. F: samples of flows, CIFAR-10 and MNIST.
 
-Codes are drawn from the base and solved back by an `Inverter`, block by block, every solve proven to 1e-4 in l2; the
-time is that of the solve, from codes to images. Proving all constants and preparing the solve is counted in the first
-call, whose time stands beside it. Pixels outside of the range are clipped in the picture, not in the figures.
+Codes are drawn from the base distribution and inverted by an `Inverter`, block by block, every solve proven to 1e-4 in
+l2. The time is that of the inverse, from codes to images; that of the first call also includes proving all constants
+and preparing the inverse. Pixels outside of the range are clipped in the plot, not in the metrics.
 """
 
 from __future__ import annotations
@@ -22,27 +22,21 @@ from ..run import Run
 from ..transform import ChainSolution
 from .cells import Cell
 from .job import Work
-from .record import arrays
-from .result import Groups, Measured, costs, of_cells, of_flows, picture_path
+from .record import load_arrays
+from .result import Groups, Measurement, budget_costs, columns, flow_plan, plot_path, trained_result
 
 SAMPLES, TOLERANCE = 100, 1e-4
 
 #: App. D, for 100 CIFAR-10 images and 5 to 20 iterations, nothing proven; it has no time for samples.
 PAPER = "0.15 to 0.75 s for 100 images, unproven"
-COLUMNS = {
-    "data": "dataset",
-    "model": "model",
-    "samples": "samples",
-    "proven": "proven",
-    "block\nbound": "largest block bound",
-    "evalua-\ntions": "evaluations of a block",
-    "seconds": "seconds",
-    "paper": "paper",
-}
+COLUMNS = columns(
+    *("dataset", "model", "samples", "proven", ("block\nbound", "largest block bound")),
+    *(("evalua-\ntions", "evaluations of a block"), "seconds", "paper"),
+)
 
 
-def measure(work: Work, run: Run, cell: Cell) -> Measured:
-    """Draw samples, prove every solve, and keep the images."""
+def measure_samples(work: Work, run: Run, cell: Cell) -> Measurement:
+    """Draw samples with a proof of every solve, and save the images."""
     flow = as_flow(work.model(run))
     z = flow.base.rsample(SAMPLES, torch.Generator(work.job.device).manual_seed(run.experiment.seed)).detach()
     inverter = Inverter(flow.transform, z, tolerance=TOLERANCE)
@@ -54,7 +48,7 @@ def measure(work: Work, run: Run, cell: Cell) -> Measured:
         "proven": proven,
         "largest block bound": float(solution.largest_block_bound.max()),
         "code residual": float(solution.code_residual.max()),
-        "evaluations of a block": float(solution.iterations.double().mean()) / _blocks(run),
+        "evaluations of a block": float(solution.iterations.double().mean()) / _count_blocks(run),
         "seconds": round(seconds, 3),
         "seconds of the first call": round(first, 3),
         "paper": cell.paper,
@@ -75,31 +69,31 @@ def _now(z: Tensor) -> float:
     return time.perf_counter()
 
 
-def _blocks(run: Run) -> int:
+def _count_blocks(run: Run) -> int:
     return max(1, len(run.read_json("certificate.json").get("blocks", [])))
 
 
-def _pictures(work: Work, groups: Groups) -> list[Path]:
-    """A grid for every flow."""
+def _plots(work: Work, groups: Groups) -> list[Path]:
+    """Plot a grid of samples for every flow."""
     files = []
     for dataset, entries in groups.items():
         for e in entries:
             name = "figure5" if e["model"] == "flow" else f"figure5-{e['model']}"
-            found = arrays(work.job.out / e["details"]["images"], "x", "levels")
-            x, path = torch.from_numpy(found["x"]), picture_path(work.job, name, dataset, "cifar10")
-            files.append(plot_image_grid(x, path, levels=int(found["levels"])))
+            arrays = load_arrays(work.job.out / e["details"]["images"], "x", "levels")
+            x, path = torch.from_numpy(arrays["x"]), plot_path(work.job, name, dataset, "cifar10")
+            files.append(plot_image_grid(x, path, levels=int(arrays["levels"])))
     return files
 
 
-RESULT = of_cells(
-    of_flows("figure5", "cifar10", "mnist", paper={"cifar10": PAPER}),
-    measure,
+RESULT = trained_result(
+    flow_plan("figure5", "cifar10", "mnist", paper={"cifar10": PAPER}),
+    measure_samples,
     COLUMNS,
     about="samples of flows on CIFAR-10 and MNIST (with those of App. F), every solve proven",
-    says="pictures; inverting 100 CIFAR-10 images takes .15 to .75 s with 5 to 20 iterations",
-    costs=costs("a flow on 8x8 digits: seconds", "2 flows of table4, and seconds on a GPU"),
+    says="plots; inverting 100 CIFAR-10 images takes .15 to .75 s with 5 to 20 iterations",
+    costs=budget_costs("a flow on 8x8 digits: seconds", "2 flows of table4, and seconds on a GPU"),
     notes=(
         f"every block's solve proven to {TOLERANCE:g} in l2, float64; evaluations of a block; seconds for all samples",
     ),
-    pictures=_pictures,
+    plots=_plots,
 )

@@ -1,8 +1,8 @@
-"""Figure 6: the largest singular value of every convolution of trained nets, proven from above, estimated from below.
+"""Figure 6: the largest singular value of every convolution of trained networks, with a proven upper bound.
 
-The paper computes them by the Fourier transform (Sedghi et al.), which is exact for circular padding; here the upper
-bound holds for the zero padding that the nets have. As in the paper, a BatchNorm net's convolutions are shown alone;
-the operator with the following BatchNorm folded in is in the file as well.
+The paper computes it by the Fourier transform (Sedghi et al.), which is exact for circular padding; here the upper
+bound holds for the zero padding of the networks. As in the paper, the convolutions of a BatchNorm network are shown
+alone; the file also has the norm with the following BatchNorm folded in.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from ..certificate import residual_blocks
 from ..lipschitz import leaves
 from ..plots import SpectrumLine, plot_spectra
 from ..run import Run
-from .cells import BATCHNORM, DIGITS, VANILLA, Cell, constrained, numbered, on
+from .cells import BATCHNORM, DIGITS, VANILLA, Cell, cells_on, number_labels, parse_number
 from .job import Work
 from .record import Entry
-from .result import Measured, Plan, costs, each, of_cells
+from .result import Measurement, Plan, budget_costs, columns, plot_each_dataset, trained_result
 
-COEFFICIENTS = constrained(0.9, 0.7, 0.5, 0.3)
+COEFFICIENTS = number_labels("c", 0.9, 0.7, 0.5, 0.3)
 PAPER = {
     **dict.fromkeys((VANILLA, BATCHNORM), "about two thirds above 1"),
     **dict.fromkeys(COEFFICIENTS, "all below 1, close to c"),
 }
 PLAN = Plan(
     "figure6",
-    cells=on("cifar10", PAPER),
-    smoke=on(DIGITS, (VANILLA, BATCHNORM, *constrained(0.9, 0.5))),
-    others=(*on("mnist", tuple(PAPER)), *on("cifar100", tuple(PAPER))),
+    cells=cells_on("cifar10", PAPER),
+    smoke=cells_on(DIGITS, (VANILLA, BATCHNORM, *number_labels("c", 0.9, 0.5))),
+    other_datasets=(*cells_on("mnist", tuple(PAPER)), *cells_on("cifar100", tuple(PAPER))),
 )
-COLUMNS = {"data": "dataset"} | {name: name for name in ("model", "layers", "above 1", "median", "largest", "paper")}
+COLUMNS = columns("dataset", "model", "layers", "above 1", "median", "largest", "paper")
 
 
-def measure(work: Work, run: Run, cell: Cell) -> Measured:
-    """The norms of every convolution of one trained net."""
+def measure_norms(work: Work, run: Run, cell: Cell) -> Measurement:
+    """Measure the norms of all convolutions of one network."""
     certificate = run.read_json("certificate.json").get("blocks", [])
     known = [part for block in certificate for part in block["layers"] if part["estimate"] is not None]
-    layers = norms(work.model(run), run.schema.shape, known)
+    layers = convolution_norms(work.model(run), run.schema.shape, known)
     bounds = [layer["bound"] for layer in layers]
     folded = [layer["folded"] for layer in layers if layer["folded"] is not None]
     row = {
@@ -62,10 +62,12 @@ def measure(work: Work, run: Run, cell: Cell) -> Measured:
 
 
 @torch.no_grad()
-def norms(model: nn.Module, shape: tuple[int, ...], known: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
-    """For every convolution, in the order of the forward pass: block, kernel, proven bound, estimate, folded bound.
+def convolution_norms(
+    model: nn.Module, shape: tuple[int, ...], known: Sequence[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """Return block, kernel, proven bound, estimate and folded bound of every convolution, in order of the forward pass.
 
-    `known` are the same layers as a certificate has them, which saves proving them again; else they are proven here.
+    `known` are the same layers from a certificate; without them the bounds are computed here.
     """
     found = _convolutions(model, shape)
     if len(known) != len(found):
@@ -76,7 +78,7 @@ def norms(model: nn.Module, shape: tuple[int, ...], known: Sequence[Mapping[str,
             "kernel": layer.kernel_size[0],
             "bound": part["bound"],
             "estimate": part["estimate"],
-            "folded": _folded(layer, following, size),
+            "folded": _folded_bound(layer, following, size),
         }
         for (block, layer, following, size), part in zip(found, known, strict=True)
     ]
@@ -85,7 +87,7 @@ def norms(model: nn.Module, shape: tuple[int, ...], known: Sequence[Mapping[str,
 def _convolutions(
     model: nn.Module, shape: tuple[int, ...]
 ) -> list[tuple[str, nn.Conv2d, nn.Module | None, tuple[int, ...] | None]]:
-    """(name of its block, convolution, the layer after it, shape of its input), in the order of the forward pass."""
+    """Return (name of its block, convolution, next layer, input shape), in order of the forward pass."""
     found = []
     for name, block, at in residual_blocks(model, shape):
         layers = [layer for _, layer in leaves(unconstrained_copy(block.g))]
@@ -95,8 +97,8 @@ def _convolutions(
     return found
 
 
-def _folded(layer: nn.Conv2d, following: nn.Module | None, size: tuple[int, ...] | None) -> float | None:
-    """The bound of a convolution with the BatchNorm after it, as it stands in eval; None where there is none."""
+def _folded_bound(layer: nn.Conv2d, following: nn.Module | None, size: tuple[int, ...] | None) -> float | None:
+    """Bound the norm of a convolution followed by BatchNorm in eval mode; None where no BatchNorm follows."""
     if not isinstance(following, nn.BatchNorm2d):
         return None
     scale = cast(Tensor, following.running_var).add(following.eps).rsqrt()
@@ -107,17 +109,17 @@ def _folded(layer: nn.Conv2d, following: nn.Module | None, size: tuple[int, ...]
 
 
 def _line(e: Entry) -> SpectrumLine:
-    layers, (_, c) = e["details"]["layers"], numbered(e["model"]) or ("", None)
+    layers, (_, c) = e["details"]["layers"], parse_number(e["model"]) or ("", None)
     return SpectrumLine(e["model"], c, [v["bound"] for v in layers], [v["estimate"] for v in layers])
 
 
-RESULT = of_cells(
+RESULT = trained_result(
     PLAN,
-    measure,
+    measure_norms,
     COLUMNS,
     about="largest singular value of every convolution: vanilla and BatchNorm, and c = .3 .5 .7 .9",
-    says="about two thirds of the layers exceed 1 without the constraint; with it all stay below 1, close to c",
-    costs=costs("4 cells of table2: seconds", "6 cells of table2, and seconds on a GPU"),
-    notes=("the convolutions alone, as in the paper; BatchNorm folded in: see 'largest with BatchNorm' in the file",),
-    pictures=each("figure6", "cifar10", lambda entries, path: plot_spectra([_line(e) for e in entries], path)),
+    says="about two thirds of the layers exceed 1 without the constraint; all are below 1 with it, close to c",
+    costs=budget_costs("4 networks of table2: seconds", "6 networks of table2, and seconds on a GPU"),
+    notes=("the convolutions alone, as in the paper; with BatchNorm: 'largest with BatchNorm' in the file",),
+    plots=plot_each_dataset("figure6", "cifar10", lambda entries, path: plot_spectra(list(map(_line, entries)), path)),
 )

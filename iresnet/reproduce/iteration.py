@@ -1,8 +1,8 @@
-"""Algorithm 1 as the paper runs it: x <- z - g(x), as many steps in every block, whether it converges or not.
+"""Algorithm 1 as the paper runs it: x <- z - g(x), the same number of steps in every block, converging or not.
 
-What the library's own solvers refuse or stop is wanted here: the iteration on networks of which nothing is proven, and
-its error after every number of steps. All of it is in float64, with the weights as they are stored. That the iteration
-diverges says that it finds no inverse; it does not say that there is none.
+The library's own solvers refuse networks without a proof and stop when they converge; here the iteration runs on any
+network, and its error is measured after any number of steps. Everything is in float64 with the stored weights. A
+diverging iteration finds no inverse, which does not mean that there is none.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from ..residual import ResidualBlock
 from ..spelling import at_least
 from ..transform import Transform
 
-#: A block's iteration has converged when its last step is this small, relative to x.
-SETTLED = 1e-6
+#: An iteration has converged when its last step is this small, relative to x.
+CONVERGED = 1e-6
 
 G: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Rebuilt:
-    """What the iteration came to, per sample. `x` is NaN where numbers overflowed.
+class Reconstruction:
+    """The result of the iteration, per sample. `x` is NaN where numbers overflowed.
 
-    `converged`: in every block the last step was tiny. `diverged`: in some block the steps grew. Neither: still moving.
+    `converged`: the last step was tiny in every block. `diverged`: the steps grew in some block. Neither: not yet
+    converged.
     """
 
     x: Tensor
@@ -40,13 +41,13 @@ class Rebuilt:
     diverged: Tensor
 
     def errors(self, truth: Tensor) -> Tensor:
-        """||x - truth|| per sample; infinite where x is not finite."""
+        """Return ||x - truth|| per sample; infinite where x is not finite."""
         distance = (self.x - truth).flatten(1).norm(dim=1)
         return torch.nan_to_num(distance, nan=torch.inf)
 
 
-class Unwinder:
-    """A model's transform in float64, cut into steps that can be undone one by one."""
+class Algorithm1:
+    """A model's transform in float64 as a list of steps, which `decode` inverts one by one."""
 
     def __init__(self, model: nn.Module) -> None:
         transform = cast(Transform, copy.deepcopy(cast(Any, model).transform)).double().eval()
@@ -57,7 +58,7 @@ class Unwinder:
 
     @torch.no_grad()
     def encode(self, x: Tensor) -> Tensor:
-        """The code of x."""
+        """Return the code of x."""
         x = x.double()
         with full_precision(x):
             for step in self.steps:
@@ -65,32 +66,32 @@ class Unwinder:
         return x
 
     @torch.no_grad()
-    def decode(self, z: Tensor, iterations: int) -> Rebuilt:
-        """Undo every block by so many steps of Algorithm 1, the others exactly."""
+    def decode(self, z: Tensor, iterations: int) -> Reconstruction:
+        """Invert every block by a number of fixed-point iterations, and the other transforms exactly."""
         at_least(1, iterations=iterations)
         x = z.double()
-        finite, settled = (torch.ones(len(x), dtype=torch.bool, device=x.device) for _ in range(2))
-        grown = ~finite
+        finite, converged = (torch.ones(len(x), dtype=torch.bool, device=x.device) for _ in range(2))
+        diverged = ~finite
         with full_precision(x):
             for step in reversed(self.steps):
                 if isinstance(step, _Block):
-                    x, first, last = step.undo(x, iterations)
-                    settled &= last <= SETTLED * x.flatten(1).norm(dim=1).clamp_min(1.0)
-                    grown |= ~(last <= first)
+                    x, first, last = step.invert(x, iterations)
+                    converged &= last <= CONVERGED * x.flatten(1).norm(dim=1).clamp_min(1.0)
+                    diverged |= ~(last <= first)
                 else:
                     x = step.inverse(x)
                 finite &= x.isfinite().flatten(1).all(dim=1)
-                x = torch.where(_like(finite, x), x, 0.0)  # a row that is lost goes on as zeros
-        grown |= ~finite
-        return Rebuilt(torch.where(_like(finite, x), x, torch.nan), settled & ~grown, grown)
+                x = torch.where(_expand(finite, x), x, 0.0)  # an overflowed sample continues as zeros
+        diverged |= ~finite
+        return Reconstruction(torch.where(_expand(finite, x), x, torch.nan), converged & ~diverged, diverged)
 
 
 @dataclass(frozen=True)
 class _Block:
     g: G
 
-    def undo(self, z: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(x, length of the first step, of the last)."""
+    def invert(self, z: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return x, the length of the first step and that of the last."""
         x, first, last = z, None, None
         for _ in range(iterations):
             following = z - self.g(x)
@@ -105,10 +106,10 @@ def _leaves(t: Transform) -> Iterator[Transform]:
         for part in t:
             yield from _leaves(part)
     elif t.parts():
-        raise ValueError(f"Algorithm 1 runs along a chain of blocks; got a {type(t).__name__}. Set factor_out=false.")
+        raise ValueError(f"Algorithm 1 needs a chain of blocks; got a {type(t).__name__}. Set factor_out=false.")
     else:
         yield t
 
 
-def _like(rows: Tensor, x: Tensor) -> Tensor:
-    return rows.reshape(-1, *(1,) * (x.dim() - 1))
+def _expand(mask: Tensor, x: Tensor) -> Tensor:
+    return mask.reshape(-1, *(1,) * (x.dim() - 1))

@@ -1,12 +1,12 @@
-"""The properties of Table 1, each found by running a transform with random weights, in float64.
+"""The properties of Table 1, each tested by running a transform with random weights, in float64.
 
-free-form        the Jacobian of a layer: no entry of it is zero for all weights and inputs. Of a chain, the layers are
-                 those whose Jacobian depends on x; a linear map between them is not what learns
-closed form      how often the network inside a layer is evaluated: the same number whatever the input and the
-                 tolerance, or a number that an iteration or a solver decides
-volume           ln |det| of the whole, from its Jacobian: zero everywhere, or not
-exact            ln |det| as the model computes it, against that of its Jacobian
-unbiased         the mean of many estimates at one x, against the exact value, in standard errors
+free-form        no entry of a layer's Jacobian is zero for all weights and inputs. The layers of a chain are those
+                 whose Jacobian depends on x; linear maps between them are not tested
+closed form      how often the network inside a layer is evaluated: the same number for all inputs and tolerances, or a
+                 number that depends on an iteration or a solver
+volume           ln |det| of the Jacobian of the whole chain: zero everywhere, or not
+exact            ln |det| as the model computes it, compared with that of its Jacobian
+unbiased         the mean of many estimates at one x, compared with the exact value, in standard errors
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from torch.nn.modules.module import register_module_forward_hook
 from ..residual import ResidualBlock
 from ..transform import Transform
 
-#: What is as good as zero in float64 for maps of some layers.
+#: A rounding error in float64 for maps of a few layers; smaller values count as zero.
 ROUNDING = 1e-9
-#: A mean so many standard errors away from the exact value is taken for biased.
+#: A mean that many standard errors from the exact value counts as biased.
 ERRORS = 4.0
-#: Inputs that the number of evaluations is counted at, and the tolerances of an inverse.
+#: Scales of the inputs for which evaluations are counted, and tolerances of the inverse.
 SCALES, TOLERANCES = (0.1, 1.0, 3.0), (1e-2, 1e-9)
 
 Map: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def jacobian(f: Map, x: Tensor) -> Tensor:
-    """The Jacobians of a map at every row of x, (batch, d, d), by one backward pass for each coordinate."""
+    """Return the Jacobians of a map at every sample, (batch, d, d), by one backward pass per coordinate."""
     x = x.detach().requires_grad_()
     z = f(x).flatten(1)
     rows = [torch.autograd.grad(z[:, i].sum(), x, retain_graph=True)[0].flatten(1) for i in range(z.shape[1])]
@@ -44,7 +44,7 @@ def jacobian(f: Map, x: Tensor) -> Tensor:
 
 
 def log_volume(f: Map, x: Tensor) -> Tensor:
-    """ln |det dF/dx| of every row, from the Jacobian."""
+    """Return ln |det dF/dx| of every sample, from the Jacobian."""
     return cast(Tensor, torch.linalg.slogdet(jacobian(f, x))[1])
 
 
@@ -53,7 +53,7 @@ def log_volume(f: Map, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Pattern:
-    """Of a layer's Jacobian: how many entries there are, and how many are zero at every input and all weights tried."""
+    """The entries of a layer's Jacobian, and how many of them are zero at all inputs and weights."""
 
     entries: int
     always_zero: int
@@ -63,16 +63,16 @@ class Pattern:
         return self.always_zero == 0
 
 
-def pattern(instances: Sequence[Transform], x: Tensor) -> Pattern:
-    """The worst layer of a system, over instances of it that differ in their weights alone."""
-    found = [_patterns(instance, x) for instance in instances]
+def zero_pattern(instances: Sequence[Transform], x: Tensor) -> Pattern:
+    """Return the pattern with most zeros among the layers, over instances with different weights."""
+    found = [_entry_sizes(instance, x) for instance in instances]
     merged = [torch.stack(layers).amax(0) for layers in zip(*found, strict=True)]
     counts = [int((m == 0).sum()) for m in merged]
     return Pattern(int(merged[0].numel()), max(counts))
 
 
-def _patterns(instance: Transform, x: Tensor) -> list[Tensor]:
-    """For every layer whose Jacobian depends on x, the largest size of each entry."""
+def _entry_sizes(instance: Transform, x: Tensor) -> list[Tensor]:
+    """Return the largest absolute value of each entry, for every layer whose Jacobian depends on x."""
     sizes = []
     for layer in layers(instance):
         j = jacobian(layer, x)
@@ -83,7 +83,7 @@ def _patterns(instance: Transform, x: Tensor) -> list[Tensor]:
 
 
 def layers(transform: Transform) -> list[Transform]:
-    """A chain's parts, or the transform itself."""
+    """Return the layers of a chain, or the transform itself."""
     parts = [part for _, part, _ in transform.parts()]
     return [leaf for part in parts for leaf in layers(part)] if parts else [transform]
 
@@ -93,7 +93,7 @@ def layers(transform: Transform) -> list[Transform]:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """How often the network of a layer is evaluated, at least and at most over the inputs tried; and the error."""
+    """The fewest and most evaluations of a layer's network over all inputs, and the error of the result."""
 
     fewest: int
     most: int
@@ -105,12 +105,12 @@ class Evaluations:
 
 
 def forward_evaluations(transform: Transform, x: Tensor) -> Evaluations:
-    """Evaluations a layer in the map itself."""
+    """Count evaluations per layer in the forward pass."""
     return _evaluations([_count(layer, partial(layer, s * x)) for layer in layers(transform) for s in SCALES])
 
 
 def inverse_evaluations(transform: Transform, x: Tensor) -> Evaluations:
-    """Evaluations a layer in the inverse, and the largest error of the whole."""
+    """Count evaluations per layer in the inverse, and measure its largest error."""
     counts = []
     for layer in layers(transform):
         for z in (layer(s * x).detach() for s in SCALES):
@@ -122,7 +122,7 @@ def inverse_evaluations(transform: Transform, x: Tensor) -> Evaluations:
 
 
 def _inverse_count(layer: Transform, z: Tensor, tolerance: float) -> int:
-    if isinstance(layer, ResidualBlock):  # which solves with a copy of its network, and counts itself
+    if isinstance(layer, ResidualBlock):  # it solves with a copy of its network and counts itself
         return int(layer.solve(z, tolerance=tolerance).iterations.max())
     return _count(layer, partial(layer.inverse, z, tolerance=tolerance))
 
@@ -133,7 +133,7 @@ def _evaluations(counts: Sequence[int]) -> Evaluations:
 
 
 def _count(layer: Transform, run: Callable[[], object]) -> int:
-    """How often the first layer of the network inside is evaluated."""
+    """Count how often the first layer of the network inside is evaluated."""
     inner = next((m for m in layer.modules() if _is_layer(m)), None)
     if inner is None:
         return 0
@@ -143,13 +143,13 @@ def _count(layer: Transform, run: Callable[[], object]) -> int:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether this is a linear layer or a convolution of a network, and no transform itself."""
+    """Whether this is a linear layer or a convolution, and not itself a transform."""
     return not isinstance(module, Transform) and getattr(getattr(module, "weight", None), "dim", lambda: 0)() > 1
 
 
 @contextmanager
 def _counting(module: nn.Module) -> Iterator[list[None]]:
-    """Every call of a module, by a hook of all modules, which changes nothing."""
+    """Record every call of a module by a global hook."""
     calls: list[None] = []
 
     def note(called: nn.Module, *_: object) -> None:
@@ -168,7 +168,7 @@ def _counting(module: nn.Module) -> Iterator[list[None]]:
 
 @torch.no_grad()
 def logdet_error(transform: Transform, x: Tensor) -> float:
-    """The largest difference between ln |det| as the model gives it in eval and that of its Jacobian."""
+    """Return the largest difference between the model's ln |det| in eval mode and that of its Jacobian."""
     given = transform.forward_and_logdet(x)[1]
     with torch.enable_grad():
         exact = log_volume(transform, x)
@@ -177,7 +177,7 @@ def logdet_error(transform: Transform, x: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Bias:
-    """The mean of so many estimates less the exact value, and its standard error."""
+    """The mean of estimates minus the exact value, its standard error, and the number of estimates."""
 
     mean: float
     standard_error: float
@@ -185,7 +185,7 @@ class Bias:
 
     @property
     def distance(self) -> float:
-        """In standard errors."""
+        """The absolute bias in standard errors."""
         return abs(self.mean) / self.standard_error if self.standard_error else math.inf
 
     @property
@@ -193,7 +193,7 @@ class Bias:
         return self.distance < ERRORS
 
 
-def bias(estimate: Map, exact: float, x: Tensor, draws: int) -> Bias:
-    """Estimates at one x, (1, d), repeated: `estimate` gives one for each row, from noise of its own."""
+def measure_bias(estimate: Map, exact: float, x: Tensor, draws: int) -> Bias:
+    """Measure the bias of an estimate at one x, (1, d); `estimate` returns one value per sample of a repeated x."""
     values = estimate(x.expand(draws, *x.shape[1:])).detach().double()
     return Bias(float(values.mean()) - exact, float(values.std()) / math.sqrt(draws), draws)

@@ -1,8 +1,8 @@
-"""OUT/NAME.json: one entry of `runs` for every trained model, and the rows a reader wants, which follow from them.
+"""OUT/NAME.json: an entry in `runs` for every trained model, and rows for readers, which are computed from the entries.
 
-An entry holds the circumstances of its run, the cell it is, and what was measured of it: `row`, a few figures with
-names, and `details`, the rest. A file is filled in several invocations, even on several machines: what is made now
-replaces the entry of the same cell, budget, recipe, settings and seed, and the others stay.
+An entry holds how its run was made, which cell it is, and what was measured: `row`, a few named metrics, and `details`,
+the rest. A file can be filled by several commands, even on several machines: a new entry replaces the one with the same
+cell, budget, recipe, settings and seed, and the others stay.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from numpy.typing import NDArray
 from ..data import npy
 from ..results import Results, nonfinite_to_none, read, write
 from ..run import Run
-from .cells import SETS, Cell, order
+from .cells import ALL_DATASETS, Cell, sort_key
 from .job import Job
 
 Entry: TypeAlias = dict[str, Any]
 Row: TypeAlias = dict[str, Any]
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
-#: Together they name an entry.
+#: Together they identify an entry.
 KEYS = ("dataset", "model", "budget", "recipe", "settings", "seed")
 
-#: Of several seeds the largest is shown for these, and the mean of other numbers.
+#: Over several seeds these show the largest value; other numbers show the mean.
 WORST = (
     *("largest Lip(g)", "largest block bound", "code residual", "measured error", "composed bound"),
     *("error after 100 steps", "bias bound", "solver error", "terms", "draws"),
 )
 
 
-def entry(run: Run, cell: Cell, job: Job, row: Mapping[str, Any], details: Mapping[str, Any]) -> Entry:
-    """What is known of one trained model: how it was made, and what was measured."""
+def entry_of_run(run: Run, cell: Cell, job: Job, row: Mapping[str, Any], details: Mapping[str, Any]) -> Entry:
+    """Return the entry of one trained model."""
     made = run.read_json("environment.json")
-    return named(job, cell.dataset, cell.label, row, details, made, job.changes, run.experiment.seed)
+    return new_entry(job, cell.dataset, cell.label, row, details, made, job.overrides, run.experiment.seed)
 
 
-def named(
+def new_entry(
     job: Job,
     dataset: str,
     model: str,
@@ -50,94 +50,92 @@ def named(
     settings: Sequence[str] = (),
     seed: int = 0,
 ) -> Entry:
-    """An entry with all that names it; `made` says how."""
-    which = dict(zip(KEYS, (dataset, model, job.budget, job.recipe, list(settings), seed), strict=True))
-    return {**made, **which, "row": nonfinite_to_none(row), "details": nonfinite_to_none(details)}
+    """Return an entry; `made` says how its run was made."""
+    keys = dict(zip(KEYS, (dataset, model, job.budget, job.recipe, list(settings), seed), strict=True))
+    return {**made, **keys, "row": nonfinite_to_none(row), "details": nonfinite_to_none(details)}
 
 
-def kept(run: Run, name: str, make: Callable[[], Any], fits: Callable[[dict[str, Any]], bool] = bool) -> dict[str, Any]:
-    """What RUN/evaluation.json has under this name, if it fits; else made now, and kept there beside the rest."""
-    found = dict(run.read_json("evaluation.json").get(name) or {})
-    if not fits(found):
-        found = nonfinite_to_none(make())
-        run.write_json("evaluation.json", {**run.read_json("evaluation.json"), name: found}, run.sha256())
-    return found
+def cached(
+    run: Run, name: str, compute: Callable[[], Any], valid: Callable[[dict[str, Any]], bool] = bool
+) -> dict[str, Any]:
+    """Return what RUN/evaluation.json holds under a name if it is valid; else compute it and store it there."""
+    known = dict(run.read_json("evaluation.json").get(name) or {})
+    if not valid(known):
+        known = nonfinite_to_none(compute())
+        run.write_json("evaluation.json", {**run.read_json("evaluation.json"), name: known}, run.sha256())
+    return known
 
 
-def merge(name: str, made: Sequence[Entry], folder: Path, rows: Callable[[Sequence[Entry]], list[Row]]) -> Results:
-    """Put entries into OUT/NAME.json, in the order of the paper, and derive its rows anew."""
+def merge_entries(
+    name: str, entries: Sequence[Entry], folder: Path, rows: Callable[[Sequence[Entry]], list[Row]]
+) -> Results:
+    """Add entries to OUT/NAME.json, in the order of the paper, and compute its rows again."""
     path = folder / f"{name}.json"
     before = read(path).runs if path.is_file() else []
-    if not all(map(_is_whole, before)):
-        raise damaged(path)
-    new = [key(e) for e in made]
-    runs = sorted([*(e for e in before if key(e) not in new), *made], key=_place)
+    if not all(map(_is_valid, before)):
+        raise damaged_file(path)
+    new = [entry_key(e) for e in entries]
+    runs = sorted([*(e for e in before if entry_key(e) not in new), *entries], key=_sort_key)
     try:
         results = Results(name, rows(runs), runs)
-    except (KeyError, TypeError):  # what was made now has all figures
-        raise damaged(path) from None
+    except (KeyError, TypeError):  # new entries have all metrics
+        raise damaged_file(path) from None
     write(results, folder)
     return results
 
 
-def _is_whole(e: Entry) -> bool:
-    """Whether an entry that was read has what names it, and figures."""
-    words = [e.get(k) for k in ("model", "budget", "recipe")]
-    settings = e.get("settings")
-    return (
-        e.get("dataset") in SETS
-        and all(isinstance(w, str) for w in words)
-        and isinstance(settings, list)
-        and all(isinstance(s, str) for s in settings)
-        and isinstance(e.get("seed"), int)
-        and all(isinstance(e.get(k), dict) for k in ("row", "details"))
-    )
+def _is_valid(e: Entry) -> bool:
+    """Whether an entry from a file has all keys, and metrics."""
+    kinds = {"model": str, "budget": str, "recipe": str, "settings": list, "seed": int, "row": dict, "details": dict}
+    if not all(isinstance(e.get(k), kind) for k, kind in kinds.items()):
+        return False
+    return e.get("dataset") in ALL_DATASETS and all(isinstance(s, str) for s in e["settings"])
 
 
-def damaged(path: Path) -> ValueError:
-    """What is said of a file that holds something else than was written."""
-    return ValueError(f"{path} is damaged. Remove it; it can be made again.")
+def damaged_file(path: Path) -> ValueError:
+    """Return the error for a file with unexpected content."""
+    return ValueError(f"{path} is damaged. Remove it; the command writes it again.")
 
 
-def arrays(path: Path, *names: str) -> Arrays:
-    """The arrays that were kept for a picture; `names` must be among them."""
+def load_arrays(path: Path, *names: str) -> Arrays:
+    """Read the arrays that were saved for a plot; `names` must be among them."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist.")
     if not path.is_file():
-        raise damaged(path)
+        raise damaged_file(path)
     try:
-        found = npy.load_arrays(path, lambda members: members)
+        arrays = npy.load_arrays(path, lambda members: members)
     except ValueError:
-        raise damaged(path) from None
-    if any(name not in found for name in names):
-        raise damaged(path)
-    return found
+        raise damaged_file(path) from None
+    if any(name not in arrays for name in names):
+        raise damaged_file(path)
+    return arrays
 
 
-def key(e: Entry) -> tuple[Any, ...]:
-    """What an entry is about."""
+def entry_key(e: Entry) -> tuple[Any, ...]:
+    """Return the values that identify an entry."""
     return tuple(tuple(v) if isinstance(v := e.get(k), list) else v for k in KEYS)
 
 
-def one_by_one(runs: Sequence[Entry]) -> list[Row]:
-    """A row for every entry."""
-    return [{**_head(e), "seed": e["seed"], **e["row"], "run": i} for i, e in enumerate(runs)]
+def rows_per_run(runs: Sequence[Entry]) -> list[Row]:
+    """Return a row for every entry."""
+    return [{**_row_head(e), "seed": e["seed"], **e["row"], "run": i} for i, e in enumerate(runs)]
 
 
-def over_seeds(runs: Sequence[Entry], of: str = "error %") -> list[Row]:
-    """A row for every cell: means over its seeds, with the spread between them of its main figure."""
+def rows_per_cell(runs: Sequence[Entry], metric: str = "error %") -> list[Row]:
+    """Return a row for every cell: means over its seeds, with the standard deviation of its main metric."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, e in enumerate(runs):
-        groups.setdefault(key(e)[:-1], []).append(i)
-    return [_together([runs[i] for i in members], members, of) for members in groups.values()]
+        groups.setdefault(entry_key(e)[:-1], []).append(i)
+    return [_row_over_seeds([runs[i] for i in members], members, metric) for members in groups.values()]
 
 
-def _together(entries: Sequence[Entry], members: list[int], of: str) -> Row:
+def _row_over_seeds(entries: Sequence[Entry], members: list[int], metric: str) -> Row:
     rows = [e["row"] for e in entries]
-    row = {**_head(entries[0]), **{name: _mean(name, [r.get(name) for r in rows]) for name in rows[0]}}
-    errors = [r[of] for r in rows]
-    row |= {"seeds": len(rows), "spread": statistics.stdev(errors) if len(rows) > 1 else None, "run": members[0]}
-    # The interval of one net's error is over test images; a mean over nets has the spread instead.
+    row = {**_row_head(entries[0]), **{name: _mean(name, [r.get(name) for r in rows]) for name in rows[0]}}
+    values = [r[metric] for r in rows]
+    row |= {"seeds": len(rows), "spread": statistics.stdev(values) if len(rows) > 1 else None, "run": members[0]}
+    # The interval of one network's error is over test images; a mean over networks has the spread instead.
     return row if len(rows) == 1 else {**row, **{k: None for k in ("low", "high") if k in row}, "runs": members}
 
 
@@ -150,18 +148,16 @@ def _mean(name: str, values: Sequence[Any]) -> Any:
     return numbers[0] if len(set(numbers)) == 1 else statistics.fmean(numbers)
 
 
-def _head(e: Entry) -> Row:
+def _row_head(e: Entry) -> Row:
     head = {k: e[k] for k in ("dataset", "model", "budget", "recipe")} | {"epochs": e.get("epochs")}
     return {**head, "settings": " ".join(e["settings"])} if e["settings"] else head
 
 
-def _place(e: Entry) -> tuple[Any, ...]:
-    return SETS.index(e["dataset"]), order(e["model"]), e["budget"], e["recipe"], e["settings"], e["seed"]
+def _sort_key(e: Entry) -> tuple[Any, ...]:
+    return ALL_DATASETS.index(e["dataset"]), sort_key(e["model"]), *(e[k] for k in KEYS[2:])
 
 
-def alike(runs: Iterable[Entry], job: Job, dataset: str) -> list[Entry]:
-    """The entries that belong into one picture: this data set, made as this job makes them, of its first seed."""
-    wanted = (job.budget, job.recipe, list(job.changes), job.seeds[0])
-    return [
-        e for e in runs if e["dataset"] == dataset and (e["budget"], e["recipe"], e["settings"], e["seed"]) == wanted
-    ]
+def comparable_entries(runs: Iterable[Entry], job: Job, dataset: str) -> list[Entry]:
+    """Return the entries of one plot: of this dataset, with the job's budget, recipe, settings and first seed."""
+    wanted = {"dataset": dataset, "budget": job.budget, "recipe": job.recipe, "settings": list(job.overrides)}
+    return [e for e in runs if e["seed"] == job.seeds[0] and all(e[k] == v for k, v in wanted.items())]

@@ -1,4 +1,4 @@
-"""The systems of Table 1 with random weights: some layers of each, on rows of so many numbers."""
+"""The systems of Table 1 with random weights: a few layers of each, on vectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..transforms.imported import ffjord, maf
 #: From the number of dimensions to a list of layers.
 Maker: TypeAlias = Callable[[int], Sequence[Transform]]
 
-#: Layers of a system, and the inputs that it is tried at.
+#: Layers of a system, and the number of inputs.
 LAYERS, INPUTS = 4, 16
 
 
@@ -41,7 +41,7 @@ def _i_revnet(d: int) -> list[Transform]:
     return i_revnet((d, 2, 2), LAYERS, first=True)
 
 
-#: What a system is made of in so many dimensions (i-RevNet: channels of a 2 x 2 image).
+#: The layers of a system by number of dimensions (i-RevNet: channels of a 2 x 2 image).
 MAKERS: dict[str, tuple[Maker, ...]] = {
     "ResNet": (_resnet,),
     "NICE / i-RevNet": (lambda d: nice((d,), LAYERS, _conditioner), _i_revnet),
@@ -55,7 +55,7 @@ IMPORTED = ("FFJORD", "MAF")
 
 
 def instance(make: Maker, dimension: int, seed: int) -> Transform:
-    """A system with random weights, none of them zero, in float64 and eval."""
+    """Build a system with random weights, none of them zero, in float64 and eval mode."""
     torch.manual_seed(seed)
     chain = Chain(*make(dimension))
     generator = torch.Generator().manual_seed(seed)
@@ -65,14 +65,14 @@ def instance(make: Maker, dimension: int, seed: int) -> Transform:
     return chain.double().eval()
 
 
-def inputs(make: Maker, dimension: int, rows: int = INPUTS) -> Tensor:
-    """Random rows, or images for i-RevNet."""
+def inputs(make: Maker, dimension: int, samples: int = INPUTS) -> Tensor:
+    """Draw random vectors, or images for i-RevNet."""
     shape = (dimension, 2, 2) if make is _i_revnet else (dimension,)
-    return torch.randn(rows, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return torch.randn(samples, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def turns(seed: int = 0, points: int = 2_000) -> int:
-    """How often a residual block on the line without constraint turns around: above zero, two inputs share a code."""
+def count_turns(seed: int = 0, points: int = 2_000) -> int:
+    """Count how often an unconstrained residual block on the line turns around; if it does, two inputs share a code."""
     torch.manual_seed(seed)
     block = UnconstrainedBlock(nn.Sequential(nn.Linear(1, 32), nn.ELU(), nn.Linear(32, 1))).double()
     with torch.no_grad():
