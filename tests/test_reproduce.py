@@ -91,7 +91,7 @@ def test_the_error_of_a_linear_block_is_a_power_of_its_slope(a, n):
 
 
 @pytest.mark.parametrize(("a", "converged", "diverged"), [(0.5, True, False), (2.0, False, True), (0.99, False, False)])
-def test_it_is_said_whether_the_iteration_converges(a, converged, diverged):
+def test_convergence_and_divergence_are_reported_per_sample(a, converged, diverged):
     algorithm = Algorithm1(linear(a))
     rebuilt = algorithm.decode(algorithm.encode(torch.ones(2, 1, 1, 1)), 100)
     assert rebuilt.converged.tolist() == [converged] * 2
@@ -229,7 +229,7 @@ def test_every_figure_writes_a_results_file_and_a_plot_that_is_not_empty(made, n
 
 
 @pytest.mark.parametrize("name", ["figure3", "figure7"])
-def test_an_i_resnet_gives_its_images_back(made, name):
+def test_an_i_resnet_reconstructs_its_images(made, name):
     rows = {r["model"]: r for r in made.outcomes[name].results.rows}
     assert rows["c=0.9"]["iteration"] == "converges"
     assert rows["c=0.9"]["largest error"] < 1e-9

@@ -126,7 +126,7 @@ def test_nice_preserves_volume_so_that_its_bits_follow_from_its_base_alone(made)
     assert float(bits.mean()) == pytest.approx(row["bits/dim"], abs=4 * one_draw * math.sqrt(2 / 360))
 
 
-def test_it_is_said_where_our_flow_does_not_win():
+def test_flows_are_compared_in_words_including_losses_and_ties():
     head = {"dataset": "digits", "budget": "short", "recipe": "ours", "estimator error": 1e-3}
 
     def row(model, bits, spread=None, **other):
@@ -151,7 +151,7 @@ def solved(dimension, tolerance):
 
 
 @zuko
-def test_what_a_solver_costs_is_measured_and_not_called_a_bound():
+def test_the_error_of_a_solver_is_measured_and_not_called_a_bound():
     coarse, fine = solved(3, 1e-2), solved(3, 1e-6)
     assert 1e-9 < fine["error"] < coarse["error"] / 10
     assert fine["method"] == "whole trace"

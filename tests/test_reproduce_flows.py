@@ -97,7 +97,7 @@ def test_unknown_settings_raise_before_training():
 # Every result at the size of seconds
 
 
-def test_table_4_has_a_line_with_every_error(made):
+def test_a_row_of_table_4_has_all_errors(made):
     (row,) = made.outcomes["table4"].results.rows
     assert (row["dataset"], row["model"], row["paper"], row["images"]) == ("digits", "flow", None, 360)
     assert 1 < row["bits/dim"] < math.log2(17)  # below 17 levels with equal chances
@@ -107,7 +107,7 @@ def test_table_4_has_a_line_with_every_error(made):
     assert row["draws"] >= 2
 
 
-def test_figures_4_and_9_show_one_measurement(made):
+def test_figures_4_and_9_share_one_measurement(made):
     four, nine = (made.outcomes[name].results.runs[0]["details"] for name in ("figure4", "figure9"))
     assert four == nine
     assert four["rows"] == 50
@@ -185,7 +185,7 @@ def test_a_smaller_target_error_evaluates_again(made, monkeypatch):
     assert asked == [{"error": 1e-5}]
 
 
-def test_published_values_stand_beside_ours(made, tmp_path, monkeypatch):
+def test_published_values_are_added_to_the_file(made, tmp_path, monkeypatch):
     monkeypatch.setattr(table4, "cells_by_dataset", lambda cells: ["cifar10"])
     outcome = table4.RESULT.run(Work(Job(out=tmp_path, runs=made.out / "table4")))
     rows = outcome.results.rows

@@ -103,7 +103,7 @@ def test_error_and_bits_of_one_network_for_every_weight(made):
     assert rows["w=0.1"]["bits/dim"] < rows["w=10"]["bits/dim"]  # what is asked for more is got
 
 
-def test_figures_are_those_of_the_released_weights(made):
+def test_metrics_are_those_of_the_final_weights(made):
     run = Run.open(made.out / "hybrid" / "digits-w1")
     kept = run.read_json("evaluation.json")
     row = made.outcome.results.rows[1]
@@ -130,7 +130,7 @@ def test_nothing_is_computed_twice_and_a_stopped_job_resumes(made, monkeypatch, 
     assert RESULTS["hybrid"].run(Work(one)).results.rows[0]["steps"] == 12
 
 
-def test_pure_networks_stand_beside_where_they_exist(made, tmp_path):
+def test_pure_networks_are_added_where_they_exist(made, tmp_path):
     out, runs = tmp_path, made.out / "hybrid"
     write(Results("table2", [], [entry("c=0.9", CLASSIFIER), entry("c=0.5", CLASSIFIER)]), out)
     flows = [entry("flow", {**FLOW, "bits/dim": 1.0}, budget="paper"), entry("flow", {**FLOW, "bits/dim": 9.0})]

@@ -59,7 +59,7 @@ def drawn(path):
 # Figure 1
 
 
-def test_lines_cross_where_they_do():
+def test_the_crossing_of_two_lines_is_where_they_meet():
     paths = np.array([[0.0, 1.0, 10.0], [4.0, 2.0, 10.0]])
     (crossing,) = figure1.find_crossings(paths)
     assert crossing.pair == (0, 1)
@@ -226,7 +226,7 @@ def test_networks_of_figure_2_are_those_of_the_paper():
         ({"a": None}, "one of the two models is missing: nothing to compare"),
     ],
 )  # fmt: skip
-def test_it_is_said_where_the_i_resnet_does_not_win(differences, sentence):
+def test_models_are_compared_in_words_including_losses_and_ties(differences, sentence):
     rows = [{"dataset": d, "nearer": None if v is None else figure2.nearer(v, 0.01)} for d, v in differences.items()]
     assert figure2.compare_models(rows) == sentence
 
@@ -334,7 +334,7 @@ def test_our_marks_of_table_1(made):
     assert notes[0] == "Glow, analytic inverse: ✗ in the paper, ✓ here"
 
 
-def test_what_was_measured_is_beside_the_marks(made):
+def test_the_measurements_behind_the_marks_are_in_the_file(made):
     found = {e["model"]: e["details"]["instance 1"] for e in made.outcomes["table1"].results.runs if e["details"]}
     assert found["NICE / i-RevNet"]["largest |ln det|"] < 1e-12
     assert found["Glow"]["inverse"]["error"] < 1e-9
@@ -373,7 +373,7 @@ def test_the_jacobian_and_volume_of_a_linear_map():
     assert torch.allclose(properties.log_volume(lambda x: x @ a.T, x), torch.linalg.slogdet(a)[1].expand(5))
 
 
-def test_bias_is_seen_and_its_absence_too():
+def test_biased_and_unbiased_estimates_are_distinguished():
     generator = torch.Generator().manual_seed(0)
 
     def noise(x):
@@ -406,7 +406,7 @@ def test_couplings_keep_adam_under_the_papers_recipe():
     assert (glow.optimiser, ours.optimiser, glow.epochs, ours.epochs) == ("adam", "sgd", 200, 200)
 
 
-def test_every_classifier_gives_its_images_back(made):
+def test_every_classifier_reconstructs_its_images(made):
     rows = made.outcomes["table3"].results.rows
     assert [r["model"] for r in rows] == list(classification.PAPER3)
     for row in rows:
@@ -439,7 +439,7 @@ def test_networks_of_table_5_have_the_same_layers():
     assert (table5.size(Job(budget="short")).batch, table5.size(Job(budget="short", device="cuda")).batch) == (4, 128)
 
 
-def test_times_are_beside_glows(made):
+def test_times_are_relative_to_glow_of_the_same_purpose(made):
     rows = {r["model"]: r for r in made.outcomes["table5"].results.rows}
     assert list(rows) == list(table5.CELLS)
     for row in rows.values():

@@ -65,7 +65,7 @@ def test_blank_images_are_more_likely_than_the_data_but_not_typical(made):
     assert any("of 13 kinds more likely than the data: blank" in text for text in made.said)
 
 
-def test_figures_are_those_of_the_released_weights(made):
+def test_metrics_are_those_of_the_final_weights(made):
     """Areas and bits of one kind from the run folder alone."""
     run = Run.open(made.out / "table4" / "digits-flow")
     model, splits = run.model(), run.splits()
