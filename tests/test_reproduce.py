@@ -353,9 +353,9 @@ def test_entries_of_other_machines_are_kept_and_entries_of_the_same_cell_are_rep
     job = copied(made, tmp_path, "table2")
     path = tmp_path / "table2.json"
     content = json.loads(path.read_text())
-    ood_images = {**content["runs"][0], "dataset": "cifar10", "budget": "paper", "hardware": "another machine"}
+    other_machine = {**content["runs"][0], "dataset": "cifar10", "budget": "paper", "hardware": "another machine"}
     old = {**content["runs"][3], "row": {**content["runs"][3]["row"], "error %": -1.0}}
-    path.write_text(json.dumps({**content, "runs": [*content["runs"][:3], old, ood_images]}))
+    path.write_text(json.dumps({**content, "runs": [*content["runs"][:3], old, other_machine]}))
     results = RESULTS["table2"].run(Work(replace(job, models=("c=0.5",)))).results
     assert [(r["dataset"], r["model"]) for r in results.rows][3:] == [("digits", "c=0.5"), ("cifar10", "ResNet-164")]
     assert results.rows[3] == made.outcomes["table2"].results.rows[3]

@@ -109,7 +109,9 @@ def test_the_constraint_keeps_the_order_of_all_paths(made):
 def test_a_block_that_folds_the_line_crosses_paths():
     fold = nn.Linear(1, 1, bias=False)
     fold.weight.data.fill_(-3.0)  # x - 3 x
-    row, dynamics = figure1.measure_crossings("vanilla", replace(figure1.Setting(), blocks=2), Chain(UnconstrainedBlock(fold)))
+    row, dynamics = figure1.measure_crossings(
+        "vanilla", replace(figure1.Setting(), blocks=2), Chain(UnconstrainedBlock(fold))
+    )
     n = figure1.PATHS
     assert row["crossings"] == n * (n - 1) // 2  # x -> -2 x: all of them
     assert all(c.value == pytest.approx(0, abs=1e-9) for c in dynamics.crossings)
@@ -497,8 +499,8 @@ def test_operations_of_grouped_convolutions_are_counted(make, places):
 
 def test_rows_of_two_devices_are_compared_separately(made, tmp_path):
     entries = made.outcomes["table5"].results.runs
-    ood_images = [{**e, "settings": ["on a GPU", "engine compiled"], "row": {**e["row"], "ms": 1.0}} for e in entries]
-    rows = table5.rows_with_ratio([*entries, *ood_images])
+    on_gpu = [{**e, "settings": ["on a GPU", "engine compiled"], "row": {**e["row"], "ms": 1.0}} for e in entries]
+    rows = table5.rows_with_ratio([*entries, *on_gpu])
     assert [r["settings"] for r in rows] == ["on a CPU engine plain"] * 5 + ["on a GPU engine compiled"] * 5
     assert [r["to Glow"] for r in rows[5:]] == [1.0] * 5
 

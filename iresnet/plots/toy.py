@@ -96,7 +96,7 @@ def plot_toy_flows(
 ) -> Path:
     """Write one row of panels per flow as the PNG file `path`, and return its path.
 
-    A density is evaluated on `resolution` x `resolution` pixels. The first `points` of the data are shown, beside as
+    A density is evaluated on `resolution` x `resolution` pixels. The first `points` of the data are shown, with as
     many samples, drawn with `seed`. The flows are evaluated as copies in eval mode.
     """
     png_path(path)  # checked before anything is computed

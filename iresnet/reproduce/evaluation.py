@@ -48,7 +48,7 @@ def evaluate_cell(work: Work, run: Run, cell: Cell) -> dict[str, Any]:
 
 
 def _is_valid(known: dict[str, Any]) -> bool:
-    """Whether all metrics that a result shows are numbers; those that may be infinite are None then."""
+    """Whether all metrics that a result shows are numbers, or None where they may be infinite."""
     try:
         t, iteration, inverse = known["tightening"], known.get("iteration", {}), known.get("inverse", {})
         numbers = [known["parameters"], *(known["error"][k] for k in ("value", "low", "high"))]
@@ -150,10 +150,5 @@ def run_facts(run: Run, *columns: str) -> Row:
 
 def describe_iteration(metrics: dict[str, Any]) -> str:
     """Say whether the iteration converged or diverged."""
-    if metrics["converged"] == metrics["images"]:
-        return "the iteration converges"
-    if not metrics["diverged"]:
-        return f"the iteration converges for {metrics['converged']} of {metrics['images']}"
-    if metrics["diverged"] == metrics["images"]:
-        return "the iteration diverges"
-    return f"the iteration diverges for {metrics['diverged']} of {metrics['images']}"
+    word, count = ("diverges", metrics["diverged"]) if metrics["diverged"] else ("converges", metrics["converged"])
+    return f"the iteration {word}" + ("" if count == metrics["images"] else f" for {count} of {metrics['images']}")

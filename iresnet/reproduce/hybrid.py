@@ -35,7 +35,6 @@ PURE = (
     ("table4", FLOW_LABELS, ("bits/dim", "bias bound", "estimator error", "error over images", "terms", "draws")),
 )
 
-
 MNIST, CIFAR10, SMOKE = (cells_on(dataset, WEIGHTS) for dataset in ("mnist", "cifar10", DIGITS))
 PLAN = Plan("hybrid", (*MNIST, *CIFAR10), SMOKE, letter="w")
 COLUMNS = columns(
@@ -99,10 +98,8 @@ def _plots(work: Work, groups: Groups) -> list[Path]:
 
 
 def _point(e: Entry) -> HybridPoint:
-    row = e["row"]
-    return HybridPoint(
-        e["model"], row["error %"], row["low"], row["high"], row["bits/dim"], row["error over images"] or 0.0
-    )
+    numbers = (e["row"][k] or 0.0 for k in ("error %", "low", "high", "bits/dim", "error over images"))
+    return HybridPoint(e["model"], *numbers)
 
 
 RESULT = trained_result(

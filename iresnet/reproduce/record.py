@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..data import npy
 from ..results import Results, nonfinite_to_none, read, write
 from ..run import Run
-from .cells import ALL_DATASETS, Cell, sort_key
+from .cells import ALL_DATASETS, sort_key
 from .job import Job
 
 Entry: TypeAlias = dict[str, Any]
@@ -32,12 +32,6 @@ WORST = (
     *("largest Lip(g)", "largest block bound", "code residual", "measured error", "composed bound"),
     *("error after 100 steps", "bias bound", "solver error", "terms", "draws"),
 )
-
-
-def entry_of_run(run: Run, cell: Cell, job: Job, row: Mapping[str, Any], details: Mapping[str, Any]) -> Entry:
-    """Return the entry of one trained model."""
-    made = run.read_json("environment.json")
-    return new_entry(job, cell.dataset, cell.label, row, details, made, job.overrides, run.experiment.seed)
 
 
 def new_entry(

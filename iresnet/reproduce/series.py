@@ -132,7 +132,7 @@ FIGURE9 = trained_result(
         *(("proven\nto 1e-4", "proven terms to 1e-4"), ("largest,\n10 terms", "largest bias with 10 terms")),
         *(("20\nterms", "largest bias with 20 terms"), "paper"),
     ),
-    about="convergence of the log-determinant's estimator with the number of terms, beside Theorem 3",
+    about="convergence of the log-determinant's estimator with the number of terms, with the bound of Theorem 3",
     says="the bias is negligible after 10 terms and numerically 0 after 20, over 1000 test examples",
     costs=budget_costs("the flow of figure4: seconds", "nothing beyond figure4"),
     notes=("terms until the mean bias over the images stays below the limit, in bits/dim; largest: over the images",),

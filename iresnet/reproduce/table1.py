@@ -164,13 +164,9 @@ def mark_columns(name: str, ours: dict[str, str] | None) -> Row:
 
 def list_differences(rows: Sequence[Row]) -> list[str]:
     """Describe where our mark differs from the paper's."""
-    found = []
-    for r in rows:
-        for p in PROPERTIES:
-            paper, ours = r[p].split(" / ")
-            if ours not in (paper, PUBLISHED) and paper != "·":
-                found.append(f"{r['model']}, {p}: {paper} in the paper, {ours} here")
-    return found
+    marks = [(r["model"], p, *r[p].split(" / ")) for r in rows for p in PROPERTIES]
+    differ = [m for m in marks if m[3] not in (m[2], PUBLISHED) and m[2] != "·"]
+    return [f"{model}, {p}: {paper} in the paper, {ours} here" for model, p, paper, ours in differ]
 
 
 def metric_columns(details: dict[str, Any]) -> Row:
