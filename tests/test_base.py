@@ -1,4 +1,4 @@
-"""Bases against torch.distributions, and what they refuse."""
+"""Base distributions against torch.distributions, and what they refuse."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ class TestMixture:
             flow.rsample_and_log_prob(4)
         assert flow.sample(4).shape == (4, 3)
 
-    def test_separates_kinds_that_one_normal_cannot(self):
+    def test_a_mixture_separates_clusters_that_one_normal_cannot(self):
         """Two clusters far apart: the mixture reaches their entropy, one normal must cover the gap."""
         torch.manual_seed(0)
         x = torch.randn(2_000, 1) * 0.1 + torch.tensor([-3.0, 3.0])[torch.randint(2, (2_000, 1))]
@@ -100,7 +100,7 @@ class TestPosterior:
         assert sum(p.numel() for p in model.head.parameters()) == 3 * (2 + 2 + 1)
         assert model.head.base is model.base
 
-    def test_a_component_can_be_asked_for(self):
+    def test_samples_of_one_component_can_be_drawn(self):
         base = mixture((3,))
         z = base.rsample(50, torch.Generator().manual_seed(0), temperature=0.0, component=2)
         assert torch.equal(z, base.mean[2].expand(50, 3))

@@ -84,7 +84,7 @@ class TestNesting:
         assert (certificate.stretch is None) == (nesting == "sequential")
 
     @nestings
-    def test_a_model_whose_weights_were_edited_fails_and_tightening_repairs_it(self, nesting):
+    def test_a_model_with_edited_weights_fails_until_it_is_tightened(self, nesting):
         make, shape, names = NESTINGS[nesting]
         model = disturb_(rouse_(make()).eval())
         broken = certify(model, shape)
@@ -119,7 +119,7 @@ class TestNesting:
 
 
 class TestContent:
-    def test_layers_show_what_was_asked_estimated_and_proven(self):
+    def test_layers_show_coefficient_estimate_and_bound(self):
         model = rouse_(block(coefficient=0.7)).eval()
         layers = certify(model).layers
         assert [(part.name, part.kind, part.coefficient) for part in layers] == [
@@ -134,7 +134,7 @@ class TestContent:
         certificate = certify(rouse_(block(coefficient=0.7)))
         assert certificate.lipschitz["block"] == pytest.approx(math.prod(part.bound for part in certificate.layers))
 
-    def test_the_table(self):
+    def test_the_table_has_a_line_per_block_and_layer(self):
         text = str(certify(rouse_(Chain(block(coefficient=0.7), ActNorm(3))).eval(), (3,)))
         lines = text.splitlines()
         assert lines[0].split() == ["block", "layer", "kind", "coefficient", "estimate", "bound", "status"]
@@ -153,7 +153,7 @@ class TestContent:
     def test_a_flow_knows_its_shape(self):
         assert certify(mlp_flow(3, blocks=1, hidden=(8,))).input_shape == (3,)
 
-    def test_without_a_shape_a_convolution_is_judged_at_the_size_it_met_else_for_all(self):
+    def test_without_a_shape_the_bound_is_for_the_largest_size_seen_or_for_all(self):
         model = conv_block().eval()
         everywhere = certify(model)
         assert everywhere.layers[0].input_shape is None
@@ -239,7 +239,7 @@ class TestNotProven:
 
 
 class TestTighten:
-    def test_only_what_exceeds_is_changed(self):
+    def test_only_layers_above_their_coefficient_are_changed(self):
         model = rouse_(mlp_flow(3, blocks=3, hidden=(8,), coefficient=0.7)).eval()
         tighten_(model)
         weights = {name: p.clone() for name, p in model.named_parameters()}
@@ -252,7 +252,7 @@ class TestTighten:
             assert torch.equal(p, weights[name]) == (name not in edited), name
         assert certify(model).passed
 
-    def test_what_is_asserted_is_left_alone(self):
+    def test_asserted_blocks_are_not_changed(self):
         model = ResidualBlock(UserNet(), lipschitz=0.7)
         assert tighten_(model) == []
 
@@ -271,7 +271,7 @@ class TestTighten:
         assert certify(other, (3,)).lipschitz == certify(model, (3,)).lipschitz
         assert certify(other, (3,)).passed
 
-    def test_layers_without_a_constraint_are_judged_and_not_touched(self):
+    def test_unconstrained_layers_are_certified_and_not_changed(self):
         chain = Chain(linear_block(0.5 * torch.eye(2)), ResidualBlock(LipschitzLinear(2, 2, coefficient=0.5))).eval()
         assert certify(chain, (2,)).layers[0].coefficient is None
         assert certify(chain, (2,)).passed

@@ -1,4 +1,4 @@
-"""The classifier: codes in, codes out."""
+"""The classifier: encode and decode are inverses; logits come from the code."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_decode_undoes_encode(model):
     torch.testing.assert_close(model.decode(model.encode(x)), x, atol=1e-4, rtol=0)
 
 
-def test_decode_passes_its_settings_on(model):
+def test_decode_passes_tolerance_and_solver_on(model):
     z = model.encode(normal(1, 3, 4, 4, dtype=torch.float32))
     with pytest.raises(ConvergenceError, match="transform 3 of 4"):
         model.decode(z, tolerance=1e-6, solver=Banach(max_iterations=1))
@@ -65,7 +65,7 @@ def test_a_context_reaches_the_blocks():
     torch.testing.assert_close(model.decode(model.encode(x, c), c), x, atol=1e-4, rtol=0)
 
 
-def test_bad_input_gets_a_sentence(model):
+def test_bad_input_is_refused(model):
     with pytest.raises(ValueError, match="x must be finite; sample 0 of 1"):
         model(torch.full((1, 3, 4, 4), torch.nan))
     with pytest.raises(ValueError, match="x must be a floating-point tensor"):

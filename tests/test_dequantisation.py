@@ -1,4 +1,4 @@
-"""Noise that is learned: its density is exact, it bounds the probability of integers, and learning closes the gap."""
+"""Learned dequantisation noise: its density is exact, it bounds the probability of integers, and it closes the gap."""
 
 import copy
 import math
@@ -70,13 +70,13 @@ class TestNoise:
         assert float(volumes.std()) > 0.1
         assert abs(float(volumes.mean()) - 1) < 4 * float(volumes.std()) / math.sqrt(n)
 
-    def test_it_begins_close_to_uniform(self):
+    def test_the_initial_noise_is_close_to_uniform(self):
         u, log_q = LearnedNoise((1, 4, 4), LEVELS)(integers(2000, 1, 4, 4), normal(2000, 1, 4, 4).float())
         quarters = torch.histc(u.detach(), 4, 0, 1) / u.numel()
         torch.testing.assert_close(quarters, torch.full((4,), 0.25), atol=0.02, rtol=0)
         assert 0 <= float(log_q.detach().mean()) / 16 < 0.01  # KL to uniform noise, in nats per dimension
 
-    def test_integers_come_back(self):
+    def test_rounding_down_recovers_the_integers(self):
         flow = Flow(ActNorm(1), DiagonalNormal((1, 2, 2)), dequantiser=noise_of(1, 2, 2, strength=3.0))
         x = integers(500, 1, 2, 2)
         point, _ = dequantise_for(flow, x, LEVELS, torch.Generator().manual_seed(0))
@@ -92,7 +92,7 @@ class TestNoise:
             (((1, 2, 2), 4, 8, -1), "steps -1"),
         ],
     )
-    def test_refusals(self, arguments, sentence):
+    def test_invalid_arguments_are_refused(self, arguments, sentence):
         with pytest.raises(ValueError, match=sentence):
             LearnedNoise(*arguments)
 
@@ -152,7 +152,7 @@ def image_flow(**settings):
 
 
 class TestModels:
-    def test_the_loss_is_what_the_noise_costs_less_the_likelihood(self):
+    def test_the_loss_is_log_q_minus_the_log_likelihood(self):
         flow, x = image_flow().train(), integers(8, 1, 4, 4)
         flow(dequantise_for(flow, x, LEVELS, torch.Generator().manual_seed(1))[0])  # ActNorms see a batch
         loss, metrics = MaximumLikelihood(flow, LEVELS)(x, generator=torch.Generator().manual_seed(0))
@@ -176,7 +176,7 @@ class TestModels:
         torch.testing.assert_close(gradients[1], gradients[0], atol=1e-5, rtol=1e-3)
         assert max(float(g.abs().max()) for g in gradients[0]) > 1e-3
 
-    def test_a_row_has_its_own_number(self):
+    def test_the_value_of_a_sample_does_not_depend_on_the_batch(self):
         flow = image_flow()
         data = Dataset(integers(6, 1, 4, 4).to(torch.uint8), None, Schema((1, 4, 4), levels=LEVELS))
         flow.train()(dequantise_for(flow, data.x, LEVELS)[0])
@@ -185,7 +185,7 @@ class TestModels:
         alone = log_likelihood(flow, replace(data, x=data.x[3:4]), draws=2).value
         torch.testing.assert_close(together[3:4], alone, atol=1e-5, rtol=0)
 
-    def test_the_protocol_judges_what_training_minimises(self):
+    def test_the_protocol_evaluates_what_training_minimises(self):
         flow = image_flow()
         data = Dataset(integers(300, 1, 4, 4).to(torch.uint8), None, Schema((1, 4, 4), levels=LEVELS))
         flow.train()(dequantise_for(flow, data.x, LEVELS)[0])
@@ -210,12 +210,12 @@ class TestModels:
             MaximumLikelihood(nn.Sequential(flow), LEVELS)
         assert learned_noise(torch.compile(flow, backend="eager")) is flow.dequantiser
 
-    def test_noise_is_not_made_coarser_on_its_own(self):
+    def test_convolutions_of_the_noise_do_not_enable_autocast(self):
         """Blocks compute in bfloat16; the few convolutions of the noise do not turn autocast on for everything."""
         assert unfused_convolutions(MaximumLikelihood(image_flow(), LEVELS)) == []
 
     @pytest.mark.gpu
-    def test_a_recorded_step_trains_as_eager_steps_do(self):
+    def test_a_cuda_graph_step_trains_like_eager_steps(self):
         flow, runs = image_flow(), []
         flow.dequantiser.levels = 256
         for wish in (Acceleration("off", "off", "float32"), Acceleration("on", "on", "float32")):
@@ -226,7 +226,7 @@ class TestModels:
         assert state.engine.method == "one CUDA graph, blocks compiled, couplings compiled, g in float32"
         assert runs[1] == pytest.approx(runs[0], rel=1e-2)  # a recording draws other numbers
 
-    def test_settings_make_it(self):
+    def test_settings_build_learned_noise(self):
         network = Network(blocks=(1,), width=4, dequantiser=6)
         flow = build(network, schema_of("digits"), "density")
         assert isinstance(learned_noise(flow), LearnedNoise)
@@ -234,7 +234,7 @@ class TestModels:
         assert learned_noise(build(replace(network, dequantiser=0), schema_of("digits"), "density")) is None
         for purpose, schema, sentence in (
             ("hybrid", schema_of("digits"), "got 6 for hybrid. Set it to 0"),
-            ("density", Schema((3,), columns=tuple("abc")), "got 6 for rows that are no images of integers"),
+            ("density", Schema((3,), columns=tuple("abc")), "got 6 for data that are not images of integers"),
         ):
             with pytest.raises(ValueError, match=sentence):
                 build(network, schema, purpose)

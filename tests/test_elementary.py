@@ -1,4 +1,4 @@
-"""ActNorm, Squeeze, InjectivePad and Multiscale against dense Jacobians, exact inverses and their own promises."""
+"""ActNorm, Squeeze, InjectivePad and Multiscale against dense Jacobians and exact inverses; what they refuse."""
 
 import copy
 import math
@@ -212,17 +212,17 @@ class TestActNorm:
             (torch.tensor([[0.0, 1.0], [math.nan, 1.0]]), "x must be finite; sample 1 of 2"),
         ],
     )
-    def test_bad_input_gets_a_sentence(self, x, sentence):
+    def test_bad_input_is_refused(self, x, sentence):
         with pytest.raises(ValueError, match=sentence):
             ActNorm(2)(x)
 
-    def test_bad_code_and_bad_size_get_a_sentence(self):
+    def test_a_bad_code_and_a_bad_size_are_refused(self):
         with pytest.raises(ValueError, match=r"z must have shape \(batch, 2, ...\)"):
             ActNorm(2).inverse(torch.zeros(4, 3))
         with pytest.raises(ValueError, match="channels must be at least 1; got 0"):
             ActNorm(0)
 
-    def test_a_bad_first_batch_leaves_no_trace(self):
+    def test_a_bad_first_batch_does_not_change_the_state(self):
         norm = ActNorm(1)
         with pytest.raises(ValueError, match="finite"):
             norm(torch.tensor([[math.inf], [0.0]]))
@@ -237,7 +237,7 @@ class TestSqueeze:
 
     @given(factor=st.integers(2, 4), channels=st.integers(1, 3), height=st.integers(1, 3), width=st.integers(1, 3))
     @settings(max_examples=30, deadline=None)
-    def test_inverse_is_exact_and_shape_is_as_promised(self, factor, channels, height, width):
+    def test_the_inverse_is_exact_and_the_shape_is_output_shape(self, factor, channels, height, width):
         squeeze, x = Squeeze(factor), normal(2, channels, height * factor, width * factor)
         z = squeeze(x)
         assert tuple(z.shape[1:]) == squeeze.output_shape(tuple(x.shape[1:]))
@@ -255,16 +255,16 @@ class TestSqueeze:
         assert Squeeze().state_dict() == {}
 
     @pytest.mark.parametrize("shape", [(1, 3, 5, 4), (1, 3, 4, 5), (1, 4), (1, 2, 3, 4, 4)])
-    def test_odd_sizes_and_other_ranks_get_a_sentence(self, shape):
+    def test_odd_sizes_and_other_ranks_are_refused(self, shape):
         with pytest.raises(ValueError, match=r"height and width are multiples of 2; got .*\. Pad or crop"):
             Squeeze()(torch.zeros(shape))
 
     @pytest.mark.parametrize("shape", [(1, 3, 4, 4), (1, 4)])
-    def test_a_code_it_cannot_have_made_gets_a_sentence(self, shape):
+    def test_a_code_of_the_wrong_shape_is_refused(self, shape):
         with pytest.raises(ValueError, match=r"z must have shape \(batch, 4 C, height, width\)"):
             Squeeze().inverse(torch.zeros(shape))
 
-    def test_a_factor_of_one_gets_a_sentence(self):
+    def test_a_factor_of_one_is_refused(self):
         with pytest.raises(ValueError, match="factor must be at least 2; got 1"):
             Squeeze(1)
 
@@ -296,7 +296,7 @@ class TestInjectivePad:
         assert InjectivePad(1).stretch() == Stretch(1.0, 1.0, None)
         assert Chain(InjectivePad(1), ActNorm(3)).stretch((2,)).logdet is None
 
-    def test_bad_input_gets_a_sentence(self):
+    def test_bad_input_is_refused(self):
         with pytest.raises(ValueError, match="channels must be at least 1; got 0"):
             InjectivePad(0)
         with pytest.raises(ValueError, match="z must have more than 3 channels"):
@@ -370,7 +370,7 @@ class TestMultiscale:
         model, x = two_scales(), normal(3, 1, 4, 4)
         assert torch.equal(model.unflatten(model(x))[0], model[0](x)[:, :2])
 
-    def test_everything_is_passed_through(self):
+    def test_context_and_options_reach_the_stages(self):
         witnesses = [Witness(), Witness()]
         model, x, context, given_ = Multiscale(witnesses, (2,)), torch.ones(1, 2), torch.ones(1, 1), torch.Generator()
         estimator, solver = object(), object()
@@ -447,7 +447,7 @@ class TestMultiscale:
         for got, expected in zip(compiled(x), model.forward_and_logdet(x), strict=True):
             torch.testing.assert_close(got, expected)
 
-    def test_bad_stages_get_a_sentence(self):
+    def test_bad_stages_are_refused(self):
         with pytest.raises(ValueError, match=r"even number of channels.*stage 0 of 2 ends with shape \(3, 4, 4\)"):
             Multiscale([ActNorm(3), ActNorm(1)], input_shape=(3, 4, 4))
         with pytest.raises(ValueError, match="stages must have at least one entry; got none"):
@@ -455,7 +455,7 @@ class TestMultiscale:
         with pytest.raises(ValueError, match="must be Transforms; got Linear"):
             Multiscale([nn.Linear(2, 2)], input_shape=(2,))
 
-    def test_bad_input_gets_a_sentence(self):
+    def test_bad_input_is_refused(self):
         model = two_scales()
         with pytest.raises(ValueError, match=r"x must have shape \(batch, 1, 4, 4\); got \(2, 1, 8, 8\)"):
             model(normal(2, 1, 8, 8))

@@ -1,4 +1,4 @@
-"""Densities: they integrate to one, their samples follow them, and their errors are what they say."""
+"""Flows: densities integrate to one, samples follow them, and the reported errors hold."""
 
 import math
 
@@ -70,7 +70,7 @@ class TestDensity:
             total = flow.log_prob(grid, estimator=estimator, generator=seeded()).exp().sum() * (axis[1] - axis[0]) ** 2
         assert total.item() == pytest.approx(1, abs=1e-4 if estimator is None else 0.05)
 
-    def test_data_units_count(self):
+    def test_likelihoods_are_in_data_units(self):
         """Logit and Standardise belong to the model: the density on [0, 1] integrates to one in the data's own unit."""
         torch.manual_seed(0)
         block = ResidualBlock(contractive_mlp(1, (8,)))
@@ -178,7 +178,7 @@ class TestSampling:
         x, log_prob = flow.rsample_and_log_prob(shape)
         assert (x.shape, log_prob.shape) == ((*lead, 2), lead)
 
-    def test_the_generator_decides(self):
+    def test_the_generator_determines_the_samples(self):
         flow = flow_of()
         state = torch.get_rng_state()
         first, again, other = (flow.sample((5,), generator=seeded(s)) for s in (1, 1, 2))
@@ -225,7 +225,7 @@ class TestConditional:
         assert p.rsample((7,)).requires_grad
         assert p.log_prob(p.sample((7, 5))).shape == (7, 5, 4)
 
-    def test_its_density_is_that_of_the_flow_row_by_row(self, flow):
+    def test_its_density_is_that_of_the_flow_for_every_context(self, flow):
         c, x = normal(4, 3, seed=5), normal(6, 4, 2, seed=6)
         got = flow.given(c).log_prob(x)
         for i in range(6):
@@ -248,7 +248,7 @@ class TestConditional:
                 total = flow(grid, c.expand(len(grid), 3)).exp().sum() * (axis[1] - axis[0]) ** 2
             assert total.item() == pytest.approx(1, abs=1e-3)
 
-    def test_bad_contexts_get_a_sentence(self, flow):
+    def test_bad_contexts_are_refused(self, flow):
         with pytest.raises(ValueError, match="context must have a batch dimension"):
             flow.given(torch.zeros(3, dtype=DOUBLE))
         with pytest.raises(ValueError, match="this network is conditional; pass context"):
@@ -272,7 +272,7 @@ class TestConditional:
         torch.testing.assert_close(p.log_prob(x).flatten(), flow.log_prob(rows, contexts))
 
     @pytest.mark.parametrize("shape", [(3,), (4, 3), (), (2, 5, 2)], ids=str)
-    def test_a_value_of_another_shape_gets_a_sentence(self, flow, shape):
+    def test_a_value_of_another_shape_is_refused(self, flow, shape):
         with pytest.raises(
             ValueError, match=r"value must have shape \(..., 2\), where ... is broadcast with the 4 con"
         ):
@@ -319,7 +319,7 @@ class TestClasses:
         assert solution.proven is bool(shape)  # of the coupling's own network nothing is known
         torch.testing.assert_close(solution.x, x, atol=1e-4, rtol=0)
 
-    def test_a_single_number_is_no_batch(self):
+    def test_a_context_without_a_batch_is_refused(self):
         with pytest.raises(ValueError, match="context must have a batch dimension"):
             _embedding().given(torch.tensor(3))
 
@@ -347,7 +347,7 @@ class TestAContextThatNobodyTakes:
                 with pytest.raises(ValueError, match=REFUSED.format(type(transform).__name__)):
                     call(x, c)
 
-    def test_is_refused_by_what_is_made_of_parts(self):
+    def test_is_refused_by_compositions(self):
         x, c = normal(4, 2, dtype=torch.float32), normal(4, 3, dtype=torch.float32)
         for transform in self.models()[1:]:
             calls = [transform, transform.forward_and_logdet, transform.inverse, transform.solve]
@@ -357,7 +357,7 @@ class TestAContextThatNobodyTakes:
                 with pytest.raises(ValueError, match=REFUSED.format(type(transform).__name__)):
                     call(x, c)
 
-    def test_parts_that_take_none_stand_beside_parts_that_do(self):
+    def test_parts_with_and_without_a_context_can_be_combined(self):
         block, free = ResidualBlock(contractive_mlp(2, (4,), context=3)), ResidualBlock(contractive_mlp(2, (4,)))
         chain = Chain(ActNorm(2), Chain(free), Multiscale([Chain(block, free)], (2,))).eval()
         x, c = normal(4, 2, dtype=torch.float32), normal(4, 3, dtype=torch.float32)
@@ -437,7 +437,7 @@ class TestErrorBars:
         torch.testing.assert_close(bits.value, -e.value / 3 / math.log(2))
         torch.testing.assert_close(bits.standard_error, e.standard_error / 3 / math.log(2))
 
-    def test_in_eval_log_prob_gives_the_same_number_twice(self, wide):
+    def test_in_eval_log_prob_is_deterministic(self, wide):
         x = normal(3, 80, seed=3)
         assert torch.equal(wide(x), wide(x))
         spread = (wide(x) - wide.log_prob(x, estimator=Exact())).abs().max()
@@ -447,7 +447,7 @@ class TestErrorBars:
         x = normal(5, 80, seed=3)
         torch.testing.assert_close(wide(x[3:]), wide(x)[3:], atol=1e-10, rtol=1e-10)
 
-    def test_more_passes_than_it_makes_are_announced(self, wide, monkeypatch):
+    def test_a_limit_on_the_passes_is_warned_about(self, wide, monkeypatch):
         monkeypatch.setattr("iresnet.flow.MAX_PASSES", 20)
         with pytest.warns(
             UserWarning, match="a standard error of 5.0e-03 would take .* passes; the limit is 20. Use a larger"
@@ -456,7 +456,7 @@ class TestErrorBars:
         assert e.passes == 20
         assert e.standard_error.max() > 0.005
 
-    def test_bad_calls_get_a_sentence(self, wide):
+    def test_bad_calls_are_refused(self, wide):
         with pytest.raises(ValueError, match="tolerance must be positive; got 0"):
             wide.log_prob_with_error(normal(2, 80), tolerance=0)
         with pytest.raises(ValueError, match="needs a model in eval mode; got one in training"):
@@ -464,7 +464,7 @@ class TestErrorBars:
 
 
 class TestTraining:
-    def test_beyond_64_dimensions_an_estimator_must_be_named(self):
+    def test_training_beyond_64_dimensions_needs_an_estimator(self):
         flow, x = mlp_flow(70, blocks=1, hidden=(8,)), normal(4, 70, dtype=torch.float32)
         with pytest.raises(ValueError, match="training in 70 dimensions needs a named estimator"):
             flow(x)
@@ -515,7 +515,7 @@ class TestRefusals:
         with pytest.raises(ValueError, match="keeps the dimension"):
             Flow(Chain(Chain(Chain(InjectivePad(1)))), DiagonalNormal(3))
 
-    def test_a_base_of_the_wrong_shape_gets_a_sentence(self):
+    def test_a_base_of_the_wrong_shape_is_refused(self):
         flow = Flow(Squeeze(), DiagonalNormal((1, 4, 4)))
         with pytest.raises(
             ValueError, match=r"the base must have the shape of the codes, \(4, 2, 2\); got \(1, 4, 4\)"
@@ -534,7 +534,7 @@ class TestRefusals:
         ],
     )
     @pytest.mark.parametrize("training", [True, False])
-    def test_bad_input_gets_a_sentence(self, x, sentence, training):
+    def test_bad_input_is_refused(self, x, sentence, training):
         flow = mlp_flow(2, blocks=1, hidden=(8,)).train(training)
         with pytest.raises(ValueError, match=sentence):
             flow(x)

@@ -101,20 +101,20 @@ class TestTail:
         nats = (model.log_prob(ordinary) - model.log_prob(bright)).item()
         assert abs(nats) < 100
 
-    def test_after_splits_the_code_is_in_a_row_already(self):
+    def test_after_splits_the_code_is_already_flat(self):
         model = made(replace(SMALL, tail=1, factor_out=True))
         assert type(model.transform) is Chain
         assert kinds(model.transform) == ["Multiscale", "ResidualBlock"]
         assert type(list(model.transform[0])[-1][-1]) is ActNorm  # the last one comes before the tail
 
-    def test_a_row_of_a_table_needs_no_flattening(self):
+    def test_a_table_needs_no_flattening(self):
         model = made(replace(SMALL, blocks=(1,), tail=1), Schema((5,), columns=tuple("abcde")))
         assert "Flatten" not in kinds(model.transform)
 
     def test_without_a_tail_nothing_is_flattened(self):
         assert not [m for m in made(SMALL).modules() if isinstance(m, Flatten)]
 
-    def test_a_classifier_and_a_hybrid_read_the_row(self):
+    def test_the_heads_of_a_classifier_and_a_hybrid_take_the_flat_code(self):
         schema = replace(DIGITS, classes=("a", "b"))
         for purpose in ("classification", "hybrid"):
             model = build(replace(SMALL, tail=1, factor_out=True), schema, purpose)
@@ -123,7 +123,7 @@ class TestTail:
 
 class TestLastScale:
     @pytest.mark.parametrize("network", [replace(SMALL, blocks=(1,)), replace(SMALL, blocks=(1,), tail=1)])
-    def test_g_starts_so_many_times_as_large(self, network):
+    def test_last_scale_multiplies_the_initial_g(self, network):
         full, small = made(network), made(replace(network, last_scale=0.1))
         for a, b in zip(full.modules(), small.modules(), strict=True):
             if isinstance(a, ResidualBlock):

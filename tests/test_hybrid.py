@@ -1,4 +1,4 @@
-"""The hybrid: one pass, and the two numbers are those of the flow and of the classifier with the same weights."""
+"""The hybrid: one pass gives what the flow and the classifier with the same weights give."""
 
 import copy
 import math
@@ -157,7 +157,7 @@ class TestBoth:
         model.train()(x, estimator=Exact())
         assert sum(calls) == sum(constraint_module.cap_of(m) is not None for m in model.modules()) > 0
 
-    def test_certify_reads_it(self):
+    def test_a_hybrid_can_be_certified(self):
         certificate = certify(table())
         assert certificate.passed
         assert certificate.input_shape == (4,)
@@ -176,7 +176,7 @@ class TestBoth:
 
 
 class TestModes:
-    def test_in_eval_beyond_64_dimensions_it_gives_the_same_number_twice(self, wide):
+    def test_in_eval_beyond_64_dimensions_the_likelihood_is_deterministic(self, wide):
         x = normal(3, 80, seed=3)
         log_prob, logits = wide(x)
         assert torch.equal(wide(x).log_prob, log_prob)
@@ -191,7 +191,7 @@ class TestModes:
         wide(normal(2, 80))
         assert torch.equal(torch.get_rng_state(), state)
 
-    def test_the_named_estimator_is_for_training(self, wide):
+    def test_the_estimator_is_used_in_training_only(self, wide):
         model, x = copy.deepcopy(wide).train(), normal(3, 80, seed=3)
         first, again, other = (model(x, generator=seeded(s)).log_prob for s in (1, 1, 2))
         assert torch.equal(first, again)

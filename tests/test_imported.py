@@ -1,4 +1,4 @@
-"""MADE, MAF and FFJORD as transforms: against their own formulas, and honest about what is not proven."""
+"""MADE, MAF and FFJORD as transforms: against their formulas; nothing is claimed to be proven."""
 
 import importlib
 import math
@@ -32,12 +32,12 @@ class TestAutoregressive:
         assert (j.diagonal(dim1=1, dim2=2) > 0).all()
         assert float(j.tril(-1).abs().max()) > 1e-3
 
-    def test_maf_is_several_with_the_order_turned_around(self):
+    def test_maf_is_several_made_with_the_coordinates_reversed(self):
         transform = chain(maf, 4, blocks=3).double()
         assert [type(t).__name__ for t in transform] == ["Imported", "Reverse", "Imported", "Reverse", "Imported"]
         assert float(dense_jacobian(transform, normal(1, 4)).abs().min()) > 1e-9
 
-    def test_made_is_one(self):
+    def test_made_refuses_more_than_one_block(self):
         with pytest.raises(ValueError, match=r"blocks must be 1 for MADE; got 2. Use blocks = \[1\]"):
             made(3, 2)
 
@@ -48,7 +48,7 @@ class TestAutoregressive:
         assert torch.equal(z, theirs[0])
         torch.testing.assert_close(logdet, theirs[1])
 
-    def test_the_inverse_gives_back_what_went_in(self):
+    def test_the_inverse_recovers_the_input(self):
         transform, x = chain(maf, 6, blocks=2).double(), normal(20, 6)
         with torch.no_grad():
             torch.testing.assert_close(transform.inverse(transform(x)), x, atol=1e-10, rtol=0)
@@ -84,7 +84,7 @@ class TestDifferentialEquations:
         assert [chain(ffjord, d).train()[0].random for d in (8, 9)] == [False, True]
         assert "one probe" in repr(chain(ffjord, 65))
 
-    def test_the_mode_decides(self):
+    def test_training_and_eval_mode_decide_between_trace_and_estimate(self):
         transform, x = chain(ffjord, 9), normal(3, 9).float()
         first, second = (transform.train().forward_and_logdet(x)[1] for _ in range(2))
         assert not torch.equal(first, second)
@@ -104,7 +104,7 @@ class TestDifferentialEquations:
         assert float(drawn.std()) > 1e-3
         assert float(drawn.mean()) == pytest.approx(truth, abs=4 * float(drawn.std()) / math.sqrt(4000) + 1e-4)
 
-    def test_noise_follows_the_generator_and_in_eval_stands_still(self):
+    def test_the_probe_follows_the_generator_and_is_fixed_in_eval(self):
         transform, x = chain(ffjord, 3, exact=False), normal(4, 3).float()
 
         def logdet(seed=None):
@@ -138,16 +138,16 @@ class TestEvery:
         assert transform.stretch((3,)).inverse == math.inf
         assert not preserves_volume(transform)
 
-    def test_a_wrong_shape_gets_a_sentence(self, make):
+    def test_a_wrong_shape_is_refused(self, make):
         for wrong in (lambda t: t(torch.zeros(2, 4)), lambda t: t.inverse(torch.zeros(2, 4))):
             with pytest.raises(ValueError, match=r"must have shape \(batch, 3\); got \(2, 4\)"):
                 wrong(chain(make, 3))
 
-    def test_wrong_arguments_get_a_sentence(self, make):
+    def test_wrong_arguments_are_refused(self, make):
         with pytest.raises(ValueError, match="dimension must be at least 1; got 0"):
             make(0, 1)
 
-    def test_without_zuko_a_sentence_says_how_to_install_it(self, make, monkeypatch):
+    def test_without_zuko_the_error_says_how_to_install_it(self, make, monkeypatch):
         def absent(name):
             raise ImportError(name)
 
@@ -156,7 +156,7 @@ class TestEvery:
             make(2)
 
 
-def test_a_step_of_an_adaptive_solver_is_not_recorded():
+def test_a_step_with_an_adaptive_solver_is_not_captured():
     flow = Flow(chain(ffjord, 2), DiagonalNormal(2))
     state = State(MaximumLikelihood(flow), Training(), None, Acceleration(graph="on"))
     assert "no CUDA graph: this device is a CPU" in state.engine.reasons
@@ -180,7 +180,7 @@ def test_the_paper_s_protocol_says_that_a_trace_is_estimated():
     assert "bias 0 except the solver's (a trace estimate with one probe)" in str(found)
 
 
-def test_float64_gets_float64():
+def test_a_float64_input_gets_a_float64_code():
     transform = chain(maf, 3).float()
     assert transform.reference(normal(2, 3).float()).dtype == DOUBLE
 

@@ -1,4 +1,4 @@
-"""The accelerated inverse: known answers first, then that its proof holds, then what it refuses."""
+"""The accelerated inverse: known answers, the validity of its proof, and what it refuses."""
 
 import copy
 
@@ -89,7 +89,7 @@ def test_a_lone_block_in_half_precision_reaches_float64():
 
 
 @pytest.mark.parametrize("arithmetic", [None, *LOW], ids=str)
-def test_images_come_back_proven(chain, pair, arithmetic):
+def test_images_are_recovered_with_a_proof(chain, pair, arithmetic):
     x, z = pair
     solution = Inverter(chain, z, arithmetic=arithmetic).attempt(z)
     assert bool(solution.converged.all())
@@ -103,7 +103,7 @@ def test_images_come_back_proven(chain, pair, arithmetic):
 @pytest.mark.parametrize(
     ("kernel", "padding", "bias"), [(3, 1, True), (1, 0, False), (5, 2, False), ((3, 1), (0, 2), True)]
 )
-def test_every_way_convolves(way, kernel, padding, bias):
+def test_every_convolution_method_gives_the_same_result(way, kernel, padding, bias):
     layer = nn.Conv2d(3, 5, kernel, padding=padding, bias=bias, dtype=torch.float64)
     (step,), values, x = try_parse(layer).program.steps, try_parse(layer).tensors(), normal(2, 3, 6, 7)
     with torch.no_grad():
@@ -112,7 +112,7 @@ def test_every_way_convolves(way, kernel, padding, bias):
         torch.testing.assert_close(way(step, x, values), layer(x), atol=1e-12, rtol=1e-12)
 
 
-def test_a_way_that_does_not_fit_is_not_taken(monkeypatch):
+def test_a_convolution_method_that_runs_out_of_memory_is_not_used(monkeypatch):
     layer = nn.Conv2d(3, 5, 3, padding=1, dtype=torch.float64)
     (step,), values, x = try_parse(layer).program.steps, try_parse(layer).tensors(), normal(2, 3, 6, 7)
 
@@ -164,7 +164,7 @@ def test_no_block_bound_lies_below_the_error(seed, schedule):
 
 
 @pytest.mark.parametrize("tolerance", [1e-5, None])
-def test_a_code_that_overflows_does_not_spoil_the_others(tolerance):
+def test_a_code_that_overflows_does_not_affect_the_others(tolerance):
     torch.manual_seed(0)
     blocks = [rouse_(ResidualBlock(contractive_mlp(6, (12,), lipschitz=0.9)), i).eval() for i in range(3)]
     z = normal(4, 6)
@@ -241,7 +241,7 @@ def test_evaluation_takes_it_on_a_gpu_and_reports_the_same(chain, pair, monkeypa
 # --------------------------------------------------------------------------------------------------- proof by states
 
 
-def test_the_states_that_x_leads_to_are_solutions():
+def test_the_forward_states_of_x_are_solutions():
     """All blocks but the last have no residual; the last has that of its code, and so has the whole."""
     chain, z = Chain(linear_block(A), linear_block(A), ActNorm(3).double()), normal(4, 3)
     inverter = Inverter(chain, z, tolerance=1e-2, arithmetic=Arithmetic("bfloat16", "native"))
@@ -258,7 +258,7 @@ def test_the_states_that_x_leads_to_are_solutions():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_state_is_as_close_to_its_solution_as_was_asked(seed):
+def test_every_state_is_within_the_tolerance_of_its_solution(seed):
     torch.manual_seed(seed)
     blocks = [rouse_(ResidualBlock(contractive_mlp(6, (12,), lipschitz=0.9)), seed + i).eval() for i in range(4)]
     chain, z = Chain(*blocks), 3 * normal(8, 6, seed=seed)
@@ -290,7 +290,7 @@ def test_one_evaluation_in_float64_proves_and_gives_the_code_residual(chain, pai
     torch.testing.assert_close(forward.code_residual, by_blocks.code_residual, atol=1e-12, rtol=1e-6)
 
 
-def test_where_errors_add_up_every_block_is_proven_by_itself():
+def test_where_errors_add_up_every_block_has_its_own_proof():
     """Blocks that all stretch by 1.8: what is left of the first is multiplied by all that follow."""
     stretch, z, plan = linear_block(0.8 * torch.eye(3, dtype=A.dtype)), normal(4, 3), Schedule(12, ())
     for depth in (1, 12):
@@ -302,7 +302,7 @@ def test_where_errors_add_up_every_block_is_proven_by_itself():
         assert (float(solution.code_residual.max()) / 0.2 > 2.0) == (depth == 12)
 
 
-def test_only_what_evaluates_the_code_goes_forward(chain, pair):
+def test_the_forward_proof_needs_the_code_residual(chain, pair):
     _, z = pair
     inverter = Inverter(chain, z)
     assert inverter.proves_forward
@@ -338,7 +338,7 @@ def flat(channels):
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (4, 3, 3, 3), (6, 2, 1, 1), (6, 2, 3, 3)])
-def test_the_norm_of_absolute_values_is_bounded_and_no_wild_guess(shape):
+def test_the_norm_of_absolute_values_is_bounded_within_a_factor_of_two(shape):
     weight, groups = normal(*shape), 2 if shape == (6, 2, 3, 3) else 1
     if len(shape) == 2:
         layer, size = nn.Linear(7, 5), ()
@@ -376,7 +376,7 @@ def test_flat_weights_are_proven(working, size):
 # --------------------------------------------------------------------------------------------------- the code residual
 
 
-def test_a_code_residual_that_nobody_reads_is_left_out(chain, pair):
+def test_the_code_residual_can_be_left_out(chain, pair):
     _, z = pair
     for working in ("float16", "float32"):
         inverter = Inverter(chain, z, tolerance=1e-4, arithmetic=Arithmetic(working))
@@ -406,7 +406,7 @@ def test_a_tolerance_that_cannot_be_reached_is_reported(chain, pair):
     assert not bool(solution.converged.any())
 
 
-def test_only_the_samples_behind_are_solved_again(monkeypatch):
+def test_only_unproven_samples_are_solved_again(monkeypatch):
     z = torch.cat([1e-6 * normal(3, 3), normal(2, 3)])
     inverter = Inverter(linear_block(A), z, schedule=Schedule(2, ()), arithmetic=Arithmetic("float32"))
     monkeypatch.setattr(inverter, "_run", lambda z, more: lambda z: inverter._compute(z, 0))
@@ -419,7 +419,7 @@ def test_only_the_samples_behind_are_solved_again(monkeypatch):
 
 
 @pytest.mark.parametrize("rows", [1, 6, 8])
-def test_batches_of_other_sizes_are_cut_and_filled(chain, pair, rows):
+def test_batches_of_other_sizes_are_split_and_padded(chain, pair, rows):
     _, z = pair
     inverter = Inverter(chain, z)
     codes = torch.cat([z, z])[:rows]
@@ -428,7 +428,7 @@ def test_batches_of_other_sizes_are_cut_and_filled(chain, pair, rows):
     torch.testing.assert_close(solution.x, torch.cat([inverter.solve(z).x] * 2)[:rows], atol=1e-5, rtol=0)
 
 
-def test_a_shape_is_example_enough(chain):
+def test_a_shape_can_replace_the_example(chain):
     inverter = Inverter(chain, (4, 16, 4, 4))
     assert bool(inverter.solve(normal(4, 16, 4, 4).float()).converged.all())
 
@@ -439,7 +439,7 @@ def test_calibration_needs_more_for_harder_weights():
     assert easy < hard
 
 
-def test_weights_are_those_of_the_moment():
+def test_the_weights_are_copied_at_construction():
     block, z = linear_block(A), normal(2, 3)
     inverter = Inverter(block, z, tolerance=1e-9)
     with torch.no_grad():
@@ -501,7 +501,7 @@ def test_an_unknown_transform_is_not_accelerated():
     assert words in Inverter(Chain(UnconstrainedBlock(linear_block(A).g)), (2, 3)).reason
 
 
-def test_no_contraction_is_not_accelerated():
+def test_a_block_that_is_no_contraction_is_not_accelerated():
     block = linear_block(A)
     with torch.no_grad():
         block.g[0].weight.mul_(2)
@@ -510,7 +510,7 @@ def test_no_contraction_is_not_accelerated():
     assert not bool(inverter.solve(normal(2, 3)).converged.any())
 
 
-def test_bad_input_is_refused_in_a_sentence(chain):
+def test_bad_arguments_are_refused(chain):
     with pytest.raises(ValueError, match="tolerance must be positive; got 0"):
         Inverter(chain, (2, 16, 4, 4), tolerance=0.0)
     with pytest.raises(ValueError, match="working must be one of float16, bfloat16, float32; got 'int8'"):
@@ -529,7 +529,7 @@ def test_bad_input_is_refused_in_a_sentence(chain):
         Inverter(chain, torch.full((2, 16, 4, 4), torch.nan))
 
 
-def test_a_branch_without_ways_takes_the_librarys_own():
+def test_a_branch_without_chosen_functions_uses_native_convolutions():
     g = contractive_convnet(2, 3).double().eval()
     x = normal(1, 2, 4, 4)
     values = [t.detach() for t in try_parse(g).tensors()]
@@ -551,14 +551,14 @@ def test_a_graph_computes_what_the_chain_does(chain, pair, working):
 
 
 @pytest.mark.gpu
-def test_settings_of_the_library_are_left_as_they_were(chain, pair):
+def test_global_torch_settings_are_restored(chain, pair):
     before = (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision())
     Inverter(copy.deepcopy(chain).cuda(), pair[1].cuda())
     after = (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision())
     assert before == after
 
 
-def test_mixing_and_a_tail_of_rows_are_inverted_too():
+def test_mixing_and_a_flat_tail_are_inverted_too():
     torch.manual_seed(0)
     image = [Squeeze(), InvertibleConv1x1(4), ResidualBlock(contractive_convnet(4, 6))]
     chain = Chain(*image, Flatten((4, 3, 3)), ResidualBlock(contractive_mlp(36, (8,)))).double()

@@ -40,7 +40,7 @@ class TestStart:
         assert torch.equal(a.weight, b.weight)
         assert not torch.allclose(InvertibleConv1x1(3).double().weight.detach(), a.weight)
 
-    def test_rotations_are_evenly_distributed(self):
+    def test_initial_rotations_are_uniformly_distributed(self):
         """The mean of every entry is zero: QR alone would favour a sign."""
         torch.manual_seed(0)
         w = torch.stack([InvertibleConv1x1(3).weight.detach() for _ in range(400)])
@@ -81,7 +81,7 @@ class TestMap:
         torch.testing.assert_close(mix.inverse(mix(x)), x, atol=1e-13, rtol=0)
         assert mix(x).dtype == DOUBLE
 
-    def test_autocast_does_not_touch_it(self):
+    def test_autocast_does_not_change_the_result(self):
         """The log-determinant is that of the stored weight, so the map must be too."""
         mix, x = mixing().float(), normal(4, 3, 5, 5, dtype=torch.float32)
         with torch.autocast("cpu", torch.bfloat16):
@@ -95,7 +95,7 @@ class TestMap:
         x = normal(4, 3)
         torch.testing.assert_close(mix.inverse(mix(x)), x, atol=1e-9, rtol=1e-9)
 
-    def test_the_state_has_what_the_map_is(self):
+    def test_the_state_dict_holds_the_whole_map(self):
         mix, other = mixing(5), mixing(5, seed=9)
         x = normal(2, 5)
         assert not torch.allclose(other(x), mix(x))
@@ -117,7 +117,7 @@ class TestStretch:
     def test_without_a_shape_there_is_no_range_of_the_determinant(self):
         assert mixing().stretch().logdet == (-math.inf, math.inf)
 
-    def test_what_float64_cannot_tell_from_singular_has_no_bound(self):
+    def test_a_matrix_that_is_singular_in_float64_has_no_bound(self):
         mix = mixing()
         with torch.no_grad():
             mix.factors.diagonal()[0] = -40.0
@@ -125,7 +125,7 @@ class TestStretch:
 
 
 class TestFlatten:
-    def test_elements_in_a_row_and_back(self):
+    def test_flatten_and_its_inverse(self):
         flat, x = Flatten((2, 3, 2)), normal(4, 2, 3, 2)
         z, logdet = flat.forward_and_logdet(x)
         assert torch.equal(z, x.reshape(4, 12))
@@ -158,7 +158,7 @@ class TestFlatten:
         ),
     ],
 )
-def test_wrong_input_gets_a_sentence(act, sentence):
+def test_wrong_input_is_refused(act, sentence):
     with pytest.raises(ValueError, match=sentence):
         act()
 
@@ -175,7 +175,7 @@ class TestPrincipalAxes:
         torch.testing.assert_close(covariance, expected.diag(), atol=1e-9, rtol=1e-9)
         torch.testing.assert_close(axes.weight @ axes.weight.T, torch.eye(3, dtype=DOUBLE), atol=1e-9, rtol=0)
 
-    def test_only_the_first_batch_in_training_turns_them(self):
+    def test_only_the_first_training_batch_initialises_the_axes(self):
         axes = PrincipalAxes(3).double()
         before = axes.weight.detach().clone()
         axes.eval()(normal(16, 3))
@@ -195,7 +195,7 @@ class TestPrincipalAxes:
         assert torch.equal(axes.weight, before)
         assert not axes.awaits_data
 
-    def test_what_is_saved_is_not_turned_again(self):
+    def test_a_loaded_transform_is_not_initialised_again(self):
         axes, other = PrincipalAxes(4).double(), PrincipalAxes(4).double()
         axes(normal(16, 4))
         other.load_state_dict(axes.state_dict())

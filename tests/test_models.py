@@ -1,4 +1,4 @@
-"""The builders: contractive by construction, and clear about what they do not accept."""
+"""Builders of networks: contractive by construction; what they refuse."""
 
 import copy
 from dataclasses import replace
@@ -62,7 +62,7 @@ def test_every_builder_passes_certify(activation):
     assert certify(mlp_flow(2, blocks=2, hidden=(8,), activation=activation, context=3)).passed
 
 
-def test_context_moves_the_output_and_not_the_constant():
+def test_a_context_changes_the_output_but_not_the_constant():
     torch.manual_seed(0)
     g = contractive_mlp(2, (16,), context=3)
     x, far = torch.randn(50, 2), 100 * torch.randn(50, 3)
@@ -86,7 +86,7 @@ def test_context_moves_the_output_and_not_the_constant():
         (lambda: mlp_flow(2, blocks=0), "blocks must be at least 1; got 0"),
     ],
 )
-def test_wrong_arguments_get_a_sentence(build, sentence):
+def test_wrong_arguments_are_refused(build, sentence):
     with pytest.raises(ValueError, match=sentence):
         build()
 
@@ -142,7 +142,7 @@ def built(case, purpose):
 
 class TestBuild:
     @every_case
-    def test_a_density_is_a_flow_of_its_rows(self, case):
+    def test_the_objective_density_builds_a_flow(self, case):
         model, schema, x = built(case, "density")
         assert type(model) is Flow
         assert model(x).shape == (4,)
@@ -359,7 +359,7 @@ class TestNetwork:
             ),
         ],
     )
-    def test_wrong_settings_get_a_sentence(self, wrong, sentence):
+    def test_wrong_settings_are_refused(self, wrong, sentence):
         with pytest.raises(ValueError, match=sentence):
             Network(**wrong)
 
@@ -433,7 +433,7 @@ class TestNetwork:
             "resnet-table",
         ],
     )
-    def test_what_cannot_be_built_gets_a_sentence(self, network, schema, purpose, sentence):
+    def test_settings_that_cannot_be_built_are_refused(self, network, schema, purpose, sentence):
         with pytest.raises(ValueError, match=sentence):
             build(network, schema, purpose)
 
@@ -526,7 +526,7 @@ class TestReadouts:
             assert model(torch.rand(3, *schema.shape)).shape == (3, len(schema.classes))
 
     @pytest.mark.parametrize("hidden", [(), (6,)])
-    def test_a_lipschitz_head_moves_less_than_the_code(self, hidden):
+    def test_logits_of_a_lipschitz_head_change_less_than_the_code(self, hidden):
         model = made(replace(SMALL, readout="lipschitz", head=hidden), IMAGES, "classification")
         with torch.no_grad():
             model.head.layers[0].parametrizations.weight.original.mul_(50)
@@ -539,7 +539,7 @@ class TestReadouts:
 
 
 class TestFamilies:
-    def test_vanilla_has_free_blocks(self):
+    def test_vanilla_networks_have_unconstrained_blocks(self):
         model = made(replace(PAPER, constrained=False), IMAGES, "classification")
         assert kinds(model.transform).count("UnconstrainedBlock") == sum(PAPER.blocks)
         assert coefficients(model) == []
@@ -553,7 +553,7 @@ class TestFamilies:
         assert [type(m).__name__ for m in table.transform[1].g] == ["Linear", "BatchNorm1d", "ELU", "Linear"]
 
     @pytest.mark.parametrize("network", [replace(PAPER, constrained=False, normalisation="batchnorm"), PAPER])
-    def test_in_eval_a_row_does_not_depend_on_the_others(self, network):
+    def test_in_eval_a_sample_does_not_depend_on_the_others(self, network):
         model, x = made(network, IMAGES, "classification"), pixels(rows=9).float()
         model(x)
         model.eval()

@@ -1,4 +1,4 @@
-"""The other families as settings, and every command on a run of one."""
+"""Other families of flows from settings, and every command on a run of each."""
 
 import json
 import math
@@ -52,7 +52,7 @@ class TestSettings:
         assert set(IMAGE_SETTINGS) == {f for f in FAMILIES if is_other_flow(Network(family=f))}
         assert {name for names in IMAGE_SETTINGS.values() for name in names} == set(SHARED)
 
-    def test_every_family_but_ours_says_what_its_inverse_is(self):
+    def test_every_other_family_describes_its_inverse(self):
         assert set(INVERSES) == set(FAMILIES) - {"iresnet"}
         assert {f for f in FAMILIES if is_other_flow(Network(family=f))} == set(INVERSES) - {"resnet", "resnet-plain"}
 
@@ -91,7 +91,7 @@ class TestSettings:
         assert flow.transform.code_shapes == ((6, 16, 16), (12, 8, 8), (48, 4, 4))
 
     @pytest.mark.parametrize("family", ["glow", "glow-additive"])
-    def test_what_leaves_was_moved_last(self, family):
+    def test_the_half_that_goes_to_the_code_was_transformed_last(self, family):
         """As in Glow: the last coupling of a scale moves the half that leaves, by what goes on."""
         flow = built(family, "cifar10", blocks=(1, 1))
         last = flow.transform[0][-1]
@@ -124,7 +124,7 @@ class TestSettings:
         assert [t.conditioner.first.out_channels for t in flow.transform[1] if isinstance(t, Coupling)] == [6, 6]
 
     @pytest.mark.parametrize("blocks", [(1, 1, 1), (2, 3, 2)])
-    def test_the_halves_of_an_i_revnet_take_turns_across_scales(self, blocks):
+    def test_the_halves_of_an_i_revnet_alternate_across_scales(self, blocks):
         model = built("irevnet", "cifar10", "classification", blocks=blocks, padding=29)
         swapped = [t.split.swapped for t in model.transform if isinstance(t, Coupling)]
         assert swapped == [i % 2 == 0 for i in range(sum(blocks))]
@@ -145,7 +145,7 @@ class TestSettings:
         assert preserves_volume(Chain(*list(built("nice").transform)[1:]))
         assert not preserves_volume(built("glow-additive").transform)
 
-    def test_what_is_inside_decays_and_what_is_not_does_not(self):
+    def test_weight_decay_applies_to_conditioners_only(self):
         flow = built("glow", "table")
         groups = parameter_groups(MaximumLikelihood(flow), Training(weight_decay=0.5))
         weights = [p for t in flow.transform if isinstance(t, AffineCoupling) for p in t.parameters() if p.dim() > 1]
@@ -153,7 +153,7 @@ class TestSettings:
         assert groups[0]["weight_decay"] == 0.5
         assert groups[1]["weight_decay"] == 0.0
 
-    def test_batch_norms_keep_couplings_from_answering_growth_with_growth(self):
+    def test_batchnorm_keeps_codes_of_couplings_from_growing(self):
         """What a conditioner says does not grow with what it sees, and a scale stretches by e^2 at most."""
         bounded = built("glow", purpose="classification", blocks=(4, 2), normalisation="batchnorm").train()
         plain = built("glow", purpose="classification", blocks=(4, 2)).train()
@@ -215,11 +215,11 @@ class TestSettings:
             ("glow", "digits", "density", {"squeeze_first": False}, "needs at least two channels, one to keep"),
         ],
     )
-    def test_what_cannot_be_gets_a_sentence(self, family, source, purpose, changes, sentence):
+    def test_unsupported_settings_are_refused(self, family, source, purpose, changes, sentence):
         with pytest.raises(ValueError, match=sentence):
             built(family, source, purpose, **changes)
 
-    def test_a_single_column_gets_a_sentence(self):
+    def test_a_single_column_is_refused(self):
         with pytest.raises(ValueError, match="the family glow needs data of at least two dimensions; got 1"):
             build(Network(family="glow", blocks=(1,)), Schema((1,)), "density")
 
@@ -246,7 +246,7 @@ class TestPresets:
         assert sum(isinstance(t, AffineCoupling) for t in flow.transform) == 100
 
     @pytest.mark.parametrize(("prefix", "ours"), [("digits", "digits-density"), ("mnist", "mnist-flow")])
-    def test_they_see_the_pixels_that_ours_sees(self, prefix, ours):
+    def test_other_families_have_the_same_preprocessing(self, prefix, ours):
         network = PRESETS[ours].network
         rivals = [e.network for e in RIVALS if e.name.startswith(prefix)]
         assert len(rivals) == 7
@@ -313,7 +313,7 @@ class TestCommands:
         assert metrics["density"]["bias_bound"] == 0
         assert metrics["inverse"]["proven"] == (40 if formula else 0)
 
-    def test_training_says_what_there_is_instead_of_a_certificate(self, tmp_path, capsys):
+    def test_training_says_why_there_is_no_certificate(self, tmp_path, capsys):
         code, text = said(
             capsys, "train", "toy-glow", "--device", "cpu", "--out", tmp_path / "run",
             "--set", "steps=3", "--set", "blocks=[2]", "--set", "width=8",

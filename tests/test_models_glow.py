@@ -1,4 +1,4 @@
-"""Flows made of couplings: their layouts, what they learn, volumes, and training steps."""
+"""Flows made of couplings: their layouts, learning, volume preservation and training steps."""
 
 import copy
 import math
@@ -37,7 +37,7 @@ class TestFlows:
         assert [type(t) for t in made] == kinds * 3
 
     @pytest.mark.parametrize("make", [real_nvp, nice])
-    def test_couplings_take_turns(self, make):
+    def test_couplings_alternate_between_the_two_parts(self, make):
         splits = [t.split.swapped for t in make((4,), 4, mlp) if hasattr(t, "split")]
         assert splits == [False, True, False, True]
 
@@ -98,7 +98,7 @@ class TestFlows:
             (lambda: mlp_glow(1), "dimension must be at least 2 for a coupling; got 1"),
         ],
     )
-    def test_wrong_arguments_get_a_sentence(self, make, sentence):
+    def test_wrong_arguments_are_refused(self, make, sentence):
         with pytest.raises(ValueError, match=sentence):
             make()
 
@@ -120,7 +120,7 @@ class TestVolume:
     def test_it_is_known(self, make, known):
         assert preserves_volume(Chain(*make())) is known
 
-    def test_an_i_revnet_keeps_volumes(self):
+    def test_an_i_revnet_preserves_volume(self):
         torch.manual_seed(0)
         net = Chain(*i_revnet((4, 2, 2), 3)).double().eval()
         sign, logdet = torch.linalg.slogdet(dense_jacobian(net, normal(3, 4, 2, 2)))
@@ -196,7 +196,7 @@ class TestSteps:
         torch.testing.assert_close(states[1], states[0], atol=1e-5, rtol=1e-4)
         assert {int(v) for k, v in states[1].items() if k.endswith("num_batches_tracked")} == {5}
 
-    def test_a_coupling_is_left_as_it_was(self):
+    def test_compiling_does_not_change_a_coupling(self):
         flow = mlp_glow(2, 2, (8,))
         with planned(flow, torch.float32, compiled=True) as view:
             wrapped = [m for m in view.modules() if isinstance(m, CompiledCoupling)]
@@ -213,14 +213,14 @@ class TestSteps:
         losses = [float(state.advance(normal(64, 1, 4, 4).float()).loss) for _ in range(8)]
         assert losses[-1] < losses[0]
 
-    def test_an_estimator_is_not_asked(self):
+    def test_an_estimator_is_not_used(self):
         flow = mlp_glow(2, 2, (8,)).eval()
         x = normal(3, 2).float()
         assert torch.equal(flow(x), flow(x, estimator=PowerSeries(1)))
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("image", [False, True])
-    def test_a_recorded_step_trains_as_eager_steps_do(self, image):
+    def test_a_cuda_graph_step_trains_like_eager_steps(self, image):
         torch.manual_seed(0)
         if image:
             steps = Chain(Squeeze(), *glow((4, 4, 4), 2, lambda a, b: convnet(a, b, 16)))

@@ -1,4 +1,4 @@
-"""What an i-ResNet is compared with: shown as it is, without an exception and without a claim."""
+"""What an i-ResNet is compared with: unconstrained blocks and ResNets, of which nothing is claimed."""
 
 import math
 from dataclasses import replace
@@ -25,7 +25,7 @@ def linear(a, bias=0.0):
 
 
 class TestUnconstrainedBlock:
-    def test_a_contraction_by_luck_is_proven_like_any_other(self):
+    def test_a_block_that_happens_to_contract_is_proven(self):
         block, z = linear([[0.3, 0.1], [-0.2, 0.4]], 0.5), normal(6, 2, dtype=torch.float32)
         solution = block.solve(z)
         expected = torch.linalg.solve(torch.eye(2) + block.g.weight, (z - 0.5).T).T
@@ -96,7 +96,7 @@ class TestUnconstrainedBlock:
         after = (*model[0].parameters(), *model[1].parameters())
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
-    def test_rows_that_have_left_all_bounds_do_not_stop_the_others(self):
+    def test_samples_that_overflowed_do_not_stop_the_others(self):
         block = linear([[0.5]])
         z = torch.tensor([[1.0], [math.inf], [3.0], [math.nan]])
         solution = block.solve(z)
@@ -116,7 +116,7 @@ class TestUnconstrainedBlock:
         with pytest.raises(ConvergenceError, match=r"is not proven to .* No contraction is proven \(Lip\(g\) <= 3\)"):
             linear([[3.0]]).inverse(torch.ones(2, 1))
 
-    def test_shapes_are_checked_as_ever(self):
+    def test_shapes_are_checked(self):
         with pytest.raises(ValueError, match=r"x must have shape \(batch, ..., 2\)"):
             linear([[1.0, 0.0], [0.0, 1.0]])(torch.ones(2, 3))
 
@@ -227,7 +227,7 @@ class TestResNets:
     @pytest.mark.parametrize(
         "wrong", [{"blocks": ()}, {"blocks": (1, 0)}, {"width": 0}, {"channels": 0}, {"classes": 0}]
     )
-    def test_wrong_arguments_get_a_sentence(self, wrong):
+    def test_wrong_arguments_are_refused(self, wrong):
         with pytest.raises(
             ValueError, match="channels, classes, width and every entry of blocks must be at least 1; got"
         ):

@@ -1,4 +1,4 @@
-"""dequantise, Logit and Standardise: data units, exact inverses, dense Jacobians, and sentences for bad data."""
+"""dequantise, Logit and Standardise: data units, exact inverses, dense Jacobians; what they refuse."""
 
 import copy
 import math
@@ -52,7 +52,7 @@ class TestDequantise:
         assert abs(u.mean().item() - 0.5) < 4 / math.sqrt(12 * 40_000)
         assert abs(u.var().item() - 1 / 12) < 4 * math.sqrt(1 / 180 / 40_000)
 
-    def test_the_seed_decides(self):
+    def test_the_generator_determines_the_noise(self):
         x = torch.zeros(10, dtype=torch.uint8)
         first, again, other = (dequantise(x, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
         assert torch.equal(first, again)
@@ -81,7 +81,7 @@ class TestDequantise:
             (torch.zeros(1), 2**20, "without dequantisation"),
         ],
     )
-    def test_bad_input_gets_a_sentence(self, x, levels, sentence):
+    def test_bad_input_is_refused(self, x, levels, sentence):
         with pytest.raises(ValueError, match=sentence):
             dequantise(x, levels)
 
@@ -166,13 +166,13 @@ class TestLogit:
             (torch.zeros(0, 2), "at least one sample"),
         ],
     )
-    def test_bad_input_gets_a_sentence(self, x, sentence):
+    def test_bad_input_is_refused(self, x, sentence):
         with pytest.raises(ValueError, match=sentence):
             Logit()(x)
         with pytest.raises(ValueError, match=sentence):
             Logit().forward_and_logdet(x)
 
-    def test_bad_settings_get_a_sentence(self):
+    def test_bad_settings_are_refused(self):
         for alpha in (0.0, 0.5, math.nan):
             with pytest.raises(ValueError, match=r"alpha must lie in \(0, 0.5\); got"):
                 Logit(alpha=alpha)
@@ -202,7 +202,7 @@ class TestStandardise:
         standardise, x = Standardise(torch.tensor([mean], dtype=DOUBLE), [std]), normal(5, 1, seed=seed)
         assert (standardise.inverse(standardise(x)) - x).abs().max() < 1e-12 * (1 + abs(mean))
 
-    def test_the_code_keeps_the_type_of_the_data(self):
+    def test_the_code_keeps_the_dtype_of_the_data(self):
         standardise = Standardise.fit(normal(50, 2))
         for dtype in (torch.float32, DOUBLE):
             z, logdet = standardise.forward_and_logdet(normal(3, 2).to(dtype))
@@ -234,7 +234,7 @@ class TestStandardise:
         assert standardise.mean.item() == 0
 
     @pytest.mark.parametrize("x", [torch.tensor([[1.0, 0.1], [2.0, 0.1], [3.0, 0.1]]), torch.tensor([[1.0, 2.0]])])
-    def test_constant_columns_get_a_sentence(self, x):
+    def test_constant_columns_are_refused(self, x):
         with pytest.raises(ValueError, match=r"unbounded; got constant columns \[.*1\]. Drop them"):
             Standardise.fit(x)
 
@@ -249,11 +249,11 @@ class TestStandardise:
             ([math.nan], [1.0], "mean must be finite"),
         ],
     )
-    def test_bad_settings_get_a_sentence(self, mean, std, sentence):
+    def test_bad_settings_are_refused(self, mean, std, sentence):
         with pytest.raises(ValueError, match=sentence):
             Standardise(mean, std)
 
-    def test_bad_input_gets_a_sentence(self):
+    def test_bad_input_is_refused(self):
         standardise = Standardise([0.0, 0.0], [1.0, 1.0])
         with pytest.raises(ValueError, match=r"x must have shape \(batch, 2, ...\) .*; got \(4, 3\)"):
             standardise(torch.zeros(4, 3))

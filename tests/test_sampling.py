@@ -1,4 +1,4 @@
-"""Codes to rows of flows with several scales: inverses of all that presets build, prepared once, always proven."""
+"""Inverses of multiscale flows and of all that presets build: prepared once, always proven."""
 
 import copy
 import gc
@@ -104,7 +104,7 @@ def split(first=2.0, second=3.0):
     ],
     ids=["rows", "one stage", "images", "nested"],
 )
-def test_a_path_is_the_transform(transform, shape):
+def test_flat_steps_compute_the_transform(transform, shape):
     x = normal(2, *shape)
     z = rouse_(transform.double(), seed=3)(x)
     steps = list(flat_steps(transform))
@@ -113,7 +113,7 @@ def test_a_path_is_the_transform(transform, shape):
     torch.testing.assert_close(run_inverse(steps, z, lambda t, y: t.inverse(y)), x)
 
 
-def test_what_leaves_early_is_stretched_less_or_more():
+def test_channels_that_leave_early_have_their_own_stretch():
     # Behind the last step: what left early was stretched 2 times, the rest 2 x 3 or 2 x 0.1 times.
     assert error_growth([2.0, SetAside(1), 3.0, SetAside(-1), 5.0]) == [1.0, 2.0, 6.0]
     assert error_growth([2.0, SetAside(1), 0.1, SetAside(-1), 5.0]) == [1.0, 2.0, 2.0]
@@ -172,7 +172,7 @@ def test_nothing_is_read_back_while_it_is_computed(name):
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 3, 3)])
-def test_mixed_channels_are_unmixed_by_a_matrix_and_judged(shape):
+def test_mixed_channels_are_inverted_by_a_matrix_and_verified(shape):
     mix = InvertibleConv1x1(4).double()
     x = normal(3, *shape)
     z = mix(x).detach()
@@ -184,7 +184,7 @@ def test_mixed_channels_are_unmixed_by_a_matrix_and_judged(shape):
     assert float(inverter.attempt(z).largest_block_bound.min()) > 0.1
 
 
-def test_a_saturated_logit_is_as_exact_as_any():
+def test_a_saturated_logit_has_an_exact_inverse():
     alpha, slope = 1e-4, (1 - 2e-4) / 256
     z = torch.tensor([[-800.0, -60.0, -9.0, 0.0, 9.0, 60.0, 800.0]], dtype=torch.float64)
     solution = Inverter(Logit(256, alpha), z, tolerance=1e-9).attempt(z)
@@ -207,7 +207,7 @@ def test_a_composed_bound_is_the_one_of_the_ordinary_report():
     torch.testing.assert_close(ours.composed_bound, ordinary.composed_bound, rtol=1e-2, atol=0)
 
 
-def test_without_a_tolerance_the_precision_of_the_codes_decides():
+def test_the_default_tolerance_follows_the_dtype_of_the_codes():
     flow = flow_of("mnist-flow-small")
     for dtype in (torch.float32, torch.float64):
         z = codes_of(flow, dtype=dtype)
@@ -245,7 +245,7 @@ class Own(nn.Module):
         return x
 
 
-def test_what_is_kept_beside_something_free_is_not_read():
+def test_concatenation_with_an_unknown_layer_is_not_parsed():
     assert try_parse(nn.Sequential(Concatenated(nn.Sequential(Own())), nn.Linear(4, 2))) is None
     assert try_parse(nn.Sequential(Concatenated(nn.Linear(2, 2)), Own())) is None
 
@@ -277,7 +277,7 @@ def test_on_a_cpu_it_is_proven_or_raises():
         Decoder()(flow.transform, z, tolerance=1e-12)
 
 
-def test_codes_that_are_none_are_refused_in_a_sentence():
+def test_values_that_are_not_codes_are_refused():
     flow = linear_flow()
     with pytest.raises(ValueError, match="z must hold at least one sample"):
         flow.sample((0,))
@@ -314,7 +314,7 @@ def linear_flow(*matrices):
     return Flow(Chain(*map(linear_block, matrices or (A, A))), DiagonalNormal(4)).double().eval()
 
 
-def test_samples_come_from_what_was_prepared_once(gpu):
+def test_the_inverse_is_prepared_once_for_all_samples(gpu):
     flow = linear_flow()
     x = flow.sample((5,), generator=torch.Generator().manual_seed(3))
     z = flow.base.rsample(5, torch.Generator().manual_seed(3))
@@ -328,7 +328,7 @@ def test_samples_come_from_what_was_prepared_once(gpu):
     assert gpu[0].arithmetic.code == "none"
 
 
-def test_other_weights_tolerances_or_more_codes_are_prepared_anew(gpu):
+def test_other_weights_tolerances_or_larger_batches_are_prepared_again(gpu):
     flow, z = linear_flow(), normal(3, 4)
     with torch.no_grad():
         before = flow.decoder(flow.transform, z)
@@ -381,7 +381,7 @@ def _tighten(flow):
 
 
 @pytest.mark.parametrize("change", [_swap, _bend, _cap, _turn, _scale, _load, _tighten, Flow.float])
-def test_whatever_changes_the_function_is_prepared_anew(gpu, change):
+def test_every_change_of_the_function_is_prepared_again(gpu, change):
     """Not only weights: activations, coefficients, constants, the order, and the precision that they are rounded in."""
     block = rouse_(ResidualBlock(contractive_mlp(4, (8,), lipschitz=0.9)), weight=8.0)
     flow = Flow(Chain(Logit(levels=1.0), block, ActNorm(4)), DiagonalNormal(4)).double().eval()
@@ -405,7 +405,7 @@ def test_a_rounded_solution_is_proven_as_it_is_rounded(gpu):
     assert closed.sample((3,), tolerance=1e-9).dtype == torch.float32  # a closed form has no tolerance
 
 
-def test_as_many_codes_at_once_as_memory_holds(monkeypatch):
+def test_the_batch_is_halved_until_memory_suffices(monkeypatch):
     sizes = []
 
     def small(transform, z, **options):
@@ -427,7 +427,7 @@ def test_as_many_codes_at_once_as_memory_holds(monkeypatch):
             flow.decoder(flow.transform, z, tolerance=1e-3)
 
 
-def test_what_was_prepared_is_given_back(gpu, monkeypatch):
+def test_the_prepared_inverse_is_freed_with_the_flow_and_off_the_gpu(gpu, monkeypatch):
     """With its flow, or where that has left the GPU; nothing waits for the collector of cycles."""
     flow = linear_flow()
     flow.sample((2,))
@@ -447,7 +447,7 @@ def test_what_was_prepared_is_given_back(gpu, monkeypatch):
         gc.enable()
 
 
-def test_many_codes_go_through_in_parts(gpu, monkeypatch):
+def test_many_codes_are_solved_in_batches(gpu, monkeypatch):
     monkeypatch.setattr(decoder, "MAX_BATCH", 4)
     flow, z = linear_flow(), normal(10, 4)
     with torch.no_grad():
@@ -494,7 +494,7 @@ def conditional():
         (lambda f: f.train(), {}, "the model is in training mode"),
     ],
 )
-def test_what_is_not_accelerated_says_why(gpu, change, options, words):
+def test_the_decoder_says_why_it_is_not_accelerated(gpu, change, options, words):
     flow = change(linear_flow())
     with torch.no_grad():
         x = flow.decoder(flow.transform, normal(3, 4), **options)
@@ -503,7 +503,7 @@ def test_what_is_not_accelerated_says_why(gpu, change, options, words):
     assert not gpu
 
 
-def test_gradients_half_precision_and_free_branches_take_the_ordinary_way(gpu):
+def test_gradients_half_precision_and_unknown_slopes_use_the_ordinary_method(gpu):
     flow = linear_flow()
     z = normal(3, 4).requires_grad_()
     flow.decoder(flow.transform, z).sum().backward()
@@ -519,7 +519,7 @@ def test_gradients_half_precision_and_free_branches_take_the_ordinary_way(gpu):
     assert why_not_accelerated(block) == flow.decoder.reason
 
 
-def test_what_is_no_contraction_is_refused_as_ever(gpu):
+def test_a_block_that_is_no_contraction_is_refused(gpu):
     flow = linear_flow()
     with torch.no_grad():
         flow.transform[0].g[0].weight.mul_(2)
@@ -547,7 +547,7 @@ def test_the_command_says_how_long_it_took():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", FLOW)
-def test_every_preset_is_captured_and_drawn_from(name):
+def test_every_preset_is_captured_and_sampled(name):
     flow = copy.deepcopy(flow_of(name, **FLOW[name])).cuda()
     with torch.no_grad():
         z = flow.base.rsample(4, torch.Generator("cuda").manual_seed(0))

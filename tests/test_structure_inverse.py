@@ -1,4 +1,4 @@
-"""Every public inverse goes through one function, which chooses how; and a report compares every g only once."""
+"""Every public inverse goes through one function that chooses the method; a report compares every g only once."""
 
 import copy
 import math
@@ -131,7 +131,7 @@ def test_every_inverse_is_chosen_by_one_function(chosen, make, call, report, rea
 
 
 @pytest.mark.parametrize(("command", "report"), [("sample", False), ("interpolate", False), ("invert", True)])
-def test_commands_are_chosen_for_as_well(chosen, call, tmp_path, command, report):
+def test_commands_use_the_same_choice(chosen, call, tmp_path, command, report):
     folder = copy_of(trained(), tmp_path / "run")
     code, text = call(command, folder, *(("--pairs", 1) if command == "interpolate" else ("-n", 2)))
     assert code == 0, text
@@ -167,7 +167,7 @@ def test_on_a_gpu_a_report_or_a_decoder_takes_an_inverter(chosen, monkeypatch):
         assert other.decoder.inverter is None
 
 
-def test_what_cannot_be_proven_is_named_once_for_all(chosen):
+def test_an_error_in_nested_parts_names_each_level(chosen):
     with torch.no_grad(), pytest.raises(ConvergenceError, match="of stage 1 of 2, transform 0 of 2 is not proven"):
         multiscale().inverse(normal(2, 16), tolerance=1e-18)
     assert len(chosen) == 1

@@ -173,9 +173,9 @@ def _steps_until_stalled(step: Callable[[Tensor, Tensor], Tensor], start: Tensor
     x, before = start, torch.full((len(start),), torch.inf, dtype=torch.float64, device=start.device)
     for count in range(1, MAX_COARSE):
         following = step(x, start)
-        moved, size = sample_norms((following - x).double()), relative * sample_norms(following.double())
-        done = (moved <= size) | ((moved <= 64 * size) & (moved > 0.9 * before)) | ~moved.isfinite()
-        x, before = following, moved
+        length, size = sample_norms((following - x).double()), relative * sample_norms(following.double())
+        done = (length <= size) | ((length <= 64 * size) & (length > 0.9 * before)) | ~length.isfinite()
+        x, before = following, length
         if bool(done.all()):
             return count
     return MAX_COARSE

@@ -41,8 +41,8 @@ def coupling(
 ) -> Coupling:
     """Build a coupling for samples of this shape, with a conditioner of the sizes that the split needs."""
     split.check(shape)
-    kept, moved = split.sizes(shape[0])
-    return kind(conditioner(kept, kind.outputs * moved), split, **settings)
+    kept, transformed = split.sizes(shape[0])
+    return kind(conditioner(kept, kind.outputs * transformed), split, **settings)
 
 
 def glow(
@@ -61,30 +61,30 @@ def glow(
     9
     """
     at_least(1, steps=steps)
-    channels, made = shape[0], list[Transform]()
+    channels, transforms = shape[0], list[Transform]()
     for _ in range(steps):
         affine = coupling(AffineCoupling, shape, conditioner, split or Halves(), max_log_scale=max_log_scale)
-        made += [ActNorm(channels), InvertibleConv1x1(channels), affine]
-    return made
+        transforms += [ActNorm(channels), InvertibleConv1x1(channels), affine]
+    return transforms
 
 
 def additive_glow(shape: Shape, steps: int, conditioner: Conditioner, split: Split | None = None) -> list[Transform]:
     """Build steps of Glow with additive couplings and reversed channels: three transforms each."""
     at_least(1, steps=steps)
-    channels, made = shape[0], list[Transform]()
+    channels, transforms = shape[0], list[Transform]()
     for _ in range(steps):
         additive = coupling(AdditiveCoupling, shape, conditioner, split or Halves())
-        made += [ActNorm(channels), Reverse(), additive]
-    return made
+        transforms += [ActNorm(channels), Reverse(), additive]
+    return transforms
 
 
 def real_nvp(shape: Shape, steps: int, conditioner: Conditioner, split: type[Split] = Halves) -> list[Transform]:
     """Build affine couplings, each transforming what the one before kept: channels, or pixels of a `Checkerboard`."""
     at_least(1, steps=steps)
-    channels, made = shape[0], list[Transform]()
+    channels, transforms = shape[0], list[Transform]()
     for i in range(steps):
-        made += [ActNorm(channels), coupling(AffineCoupling, shape, conditioner, split(swapped=i % 2 == 1))]
-    return made
+        transforms += [ActNorm(channels), coupling(AffineCoupling, shape, conditioner, split(swapped=i % 2 == 1))]
+    return transforms
 
 
 def nice(shape: Shape, steps: int, conditioner: Conditioner) -> list[Transform]:
@@ -113,13 +113,13 @@ def i_revnet(
     if shape[0] % (8 if squeezed else 2):
         size = f"{shape[0]} after squeezing" if squeezed else shape[0]
         raise ValueError(f"an i-RevNet needs an even number of channels; got {size}. Pad by one more.")
-    half, made = shape[0] // 2, list[Transform]()
+    half, transforms = shape[0] // 2, list[Transform]()
     for i in range(blocks):
         strided = squeezed and i == 0
         entering, stride = (half // 4, 2) if strided else (half, 1)
         branch = bottleneck(entering, half, activation, stride=stride, first=first and i == 0)
-        made.append(AdditiveCoupling(branch, Halves(swapped=(before + i) % 2 == 0)))
-    return made
+        transforms.append(AdditiveCoupling(branch, Halves(swapped=(before + i) % 2 == 0)))
+    return transforms
 
 
 def mlp_glow(
