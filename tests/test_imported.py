@@ -16,7 +16,7 @@ from iresnet.train.objective import MaximumLikelihood
 from iresnet.transforms import ffjord, made, maf, preserves_volume
 from tests.zoo import DOUBLE, dense_jacobian, normal
 
-zuko = pytest.importorskip("zuko", reason="MADE, MAF and FFJORD are zuko's: pip install 'iresnet[rivals]'")
+zuko = pytest.importorskip("zuko", reason="MADE, MAF and FFJORD are zuko's: pip install 'iresnet[flows]'")
 
 
 def chain(make, dimension, **options):
@@ -152,7 +152,7 @@ class TestEvery:
             raise ImportError(name)
 
         monkeypatch.setattr(importlib, "import_module", absent)
-        with pytest.raises(ValueError, match=r"which is not installed. Run `pip install 'iresnet\[rivals\]'`"):
+        with pytest.raises(ValueError, match=r"which is not installed. Run `pip install 'iresnet\[flows\]'`"):
             make(2)
 
 

@@ -41,7 +41,7 @@ def network(family, schema, **changes):
 
 def built(family, source="digits", purpose="density", **changes):
     if family in ZUKO:
-        pytest.importorskip("zuko", reason="MADE, MAF and FFJORD are zuko's: pip install 'iresnet[rivals]'")
+        pytest.importorskip("zuko", reason="MADE, MAF and FFJORD are zuko's: pip install 'iresnet[flows]'")
     schema = {"table": TABLE, "one": Schema((1,), columns=("a",))}.get(source) or schema_of(source)
     torch.manual_seed(0)
     return build(network(family, schema, **changes), schema, purpose)
@@ -254,7 +254,7 @@ class TestPresets:
 
     def test_ink_where_the_first_batch_has_none_is_not_impossible(self):
         """A row's ActNorm has no more than the noise to go by there; the logit spreads that over several units."""
-        pytest.importorskip("zuko", reason="MADE is zuko's: pip install 'iresnet[rivals]'")
+        pytest.importorskip("zuko", reason="MADE is zuko's: pip install 'iresnet[flows]'")
         blank = torch.rand(64, 1, 28, 28, generator=torch.Generator().manual_seed(0))
         ink, cost = blank.clone(), {}
         ink[:, :, 10, 10] += 250
@@ -286,7 +286,7 @@ class TestCommands:
     @pytest.fixture(params=["digits-glow", "digits-nice", "digits-maf"])
     def folder(self, request, tmp_path):
         if request.param == "digits-maf":
-            pytest.importorskip("zuko", reason="MAF is zuko's: pip install 'iresnet[rivals]'")
+            pytest.importorskip("zuko", reason="MAF is zuko's: pip install 'iresnet[flows]'")
         return copy_of(trained(request.param), tmp_path / request.param)
 
     def test_all_of_them(self, folder, tmp_path, capsys):

@@ -197,7 +197,7 @@ def test_without_zuko_nothing_is_trained(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr(importlib, "import_module", absent)
     assert command("table4", "--cells", "flow,MAF", "--out", str(tmp_path / "x")) == 2
-    assert "come from zuko, which is not installed. Run `pip install 'iresnet[rivals]'`" in capsys.readouterr().err
+    assert "come from zuko, which is not installed. Run `pip install 'iresnet[flows]'`" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 

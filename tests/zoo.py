@@ -191,7 +191,7 @@ class Told(nn.Module):
 
 
 def _autoregressive(make: Callable[..., list[Transform]]) -> Chain:
-    pytest.importorskip("zuko", reason="MADE and MAF are zuko's: pip install 'iresnet[rivals]'")
+    pytest.importorskip("zuko", reason="MADE and MAF are zuko's: pip install 'iresnet[flows]'")
     return Chain(*make(4 if make is made else 3, hidden=(6, 6), activation=nn.ELU))
 
 

@@ -226,7 +226,7 @@ def run(work: Work) -> Reproduction:
     mine = [r for r in results.rows if r["budget"] == work.job.budget]
     notes = ["every cell: the paper's mark / ours; –: not applicable, ·: not in the paper", *list_differences(mine)]
     if not all(map(_is_available, PAPER)):
-        notes.append(f"{PUBLISHED}: as published, since zuko is not installed: pip install 'iresnet[rivals]'")
+        notes.append(f"{PUBLISHED}: as published, since zuko is not installed: pip install 'iresnet[flows]'")
     return Reproduction(results, COLUMNS, (work.job.out / "table1.json",), tuple(notes))
 
 

@@ -1,4 +1,4 @@
-"""MADE, MAF and FFJORD as transforms, from the library zuko (`pip install 'iresnet[rivals]'`).
+"""MADE, MAF and FFJORD as transforms, from the library zuko (`pip install 'iresnet[flows]'`).
 
 made      z_i = exp(a_i) x_i + b_i, a_i and b_i of x_1 ... x_{i-1}: one masked network    Germain et al. (2015)
 maf       several of these, with the coordinates reversed between them                    Papamakarios et al. (2017)
@@ -141,7 +141,7 @@ def _zuko() -> Any:
         return importlib.import_module("zuko.flows")
     except ImportError:
         raise ValueError(
-            "MADE, MAF and FFJORD come from zuko, which is not installed. Run `pip install 'iresnet[rivals]'`, or "
+            "MADE, MAF and FFJORD come from zuko, which is not installed. Run `pip install 'iresnet[flows]'`, or "
             "`pip install zuko`."
         ) from None
 
