@@ -1,4 +1,4 @@
-"""The command as a user meets it: what it prints, what it writes, and one sentence for every mistake."""
+"""The command line: what it prints, what it writes, and one sentence for every error."""
 
 import csv
 import io
@@ -83,7 +83,7 @@ class TestTrain:
         assert call("train", tmp_path / "mine.toml", *words)[0] == 0
         assert Run.open(tmp_path / "b").experiment.seed == 5
 
-    def test_on_a_table_of_ones_own(self, call, tmp_path):
+    def test_on_a_csv_file(self, call, tmp_path):
         rng = np.random.default_rng(0)
         lines = [f"{a:.4f},{b:.4f},{'cat' if a > 0 else 'dog'}" for a, b in rng.normal(size=(200, 2))]
         (tmp_path / "t.csv").write_text("\n".join(["height,weight,kind", *lines]) + "\n")
@@ -134,7 +134,7 @@ class TestTrain:
         assert list(tmp_path.iterdir()) == []  # nothing was made
 
     @pytest.mark.parametrize("name", ["", ".", "..", "../out", "/tmp/out", "a/b", "a\\b", "a\nb", "a\0b"])
-    def test_a_name_that_leads_elsewhere(self, call, name, tmp_path, monkeypatch):
+    def test_a_name_that_leads_out_of_runs_is_refused(self, call, name, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "mine.toml").write_text(f"name = {json.dumps(name)}\n")
         code, text = call("train", "mine.toml")
@@ -143,13 +143,13 @@ class TestTrain:
         assert "Change it, or choose a folder with --out." in text
         assert [p.name for p in tmp_path.iterdir()] == ["mine.toml"]
 
-    def test_a_name_is_free_where_the_folder_is_given(self, call, tmp_path):
+    def test_any_name_is_allowed_with_out(self, call, tmp_path):
         _, text = call("presets", "points-density")
         (tmp_path / "mine.toml").write_text(text.replace('name = "points-density"', 'name = "../a"'))
         words = ("--set", "width=4", "--set", "blocks=[1]", "--set", "steps=1", "--out", tmp_path / "run")
         assert call("train", tmp_path / "mine.toml", *words)[0] == 0
 
-    def test_a_run_that_is_there_is_not_overwritten(self, call, folder):
+    def test_an_existing_run_is_not_overwritten(self, call, folder):
         before = (folder / "model.safetensors").read_bytes()
         code, text = call("train", "digits-hybrid", "--set", "steps=1", "--out", folder)
         assert code == 2
@@ -170,7 +170,7 @@ class TestTrain:
         assert "images" in text
         assert not (tmp_path / "g").exists()
 
-    def test_training_that_breaks_down_exits_with_1(self, call, tmp_path):
+    def test_training_that_diverges_exits_with_1(self, call, tmp_path):
         words = (*self.SMALL, "--set", "learning_rate=1e30", "--set", "warmup=0", "--set", "clip=1e30")
         code, text = call("train", "digits-hybrid", *words, "--set", "steps=20", "--out", tmp_path / "h")
         assert code == 1
@@ -178,7 +178,7 @@ class TestTrain:
         assert "Lower learning_rate" in text
 
 
-def test_one_step_is_one_step(capsys):
+def test_one_step_is_singular(capsys):
     opened = Run.open(trained())
     finish(FitResult(opened, 1, True, 0.0, certify(opened.model(), opened.schema.shape)))
     assert "Trained 1 step in 0 s." in capsys.readouterr().out
@@ -195,7 +195,7 @@ class TestWorkOnARun:
         assert content["rows"] == 360
         assert content["inverse"]["measured_error"] < 1e-5
 
-    def test_evaluate_another_part_keeps_the_test_figures(self, call, folder):
+    def test_evaluating_another_split_does_not_replace_the_test_metrics(self, call, folder):
         assert call("evaluate", folder, "--split", "validation", "--draws", 2)[0] == 0
         assert not (folder / "evaluation.json").exists()
 
@@ -207,7 +207,7 @@ class TestWorkOnARun:
         assert call("sample", folder, "-n", 9, "--seed", 3, "--out", folder / "again")[0] == 0
         assert np.array_equal(first, np.load(folder / "again.npz")["x"])
 
-    def test_temperature_draws_the_samples_together(self, call, folder):
+    def test_a_low_temperature_makes_samples_more_alike(self, call, folder):
         spreads = []
         for temperature in (0.1, 1.0):
             call("sample", folder, "-n", 40, "--temperature", temperature)
@@ -220,7 +220,7 @@ class TestWorkOnARun:
         assert code == 2
         assert "there is no class 'eleven'" in text
 
-    def test_samples_of_one_class_need_a_base_that_knows_classes(self, call, tmp_path):
+    def test_samples_of_one_class_need_a_base_with_classes(self, call, tmp_path):
         folder = copy_of(trained("digits-density"), tmp_path / "density")
         code, text = call("sample", folder, "--class", "7")
         assert code == 2
@@ -236,7 +236,7 @@ class TestWorkOnARun:
         assert np.allclose(np.load(folder / "inverse.npz")["x"], test.numpy(), atol=1e-5)
 
     @pytest.mark.parametrize("named", [(), ("--solver", "banach")])
-    def test_invert_takes_the_fastest_way_unless_a_solver_is_named(self, call, folder, monkeypatch, named):
+    def test_invert_uses_the_fastest_inverse_unless_a_solver_is_named(self, call, folder, monkeypatch, named):
         made, inverter = [], decoder.Inverter
         monkeypatch.setattr(decoder, "_on_gpu", lambda z: True)
         monkeypatch.setattr(decoder, "Inverter", lambda *a, **o: made.append(inverter(*a, **o)) or made[-1])
@@ -252,7 +252,7 @@ class TestWorkOnARun:
         assert call("invert", folder, "--codes", folder / "codes.npy", "--out", folder / "decoded")[0] == 0
         assert np.allclose(np.load(folder / "decoded.npz")["x"], x.numpy(), atol=1e-3)
 
-    def test_a_tolerance_out_of_reach_exits_with_1(self, call, folder):
+    def test_an_unreachable_tolerance_exits_with_1(self, call, folder):
         code, text = call("invert", folder, "-n", 2, "--precision", "float32", "--tolerance", "1e-12")
         assert code == 1
         assert "proven" in text
@@ -266,10 +266,10 @@ class TestWorkOnARun:
         assert code == 0
         assert "PASSED: 2 of 2 blocks" in text
 
-    def test_tighten_publishes_what_it_made(self, call, folder):
+    def test_tighten_saves_the_tightened_model(self, call, folder):
         code, text = call("certify", folder, "--weights", "best", "--tighten")
         assert code == 0
-        assert "layers tightened; the model in" in text
+        assert "tightened and saved as the model in" in text
         first, second = (checkpoint.load(f / "model.safetensors").tensors["weights"] for f in (folder, trained()))
         assert all(torch.equal(first[k], second[k]) for k in first)
 
@@ -316,21 +316,21 @@ class TestWorkOnARun:
         [
             (("evaluate", "{run}", "--split", "future"), "split must be one of test, validation, train; got 'future'"),
             (("evaluate", "{run}", "--data", "{run}/none.csv"), "none.csv"),
-            (("sample", "{run}", "--temperature", "0"), "temperature must be positive; got 0.0"),
+            (("sample", "{run}", "--temperature", "0"), "--temperature must be positive and finite; got 0.0"),
             (("invert", "{run}", "--precision", "float8"), "precision must be float32 or float64; got 'float8'"),
             (("invert", "{run}", "--solver", "luck"), "solver must be anderson or banach; got 'luck'"),
             (("invert", "{run}", "--codes", "{run}/log.csv"), "must be a .npy file with an array"),
             (("invert", "{run}", "--codes", "{run}/none.npy"), "there is no file"),
             (("invert", "{run}", "--codes", "{run}"), "there is no file"),
-            (("sample", "{run}", "--out", ".."), "--out must name a file, without its ending; got '..'"),
+            (("sample", "{run}", "--out", ".."), "--out must be a file path without suffix; got '..'"),
             (("certify", "{run}", "--device", "mps"), "since proofs need float64; got 'mps'"),
             (("report", "{run}", "--device", "cuda:99"), "device 'cuda:99' is not available here. Use cpu, or auto."),
             (("certify", "{run}", "--weights", "worst"), "weights must be 'model' or 'best'; got 'worst'"),
             (("score", "{run}", "{run}"), "run"),
             (("report", "{run}/nothing"), "does not exist"),
             (("export", "{run}/nothing"), "does not exist"),
-            (("demo", "--only", "music"), "only must be digits or toy; got 'music'"),
-            (("demo", "--density", "moons"), "--density is for --only toy"),
+            (("demo", "--only", "music"), "--only must be digits or toy; got 'music'"),
+            (("demo", "--density", "moons"), "--density needs --only toy"),
             (("presets", "digit"), "there is no preset 'digit'"),
         ],
     )
@@ -364,12 +364,12 @@ class TestWorkOnARun:
             cli.main(["evaluate", "nowhere", "--debug"])
 
 
-def test_auto_is_a_device_that_works():
+def test_auto_selects_a_working_device():
     assert torch.zeros(1, device=choose_device("auto")).item() == 0.0
 
 
 @pytest.mark.parametrize("name", ["mps", "xpu", "cuda:", "cuda0", "meta", ""])
-def test_a_device_without_float64_gets_a_sentence(name):
+def test_a_device_without_float64_is_refused(name):
     with pytest.raises(
         ValueError, match=f"device must be cpu, cuda, cuda:N or auto, .* got '{name}'. Use cpu, or auto"
     ):
@@ -377,31 +377,31 @@ def test_a_device_without_float64_gets_a_sentence(name):
 
 
 class TestRows:
-    def test_so_many_are_judged_and_it_is_said(self, call, folder):
+    def test_rows_limits_the_samples_evaluated(self, call, folder):
         code, text = call("evaluate", folder, "--rows", 50, "--draws", 2)
         assert code == 0
-        assert "rows     50 of 360\n" in text
+        assert "samples  50 of 360\n" in text
         content = json.loads((folder / "evaluation.json").read_text())
         assert (content["rows"], content["of"]) == (50, 360)
 
-    def test_all_are_judged_where_that_is_exact_and_some_where_it_takes_long(self, call, folder, monkeypatch):
+    def test_all_samples_are_evaluated_by_default_if_likelihoods_are_exact(self, call, folder, monkeypatch):
         monkeypatch.setattr(sys.modules["iresnet.cli.evaluate"], "MANY", 40)
-        assert "rows     360 of 360\n" in call("evaluate", folder, "--draws", 2)[1]
+        assert "samples  360 of 360\n" in call("evaluate", folder, "--draws", 2)[1]
         monkeypatch.setattr(sys.modules["iresnet.cli.evaluate"], "EXACT_UP_TO", 63)
-        assert "rows     40 of 360\n" in call("evaluate", folder, "--draws", 2)[1]
+        assert "samples  40 of 360\n" in call("evaluate", folder, "--draws", 2)[1]
 
-    def test_a_report_judges_anew_where_rows_are_asked_for(self, call, folder):
+    def test_a_report_evaluates_again_with_rows(self, call, folder):
         (folder / "evaluation.json").write_text('{"tightening": {"layers": 3, "predictions_changed": 0, "rows": 360}}')
         code, text = call("report", folder, "--rows", 30, "--device", "cpu")
         assert code == 0
-        assert "Judged 30 of 360 test rows." in text
+        assert "Evaluated 30 of 360 test samples." in text
         content = json.loads((folder / "evaluation.json").read_text())
         assert (content["rows"], content["tightening"]["layers"]) == (30, 3)
-        assert "Judged" not in call("report", folder)[1]
+        assert "Evaluated" not in call("report", folder)[1]
 
 
 class TestCertify:
-    def test_what_was_said_of_another_model_is_to_be_made_again(self, call, folder):
+    def test_metrics_of_the_former_model_are_removed(self, call, folder):
         (folder / "evaluation.json").write_text("{}")
         code, text = call("certify", folder, "--weights", "best", "--tighten", "--device", "cpu")
         assert code == 0
@@ -409,16 +409,16 @@ class TestCertify:
         assert not (folder / "evaluation.json").exists()
         assert "Evaluate it again" not in call("certify", folder, "--weights", "best", "--tighten")[1]
 
-    def test_a_model_that_stays_keeps_its_figures(self, call, folder):
+    def test_an_unchanged_model_keeps_its_metrics(self, call, folder):
         (folder / "evaluation.json").write_text("{}")
         before = (folder / "model.safetensors").read_bytes()
         code, text = call("certify", folder, "--tighten")
         assert code == 0
-        assert f"No layer exceeds its coefficient; the model in {folder} stays." in text
+        assert f"No layer exceeds its coefficient; the model in {folder} is unchanged." in text
         assert (folder / "evaluation.json").exists()
         assert (folder / "model.safetensors").read_bytes() == before
 
-    def test_the_advice_is_about_the_same_weights(self, call, folder):
+    def test_the_remedy_names_the_same_weights(self, call, folder):
         saved = checkpoint.load(folder / "best.safetensors")
         grown = {".original": 50.0, ".gradient": 0.1}
         weights = {k: grown.get(k[k.rfind(".") :], 1) * v for k, v in saved.tensors["weights"].items() if v.dim() > 1}
@@ -440,7 +440,7 @@ class TestOut:
         errors = {"t0.5-errors.csv", "t0.7-errors.csv"} if command == "invert" else set()
         assert found == {"t0.5.npz", "t0.5.png", "t0.7.npz", "t0.7.png"} | errors
 
-    def test_an_ending_is_not_doubled(self, call, folder):
+    def test_a_suffix_is_not_doubled(self, call, folder):
         assert call("sample", folder, "-n", 2, "--out", folder / "s.npz")[0] == 0
         assert {p.name for p in folder.iterdir() if p.name.startswith("s.")} == {"s.npz", "s.png"}
 
@@ -471,7 +471,7 @@ class TestTables:
         (folder / "config.toml").write_text(config.replace(str(made / "t.csv"), str(made / "gone.csv")))
         code, text = call("sample", folder, "-n", 5)
         assert code == 0
-        assert f"5 samples in {folder / 'samples.csv'}. No picture, since they are drawn beside test rows: " in text
+        assert f"5 samples in {folder / 'samples.csv'}. No plot, since it needs the test data: " in text
         assert "gone.csv" in text
         assert (folder / "samples.csv").read_text().startswith("a,b,c\n")
         assert not (folder / "samples.png").exists()
@@ -480,10 +480,10 @@ class TestTables:
         folder = copy_of(made / "run", tmp_path / "run")
         code, text = call("sample", folder, "-n", 5)
         assert code == 0
-        assert f"drawn in {folder / 'samples.png'}" in text
+        assert f"plotted in {folder / 'samples.png'}" in text
 
     @pytest.mark.parametrize("command", ["score", "invert", "interpolate", "evaluate"])
-    def test_labels_are_read_only_to_be_judged_by(self, call, made, tmp_path, command):
+    def test_only_evaluate_reads_labels(self, call, made, tmp_path, command):
         folder, other = copy_of(made / "run", tmp_path / "run"), tmp_path / "other.csv"
         other.write_text("c,b,a,kind\n1,2,3,bird\n4,5,6,cat\n")
         given = (other,) if command == "score" else ("--data", other)
@@ -491,7 +491,7 @@ class TestTables:
         assert code == (2 if command == "evaluate" else 0), text
         assert ("bird" in text) == (command == "evaluate")
 
-    def test_a_report_does_not_say_where_files_lie(self, call, made, tmp_path):
+    def test_a_report_names_no_folders(self, call, made, tmp_path):
         folder = copy_of(made / "run", tmp_path / "run")
         known = json.loads((folder / "environment.json").read_text())
         command = f"iresnet train --data {made / 't.csv'} --out={folder} --set steps=3"
@@ -503,13 +503,13 @@ class TestTables:
         assert "iresnet train --data t.csv --out=run --set steps=3" in page
         assert "source = &quot;t.csv&quot;" in page
 
-    def test_a_report_shows_lines_between_rows(self, call, made, tmp_path):
+    def test_a_report_shows_interpolations_of_a_table(self, call, made, tmp_path):
         folder = copy_of(made / "run", tmp_path / "run")
         assert call("report", folder)[0] == 0
         assert "One line for each pair of rows" in (folder / "report.html").read_text()
 
 
-def test_scores_name_the_files():
+def test_scores_of_images_name_the_files():
     run = Run.open(trained())
     few = run.splits().test.take([0, 1])
     made = _columns(run, run.model(), replace(few, names=("a.png", "b,c.png")), 2)
@@ -523,11 +523,11 @@ def test_scores_name_the_files():
     [lambda: np.empty(10**17), lambda: torch.empty(10**15), lambda: _raise(torch.OutOfMemoryError("CUDA out of"))],
     ids=["numpy", "torch", "cuda"],
 )
-def test_memory_that_runs_out_gets_a_sentence(call, monkeypatch, run_out):
+def test_running_out_of_memory_prints_a_sentence(call, monkeypatch, run_out):
     monkeypatch.setattr(cli, "app", lambda **_: run_out())
     code, text = call("sample", "runs/x")
     assert code == 1
-    assert text == f"iresnet: {cli.MEMORY}\n"
+    assert text == f"iresnet: {cli.OUT_OF_MEMORY}\n"
     assert "--rows" in text
 
 
@@ -539,13 +539,13 @@ class TestHostile:
     ESCAPE = "\x1b]0;title\x07\x9b2J\u202e"
 
     @pytest.mark.parametrize("kind", [ValueError, OSError, RuntimeError])
-    def test_a_message_does_nothing_to_the_terminal(self, call, monkeypatch, kind):
+    def test_control_characters_in_messages_are_escaped(self, call, monkeypatch, kind):
         monkeypatch.setattr(cli, "app", lambda **_: _raise(kind(f"class {self.ESCAPE}\n is unknown \udce9.")))
         code, text = call("sample", "runs/x")
         assert code in (1, 2)
         assert text == "iresnet: class \\x1b]0;title\\x07\\x9b2J\\u202e\\n is unknown \\udce9.\n"
 
-    def test_nor_does_what_is_printed(self, capsys):
+    def test_control_characters_in_tables_are_escaped(self, capsys):
         made = table("set", title=self.ESCAPE)
         made.add_row(self.ESCAPE)
         console().print(f"Written: {self.ESCAPE}\n", made)
@@ -553,7 +553,7 @@ class TestHostile:
         assert not set("\x1b\x07\x9b\u202e") & set(out)
         assert r"Written: \x1b]0;title" in out
 
-    def test_nor_do_scores_unless_they_go_to_a_file(self, call, folder, monkeypatch):
+    def test_control_characters_in_scores_are_escaped_on_a_terminal(self, call, folder, monkeypatch):
         columns = {"row": [0, 1], "class": [f"a{self.ESCAPE}", "=cmd|' /C calc'!A0"], "x": [-0.5, 2.0]}
         monkeypatch.setattr(sys.modules["iresnet.cli.score"], "_columns", lambda *_: columns)
         words = ("score", folder, "digits")
@@ -576,15 +576,15 @@ class TestHostile:
             (("score", "digits", "--draws", 10**30), "100000"),
         ],
     )
-    def test_numbers_that_nothing_can_hold(self, call, folder, words, sentence):
+    def test_numbers_out_of_range_are_refused(self, call, folder, words, sentence):
         code, text = call(words[0], folder, *words[1:])
         assert code == 2
         assert sentence in text
 
     @pytest.mark.parametrize("command", ["sample", "invert"])
     @pytest.mark.parametrize("tolerance", ["nan", "inf", "0", "-1"])
-    def test_a_tolerance_is_a_length(self, call, folder, command, tolerance):
-        sentence = f"iresnet: tolerance must be positive and finite; got {float(tolerance)}.\n"
+    def test_a_tolerance_must_be_positive_and_finite(self, call, folder, command, tolerance):
+        sentence = f"iresnet: --tolerance must be positive and finite; got {float(tolerance)}.\n"
         assert call(command, folder, "-n", 2, "--tolerance", tolerance) == (2, sentence)
 
     @pytest.mark.parametrize("kind", [">f8", "<f2", np.longdouble, "u8"])
@@ -595,13 +595,13 @@ class TestHostile:
     @pytest.mark.parametrize(
         "codes", [np.full((2, 64), np.nan), np.full((2, 64), np.inf), np.zeros((0, 64))], ids="nio"
     )
-    def test_codes_that_are_no_numbers(self, call, folder, codes):
+    def test_codes_must_be_finite_numbers(self, call, folder, codes):
         np.save(folder / "codes.npy", codes)
         code, text = call("invert", folder, "--codes", folder / "codes.npy")
         assert code == 2
         assert text == f"iresnet: {folder / 'codes.npy'} must hold at least one code, of finite numbers. Correct it.\n"
 
-    def test_codes_that_are_a_bomb(self, call, folder):
+    def test_codes_whose_header_claims_too_much_are_refused(self, call, folder):
         path = folder / "codes.npy"
         path.write_bytes(
             b"\x93NUMPY\1\0F\0" + b"{'descr': '<f8', 'fortran_order': False, 'shape': (9999999999, 64)}".ljust(70)
@@ -614,7 +614,7 @@ class TestHostile:
         assert text.endswith("Save codes with numpy.save.\n")
 
 
-def test_help_says_where_to_begin_and_how_to_see_a_traceback(call):
+def test_help_names_the_demo_and_debug(call):
     code, text = call("--help")
     assert code == 0
     assert "iresnet demo" in text
@@ -622,18 +622,18 @@ def test_help_says_where_to_begin_and_how_to_see_a_traceback(call):
 
 
 class TestConsole:
-    def test_text_is_no_markup(self, capsys):
+    def test_text_is_not_markup(self, capsys):
         console().print("[a] [/x] :smile: [bold]b[/bold]")
         assert capsys.readouterr().out == "[a] [/x] :smile: [bold]b[/bold]\n"
 
-    def test_nor_is_a_name_in_the_bar(self):
+    def test_names_in_the_bar_are_not_markup(self):
         screen = Console(file=io.StringIO(), force_terminal=True, width=100, markup=False)
         with progress(screen) as bars:
             reporter(bars, "[/x]")(1, 1, {"loss [/y]": torch.tensor(1.0)})
         assert "[/x]" in screen.file.getvalue()
         assert "loss [/y]" in screen.file.getvalue()
 
-    def test_the_bar_has_room_for_what_it_shows(self):
+    def test_the_bar_fits_80_columns(self):
         screen = Console(file=io.StringIO(), force_terminal=True, width=80, markup=False)
         metrics = {"loss": 3.795, "bits/dim": 3.299, "cross-entropy": 2.444, "error %": 87.8, "certified %": 5.17}
         with progress(screen) as bars:
@@ -643,18 +643,18 @@ class TestConsole:
         assert "loss" not in shown
         assert "cross-entropy" not in shown
 
-    def test_a_spinner_is_for_terminals(self):
+    def test_a_spinner_is_shown_on_terminals_only(self):
         for terminal in (True, False):
             screen = Console(file=io.StringIO(), force_terminal=terminal, width=100)
-            with waiting(screen, "Judging 5 of [/x] rows …"):
+            with waiting(screen, "Evaluating 5 of [/x] samples …"):
                 pass
-            assert ("Judging 5 of [/x] rows …" in screen.file.getvalue()) == terminal
+            assert ("Evaluating 5 of [/x] samples …" in screen.file.getvalue()) == terminal
 
 
 @pytest.mark.parametrize(
     ("command", "default"),
     [("sample", "RUN/samples"), ("evaluate", "all up to 64 dimensions, else 1,000"), ("score", "print it")],
 )
-def test_help_says_what_happens_without_an_option(call, command, default, monkeypatch):
+def test_help_shows_defaults(call, command, default, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert default in call(command, "--help")[1]

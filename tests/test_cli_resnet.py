@@ -134,7 +134,7 @@ def test_a_resnet_is_not_inverted(call, tmp_path, command):
 def test_the_inputs_of_a_resnet_are_not_probed_as_codes(call):
     code, text = call("evaluate", trained("resnet164"), "--probe")
     assert code == 2
-    assert "--probe reads codes; an ordinary ResNet, without invertible blocks, has none. Leave it out." in text
+    assert "--probe needs an invertible model; an ordinary ResNet has no codes. Leave it out." in text
 
 
 def test_the_report_of_a_resnet_shows_no_inverse(call, tmp_path):
@@ -166,7 +166,7 @@ def test_tightening_is_not_offered_where_there_is_nothing_to_tighten(call, tmp_p
     folder = copy_of(trained(name), tmp_path / "run")
     code, text = call("certify", folder, *["--tighten"] * tighten)
     assert code == 1
-    assert "the certificate does not pass. No layer of it is constrained, so there is nothing to tighten." in text
+    assert "the certificate does not pass. None of its layers is constrained, so none can be tightened." in text
     assert "Try:" not in text
     assert ("No layer has a coefficient to keep; the model in" in text) == tighten
 
@@ -176,7 +176,7 @@ def test_a_larger_tolerance_is_not_offered_where_no_tolerance_helps(call, tmp_pa
     folder = copy_of(trained(name), tmp_path / "run")
     code, text = call("invert", folder, "-n", 3)
     assert code == 1
-    assert "nothing is proven of this inverse, as not every block is proven to be a contraction" in text
+    assert "this inverse is not proven, since not every block is proven to be a contraction" in text
     assert f"See: iresnet certify {folder}" in text
     assert "larger --tolerance" not in text
     assert (folder / "inverse.png").is_file()
@@ -200,7 +200,7 @@ def test_lines_between_codes_need_a_proof(call, tmp_path, name):
     folder = copy_of(trained(name), tmp_path / "run")
     code, text = call("interpolate", folder, "--pairs", 1, "--steps", 2)
     assert code == 1
-    assert "a line between codes is decoded by a proven inverse, and not every block is proven to be a contr" in text
+    assert "interpolation needs a proven inverse, and not every block is proven to be a contr" in text
     assert f"iresnet invert {folder}" in text
 
 

@@ -158,7 +158,7 @@ class TestCommand:
         out = capsys.readouterr().out
         lines = {line.split()[0]: line for line in out.splitlines() if line.split()}
         assert lines["digits"].split() == ["digits", "1,437", "360", "1", "x", "8", "x", "8", "10", "built", "in"]
-        assert lines["cifar100"].split()[-3:] == ["absent,", "169", "MB"]
+        assert lines["cifar100"].split()[-3:] == ["missing,", "169", "MB"]
         assert "moons" in lines
         assert "…" not in out
 

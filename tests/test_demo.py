@@ -114,7 +114,7 @@ class TestCommand:
         spoilt = replace(outcome, certificate=replace(outcome.certificate, blocks=(block,)))
         monkeypatch.setattr(digits, "run", lambda *a, **k: spoilt)
         assert self.run("demo", "--out", str(tmp_path / "run")) == 1
-        assert "no certificate" in capsys.readouterr().err
+        assert "not certified" in capsys.readouterr().err
 
     def test_digits_stopped_is_exit_130(self, capsys, tmp_path, monkeypatch):
         monkeypatch.setattr(digits, "run", lambda *a, **k: None)
@@ -149,4 +149,4 @@ class TestCommand:
         outcome = replace(toy.run_density("moons", QUICK)[0], certified=False)
         monkeypatch.setattr(toy, "run", lambda *a, **k: [outcome])
         assert self.run("demo", "--only", "toy", "--out", str(tmp_path)) == 1
-        assert "no certificate" in capsys.readouterr().err
+        assert "not certified" in capsys.readouterr().err

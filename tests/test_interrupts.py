@@ -123,16 +123,16 @@ def test_train_says_what_there_is_to_go_on_from(call, monkeypatch, tmp_path):
 
     monkeypatch.setattr(sys.modules["iresnet.cli.train"], "start", interrupted)
     words = ("train", "points-density", "--out", tmp_path)
-    assert call(*words) == (130, "Stopped. Nothing was saved yet; start anew.\n")
+    assert call(*words) == (130, "Stopped. Nothing was saved yet; start again.\n")
     (tmp_path / "last.safetensors").touch()
     code, text = call(*words)
-    assert (code, text) == (130, f"Stopped. Go on with:\n  iresnet train --resume --out {tmp_path}\n")
+    assert (code, text) == (130, f"Stopped. Resume with:\n  iresnet train --resume --out {tmp_path}\n")
 
 
 def test_reproduce_ends_at_once_while_it_judges(call, monkeypatch, tmp_path):
     evaluation = replace(RESULTS["table2"], run=lambda work: signal.raise_signal(signal.SIGTERM))
     monkeypatch.setitem(RESULTS, "table2", evaluation)
-    assert call("reproduce", "table2", "--out", tmp_path) == (130, "Stopped. The same command goes on from there.\n")
+    assert call("reproduce", "table2", "--out", tmp_path) == (130, "Stopped. Run the same command again to resume.\n")
 
 
 def test_asked_in_the_last_step_the_rest_is_left_to_resume(tmp_path):

@@ -695,7 +695,7 @@ def test_a_stopped_job_exits_with_130(made, capsys, monkeypatch):
 
     monkeypatch.setitem(RESULTS, "table2", replace(RESULTS["table2"], run=stopped))
     assert command("table2", "--out", str(made.out)) == 130
-    assert "step 3 of 30. The same command goes on from there." in capsys.readouterr().out
+    assert "step 3 of 30. Run the same command again to resume." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [("tabel2",), ("table2", "--budget", "x"), ("figure8", "--cells", "vanilla")])

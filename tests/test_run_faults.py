@@ -154,8 +154,8 @@ class TestBinding:
             Run.open(folder).read_json("evaluation.json")
         code, text = call("report", folder, "--rows", 10)
         assert code == 0
-        assert f"{folder / 'evaluation.json'} speaks of other weights, or of none, and is made anew." in text
-        assert "Judged 10 of 10,000" in text
+        assert f"{folder / 'evaluation.json'} does not belong to these weights and will be replaced." in text
+        assert "Evaluated 10 of 10,000" in text
         kept = json.loads((folder / "evaluation.json").read_text())
         assert (kept["model_sha256"], "mine" in kept) == (checkpoint.sha256(other / MODEL), False)
 
@@ -176,7 +176,7 @@ class TestBinding:
             (folder / MODEL).write_bytes((other / MODEL).read_bytes())
             return {"split": "test", "rows": 20, "of": 20}
 
-        monkeypatch.setattr(sys.modules["iresnet.cli.evaluate"], "evaluated", evaluated)
+        monkeypatch.setattr(sys.modules["iresnet.cli.evaluate"], "evaluate_some", evaluated)
         assert call("evaluate", folder)[0] == 0
         assert json.loads((folder / "evaluation.json").read_text())["model_sha256"] == digest
 
@@ -533,11 +533,11 @@ class TestLearningRate:
     @pytest.mark.parametrize(
         ("words", "sentence"),
         [
-            (("--set", "steps=9"), "keeps its settings, all but training.learning_rate; got --set steps=9. Leave that"),
-            (("--set", "learning_rate=1e-4", "--set", "clip=2"), "got --set clip=2. Leave that out, or start anew."),
+            (("--set", "steps=9"), "keeps its settings except training.learning_rate; got --set steps=9. Leave that"),
+            (("--set", "learning_rate=1e-4", "--set", "clip=2"), "got --set clip=2. Leave that out, or start a"),
             (("--set", "learning_rate=-1"), "learning_rate must be positive; got -1.0"),
             (("--set", "learning_rate=slow"), "training.learning_rate must be a number; got 'slow'"),
-            (("--seed", "3"), "a resumed run keeps its settings; got --seed. Leave that out, or start anew."),
+            (("--seed", "3"), "a resumed run keeps its settings; got --seed. Leave that out, or start a new run."),
         ],
     )
     def test_nothing_else_may_change(self, call, stopped, words, sentence):

@@ -34,7 +34,7 @@ from iresnet import (
     tighten_,
 )
 from iresnet.branch import PreparedBranch, try_parse
-from iresnet.cli.sample import _spent
+from iresnet.cli.sample import _describe_time
 from iresnet.data.source import schema_of
 from iresnet.fixed_point import default_tolerance
 from iresnet.inverse import Arithmetic, Decoder, Inverter, Schedule, decoder, ordinary
@@ -536,10 +536,10 @@ def test_a_solve_that_is_not_proven_raises(gpu):
 def test_the_command_says_how_long_it_took():
 
     on_gpu, on_cpu = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
-    assert _spent(1.24, Decoder(), on_cpu) == "1.2 s"
-    assert _spent(1.24, SimpleNamespace(reason="", seconds=1.1), on_gpu) == "1.2 s, 1.1 s of it to prepare"
+    assert _describe_time(1.24, Decoder(), on_cpu) == "1.2 s"
+    assert _describe_time(1.24, SimpleNamespace(reason="", seconds=1.1), on_gpu) == "1.2 s, 1.1 s of it to prepare"
     why = SimpleNamespace(reason="not accelerated: a solver was given.", seconds=0.0)
-    assert _spent(1.24, why, on_gpu) == "1.2 s, not accelerated: a solver was given"
+    assert _describe_time(1.24, why, on_gpu) == "1.2 s, not accelerated: a solver was given"
 
 
 # --------------------------------------------------------------------------------------------------- on a GPU

@@ -49,8 +49,8 @@ def run(monkeypatch, capsys, stream, *words):
 @pytest.mark.parametrize(
     ("number", "room", "code", "said"),
     [
-        (errno.ENOSPC, 0, 2, "iresnet: cannot print: No space left on device. What the command saves is saved.\n"),
-        (errno.ENOSPC, 20, 2, "iresnet: cannot print: No space left on device. What the command saves is saved.\n"),
+        (errno.ENOSPC, 0, 2, "iresnet: cannot print: No space left on device. Saved files are complete.\n"),
+        (errno.ENOSPC, 20, 2, "iresnet: cannot print: No space left on device. Saved files are complete.\n"),
         (errno.EPIPE, 0, 1, ""),
     ],
 )
@@ -122,8 +122,8 @@ def test_a_mistake_of_ours_is_said_in_a_sentence(call, monkeypatch):
     monkeypatch.setattr(cli, "app", lambda **_: [][1])
     assert call("presets") == (
         1,
-        "iresnet: something went wrong that should not have (IndexError: list index out of range). Please report it, "
-        "with what --debug shows.\n",
+        "iresnet: internal error (IndexError: list index out of range). Please report it, "
+        "with the output of --debug.\n",
     )
     with pytest.raises(IndexError):
         cli.main(["presets", "--debug"])

@@ -1,4 +1,4 @@
-"""Models that come with the library: found by name, read like a run, never written to."""
+"""Models that come with the library are opened by name, read like runs, and never written to."""
 
 import csv
 import hashlib
@@ -74,12 +74,12 @@ def call(*words):
 
 
 class TestNames:
-    def test_it_is_listed_and_loaded_by_name(self, library):
+    def test_a_shipped_model_is_listed_and_loaded_by_name(self, library):
         assert shipped() == iresnet.shipped() == ["tiny"]
         x = torch.full((2, 1, 8, 8), 3.5)
         torch.testing.assert_close(iresnet.load("tiny").logits(x), iresnet.load(trained()).logits(x))
 
-    def test_a_folder_of_that_name_comes_first(self, library):
+    def test_a_folder_of_the_same_name_takes_precedence(self, library):
         Path("tiny").mkdir()
         with pytest.raises(FileNotFoundError, match="tiny is not a run folder"):
             iresnet.load("tiny")
@@ -102,7 +102,7 @@ class TestNames:
         sentence = "only the released weights come with the library; got 'best' for tiny. Use 'model'."
         assert sentence in capsys.readouterr().err
 
-    def test_nothing_is_listed_where_nothing_is(self, tmp_path, monkeypatch):
+    def test_without_weights_the_list_is_empty(self, tmp_path, monkeypatch):
         monkeypatch.setattr(weights, "WEIGHTS", tmp_path / "none")
         assert shipped() == []
 
@@ -131,7 +131,7 @@ class TestNames:
 
     @pytest.mark.no_cover
     @pytest.mark.slow
-    def test_the_shipped_flow_draws_digits_and_knows_what_is_none(self):
+    def test_the_shipped_flow_draws_digits_and_detects_shuffled_ones(self):
         """Samples lie in the range of pixels, ink in the middle; what is shuffled is less likely than each of them."""
         flow = iresnet.load("mnist-flow-noise")
         torch.manual_seed(0)
@@ -158,7 +158,7 @@ class TestCommands:
             (("score", "tiny", "digits", "--out", "runs/tiny-shipped/scores.csv", "--draws", 2), "scores.csv"),
         ],
     )
-    def test_results_go_elsewhere(self, library, words, made, capsys):
+    def test_results_are_written_to_runs_not_to_the_library(self, library, words, made, capsys):
         before = state(library)
         assert call(*words) == 0
         assert Path("runs/tiny-shipped", made).is_file()
@@ -166,7 +166,7 @@ class TestCommands:
         if words[0] not in ("certify", "score"):
             assert str(Path("runs/tiny-shipped", made)) in capsys.readouterr().out
 
-    def test_new_figures_are_read_before_the_old(self, library):
+    def test_new_metrics_take_precedence(self, library):
         assert Run.open("tiny").read_json("evaluation.json")["rows"] == 360
         assert call("evaluate", "tiny", "--rows", 20, "--draws", 2) == 0
         assert Run.open("tiny").read_json("evaluation.json")["rows"] == 20
@@ -181,20 +181,20 @@ class TestCommands:
             ("report", "mnist-classifier"),
         ],
     )
-    def test_data_are_looked_for_where_they_are_said_to_lie(self, words, tmp_path, monkeypatch, capsys):
+    def test_data_dir_is_searched(self, words, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         assert call(*words, "--data-dir", "elsewhere") == 2
         text = capsys.readouterr().err
         assert "was not found in elsewhere" in text
         assert "Run `iresnet data download mnist`, or set the dataset directory: --data-dir FOLDER." in text
 
-    def test_the_data_of_a_run_may_lie_elsewhere(self):
+    def test_a_run_can_use_another_data_directory(self):
         opened = Run.open(trained())
         assert opened.with_data_folder(None) is opened
         assert opened.with_data_folder(Path("there")).experiment.data.folder == "there"
 
     @pytest.mark.parametrize("words", [("certify", "tiny", "--tighten"), ("train", "--resume", "--out", "tiny")])
-    def test_what_would_change_it_is_refused(self, library, words, capsys):
+    def test_commands_that_would_change_it_are_refused(self, library, words, capsys):
         before = state(library)
         assert call(*words) == 2
         assert "tiny comes with the library and stays as it is. Train a copy of your own" in capsys.readouterr().err
@@ -202,21 +202,21 @@ class TestCommands:
         with pytest.raises(ValueError, match="tiny comes with the library and stays as it is"):
             run.resume("tiny")
 
-    def test_a_run_of_ones_own_is_written_to_as_before(self, tmp_path):
+    def test_results_of_other_runs_stay_in_their_folder(self, tmp_path):
         own = Run.open(copy_of(trained(), tmp_path / "run"))
         assert own.require_writable() is own
         assert own.output == own.folder
 
 
 class TestShipping:
-    def test_settings_hold_anywhere_and_training_state_stays_behind(self, library):
+    def test_settings_are_portable_and_training_state_is_left_out(self, library):
         opened = Run.open("tiny")
         assert opened.experiment.data.folder == "data"
         assert opened.experiment.name == "tiny"
         names = {p.name for p in (library / "tiny").iterdir()}
         assert names == {"config.toml", *ship.KEPT}
 
-    def test_it_refuses(self, tmp_path, monkeypatch):
+    def test_shipping_refuses_incomplete_or_large_runs(self, tmp_path, monkeypatch):
         monkeypatch.setattr(ship, "WEIGHTS", tmp_path / "weights")
         folder = copy_of(trained(), tmp_path / "source")
         with pytest.raises(FileNotFoundError, match="has no evaluation.json. Train it to the end, and evaluate it."):
@@ -236,7 +236,7 @@ class TestShipping:
             ("digits-classifier", {"error": {**FIGURES["error"], "rows": 359}, "protocol": None}, "error"),
         ],
     )
-    def test_figures_must_be_those_of_its_kind_on_all_test_rows(self, kind, changes, lacking, tmp_path, monkeypatch):
+    def test_shipping_needs_the_metrics_of_all_test_samples(self, kind, changes, lacking, tmp_path, monkeypatch):
         monkeypatch.setattr(ship, "WEIGHTS", tmp_path / "weights")
         folder = copy_of(trained(kind), tmp_path / "source")
         metrics = {name: value for name, value in {**FIGURES, **changes}.items() if value is not None}
@@ -250,7 +250,7 @@ class TestShipping:
         with pytest.raises(ValueError, match=sentence):
             ship.ship(Run.open(folder), "tiny")
 
-    def test_every_kind_has_its_own_figures_in_the_table(self, library):
+    def test_each_kind_of_model_has_its_own_metrics(self, library):
         density = copy_of(trained("digits-density"), library.parent / "density")
         classifier = copy_of(trained("digits-classifier"), library.parent / "classifier")
         for folder, other in ((density, "error"), (classifier, "protocol")):
@@ -270,7 +270,7 @@ class TestShipping:
 
 
 class TestSlim:
-    """What a shipped file leaves out is what power iteration keeps, and nothing that the function needs."""
+    """A shipped file leaves out the state of power iteration, and nothing that the function needs."""
 
     def test_the_function_is_the_same_to_the_last_bit(self, library):
         x = 17 * torch.rand(5, 1, 8, 8)
@@ -280,13 +280,13 @@ class TestSlim:
         assert iresnet.certify(small, (1, 8, 8)) == iresnet.certify(whole, (1, 8, 8))
         assert torch.equal(Run.open("tiny").reference(), Run.open(trained()).reference())
 
-    def test_it_has_half_the_bytes(self, library):
+    def test_the_file_is_smaller(self, library):
         kept = checkpoint.load(library / "tiny" / "model.safetensors").tensors["weights"]
         assert not any(name.endswith(("gradient", "direction")) for name in kept)
         whole = (trained() / "model.safetensors").stat().st_size
         assert (library / "tiny" / "model.safetensors").stat().st_size < 0.8 * whole
 
-    def test_it_can_be_trained_on_and_stays_within_its_bounds(self, library):
+    def test_further_training_keeps_the_bounds(self, library):
         model = iresnet.load("tiny").train()
         optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
         for _ in range(3):  # steps that push the norms up
@@ -297,7 +297,7 @@ class TestSlim:
         bounds = iresnet.certify(model.eval(), (1, 8, 8)).lipschitz.values()
         assert max(bounds) < Run.open("tiny").experiment.network.lipschitz * 1.01
 
-    def test_a_file_that_lacks_more_is_refused(self, library):
+    def test_an_incomplete_file_is_refused(self, library):
         path = library / "tiny" / "model.safetensors"
         content = checkpoint.load(path)
         kept = dict(content.tensors["weights"])
@@ -327,16 +327,16 @@ class TestFlow:
         monkeypatch.chdir(tmp_path / "here")
         return tmp_path / "weights" / "digits-flow"
 
-    def test_samples_are_drawn_and_proven_by_name(self, flow, capsys):
+    def test_samples_are_drawn_by_name(self, flow, capsys):
         assert call("sample", "digits-flow", "-n", 64) == 0
-        assert "64 samples in runs/digits-flow-shipped/samples.npz, drawn in" in capsys.readouterr().out
+        assert "64 samples in runs/digits-flow-shipped/samples.npz, plotted in" in capsys.readouterr().out
         with np.load("runs/digits-flow-shipped/samples.npz") as made:
             assert made["x"].shape == (64, 1, 8, 8)
             z = iresnet.load("digits-flow").double().transform(torch.from_numpy(made["x"]).double()).detach()
         expected = iresnet.load("digits-flow").base.rsample(64, torch.Generator().manual_seed(0)).detach()
         torch.testing.assert_close(z.float(), expected, atol=1e-3, rtol=0)
 
-    def test_images_of_a_file_are_scored_by_name(self, flow, capsys):
+    def test_images_are_scored_by_name(self, flow, capsys):
         np.save("images.npy", np.random.default_rng(0).integers(0, 17, (3, 1, 8, 8)).astype(np.uint8))
         assert call("score", "digits-flow", "images.npy", "--draws", 2) == 0
         rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))

@@ -1,4 +1,4 @@
-"""The command `iresnet`. One file per subcommand; mistakes get one sentence and exit code 2, failed checks 1."""
+"""The command `iresnet`, one file per subcommand. A wrong argument exits with code 2, a failed check with code 1."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from .score import score
 from .stream import steady
 from .train import train
 
-#: What is said where memory runs out.
-MEMORY = (
+#: The message if memory runs out.
+OUT_OF_MEMORY = (
     "not enough memory. Lower training.batch (train), --rows (evaluate, report) or -n (sample, invert), "
     "or choose another --device."
 )
 
-#: What is said of a mistake that is ours.
-UNFORESEEN = "something went wrong that should not have ({}: {}). Please report it, with what --debug shows."
+#: The message for a bug in this program.
+BUG = "internal error ({}: {}). Please report it, with the output of --debug."
 
 
 class Commands(TyperGroup):
@@ -89,14 +89,14 @@ def options(
 ) -> None:
     """Invertible residual networks with computed bounds.
 
-    `iresnet train` makes a run folder, and the other commands take it. Begin with: iresnet demo
+    `iresnet train` writes a run folder, which the other commands read. Start with: iresnet demo
 
-    `--debug` anywhere shows the traceback of a mistake.
+    `--debug`, anywhere, shows the traceback of an error.
     """
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command. A mistake prints its sentence alone; `--debug` anywhere shows the traceback."""
+    """Run the command. An error prints one sentence; with `--debug`, its traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [w for w in words if w != "--debug"]
@@ -107,15 +107,15 @@ def main(arguments: list[str] | None = None) -> None:
         except (ValueError, OSError, RuntimeError, MemoryError) as error:
             if debug:
                 raise
-            typer.echo(f"iresnet: {MEMORY if _is_memory(error) else printable(str(error))}", err=True)
+            typer.echo(f"iresnet: {OUT_OF_MEMORY if _is_memory(error) else printable(str(error))}", err=True)
             raise SystemExit(2 if isinstance(error, ValueError | OSError) else 1) from None
         except Exception as error:
             if debug:
                 raise
-            typer.echo(f"iresnet: {UNFORESEEN.format(type(error).__name__, error)}", err=True)
+            typer.echo(f"iresnet: {BUG.format(type(error).__name__, error)}", err=True)
             raise SystemExit(1) from None
 
 
 def _is_memory(error: Exception) -> bool:
-    """Whether memory ran out, on whatever device; torch has no class of its own for that on the CPU."""
+    """Whether memory ran out, on any device; torch has no exception class for that on the CPU."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

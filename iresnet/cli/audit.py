@@ -1,4 +1,4 @@
-"""`iresnet audit`: every guarantee of a trained model derived again from its files, by other algorithms."""
+"""`iresnet audit`: check every guarantee of a trained model from its files, by independent algorithms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..audit import Subject
-from ..audit import audit as derive
+from ..audit import audit as run_checks
 from ..run import Run
 from .console import console, use_threads, waiting
 from .output import RunFolder
@@ -17,30 +17,32 @@ from .output import RunFolder
 def audit(
     run: RunFolder,
     seed: Annotated[
-        int, typer.Option(help="Decides rows, probes and which blocks come first.", min=0, max=2**63 - 1)
+        int, typer.Option(help="Seed for the samples, the probes and the order of the blocks.", min=0, max=2**63 - 1)
     ] = 0,
-    seconds: Annotated[float, typer.Option(help="Time for checks of many blocks: more time, more blocks.")] = 8.0,
+    seconds: Annotated[
+        float, typer.Option(help="Time limit of each check that goes block by block; more time checks more blocks.")
+    ] = 8.0,
 ) -> None:
-    """Check every guarantee of a model by another algorithm than made it. Exit code 1 if a check fails.
+    """Check every guarantee of a model by an independent algorithm. Exit code 1 if a check fails.
 
-    Nothing is written, and no data are needed.
+    It writes nothing and needs no data.
 
     Example: iresnet audit runs/demo
 
     Example: iresnet audit mnist-flow-noise --seconds 60
     """
     if not 0 < seconds < float("inf"):
-        raise ValueError(f"--seconds must be positive; got {seconds}. Use 8, or more for more blocks.")
+        raise ValueError(f"--seconds must be positive; got {seconds}. Use 8, or more to check more blocks.")
     subject, screen, start = Subject(Run.open(run), seed=seed, seconds=seconds), console(), time.perf_counter()
     use_threads(subject.schema.dimension, 1)  # small batches: more threads would only wait for each other
     findings = []
     with waiting(screen, "Checking …"):
-        for finding in derive(subject):
+        for finding in run_checks(subject):
             findings.append(finding)
             screen.say(str(finding))
     failed = [f.name for f in findings if f.holds is False]
-    made = sum(f.holds is not None for f in findings)
+    done = sum(f.holds is not None for f in findings)
     took = f"{time.perf_counter() - start:.0f} s"
     if failed:
-        raise RuntimeError(f"{len(failed)} of {made} checks fail after {took}: {', '.join(failed)}.")
-    screen.print(f"PASSED: {made} checks hold, {len(findings) - made} do not apply; {took}.", highlight=False)
+        raise RuntimeError(f"{len(failed)} of {done} checks failed after {took}: {', '.join(failed)}.")
+    screen.print(f"PASSED: {done} checks passed, {len(findings) - done} do not apply; {took}.", highlight=False)

@@ -1,4 +1,4 @@
-"""What the commands share: the console, the progress bar, the spinner, the device, Ctrl-C."""
+"""Shared by the commands: the console, the progress bar, the spinner, the device, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from torch import Tensor
 from ..spelling import printable
 from ..train import Report, train
 
-#: Figures of so many recent steps are averaged in the bar, and it is drawn anew so often, in seconds.
+#: The bar shows metrics averaged over this many recent steps, and is redrawn at this interval, in seconds.
 RECENT, REDRAW = 50, 0.2
 
-#: Figures that the log has and the bar has no room for: bits and errors say the same.
+#: Metrics that are logged but not shown in the bar, which has no room: bits/dim and error say the same.
 LOGGED_ONLY = ("loss", "cross-entropy")
 
-#: Up to this dimension one thread is fastest: more would only wait for each other.
+#: Up to this dimension one thread is fastest: more would wait for each other.
 SMALL = 256
 
-#: A second signal within so many seconds is the same wish: `timeout` signals a command and then its whole group.
-SAME_WISH = 1.0
+#: A second signal within so many seconds counts as the same: `timeout` signals a command and then its process group.
+SAME_SIGNAL = 1.0
 
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto: CUDA where there is one.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto: a GPU if there is one.")]
 
 
 class Screen(Console):
-    """A console on which the names that a file gives its classes or columns can do nothing but be read."""
+    """A console that prints control characters as text: class or column names of a file cannot control the terminal."""
 
     def say(self, *lines: object) -> None:
-        """Print sentences as they are, however long: nothing is coloured, and no line broken."""
+        """Print sentences as they are, without colours or line breaks."""
         for line in lines:
             self.print(str(line), highlight=False, soft_wrap=True)
 
@@ -51,12 +51,12 @@ class Screen(Console):
 
 
 def console() -> Screen:
-    """Where tables and sentences go, as they are: a folder may be called [a] or :b:."""
+    """Return the console for tables and sentences; no markup, since a folder may be called [a] or :b:."""
     return Screen(markup=False, emoji=False)
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """A table in the house's style: the first column names, the others are figures."""
+    """Return an empty table: the first column holds names, the others numbers."""
     made = Table(box=box.SIMPLE_HEAD, title=title)
     for i, column in enumerate(columns):
         made.add_column(column, justify="left" if i == 0 else "right")
@@ -64,7 +64,7 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def choose_device(name: str) -> str:
-    """The device of this name, if it is there."""
+    """Return the name of an available device; `auto` prefers a GPU."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
@@ -78,20 +78,20 @@ def choose_device(name: str) -> str:
     return name
 
 
-def use_threads(dimension: int, wanted: int | None = None) -> None:
-    """As many threads as wanted, else one for small rows and torch's own choice for large ones."""
-    if wanted is not None or dimension <= SMALL:
-        torch.set_num_threads(wanted or 1)
+def use_threads(dimension: int, requested: int | None = None) -> None:
+    """Set the number of threads: as requested, else one for small inputs and torch's default for large ones."""
+    if requested is not None or dimension <= SMALL:
+        torch.set_num_threads(requested or 1)
 
 
 def waiting(to: Console, what: str) -> AbstractContextManager[object]:
-    """A spinner beside what is being done, on a terminal; nothing where the output goes to a file."""
+    """Show a spinner with a text on a terminal; show nothing if the output goes to a file."""
     return to.status(Text(what)) if to.is_terminal else nullcontext()
 
 
 @contextmanager
 def progress(to: Console) -> Iterator[Progress]:
-    """A bar with what a waiting person wants to know: speed, figures and the time left."""
+    """Show a progress bar with speed, metrics and the time left."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=10),
@@ -100,7 +100,7 @@ def progress(to: Console) -> Iterator[Progress]:
         TimeRemainingColumn(compact=True),
         TextColumn("left"),
     )
-    bars = Progress(*columns, console=to)  # shown from the first step on: a mistake found before it leaves no bar
+    bars = Progress(*columns, console=to)  # started by the first step: an error before it leaves no bar
     try:
         yield bars
     finally:
@@ -109,7 +109,7 @@ def progress(to: Console) -> Iterator[Progress]:
 
 
 def reporter(bars: Progress, name: str) -> Report:
-    """A report that moves a bar. Figures are means over recent steps, read a few times a second."""
+    """Return a callback that moves a bar. Metrics are means over recent steps, read a few times a second."""
     tasks: list[TaskID] = []
     recent: deque[Mapping[str, Tensor]] = deque(maxlen=RECENT)
     steps_done: deque[tuple[float, int]] = deque(maxlen=RECENT)
@@ -128,16 +128,16 @@ def reporter(bars: Progress, name: str) -> Report:
         (then, first), count = steps_done[0], len(recent)
         speed = f"{(step - first) / (now - then):.1f}/s" if now > then and step > first else ""
         means = {k: sum(float(f[k]) for f in recent) / count for k in metrics if k not in LOGGED_ONLY}
-        words = [_figure(name, mean) for name, mean in means.items()]
+        words = [_metric(name, mean) for name, mean in means.items()]
         bars.update(tasks[0], completed=step, total=steps, metrics="  ".join([speed, *words]))
 
     return report
 
 
-def _figure(name: str, value: float) -> str:
-    """A figure with its unit: one digit for percentages.
+def _metric(name: str, value: float) -> str:
+    """Format a metric with its unit: one digit for percentages.
 
-    >>> _figure("error %", 3.04), _figure("certified %", 51.734), _figure("loss", 1.0)
+    >>> _metric("error %", 3.04), _metric("certified %", 51.734), _metric("loss", 1.0)
     ('3.0 % wrong', '51.7 % certified', '1.000 loss')
     """
     if name.endswith(" %"):
@@ -147,36 +147,37 @@ def _figure(name: str, value: float) -> str:
 
 @contextmanager
 def ctrl_c(then: Callable[[], str] = lambda: "") -> Iterator[Callable[[], bool]]:
-    """Ctrl-C or SIGTERM asks a training to stop after the step in hand; again, or beside a training, it ends at once.
+    """Make Ctrl-C or SIGTERM stop a training after the current step; a second one, or one outside training, at once.
 
-    What is yielded says whether that was asked, and `then` what to do after an end at once. A pair within a second is
-    one wish. Once there was one, the handlers stay: the command is about to end, and the second may be on its way.
+    Yields a function that says whether a stop was requested; `then` returns the message after stopping at once. Two
+    signals within a second count as one. After the first the handlers stay installed: the command is about to end, and
+    the second signal may be on its way.
     """
-    asked: list[float] = []
+    signals: list[float] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if asked and now - asked[-1] < SAME_WISH:
+        if signals and now - signals[-1] < SAME_SIGNAL:
             return
-        at_once = bool(asked) or not _in_training(frame)
-        asked.append(now)
+        at_once = bool(signals) or not _in_training(frame)
+        signals.append(now)
         if at_once:
             raise KeyboardInterrupt
 
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(signals)
     except KeyboardInterrupt:
         console().say(f"Stopped. {then()}".strip())
         raise typer.Exit(130) from None
     finally:
-        if not asked:
+        if not signals:
             for number, earlier in before.items():
                 signal.signal(number, earlier or signal.SIG_DFL)
 
 
 def _in_training(frame: FrameType | None) -> bool:
-    """Whether a training loop was interrupted, however deep within: it asks after its step, and nothing else does."""
+    """Whether the interrupted code was called by the training loop, which checks for a stop after every step."""
     while frame is not None and frame.f_code is not train.__code__:
         frame = frame.f_back
     return frame is not None

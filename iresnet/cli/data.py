@@ -1,4 +1,4 @@
-"""`iresnet data`: the sets there are, their downloads, and whether the files are whole."""
+"""`iresnet data`: list, download and verify datasets."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..data import names as built_in
 from ..data.source import schema_of, split_sizes
 from .console import console, table
 
-Folder = Annotated[Path, typer.Option("--data-dir", help="Where downloads live.")]
+Folder = Annotated[Path, typer.Option("--data-dir", help="The dataset directory.")]
 
-data = typer.Typer(help="List, download and verify data sets.", no_args_is_help=True)
+data = typer.Typer(help="List, download and verify datasets.", no_args_is_help=True)
 
 
 @data.command("list")
-def list_sets(folder: Folder = Path("data")) -> None:
-    """List the built-in sets and say which are there.
+def list_datasets(folder: Folder = Path("data")) -> None:
+    """List the built-in datasets and which of them are downloaded.
 
     Example: iresnet data list --data-dir data
     """
-    made = table("set", "train", "test", "shape", "classes", "files")
+    made = table("dataset", "train", "test", "shape", "classes", "files")
     for name in built_in():
         rows, schema = split_sizes(name), schema_of(name)
         counts = [f"{rows[part]:,}" for part in ("train", "test")]
@@ -32,7 +32,7 @@ def list_sets(folder: Folder = Path("data")) -> None:
         made.add_row(name, *counts, " x ".join(map(str, schema.shape)), classes, _files(name, folder))
     console().print(made)
     console().print(
-        "A folder of images or a table (.csv .tsv .npy .npz .parquet) is named by its path.", soft_wrap=True
+        "A folder of images or a table (.csv, .tsv, .npy, .npz, .parquet) is given by its path.", soft_wrap=True
     )
 
 
@@ -41,14 +41,14 @@ def download(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help=f"Any of {', '.join(files.REGISTRY)}.")],
     folder: Folder = Path("data"),
 ) -> None:
-    """Download sets and check their checksums; what is there and whole is not fetched again.
+    """Download datasets and verify their checksums; complete files are not downloaded again.
 
     Example: iresnet data download mnist cifar10
     """
     for name in names:
         if name in built_in() and name not in files.REGISTRY:
             raise ValueError(f"{name} is built in and needs no download. Train on it: iresnet train {name}")
-        files.remote_files(name)  # an unknown name is refused before anything is fetched
+        files.remote_files(name)  # refuse an unknown name before any download
     columns = (TextColumn("{task.description:<28}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console()) as bars:
         for name in names:
@@ -59,15 +59,17 @@ def download(
 
 @data.command()
 def verify(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Sets that must be there.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME...]", help="Datasets that must be complete.")
+    ] = None,
     folder: Folder = Path("data"),
 ) -> None:
-    """Check the files that are there. Exit code 1 if one is corrupt, or if one of a set that was named is missing.
+    """Verify downloaded files. Exit code 1 if a file is corrupt, or missing from a dataset that was named.
 
     Example: iresnet data verify mnist
     """
     checks = [check for name in names or files.REGISTRY for check in files.verify(name, folder)]
-    made = table("set", "file", "verdict")
+    made = table("dataset", "file", "status")
     for check in checks:
         made.add_row(check.name, check.file, check.verdict)
     console().print(made)
@@ -82,7 +84,7 @@ def _files(name: str, folder: Path) -> str:
     if name not in files.REGISTRY:
         return "built in"
     size = sum(remote.size for remote in files.remote_files(name)) / 1e6
-    return "present" if files.is_present(name, folder) else f"absent, {size:.0f} MB"
+    return "present" if files.is_present(name, folder) else f"missing, {size:.0f} MB"
 
 
 def _reporter(bars: Progress) -> files.Report:

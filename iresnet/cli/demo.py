@@ -1,4 +1,4 @@
-"""`iresnet demo`: train, classify, score, sample, invert, prove and draw, in minutes on one core."""
+"""`iresnet demo`: train one network, then classify, score, sample, invert and certify; minutes on one CPU core."""
 
 from __future__ import annotations
 
@@ -18,28 +18,33 @@ from .console import console, ctrl_c, progress, reporter, table
 
 
 def demo(
-    only: Annotated[str, typer.Option(help="digits: one network, four jobs; toy: densities in the plane.")] = "digits",
+    only: Annotated[
+        str, typer.Option(help="digits: one network for four tasks; toy: two-dimensional densities.")
+    ] = "digits",
     out: Annotated[
-        Path, typer.Option(help="Folder for the report, or for the picture; a run in it is replaced.")
+        Path,
+        typer.Option(
+            help="The run folder, or the folder for plots of toy densities. An earlier demo in it is overwritten."
+        ),
     ] = Path("runs/demo"),
     density: Annotated[
-        list[str] | None, typer.Option(help=f"With --only toy: {', '.join(toy.names())}. May be repeated.")
+        list[str] | None, typer.Option(help=f"A density for --only toy: {', '.join(toy.names())}. May be repeated.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights, data and samples.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for weights, data and samples.")] = 0,
 ) -> None:
-    """One certified network on 8x8 digits that classifies, scores, samples and is inverted, and a report about it.
+    """Train one certified network that classifies, scores, generates and inverts 8x8 digits, and write a report.
 
     Example: iresnet demo
 
     Example: iresnet demo --only toy --density spirals --steps 500 --out runs/spirals
     """
     if only not in ("digits", "toy"):
-        raise ValueError(f"only must be digits or toy; got {only!r}.")
+        raise ValueError(f"--only must be digits or toy; got {only!r}.")
     check_seed(seed)
     if density and only == "digits":
-        raise ValueError("--density is for --only toy. Leave it out, or add --only toy.")
-    torch.set_num_threads(1)  # the networks are small: more threads would only wait for each other
+        raise ValueError("--density needs --only toy. Add it, or leave --density out.")
+    torch.set_num_threads(1)  # the networks are small: more threads would wait for each other
     if only == "toy":
         _toy(out, tuple(density or ("moons", "checkerboard")), steps, seed)
     else:
@@ -53,33 +58,33 @@ def _digits(out: Path, steps: int | None, seed: int) -> None:
             out, digits.experiment(seed, steps), report=reporter(bars, "digits"), stop=stop, say=bars.console.print
         )
     if outcome is None:
-        screen.print(f"Stopped and saved. Go on with: iresnet train --resume --out {out}", soft_wrap=True)
+        screen.print(f"Stopped and saved. Resume with: iresnet train --resume --out {out}", soft_wrap=True)
         raise typer.Exit(130)
     screen.print(_metrics(outcome))
     screen.print(_anomalies(outcome))
-    screen.say(f"Report {outcome.page}")
+    screen.say(f"Report: {outcome.page}")
     if not outcome.certificate.passed:
-        raise RuntimeError(f"the model has no certificate; see {out / 'certificate.json'} for the block that fails.")
+        raise RuntimeError(f"the model is not certified; {out / 'certificate.json'} shows the block that fails.")
 
 
 def _metrics(o: digits.DigitsResult) -> Table:
-    made = table("one network, test images it has not met", "", title=f"Trained in {o.seconds:.0f} s")
+    made = table("one network, on test images", "", title=f"Trained in {o.seconds:.0f} s")
     blocks, inverse = o.certificate.blocks, o.inverse
-    made.add_row("classifies: error", f"{o.error.value:.2f} %  ({o.error.wrong} of {o.error.rows})")
+    made.add_row("classification error", f"{o.error.value:.2f} %  ({o.error.wrong} of {o.error.rows})")
     made.add_row("  95 % interval", f"{o.error.low:.2f} to {o.error.high:.2f} %")
-    made.add_row("gives likelihoods", f"{o.density.value:.3f} ± {o.density.standard_error:.3f} {o.density.unit}")
-    made.add_row("is inverted: every block's solve proven", f"{inverse.proven} of {inverse.rows} images")
-    made.add_row("  largest block bound (proven)", f"{inverse.largest_block_bound:.1e}")
-    made.add_row("  code residual (evaluated)", f"{inverse.code_residual:.1e}")
-    made.add_row("  distance to the true image (measured)", f"{inverse.measured_error:.1e}")
-    made.add_row("is certified: blocks proven contractive", f"{sum(b.passed for b in blocks)} of {len(blocks)}")
+    made.add_row("negative log-likelihood", f"{o.density.value:.3f} ± {o.density.standard_error:.3f} {o.density.unit}")
+    made.add_row("inverse: proven for every block", f"{inverse.proven} of {inverse.rows} images")
+    made.add_row("  largest error bound of a block (proven)", f"{inverse.largest_block_bound:.1e}")
+    made.add_row("  code residual (computed)", f"{inverse.code_residual:.1e}")
+    made.add_row("  largest distance to the original (measured)", f"{inverse.measured_error:.1e}")
+    made.add_row("certificate: blocks proven contractive", f"{sum(b.passed for b in blocks)} of {len(blocks)}")
     made.add_row("  largest Lip(g)", f"{max(b.lipschitz for b in blocks):.4f}")
-    made.add_row("  layers tightened, test images changed by it", f"{o.tightened}, {o.changed}")
+    made.add_row("  layers tightened, predictions changed", f"{o.tightened}, {o.changed}")
     return made
 
 
 def _anomalies(o: digits.DigitsResult) -> Table:
-    made = table("corrupted test images", "less likely than the\noriginals, of all pairs", "median\nanomaly")
+    made = table("corrupted test images", "less likely than an\noriginal (AUROC)", "median\nanomaly score")
     for entry in o.anomalies:
         made.add_row(entry["name"], f"{100 * entry['detection']:.1f} %", f"{entry['median_anomaly']:.2f}")
     return made
@@ -87,7 +92,7 @@ def _anomalies(o: digits.DigitsResult) -> Table:
 
 def _toy(out: Path, names: tuple[str, ...], steps: int | None, seed: int) -> None:
     for name in names:
-        toy.sample(name, 1)  # an unknown name is refused before anything is trained
+        toy.sample(name, 1)  # refuse an unknown name before training
     settings = plane.ToySettings()
     if steps is not None:
         settings = replace(settings, training=replace(settings.training, steps=steps))
@@ -96,18 +101,18 @@ def _toy(out: Path, names: tuple[str, ...], steps: int | None, seed: int) -> Non
         outcomes = plane.run(out, names, settings, seed=seed, reporter=lambda name: reporter(bars, name))
     screen.print(_densities(outcomes))
     screen.say(
-        f"Picture       {out / 'toy.png'}\nFigures       {out / 'toy.json'}\nCertificates  {out}/*-certificate.json",
+        f"Plot          {out / 'toy.png'}\nMetrics       {out / 'toy.json'}\nCertificates  {out}/*-certificate.json",
     )
     if not all(o.certified for o in outcomes):
-        raise RuntimeError("a flow has no certificate; see the certificates for the block that fails.")
+        raise RuntimeError("a flow is not certified; its certificate shows the block that fails.")
 
 
 def _densities(outcomes: list[plane.ToyResult]) -> Table:
     made = table(
-        "density", "nats", "floor", "Lip(g) ≤", "inverse\nproven to", "inverse\nmeasured",
-        title="Held-out points, certified weights",
+        "density", "nats", "entropy", "Lip(g) ≤", "inverse\nproven ≤", "inverse\nmeasured",
+        title="Test points, certified weights",
     )  # fmt: skip
-    made.caption = "floor: the entropy, which no model can beat; inverse: worst of 1,000"
+    made.caption = "entropy: lower bound on nats; inverse: l2 error, largest of 1,000 points"
     for column in made.columns:
         column.no_wrap = True
     for o in outcomes:

@@ -1,4 +1,4 @@
-"""`iresnet evaluate`: error, likelihood and inverse of a trained model, each with its error bar; more if asked."""
+"""`iresnet evaluate`: error, likelihood and inverse error of a trained model, each with its error bar, and more."""
 
 from __future__ import annotations
 
@@ -31,24 +31,26 @@ from ..logdet import EXACT_UP_TO
 from ..run import Run
 from ..run.fit import device_of
 from .console import Device, Screen, console, waiting
-from .output import DataFolder, DataOption, RunFolder, Split, open_run, rows_of
+from .output import DataFolder, DataOption, RunFolder, Split, open_run, read_data
 
-#: Rows that are judged where a likelihood is an estimate, which takes long.
+#: Samples evaluated by default if likelihoods are estimates, which take long.
 MANY = 1000
 
-#: Figures that are dropped where other rows are judged.
+#: Metrics that are dropped from evaluation.json if other samples are evaluated.
 OF_ROWS = ("robustness", "probe")
 
-#: Figures to keep, by name, and the lines that say them.
+#: Metrics to save, by name, and the lines to print.
 Part: TypeAlias = tuple[dict[str, Any], list[str]]
 
-#: Rows of each kind that are told apart.
+#: Samples of each kind that are compared for --ood.
 STRANGE = 500
 
 Rows = Annotated[
     int | None,
     typer.Option(
-        help="How many rows, drawn at random.", min=1, show_default=f"all up to {EXACT_UP_TO} dimensions, else {MANY:,}"
+        help="How many samples to evaluate, drawn at random.",
+        min=1,
+        show_default=f"all up to {EXACT_UP_TO} dimensions, else {MANY:,}",
     ),
 ]
 
@@ -56,18 +58,18 @@ Radii = Annotated[
     list[str] | None,
     typer.Option(
         metavar="LENGTH",
-        help="Also: which rows keep their class under every change of this l2 length, in the units of the data (36 "
-        "of 255 grey levels is 36/255 for pixels in [0, 1]). May be given more than once.",
+        help="Also certify robustness: which samples keep their class under every change of this l2 norm, in the units "
+        "of the data (36 grey levels of 255 is 36/255 for pixels in [0, 1]). May be repeated.",
     ),
 ]
 Linear = Annotated[
-    bool, typer.Option("--probe", help="Also: the error of logistic regression on the codes of training rows.")
+    bool, typer.Option("--probe", help="Also report the error of logistic regression on the codes (a linear probe).")
 ]
 Bits = Annotated[
     bool,
     typer.Option(
         "--protocol",
-        help="Also: the likelihood of all rows as the paper judges it, bias and standard error of the mean below "
+        help="Also report the likelihood of all samples by the paper's protocol, with bias and standard error below "
         "--limit.",
     ),
 ]
@@ -75,8 +77,8 @@ Others = Annotated[
     list[str] | None,
     typer.Option(
         metavar="DATA",
-        help="Also: how well likelihood and typicality tell these rows from the run's own: a file, a folder, a "
-        "set's name, or 'corrupted'. May be given more than once.",
+        help="Also report how well likelihood and typicality detect out-of-distribution data: a file, a folder, a "
+        "dataset, or 'corrupted'. May be repeated.",
     ),
 ]
 
@@ -86,18 +88,18 @@ def evaluate(
     data: DataOption = None,
     split: Split = "test",
     rows: Rows = None,
-    draws: Annotated[int, typer.Option(help="Draws of noise a likelihood is averaged over.", min=2)] = 8,
+    draws: Annotated[int, typer.Option(help="Noise draws per sample for the likelihood.", min=2)] = 8,
     radius: Radii = None,
     linear: Linear = False,
     bits: Bits = False,
-    limit: Annotated[float, typer.Option(help="Of --protocol, in bits per dimension.")] = LIMIT,
+    limit: Annotated[float, typer.Option(help="Target error for --protocol, in bits/dim.")] = LIMIT,
     ood: Others = None,
     data_dir: DataFolder = None,
     device: Device = "auto",
 ) -> None:
-    """Error, likelihood and inverse on rows that were not trained on.
+    """Evaluate a model on test data: classification error, likelihood and inverse error.
 
-    The test part's figures are kept in RUN/evaluation.json.
+    Metrics of the test split are saved in RUN/evaluation.json.
 
     Example: iresnet evaluate runs/demo --split validation
 
@@ -106,120 +108,121 @@ def evaluate(
     Example: iresnet evaluate runs/flow --protocol --ood corrupted --ood fashion-mnist
     """
     (opened, chosen), screen = open_run(run, device, data_dir), console()
-    sha256, available, model = opened.sha256(), rows_of(opened, data, split, labels=True), opened.model(device=chosen)
-    radii, kept = [_length(word) for word in radius or []], data is None and split == "test"
+    sha256, available, model = opened.sha256(), read_data(opened, data, split, labels=True), opened.model(device=chosen)
+    radii, kept = [_radius(word) for word in radius or []], data is None and split == "test"
     if linear and not has_inverse(model):
-        raise ValueError("--probe reads codes; an ordinary ResNet, without invertible blocks, has none. Leave it out.")
+        raise ValueError("--probe needs an invertible model; an ordinary ResNet has no codes. Leave it out.")
     if bits or ood:
-        as_flow(model, "--protocol" if bits else "--ood")  # what cannot be judged is refused first
+        as_flow(model, "--protocol" if bits else "--ood")  # refuse models without a density before the evaluation
     if kept:
-        say_stale(opened, screen)  # nor is a damaged file found when all is done
-    strangers, some_rows = (
-        _strangers(opened, available, ood or []),
-        available if rows is None else subsample(available, rows),
-    )
-    parts = [_evaluated(model, available, rows, screen, split=data or split, draws=draws)]
-    parts += [_moved(model, available, rows, radii, screen)] if radii else []
-    parts += [_probed(opened, model, some_rows, screen)] if linear else []
-    parts += [_by_protocol(model, some_rows, limit, screen)] if bits else []
-    parts += [_told_apart(opened, model, available, strangers, screen)] if strangers else []
+        warn_stale(opened, screen)  # and find a damaged file before it, too
+    others, chosen_rows = _ood_data(opened, available, ood or []), subsample(available, rows) if rows else available
+    parts = [_basic_metrics(model, available, rows, screen, split=data or split, draws=draws)]
+    parts += [_robustness(model, available, rows, radii, screen)] if radii else []
+    parts += [_linear_probe(opened, model, chosen_rows, screen)] if linear else []
+    parts += [_protocol(model, chosen_rows, limit, screen)] if bits else []
+    parts += [_ood_detection(opened, model, available, others, screen)] if others else []
     content: dict[str, Any] = {}
     for metrics, lines in chain.from_iterable(parts):
         content |= metrics
-        path = keep(opened, content, sha256) if kept else None  # before it is said: what follows may take long, or fail
+        path = (
+            save_metrics(opened, content, sha256) if kept else None
+        )  # before printing: what follows may take long, or fail
         screen.say(*lines)
     if kept:
-        screen.say(f"Figures in {path}")
+        screen.say(f"Metrics in {path}")
 
 
-def _length(word: str) -> float:
-    """A radius as it was typed; a fraction is of pixels in [0, 1], which are not the units of the data."""
+def _radius(word: str) -> float:
+    """Parse a radius; refuse a fraction, which would be for pixels in [0, 1] and not in the units of the data."""
     try:
         radius = float(word)
     except ValueError:
         raise ValueError(
-            f"--radius is one number, in the units of the data; got {word!r}. For 36/255 of pixels in [0, 1] with 256 "
-            "grey levels, give 36."
+            f"--radius must be one number, in the units of the data; got {word!r}. For 36/255 of pixels in [0, 1] with "
+            "256 grey levels, use 36."
         ) from None
     check_radius(radius)
     return radius
 
 
-def _evaluated(model: nn.Module, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> Iterator[Part]:
-    """Error, likelihood and inverse."""
-    content = evaluated(model, data, rows, screen, **options)
-    lines = [f"{'rows':<9}{content['rows']:,} of {content['of']:,}"]
+def _basic_metrics(model: nn.Module, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> Iterator[Part]:
+    """Evaluate error, likelihood and inverse."""
+    content = evaluate_some(model, data, rows, screen, **options)
+    lines = [f"{'samples':<9}{content['rows']:,} of {content['of']:,}"]
     kinds = {"error": Error, "density": Density, "inverse": Inverse}
     yield content, lines + [f"{name:<9}{kind(**content[name])}" for name, kind in kinds.items() if name in content]
 
 
-def _moved(model: nn.Module, data: Dataset, rows: int | None, radii: list[float], screen: Screen) -> Iterator[Part]:
-    """How robust the classes of the rows that were judged are, radius by radius."""
+def _robustness(
+    model: nn.Module, data: Dataset, rows: int | None, radii: list[float], screen: Screen
+) -> Iterator[Part]:
+    """Evaluate certified and attacked accuracy on the same samples, radius by radius."""
     found: list[dict[str, Any]] = []
     for radius in radii:
-        with waiting(screen, f"Attacking rows within {radius:g} …"):
-            robust = robustness(model, _rows(model, data, rows), radius)
+        with waiting(screen, f"Attacking samples within {radius:g} …"):
+            robust = robustness(model, _some(model, data, rows), radius)
         found.append(asdict(robust))
         yield {"robustness": found}, [f"{'robust':<9}{robust}"]
 
 
-def _probed(run: Run, model: nn.Module, data: Dataset, screen: Screen) -> Iterator[Part]:
+def _linear_probe(run: Run, model: nn.Module, data: Dataset, screen: Screen) -> Iterator[Part]:
     device = device_of(model)
     with waiting(screen, "Fitting logistic regressions …"):
         found = probe(model, run.splits().train.to(device), data.to(device))
     yield {"probe": asdict(found)}, [f"{'probe':<9}{found}"]
 
 
-def _by_protocol(model: nn.Module, data: Dataset, limit: float, screen: Screen) -> Iterator[Part]:
-    with waiting(screen, f"Judging {len(data):,} rows to the paper's protocol …"):
+def _protocol(model: nn.Module, data: Dataset, limit: float, screen: Screen) -> Iterator[Part]:
+    with waiting(screen, f"Evaluating {len(data):,} samples by the paper's protocol …"):
         found = protocol(model, data.to(device_of(model)), bias=limit, error=limit)
     yield {"protocol": asdict(found) | {"limit": limit}}, [f"{'protocol':<9}{found}"]
 
 
-def _strangers(run: Run, data: Dataset, sources: list[str]) -> dict[str, Dataset]:
-    """The rows to tell from the data, by name; 'corrupted' stands for several kinds, made of the data."""
+def _ood_data(run: Run, data: Dataset, sources: list[str]) -> dict[str, Dataset]:
+    """Return out-of-distribution datasets by name; 'corrupted' gives several, made from the data."""
     found: dict[str, Dataset] = {}
     for source in sources:
         found |= (
-            corrupted_datasets(subsample(data, STRANGE)) if source == "corrupted" else {source: rows_of(run, source)}
+            corrupted_datasets(subsample(data, STRANGE)) if source == "corrupted" else {source: read_data(run, source)}
         )
     return found
 
 
-def _told_apart(
+def _ood_detection(
     run: Run, model: nn.Module, data: Dataset, others: dict[str, Dataset], screen: Screen
 ) -> Iterator[Part]:
-    """How well they are told apart, one line each; the entropy is that of the run's validation rows."""
+    """Evaluate how well each is detected; typicality is relative to the run's validation data."""
     device = device_of(model)
     placed = {name: subsample(rows, STRANGE).to(device) for name, rows in others.items()}
-    with waiting(screen, "Scoring strange rows …"):
+    with waiting(screen, "Scoring out-of-distribution data …"):
         found = ood_detection(model, subsample(data, STRANGE).to(device), placed, run.reference(), rows=STRANGE)
     yield {"outside": [asdict(detection) for detection in found]}, [f"{'ood':<9}{detection}" for detection in found]
 
 
-def evaluated(model: nn.Module, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> dict[str, Any]:
-    """The figures of so many rows, judged where the model is; "of" says how many there were."""
-    chosen = _rows(model, data, rows)
-    with waiting(screen, f"Judging {len(chosen):,} of {len(data):,} rows …"):
+def evaluate_some(model: nn.Module, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> dict[str, Any]:
+    """Return the metrics on so many samples, computed on the model's device; "of" is how many there are."""
+    chosen = _some(model, data, rows)
+    with waiting(screen, f"Evaluating {len(chosen):,} of {len(data):,} samples …"):
         return evaluate_model(model, chosen, **options) | {"of": len(data)}
 
 
-def _rows(model: nn.Module, data: Dataset, rows: int | None) -> Dataset:
-    """So many of the rows, the same every time, where the model is."""
+def _some(model: nn.Module, data: Dataset, rows: int | None) -> Dataset:
+    """Return so many samples, always the same ones, on the model's device."""
     if rows is None:
         rows = len(data) if data.schema.dimension <= EXACT_UP_TO else MANY
     return subsample(data, rows).to(device_of(model))
 
 
-def say_stale(run: Run, screen: Screen) -> None:
-    """Say that figures of other weights are there, which are to be replaced."""
+def warn_stale(run: Run, screen: Screen) -> None:
+    """Say that saved metrics belong to other weights and will be replaced."""
     path = run.output / "evaluation.json"
     if path.is_file() and not run.read_current_json(path.name):
-        screen.say(f"{path} speaks of other weights, or of none, and is made anew.")
+        screen.say(f"{path} does not belong to these weights and will be replaced.")
 
 
-def keep(run: Run, content: dict[str, Any], sha256: str) -> Path:
-    """Write the figures of the test part, beside what else was known of the same rows and the same weights."""
+def save_metrics(run: Run, content: dict[str, Any], sha256: str) -> Path:
+    """Save metrics of the test split, beside other metrics of the same samples and weights."""
     known = run.read_current_json("evaluation.json")
     if known.get("rows") != content["rows"]:
         known = {name: value for name, value in known.items() if name not in OF_ROWS}

@@ -1,4 +1,4 @@
-"""`iresnet export`: a trained model as files that run without this library."""
+"""`iresnet export`: write a trained model as files that run without this library."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .output import RunFolder
 
 def export(
     run: RunFolder,
-    out: Annotated[Path | None, typer.Option(help="The folder to write.", show_default="RUN/export")] = None,
+    out: Annotated[Path | None, typer.Option(help="The output folder.", show_default="RUN/export")] = None,
 ) -> None:
-    """Write plain weights, a torch.export program, and ONNX where its exporter is installed.
+    """Export plain weights, a torch.export program and, if its exporter is installed, ONNX.
 
     Example: iresnet export runs/demo --out deploy
     """

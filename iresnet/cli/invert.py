@@ -1,4 +1,4 @@
-"""`iresnet invert`: inputs from codes, with the error of every row and what is proven of it."""
+"""`iresnet invert`: reconstruct inputs from codes, with the measured error and the proven bound of each."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from .output import (
     RunFolder,
     Split,
     check_tolerance,
-    draw_rows,
     open_run,
-    rows_of,
-    save_rows,
-    with_ending,
+    plot_samples,
+    read_data,
+    save_samples,
+    with_suffix,
 )
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
@@ -43,18 +43,22 @@ def invert(
     run: RunFolder,
     data: DataOption = None,
     split: Split = "test",
-    codes: Annotated[Path | None, typer.Option(help="Codes to decode, an .npy array, instead of rows.")] = None,
-    count: Annotated[int, typer.Option("-n", "--count", help="How many rows.", min=1)] = 16,
+    codes: Annotated[
+        Path | None, typer.Option(help="Decode the codes in this .npy file instead of encoding data first.")
+    ] = None,
+    count: Annotated[int, typer.Option("-n", "--count", help="How many samples.", min=1)] = 16,
     tolerance: Annotated[
-        float | None, typer.Option(help="Proven l2 error of every block's solve, in the block's units.")
+        float | None, typer.Option(help="Largest proven l2 error of each block's solve, in the block's units.")
     ] = None,
     precision: Annotated[str, typer.Option(help="float32 or float64.")] = "float64",
-    solver: Annotated[str | None, typer.Option(help="anderson or banach.", show_default="the fastest there is")] = None,
-    out: Annotated[Path | None, typer.Option(help="Path without ending.", show_default="RUN/inverse")] = None,
+    solver: Annotated[
+        str | None, typer.Option(help="anderson or banach.", show_default="the fastest available")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Output path, without suffix.", show_default="RUN/inverse")] = None,
     data_dir: DataFolder = None,
     device: Device = "auto",
 ) -> None:
-    """Encode rows, solve their codes back, and say how far the result is off, row by row.
+    """Encode samples, invert the codes, and report the error of every reconstruction.
 
     Example: iresnet invert runs/demo -n 20
 
@@ -72,29 +76,29 @@ def invert(
     if codes is not None:
         _decode(opened, codes, path, chosen, options)
         return
-    rows = rows_of(opened, data, split)
-    _rebuild(opened, rows.take(torch.arange(min(count, len(rows)))).to(chosen), path, chosen, options)
+    rows = read_data(opened, data, split)
+    _reconstruct(opened, rows.take(torch.arange(min(count, len(rows)))).to(chosen), path, chosen, options)
 
 
-def _rebuild(run: Run, rows: Dataset, path: Path, device: str, options: dict[str, Any]) -> None:
+def _reconstruct(run: Run, rows: Dataset, path: Path, device: str, options: dict[str, Any]) -> None:
     screen = console()
-    with waiting(screen, f"Solving {len(rows):,} codes …"):
+    with waiting(screen, f"Inverting {len(rows):,} codes …"):
         solution, x = reconstruct(run.model(device=device), rows, **options)
     saved = [
-        save_rows(path, solution.x, run.schema),
-        atomic.write(with_ending(path, "-errors.csv"), delimited.format_csv(COLUMNS, _errors(solution, x))),
+        save_samples(path, solution.x, run.schema),
+        atomic.write(with_suffix(path, "-errors.csv"), delimited.format_csv(COLUMNS, _errors(solution, x))),
     ]
     if run.schema.is_image:
-        rebuilt = torch.nan_to_num(solution.x.cpu()).clamp(-1e6, 1e6)  # what has no bound may be anything
+        rebuilt = torch.nan_to_num(solution.x.cpu()).clamp(-1e6, 1e6)  # without a bound, values may be anything
         tensors = (x.cpu(), rebuilt, solution.measured_error(x).cpu())
-        saved.append(plot_reconstructions(*tensors, with_ending(path, ".png"), levels=run.schema.levels or 256))
+        saved.append(plot_reconstructions(*tensors, with_suffix(path, ".png"), levels=run.schema.levels or 256))
     screen.say(str(summarise_inverse(solution, x)))
     screen.say(f"Written: {', '.join(map(str, saved))}")
-    _check(solution, run)
+    _check_proven(solution, run)
 
 
 def _errors(solution: ChainSolution, x: Tensor) -> list[tuple[Any, ...]]:
-    """One line a row, in the order of COLUMNS."""
+    """One line per sample, in the order of COLUMNS."""
     numbers = (
         solution.measured_error(x), solution.largest_block_bound, solution.code_residual,
         solution.iterations, solution.converged,
@@ -102,18 +106,20 @@ def _errors(solution: ChainSolution, x: Tensor) -> list[tuple[Any, ...]]:
     return list(zip(range(len(x)), *(n.tolist() for n in numbers), strict=True))
 
 
-def _check(solution: ChainSolution, run: Run) -> None:
+def _check_proven(solution: ChainSolution, run: Run) -> None:
     if bool(solution.largest_block_bound.isinf().any()) and run.experiment.network.family in INVERSES:
         raise RuntimeError(
-            "no bound is known for this inverse; what is written is what it came to, and the error measured."
+            "no error bound is known for this inverse; the files hold its result and the measured errors."
         )
     if bool(solution.largest_block_bound.isinf().any()):
         raise RuntimeError(
-            "nothing is proven of this inverse, as not every block is proven to be a contraction; what is written is "
-            f"what the iteration came to. See: iresnet certify {run.folder}"
+            "this inverse is not proven, since not every block is proven to be a contraction; the files hold the "
+            f"result of the iteration. See: iresnet certify {run.folder}"
         )
     if not bool(solution.converged.all()):
-        raise RuntimeError("not every solve was proven. Allow a larger --tolerance, or use --precision float64.")
+        raise RuntimeError(
+            "not every inverse is proven to the tolerance. Use a larger --tolerance, or --precision float64."
+        )
 
 
 def _decode(run: Run, codes: Path, path: Path, device: str, options: dict[str, Any]) -> None:
@@ -122,12 +128,12 @@ def _decode(run: Run, codes: Path, path: Path, device: str, options: dict[str, A
     shape = cast(Transform, model.transform).output_shape(run.schema.shape)
     if z.shape[1:].numel() != math.prod(shape) or z.dim() < 2:
         raise ValueError(f"codes must have shape (n, {', '.join(map(str, shape))}); {codes} holds {tuple(z.shape)}.")
-    with waiting(screen, f"Solving {len(z):,} codes …"):
+    with waiting(screen, f"Inverting {len(z):,} codes …"):
         solution = solve_codes(model, z.reshape(-1, *shape), **options)
-    saved = save_rows(path, solution.x, run.schema)
-    picture = draw_rows(path, solution.x, solution.x, run.schema)
+    saved = save_samples(path, solution.x, run.schema)
+    picture = plot_samples(path, solution.x, solution.x, run.schema)
     screen.say(f"{solution}\nWritten: {saved}, {picture}")
-    _check(solution, run)
+    _check_proven(solution, run)
 
 
 def _read_codes(path: Path) -> np.ndarray:
@@ -139,8 +145,8 @@ def _read_codes(path: Path) -> np.ndarray:
         raise ValueError(f"{error} Save codes with numpy.save.") from None
     if values.dtype.kind not in "fiu":
         raise ValueError(f"{path} must hold one array of numbers. Save codes with numpy.save.")
-    with np.errstate(over="ignore"):  # of numbers beyond float64, which become infinite
-        values = values.astype(np.float64)  # whatever its precision and byte order
+    with np.errstate(over="ignore"):  # numbers beyond float64 become infinite
+        values = values.astype(np.float64)  # any precision and byte order
     if not values.size or not np.isfinite(values).all():
         raise ValueError(f"{path} must hold at least one code, of finite numbers. Correct it.")
     return values

@@ -1,4 +1,4 @@
-"""What the commands read and write: rows of a run, arrays in the units of the data, tables of numbers, pictures."""
+"""Input and output of the commands: data of a run; samples in the units of the data, as arrays, tables and plots."""
 
 from __future__ import annotations
 
@@ -19,68 +19,68 @@ RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run folder, e.g. runs/demo, or a model that comes with the library.")
 ]
 DataOption = Annotated[
-    str | None, typer.Option("--data", help="Rows to take instead of the run's own: a file, a folder, or a set's name.")
+    str | None, typer.Option("--data", help="Use other data than the run's: a file, a folder, or a dataset.")
 ]
 DataFolder = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where downloaded sets lie.", show_default="as in training")
+    Path | None, typer.Option("--data-dir", help="The dataset directory.", show_default="as in training")
 ]
-Split = Annotated[str, typer.Option(help="Which of the run's own rows: test, validation or train.")]
+Split = Annotated[str, typer.Option(help="The split of the run's data: test, validation or train.")]
 
-#: How many samples, or lines between rows, can be asked for.
+#: The largest number of samples or lines that can be requested.
 MOST = 10_000_000
 
-#: What `--out` need not end in: each command adds its own.
-ENDINGS = (".npz", ".csv", ".png")
+#: Suffixes that are removed from `--out`: each command adds its own.
+SUFFIXES = (".npz", ".csv", ".png")
 
 
 def open_run(folder: Path, device: str, data_dir: Path | None = None) -> tuple[Run, str]:
-    """The run in a folder, downloaded sets looked for in `data_dir`, and the device of this name; sets the threads."""
+    """Open a run, with another dataset directory if given, and set the threads; return it and the device."""
     run = Run.open(folder).with_data_folder(data_dir)
     use_threads(run.schema.dimension)
     return run, choose_device(device)
 
 
-def rows_of(run: Run, source: str | None, split: str = "test", *, labels: bool = False) -> Dataset:
-    """The rows of a source, read as the run's model needs them, or one part of the run's own data."""
+def read_data(run: Run, source: str | None, split: str = "test", *, labels: bool = False) -> Dataset:
+    """Return the data of a source in the form that the run's model takes, or one split of the run's own data."""
     if source is not None:
         settings = run.experiment.data
         return read(source, run.schema, folder=settings.folder, size=settings.size, labels=labels)
     splits = run.splits()
     parts = {"test": splits.test, "validation": splits.validation, "train": splits.train}
     if split not in parts:
-        raise ValueError(f"split must be one of {', '.join(parts)}; got {split!r}.")
+        raise ValueError(f"--split must be one of {', '.join(parts)}; got {split!r}.")
     return parts[split]
 
 
 def check_tolerance(tolerance: float | None) -> None:
-    """Refuse a tolerance that is no length."""
+    """Refuse a tolerance that is not positive and finite."""
     if tolerance is not None and not 0 < tolerance < math.inf:
-        raise ValueError(f"tolerance must be positive and finite; got {tolerance}.")
+        raise ValueError(f"--tolerance must be positive and finite; got {tolerance}.")
 
 
-def with_ending(path: Path, ending: str) -> Path:
-    """The path with an ending; dots in its name stay, and an ending that is there already is not doubled.
+def with_suffix(path: Path, suffix: str) -> Path:
+    """Return the path with a suffix; other dots in the name stay, and a suffix is not doubled.
 
-    >>> with_ending(Path("t0.5"), ".npz").name, with_ending(Path("t.npz"), ".png").name
+    >>> with_suffix(Path("t0.5"), ".npz").name, with_suffix(Path("t.npz"), ".png").name
     ('t0.5.npz', 't.png')
     """
     if path.name in ("", ".."):
-        raise ValueError(f"--out must name a file, without its ending; got {str(path)!r}. Use e.g. {path / 'made'}.")
-    stem = path.stem if path.suffix in ENDINGS else path.name
-    return path.with_name(stem + ending)
+        raise ValueError(f"--out must be a file path without suffix; got {str(path)!r}. Use e.g. {path / 'samples'}.")
+    stem = path.stem if path.suffix in SUFFIXES else path.name
+    return path.with_name(stem + suffix)
 
 
-def save_rows(path: Path, rows: Tensor, schema: Schema) -> Path:
-    """Rows in their own units: a CSV with the column names for a table, an NPZ with the array `x` for images."""
+def save_samples(path: Path, rows: Tensor, schema: Schema) -> Path:
+    """Save samples in the units of the data: a table as CSV with column names, images as NPZ with the array `x`."""
     values = rows.detach().cpu().numpy()
     if schema.is_image:
-        return npy.save_npz(with_ending(path, ".npz"), x=values)
-    return atomic.write(with_ending(path, ".csv"), delimited.format_csv(schema.names, values.tolist()))
+        return npy.save_npz(with_suffix(path, ".npz"), x=values)
+    return atomic.write(with_suffix(path, ".csv"), delimited.format_csv(schema.names, values.tolist()))
 
 
-def draw_rows(path: Path, rows: Tensor, data: Tensor, schema: Schema) -> Path:
-    """A picture of samples, PATH.png: a grid of images, or points and columns beside the data."""
-    path, rows, data = with_ending(path, ".png"), rows.cpu(), data.cpu()
+def plot_samples(path: Path, rows: Tensor, data: Tensor, schema: Schema) -> Path:
+    """Plot samples to PATH.png: a grid of images, or points or columns beside the data."""
+    path, rows, data = with_suffix(path, ".png"), rows.cpu(), data.cpu()
     if schema.is_image:
         return plot_image_grid(rows, path, levels=schema.levels or 256)
     if schema.dimension == 2:

@@ -1,4 +1,4 @@
-"""From the words of `iresnet train` to a preset and its data: the name of a dataset or a file will do for a preset."""
+"""Choose the preset of `iresnet train`: a dataset or a file in place of a preset gets the preset that suits it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..spelling import nearest
 
 @dataclass(frozen=True)
 class Choice:
-    """What is trained: a preset or a file of settings, on its own data or other; `note` says what was chosen for it."""
+    """The experiment to train and its data; `note` tells the user which preset was chosen for a dataset or file."""
 
     experiment: Experiment
     source: str | None
@@ -24,7 +24,7 @@ class Choice:
 
 
 def choose_preset(what: str | None, source: str | None, label: str | None, out: Path | None) -> Choice:
-    """Return the preset named by `what`, or the natural one for a dataset or a file; refuse what leaves a choice."""
+    """Return the preset named by `what`, or the natural one for a dataset or file; refuse an ambiguous choice."""
     if source is not None and presets.is_preset(source) and not _is_data(source):
         raise ValueError(
             f"--data must be a dataset, a file or a folder; {source} is a preset. Use: iresnet train {source}"
@@ -49,7 +49,7 @@ def _find(name: str) -> Experiment:
 
 
 def _for_data(source: str, label: str | None, out: Path | None) -> Choice:
-    """Return the natural preset for the data; refuse data with labels, which leave a choice, with the commands."""
+    """Return the natural preset for the data; data with labels have several, which the error lists as commands."""
     if is_run(Path(source)):
         raise ValueError(
             f"{source} is a run folder. Resume it: iresnet train --resume --out {source}, or train again with its "
@@ -67,7 +67,7 @@ def _for_data(source: str, label: str | None, out: Path | None) -> Choice:
 
 
 def _command(preset: str, source: str, label: str | None) -> str:
-    """The command that trains a preset on the data, for a shell.
+    """Return the shell command that trains a preset on the data.
 
     >>> _command("digits-hybrid", "digits", None), _command("table-hybrid", "my file.csv", "kind")
     ('iresnet train digits-hybrid', "iresnet train table-hybrid --data 'my file.csv' --label kind")
@@ -78,13 +78,13 @@ def _command(preset: str, source: str, label: str | None) -> str:
 
 
 def _is_data(word: str) -> bool:
-    """Whether a word names a dataset, or a path that exists or looks like that of a file of data."""
+    """Whether a word is a dataset, an existing path, or the path of a data file by its suffix."""
     path = Path(word).expanduser()
     return word in data.names() or path.exists() or path.suffix.lower() in KINDS.split(", ")
 
 
 def run_folder(name: str) -> Path:
-    """The default folder of a run: runs/NAME. A name that would lead out of runs/ is refused."""
+    """Return the default folder of a run, runs/NAME; refuse a name that would lead out of runs/."""
     if name in ("", ".", "..") or not name.isprintable() or any(c in name for c in "/\\"):
         raise ValueError(
             f"the name of a run must be a plain name without slashes; got {name!r:.80}. Change it, or choose a folder "

@@ -1,4 +1,4 @@
-"""`iresnet presets`: the experiments that have a name, and the TOML that makes each."""
+"""`iresnet presets`: list the named experiments, or print one as TOML."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .console import console, table
 
 
 def presets(
-    name: Annotated[str | None, typer.Argument(help="A preset, to print as TOML.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The preset to print as TOML.")] = None,
 ) -> None:
-    """List the presets, or print one as the TOML that makes it.
+    """List the presets, or print one as a TOML file to edit and train.
 
     Example: iresnet presets digits-hybrid > mine.toml; iresnet train mine.toml
 
@@ -28,16 +28,17 @@ def presets(
     if name is not None:
         typer.echo(config.dump(find(name)), nl=False)
         return
-    made = table("preset", "what it is")
+    made = table("preset", "description")
     made.columns[1].justify = "left"
     for experiment in PRESETS.values():
         made.add_row(experiment.name, experiment.about)
     console().print(made)
     console().say(
-        "NAME-cX is the preset NAME with every layer's norm below X. Example: iresnet train iresnet164-c0.7",
+        "NAME-cX is the preset NAME with the Lipschitz constant of every layer below X. Example: iresnet train "
+        "iresnet164-c0.7",
     )
     if models := shipped():
         console().say(
-            f"Trained models that come with the library, for use like run folders: {', '.join(models)}. "
+            f"Trained models that come with the library and are used like run folders: {', '.join(models)}. "
             f"Example: iresnet certify {models[0]}",
         )

@@ -1,4 +1,4 @@
-"""`iresnet reproduce`: a table or figure of the paper, ours beside the paper's."""
+"""`iresnet reproduce`: reproduce a table or figure of the paper, with the paper's values beside ours."""
 
 from __future__ import annotations
 
@@ -12,55 +12,58 @@ from ..reproduce import RESULTS, Job, Reproduction, Stopped, Work, find
 from ..results import cell
 from .console import Device, Screen, choose_device, console, ctrl_c, progress, reporter, table, use_threads
 
-#: What the digits of the budget smoke have.
+#: The dimension of the digits that the budget smoke uses.
 SMALL = 64
 
-#: What is said to whoever stops it.
-GO_ON = "The same command goes on from there."
+#: The message after a stop.
+RESUME = "Run the same command again to resume."
 
-#: Numbers under these names are shown by their size.
-SMALL_WORDS = ("error", "bias", "deviation", "bound")
+#: Numbers whose name has one of these words are printed in scientific notation.
+SCIENTIFIC = ("error", "bias", "deviation", "bound")
 
 
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help=f"{', '.join(RESULTS)}; none lists them.")
+        list[str] | None, typer.Argument(metavar="[NAME]...", help=f"{', '.join(RESULTS)}. Without a name: list them.")
     ] = None,
     budget: Annotated[
         str,
         typer.Option(
-            help="smoke: seconds, on 8x8 digits; short: fewer epochs, flows as their presets say; paper: 200."
+            help="smoke: seconds, on 8x8 digits; short: fewer epochs (flows: as in their presets); paper: 200 epochs."
         ),
     ] = "smoke",
     dataset: Annotated[
         list[str] | None,
         typer.Option(
-            help="mnist, cifar10, cifar100, for table4 digits, for figure2 moons, ...; several with commas.",
+            help="mnist, cifar10, cifar100; also digits (table4) and moons, ... (figure2). Separate several by commas.",
             show_default="the paper's",
         ),
     ] = None,
     cells: Annotated[
-        list[str] | None, typer.Option(help="Models, e.g. c=0.9,vanilla,resnet164; flow,Glow,MAF.", show_default="all")
+        list[str] | None,
+        typer.Option(help="Models, for example c=0.9,vanilla,resnet164 or flow,Glow,MAF.", show_default="all"),
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="ours, or that of the paper.", show_default="paper's for the budget paper")
+        str | None, typer.Option(help="ours or paper.", show_default="paper for the budget paper, else ours")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting. May be repeated.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting. May be repeated.")
     ] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="May be repeated: mean and spread.", show_default="0")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for figures and pictures.")] = Path("runs/paper"),
+    seed: Annotated[
+        list[int] | None, typer.Option(help="Seed; several give a mean and a spread.", show_default="0")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for metrics and plots.")] = Path("runs/paper"),
     runs: Annotated[
         Path | None, typer.Option(help="Folder for trained models.", show_default="OUT/table2, flows OUT/table4")
     ] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Where downloaded sets lie.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="The dataset directory.")] = None,
     device: Device = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1)] = None,
 ) -> None:
-    """Make tables and figures of the paper, with the paper's values beside ours.
+    """Reproduce tables and figures of the paper, with the paper's values beside ours.
 
-    Models that are missing are trained, and every result that shows them shares them. Ctrl-C saves; the same command
-    goes on from there, and what is finished is not made again.
+    Missing models are trained, and results share them. Ctrl-C saves; the same command resumes, and finished models are
+    not trained again.
 
     Example: iresnet reproduce table2 figure8
 
@@ -74,8 +77,8 @@ def reproduce(
     job = Job(
         budget=budget,
         out=out,
-        datasets=_words(dataset),
-        models=_words(cells),
+        datasets=_split_commas(dataset),
+        models=_split_commas(cells),
         seeds=tuple(seed or (0,)),
         recipe=recipe or "",
         overrides=tuple(set_ or ()),
@@ -84,9 +87,9 @@ def reproduce(
         device=choose_device(device),
     )
     for result in results:
-        result.check(job)  # what cannot be made is refused before anything is trained
+        result.check(job)  # refuse what cannot be reproduced before training
     use_threads(SMALL if budget == "smoke" or job.datasets == ("digits",) else SMALL**2, threads)
-    with ctrl_c(lambda: GO_ON) as stop, progress(screen) as bars:
+    with ctrl_c(lambda: RESUME) as stop, progress(screen) as bars:
         work = Work(
             job,
             report=lambda name: reporter(bars, name),
@@ -94,63 +97,63 @@ def reproduce(
             say=screen.say,
         )
         try:
-            outcomes = [result.run(work) for result in results]
+            reproductions = [result.run(work) for result in results]
         except Stopped as reason:
             bars.stop()
-            screen.print(f"{reason}. {GO_ON}", soft_wrap=True)
+            screen.print(f"{reason}. {RESUME}", soft_wrap=True)
             raise typer.Exit(130) from None
-    for outcome in outcomes:
-        show(screen, outcome)
+    for reproduction in reproductions:
+        show(screen, reproduction)
 
 
-def _words(values: list[str] | None) -> tuple[str, ...]:
+def _split_commas(values: list[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(w.strip() for v in values or () for w in v.split(",") if w.strip()))
 
 
-def show(screen: Screen, outcome: Reproduction) -> None:
-    """The table of one result, what is to be said about it, and where its files are."""
-    screen.print(_table(outcome))
-    screen.say(_made_with(outcome), *outcome.notes, *outcome.files)
+def show(screen: Screen, reproduction: Reproduction) -> None:
+    """Print the table of one result, its notes and its files."""
+    screen.print(_table(reproduction))
+    screen.say(_trained_with(reproduction), *reproduction.notes, *reproduction.files)
 
 
-def _table(outcome: Reproduction) -> Table:
-    letters, columns = _letters(outcome), dict(outcome.columns)
+def _table(reproduction: Reproduction) -> Table:
+    letters, columns = _letters(reproduction), dict(reproduction.columns)
     if len(letters) > 1:
         columns["as"] = "as"
-    if len({r.get("seed") for r in outcome.results.rows if _made_as(r) in letters}) > 1:
+    if len({r.get("seed") for r in reproduction.results.rows if _trained_as(r) in letters}) > 1:
         columns["seed"] = "seed"
-    made = table(*columns, title=outcome.results.name)
+    made = table(*columns, title=reproduction.results.name)
     made.collapse_padding, made.pad_edge = True, False
     for column, key in zip(made.columns, columns.values(), strict=True):
         column.no_wrap, column.min_width = key != "paper", 5 if key == "paper" else None
-    for row in outcome.results.rows:
-        row = {**row, "as": letters.get(_made_as(row))}
+    for row in reproduction.results.rows:
+        row = {**row, "as": letters.get(_trained_as(row))}
         made.add_row(*(_cell(key, row.get(key)) + _spread(key, row) for key in columns.values()))
     return made
 
 
-def _made_as(row: dict[str, Any]) -> str:
-    return f"budget {row.get('budget')}, recipe {row.get('recipe')}, settings {row.get('settings') or 'as they are'}"
+def _trained_as(row: dict[str, Any]) -> str:
+    return f"budget {row.get('budget')}, recipe {row.get('recipe')}, settings {row.get('settings') or 'unchanged'}"
 
 
-def _letters(outcome: Reproduction) -> dict[str, str]:
-    """A letter for every way in which our rows were made."""
-    ways = dict.fromkeys(_made_as(r) for r in outcome.results.rows if r.get("budget") != "published")
-    return {way: _letter(i) for i, way in enumerate(ways)}
+def _letters(reproduction: Reproduction) -> dict[str, str]:
+    """Return a letter for each combination of budget, recipe and settings among our rows."""
+    combinations = dict.fromkeys(_trained_as(r) for r in reproduction.results.rows if r.get("budget") != "published")
+    return {way: _letter(i) for i, way in enumerate(combinations)}
 
 
 def _letter(i: int) -> str:
     return chr(ord("a") + i) if i < 26 else str(i + 1)
 
 
-def _made_with(outcome: Reproduction) -> str:
-    """The budget, recipe and settings of our rows; with letters, where there are several ways."""
-    letters = _letters(outcome)
-    return "made with " + "; ".join(f"{a}: {way}" if len(letters) > 1 else way for way, a in letters.items())
+def _trained_with(reproduction: Reproduction) -> str:
+    """Return the budget, recipe and settings of our rows, with letters if there are several."""
+    letters = _letters(reproduction)
+    return "trained with " + "; ".join(f"{a}: {way}" if len(letters) > 1 else way for way, a in letters.items())
 
 
 def _spread(key: str, row: dict[str, Any]) -> str:
-    """What stands behind a mean over seeds."""
+    """Return the spread to print behind a mean over seeds."""
     main = "error %" if "error %" in row else "bits/dim"
     several = key == main and row.get("spread") is not None
     return f"\n± {_cell(main, row['spread'])}\n{row['seeds']} seeds" if several else ""
@@ -165,12 +168,12 @@ def _cell(key: str, value: Any) -> str:
         return f"{value:.4f}"
     if key == "parameters" and isinstance(value, int):
         return f"{value / 1e6:.1f} M" if value >= 1e6 else f"{value:,}"
-    small = isinstance(value, float) and value != 0 and any(word in key for word in SMALL_WORDS)
+    small = isinstance(value, float) and value != 0 and any(word in key for word in SCIENTIFIC)
     return f"{value:.1e}" if small else cell(value)
 
 
 def _list(screen: Screen) -> None:
     for result in RESULTS.values():
         costs = [f"  {budget:<6} {cost}" for budget, cost in result.costs.items()]
-        screen.say(f"{result.name}  {result.about}", f"  the paper: {result.says}", *costs)
-    screen.say("Make one with: iresnet reproduce table2 --budget smoke")
+        screen.say(f"{result.name}  {result.about}", f"  in the paper: {result.says}", *costs)
+    screen.say("Reproduce one with: iresnet reproduce table2 --budget smoke")

@@ -1,4 +1,4 @@
-"""`iresnet score`: how likely, and how strange, every row of a file is."""
+"""`iresnet score`: log-likelihood, anomaly scores and class of every row of a file, as CSV."""
 
 from __future__ import annotations
 
@@ -19,53 +19,54 @@ from ..run.missing import is_run
 from ..run.weights import resolve_folder
 from ..spelling import counted, printable
 from .console import Device, console, waiting
-from .output import DataFolder, RunFolder, open_run, rows_of
+from .output import DataFolder, RunFolder, open_run, read_data
 
 
 def score(
     run: RunFolder,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A table, a folder of images, or a set's name.")],
-    out: Annotated[Path | None, typer.Option(help="The CSV to write.", show_default="print it")] = None,
-    draws: Annotated[int, typer.Option(help="Draws of noise a likelihood is averaged over.", min=2, max=100_000)] = 8,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A table, a folder of images, or a dataset.")],
+    out: Annotated[Path | None, typer.Option(help="The CSV file to write.", show_default="print it")] = None,
+    draws: Annotated[int, typer.Option(help="Noise draws per sample for the likelihood.", min=2, max=100_000)] = 8,
     data_dir: DataFolder = None,
     device: Device = "auto",
 ) -> None:
-    """Score every row, in the units of the file, as CSV.
+    """Score every row of a file or image of a folder, and write a CSV file.
 
-    log_likelihood is ln p of the row in nats, with its standard error and the bound of its bias.
+    log_likelihood is ln p(x) in nats and in the units of the file, with its standard error and a bound on its bias.
 
-    anomaly is the share of validation rows that are more likely (1: all of them).
+    anomaly is the fraction of validation data that is more likely (1: all of it).
 
-    atypicality is the share of validation rows whose log-likelihood is closer to the mean of all of them (1: all of
-    them are): it also notices rows that are too likely, such as blank images.
+    atypicality is the fraction of validation data whose log-likelihood is closer to the mean (1: all of it). It also
+    detects inputs that are too likely, such as blank images.
 
-    A model with a head adds the class and its probability.
+    A model with a classifier adds the class and its probability.
 
-    A class or file that begins like a formula (=, +, -, @) gets an apostrophe before it; iresnet reads it without.
+    A class or file name that begins like a formula (=, +, -, @) gets a leading apostrophe, which iresnet ignores when
+    reading.
 
     Example: iresnet score runs/mine new.csv --out scores.csv
     """
     if is_run(Path(file)) and not is_run(resolve_folder(run)):
         raise ValueError(f"the run folder comes first. Use: {join(['iresnet', 'score', file, str(run)])}")
     (opened, chosen), screen = open_run(run, device, data_dir), console()
-    rows, model = rows_of(opened, file).to(chosen), opened.model(device=chosen)
-    with waiting(screen, f"Scoring {len(rows):,} rows …"):
+    rows, model = read_data(opened, file).to(chosen), opened.model(device=chosen)
+    with waiting(screen, f"Scoring {len(rows):,} samples …"):
         columns = _columns(opened, model, rows, draws)
     text = delimited.format_csv(list(columns), list(zip(*columns.values(), strict=True)))
     if out is None:
         typer.echo(printable(text, lines=True) if on_terminal() else text, nl=False)
         return
     atomic.write(out, text)
-    screen.say(f"{counted(len(rows), 'row')} scored in {out}")
+    screen.say(f"{counted(len(rows), 'sample')} scored in {out}")
 
 
 def on_terminal() -> bool:
-    """Whether somebody is looking at what is printed."""
+    """Whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
 def _columns(run: Run, model: nn.Module, rows: Dataset, draws: int) -> dict[str, list[Any]]:
-    """The table, column by column: what the rows are called, and all that the model says of them."""
+    """Return the table, column by column: the names of the samples and all scores of the model."""
     columns: dict[str, list[Any]] = {"row": list(range(len(rows)))}
     if rows.names:
         columns["file"] = list(rows.names)

@@ -1,6 +1,7 @@
-"""Standard output that cannot end a command: what is printed may be lost, what is computed and saved is not.
+"""Standard output whose failure does not end a command: printed text may be lost, computed and saved results are not.
 
-A full disk or a reader that has gone ends the printing, and is said at the end; a terminal that knows no ± gets +/-.
+If the disk is full or the reader has closed the pipe, printing stops, and the failure is reported at the end. A
+terminal whose encoding lacks ± gets +/-.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ from typing import Any, TextIO
 
 import typer
 
-#: What stands for a character that a terminal's encoding lacks; any other becomes a question mark.
+#: Replacements for characters that a terminal's encoding lacks; any other becomes a question mark.
 PLAIN = {"±": "+/-", "≤": "<=", "≥": ">=", "…": "...", "×": "x", "–": "-", "−": "-", "’": "'"}
 
 
-def plain(error: UnicodeError) -> tuple[str, int]:
-    """A handler of encoding errors: characters in plain ASCII."""
+def to_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Handle encoding errors by replacing characters with plain ASCII."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(PLAIN.get(c, "?") for c in error.object[error.start : error.end]), error.end
 
 
-codecs.register_error("iresnet.plain", plain)
+codecs.register_error("iresnet.plain", to_ascii)
 
 
 class Steady:
-    """A stream that is written to until it fails for the first time; `error` says how."""
+    """A stream that ignores writes after its first failure, which `error` holds."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self.error: OSError | None = None
 
     def write(self, text: str) -> int:
-        """Write, or do as if."""
+        """Write, unless the stream has failed."""
         if self.error is None:
             try:
                 return self.stream.write(text)
@@ -46,7 +47,7 @@ class Steady:
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or do as if."""
+        """Flush, unless the stream has failed."""
         if self.error is None:
             try:
                 self.stream.flush()
@@ -59,7 +60,7 @@ class Steady:
 
 @contextmanager
 def steady() -> Iterator[None]:
-    """Within this context standard output is steady; a failure is said after it, and the exit code is not 0."""
+    """Make standard output `Steady` within this context; report a failure after it, with an exit code other than 0."""
     before, ended = sys.stdout, None
     out = Steady(_tolerant(before))
     sys.stdout = out
@@ -73,13 +74,13 @@ def steady() -> Iterator[None]:
         if before is None:
             out.close()
     if out.error is not None:
-        raise SystemExit((ended.code if ended else 0) or _gone(out, out.error))
+        raise SystemExit((ended.code if ended else 0) or _report_failure(out, out.error))
     if ended is not None:
         raise ended
 
 
 def _tolerant(stream: TextIO | None) -> TextIO:
-    """The stream, with every character printable on it; one that was closed is a hole."""
+    """Return the stream, able to print every character; a closed one is replaced by the null device."""
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")
     if hasattr(stream, "reconfigure"):
@@ -87,11 +88,11 @@ def _tolerant(stream: TextIO | None) -> TextIO:
     return stream
 
 
-def _gone(out: Steady, error: OSError) -> int:
-    """Say that nothing more could be printed, except to a reader that has gone; the exit code."""
-    with suppress(OSError, ValueError):  # what is left in the buffer goes nowhere, without another error at the end
+def _report_failure(out: Steady, error: OSError) -> int:
+    """Report that printing failed, unless the reader closed the pipe; return the exit code."""
+    with suppress(OSError, ValueError):  # discard what is left in the buffer, so that closing it raises no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
     if error.errno == errno.EPIPE:
         return 1
-    typer.echo(f"iresnet: cannot print: {error.strerror}. What the command saves is saved.", err=True)
+    typer.echo(f"iresnet: cannot print: {error.strerror}. Saved files are complete.", err=True)
     return 2

@@ -1,4 +1,4 @@
-"""`iresnet train`: from a preset or a TOML file to a certified model in a run folder."""
+"""`iresnet train`: train a preset, a dataset or a TOML file to a certified model in a run folder."""
 
 from __future__ import annotations
 
@@ -21,53 +21,60 @@ from ..train.guard import TrainingError
 from .console import Device, choose_device, console, ctrl_c, progress, reporter, use_threads
 from .preset_choice import choose_preset, run_folder
 
-#: The one setting that a resumed run may be given anew.
-RATE = "training.learning_rate"
+#: The one setting that may change when a run is resumed.
+LEARNING_RATE = "training.learning_rate"
 
 
 def train(
     what: Annotated[
-        str | None, typer.Argument(metavar="PRESET|CONFIG.toml", help="A preset's name, or a file of settings.")
+        str | None,
+        typer.Argument(
+            metavar="PRESET|DATA|CONFIG.toml", help="A preset, a dataset or file to train on, or a TOML file."
+        ),
     ] = None,
-    preset: Annotated[str | None, typer.Option(metavar="NAME", help="The preset, given as an option.")] = None,
+    preset: Annotated[str | None, typer.Option(metavar="NAME", help="The preset, as an option.")] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="A set's name, a folder of images, or a table (.csv, .tsv, .npy, .npz, .parquet)."),
+        typer.Option(help="A dataset, a folder of images, or a table (.csv, .tsv, .npy, .npz, .parquet)."),
     ] = None,
     label: Annotated[str | None, typer.Option(help="The label column of a table.")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Where downloaded sets lie.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="The dataset directory.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting. May be repeated.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting. May be repeated.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights, order and noise.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed for weights, data order and noise.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/NAME")] = None,
-    resume_: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume_: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     device: Device = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads.", show_default="one for small rows", min=1)] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads.", show_default="one for small inputs", min=1)
+    ] = None,
 ) -> None:
     """Train a model and certify it.
+
+    Example: iresnet train moons
 
     Example: iresnet train digits-hybrid --set training.steps=500 --out runs/first
 
     Example: iresnet train table-hybrid --data measurements.csv --label kind
 
-    Ctrl-C or SIGTERM saves; `--resume` goes on from there, with another learning rate if it diverged:
+    Ctrl-C or SIGTERM saves a checkpoint; `--resume` continues from it, with another learning rate if training diverged:
 
     Example: iresnet train --resume --out runs/first --set training.learning_rate=0.001
     """
     if None not in (what, preset) and what != preset:
         raise ValueError(f"a run has one preset; got {what!r} and --preset {preset!r}. Leave one out.")
     what = preset if what is None else what
-    rate, splits, note = None, None, ""
+    learning_rate, splits, note = None, None, ""
     if resume_:
         _refuse_changes({"a preset": what, "--data": data, "--label": label, "--data-dir": data_dir, "--seed": seed})
         if out is None:
             raise ValueError("--resume needs the run folder. Example: iresnet train --resume --out runs/digits-hybrid")
-        rate, folder, run = new_rate(set_ or []), out, Run.open(out)
+        learning_rate, folder, run = new_learning_rate(set_ or []), out, Run.open(out)
         experiment, schema = run.experiment, run.schema
     else:
         choice = choose_preset(what, data, label, out)
-        experiment = settle(choice.experiment, choice.source, label, data_dir, set_ or [], seed)
+        experiment = override(choice.experiment, choice.source, label, data_dir, set_ or [], seed)
         folder = out or choice.folder or run_folder(experiment.name)
         splits, note = load(experiment.data), choice.note
         schema = splits.schema
@@ -75,37 +82,37 @@ def train(
     use_threads(schema.dimension, threads)
     if note:
         screen.say(note)
-    with ctrl_c(lambda: go_on(folder)) as stop, progress(screen) as bars, _advised(folder, experiment):
+    with ctrl_c(lambda: resume_hint(folder)) as stop, progress(screen) as bars, _divergence_advice(folder, experiment):
         report = reporter(bars, experiment.name)
         if resume_:
-            outcome = resume(folder, device=chosen, report=report, stop=stop, learning_rate=rate)
+            result = resume(folder, device=chosen, report=report, stop=stop, learning_rate=learning_rate)
         else:
-            outcome = start(experiment, folder, device=chosen, report=report, stop=stop, splits=splits)
-    finish(outcome)
+            result = start(experiment, folder, device=chosen, report=report, stop=stop, splits=splits)
+    finish(result)
 
 
 def _refuse_changes(given: dict[str, object]) -> None:
     changes = [word for word, value in given.items() if value is not None]
     if changes:
         raise ValueError(
-            f"a resumed run keeps its settings; got {' and '.join(changes)}. Leave that out, or start anew."
+            f"a resumed run keeps its settings; got {' and '.join(changes)}. Leave that out, or start a new run."
         )
 
 
-def new_rate(changes: list[str]) -> float | None:
-    """The learning rate that a resumed run is given, which is the remedy for divergence; nothing else may change."""
+def new_learning_rate(changes: list[str]) -> float | None:
+    """Return the new learning rate of a resumed run, the remedy for divergence; refuse any other change."""
     for assignment in changes:
-        if config.setting_path(Experiment, assignment) != RATE:
+        if config.setting_path(Experiment, assignment) != LEARNING_RATE:
             raise ValueError(
-                f"a resumed run keeps its settings, all but {RATE}; got --set {assignment}. Leave that out, or start "
-                "anew."
+                f"a resumed run keeps its settings except {LEARNING_RATE}; got --set {assignment}. Leave that out, or "
+                "start a new run."
             )
     return presets.with_overrides(Experiment(), changes).training.learning_rate if changes else None
 
 
 @contextmanager
-def _advised(folder: Path, experiment: Experiment) -> Iterator[None]:
-    """Say how to go on from the last checkpoint where training diverges."""
+def _divergence_advice(folder: Path, experiment: Experiment) -> Iterator[None]:
+    """Add to the error of a diverged training how to resume from the last checkpoint."""
     try:
         yield
     except TrainingError as error:
@@ -113,12 +120,12 @@ def _advised(folder: Path, experiment: Experiment) -> Iterator[None]:
             raise
         lower = f"{experiment.training.learning_rate / 2:g}"
         raise TrainingError(
-            f"{error} Go on from the last checkpoint with a lower rate:\n  iresnet train --resume --out {folder} --set "
-            f"{RATE}={lower}"
+            f"{error} Resume from the last checkpoint with a lower learning rate:\n"
+            f"  iresnet train --resume --out {folder} --set {LEARNING_RATE}={lower}"
         ) from error
 
 
-def settle(
+def override(
     experiment: Experiment,
     data: str | None,
     label: str | None,
@@ -126,56 +133,56 @@ def settle(
     changes: list[str],
     seed: int | None,
 ) -> Experiment:
-    """The experiment with what the command line says of it."""
+    """Return the experiment with the options of the command line applied."""
     experiment = presets.with_overrides(experiment, changes)
-    wishes = {"source": data, "label": label, "folder": data_dir}
+    options = {"source": data, "label": label, "folder": data_dir}
     experiment = replace(
         experiment,
-        data=replace(experiment.data, **{k: v for k, v in wishes.items() if v is not None}),  # type: ignore[arg-type]
+        data=replace(experiment.data, **{k: v for k, v in options.items() if v is not None}),  # type: ignore[arg-type]
     )
     return experiment if seed is None else replace(experiment, seed=seed)
 
 
-def go_on(folder: Path) -> str:
-    """How to go on with a run that was stopped."""
+def resume_hint(folder: Path) -> str:
+    """Say how to resume a stopped run."""
     if not (folder / "last.safetensors").is_file():
-        return "Nothing was saved yet; start anew."
-    return f"Go on with:\n  iresnet train --resume --out {folder}"
+        return "Nothing was saved yet; start again."
+    return f"Resume with:\n  iresnet train --resume --out {folder}"
 
 
-def finish(outcome: FitResult) -> None:
-    """Say what came of it, and what can be done next."""
-    screen, folder = console(), outcome.run.folder
-    if not outcome.finished:
+def finish(result: FitResult) -> None:
+    """Print the result of a training and the next commands."""
+    screen, folder = console(), result.run.folder
+    if not result.finished:
         screen.say(
-            f"Stopped and saved at step {outcome.step} of {outcome.run.experiment.training.steps}. {go_on(folder)}",
+            f"Stopped and saved at step {result.step} of {result.run.experiment.training.steps}. {resume_hint(folder)}",
         )
         raise typer.Exit(130)
-    best = outcome.run.best_metrics()
+    best = result.run.best_metrics()
     words = ", ".join(f"{name} {value:.3f}" for name, value in best.items() if name not in ("step", TRUNCATION))
-    when = "Best at" if outcome.run.experiment.training.select == "best" else "After"
+    when = "Best at" if result.run.experiment.training.select == "best" else "After"
     screen.say(
-        f"Trained {counted(outcome.step, 'step')} in {outcome.seconds:.0f} s. {when} step {best['step']:.0f}: {words}.",
+        f"Trained {counted(result.step, 'step')} in {result.seconds:.0f} s. {when} step {best['step']:.0f}: {words}.",
     )
-    if warning := truncation_warning(outcome.run):
+    if warning := truncation_warning(result.run):
         screen.say(warning)
-    if torch.cuda.is_available() and outcome.engine:
-        screen.say(f"Steps taken: {outcome.engine}.")
-    if outcome.certificate is not None:
-        count = len(outcome.tightened)
+    if torch.cuda.is_available() and result.engine:
+        screen.say(f"Execution: {result.engine}.")
+    if result.certificate is not None:
+        count = len(result.tightened)
         note = f" ({count} layer{'s' * (count > 1)} tightened)" if count else ""
-        screen.say(outcome.certificate.summary() + note)
-    reason, certified = unproven(outcome), outcome.certificate is not None and outcome.certificate.passed
+        screen.say(result.certificate.summary() + note)
+    reason, certified = why_uncertified(result), result.certificate is not None and result.certificate.passed
     if reason and not certified:
         screen.say(f"Not certified: {reason}")
     screen.say(f"Model in {folder}. Next: iresnet evaluate {folder}; iresnet report {folder}")
     if not (certified or reason):
-        raise RuntimeError(f"the model has no certificate; see {folder / 'certificate.json'} for the block that fails.")
+        raise RuntimeError(f"the model is not certified; {folder / 'certificate.json'} shows the block that fails.")
 
 
-def unproven(outcome: FitResult) -> str:
-    """Why nothing is expected to be proven of a model; empty where a proof is."""
-    network = outcome.run.experiment.network
+def why_uncertified(result: FitResult) -> str:
+    """Return why no certificate is expected for a model; empty if one is."""
+    network = result.run.experiment.network
     if network.family in INVERSES:
         return INVERSES[network.family]
-    return "" if network.constrained else "it was trained without the constraint, on purpose (constrained = false)."
+    return "" if network.constrained else "it was trained without the Lipschitz constraint (constrained = false)."
