@@ -17,7 +17,7 @@ from torch import nn
 
 from iresnet import CertifiedSeries, Exact, Flow, LipSwish, MaxMin, PowerSeries, ResidualBlock, Sine, spectral
 from iresnet.audit import CHECKS, Finding, Subject, audit, norms, radius
-from iresnet.audit.extended import evaluate, extended
+from iresnet.audit.extended import evaluate_extended, to_extended
 from iresnet.audit.subject import Skipped
 from iresnet.evaluate import certified_radius
 from iresnet.lipschitz import Concatenated, Potential
@@ -189,7 +189,7 @@ def test_files_that_name_other_weights(folder):
     edit(folder, "certificate.json", lambda content: content.update(model_sha256=digest.hexdigest()))
     assert findings(folder)["digest"].holds
     edit(folder, "certificate.json", lambda content: content.update(model_sha256="0" * 64))
-    assert findings(folder)["digest"].words.startswith("certificate.json name other weights")
+    assert findings(folder)["digest"].words.startswith("certificate.json do not match the weights")
     rewrite(folder, lambda tensors: tensors["reference/log_likelihood"].add_(1e-3))
     assert "model.safetensors" in findings(folder)["digest"].words
 
@@ -326,21 +326,21 @@ def test_a_radius_that_is_too_large(monkeypatch):
 def test_extended_precision_agrees_with_the_modules(g, shape):
     x = normal(3, *shape)
     expected = g.double()(x).detach()
-    assert np.abs(evaluate(g, extended(x)) - expected.numpy()).max() < 1e-14
+    assert np.abs(evaluate_extended(g, to_extended(x)) - expected.numpy()).max() < 1e-14
 
 
 @pytest.mark.parametrize("layer", [nn.GELU(), nn.Conv2d(1, 1, 3, stride=2), nn.Conv2d(1, 1, 3, padding="same")])
-def test_what_is_not_written_out_in_extended_precision_is_named(layer):
-    with pytest.raises(Skipped, match="is not written out in extended precision"):
-        evaluate(layer.double(), extended(normal(1, 1, 4, 4)))
+def test_a_layer_without_an_implementation_in_extended_precision_is_named(layer):
+    with pytest.raises(Skipped, match="has no implementation in extended precision"):
+        evaluate_extended(layer.double(), to_extended(normal(1, 1, 4, 4)))
 
 
 def test_norms_from_below_are_the_norms(monkeypatch):
     conv, generator = nn.Conv2d(3, 5, 3, padding=1).double(), torch.Generator().manual_seed(0)
-    dense = norms.from_below(conv, (3, 6, 6), generator)
+    dense = norms.norm_from_below(conv, (3, 6, 6), generator)
     monkeypatch.setattr(norms, "DENSE", 0)
-    assert (1 - 1e-2) * dense < norms.from_below(conv, (3, 6, 6), generator) <= dense * (1 + 1e-12)
-    assert norms.from_below(nn.Identity(), (4,), generator) == pytest.approx(1)
+    assert (1 - 1e-2) * dense < norms.norm_from_below(conv, (3, 6, 6), generator) <= dense * (1 + 1e-12)
+    assert norms.norm_from_below(nn.Identity(), (4,), generator) == pytest.approx(1)
 
 
 # ---------------------------------------------------------------------------------------------- the command

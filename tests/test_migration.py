@@ -129,7 +129,7 @@ class TestOldFiles:
         certificate = Run.open(folder).read_json("certificate.json")
         assert all(block["lipschitz"] < 1 for block in certificate["blocks"])
         subject = audit.Subject(Run.open(folder))
-        assert all(check(subject)[0] for check in (audit.files.digest, audit.files.weights))
+        assert all(check(subject)[0] for check in (audit.files.check_digest, audit.files.check_weights))
 
     def test_a_stopped_training_goes_on_to_the_same_weights_and_writes_todays_names(self, tmp_path):
         folder = aged(reference.placed(STOPPED, tmp_path))

@@ -1,9 +1,9 @@
-"""Every guarantee of a model derived again from its files, by another algorithm than the one that made it.
+"""Audit a trained model: test every claim about it, from its files, with an independent algorithm.
 
-A check takes the library's public answer as the claim. To test it, it takes the modules' own forward pass, which is
-what the claim is about, and nothing else of the library. Random checks fail by chance less than once in a million.
-In reading order: `subject` (what is audited), `files`, `norms`, `extended` (g in extended precision) and `inverse`,
-`logdet`, `samples`, `radius`. docs/guide/audit.md says what every check compares.
+A check takes the library's public answer as the claim. To test it, it uses only the forward pass of the modules, which
+the claim is about, and nothing else of the library. Random checks fail by chance less than once in a million times.
+In reading order: `subject` (the model under audit), `files`, `norms`, `extended` (g in extended precision) and
+`inverse`, `logdet`, `samples`, `radius`. docs/guide/audit.md lists what every check compares.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from .subject import Finding, Skipped, Subject, Verdict
 __all__ = ["CHECKS", "Finding", "Subject", "audit"]
 
 CHECKS: dict[str, Callable[[Subject], Verdict]] = {
-    "weights": files.weights, "digest": files.digest, "certificate": files.certificate,
-    "norms": norms.norms, "contraction": norms.contraction, "whole map": norms.whole_map,
-    "inverse": inverse.inverse, "round trip": inverse.round_trip,
-    "log-determinant": logdet.log_determinant, "error bars": logdet.error_bars, "noise": logdet.noise,
-    "likelihood": logdet.likelihood, "samples": samples.samples, "radius": radius.radius,
-    "evaluation": files.evaluation,
+    "weights": files.check_weights, "digest": files.check_digest, "certificate": files.check_certificate,
+    "norms": norms.check_norms, "contraction": norms.check_contraction, "whole map": norms.check_whole_map,
+    "inverse": inverse.check_inverse, "round trip": inverse.check_round_trip,
+    "log-determinant": logdet.check_log_determinant, "error bars": logdet.check_error_bars, "noise": logdet.check_noise,
+    "likelihood": logdet.check_likelihood, "samples": samples.check_samples, "radius": radius.check_radius,
+    "evaluation": files.check_evaluation,
 }  # fmt: skip
 
 
 def audit(subject: Subject) -> Iterator[Finding]:
-    """The findings of every check, one after the other."""
+    """Run every check and yield its result."""
     try:
         _ = subject.model
     except (SafetensorError, OSError, RuntimeError, ValueError):
-        subject.run.model()  # has a sentence for it
+        subject.run.model()  # raises an error that says what is wrong
         raise
     for name, check in CHECKS.items():
         yield _finding(name, check, subject)
@@ -49,4 +49,4 @@ def _finding(name: str, check: Callable[[Subject], Verdict], subject: Subject) -
         if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
             raise
         kind = "" if isinstance(error, ValueError | RuntimeError) else f"{type(error).__name__} "
-        return Finding(name, False, f"the check could not be made: {kind}{str(error).partition(chr(10))[0]}")
+        return Finding(name, False, f"the check failed to run: {kind}{str(error).partition(chr(10))[0]}")

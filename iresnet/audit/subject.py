@@ -1,4 +1,4 @@
-"""What is audited: a model built from its files, the same with plain float64 weights, rows, and a budget of time."""
+"""The model under audit: built from its files, and copied with plain float64 weights; samples; and a time budget."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from ..spectral import NoBoundKnown
 from ..transform import Shape, Transform
 from ..transforms.preprocess import Logit, Standardise
 
-#: Whether a claim holds, and what was compared.
+#: Whether a claim holds, and a description of what was compared.
 Verdict: TypeAlias = tuple[bool, str]
 
-#: Rows that pass through the model.
-ROWS = 4
+#: Samples that pass through the model.
+SAMPLES = 4
 
 
 class Skipped(Exception):
-    """A check does not apply; the message says why."""
+    """Raised if a check does not apply; the message says why."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of an audit; `holds` is None where the check does not apply."""
+    """The result of one check; `holds` is None if the check does not apply."""
 
     name: str
     holds: bool | None
@@ -52,7 +52,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Block:
-    """A residual block as users call it and with plain float64 weights, and what certificate.json says of it."""
+    """A residual block, its copy with plain float64 weights, and its entry in certificate.json."""
 
     name: str
     own: ResidualBlock
@@ -62,7 +62,7 @@ class Block:
 
     @cached_property
     def bound(self) -> Bound:
-        """What the library proves of it now."""
+        """The bound that the library proves now."""
         try:
             return self.own.bound(self.shape)
         except NoBoundKnown:
@@ -70,18 +70,18 @@ class Block:
 
     @property
     def claim(self) -> float:
-        """Lip(g) as it is claimed, by the file or now."""
-        return min(self.bound.value, number(self.stored.get("lipschitz")))
+        """The claimed Lip(g): the smaller of the file's and the library's."""
+        return min(self.bound.value, json_number(self.stored.get("lipschitz")))
 
 
 class Subject:
-    """A run whose guarantees are to be checked; checks of many blocks share `seconds`."""
+    """A run to be audited; checks over many blocks share `seconds`."""
 
     def __init__(self, run: Run, *, seed: int = 0, seconds: float = 8.0) -> None:
         self.run, self.seed, self.seconds, self.schema = run, seed, seconds, run.schema
 
     def read(self, name: str) -> dict[str, Any]:
-        """A JSON file of the folder; empty where it is missing."""
+        """Read a JSON file of the folder; empty if it is missing."""
         path = self.run.folder / name
         try:
             content = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
@@ -91,25 +91,25 @@ class Subject:
 
     @cached_property
     def file(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The header and the tensors of the weights' file, as they are there."""
+        """The header and the tensors of the weights file, unchanged."""
         with safe_open(str(self.run.folder / "model.safetensors"), framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("iresnet", "{}"))
             return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """The same tensors by the names of today."""
+        """The same tensors with the current names."""
         header, tensors = self.file
         written = migration.read_format(header, self.run.folder / "model.safetensors")
         return migration.migrate(tensors, migration.TENSORS, written)
 
     @cached_property
     def model(self) -> nn.Module:
-        """The model with the file's weights, put there without the library's loader."""
+        """The model with the weights of the file, loaded without the library's loader."""
         with torch.random.fork_rng(devices=[]), defer_norms():
             model = self.run.untrained_model().eval()
         state = {name.removeprefix("weights/"): t for name, t in self.tensors.items() if name.startswith("weights/")}
-        for name, value in model.state_dict().items():  # a shipped file has weights as they are used, and G = 0
+        for name, value in model.state_dict().items():  # a shipped file holds the constrained weights, without G
             if name not in state and name.endswith(".parametrizations.weight.0.gradient"):
                 state[name] = torch.zeros_like(value)
             elif name not in state and name.endswith(".parametrizations.weight.0.direction"):
@@ -119,7 +119,7 @@ class Subject:
 
     @cached_property
     def plain(self) -> nn.Module:
-        """The same function in float64: constrained weights as plain numbers, to the last bit those that are used."""
+        """The same function in float64: constrained weights as plain ones, equal to the last bit."""
         plain = copy.deepcopy(self.model).requires_grad_(False)
         for layer in plain.modules():
             if parametrize.is_parametrized(layer, "weight"):
@@ -128,21 +128,21 @@ class Subject:
 
     @property
     def transform(self) -> Transform:
-        """The map of the plain model."""
+        """The transform of the plain model."""
         return cast(Transform, self.plain.transform)
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """All residual blocks, in an order that the seed decides; skips a check where there are none."""
+        """All residual blocks, in a random order given by the seed; raise `Skipped` if there are none."""
         stored = {b["name"]: b for b in self.read("certificate.json").get("blocks", [])}
         pairs = zip(*(residual_blocks(m, self.schema.shape) for m in (self.model, self.plain)), strict=True)
         found = [Block(n, own, plain, cast(Shape, at), stored.get(n, {})) for (n, own, at), (_, plain, _) in pairs]
         if not found:
-            raise Skipped("the model has no residual blocks, and nothing is proven of others")
+            raise Skipped("the model has no residual blocks, and nothing is proven about others")
         return [found[i] for i in torch.randperm(len(found), generator=self.generator("order")).tolist()]
 
-    def subsample(self, share: float) -> Iterator[Block]:
-        """One of the blocks, and more of them while this share of the time lasts."""
+    def within_time(self, share: float) -> Iterator[Block]:
+        """Iterate over at least one block, and over more until this share of the time is used."""
         end = time.perf_counter() + share * self.seconds
         for position, block in enumerate(self.blocks):
             if position and time.perf_counter() > end:
@@ -150,9 +150,9 @@ class Subject:
             yield block
 
     def contractions(self, share: float) -> Iterator[Block]:
-        """Those of `subsample` blocks that are claimed to be contractions."""
+        """Iterate over the blocks of `within_time` that are claimed to be contractions."""
         none = True
-        for block in self.subsample(share):
+        for block in self.within_time(share):
             if block.claim < 1:
                 none = False
                 yield block
@@ -160,9 +160,9 @@ class Subject:
             raise Skipped("no block is claimed to be a contraction")
 
     @cached_property
-    def rows(self) -> Tensor:
-        """Rows in the units of the data, in float64: where the model's own scaling expects them."""
-        x = torch.randn(ROWS, *self.schema.shape, generator=self.generator("rows"), dtype=torch.float64)
+    def samples(self) -> Tensor:
+        """Synthetic samples in the units of the data, in float64, around the mean that the model's scaling expects."""
+        x = torch.randn(SAMPLES, *self.schema.shape, generator=self.generator("rows"), dtype=torch.float64)
         first = next((m for m in self.transform.modules() if isinstance(m, Logit | Standardise)), None)
         x = x if first is None else first.inverse(x)
         if self.schema.levels is None:
@@ -171,32 +171,32 @@ class Subject:
         return x.floor().clamp(0, self.schema.levels - 1) + u
 
     @cached_property
-    def states(self) -> dict[str, Tensor]:
-        """What reaches every block when the rows pass through the model."""
+    def block_inputs(self) -> dict[str, Tensor]:
+        """The input of every block when the samples pass through the model."""
         model, seen = copy.deepcopy(self.plain), dict[str, Tensor]()
         for name, block, _ in residual_blocks(model, self.schema.shape):
             block.register_forward_pre_hook(lambda _, inputs, name=name: seen.update({name: inputs[0].detach()}))
         with torch.no_grad():
-            cast(Transform, model.transform)(self.rows)
+            cast(Transform, model.transform)(self.samples)
         return seen
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Random numbers that the seed decides, others for every purpose."""
+        """Create a generator from the seed, with other random numbers for every purpose."""
         digest = hashlib.sha256(f"{self.seed} {purpose}".encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
-def unit(v: Tensor) -> Tensor:
-    """Every sample divided by its length."""
+def normalise(v: Tensor) -> Tensor:
+    """Divide every sample by its length."""
     return v / lengths(v).reshape(-1, *[1] * (v.dim() - 1)).clamp_min(torch.finfo(v.dtype).tiny)
 
 
 def lengths(v: Tensor) -> Tensor:
-    """The Euclidean length of every sample."""
+    """Compute the Euclidean length of every sample."""
     length: Tensor = v.flatten(1).norm(dim=1)
     return length
 
 
-def number(value: object) -> float:
-    """A number of a JSON file, where null stands for infinity."""
+def json_number(value: object) -> float:
+    """Convert a number of a JSON file, where null means infinity."""
     return math.inf if value is None else float(cast(float, value))
