@@ -1,11 +1,11 @@
-"""Export: a trained model as files that run where this library is not installed.
+"""Export a trained model to files that run without this library.
 
     weights.safetensors   the constrained weights as plain ones: W min(1, c / sigma(W)) of Eq. (2), computed once
-    program.pt2           x -> {"code": F(x), "logits": head(F(x))} as a `torch.export` program; needs torch alone
-    model.onnx            the same as ONNX; needs a runtime such as onnxruntime alone
+    program.pt2           x -> {"code": F(x), "logits": head(F(x))} as a `torch.export` program; needs only torch
+    model.onnx            the same as ONNX; needs only a runtime such as onnxruntime
 
-The batch size is free in both programs, and each is compared with the model before it is written. They hold the forward
-pass: the inverse, the likelihood and what is proven of them need the library, which reads the weights back.
+Both programs accept any batch size, and each is compared with the model before it is written. They contain the forward
+pass. The inverse, the likelihood and their proven bounds need the library, which loads the weights again.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ About: TypeAlias = Mapping[str, Any]
 
 VERSION = f"iresnet {__version__} with torch {torch.__version__}"
 
-#: Batch sizes at which a program is compared with its model, and the rounding errors by which they may differ.
+#: The batch sizes at which a program is compared with its model, and their allowed difference in rounding errors.
 SIZES, ROUNDINGS = (1, 2, 5), 1e4
 
 
 def without_constraints(model: Model) -> Model:
-    """A copy in eval whose constrained weights are plain ones: the same function, with ordinary keys (`g.0.weight`).
+    """Copy a model in eval mode with plain weights: the same function, with ordinary keys (`g.0.weight`).
 
-    Nothing holds its norms any more, so it is not meant to be trained: its parameters ask for no gradient. A model of
-    the same architecture, passed through this function, loads what `save_weights` wrote.
+    Nothing constrains the norms of the copy, so it is not meant for training: its parameters require no gradient. A
+    model of the same architecture, passed through this function, loads what `save_weights` wrote.
 
     >>> from iresnet import ResidualBlock, contractive_mlp
     >>> sorted(without_constraints(ResidualBlock(contractive_mlp(2, hidden=(8,)))).state_dict())
     ['g.0.bias', 'g.0.weight', 'g.2.bias', 'g.2.weight']
     """
-    plain = release_(copy.deepcopy(model).eval())  # on the way to eval the norms are brought to convergence
+    plain = release_(copy.deepcopy(model).eval())  # eval() brings the norms to convergence
     for module in list(plain.modules()):
-        if parametrize.is_parametrized(module):  # by a user, with torch's own means
-            _bake_(module)
+        if parametrize.is_parametrized(module):  # a parametrization by the user
+            _remove_parametrizations_(module)
     return cast(Model, plain.requires_grad_(False))
 
 
-def _bake_(module: nn.Module) -> None:
-    # torch lets a copy share its original's class, and removing the parametrization there would change both.
+def _remove_parametrizations_(module: nn.Module) -> None:
+    # A copy shares the class of its original in torch, and removing the parametrization would change both.
     shared = type(module)
     own = {k: v for k, v in vars(shared).items() if k not in ("__dict__", "__weakref__")}
     module.__class__ = type(shared.__name__, shared.__bases__, own)
@@ -73,14 +73,14 @@ def _bake_(module: nn.Module) -> None:
 
 
 class Forward(nn.Module):
-    """x -> {"code": F(x)}, with "logits" where there is a head: what is deployed of a flow, classifier or hybrid."""
+    """The forward pass that is exported: x -> {"code": F(x)}, and "logits" if the model has a head."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         transform = model if isinstance(model, Transform) else getattr(model, "transform", None)
         if not isinstance(transform, nn.Module):
             raise ValueError(
-                "a model to export is a Transform or has one as .transform (Flow, Classifier, Hybrid); "
+                "a model to export must be a Transform or have one as .transform (Flow, Classifier, Hybrid); "
                 f"got {type(model).__name__}. Wrap it, for example as Classifier(transform, head)."
             )
         self.transform, self.head = transform, getattr(model, "head", None)
@@ -91,72 +91,74 @@ class Forward(nn.Module):
 
 
 def save_weights(model: nn.Module, path: str | Path, *, shape: Shape | None = None, about: About | None = None) -> Path:
-    """Write the plain weights as safetensors, whole or not at all.
+    """Write the plain weights to a safetensors file, atomically.
 
-    The header's entry `iresnet` is a JSON that says what they are: the model, the `shape` of a row (by default the
-    model's `event_shape`), the layer and shape behind every key, and `about`: class names, a schema, what you like.
+    The entry `iresnet` of the header is JSON that describes them: the model, the `shape` of a sample (by default the
+    model's `event_shape`), the layer and shape of every key, and `about`: class names, a schema, or anything else.
     """
     _check_ready(model)
     plain = without_constraints(model)
-    # Clones, since a block that is used twice has its tensors under two names.
+    # Clones, since the tensors of a block that is used twice have two names.
     state = {key: t.detach().cpu().contiguous().clone() for key, t in plain.state_dict().items()}
     layers = {key: type(plain.get_submodule(key.rpartition(".")[0])).__name__ for key in state}
-    says = {
+    description = {
         "by": VERSION,
         "model": type(model).__name__,
         "shape": getattr(model, "event_shape", None) if shape is None else shape,
         "keys": {key: {"layer": layers[key], "shape": list(t.shape)} for key, t in state.items()},
         "about": dict(about or {}),
     }
-    return atomic.write(path, to_bytes(state, metadata={"format": "pt", "iresnet": json.dumps(says, default=str)}))
+    return atomic.write(
+        path, to_bytes(state, metadata={"format": "pt", "iresnet": json.dumps(description, default=str)})
+    )
 
 
 def forward_program(model: nn.Module, example: Tensor, context: Tensor | None = None) -> ExportedProgram:
-    """The forward pass (see `Forward`) as a program of `torch.export` for the CPU, with a free batch size.
+    """Trace the forward pass (see `Forward`) into a `torch.export` program for the CPU, with a dynamic batch size.
 
-    `example` is a batch of at least one row as the model takes it; only its shape and type enter the program.
+    `example` is a batch of at least one input of the model; only its shape and dtype enter the program.
     """
-    return _traced(*_deployed(model, example, context))[0]
+    return _trace(*_prepare(model, example, context))[0]
 
 
 def save_program(model: nn.Module, example: Tensor, path: str | Path, context: Tensor | None = None) -> Path:
-    """Write `forward_program` to a .pt2 file, which `torch.export.load(path).module()` turns into a function."""
+    """Write `forward_program` to a .pt2 file, which `torch.export.load(path).module()` loads as a function."""
     if Path(path).suffix != ".pt2":
-        raise ValueError(f"a program's file must end in .pt2, or torch does not load it; got {path}. Rename it.")
-    return atomic.write(path, _bytes(forward_program(model, example, context)))
+        raise ValueError(f"the file of a program must end in .pt2, or torch does not load it; got {path}. Rename it.")
+    return atomic.write(path, _to_bytes(forward_program(model, example, context)))
 
 
 def save_onnx(model: nn.Module, example: Tensor, path: str | Path, context: Tensor | None = None) -> Path:
-    """Write the same forward pass as ONNX. Where onnxruntime is installed, it is run and compared with the model."""
-    missing = _missing()
+    """Write the same forward pass as ONNX. If onnxruntime is installed, it is run and compared with the model."""
+    missing = _missing_packages()
     if missing:
         raise RuntimeError(
             f"ONNX needs the packages onnx and onnxscript; missing: {', '.join(missing)}. "
             f"Install them: pip install {' '.join(missing)}."
         )
-    forward, inputs = _deployed(model, example, context)
-    return atomic.write(path, _onnx(_traced(forward, inputs)[0], forward, inputs)[0])
+    forward, inputs = _prepare(model, example, context)
+    return atomic.write(path, _onnx(_trace(forward, inputs)[0], forward, inputs)[0])
 
 
 def export(
     model: nn.Module, example: Tensor, folder: str | Path, context: Tensor | None = None, *, about: About | None = None
 ) -> dict[str, Path]:
-    """Write weights, program and ONNX into a folder, with a README.txt that says how to load each.
+    """Write weights, program and ONNX to a folder, with a README.txt that explains how to load each.
 
-    Files of an earlier export are replaced. Where the packages for ONNX are missing, there is no ONNX file (nor an old
-    one), and the README says what to install.
+    Files of an earlier export are replaced. If the packages for ONNX are missing, there is no ONNX file (an old one is
+    removed), and the README says what to install.
     """
     folder = Path(folder)
-    forward, inputs = _deployed(model, example, context)
-    program, difference = _traced(forward, inputs)
+    forward, inputs = _prepare(model, example, context)
+    program, difference = _trace(forward, inputs)
     measured = f"program.pt2 differs from the model by at most {difference:.1e}"
     onnx = b""
-    if not _missing():
+    if not _missing_packages():
         onnx, difference = _onnx(program, forward, inputs)
         measured += f", model.onnx by {difference:.1e}" if math.isfinite(difference) else "; model.onnx was not run"
     files = {
         "weights": save_weights(model, folder / "weights.safetensors", shape=tuple(example.shape[1:]), about=about),
-        "program": atomic.write(folder / "program.pt2", _bytes(program)),
+        "program": atomic.write(folder / "program.pt2", _to_bytes(program)),
     }
     if onnx:
         files["onnx"] = atomic.write(folder / "model.onnx", onnx)
@@ -171,62 +173,62 @@ def _check_ready(model: nn.Module) -> None:
     cold = uninitialised(model)
     if cold:
         raise ValueError(
-            f"a model is exported once all that data initialise has seen some; {len(cold)} have not, the first is "
+            f"a model must be initialised before export; {len(cold)} layers still wait for their first batch, e.g. "
             f"{cold[0] or 'the model itself'}. Train the model, or call it on one batch in training mode."
         )
 
 
-def _deployed(model: nn.Module, example: Tensor, context: Tensor | None) -> tuple[Forward, Tensors]:
-    """The plain forward pass on the CPU, and inputs on which it has run."""
+def _prepare(model: nn.Module, example: Tensor, context: Tensor | None) -> tuple[Forward, Tensors]:
+    """The forward pass with plain weights on the CPU, and the inputs it was tested with."""
     _check_ready(model)
     check_batch(example, "example", getattr(model, "event_shape", None))
     forward = without_constraints(Forward(model)).cpu()
     inputs = {name: t.detach().cpu() for name, t in (("x", example), ("context", context)) if t is not None}
     try:
         shape = tuple(forward(**inputs)["code"].shape[1:])
-    except RuntimeError as error:  # torch's own, from a layer without a check of its shape or type
+    except RuntimeError as error:  # raised by torch in a layer that does not check shapes and dtypes
         raise ValueError(
-            f"example must be a batch that the model takes; got shape {tuple(example.shape)} of {example.dtype}: "
-            f"{_first_line(error)}. Give rows such as the model was trained on."
+            f"example must be a batch that the model accepts; got shape {tuple(example.shape)} of {example.dtype}: "
+            f"{_first_line(error)}. Give samples like those the model was trained on."
         ) from error
     expected = getattr(getattr(model, "base", None), "shape", shape)
     if shape != tuple(expected):
         raise ValueError(
-            f"example must have a code of the base's shape, {tuple(expected)}; got one of shape {shape} for "
-            f"{tuple(example.shape)}. Give rows such as the model was trained on."
+            f"the code of example must have the shape of the base, {tuple(expected)}; got {shape} for "
+            f"{tuple(example.shape)}. Give samples like those the model was trained on."
         )
     return forward, inputs
 
 
-def _traced(forward: Forward, inputs: Tensors) -> tuple[ExportedProgram, float]:
-    """The program, and how far it is from the model."""
+def _trace(forward: Forward, inputs: Tensors) -> tuple[ExportedProgram, float]:
+    """Trace the program; return it and its largest difference from the model."""
     if any(getattr(m, "adaptive", False) for m in forward.modules()):
         raise RuntimeError(
-            "the forward pass cannot be traced into one program: its solver chooses its steps by the values of x "
-            "(FFJORD). The model runs with this library; save_weights writes its weights alone."
+            "the forward pass cannot be traced into one program: the steps of its solver depend on the values of x "
+            "(FFJORD). The model runs only with this library; use save_weights for its weights."
         )
-    # A program keeps the example it was traced with: zeros, not somebody's data; two rows, as one would be a constant.
+    # A program keeps its example: zeros, not the user's data; a batch of two, since torch fixes a batch size of one.
     blank = tuple(torch.zeros(2, *t.shape[1:], dtype=t.dtype) for t in inputs.values())
-    batch = torch.export.Dim("batch", min=1, max=2**40)  # a largest size is what torch 2.7 asks for at x[:, ::2]
+    batch = torch.export.Dim("batch", min=1, max=2**40)  # torch 2.7 needs a maximum for x[:, ::2]
     try:
-        # Strict, since otherwise len(x), here or in a user's network, would fix the batch size.
+        # Strict, since otherwise len(x), here or in the user's network, would fix the batch size.
         program = torch.export.export(forward, blank, dynamic_shapes={name: {0: batch} for name in inputs}, strict=True)
     except Exception as error:
         raise RuntimeError(
-            f"the forward pass cannot be traced into one program: {_first_line(error)}. Remove what depends on the "
-            "values of x, such as an if; save_weights does not need a program."
+            f"the forward pass cannot be traced into one program: {_first_line(error)}. Remove control flow that "
+            "depends on values of x, such as an if; save_weights needs no program."
         ) from error
     return program, _difference(program.module(), forward, inputs, "program")
 
 
-def _bytes(program: ExportedProgram) -> bytes:
+def _to_bytes(program: ExportedProgram) -> bytes:
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     return buffer.getvalue()
 
 
 def _difference(run: Callable[..., Tensors], forward: Forward, inputs: Tensors, kind: str) -> float:
-    """The largest difference of an output over several batch sizes; an error where it is more than rounding."""
+    """The largest difference of an output over several batch sizes; raise an error if it is more than rounding."""
     worst = 0.0
     for size in SIZES:
         rows = [t[torch.arange(size) % len(t)] for t in inputs.values()]
@@ -236,9 +238,9 @@ def _difference(run: Callable[..., Tensors], forward: Forward, inputs: Tensors, 
             allowed = ROUNDINGS * torch.finfo(y.dtype).eps * (1 + float(y.abs().max()))
             if not difference <= allowed:
                 raise RuntimeError(
-                    f"the {kind} must give what the model gives; for a batch of {size} their {name} differ by "
+                    f"the {kind} must agree with the model; for a batch of {size} their {name} differ by "
                     f"{difference:.2g}, with {allowed:.2g} allowed for rounding. Look for a layer that is random, or "
-                    "another function when it is compiled."
+                    "that behaves differently when it is compiled."
                 )
             worst = max(worst, difference)
     return worst
@@ -248,13 +250,13 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
-def _missing() -> list[str]:
+def _missing_packages() -> list[str]:
     return [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what torch's exporter tells its own authors: missing packages that no model here uses, deprecations."""
+def _silence_exporter() -> Iterator[None]:
+    """Silence internal warnings of torch's exporter: deprecations, and optional packages that no model here uses."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -267,10 +269,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _onnx(program: ExportedProgram, forward: Forward, inputs: Tensors) -> tuple[bytes, float]:
-    """The file's bytes, and how far it is from the model; NaN where no runtime is installed to tell."""
+    """The bytes of the ONNX file, and its largest difference from the model; NaN if no runtime is installed."""
     outputs, shapes = list(forward(**inputs)), {name: {0: "batch"} for name in inputs}
     try:
-        with _quiet():
+        with _silence_exporter():
             made = torch.onnx.export(
                 program, input_names=list(inputs), output_names=outputs, dynamic_shapes=shapes, verbose=False
             )
@@ -280,8 +282,8 @@ def _onnx(program: ExportedProgram, forward: Forward, inputs: Tensors) -> tuple[
                 made.initialize_inference_session()
     except Exception as error:
         raise RuntimeError(
-            f"this forward pass has no ONNX form that runs: {_first_line(error)}. Use a float32 model and common "
-            "layers; save_weights and save_program do not need ONNX."
+            f"this forward pass cannot be exported to ONNX: {_first_line(error)}. Use a float32 model and common "
+            "layers; save_weights and save_program need no ONNX."
         ) from error
     if not find_spec("onnxruntime"):
         return data, math.nan
@@ -289,9 +291,9 @@ def _onnx(program: ExportedProgram, forward: Forward, inputs: Tensors) -> tuple[
 
 
 README = """\
-The batch may have any size from one. The values of x are not checked as they are in the library: NaN in, NaN out.
+The batch size is arbitrary. Unlike in the library, the values of x are not checked: NaN in, NaN out.
 
-program.pt2 needs torch alone and runs on the CPU (torch.export.passes.move_to_device_pass moves it):
+program.pt2 needs only torch and runs on the CPU (torch.export.passes.move_to_device_pass moves it):
 
     import torch
     forward = torch.export.load("program.pt2").module()
@@ -307,13 +309,13 @@ The inverse, the likelihood and the certificate need the library. With a model o
 """
 
 WITH_ONNX = """\
-model.onnx needs onnxruntime alone; arrays are NumPy's:
+model.onnx needs only onnxruntime; arrays are NumPy arrays:
 
     import onnxruntime
     session = onnxruntime.InferenceSession("model.onnx")
     outputs = session.run({outputs}, {{{feed}}})  # a list"""
 
-WITHOUT_ONNX = "model.onnx is not here: pip install onnx onnxscript, and export again."
+WITHOUT_ONNX = "model.onnx is missing: pip install onnx onnxscript, and export again."
 
 
 def _readme(model: str, inputs: Tensors, outputs: Tensors, measured: str, *, with_onnx: bool) -> str:

@@ -56,7 +56,7 @@ def fresh():
 
 
 def seen_(model):
-    """Let all that data initialise count as initialised, as after training."""
+    """Mark every layer that waits for its first batch as initialised, as after training."""
     for module in model.modules():
         if isinstance(module, DataInitialised):
             module.initialised.fill_(True)
@@ -350,7 +350,7 @@ def test_what_onnx_cannot_say_gets_a_sentence(onnx, tmp_path, monkeypatch):
 
     model = linear_block(contraction(2, 0.5))
     monkeypatch.setattr(torch.onnx, "export", refuse)
-    with pytest.raises(RuntimeError, match="no ONNX form that runs: no such operator. Use a float32 model"):
+    with pytest.raises(RuntimeError, match="cannot be exported to ONNX: no such operator. Use a float32 model"):
         save_onnx(model, normal(2, 2), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
 
@@ -380,7 +380,7 @@ def run_without_library(code, folder):
 
 
 def test_a_folder_holds_all_of_it_and_says_how_to_load_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "_missing", lambda: ["onnx"])
+    monkeypatch.setattr(exporting, "_missing_packages", lambda: ["onnx"])
     (tmp_path / "model.onnx").write_text("of an earlier model")
     model, data = made("hybrid")
     files = export(model, *data(2), tmp_path)
@@ -400,7 +400,7 @@ def test_a_folder_holds_all_of_it_and_says_how_to_load_it(tmp_path, monkeypatch)
 
 
 def test_an_old_onnx_file_goes_only_when_the_rest_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "_missing", lambda: ["onnx"])
+    monkeypatch.setattr(exporting, "_missing_packages", lambda: ["onnx"])
     (tmp_path / "model.onnx").write_text("of an earlier model")
     (tmp_path / "README.txt").mkdir()  # cannot be written
     model, data = made("flow")
@@ -411,7 +411,7 @@ def test_an_old_onnx_file_goes_only_when_the_rest_is_written(tmp_path, monkeypat
 
 @pytest.mark.slow
 def test_the_program_loads_as_the_readme_says_without_this_library(tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "_missing", lambda: ["onnx"])
+    monkeypatch.setattr(exporting, "_missing_packages", lambda: ["onnx"])
     model, data = made("classifier")
     code = readme_code(export(model, *data(2), tmp_path)["readme"].read_text(), "program.pt2")
     printed = run_without_library(
@@ -440,18 +440,21 @@ def test_onnx_loads_as_the_readme_says_without_this_library(onnx, tmp_path):
 
 def test_a_model_that_has_not_seen_data_is_refused(tmp_path):
     model = flow()
-    sentence = "all that data initialise has seen some; 3 have not, the first is transform.transforms.0. Train"
+    sentence = (
+        "must be initialised before export; 3 layers still wait for their first "
+        "batch, e.g. transform.transforms.0. Train"
+    )
     with pytest.raises(ValueError, match=sentence):
         export(model, rows(2, 2), tmp_path)
     with pytest.raises(ValueError, match=sentence):
         save_weights(model, tmp_path / "weights.safetensors")
-    with pytest.raises(ValueError, match="the first is the model itself"):
+    with pytest.raises(ValueError, match="e.g. the model itself"):
         save_weights(ActNorm(2), tmp_path / "weights.safetensors")
     assert not list(tmp_path.iterdir())
 
 
 def test_what_has_no_transform_is_refused():
-    with pytest.raises(ValueError, match="is a Transform or has one as .transform .* got Linear. Wrap it"):
+    with pytest.raises(ValueError, match="must be a Transform or have one as .transform .* got Linear. Wrap it"):
         Forward(nn.Linear(2, 2))
 
 
@@ -462,7 +465,10 @@ def test_what_has_no_transform_is_refused():
         (torch.zeros(2), "example must have a batch dimension"),
         (torch.zeros(0, 2), "example must hold at least one sample"),
         (torch.zeros(2, 2, dtype=torch.uint8), r"example must be a floating-point tensor; got torch.uint8"),
-        (torch.zeros(2, 2, dtype=torch.float64), r"a batch that the model takes; got shape \(2, 2\) of torch.float64"),
+        (
+            torch.zeros(2, 2, dtype=torch.float64),
+            r"a batch that the model accepts; got shape \(2, 2\) of torch.float64",
+        ),
         (torch.full((2, 2), torch.nan), "x must be finite"),
     ],
     ids=["shape", "vector", "empty", "bytes", "double", "nan"],
@@ -475,11 +481,13 @@ def test_an_example_that_the_model_does_not_take_gets_a_sentence(example, senten
 def test_an_image_of_another_size_gets_a_sentence():
     model, _ = made("classifier")
     model.head = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-    with pytest.raises(ValueError, match="example must be a batch that the model takes; got shape .*1024 and 64x3"):
+    with pytest.raises(ValueError, match="example must be a batch that the model accepts; got shape .*1024 and 64x3"):
         forward_program(model, rows(2, 3, 16, 16))
     model, _ = made("image-flow")
     model.event_shape = None
-    with pytest.raises(ValueError, match=r"a code of the base's shape, \(4, 3, 3\); got one of shape \(4, 2, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"the code of example must have the shape of the base, \(4, 3, 3\); got \(4, 2, 2\)"
+    ):
         forward_program(model, torch.ones(2, 1, 4, 4))
 
 
@@ -498,16 +506,16 @@ class Fickle(nn.Module):
         return 0.5 * x if torch.compiler.is_compiling() else 0.25 * x
 
 
-def test_a_forward_pass_that_branches_on_values_gets_a_sentence():
-    with pytest.raises(RuntimeError, match="cannot be traced into one program: .* Remove what depends on the values"):
+def test_a_forward_pass_that_branches_on_values_is_refused_with_a_remedy():
+    with pytest.raises(
+        RuntimeError, match="cannot be traced into one program: .* Remove control flow that depends on values"
+    ):
         forward_program(ResidualBlock(Branching(), lipschitz=0.5), torch.ones(2, 2))
 
 
 def test_a_program_that_differs_from_its_model_is_not_handed_out(tmp_path):
     model = ResidualBlock(Fickle(), lipschitz=0.5).eval()
-    with pytest.raises(
-        RuntimeError, match="program must give what the model gives; for a batch of 1 their code differ"
-    ):
+    with pytest.raises(RuntimeError, match="program must agree with the model; for a batch of 1 their code differ"):
         save_program(model, torch.ones(2, 2), tmp_path / "program.pt2")
     assert not list(tmp_path.iterdir())
 

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from .subject import Block, Skipped, Subject, Verdict, lengths, json_number, normalise
+from .subject import Block, Skipped, Subject, Verdict, json_number, lengths, normalise
 
 #: The relative allowance for rounding in comparisons.
 ROUNDING = 1e-9
