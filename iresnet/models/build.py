@@ -224,7 +224,7 @@ def _shrink_(g: nn.Module, factor: float) -> None:
 def _branch(network: Network, shape: Shape, scale: int) -> nn.Module:
     record = ACTIVATIONS[network.activation]
     activation: Activation = partial(record.kind, *([network.frequency] if "frequency" in record.settings else []))
-    width, batchnorm = network.width or shape[0], _batchnorm(shape)
+    width, batchnorm = network.width or shape[0], nn.BatchNorm1d if len(shape) == 1 else nn.BatchNorm2d
     if network.branch == "potential":
         return potential(shape, width, activation(), _kernel(network, scale) if len(shape) > 1 else 0)
 
@@ -250,10 +250,6 @@ def _kernel(network: Network, scale: int) -> int:
             f"{len(network.blocks)} scales; got {list(network.kernels)}. Use kernels = [3]."
         )
     return network.kernels[scale if len(network.kernels) > 1 else 0]
-
-
-def _batchnorm(shape: Shape) -> type[nn.BatchNorm1d] | type[nn.BatchNorm2d]:
-    return nn.BatchNorm1d if len(shape) == 1 else nn.BatchNorm2d
 
 
 def _base(network: Network, shape: Shape) -> Base:
