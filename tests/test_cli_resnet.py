@@ -141,7 +141,7 @@ def test_the_report_of_a_resnet_shows_no_inverse(call, tmp_path):
     folder = copy_of(trained("resnet164"), tmp_path / "run")
     assert call("report", folder)[0] == 0
     read = Read((folder / "report.html").read_text())
-    assert {"training", "test-figures", "settings"} <= set(read.ids)
+    assert {"training", "test-metrics", "settings"} <= set(read.ids)
     assert not {"reconstructions", "interpolation", "certificate"} & set(read.ids)
 
 
@@ -211,7 +211,7 @@ def test_a_report_leaves_out_what_needs_a_proof_and_says_why(name):
     assert m.reconstruction is not None
     assert m.spectra == []
     text = Read(page(m)).text
-    assert "Left out: a line is decoded by a proven inverse" in text
+    assert "Left out: interpolation needs a proven inverse" in text
     assert "Its inverse is not proven." in text
 
 

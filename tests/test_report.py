@@ -91,7 +91,7 @@ PARTS = {
     "anomalies": {"anomalies": []},
     "singular-values": {"spectra": []},
     "certificate": {"certificate": {}},
-    "test-figures": {"evaluation": {}},
+    "test-metrics": {"evaluation": {}},
 }
 
 

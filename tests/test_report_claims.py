@@ -28,9 +28,9 @@ def test_an_inverse_without_a_proof_is_shown_as_it_is():
     assert summary(m).endswith("gives their likelihood (2.05 bits/dim). Its inverse is not proven.")
     for part in [
         "Largest block bound ∞ nothing is proven, for 360 rows: not every block is proven to be a contraction",
-        "Measured error 4.2 × 10⁻¹³ measured", "The errors are those which the iteration came to.",
-        "Inverse, block by block ∞ no bound: not every block is proven to be a contraction; 0 of 360 rows proven",
-        "Left out: a line is decoded by a proven inverse, and not every block is proven to be a contraction.",
+        "Measured error 4.2 × 10⁻¹³ measured", "The errors are those of the iteration, without a proof.",
+        "Inverse, bound per block ∞ no bound: not every block is proven to be a contraction; 0 of 360 rows proven",
+        "Left out: interpolation needs a proven inverse, and not every block is proven to be a contraction.",
     ]:  # fmt: skip
         assert part in text
     assert "Composed bound" not in text
@@ -115,7 +115,7 @@ def test_robustness_of_a_table_has_no_pixels():
 
 def test_a_linear_probe_stands_beside_one_on_the_inputs():
     text = Read(page(digits(evaluation=digits().evaluation | {"probe": material.PROBE}))).text
-    why = "95 % interval of Wilson, 360 rows; fitted to 1,221 training rows"
+    why = "95 % Wilson interval, 360 rows; fitted to 1,221 training rows"
     assert f"error of a linear probe on codes 1.94 % 0.95 to 3.96 % {why}" in text
     assert f"error of a linear probe on inputs 3.89 % 2.33 to 6.42 % {why}" in text
 

@@ -19,7 +19,7 @@ def test_everything_comes_back_on_the_cpu(device):
     assert all(t.device.type == "cpu" for t in tensors)
     assert len(m.samples) == len(m.data) == 64
     assert float(m.reconstruction.errors.max()) < 1e-5
-    assert m.anomalies[0].name == "as they are"
+    assert m.anomalies[0].name == "original"
     assert "Interpolation" in page(m)
 
 
@@ -36,7 +36,7 @@ def test_a_table_is_interpolated_too_and_has_no_corruptions():
     m = gather(Run.open(trained("points-density")))
     assert m.interpolation.shape == (6, 9, 2)
     assert m.anomalies == []
-    assert "Each line leads from one test point to another" in page(m)
+    assert "Each line interpolates between two test points" in page(m)
 
 
 def test_a_classifier_has_no_samples():

@@ -46,8 +46,8 @@ def test_the_summaries():
 def test_the_numbers_stand_beside_their_error_bars(digits_page):
     text = Read(digits_page).text
     for part in [
-        "1.67 %", "0.77 to 3.59 %", "6 rows wrong; 95 % interval of Wilson, 360 rows",
-        "2.051 bits/dim", "± 0.012", "one standard error over the rows", "± 9.3 × 10⁻⁴", "8 draws a row", "no bias",
+        "1.67 %", "0.77 to 3.59 %", "6 rows wrong; 95 % Wilson interval, 360 rows",
+        "2.051 bits/dim", "± 0.012", "one standard error over test data", "± 9.3 × 10⁻⁴", "8 draws a row", "no bias",
         "0 of 360 rows", "3 layers scaled down",
     ]:  # fmt: skip
         assert part in text
@@ -57,7 +57,7 @@ def test_the_numbers_stand_beside_their_error_bars(digits_page):
 def test_the_three_numbers_of_an_inverse_are_never_merged(digits_page):
     text = Read(digits_page).text
     for part in [
-        "Largest block bound ≤ 9.4 × 10⁻¹³ proven", "Code residual 3.1 × 10⁻¹³ evaluated",
+        "Largest block bound ≤ 9.4 × 10⁻¹³ proven", "Code residual 3.1 × 10⁻¹³ computed",
         "Measured error 4.2 × 10⁻¹³ measured", "Composed bound ≤ 7.3 × 10⁻⁶ proven",
         "360 rows inverted in float64 with 41.3 evaluations of g a row on average",
     ]:  # fmt: skip
@@ -72,7 +72,7 @@ def test_the_three_numbers_of_an_inverse_are_never_merged(digits_page):
 def test_an_unbounded_truncation_and_an_unknown_error_bar():
     density = {"value": 3.4, "unit": "bits/dim", "standard_error": float("inf"), "bias_bound": 1e-5}
     text = Read(page(digits(evaluation={"density": density}))).text
-    assert "bias ≤ 1.0 × 10⁻⁵ proven bound on what truncating the series leaves out" in text
+    assert "bias ≤ 1.0 × 10⁻⁵ proven bound on the truncation error of the series" in text
     assert "3.40 bits/dim no error bar is known" in text
 
 
@@ -122,8 +122,8 @@ def test_what_a_certificate_leaves_out_is_said(digits_page):
 def test_images_are_the_pixels_of_the_rows():
     m = digits()
     grids = re.findall(r'<div class="grid" role="img" aria-label="64 images: (.*?)".*?</div>', page(m))
-    assert grids == ["samples", "real test rows"]
-    body = re.search(r'aria-label="64 images: real test rows".*?</div>', page(m)).group()
+    assert grids == ["samples", "test data"]
+    body = re.search(r'aria-label="64 images: test data".*?</div>', page(m)).group()
     uris = re.findall(r"base64,([A-Za-z0-9+/=]+)", body)
     first = np.asarray(Image.open(io.BytesIO(base64.b64decode(uris[0]))))
     assert first.tolist() == [[255 - round(255 * v / 16) for v in row] for row in m.data[0, 0].tolist()]
@@ -179,14 +179,14 @@ def test_figures_are_named_once_with_or_without_a_loss():
 def test_curves_are_thinned_and_it_is_said():
     log = material.log(40_000, 10)
     text = page(digits(log=log))
-    assert "mean of 8 of the 4,000 logged rows" in text
+    assert "mean of 8 of the 4,000 logged values" in text
     drawn = re.findall(r'class="line train"', text)
     assert len(drawn) == 4
     assert max(d.count("L") for d in re.findall(r'<path d="([^"]*)" class="line train"', text)) < 500
 
 
 def test_what_the_axis_cuts_off_is_said(digits_page):
-    assert "Cut off at the top, where training begins: bits per dimension (up to 5.9" in digits_page
+    assert "Cut off at the top, at the start of training: bits per dimension (up to 5.9" in digits_page
     flat = [{"step": float(s), "loss": 2.0 - s / 100} for s in range(10)]
     assert "Cut off" not in page(digits(log=flat))
 

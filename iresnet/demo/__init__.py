@@ -1,4 +1,4 @@
-"""The demonstrations: one network with four jobs on `digits`, and flows on densities in the plane (`toy`)."""
+"""The demos: one network for four tasks on `digits`, and flows on two-dimensional densities (`toy`)."""
 
 from . import digits, toy
 

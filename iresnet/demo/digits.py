@@ -1,7 +1,7 @@
-"""The main job: one hybrid network on 8x8 digits, then everything it can do, and everything that is proven of it.
+"""The main demo: one hybrid network on 8x8 digits, all its tasks, and everything proven about it.
 
-The digits come with scikit-learn. The network is trained on 1,221 of them, chosen by 216, and judged by 360 that it has
-not met: error, bits per dimension, samples, reconstructions, anomaly scores, certificate.
+The digits come with scikit-learn: 1,221 for training, 216 for validation, 360 for the test. The report shows error,
+bits per dimension, samples, reconstructions, anomaly scores and the certificate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..train import Report
 
 @dataclass(frozen=True)
 class DigitsResult:
-    """What the demonstration shows; `changed` counts test images whose class tightening changed."""
+    """The metrics of the demo; `changed` counts test images whose predicted class tightening changed."""
 
     error: Error
     density: Density
@@ -37,7 +37,7 @@ class DigitsResult:
 
 
 def experiment(seed: int = 0, steps: int | None = None) -> Experiment:
-    """The preset of the demonstration."""
+    """Return the experiment of the demo: the preset digits-hybrid."""
     preset = replace(PRESETS["digits-hybrid"], seed=seed)
     return preset if steps is None else replace(preset, training=replace(preset.training, steps=steps))
 
@@ -50,13 +50,13 @@ def run(
     stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda text: None,
 ) -> DigitsResult | None:
-    """Train, judge, and write the report; None if it was stopped before the end."""
+    """Train, evaluate and write the report; return None if training was stopped."""
     settings = experiment() if settings is None else settings
     _check_folder(folder, settings)
     trained = start(settings, folder, report=report, stop=stop, overwrite=True)
     if not trained.finished or trained.certificate is None:
         return None
-    say("Judging it on test images …")
+    say("Evaluating on test images …")
     test, model = trained.run.splits().test, trained.run.model()
     content = evaluate.evaluate(model, test)
     before = evaluate.logits(trained.run.model("best"), test).argmax(1)
@@ -80,6 +80,6 @@ def run(
 
 
 def _check_folder(folder: Path, settings: Experiment) -> None:
-    """A demonstration replaces an earlier one, and nothing else."""
+    """Refuse a folder that holds a run other than an earlier demo."""
     if (folder / "config.toml").is_file() and Run.open(folder).experiment.name != settings.name:
         raise ValueError(f"{folder} holds another run. Choose another --out.")

@@ -1,7 +1,7 @@
-"""Flows trained on two densities in the plane, with everything proven about them beside the result.
+"""Flows trained on two-dimensional densities, with everything proven about them beside the result.
 
-Exact log-determinants, held-out likelihood beside the entropy that no model can beat, the certificate, the worst
-inverse error, and one picture.
+Log-determinants are exact. The result has the likelihood of test points beside the entropy, a lower bound for any
+model; the certificate; the largest inverse error; and one plot.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TITLES = {"moons": "Two moons", "checkerboard": "Checkerboard"}
 
 @dataclass(frozen=True)
 class ToySettings:
-    """The size of the demonstration's flows and of their training."""
+    """The settings of the demo's flows and of their training."""
 
     blocks: int = 16
     width: int = 64
@@ -47,7 +47,7 @@ class ToySettings:
 
 @dataclass(frozen=True)
 class ToyResult:
-    """What one density gave: likelihoods in nats; inverse errors in l2, the worst of 1,000 points, in float64."""
+    """Metrics on one density: likelihoods in nats; l2 inverse errors, the largest of 1,000 points, in float64."""
 
     density: str
     nats: float
@@ -65,7 +65,7 @@ class ToyResult:
 def run_density(
     name: str, settings: ToySettings, seed: int = 0, report: Report | None = None
 ) -> tuple[ToyResult, Flow, Certificate]:
-    """Train a flow on one density, release it with a certificate, and judge it on points it has not seen."""
+    """Train a flow on one density, tighten and certify it, and evaluate it on test points."""
     torch.manual_seed(seed)  # initial weights; everything else has a generator of its own
     generator = torch.Generator().manual_seed(seed)
     flow = mlp_flow(

@@ -1,6 +1,6 @@
-"""Anomalies: what the likelihood says about rows that were changed.
+"""Anomalies: likelihood scores of corrupted inputs.
 
-The score of a row is the share of held-out rows that are more likely, so held-out rows score evenly between 0 and 1.
+The score of an input is the fraction of validation data that is more likely, so it is uniform on data of the same kind.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ BUDGET = 18_500  # bytes of pixels in one row
 
 
 def anomalies(material: Material) -> Markup:
-    """How each kind scores, and for images a few of each."""
+    """Render the scores of each kind of corruption and, for images, a few examples."""
     kinds = [a for a in material.anomalies if len(a.images)][:KINDS]
     if not kinds:
         return Markup("")
     rows = [[_name(a), _strip(a), fixed(float(a.scores.double().quantile(0.5)), 3)] for a in kinds]
     scale = joined([tag("span", "0"), " score ", tag("span", "1")])
     head = ["kind", tag("span", scale, class_="scale"), "median"]
-    caption = "Anomaly scores; 1: less likely than every held-out row"
+    caption = "Anomaly scores; 1: less likely than all validation data"
     how = look(material) if material.is_image else None
     return joined([table(caption, head, rows, kind="strips"), _images(kinds, how) if how else ""])
 

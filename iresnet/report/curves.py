@@ -1,4 +1,4 @@
-"""Training: every figure of the log against the steps, and what was measured on held-out rows."""
+"""Training curves: every logged metric against the step, on training and validation data."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ HELD_OUT = "validation "
 NAMES = {
     "loss": "loss",
     "bits/dim": "bits per dimension",
-    "nats": "nats per row",
-    "truncation bits/dim": "bits per dimension that the series of training hides",
+    "nats": "nats per sample",
+    "truncation bits/dim": "truncation error of the training estimator, bits per dimension",
     "rate": "learning rate",
     "cross-entropy": "cross-entropy, nats",
 }
 
 
 def training(material: Material) -> Markup:
-    """One chart for each figure of the log; the learning rate comes last."""
+    """Render one chart per logged metric; the learning rate comes last."""
     names = _metrics(material.log)
     charts = [_chart(material.log, name) for name in names]
     if not charts:
         return Markup("")
-    notes = ["Axes of losses and likelihoods do not start at zero; those of errors and rates do."]
+    notes = ["Axes of losses and likelihoods do not start at zero; axes of errors and learning rates do."]
     if len(material.log) > POINTS:
         per = -(-len(material.log) // POINTS)
-        notes.append(f"Each point of a training curve is the mean of {per} of the {len(material.log):,} logged rows.")
+        notes.append(f"Each point of a training curve is the mean of {per} of the {len(material.log):,} logged values.")
     if cut := [note for _, note in charts if note]:
-        notes.append(f"Cut off at the top, where training begins: {listed(cut)}.")
+        notes.append(f"Cut off at the top, at the start of training: {listed(cut)}.")
     return figure(tag("div", joined(chart for chart, _ in charts), class_="charts"), " ".join(notes))
 
 
 def _metrics(log: Sequence[dict[str, float | None]]) -> list[str]:
-    """The names of what was logged, each once, in the order of their first appearance."""
+    """Return the names of the logged metrics, in the order of their first appearance."""
     keys = dict.fromkeys(k.removeprefix(HELD_OUT) for row in log for k in row if k not in ("step", "seconds", "rate"))
     names = [k for k in keys if series(log, k) or series(log, HELD_OUT + k)]
     loss = series(log, "loss")
     if loss and not series(log, HELD_OUT + "loss") and any(k != "loss" and series(log, k) == loss for k in names):
-        names.remove("loss")  # one that is the likelihood need not be shown twice
+        names.remove("loss")  # a loss that equals the likelihood is shown once
     return names[:8] + (["rate"] if series(log, "rate") else [])
 
 
 def series(log: Sequence[dict[str, float | None]], name: str) -> Series:
-    """(step, value) of every row that has both, and whose value can be drawn."""
+    """Return (step, value) of every logged line that has both, if the value can be drawn."""
     pairs = [(row.get("step"), row.get(name)) for row in log]
     return [(s, v) for s, v in pairs if s is not None and v is not None and abs(v) < LARGEST]
 
 
 def thinned(points: Series, most: int = POINTS) -> Series:
-    """At most so many points: means over equally many neighbours.
+    """Thin a curve to at most so many points, by means over neighbours.
 
     >>> thinned([(0, 1.0), (1, 3.0), (2, 5.0), (3, 5.0)], most=2)
     [(0.5, 2.0), (2.5, 5.0)]
@@ -70,7 +70,7 @@ def thinned(points: Series, most: int = POINTS) -> Series:
 
 
 def _chart(log: Sequence[dict[str, float | None]], name: str) -> tuple[Markup, str]:
-    """The chart, and what its axis leaves out at the top, if anything."""
+    """Render the chart; also return a note on what its axis cuts off at the top, if anything."""
     trained, held_out = thinned(series(log, name)), thinned(series(log, HELD_OUT + name))
     title, both = NAMES.get(name, name), trained + held_out
     x = axis(0.0, 1.015 * max(s for s, _ in both), "step")
@@ -88,7 +88,7 @@ def _chart(log: Sequence[dict[str, float | None]], name: str) -> tuple[Markup, s
 
 
 def _y_axis(points: Series, *, zero: bool) -> tuple[Axis, float]:
-    """An axis for what comes after the first twentieth of the steps, and the highest value, which may lie above it."""
+    """Return an axis that fits all but the first 5 % of the steps, and the highest value, which may lie above it."""
     start = 0.05 * max(s for s, _ in points)
     low, highest = min(v for _, v in points), max(v for _, v in points)
     later = max(v for s, v in points if s >= start)

@@ -1,4 +1,4 @@
-"""The page: a head, the sections that have material, a foot; and the file, written whole or not at all."""
+"""The page: head, sections that have content, foot; and the file, written atomically."""
 
 from __future__ import annotations
 
@@ -19,23 +19,29 @@ from .settings import pictures, settings
 
 PAPER = "https://proceedings.mlr.press/v97/behrmann19a.html"
 
-#: The title of each section, what it shows in a sentence, and the function that makes it.
+#: Title of each section -> one sentence about it, and the function that renders it.
 SECTIONS = {
-    "Training": ("What was minimised, and how it went on rows that were not trained on.", training),
-    "Test figures": ("Each number beside its error bar, and what the bar is.", scores),
-    "Samples": ("Codes drawn from the base, sent through the inverse.", samples),
-    "Reconstructions": ("From row to code and back. Three numbers, which say different things.", reconstructions),
-    "Interpolation": ("Straight lines between two codes, sent through the inverse.", interpolation),
-    "Anomalies": ("The likelihood of rows that were changed, among those of held-out rows.", anomalies),
-    "Pictures": ("What was drawn beside this page.", pictures),
-    "Singular values": ("What the constraint does to each layer, and what is proven of it.", singular_values),
-    "Certificate": ("An upper bound for every block, computed from its weights.", certificate),
-    "Settings": ("What it takes to make this network again.", settings),
+    "Training": ("Training and validation curves.", training),
+    "Test metrics": ("Each metric with its error bar.", scores),
+    "Samples": ("Codes drawn from the base distribution and decoded by the inverse network.", samples),
+    "Reconstructions": (
+        "Inputs encoded and decoded again, with proven, computed and measured errors.",
+        reconstructions,
+    ),
+    "Interpolation": ("Straight lines between two codes, decoded by the inverse network.", interpolation),
+    "Anomalies": ("Anomaly scores of corrupted inputs, relative to validation data.", anomalies),
+    "Plots": ("Further plots of this run.", pictures),
+    "Singular values": (
+        "The spectrum of each constrained layer, its coefficient and its proven bound.",
+        singular_values,
+    ),
+    "Certificate": ("A proven upper bound on the Lipschitz constant of every block.", certificate),
+    "Settings": ("Everything needed to reproduce this run.", settings),
 }
 
 
 def page(material: Material) -> str:
-    """The report as one HTML document that needs nothing else."""
+    """Return the report as one self-contained HTML document."""
     made = {title: make(material) for title, (_, make) in SECTIONS.items()}
     shown = {title: content for title, content in made.items() if content}
     body = [
@@ -48,13 +54,13 @@ def page(material: Material) -> str:
 
 
 def write(material: Material, path: str | Path) -> Path:
-    """Write the page to `path`; a reader sees the old file or the new one, never a part."""
+    """Write the page to `path` atomically: a reader sees the old file or the new one, never a part."""
     return atomic.write(path, page(material))
 
 
 def _head(material: Material) -> Markup:
     style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-    # The policy makes the promise to fetch nothing one that the browser keeps.
+    # With this policy the browser refuses to fetch anything.
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     return tag(
         "head",

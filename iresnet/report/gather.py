@@ -1,4 +1,4 @@
-"""Collect what a report shows from a run folder: read what is written there, draw and solve the rest anew."""
+"""Collect the content of a report from a run folder: read its files; draw samples and solve inverses again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..transform import Shape
 from .material import Anomaly, Material, Reconstruction, SpectrumOfLayer
 from .words import last_name, without_folders
 
-#: Images of each kind; points of a table; rows whose reconstruction is shown; images that are corrupted.
+#: Images shown; points of a table; reconstructions shown; images corrupted.
 IMAGES, POINTS, REBUILT, STRANGE = 64, 2000, 10, 10
 
 #: Layers whose dense matrix has more entries than this are left out of the singular values.
@@ -30,7 +30,7 @@ LARGEST_MATRIX = 4_000_000
 
 @torch.no_grad()
 def gather(run: Run, *, device: str = "cpu", seed: int = 0) -> Material:
-    """Everything a report shows of a run, made on a device and handed over on the CPU."""
+    """Return everything a report shows of a run, computed on a device and returned on the CPU."""
     model, test = run.model(device=device), run.splits().test
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))
     shown = test.take(order[: IMAGES if run.schema.is_image else POINTS])
@@ -57,7 +57,7 @@ def gather(run: Run, *, device: str = "cpu", seed: int = 0) -> Material:
 
 
 def _local(data: DataSettings) -> DataSettings:
-    """Settings of data by the names of files and folders alone: where they lie on a disk is nobody's business."""
+    """Return the settings with file and folder names only: paths on the disk are private."""
     return replace(data, source=last_name(data.source), folder=last_name(data.folder))
 
 
@@ -72,7 +72,7 @@ def _samples(model: nn.Module, count: int, device: str, seed: int) -> Tensor:
 
 
 def _is_proven(run: Run) -> bool:
-    """Whether codes can be decoded with a proof: only a certificate that does not pass says that they cannot."""
+    """Whether the inverse is proven: yes, unless there is a certificate that does not pass."""
     return bool(run.read_json("certificate.json").get("passed", True))
 
 
@@ -89,14 +89,14 @@ def _rebuilt(model: nn.Module, rows: Dataset) -> Reconstruction | None:
 
 
 def _anomalies(run: Run, model: nn.Module, rows: Dataset, device: str) -> list[Anomaly]:
-    """The data as they are and every corruption of them, with their scores."""
+    """Return the data and every corruption of them, with their anomaly scores."""
     levels, reference, few = cast(int, run.schema.levels), run.reference(), _first(rows, STRANGE)
-    versions = {"as they are": few.x} | {name: corrupt(name, few.x, levels) for name in CORRUPTIONS}
+    versions = {"original": few.x} | {name: corrupt(name, few.x, levels) for name in CORRUPTIONS}
     found = {e["name"]: e["detection"] for e in run.read_json("evaluation.json").get("anomalies", [])}
     made = []
     for name, x in versions.items():
         values = evaluate.log_likelihood(model, Dataset(x, None, run.schema).to(device)).value.cpu()
-        note = f"less likely than a real image in {100 * found[name]:.0f} % of pairs" if name in found else ""
+        note = f"less likely than an original in {100 * found[name]:.0f} % of pairs" if name in found else ""
         made.append(Anomaly(name, x, evaluate.anomaly(values, reference), note))
     return made
 
@@ -106,7 +106,7 @@ def _first(rows: Dataset, count: int) -> Dataset:
 
 
 def spectra(model: nn.Module, shape: Shape) -> Iterator[SpectrumOfLayer]:
-    """The singular values of every constrained layer whose matrix can be written out."""
+    """Yield the singular values of every constrained layer whose dense matrix is small enough."""
     for name, block, at in residual_blocks(model, shape):
         if not any(lipschitz.cap_of(layer) is not None for layer in block.g.modules()):
             continue

@@ -38,8 +38,8 @@ def reconstructions(material: Material) -> Markup:
 def _numbers(i: dict[str, Any]) -> Markup:
     items = [
         ("Largest block bound", "largest_block_bound", at_most, _proven(i)),
-        ("Code residual", "code_residual", number, "evaluated: ‖F(x̂) − z‖, through the whole network in float64"),
-        ("Measured error", "measured_error", number, "measured: ‖x̂ − x‖, as the true x is known here"),
+        ("Code residual", "code_residual", number, "computed: ‖F(x̂) − z‖, through the whole network in float64"),
+        ("Measured error", "measured_error", number, "measured: ‖x̂ − x‖, since the true x is known here"),
         ("Composed bound", "composed_bound", at_most, _composed(i)),
     ]
     if _unbounded(i):
@@ -76,7 +76,7 @@ def _iteration(i: dict[str, Any]) -> str:
         return f"The iteration diverges {which}; that does not say that there is no inverse."
     if nonfinite_to_none(i.get("measured_error")) is None:
         return "The iteration diverges, for the worst row at least; that does not say that there is no inverse."
-    return "The errors are those which the iteration came to."
+    return "The errors are those of the iteration, without a proof."
 
 
 def _proven(i: dict[str, Any]) -> str:

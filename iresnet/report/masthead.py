@@ -1,4 +1,4 @@
-"""The head of the page: the name, what the network does in one sentence, and its key figures with their error bars."""
+"""The head of the page: the name, a one-sentence summary, and the key metrics with error bars."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def masthead(material: Material) -> Markup:
         "header",
         tag("h1", material.name),
         tag("p", summary(material), class_="summary"),
-        tag("p", joined((tag("span", part) for part in _circumstances(material)), " · "), class_="circumstances"),
+        tag("p", joined((tag("span", part) for part in _environment(material)), " · "), class_="circumstances"),
         pairs(metrics, kind="key") if metrics else "",
     )
 
 
 def summary(material: Material) -> str:
-    """What one network does, in a sentence."""
+    """Summarise the network in one sentence."""
     blocks = len(material.certificate.get("blocks") or [])
     size = f"{count(blocks, 'block')} and {material.parameters:,} parameters" if blocks else ""
     size = size or f"{material.parameters:,} parameters"
-    deeds = _deeds(material)
-    sentence = f"One {kind(material)} of {size}{' that ' + listed(deeds) if deeds else ''}."
+    abilities = _abilities(material)
+    sentence = f"One {kind(material)} of {size}{' that ' + listed(abilities) if abilities else ''}."
     return f"{sentence} Its inverse is not proven." if material.unproven else sentence
 
 
@@ -44,24 +44,24 @@ def kind(material: Material) -> str:
     return "invertible residual network" if material.is_inverted and not material.unproven else "residual network"
 
 
-def _deeds(material: Material) -> list[str]:
+def _abilities(material: Material) -> list[str]:
     rows, e = what_rows_are(material), material.evaluation
-    deeds = []
+    abilities = []
     classes = 0 if material.objective == "density" else len(material.schema.classes)
     if classes:
         wrong = e.get("error") or {}
         tested = wrong.get("rows") or e.get("rows")
         noted = f" ({wrong['wrong']} of {tested} wrong)" if "wrong" in wrong and tested else ""
-        deeds.append(f"classifies {rows} into {classes} classes{noted}")
+        abilities.append(f"classifies {rows} into {classes} classes{noted}")
     if density := e.get("density"):
         of = "their likelihood" if classes else f"the likelihood of {rows}"
-        deeds.append(f"gives {of} ({number(density['value'])} {density['unit']})")
+        abilities.append(f"gives {of} ({number(density['value'])} {density['unit']})")
     if material.samples is not None:
-        deeds.append("generates new ones" if deeds else f"generates {rows}")
+        abilities.append("generates new ones" if abilities else f"generates {rows}")
     if material.unproven or not material.is_inverted:
-        return deeds
+        return abilities
     proof = ", with a proof for every block" if material.certificate.get("passed") else ""
-    return [*deeds, f"is inverted{proof}"]
+    return [*abilities, f"is inverted{proof}"]
 
 
 def what_rows_are(material: Material) -> str:
@@ -73,7 +73,7 @@ def what_rows_are(material: Material) -> str:
     return "points in the plane" if shape == (2,) else f"rows of {count(shape[0], 'column')}"
 
 
-def _circumstances(material: Material) -> list[str]:
+def _environment(material: Material) -> list[str]:
     e = material.environment
     parts = [f"{material.objective} objective"]
     if isinstance(e.get("seconds"), int | float):
@@ -86,14 +86,14 @@ def _circumstances(material: Material) -> list[str]:
 
 
 def interval(low: float, value: float, high: float, decimals: int) -> Markup:
-    """An error bar with its ends in numbers."""
+    """Render an error bar with its ends as numbers."""
     at = Axis(low, high).at(value) if 0 < high - low < math.inf else UNITS // 2
     marks = [Mark("M0 500H1000", "line"), Mark("M0 150V850M1000 150V850", "line"), Mark(f"M{at} 500h0", "dots")]
     ends = (tag("span", fixed(v, decimals)) for v in (low, high))
     return tag("div", next(ends), drawing(marks), next(ends), class_="bar")
 
 
-def _figure(value: object, unit: str, bar: object, note: str) -> Markup:
+def _metric(value: object, unit: str, bar: object, note: str) -> Markup:
     return joined([tag("strong", value), " " if unit else "", tag("span", unit, class_="unit"), bar, tag("p", note)])
 
 
@@ -103,14 +103,14 @@ def _error(material: Material) -> tuple[str, Markup] | None:
         return None
     bar = interval(e["low"], e["value"], e["high"], 2) if None not in (e.get("low"), e.get("high")) else ""
     note = f"bar: {error_interval(material)}" if bar else "over all rows"
-    return f"{material.split.capitalize()} error", _figure(fixed(e["value"], 2), "%", bar, note)
+    return f"{material.split.capitalize()} error", _metric(fixed(e["value"], 2), "%", bar, note)
 
 
 def error_interval(material: Material) -> str:
-    """What the error bar of a classification error is, in words."""
+    """Describe the error bar of a classification error."""
     e = material.evaluation.get("error") or {}
     rows = e.get("rows") or material.evaluation.get("rows")
-    return "95 % interval of Wilson" + (f", {count(rows, 'row')}" if rows else "")
+    return "95 % Wilson interval" + (f", {count(rows, 'row')}" if rows else "")
 
 
 def _density(material: Material) -> tuple[str, Markup] | None:
@@ -123,8 +123,8 @@ def _density(material: Material) -> tuple[str, Markup] | None:
         nonfinite_to_none(d["value"]),
     )
     bar = interval(value - se, value, value + se, decimals) if se and value is not None else ""
-    note = "bar: one standard error over the rows" if bar else "mean over the rows"
-    return "Negative log-likelihood", _figure(fixed(d["value"], decimals), d["unit"], bar, note)
+    note = "bar: one standard error over test data" if bar else "mean over test data"
+    return "Negative log-likelihood", _metric(fixed(d["value"], decimals), d["unit"], bar, note)
 
 
 def _measured(material: Material) -> tuple[str, Markup] | None:
@@ -135,7 +135,7 @@ def _measured(material: Material) -> tuple[str, Markup] | None:
     note = f"measured: largest l₂ distance to the true input, {rows}"
     if found is None:
         note = f"measured: the iteration diverges for the worst of {rows}"
-    return "Error of the inverse", _figure("∞" if found is None else number(found), "", "", note)
+    return "Error of the inverse", _metric("∞" if found is None else number(found), "", "", note)
 
 
 def _proven(material: Material) -> tuple[str, Markup] | None:
@@ -143,10 +143,10 @@ def _proven(material: Material) -> tuple[str, Markup] | None:
     if "largest_block_bound" not in i:
         return None
     bound, rows = nonfinite_to_none(i["largest_block_bound"]), f"{i['proven']:,} of {count(i['rows'], 'row')}"
-    note = f"proven: largest bound of a single block’s solve, {rows}"
+    note = f"proven: largest error bound of one block’s inverse, {rows}"
     if bound is None:
         note = f"no bound: {unproven(i)}; {rows} proven"
-    return "Inverse, block by block", _figure("∞" if bound is None else at_most(bound), "", "", note)
+    return "Inverse, bound per block", _metric("∞" if bound is None else at_most(bound), "", "", note)
 
 
 def _contraction(material: Material) -> tuple[str, Markup] | None:
@@ -158,4 +158,4 @@ def _contraction(material: Material) -> tuple[str, Markup] | None:
     good = sum(b.get("verdict") == "proven" for b in blocks)
     word = "proven" if good == len(blocks) else "NOT proven for all"
     note = f"{word}: largest Lip(g); {good} of {count(len(blocks), 'block')} below 1"
-    return "Contraction", _figure(at_most(largest, 4), "", "", note)
+    return "Lipschitz constant", _metric(at_most(largest, 4), "", "", note)

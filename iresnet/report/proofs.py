@@ -1,4 +1,4 @@
-"""What is proven: the singular values of each layer under its bound, and the certificate, block by block."""
+"""Proofs: the singular values of each layer beside its bound, and the certificate, block by block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .markup import Markup, figure, joined, more, pairs, table, tag
 from .material import Material, SpectrumOfLayer
 from .words import at_most, count, fixed, number
 
-#: Layers and blocks that are shown without being asked; values of one layer's curve.
+#: Layers and blocks shown unfolded; points of one layer's curve.
 LAYERS, BLOCKS, VALUES = 12, 16, 40
 
 COVERS = [
@@ -20,9 +20,9 @@ COVERS = [
 ]
 LEAVES_OUT = [
     "Rounding in the forward pass.",
-    "Other input sizes than the one it was computed for, and weights after one more training step.",
+    "Input sizes other than the one shown, and weights after further training.",
     "How well the density fits, or how well the classifier classifies.",
-    "A constant that was asserted is shown as such, and never passes.",
+    "A constant that the user asserted is marked, and never passes.",
 ]
 
 
@@ -71,7 +71,7 @@ def certificate(material: Material) -> Markup:
         shown = joined([_overview(blocks), more(f"All {len(blocks)} blocks", shown)])
     layers = [layer for b in blocks for layer in b.get("layers") or [] if layer.get("estimate") is not None]
     every = more(f"Every layer of every block ({len(layers)})", _layers(blocks)) if layers else ""
-    scope = tag("div", _list("What it covers", COVERS), _list("What it does not", LEAVES_OUT), class_="beside")
+    scope = tag("div", _list("What is proven", COVERS), _list("What is not proven", LEAVES_OUT), class_="beside")
     return joined([verdict, _stretch(c.get("stretch")), shown, every, scope])
 
 
@@ -120,7 +120,7 @@ def _overview(blocks: list[dict[str, Any]]) -> Markup:
     y = axis(0, max([1.1, *(1.05 * v for _, v in points)]), "proven bound of Lip(g)", ticks=3, zero=True)
     marks = [rule(y, 1.0, "asked"), dots(x, y, points, "accent big")]
     content = plot(x, y, marks, f"Proven bounds of {count(len(points), 'block')}", kind="wide")
-    return figure(content, "Below the dashed line a block is a contraction.")
+    return figure(content, "A block below the dashed line is a contraction.")
 
 
 def _layers(blocks: list[dict[str, Any]]) -> Markup:
@@ -131,7 +131,7 @@ def _layers(blocks: list[dict[str, Any]]) -> Markup:
         if layer.get("estimate") is not None
     ]
     head = ["layer", "kind", "coefficient", "estimate", "bound"]
-    return table("The estimate approaches the norm from below; the bound is above it", head, rows)
+    return table("Spectral norms: the estimate is below the norm, the bound above it", head, rows)
 
 
 def _norm(layer: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Samples beside data, and straight lines between codes, decoded: as images, points or columns."""
+"""Samples beside data, and decoded interpolations between codes: as images, points or columns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def samples(material: Material) -> Markup:
 
 def _images(material: Material, drawn: Tensor) -> Markup:
     how, frames = look(material), list[Markup]()
-    for name, images in (("Samples", drawn), (f"Real {material.split} rows", material.data)):
+    for name, images in (("Samples", drawn), (f"{material.split.capitalize()} data", material.data)):
         if images is not None and len(images):
             shown = fitting(images, IMAGES)
             shown = shown[: len(shown) // 8 * 8 or len(shown)]
@@ -46,7 +46,7 @@ def _points(material: Material, data: Tensor, drawn: Tensor) -> Markup:
     (left, right), (bottom, top) = scatter.square_window(xs)
     x, y = axis(left, right, material.columns[0]), axis(bottom, top, material.columns[1])
     frames = []
-    for name, rows, kind in (("Samples", ys, "accent"), (f"Real {material.split} rows", xs, "ink-dots")):
+    for name, rows, kind in (("Samples", ys, "accent"), (f"{material.split.capitalize()} data", xs, "ink-dots")):
         if kind == "accent" or material.data is not None:
             points = [(float(a), float(b)) for a, b in rows[:POINTS]]
             content = plot(x, y, [dots(x, y, points, kind)], f"{name}: {count(len(points), 'point')}", kind="square")
@@ -101,7 +101,7 @@ def interpolation(material: Material) -> Markup:
     """Straight lines between the codes of two rows, decoded step by step."""
     lines = material.interpolation
     if lines is None and material.unproven:
-        words = "Left out: a line is decoded by a proven inverse, and not every block is proven to be a contraction."
+        words = "Left out: interpolation needs a proven inverse, and not every block is proven to be a contraction."
         return tag("p", words, class_="note")
     if lines is None or 0 in lines.shape[:2]:
         return Markup("")
@@ -116,7 +116,7 @@ def _image_lines(material: Material, lines: Tensor) -> Markup:
     shown = fitting(lines.flatten(0, 1), PAIRS * STEPS, BUDGET)
     pairs = max(1, len(shown) // len(keep))
     content = grid(shown[: pairs * len(keep)], look(material), f"{count(pairs, 'row')} of images", len(keep))
-    return figure(content, f"Each row leads from one {material.split} image (left) to another (right).", kind="lines")
+    return figure(content, f"Each row interpolates between two {material.split} images (left and right).", kind="lines")
 
 
 def _plane_lines(material: Material, lines: Tensor) -> Markup:
@@ -129,13 +129,11 @@ def _plane_lines(material: Material, lines: Tensor) -> Markup:
     for pair in lines.double().tolist():
         marks += [line(x, y, pair, "path"), dots(x, y, [pair[0], pair[-1]], "accent big")]
     content = plot(x, y, marks, f"{count(len(lines), 'decoded line')} in the plane", kind="square")
-    return figure(
-        content, f"Each line leads from one {material.split} point to another; grey: real points.", kind="half"
-    )
+    return figure(content, f"Each line interpolates between two {material.split} points; grey: data.", kind="half")
 
 
 def _column_lines(material: Material, lines: Tensor) -> Markup:
-    x, charts = axis(0, 1, "way from one code to the other", ticks=2), []
+    x, charts = axis(0, 1, "position between the two codes", ticks=2), []
     for j, name in enumerate(material.columns[: scatter.COLUMNS]):
         values = lines[:PAIRS, :, j].double()
         air = 0.06 * float(values.max() - values.min())

@@ -1,4 +1,4 @@
-"""Test figures: every number with its error bar, said in words, and which classes are taken for which."""
+"""Test metrics: every metric with its error bar, explained, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MATRIX, LISTED = 20, 12
 
 
 def scores(material: Material) -> Markup:
-    """The table of figures, and the confusion matrix of a classifier."""
+    """Render the table of metrics, and the confusion matrix of a classifier."""
     rows = _rows(material)
     content = []
     if rows:
         counted = material.evaluation.get("rows")
-        caption = f"Figures on the {material.split} split" + (f", {count(counted, 'row')}" if counted else "")
-        content.append(table(caption, ["figure", "value", "error bar", "what the bar is"], rows, kind="figures"))
+        caption = f"Metrics on the {material.split} split" + (f", {count(counted, 'row')}" if counted else "")
+        content.append(table(caption, ["metric", "value", "error bar", "meaning"], rows, kind="figures"))
     if robust := material.evaluation.get("robustness"):
         content.append(robustness(robust, material))
     if confusion := material.evaluation.get("confusion"):
@@ -45,7 +45,9 @@ def _rows(material: Material) -> list[list[object]]:
         rows += _probe_rows(probe)
     if tightening := e.get("tightening"):
         changed = f"{tightening['predictions_changed']} of {count(tightening['rows'], 'row')}"
-        why = f"{count(tightening['layers'], 'layer')} scaled down to the coefficient before these figures were made"
+        why = (
+            f"{count(tightening['layers'], 'layer')} scaled down to the coefficient before these metrics were computed"
+        )
         rows.append(["predictions changed by tightening", changed, "", why])
     return rows
 
@@ -55,7 +57,7 @@ def _probe_rows(p: dict[str, Any]) -> list[list[object]]:
     rows: list[list[object]] = []
     for name, e in (("codes", p["codes"]), ("inputs", p["inputs"])):
         bar = f"{fixed(e['low'], 2)} to {fixed(e['high'], 2)} %"
-        why = f"95 % interval of Wilson, {count(e['rows'], 'row')}; fitted to {count(p['rows'], 'training row')}"
+        why = f"95 % Wilson interval, {count(e['rows'], 'row')}; fitted to {count(p['rows'], 'training row')}"
         rows.append([f"error of a linear probe on {name}", f"{fixed(e['value'], 2)} %", bar, why])
     return rows
 
@@ -64,12 +66,12 @@ def _density_rows(d: dict[str, Any], *, integrated: bool = False) -> list[list[o
     se, unit = nonfinite_to_none(d.get("standard_error")), d["unit"]
     decimals = decimals_for(se)
     value = f"{fixed(d['value'], decimals)} {unit}"
-    over = "one standard error over the rows: how much other rows of this kind would differ"
+    over = "one standard error: the spread expected for other test data"
     bar = [f"± {fixed(se, decimals)}", over] if se else ["", "no error bar is known"]
     rows: list[list[object]] = [["negative log-likelihood", value, *bar]]
     if estimator := nonfinite_to_none(d.get("estimator_error")):
         draws = f", {count(d['draws'], 'draw')} a row" if d.get("draws") else ""
-        rows.append(["", "", f"± {number(estimator)}", f"one standard error of the estimate itself{draws}"])
+        rows.append(["", "", f"± {number(estimator)}", f"one standard error of the estimator{draws}"])
     if integrated:
         why = "the log-determinant is the integral of a trace, within the tolerances of its solver"
         rows.append(["", "", "no bound known", why])
@@ -77,7 +79,7 @@ def _density_rows(d: dict[str, Any], *, integrated: bool = False) -> list[list[o
         exact = (
             "the log-determinant is exact, not estimated"
             if bias == 0
-            else "proven bound on what truncating the series leaves out"
+            else "proven bound on the truncation error of the series"
         )
         rows.append(["", "", "no bias" if bias == 0 else f"bias {at_most(bias)}", exact])
     return rows

@@ -1,4 +1,4 @@
-"""Settings: the configuration that made the network, the circumstances of the run, and further pictures."""
+"""Settings: configuration, environment of the run, and further plots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUDGET = 250_000  # bytes of all pictures together
 
 
 def pictures(material: Material) -> Markup:
-    """Pictures that were drawn elsewhere, reduced to what a page can carry."""
+    """Embed further plots, reduced in size."""
     chosen = material.pictures[:PICTURES]
     frames = []
     for title, path, caption in chosen:
@@ -35,7 +35,7 @@ def _reduced(path: Any, budget: int) -> tuple[bytes, tuple[int, int]]:
 
 
 def settings(material: Material) -> Markup:
-    """How to make the network again."""
+    """Render the configuration and the environment of the run."""
     facts = [(name, _words(name, value)) for name, value in material.environment.items() if value not in (None, {}, [])]
     facts.append(("parameters", f"{material.parameters:,}"))
     if material.sha256:
