@@ -51,7 +51,7 @@ def test_the_numbers_stand_beside_their_error_bars(digits_page):
         "0 of 360 rows", "3 layers scaled down",
     ]:  # fmt: skip
         assert part in text
-    assert "bar: one standard error over the rows" in text
+    assert "bar: one standard error over test data" in text
 
 
 def test_the_three_numbers_of_an_inverse_are_never_merged(digits_page):
