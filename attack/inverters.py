@@ -48,7 +48,7 @@ def inverters(r: random.Random) -> str:
 def _arithmetic(r: random.Random) -> Arithmetic:
     return Arithmetic(
         working=r.choice(["float16", "bfloat16", "float32"]),
-        exact=r.choice(["auto", "native", "gathered", "banded", "shifted"]),
+        exact=r.choice(["auto", "native", "im2col", "im2col_by_row", "shift_and_add"]),
         graph=False,
         code=r.choice(["float64", "none"]),
         proof=r.choice(["forward", "residual"]),

@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--weights", choices=["random", "flat"], nargs="+", default=["random"])
     parser.add_argument("--run", type=Path, help="folder of a trained model")
     parser.add_argument("--working", help="working precision: float16, bfloat16 or float32")
-    parser.add_argument("--exact", help="how to convolve in float64: auto, native, gathered, banded or shifted")
+    parser.add_argument("--exact", help="float64 convolution: auto, native, im2col, im2col_by_row or shift_and_add")
     options = parser.parse_args()
     begin, usual = time.perf_counter(), Arithmetic.on(torch.device(options.device))
     arithmetic = replace(usual, working=options.working or usual.working, exact=options.exact or usual.exact)

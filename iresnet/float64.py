@@ -1,9 +1,8 @@
-"""The arithmetic of a proof: what rounding in float64 can hide, u = 2^-53 being what one operation can be wrong by.
+"""Rounding errors in float64, where one operation has a relative error of at most u = 2^-53.
 
-A residual F(x) - z proves ||x - x*|| <= Lip(F^-1) ||F(x) - z||, where the residual is that of real numbers. So each
-transform says how far its evaluation in float64 can be off, ||fl(F(x)) - F(x)|| <= relative ||x|| + absolute, with all
-sizes that occur on the way (`Transform.rounding`; `branch.rounding` for a network g), and that is added to what was
-computed.
+A residual proves ||x - x*|| <= Lip(F^-1) ||F(x) - z|| for the residual in real arithmetic. So each transform states the
+error of its evaluation in float64, ||fl(F(x)) - F(x)|| <= relative ||x|| + absolute, including large intermediate
+values (`Transform.rounding`; `branch.rounding` for a network g), and that is added to the computed residual.
 """
 
 from __future__ import annotations
@@ -13,23 +12,23 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-#: Half the distance from one to the next number of float64: what one operation can be wrong by, relatively.
+#: The unit roundoff of float64: the largest relative error of one operation.
 UNIT = 2.0**-53
 
 #: The relative error of an elementary function such as exp: four units in the last place, each at most two of `UNIT`.
 ELEMENTARY = 8 * UNIT
 
-#: Covers the rounding of the few operations that lead to a bound, and of the norms it is made of.
+#: Covers the rounding of the few operations and norms from which a bound is computed.
 OUTWARD = 1 + 2.0**-28
 
-#: What is assumed of functions whose arithmetic cannot be read, and for which nothing is called proven: an error in
-#: float64 of this many parts of ||x|| + ||F(x)|| + ||z||.
+#: The error assumed for functions that cannot be parsed, and of which nothing is called proven: this fraction of
+#: ||x|| + ||F(x)|| + ||z|| in float64.
 RESIDUAL_ROUNDING = 2.0**-46
 
 
 def gamma(products: int) -> float:
-    """n u / (1 - n u) for n products and one more summand, added in any order: their error, relative to the sum of
-    their absolute values.
+    """Return n u / (1 - n u) for n products and one more summand in any order: the error relative to the sum of their
+    absolute values.
 
     >>> gamma(100) < 1.2e-14
     True
@@ -40,11 +39,11 @@ def gamma(products: int) -> float:
 
 @dataclass(frozen=True)
 class Rounding:
-    """What rounding in float64 can hide of a residual: with r, x and z the computed norms of F(x) - z, x and z,
+    """A bound on the exact residual, given the computed norms r, x and z of F(x) - z, x and z:
 
         ||F(x) - z||  <=  scale r + relative x + code z + absolute.
 
-    Make one with `Rounding.of`; of many transforms at once it has a column for each.
+    Use `Rounding.of` to make one. For many transforms at once, each field is a column with an entry per transform.
     """
 
     relative: float | Tensor
@@ -54,11 +53,11 @@ class Rounding:
 
     @classmethod
     def of(cls, relative: float, absolute: float, dimension: int, *, result: float = UNIT) -> Rounding:
-        """Where ||fl(F(x)) - F(x)|| <= relative ||x|| + absolute + result ||F(x)||, for inputs of this dimension.
+        """Make the bound for ||fl(F(x)) - F(x)|| <= relative ||x|| + absolute + result ||F(x)||, x of this dimension.
 
-        For x + g(x), with the first two for g, the sum is one rounding of its `result`. The difference to z is another,
-        and so are norms of so many squares, added in any order; squares that underflow are those of numbers below
-        2^-511.
+        For x + g(x), `relative` and `absolute` are those of g, and the sum is one rounding of its `result`. The bound
+        also covers the difference to z and the norms, sums of `dimension` squares in any order; squares of numbers
+        below 2^-511 underflow.
         """
         outward = 1 + (dimension + 32) * UNIT
         lost = math.sqrt(dimension) * 2.0**-508 * (1 + relative)
@@ -66,10 +65,10 @@ class Rounding:
 
     @classmethod
     def assumed(cls) -> Rounding:
-        """For an F that cannot be read: what evaluations lose in practice, unless large numbers cancel in them."""
+        """Make the bound assumed for an F that cannot be parsed: realistic unless large numbers cancel in it."""
         twice = 2 * RESIDUAL_ROUNDING
         return cls(twice, RESIDUAL_ROUNDING, twice, 1 + twice)
 
     def residual_bound(self, r: Tensor, x: Tensor, z: Tensor) -> Tensor:
-        """A bound of ||F(x) - z|| from the norms that were computed, one for each sample."""
+        """Bound ||F(x) - z|| of every sample from the computed norms."""
         return self.scale * r + self.relative * x + self.code * z + self.absolute

@@ -155,7 +155,9 @@ def test_the_weights_of_an_ensemble_get_the_gradients_of_its_members():
 def test_an_ensemble_in_training_gets_a_sentence(name):
     """Its norms could not be kept, and its constraint would lag behind without a word."""
     _, x, together, weights, buffers = ensemble(name, training=True)
-    with pytest.raises(RuntimeError, match="keeps its norm, which vmap over weights does not allow.*Call model.eval()"):
+    with pytest.raises(
+        RuntimeError, match="stores its norm, which is not possible under vmap over weights. Call model.eval()"
+    ):
         together(weights, buffers, x)
 
 

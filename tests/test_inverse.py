@@ -38,7 +38,7 @@ from tests.zoo import contraction, linear_block, normal, rouse_
 A = contraction(3, 0.8)
 INVERSE = torch.linalg.inv(torch.eye(3, dtype=A.dtype) + A)
 
-LOW = [Arithmetic("float16", "gathered"), Arithmetic("bfloat16", "shifted"), Arithmetic("float32", "auto")]
+LOW = [Arithmetic("float16", "im2col"), Arithmetic("bfloat16", "shift_and_add"), Arithmetic("float32", "auto")]
 
 
 def images(activation=nn.ELU):
@@ -315,7 +315,7 @@ def test_the_forward_proof_needs_the_code_residual(chain, pair):
 
 def test_residuals_in_float32_refine_as_well(chain, pair):
     x, z = pair
-    inverter = Inverter(chain, z, tolerance=1e-6, arithmetic=Arithmetic("float16", "gathered"))
+    inverter = Inverter(chain, z, tolerance=1e-6, arithmetic=Arithmetic("float16", "im2col"))
     assert any(s.single for s in inverter.schedules)
     solution = inverter.attempt(z)
     assert bool(solution.converged.all())

@@ -252,7 +252,7 @@ class TestMargin:
             Margin(model, radius=2.0)
         free = nn.Sequential(nn.Linear(3, 3))
         nn.init.constant_(free[0].weight, 0.1)
-        with pytest.raises(ValueError, match="A layer of a block is not constrained, so that nothing keeps its norm."):
+        with pytest.raises(ValueError, match="A layer of a block is not constrained, so its norm has no limit."):
             Margin(Classifier(ResidualBlock(free), nn.Linear(3, 4)), radius=2.0)
         with pytest.raises(NoBoundKnown, match="A margin is read off a linear head; Flatten has no linear layer."):
             class_vectors(nn.Flatten())

@@ -102,7 +102,7 @@ def test_a_context_is_a_tensor_of_the_program():
     with pytest.raises(ValueError, match="this network is conditional; pass context"):
         found.tensors()
     for whole in (nn.Sequential(g), Conditioned(g, nn.Linear(1, 2), nn.Linear(2, 2))):  # which gets no context inside
-        with pytest.raises(NoBoundKnown, match="Conditioned within another network has no context"):
+        with pytest.raises(NoBoundKnown, match="Conditioned inside another network gets no context"):
             parse(whole)
 
 

@@ -1,13 +1,13 @@
-"""The branch g of a residual block, read once into a program; all that is done with a g is done with its program.
+"""The branch g of a residual block, parsed once into a program from which everything else is computed.
 
-In reading order: `program` (a graph of steps; its value), `derivative` (J v and J' v), `trace` (tr J in closed form),
-`constant` (Lip(g), proven), `rounding` (its error in float64), `convolution` (ways to convolve), `form` (g in one
-precision), `snapshot` (g as it was at one moment).
+Reading order: `program` (a graph of steps, and its value), `derivative` (J' v), `trace` (tr J in closed form),
+`constant` (a proven bound on Lip(g)), `rounding` (the rounding error of g in float64), `convolution` (convolution
+algorithms), `prepared` (g in one precision, and J v), `snapshot` (a private copy of g, which proofs are about).
 """
 
 from .constant import Bound, LayerBound, lipschitz_bound, nominal_constant, requested_bound, tighten_layers_
 from .derivative import linearise
-from .form import PreparedBranch, to_channels_last
+from .prepared import PreparedBranch, to_channels_last
 from .program import ParsedBranch, Program, Step, StepFunction, parse, run_program, try_parse
 from .snapshot import Snapshot, UncopiedBranch, check_same_shape, copy_branch, remove_constraints_, unconstrained_copy
 

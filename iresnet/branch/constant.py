@@ -1,9 +1,9 @@
-"""What is proven about a network g: its Lipschitz constant, from those of the steps of its program.
+"""A proven upper bound on the Lipschitz constant of g, from the bounds of the steps of its program (Sec. 2.1).
 
-Constants multiply along the steps; where results are put side by side their squares add, weighed as they are; a
-context shifts, and changes no constant. What cannot be read into a program (a forward of the user's own, which may
-reuse a layer, add a skip or call an unknown function; a hook; a parametrization of another library: see `trust`) is not
-composed: its constant must be asserted, and is shown as asserted.
+Constants multiply along a sequence of steps. For concatenated results, the squares add, with their weights. A context
+only shifts and does not change the constant. A g that cannot be parsed (a custom forward, which may reuse a layer, add
+a skip connection or call an unknown function; hooks or parametrizations of other libraries, see `trust`) gets no bound
+here: its constant must be asserted by the user, and is reported as asserted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LayerBound:
-    """One layer of g: the coefficient asked for, the norm from below, the proven bound from above."""
+    """One layer of g: the requested coefficient, the estimate of the norm from below, the proven bound from above."""
 
     name: str
     kind: str
@@ -57,26 +57,26 @@ class Bound:
 
     @property
     def block_lipschitz(self) -> float:
-        """Lip(x + g(x)) at most: 1 + Lip(g) (Lemma 2), or that of eigenvalues in [1 - value, 1]."""
+        """The bound on Lip(x + g(x)): 1 + Lip(g) (Lemma 2); smaller for eigenvalues in [1 - value, 1]."""
         return max(1.0, self.value - 1) if self.negative_semidefinite else 1 + self.value
 
 
 def lipschitz_bound(g: nn.Module, input_shape: Shape | None = None, *, estimate: bool = False) -> Bound:
-    """The proven Lipschitz bound of g for inputs of `input_shape` (no batch), from its parts.
+    """Prove a Lipschitz bound of g for inputs of `input_shape` (without batch); raise `NoBoundKnown` if not possible.
 
-    Sizes: the given shape, else all up to the largest that each layer has met, else all; under circular padding, where
-    a smaller input may have a larger norm, the given shape or all. With `estimate` the norms from below are computed
-    as well. Raises `NoBoundKnown` where a part has no bound.
+    Without `input_shape` the bound covers all sizes up to the largest that each layer has seen, or all sizes if it has
+    seen none. Under circular padding, where a smaller input may have a larger norm, it then covers all sizes. With
+    `estimate`, the norms are also estimated from below.
     """
     check_global_state()
     return bound_of_parsed(parse(g), input_shape, estimate=estimate)
 
 
-def bound_of_parsed(found: ParsedBranch, input_shape: Shape | None = None, *, estimate: bool = False) -> Bound:
-    """The bound of a g that has been read."""
+def bound_of_parsed(parsed: ParsedBranch, input_shape: Shape | None = None, *, estimate: bool = False) -> Bound:
+    """Prove a Lipschitz bound of a parsed g."""
     shapes = [None if input_shape is None else tuple(input_shape)]
     parts, constants, values = list[LayerBound](), list[float](), [1.0]
-    for step, into, (name, layer) in zip(found.program.steps, found.program.inputs, found.layers, strict=True):
+    for step, into, (name, layer) in zip(parsed.program.steps, parsed.program.inputs, parsed.layers, strict=True):
         _check_finite(name, layer)
         shape = shapes[into[0]]
         if step.kind == "join":
@@ -85,8 +85,8 @@ def bound_of_parsed(found: ParsedBranch, input_shape: Shape | None = None, *, es
             shapes.append(_concatenated_shape(*(shapes[n] for n in into)))
             continue
         if step.kind == "descent":
-            constants.append(constants[into[0] - 2])  # that of the same layer, before the activation
-            shapes.append(shapes[found.program.inputs[into[0] - 2][0]])
+            constants.append(constants[into[0] - 2])  # of the same layer, two steps back
+            shapes.append(shapes[parsed.program.inputs[into[0] - 2][0]])
         elif step.kind == "shift":
             constants.append(1.0)
             shapes.append(shape)
@@ -96,26 +96,26 @@ def bound_of_parsed(found: ParsedBranch, input_shape: Shape | None = None, *, es
             constants.append(part.bound)
             shapes.append(after)
         values.append(_product(values[into[0]], constants[-1]))
-    return Bound(values[-1], True, tuple(parts), _is_potential(found.g), constants=tuple(constants))
+    return Bound(values[-1], True, tuple(parts), _is_potential(parsed.g), constants=tuple(constants))
 
 
 def _product(a: float, b: float) -> float:
-    """a b; a product of nonzero constants that underflows is rounded up, as a later one may be large."""
+    """Multiply two constants; a product that underflows is rounded up, as a later factor may be large."""
     return 0.0 if a == 0 or b == 0 else max(a * b, 2.0**-1000)
 
 
-def _concatenated_shape(kept: Shape | None, made: Shape | None) -> Shape | None:
-    return None if kept is None or made is None else (kept[0] + made[0], *kept[1:])
+def _concatenated_shape(a: Shape | None, b: Shape | None) -> Shape | None:
+    return None if a is None or b is None else (a[0] + b[0], *a[1:])
 
 
 def _is_potential(g: nn.Module) -> bool:
-    """Whether g is one `Potential`, between reshapings at most: what comes back to x's shape undoes what left it."""
+    """Whether g is a single `Potential`, up to reshapes, which cancel since g keeps the shape of x."""
     rest = [leaf for _, leaf in leaves(g) if not may_return_input(leaf)]
     return len(rest) == 1 and type(rest[0]) is Potential
 
 
 def _check_finite(name: str, layer: nn.Module) -> None:
-    """Refuse numbers for which g(x) is none; weights are looked at where their norm is taken."""
+    """Raise if a parameter is not finite; constrained weights are checked where their norm is computed."""
     for kind, p in layer.named_parameters(recurse=False):
         if not bool(torch.isfinite(p).all()):
             raise ValueError(
@@ -127,7 +127,7 @@ def _check_finite(name: str, layer: nn.Module) -> None:
 def _layer_bound(
     step: Step, name: str, layer: nn.Module, shape: Shape | None, estimate: bool
 ) -> tuple[LayerBound, Shape | None]:
-    """What is known of one layer or activation, and the shape that it returns."""
+    """Bound one layer or activation; return it with the shape of its output."""
     if step.activation is not None:
         after = shape
         if may_return_input(layer) and shape is not None:
@@ -136,7 +136,7 @@ def _layer_bound(
     geometry, weight, cap = step.geometry or Geometry(), cast(Tensor, layer.weight), cap_of(layer)
     size = spectral.spatial_size(geometry, weight, shape)
     if shape is None and cap is not None and cap.seen and not geometry.circular:
-        size = cap.seen  # zero padding: no smaller input has a larger norm
+        size = cap.seen  # under zero padding no smaller input has a larger norm
     at = None if size is None else (weight.shape[1] * geometry.groups, *size)
     part = LayerBound(
         name,
@@ -154,7 +154,7 @@ def _layer_bound(
 
 
 def _largest_slope(step: Step, name: str, layer: nn.Module) -> float:
-    """The largest slope of an activation."""
+    """Return the largest slope of an activation."""
     record = step.activation
     constant = None if record is None else record.lipschitz(*step.settings)
     if constant is None:
@@ -163,17 +163,17 @@ def _largest_slope(step: Step, name: str, layer: nn.Module) -> float:
 
 
 def nominal_constant(g: nn.Module) -> float:
-    """The constant asked for: coefficients where layers are constrained, proven norms where they are not. Cheap."""
-    found = parse(g)
+    """Return the constant that the coefficients of g allow, with proven norms for unconstrained layers. Cheap."""
+    parsed = parse(g)
     values, constants = [1.0], list[float]()
-    for step, into, (name, layer) in zip(found.program.steps, found.program.inputs, found.layers, strict=True):
+    for step, into, (name, layer) in zip(parsed.program.steps, parsed.program.inputs, parsed.layers, strict=True):
         if step.kind in LINEAR:
             constants.append(_requested_norm(step, layer))
         elif step.kind == "descent":
             constants.append(constants[into[0] - 2])
         else:
             constants.append(1.0 if step.activation is None else _largest_slope(step, name, layer))
-        # Side by side no more than the larger, whatever the angle is, which is not read from a device.
+        # Concatenated results have at most the larger constant, for any angle, so none is read from the device.
         values.append(max(values[n] for n in into) * constants[-1])
     return values[-1]
 
@@ -186,20 +186,19 @@ def _requested_norm(step: Step, layer: nn.Module) -> float:
 
 
 def requested_bound(g: nn.Module) -> Bound:
-    """What the coefficients of g promise, before anything is proven; `NoBoundKnown` where a layer has none."""
+    """Return the bound that the coefficients of g request, not proven; raise `NoBoundKnown` for a layer without one."""
     if any(cap_of(layer) is None and lipschitz_constant(layer) is None for _, layer in primitives(g)):
-        raise NoBoundKnown("A layer of a block is not constrained, so that nothing keeps its norm. Constrain it.")
+        raise NoBoundKnown("A layer of a block is not constrained, so its norm has no limit. Constrain it.")
     return Bound(nominal_constant(g), False, (), _is_potential(g))
 
 
 def tighten_layers_(g: nn.Module, input_shape: Shape | None = None) -> list[str]:
-    """Rescale the layers of g whose proven bound exceeds their coefficient; the names of those that changed.
+    """Rescale the layers of g whose proven bound exceeds their coefficient; return the names of the changed layers.
 
-    The stored weight becomes the constrained one times coefficient / bound, so that power iteration finds nothing to
-    do.
+    The stored weight becomes the constrained weight times coefficient / bound, so the constraint has no effect on it.
     """
     changed: list[str] = []
-    done: set[nn.Module] = set()  # a layer may be used twice
+    done: set[nn.Module] = set()  # a layer may occur twice
     for part in lipschitz_bound(g, input_shape).parts:
         layer = g.get_submodule(part.name)
         cap = cap_of(layer)
@@ -207,7 +206,7 @@ def tighten_layers_(g: nn.Module, input_shape: Shape | None = None) -> list[str]
             continue
         done.add(layer)
         with torch.no_grad():
-            # A hair below, for the rounding of the product to the weight's own precision.
+            # Slightly below, for the rounding of the product to the weight's dtype.
             margin = 1 - 4 * torch.finfo(cast(Tensor, layer.weight).dtype).eps
             weight = cast(Tensor, layer.weight) * (cap.coefficient / part.bound * margin)
             cast(Any, layer).parametrizations.weight.original.copy_(weight)

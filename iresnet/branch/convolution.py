@@ -1,9 +1,9 @@
-"""Ways where the library's own are slow on a GPU: in float64 as matrix products, which reach its tensor cores.
+"""Convolution in float64 by matrix products, which use the tensor cores of a GPU where torch's algorithm does not.
 
-gathered    the patches of the image side by side, one product
-banded      the rows of every patch side by side, one product for every row of the kernel: a third of the copying
-shifted     one product for every place of the kernel, on the padded grid, nothing copied
-native      the library's own
+im2col            copy all patches, then one product
+im2col_by_row     copy the rows of the patches, then one product per kernel row: a third of the copying
+shift_and_add     one product per kernel element on the padded grid, without copies
+native            torch's own convolution
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .program import Program, Step, StepFunction, apply_step
 
 
 def im2col(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
-    """Patches of a channels-last image side by side, then one matrix product: what float64 tensor cores take."""
+    """Copy the patches of a channels-last image, then compute one matrix product."""
     weight, (n, _, _, _) = values[0], x.shape
     out, channels, a, b = weight.shape
     patches = _pad(x, step).unfold(1, a, 1).unfold(2, b, 1)  # (n, h, w, channels, a, b)
@@ -32,7 +32,7 @@ def im2col(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
 
 
 def im2col_by_row(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
-    """Side by side only what lies in one row of a patch; one product for every row of the kernel, added up."""
+    """Copy the rows of the patches, then sum one product per kernel row."""
     weight, padded = values[0], _pad(x, step)
     out, channels, a, b = weight.shape
     rows = padded.unfold(2, b, 1).permute(0, 1, 2, 4, 3)  # (n, height, w, b, channels)
@@ -47,9 +47,9 @@ def im2col_by_row(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
 
 
 def shift_and_add(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
-    """One product for every place of the kernel, added up: on the padded grid a shift is an offset, nothing is copied.
+    """Sum one product per kernel element: on the padded grid a shift is an offset into memory, so nothing is copied.
 
-    Rows at the seams of the grid mix both sides; they are computed and left out.
+    Positions at the edges of the grid mix both sides; they are computed and dropped.
     """
     weight, padded = values[0], _pad(x, step)
     out, channels, a, b = weight.shape
@@ -68,12 +68,12 @@ def shift_and_add(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
 
 
 def native(step: Step, x: Tensor, values: list[Tensor]) -> Tensor:
-    """The library's own convolution."""
+    """Compute the convolution with torch."""
     return apply_step(step, [x], values)
 
 
 def _pad(x: Tensor, step: Step) -> Tensor:
-    """A channels-last copy (n, height, width, channels) with the zero padding of the convolution."""
+    """Return a zero-padded image as (n, height, width, channels)."""
     p, q = cast(Geometry, step.geometry).before
     if not (p or q):
         return x.permute(0, 2, 3, 1)
@@ -85,12 +85,12 @@ def _affine(rows: Tensor, matrix: Tensor, values: list[Tensor]) -> Tensor:
 
 
 CONVOLUTIONS: dict[str, StepFunction] = {
-    "native": native, "gathered": im2col, "banded": im2col_by_row, "shifted": shift_and_add
+    "native": native, "im2col": im2col, "im2col_by_row": im2col_by_row, "shift_and_add": shift_and_add
 }  # fmt: skip
 
 
 def is_simple(step: Step) -> bool:
-    """Whether every way of `CONVOLUTIONS` knows this convolution: two axes, plain, no stride, dilation or groups."""
+    """Whether all `CONVOLUTIONS` support this one: two axes, symmetric padding, no stride, dilation or groups."""
     g = step.geometry
     if g is None or step.kind != "conv" or not step.is_plain:
         return False
@@ -98,7 +98,7 @@ def is_simple(step: Step) -> bool:
 
 
 def fastest_convolution(step: Step, x: Tensor, values: list[Tensor]) -> StepFunction:
-    """The way that takes the least time for this input, measured; not one for which memory does not suffice."""
+    """Return the fastest algorithm for this input, by measurement; one that runs out of memory is skipped."""
     what = f"{x.dtype}, images {tuple(x.shape)}, weight {tuple(values[0].shape)}"
 
     def call(name: str) -> Tensor:
@@ -108,21 +108,20 @@ def fastest_convolution(step: Step, x: Tensor, values: list[Tensor]) -> StepFunc
 
 
 def pack_weight(weight: Tensor) -> Tensor:
-    """The weight of a convolution in the memory order that its matrix products want, so that no call copies it."""
+    """Return a weight in the memory layout of the matrix products, so that no call copies it."""
     return weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
 
 
 def pack_weights(program: Program, values: Sequence[Tensor], functions: Sequence[StepFunction]) -> list[Tensor]:
-    """The tensors of a program, arranged for these ways."""
-    found = list[Tensor]()
+    """Return the tensors of a program with weights packed for `functions`."""
+    packed = list[Tensor]()
     for (_, _, own), function in zip(program.with_tensors(values), functions, strict=True):
-        found += own if function is native else [pack_weight(own[0]), *own[1:]]
-    return found
+        packed += own if function is native else [pack_weight(own[0]), *own[1:]]
+    return packed
 
 
 def cpu_convolution(step: Step, values: Sequence[Tensor]) -> StepFunction:
-    """The way to take in float64 on a CPU. The library's own copies all patches of the input: too much where many
-    channels become few."""
+    """Return the algorithm for float64 on a CPU: torch copies all patches, slow if many channels become few."""
     if not is_simple(step) or values[0].shape[2:].numel() == 1:
         return native
     outputs, inputs = values[0].shape[:2]

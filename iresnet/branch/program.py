@@ -28,7 +28,7 @@ from ..lipschitz.potential import Potential
 from ..spectral import Geometry
 from ..trust import KNOWN_TORCH, NoBoundKnown, unwrap, why_untrusted
 
-#: Steps that multiply by a weight: forwards, and back by minus the transpose of one.
+#: Steps that multiply by a weight W, and those that multiply by W or -W'.
 LINEAR = frozenset({"linear", "conv"})
 LAYERS = LINEAR | {"descent"}
 
@@ -37,16 +37,17 @@ Size: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Step:
-    """One step of g: a linear map, an activation, or what a combinator does; how many tensors it takes.
+    """One step of g: a linear map, an activation, or the operation of a combinator.
 
     linear, conv    W h + b
-    descent         -W' h, for the W of a step before it
-    join            (cos(t) h, sin(t) k) of two results, side by side
-    shift           h + e, for the embedding e of a context
-    others          an activation of this name (`lipschitz.activations`), with these settings
+    descent         -W' h, with the W of an earlier step (`Potential`: one step of gradient descent)
+    join            (cos(t) h, sin(t) k), two results concatenated (`Concatenated`)
+    shift           h + e, with the embedding e of a context (`Conditioned`)
+    others          the activation of this name (`lipschitz.activations`) with these settings
     """
 
     kind: str
+    #: How many tensors the step uses.
     tensors: int = 0
     geometry: Geometry | None = None
     settings: tuple[Any, ...] = ()
@@ -57,32 +58,35 @@ class Step:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is no padding that takes a step of its own: circular, or more on one side."""
+        """Whether the padding, if any, is with zeros and equal on both sides, as `torch.convolution` takes it."""
         g = self.geometry
         return g is None or (not g.circular and g.before == g.after)
 
     @property
     def kernel(self) -> float | None:
-        """What the kernels of a GPU know an activation by."""
+        """The code of an activation in the GPU kernels; None if there is none."""
         record = self.activation
         return None if record is None else record.kernel(*self.settings)
 
 
 @dataclass(frozen=True)
 class Program:
-    """Steps in order, and the results that each takes: 0 is x, n that of the n-th step; g(x) is the last."""
+    """Steps in execution order, and the results that each step uses: 0 is x, n the result of the n-th step.
+
+    The last result is g(x).
+    """
 
     steps: tuple[Step, ...]
     inputs: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, *steps: Step) -> Program:
-        """One step after another."""
+        """Make a program that runs these steps in sequence."""
         return cls(steps, tuple((i,) for i in range(len(steps))))
 
     @property
     def is_chain(self) -> bool:
-        """Whether every step takes the result of the one before it, and nothing from outside."""
+        """Whether every step uses only the result before it, and no context."""
         return all(into == (i,) for i, into in enumerate(self.inputs)) and not self.is_conditional
 
     @property
@@ -91,41 +95,41 @@ class Program:
 
     @property
     def has_slopes(self) -> bool:
-        """Whether every step has a derivative in closed form: activations with a slope, padding with zeros."""
+        """Whether every step has a derivative in closed form."""
         return all(step.is_plain for step in self.steps) and not self.first_without_slope
 
     @property
     def first_without_slope(self) -> str:
-        """The first activation that has none in closed form, or nothing."""
+        """The name of the first activation without a slope in closed form; empty if there is none."""
         records = (step.activation for step in self.steps)
         return next((record.name for record in records if record is not None and record.slope is None), "")
 
     def accepts(self, x: Tensor) -> bool:
-        """Whether all layers are meant for inputs with as many axes as x: rows for linear layers, or images."""
+        """Whether x has the number of axes that all layers need: (batch, features) or (batch, channels, *size)."""
         layers = (step.geometry for step in self.steps if step.kind in LAYERS)
         return all(x.dim() == (0 if geometry is None else geometry.axes) + 2 for geometry in layers)
 
     def with_tensors(self, values: Sequence[Tensor]) -> Iterator[tuple[Step, tuple[int, ...], list[Tensor]]]:
-        """Every step, the results it takes, and its own tensors among those of all."""
+        """Yield every step, the results it uses, and its own tensors out of `values`, the tensors of all steps."""
         used = 0
         for step, into in zip(self.steps, self.inputs, strict=True):
             yield step, into, list(values[used : used + step.tensors])
             used += step.tensors
 
 
-#: (step, x, its tensors) -> y: a way to compute a linear map.
+#: (step, x, tensors) -> y: an implementation of a linear step.
 StepFunction: TypeAlias = Callable[[Step, Tensor, list[Tensor]], Tensor]
 
 
 def run_program(
     program: Program, x: Tensor, values: Sequence[Tensor], functions: Sequence[StepFunction] = ()
 ) -> Tensor:
-    """g(x), for the tensors of a g with this program, in the precision of both; linear maps in these `functions`."""
+    """Compute g(x) from the program and tensors of g; `functions`, one per step, implement its linear steps."""
     return interpret(program, x, values, partial(run_step, functions))
 
 
 def run_step(functions: Sequence[StepFunction], i: int, step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
-    """The result of step i, linear maps in these `functions`, if there are any."""
+    """Compute the result of step i, with `functions[i]` if it is linear and there are any."""
     return functions[i](step, inputs[0], own) if functions and step.kind in LINEAR else apply_step(step, inputs, own)
 
 
@@ -135,8 +139,10 @@ def interpret(
     values: Sequence[Tensor],
     function: Callable[[int, Step, list[Tensor], list[Tensor]], Tensor],
 ) -> Tensor:
-    """The last result, where `function` of (number, step, inputs, own tensors) makes each; none is kept for longer
-    than a later step takes it."""
+    """Run a program with `function(number, step, inputs, tensors)` for every step; return the last result.
+
+    A result is dropped as soon as no later step uses it.
+    """
     last = {n: i for i, into in enumerate(program.inputs) for n in into}
     results = {0: x}
     for i, (step, into, own) in enumerate(program.with_tensors(values)):
@@ -149,7 +155,7 @@ def interpret(
 
 
 def apply_step(step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
-    """The result of one step."""
+    """Compute the result of one step."""
     x = inputs[0]
     match step.kind:
         case "linear":
@@ -175,7 +181,7 @@ def _convolve(g: Geometry, x: Tensor, own: list[Tensor]) -> Tensor:
 
 
 def apply_transpose(step: Step, v: Tensor, weight: Tensor, size: Sequence[int] = ()) -> Tensor:
-    """W' v, for inputs of this size where there is a stride; a v in another precision is brought to the weight's."""
+    """Compute W' v in the dtype of W. With a stride, `size` must be the spatial size of the input of W."""
     g, v = step.geometry, v.to(weight.dtype)
     if g is None:
         return v @ weight
@@ -183,34 +189,34 @@ def apply_transpose(step: Step, v: Tensor, weight: Tensor, size: Sequence[int] =
     return torch.convolution(v, weight, None, g.stride, g.before, g.dilation, True, rest, g.groups)
 
 
-# ---------------------------------------------------------------------------------------------- reading
+# ---------------------------------------------------------------------------------------------- parsing
 
 
 @dataclass(frozen=True)
 class ParsedBranch:
-    """A g read once: its program, and the name and module behind every step."""
+    """A parsed g: its program, and the name and module of every step."""
 
     g: nn.Module
     program: Program
     layers: tuple[tuple[str, nn.Module], ...]
 
     def tensors(self, shift: Tensor | None = None, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """What `run_program` takes beside x: constrained weights, biases and parameters, in order, with gradient.
+        """Return the tensors for `run_program`: constrained weights, biases and parameters in order, with gradients.
 
-        `shift` is the embedding of a context. In another `dtype` what is computed of them (the cosine of an angle) is
-        computed in it.
+        `shift` is the embedding of a context. With a `dtype`, derived values (the cosine of an angle) are computed in
+        it.
         """
-        found: list[Tensor] = []  # not list[Tensor](), which torch.compile cannot follow
+        tensors: list[Tensor] = []  # not list[Tensor](), which torch.compile cannot trace
         weights: dict[nn.Module, Tensor] = {}
         for step, (_, layer) in zip(self.program.steps, self.layers, strict=True):
-            found += [t if dtype is None else t.to(dtype) for t in self._own(step, layer, shift, weights, dtype)]
-        return found
+            tensors += [t if dtype is None else t.to(dtype) for t in self._own(step, layer, shift, weights, dtype)]
+        return tensors
 
     def _own(
         self, step: Step, layer: Any, shift: Tensor | None, weights: dict[nn.Module, Tensor], dtype: torch.dtype | None
     ) -> list[Tensor]:
         if step.kind in LAYERS:
-            if step.kind != "descent":  # which takes the same weight to the last bit, so that J is symmetric
+            if step.kind != "descent":  # a descent uses the same weight tensor, so that J is exactly symmetric
                 weights[layer] = layer.weight
             return [weights[layer], layer.bias] if step.tensors == 2 else [weights[layer]]
         if step.kind == "join":
@@ -222,7 +228,7 @@ class ParsedBranch:
         return ACTIVATIONS[step.kind].tensors_of(layer)
 
     def record_sizes(self, size: Size) -> None:
-        """What the hooks of constrained layers would have seen of an x of this size, without calling them."""
+        """Record the input sizes of constrained layers for an x of this size, as their hooks would."""
         sizes = [size]
         for step, into, (_, layer) in zip(self.program.steps, self.program.inputs, self.layers, strict=True):
             size = sizes[into[-1]]
@@ -231,13 +237,13 @@ class ParsedBranch:
                 if cap is not None:
                     cap.record_size(size)
                 size = cast(Geometry, step.geometry).output_size(size, tuple(cast(Tensor, layer.weight).shape[2:]))
-            elif step.kind == "descent":  # back to what its layer was given
+            elif step.kind == "descent":  # back to the size of its layer's input
                 size = sizes[self.program.inputs[into[0] - 2][0]]
             sizes.append(size)
 
 
 def try_parse(g: nn.Module) -> ParsedBranch | None:
-    """The reading of g; None where it has a forward, a layer or a padding that cannot be read."""
+    """Parse g; return None if it has a custom forward, or a layer or padding that is not supported."""
     try:
         return parse(g)
     except NoBoundKnown:
@@ -245,14 +251,14 @@ def try_parse(g: nn.Module) -> ParsedBranch | None:
 
 
 def parse(g: nn.Module) -> ParsedBranch:
-    """The same, with a `NoBoundKnown` that says why it cannot be read."""
-    reader = _Parser(unwrap(g))
-    reader.walk(g, "", 0)
-    return ParsedBranch(g, Program(tuple(reader.steps), tuple(reader.inputs)), tuple(reader.layers))
+    """Parse g; raise `NoBoundKnown` with the reason if that is not possible."""
+    parser = _Parser(unwrap(g))
+    parser.walk(g, "", 0)
+    return ParsedBranch(g, Program(tuple(parser.steps), tuple(parser.inputs)), tuple(parser.layers))
 
 
 class _Parser:
-    """Writes down steps in the order in which they act on x."""
+    """Collects the steps of g in execution order; results are numbered as in `Program`."""
 
     def __init__(self, whole: nn.Module) -> None:
         self.whole = whole
@@ -261,7 +267,7 @@ class _Parser:
         self.layers: list[tuple[str, nn.Module]] = []
 
     def walk(self, g: nn.Module, prefix: str, h: int, *, fresh: bool = False) -> int:
-        """The steps of g on result h; the number of its own result."""
+        """Add the steps of g applied to result h; return the number of the last result."""
         for name, leaf in leaves_and_shifts(g, prefix, fresh=fresh):
             h = self.leaf(name, leaf, h)
         return h
@@ -269,7 +275,7 @@ class _Parser:
     def leaf(self, name: str, leaf: nn.Module, h: int) -> int:
         if type(leaf) is Conditioned:
             if leaf is not self.whole:
-                raise NoBoundKnown("a Conditioned within another network has no context. Let it be the whole of g.")
+                raise NoBoundKnown("a Conditioned inside another network gets no context. Make it the whole of g.")
             return self.add(Step("shift", 1), name, leaf, h)
         if type(leaf) is Concatenated:
             return self.add(Step("join", 1), name, leaf, h, self.walk(leaf.f, child_name(name, "f"), h))
@@ -278,9 +284,9 @@ class _Parser:
         return self.add(_layer_step(name, leaf), name, leaf, h)
 
     def descent(self, name: str, leaf: Potential, h: int) -> int:
-        """-W' s(W h + b)."""
+        """Add the steps of -W' s(W h + b)."""
         for _ in leaves_and_shifts(leaf.activation, child_name(name, "activation"), fresh=True):
-            pass  # which says what is wrong with it
+            pass  # raises for an activation that cannot be parsed
         leaf.check()
         hidden = self.leaf(child_name(name, "layer"), leaf.layer, h)
         hidden = self.walk(leaf.activation, child_name(name, "activation"), hidden, fresh=True)
@@ -310,16 +316,16 @@ def _geometry(name: str, layer: nn.Module) -> Geometry:
 
 
 def no_bound_error(name: str, layer: nn.Module, reason: str = "") -> NoBoundKnown:
-    """What is said of a layer without a Lipschitz bound."""
+    """Make the error for a layer without a Lipschitz bound, with the reason and a remedy."""
     if isinstance(layer, nn.modules.dropout._DropoutNd):
-        reason = "it is another function at every call. Remove it from g."
+        reason = "it is a different function at every call. Remove it from g."
     elif isinstance(layer, nn.modules.batchnorm._NormBase):
-        reason = "no bound is computed through it. Remove it from g; ActNorm before the block does its work."
+        reason = "its bound is not known. Remove it from g; use ActNorm before the block instead."
     elif next(layer.children(), None) is not None:
-        reason = "its forward is its own and cannot be read. Write g as an nn.Sequential."
+        reason = "it has a custom forward. Write g as an nn.Sequential."
     elif why_untrusted(layer) and any(
         base in KNOWN_TORCH for base in type(layer).__mro__
-    ):  # known but for what a user has changed
+    ):  # a known class that a user has modified
         reason = why_untrusted(layer)
     elif not isinstance(getattr(layer, "weight", None), Tensor):
         reason = why_no_constant(layer)

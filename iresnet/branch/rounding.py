@@ -1,19 +1,19 @@
-"""What rounding in float64 can do to g(x): ||fl(g(x)) - g(x)|| <= relative ||x|| + absolute, for every x.
+"""The rounding error of g in float64: a bound ||fl(g(x)) - g(x)|| <= relative ||x|| + absolute, for every x.
 
-Two bounds are carried from layer to layer, both linear in ||x||: the size of the exact state h, and the error e of the
-computed one. With L the Lipschitz bound of a layer, u = 2^-53 and gamma_n = n u / (1 - n u),
+Two bounds are propagated from layer to layer, both linear in ||x||: on the size of the exact intermediate state h, and
+on the error e of the computed one. With L the Lipschitz bound of a layer, u = 2^-53 and gamma_n = n u / (1 - n u),
 
-    size         ||h|| <= m ||x|| + k          m the product of the L so far, k = ||h(0)|| from one evaluation at zero
-    layer        e <- L e + gamma_(n+1) (|| |W| || (||h|| + e) + ||b||)        n products in a sum, in any order
+    size         ||h|| <= m ||x|| + k          m the product of L so far, k = ||h(0)|| from one evaluation at zero
+    layer        e <- L e + gamma_(n+1) (|| |W| || (||h|| + e) + ||b||)        sums of n products, in any order
     activation   e <- L e + c (||h|| + e) + c' sqrt(elements)                  see `lipschitz.activations`
 
-so that large numbers that cancel on the way to a small g(x) are counted. The norm of |W| is at most
+so large intermediate values that cancel in a small g(x) are accounted for. The norm of |W| is at most
 sqrt(largest column sum x largest row sum).
 
-It covers sums of products in any order and with fused multiplications, and elementary functions that are right to four
-units in the last place (those of torch are, on CPUs and GPUs). It does not cover algorithms that combine inputs before
-they multiply them (Fourier, Winograd, Strassen), nor float64 emulated by other numbers: for float64 the libraries under
-torch use neither, unless they are told to.
+The bound covers sums of products in any order, with or without fused multiply-add, and elementary functions with an
+error of at most four units in the last place (those of torch, on CPUs and GPUs). It does not cover algorithms that
+combine inputs before multiplying (Fourier, Winograd, Strassen), nor emulated float64: for float64 the libraries under
+torch use neither by default.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LinearBound:
-    """A bound that is linear in ||x||: slope ||x|| + fixed."""
+    """A bound linear in ||x||: slope ||x|| + fixed."""
 
     slope: float = 0.0
     fixed: float = 0.0
@@ -48,31 +48,31 @@ class LinearBound:
         return LinearBound(*(0.0 if factor == 0 else factor * part for part in (self.slope, self.fixed)))
 
     def concatenated(self, other: LinearBound) -> LinearBound:
-        """Of two vectors side by side."""
+        """Bound the concatenation of two vectors."""
         return LinearBound(math.hypot(self.slope, other.slope), math.hypot(self.fixed, other.fixed))
 
 
 @dataclass(frozen=True)
 class TrackedState:
-    """The input of a layer: its value where x = 0, its size, and the error of its computation."""
+    """An intermediate state: its value at x = 0, the bound on its size, and the bound on its rounding error."""
 
     zero: Tensor
     size: LinearBound
     error: LinearBound
 
     def then(self, zero: Tensor, lipschitz: float, added: LinearBound) -> TrackedState:
-        """The output of a layer with this value where x = 0, Lipschitz bound, and rounding on top."""
+        """Propagate through a layer with this value at x = 0, this Lipschitz bound and this rounding error."""
         numbers = zero[0].numel()
         error = OUTWARD * (lipschitz * self.error + added + LinearBound(0.0, math.sqrt(numbers) * 2.0**-1000))
         return TrackedState(zero, LinearBound(lipschitz * self.size.slope, _largest_norm(zero) + error.fixed), error)
 
 
 def rounding_bound(
-    program: Program, values: Sequence[Tensor], constants: Sequence[float], input_shape: Shape, rows: int = 1
+    program: Program, values: Sequence[Tensor], constants: Sequence[float], input_shape: Shape, samples: int = 1
 ) -> Rounding:
-    """What rounding can hide of a residual x + g(x) - z, for a g in float64 with these tensors and Lipschitz constants.
+    """Bound the rounding error of a residual x + g(x) - z, for a g in float64 with these tensors and constants.
 
-    `rows` is how many samples a context among the tensors has.
+    `samples` is the batch size of the context among the tensors, if there is one.
 
     >>> from torch import nn
     >>> from .constant import bound
@@ -82,20 +82,20 @@ def rounding_bound(
     >>> 0 < found.relative < 1e-14, 0 <= found.absolute < 1e-14
     (True, True)
     """
-    error = state_errors(program, values, constants, input_shape, rows)[-1]
+    error = state_errors(program, values, constants, input_shape, samples)[-1]
     slope, fixed = (math.inf if math.isnan(part) else part for part in (error.slope, error.fixed))  # 0 x inf
     return Rounding.of(slope, fixed, math.prod(input_shape))
 
 
 @torch.no_grad()
 def state_errors(
-    program: Program, values: Sequence[Tensor], constants: Sequence[float], input_shape: Shape, rows: int = 1
+    program: Program, values: Sequence[Tensor], constants: Sequence[float], input_shape: Shape, samples: int = 1
 ) -> list[LinearBound]:
-    """The error of every state in g, that of x first, its output last."""
+    """Bound the error of every intermediate state of g, from x to the output."""
     device = values[0].device if values else None
     states = [
         TrackedState(
-            torch.zeros(rows, *input_shape, dtype=torch.float64, device=device), LinearBound(1.0), LinearBound()
+            torch.zeros(samples, *input_shape, dtype=torch.float64, device=device), LinearBound(1.0), LinearBound()
         )
     ]
     for (step, into, own), constant in zip(program.with_tensors(values), constants, strict=True):
@@ -104,7 +104,7 @@ def state_errors(
 
 
 def _propagate(step: Step, before: list[TrackedState], own: list[Tensor], lipschitz: float) -> TrackedState:
-    """The state after a step."""
+    """Propagate the states before a step through it."""
     zero = apply_step(step, [state.zero for state in before], own)
     state = before[0]
     if step.kind == "join":
@@ -120,7 +120,7 @@ def _propagate(step: Step, before: list[TrackedState], own: list[Tensor], lipsch
 
 
 def _product_error(step: Step, state: TrackedState, own: list[Tensor], zero: Tensor) -> LinearBound:
-    """What W h + b, or W' h, adds."""
+    """Bound the rounding error that W h + b, or W' h, adds."""
     weight, geometry = own[0], step.geometry or Geometry()
     if step.kind == "descent":
         count = weight.shape[0] // geometry.groups * weight[0, 0].numel()
@@ -132,23 +132,21 @@ def _product_error(step: Step, state: TrackedState, own: list[Tensor], zero: Ten
     return added
 
 
-def _concatenate(kept: TrackedState, made: TrackedState, parts: Tensor, zero: Tensor) -> TrackedState:
-    """(cos(t) h, sin(t) f(h)): both factors and both products are rounded."""
-    a, b = (abs(float(part)) * OUTWARD for part in parts)
-    rounded = 2 * ELEMENTARY * (a * _computed_size(kept)).concatenated(b * _computed_size(made))
-    both = TrackedState(
-        kept.zero, (a * kept.size).concatenated(b * made.size), (a * kept.error).concatenated(b * made.error)
-    )
+def _concatenate(h: TrackedState, f: TrackedState, weights: Tensor, zero: Tensor) -> TrackedState:
+    """Propagate through (cos(t) h, sin(t) f(h)): both factors and both products are rounded."""
+    a, b = (abs(float(weight)) * OUTWARD for weight in weights)
+    rounded = 2 * ELEMENTARY * (a * _computed_size(h)).concatenated(b * _computed_size(f))
+    both = TrackedState(h.zero, (a * h.size).concatenated(b * f.size), (a * h.error).concatenated(b * f.error))
     return both.then(zero, 1.0, rounded)
 
 
 def _computed_size(state: TrackedState) -> LinearBound:
-    """The size of the computed state."""
+    """Bound the size of the computed state."""
     return state.size + state.error
 
 
 def _absolute_norm(weight: Tensor, geometry: Geometry, x: Tensor, y: Tensor) -> float:
-    """The norm of |W|. Under circular padding outputs may be repeated, and an input counts as often."""
+    """Bound the norm of |W|. Under circular padding, repeated outputs count an input as often."""
     repeats = 1
     if geometry.circular:
         sizes = zip(x.shape[2:], y.shape[2:], geometry.stride, strict=True)
@@ -157,6 +155,6 @@ def _absolute_norm(weight: Tensor, geometry: Geometry, x: Tensor, y: Tensor) -> 
 
 
 def _largest_norm(x: Tensor) -> float:
-    """The largest norm of a row; squares that underflow are those of numbers below 2^-511."""
+    """Return the largest norm of a sample, rounded up; squares of numbers below 2^-511 underflow."""
     largest = float(torch.linalg.vector_norm(x.flatten(1), dim=1).max())
     return OUTWARD * largest + math.sqrt(x[0].numel()) * 2.0**-511

@@ -1,8 +1,8 @@
-"""g as it was at one moment: what a proof is about, and what an inverse is computed with.
+"""A snapshot of g: a private copy, which proofs are about and inverses are computed with.
 
-A private copy without constraints, in float64, beside its Lipschitz bound and the bound of what rounding hides of it.
-An inverse is solved and proven with it alone, so that nothing that happens to the live g meanwhile, in this thread or
-in another, can make a proof false. What embeds a context is not part of it: its value is given.
+The copy has no constraints and is in float64; the snapshot holds it with its Lipschitz bound and its rounding error. An
+inverse is solved and proven with the snapshot alone, so nothing that happens to the live g meanwhile, in this or
+another thread, can make a proof false. The embedding of a context is not part of it: its value is passed in.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from ..fixed_point import Branch
 from ..float64 import Rounding
-from ..lipschitz.constraint import release_
+from ..lipschitz.parametrized import release_
 from .constant import Bound
 from .convolution import cpu_convolution, pack_weights
-from .form import PreparedBranch, to_channels_last
+from .prepared import PreparedBranch, to_channels_last
 from .program import ParsedBranch
 from .rounding import rounding_bound
 
@@ -30,89 +30,92 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass
 class Snapshot:
-    """g as it was at one moment, without constraints and in float64, and what is known of it then.
+    """A copy of g at one moment, without constraints and in float64, and what is proven of it.
 
-    What is proven is proven of this copy: whatever another thread does to the weights meanwhile, it stays true of it.
+    A proof is about this copy: it stays true whatever another thread does to the weights of the live g.
     """
 
     g: nn.Module
     bound: Bound
-    #: Its program, where it is known and can be read.
+    #: Its program; None if it cannot be parsed.
     parsed: ParsedBranch | None = None
-    #: Where g is a user's: the module itself, for what a copy in float64 cannot do.
+    #: For a user's g: the live module, for calls that fail on a float64 copy.
     live: nn.Module | None = None
     _copies: dict[torch.dtype, Any] = field(default_factory=dict)
     _rounding: Rounding | None = None
 
     @property
     def inverse_lipschitz(self) -> float:
-        """Lip(F^-1) <= 1 / (1 - L) of F(x) = x + g(x) (Lemma 2); infinite where no contraction is known."""
+        """The bound Lip(F^-1) <= 1 / (1 - L) of F(x) = x + g(x) (Lemma 2); infinite if L is not below 1."""
         return 1 / (1 - self.bound.value) if self.bound.value < 1 else math.inf
 
-    def rounding(self, input_shape: Shape, given: Tensor | None = None) -> Rounding:
-        """What rounding in float64 can hide of x + g(x) - z; assumed where nothing is proven of g.
+    def rounding(self, input_shape: Shape, conditioning: Tensor | None = None) -> Rounding:
+        """Bound the rounding error of x + g(x) - z in float64; a default is assumed if nothing is proven of g.
 
-        `input_shape` is the shape of the snapshot. Of a conditional g it depends on the embeddings that are `given`.
+        `input_shape` must be that of the snapshot. For a conditional g the bound depends on its `conditioning`.
         """
         if self.parsed is None or not (self.bound.proven and self.bound.value < 1):
             return Rounding.assumed()
-        if given is not None:
-            values = self.parsed.tensors(given, torch.float64)
-            return rounding_bound(self.parsed.program, values, self.bound.constants, input_shape, len(given))
+        if conditioning is not None:
+            values = self.parsed.tensors(conditioning, torch.float64)
+            return rounding_bound(self.parsed.program, values, self.bound.constants, input_shape, len(conditioning))
         if self._rounding is None:
             values = self.parsed.tensors(dtype=torch.float64)
             self._rounding = rounding_bound(self.parsed.program, values, self.bound.constants, input_shape)
         return self._rounding
 
-    def branch(self, given: Tensor | None, dtype: torch.dtype = torch.float64) -> Branch:
-        """g in this precision as a function of x and its rows, for what is given beside x."""
+    def branch(self, conditioning: Tensor | None, dtype: torch.dtype = torch.float64) -> Branch:
+        """Return g in this dtype as a function of (x, indices of its samples in the batch).
+
+        `conditioning` is what g gets beside x: the embedding of a context, or the context itself for a user's g.
+        """
         if self.parsed is None:
-            return self._module(given, dtype)
+            return self._module(conditioning, dtype)
         if dtype not in self._copies:
-            self._copies[dtype] = self._form(dtype)
-        form, conditional, on_cpu = (
+            self._copies[dtype] = self._prepare(dtype)
+        prepared, conditional, on_cpu = (
             cast(PreparedBranch, self._copies[dtype]),
             self.parsed.program.is_conditional,
             _on_cpu(self.g),
         )
-        if conditional and given is None:
+        if conditional and conditioning is None:
             raise ValueError("this network is conditional; pass context=...")
 
         def at(x: Tensor, rows: Tensor) -> Tensor:
-            now = _with_embedding(form, cast(Tensor, given)[rows].to(dtype)) if conditional else form
+            now = _with_embedding(prepared, cast(Tensor, conditioning)[rows].to(dtype)) if conditional else prepared
             y = now(to_channels_last(x) if on_cpu else x)
             check_same_shape(x, y)
             return y
 
         return at
 
-    def _form(self, dtype: torch.dtype) -> PreparedBranch:
-        """On a CPU images have their channels last, and float64 convolves by what takes the least time there."""
-        found = cast(ParsedBranch, self.parsed)
-        values = [t.to(dtype) for t in found.tensors(torch.zeros(()), torch.float64)]
+    def _prepare(self, dtype: torch.dtype) -> PreparedBranch:
+        """Prepare g for this dtype. On a CPU images are channels-last, and float64 uses the fastest convolution."""
+        parsed = cast(ParsedBranch, self.parsed)
+        values = [t.to(dtype) for t in parsed.tensors(torch.zeros(()), torch.float64)]
         if not _on_cpu(self.g):
-            return PreparedBranch(found.program, values)
+            return PreparedBranch(parsed.program, values)
         if dtype != torch.float64:
-            return PreparedBranch(found.program, [to_channels_last(t) for t in values])
-        ways = [cpu_convolution(step, own) for step, _, own in found.program.with_tensors(values)]
-        return PreparedBranch(found.program, pack_weights(found.program, values, ways), ways)
+            return PreparedBranch(parsed.program, [to_channels_last(t) for t in values])
+        functions = [cpu_convolution(step, own) for step, _, own in parsed.program.with_tensors(values)]
+        return PreparedBranch(parsed.program, pack_weights(parsed.program, values, functions), functions)
 
-    def _module(self, given: Tensor | None, dtype: torch.dtype) -> Branch:
-        """A g that cannot be read, by a copy of it."""
+    def _module(self, conditioning: Tensor | None, dtype: torch.dtype) -> Branch:
+        """Return a g that cannot be parsed, as a copy of the module in this dtype."""
         if dtype not in self._copies:
             self._copies[dtype] = self.g if dtype == torch.float64 else copy.deepcopy(self.g).to(dtype)
         g: Any = self._copies[dtype]
 
         def at(x: Tensor, rows: Tensor) -> Tensor:
-            part = [] if given is None else [given[rows].to(dtype) if given.is_floating_point() else given[rows]]
-            y = self._of_user(g, x, *part)
+            parts = [] if conditioning is None else [conditioning[rows]]
+            y = self._call(g, x, *(c.to(dtype) if c.is_floating_point() else c for c in parts))
             check_same_shape(x, y)
             return y
 
         return at
 
-    def _of_user(self, g: nn.Module, *arguments: Tensor) -> Tensor:
-        """g of these; a user's, which may close over what it was copied from, in its own precision if need be."""
+    def _call(self, g: nn.Module, *arguments: Tensor) -> Tensor:
+        """Call g; if the copy of a user's g fails, since it refers to its original, call the live one."""
         try:
             return cast(Tensor, g(*arguments))
         except RuntimeError:
@@ -121,10 +124,12 @@ class Snapshot:
             return cast(Tensor, UncopiedBranch(self.live)(*arguments))
 
 
-def _with_embedding(form: PreparedBranch, shift: Tensor) -> PreparedBranch:
-    """The form with the embedding of a context in its place."""
-    values = [[shift] if step.kind == "shift" else own for step, _, own in form.program.with_tensors(form.values)]
-    return replace(form, values=[t for own in values for t in own])
+def _with_embedding(prepared: PreparedBranch, shift: Tensor) -> PreparedBranch:
+    """Return the prepared branch with the embedding of a context as the tensor of its shift."""
+    values = [
+        [shift] if step.kind == "shift" else own for step, _, own in prepared.program.with_tensors(prepared.values)
+    ]
+    return replace(prepared, values=[t for own in values for t in own])
 
 
 def _on_cpu(g: nn.Module) -> bool:
@@ -132,20 +137,20 @@ def _on_cpu(g: nn.Module) -> bool:
 
 
 def unconstrained_copy(g: nn.Module) -> nn.Module:
-    """A copy of g without constraints: the stored, constrained weights as they are, in eval.
+    """Return a copy of g in eval mode whose constrained weights are plain parameters.
 
-    What a user wrote beside the function of x (`Conditioned.embed`) is not copied.
+    Modules outside the function of x (`Conditioned.embed`) are not copied.
     """
     return remove_constraints_(copy_branch(g))
 
 
 def remove_constraints_(g: nn.Module) -> nn.Module:
-    """g itself without constraints, its weights as they are, in eval and without gradients."""
+    """Remove the constraints of g in place, keeping its weights; set it to eval mode without gradients."""
     return release_(g).requires_grad_(False).eval()
 
 
 def copy_branch(g: nn.Module) -> nn.Module:
-    """A copy of g, without what is not part of the function of x."""
+    """Copy g, without modules that are not part of the function of x."""
     memo: dict[int, Any] = {}
     for m in g.modules():
         memo |= {
@@ -155,20 +160,20 @@ def copy_branch(g: nn.Module) -> nn.Module:
 
 
 def check_same_shape(x: Tensor, y: Tensor) -> None:
-    """Refuse a g that returns another shape than it is given."""
+    """Raise if g returns another shape than its input."""
     if y.shape != x.shape:
         raise ValueError(
-            f"g must return the shape it is given; got {tuple(y.shape)} for {tuple(x.shape)}. "
+            f"g must keep the shape of its input; got {tuple(y.shape)} for {tuple(x.shape)}. "
             "Let its last layer have as many outputs as its first has inputs."
         )
 
 
 class UncopiedBranch(nn.Module):
-    """A user's g that cannot be copied, as it is, in its own precision."""
+    """Calls a user's g that cannot be copied, in its own dtype."""
 
     def __init__(self, g: nn.Module) -> None:
         super().__init__()
-        self._g = [g]  # not a submodule: nothing that is done to this one is done to g
+        self._g = [g]  # not a submodule: what is done to this module must not be done to g
 
     def __deepcopy__(self, memo: dict[int, Any]) -> UncopiedBranch:
         return self
@@ -176,12 +181,12 @@ class UncopiedBranch(nn.Module):
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
         (g,) = self._g
         like = next(_float_tensors(g), x)
-        given = [c.to(like.dtype) if c.is_floating_point() else c for c in context]
-        return cast(Tensor, g(x.to(like.dtype), *given)).to(x.dtype)
+        cast_context = (c.to(like.dtype) if c.is_floating_point() else c for c in context)
+        return cast(Tensor, g(x.to(like.dtype), *cast_context)).to(x.dtype)
 
 
 def _float_tensors(g: nn.Module) -> Iterator[Tensor]:
-    """The floating-point tensors of a module, wherever it keeps them."""
+    """Yield the floating-point tensors of a module, wherever it stores them."""
     for m in g.modules():
         for value in (*m._parameters.values(), *m._buffers.values(), *vars(m).values()):
             if isinstance(value, Tensor) and value.is_floating_point():

@@ -11,8 +11,9 @@ from torch.nn.utils import parametrize
 
 from .activations import check_contractive, lipschitz_constant
 from .conditioned import Conditioned
-from .constraint import SpectralCap, constrain_layer_
+from .constraint import SpectralCap
 from .dense import Concatenated
+from .parametrized import constrain_layer_
 from .potential import Potential
 from .rules import NormRule, PowerIteration
 

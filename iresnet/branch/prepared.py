@@ -1,4 +1,4 @@
-"""g in one precision: its tensors and a way to compute each linear map; its Jacobian from the slopes of activations."""
+"""g prepared for evaluation in one precision: its tensors, and an implementation of every linear step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .program import Program, Step, StepFunction, interpret, run_program, run_st
 
 @dataclass
 class PreparedBranch:
-    """g in one precision; without ways, the library's own."""
+    """A program with its tensors in one dtype; `functions`, if given, implement its linear steps."""
 
     program: Program
     values: Sequence[Tensor]
@@ -29,7 +29,7 @@ class PreparedBranch:
         return run_program(self.program, x, self.values, self.functions)
 
     def value_and_slopes(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """g(x) and the slopes of its activations, in order."""
+        """Return g(x) and the slopes of its activations, in order."""
         slopes = list[Tensor]()
 
         def function(i: int, step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
@@ -41,7 +41,7 @@ class PreparedBranch:
         return interpret(self.program, x, self.values, function), slopes
 
     def jvp(self, v: Tensor, slopes: list[Tensor]) -> Tensor:
-        """J v."""
+        """Compute J v from the slopes at x."""
         remaining = iter(slopes)
 
         def function(i: int, step: Step, inputs: list[Tensor], own: list[Tensor]) -> Tensor:
@@ -59,5 +59,5 @@ def _without_bias(step: Step) -> Step:
 
 
 def to_channels_last(x: Tensor) -> Tensor:
-    """Images with their channels last, which half precision and matrix products want."""
+    """Return images in channels-last layout, which is faster in half precision and for matrix products."""
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.contiguous()

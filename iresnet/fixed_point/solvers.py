@@ -1,0 +1,171 @@
+"""Iterations for x = z - g(x): Algorithm 1 (Banach), and Anderson acceleration. They iterate and prove nothing.
+
+Every sample stops on its own, so its result does not depend on the rest of the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..proof import sample_norms
+from ..spelling import at_least
+
+#: g on part of a batch: called with x and the indices of its samples in the batch, to select their context.
+Branch: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+class Solver(ABC):
+    """An iteration for x = z - g(x) that stops per sample. The caller checks the result."""
+
+    #: The largest number of evaluations of g; None: as many as the Lipschitz constant requires.
+    max_iterations: int | None
+
+    @abstractmethod
+    def run(
+        self, g: Branch, z: Tensor, x: Tensor, target: Tensor, contraction: float, limit: int
+    ) -> tuple[Tensor, Tensor]:
+        """Iterate from x until ||x + g(x) - z|| <= target per sample, or `limit` evaluations; return (x, evaluations).
+
+        `contraction` bounds ||g(a) - g(b)|| / ||a - b||; it may be one or more if no contraction is known.
+        """
+
+
+def _check_limit(max_iterations: int | None) -> None:
+    if max_iterations is not None:
+        at_least(1, max_iterations=max_iterations)
+
+
+@dataclass(frozen=True)
+class Banach(Solver):
+    """Algorithm 1: x <- z - g(x)."""
+
+    max_iterations: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_limit(self.max_iterations)
+
+    def run(
+        self, g: Branch, z: Tensor, x: Tensor, target: Tensor, contraction: float, limit: int
+    ) -> tuple[Tensor, Tensor]:
+        result, count = x.clone(), torch.zeros(len(z), dtype=torch.long, device=z.device)
+        rows = torch.arange(len(z), device=z.device)
+        for _ in range(limit):
+            next_x = z - g(x, rows)
+            count[rows] += 1
+            done = sample_norms(next_x - x) <= target
+            # The length of the step from x is the residual AT x, so x has converged; the next iterate is no worse.
+            result[rows] = next_x
+            if bool(done.any()):
+                keep = ~done
+                rows, z, next_x, target = rows[keep], z[keep], next_x[keep], target[keep]
+            x = next_x
+            if len(rows) == 0:
+                break
+        return result, count
+
+
+@dataclass(frozen=True)
+class Anderson(Solver):
+    """Anderson acceleration with `memory` steps, per sample, with Banach steps as a fallback.
+
+    A combined step must reduce the residual by at least the contraction factor; otherwise it is rejected, which costs
+    one evaluation. Rejections are paid from a credit of two evaluations, plus those that accepted combinations have
+    saved. So there are at most two evaluations more than the contraction factor guarantees for Banach steps.
+    """
+
+    memory: int = 5
+    max_iterations: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_limit(self.max_iterations)
+        at_least(1, memory=self.memory)
+
+    def run(
+        self, g: Branch, z: Tensor, x: Tensor, target: Tensor, contraction: float, limit: int
+    ) -> tuple[Tensor, Tensor]:
+        shape, rows = z.shape, torch.arange(len(z), device=z.device)
+        result, count = x.clone(), torch.zeros(len(z), dtype=torch.long, device=z.device)
+        state = _AndersonState.start(z.flatten(1), x.flatten(1), target)
+        for _ in range(limit):
+            r = state.z - g(state.x.reshape(-1, *shape[1:]), rows).flatten(1) - state.x
+            count[rows] += 1
+            state.accept(r, contraction, min(self.memory, r.shape[1]))
+            # One Banach step from the best point needs no further evaluation; its residual is at most L times as large.
+            result[rows] = (state.best + state.f).reshape(-1, *shape[1:])
+            keep = state.size > state.target
+            state.propose()
+            if not bool(keep.all()):
+                rows, state = rows[keep], state.select(keep)
+            if len(rows) == 0:
+                break
+        return result, count
+
+
+@dataclass
+class _AndersonState:
+    """The state of Anderson acceleration, one row per sample that has not converged."""
+
+    z: Tensor
+    x: Tensor  # the point at which g is evaluated next
+    target: Tensor
+    best: Tensor  # the last accepted point ...
+    f: Tensor  # ... its residual z - g(best) - best ...
+    size: Tensor  # ... and that residual's norm
+    dx: Tensor  # differences of accepted points, (batch, memory, d)
+    df: Tensor  # differences of their residuals
+    credit: Tensor  # how many rejected steps can still be afforded
+    plain: Tensor  # whether x is a Banach step
+
+    @classmethod
+    def start(cls, z: Tensor, x: Tensor, target: Tensor) -> _AndersonState:
+        size = torch.full_like(target, torch.inf)
+        none = x.new_zeros(len(x), 0, x.shape[1])
+        plain = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        return cls(z, x, target, x, torch.zeros_like(x), size, none, none, torch.full_like(target, 2.0), plain)
+
+    def select(self, keep: Tensor) -> _AndersonState:
+        return _AndersonState(*(getattr(self, field.name)[keep] for field in fields(self)))
+
+    def accept(self, r: Tensor, contraction: float, memory: int) -> None:
+        """Accept x with residual r if it is a Banach step, or reduces the residual by the contraction factor."""
+        norm, first = sample_norms(r), bool(torch.isinf(self.size).all())
+        good = self.plain | (norm <= contraction * self.size) | (norm <= self.target)
+        # A combination saves the number of Banach steps with the same reduction, minus its own evaluation.
+        log_factor = math.log(min(max(contraction, 1e-3), 0.9999))
+        saved = torch.where(good, (norm / self.size).clamp(1e-30, 1.0).log() / log_factor, 0.0) - 1
+        self.credit = torch.where(self.plain, self.credit, self.credit + saved)
+        if not first:  # rejected points carry information about g as well
+            self.dx = torch.cat([self.dx, (self.x - self.best)[:, None]], 1)[:, -memory:]
+            self.df = torch.cat([self.df, (r - self.f)[:, None]], 1)[:, -memory:]
+        self.best = torch.where(good[:, None], self.x, self.best)
+        self.f = torch.where(good[:, None], r, self.f)
+        self.size = torch.where(good, norm, self.size)
+
+    def propose(self) -> None:
+        """Choose the next x: the combination of stored steps with the smallest residual, or a Banach step."""
+        banach = self.best + self.f
+        if self.df.shape[1] == 0:
+            self.x, self.plain = banach, torch.ones_like(self.plain)
+            return
+        gamma = _least_squares(self.df, self.f)
+        combined = banach - ((self.dx + self.df) * gamma[..., None]).sum(1)
+        self.plain = (self.credit < 1) | ~torch.isfinite(combined).all(1) | (gamma == 0).all(1)
+        self.x = torch.where(self.plain[:, None], banach, combined)
+
+
+def _least_squares(df: Tensor, f: Tensor) -> Tensor:
+    """Minimise ||f - sum_i gamma_i df_i|| over gamma, (batch, memory), by regularised normal equations in float64."""
+    a, b = df.double(), f.double()
+    gram, right = a @ a.mT, (a @ b[..., None])[..., 0]
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    ridge = diagonal.amax(-1, keepdim=True) * 1e-13 + (diagonal == 0) * 1.0
+    solution, info = torch.linalg.solve_ex(gram + torch.diag_embed(ridge), right[..., None])
+    solution = torch.where(info[..., None, None] == 0, solution, torch.zeros_like(solution))
+    return solution[..., 0].to(df.dtype)
