@@ -33,7 +33,7 @@ from iresnet.gpu import Acceleration, planned
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.logdet import Estimator, PowerSeries, RussianRoulette
 from iresnet.models import build
-from iresnet.residual import outermost_call
+from iresnet.outermost import outermost_call
 from iresnet.results import Results, provenance, write
 from iresnet.train import State
 from iresnet.train.objective import Loss, MaximumLikelihood, Objective, nats_per_unit, to_continuous, unit_name

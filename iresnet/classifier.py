@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .fixed_point import Solver
 from .inverse import Decoder
-from .residual import outermost_call
+from .outermost import outermost_call
 from .transform import Transform, check_context
 
 

@@ -20,7 +20,8 @@ from .certificate import residual_blocks, unknown_parts, unlisted_blocks
 from .fixed_point import Solver
 from .inverse import Decoder
 from .logdet import EVAL_SEED, EXACT_UP_TO, CertifiedSeries, Estimator
-from .residual import ResidualBlock, outermost_call
+from .outermost import outermost_call
+from .residual import ResidualBlock
 from .transform import Shape, Transform, check_batch, check_context, dimension
 from .transforms.elementary import InjectivePad
 from .transforms.first_batch import uninitialised

@@ -18,7 +18,7 @@ from .fixed_point import Solver
 from .flow import Flow, LogProb, code_and_log_prob
 from .inverse import Decoder
 from .logdet import Estimator
-from .residual import outermost_call
+from .outermost import outermost_call
 from .transform import Shape, Transform
 
 

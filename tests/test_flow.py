@@ -466,7 +466,7 @@ class TestErrorBars:
 class TestTraining:
     def test_training_beyond_64_dimensions_needs_an_estimator(self):
         flow, x = mlp_flow(70, blocks=1, hidden=(8,)), normal(4, 70, dtype=torch.float32)
-        with pytest.raises(ValueError, match="training in 70 dimensions needs a named estimator"):
+        with pytest.raises(ValueError, match="training in 70 dimensions needs an estimator"):
             flow(x)
         for estimator in (PowerSeries(5), RussianRoulette(), CertifiedSeries(0.1)):
             assert flow(x, estimator=estimator).shape == (4,)

@@ -197,7 +197,7 @@ class TestModes:
         assert torch.equal(first, again)
         assert not torch.equal(first, other)
         unnamed = Hybrid(model.transform, model.base, model.head)
-        with pytest.raises(ValueError, match="training in 80 dimensions needs a named estimator"):
+        with pytest.raises(ValueError, match="training in 80 dimensions needs an estimator"):
             unnamed(x)
 
     @pytest.mark.parametrize("training", [True, False])

@@ -487,7 +487,7 @@ class TestDefaults:
     def test_beyond_that_training_needs_a_named_estimator(self):
         block = linear_block(contraction(65, 0.5)).train()
         with pytest.raises(
-            ValueError, match=r"training in 65 dimensions needs a named estimator; pass estimator=PowerSeries"
+            ValueError, match=r"training in 65 dimensions needs an estimator; pass estimator=PowerSeries"
         ):
             block.forward_and_logdet(normal(2, 65))
         block.forward_and_logdet(normal(2, 65), estimator=PowerSeries(5))

@@ -268,10 +268,10 @@ class TestMemory:
         assert bool((error <= solution.error_bound + 1e-6).all())
 
     def test_nothing_is_computed_twice_for_the_same_weights(self, monkeypatch):
-        import iresnet.residual
+        from iresnet.branch import snapshot
 
-        calls, plain = [], iresnet.residual.lipschitz_bound
-        monkeypatch.setattr(iresnet.residual, "lipschitz_bound", lambda *a, **k: calls.append(a) or plain(*a, **k))
+        calls, plain = [], snapshot.lipschitz_bound
+        monkeypatch.setattr(snapshot, "lipschitz_bound", lambda *a, **k: calls.append(a) or plain(*a, **k))
         block, x = mlp(), normal(3, 3)
         for _ in range(3):
             block.inverse(block(x))
@@ -333,7 +333,7 @@ class TestConditional:
         for call in (block, block.inverse, block.forward_and_logdet):
             with pytest.raises(ValueError, match="this network is conditional; pass context"):
                 call(x)
-            with pytest.raises(ValueError, match="context must have one row for every sample; got 1 for 4. Repeat it"):
+            with pytest.raises(ValueError, match="context must have one row per sample; got 1 for 4. Repeat it"):
                 call(x, normal(1, 2))
 
 
@@ -347,7 +347,7 @@ class TestRefusals:
         ("make", "sentence"),
         [
             (lambda: nn.Sequential(nn.Linear(2, 2)), None),
-            (lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "no bound is computed through it. Remove it"),
+            (lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "its bound is not known. Remove it"),
             (
                 lambda: nn.Sequential(LipschitzLinear(2, 2), nn.Dropout()),
                 "a different function at every call. Remove it",

@@ -2,36 +2,50 @@
 
 Reading order: `program` (a graph of steps, and its value), `derivative` (J' v), `trace` (tr J in closed form),
 `constant` (a proven bound on Lip(g)), `rounding` (the rounding error of g in float64), `convolution` (convolution
-algorithms), `prepared` (g in one precision, and J v), `snapshot` (a private copy of g, which proofs are about).
+algorithms), `prepared` (g in one precision, and J v), `snapshot` (a private copy of g, which proofs are about),
+`implicit` (the gradient of the inverse), `input_spec` (the input shape that g expects).
 """
 
 from .constant import Bound, LayerBound, lipschitz_bound, nominal_constant, requested_bound, tighten_layers_
 from .derivative import linearise
+from .implicit import attach_implicit_gradient
+from .input_spec import InputSpec
 from .prepared import PreparedBranch, to_channels_last
 from .program import ParsedBranch, Program, Step, StepFunction, parse, run_program, try_parse
-from .snapshot import Snapshot, UncopiedBranch, check_same_shape, copy_branch, remove_constraints_, unconstrained_copy
+from .snapshot import (
+    Snapshot,
+    UncopiedBranch,
+    check_same_shape,
+    copy_branch,
+    remove_constraints_,
+    take_snapshot,
+    unconstrained_copy,
+)
 
 __all__ = [
     "Bound",
-    "PreparedBranch",
-    "UncopiedBranch",
+    "InputSpec",
     "LayerBound",
-    "Program",
     "ParsedBranch",
+    "PreparedBranch",
+    "Program",
     "Snapshot",
     "Step",
     "StepFunction",
-    "requested_bound",
-    "lipschitz_bound",
+    "UncopiedBranch",
+    "attach_implicit_gradient",
     "check_same_shape",
     "copy_branch",
-    "to_channels_last",
     "linearise",
+    "lipschitz_bound",
     "nominal_constant",
-    "unconstrained_copy",
-    "try_parse",
     "parse",
     "remove_constraints_",
+    "requested_bound",
     "run_program",
+    "take_snapshot",
     "tighten_layers_",
+    "to_channels_last",
+    "try_parse",
+    "unconstrained_copy",
 ]

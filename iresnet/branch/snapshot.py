@@ -10,19 +10,23 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
+from ..fingerprint import Fingerprint
 from ..fixed_point import Branch
 from ..float64 import Rounding
+from ..lipschitz.order import primitives
 from ..lipschitz.parametrized import release_
-from .constant import Bound
+from ..trust import NoBoundKnown, unwrap, why_modified
+from .constant import Bound, lipschitz_bound
 from .convolution import cpu_convolution, pack_weights
 from .prepared import PreparedBranch, to_channels_last
-from .program import ParsedBranch
+from .program import ParsedBranch, try_parse
 from .rounding import rounding_bound
 
 Shape: TypeAlias = tuple[int, ...]
@@ -122,6 +126,39 @@ class Snapshot:
             if self.live is None:
                 raise
             return cast(Tensor, UncopiedBranch(self.live)(*arguments))
+
+
+def take_snapshot(
+    g: nn.Module, input_shape: Shape | None, asserted: float | None = None
+) -> tuple[Snapshot, Fingerprint | None]:
+    """Copy g as it is now and prove what can be proven of it; the fingerprint, to cache it by, is None for a user's g.
+
+    `asserted` replaces the proven Lipschitz bound by one that the user vouches for.
+    """
+    if any("_compiled_call_impl" in (why_modified(m) or "") for m in g.modules()):  # a copy would lose it
+        return Snapshot(UncopiedBranch(g), _prove_bound(g, g, input_shape, asserted)), None
+    try:
+        private = copy_branch(g)  # everything below is about this copy
+    except RuntimeError:  # torch cannot copy a tensor that was computed, such as a pruned weight
+        return Snapshot(UncopiedBranch(g), _prove_bound(g, g, input_shape, asserted)), None
+    bound, fingerprint = _prove_bound(private, g, input_shape, asserted), None
+    with suppress(NoBoundKnown):
+        fingerprint = Fingerprint(private)
+    plain = unwrap(remove_constraints_(private)).double()
+    parsed = try_parse(plain) if bound.proven or fingerprint is not None else None
+    return Snapshot(plain, bound, parsed, g if fingerprint is None else None), fingerprint
+
+
+def _prove_bound(g: nn.Module, live: nn.Module, input_shape: Shape | None, asserted: float | None) -> Bound:
+    """Bound Lip(g), where g may be a copy of `live`; infinite, with the reason, if that is not possible."""
+    if asserted is not None:
+        return Bound(asserted, False)
+    try:
+        for _ in primitives(live):  # raises for modifications that a copy may have lost
+            pass
+        return lipschitz_bound(g, input_shape)
+    except NoBoundKnown as error:
+        return Bound(math.inf, False, reason=str(error))
 
 
 def _with_embedding(prepared: PreparedBranch, shift: Tensor) -> PreparedBranch:

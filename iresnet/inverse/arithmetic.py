@@ -25,7 +25,7 @@ class Arithmetic:
 
     #: The precision of most evaluations: float16, bfloat16 or float32.
     working: str = "float16"
-    #: The method to convolve in float64: native, im2col, im2col_by_row, shift_and_add, or auto for the fastest for each shape.
+    #: The float64 convolution: native, im2col, im2col_by_row, shift_and_add, or auto for the fastest for each shape.
     exact: str = "auto"
     #: Whether everything is captured as one CUDA graph.
     graph: bool = True

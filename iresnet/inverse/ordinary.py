@@ -134,7 +134,7 @@ def _solve_part(
     if isinstance(t, ResidualBlock) and not why_untrusted(t):  # compares g with its snapshot once, not at every use
         s, now = t.solve_with_snapshot(z, context, tolerance=tolerance, solver=solver)
         return _SolvedPart(
-            s, now.inverse_lipschitz, now.bound.proven, s.reason, lambda x: t.reference(x, context, now=now)
+            s, now.inverse_lipschitz, now.bound.proven, s.reason, lambda x: t.reference(x, context, snapshot=now)
         )
     own = t.solve(z, context, tolerance=tolerance, solver=solver)
     known = stretch_of(t, tuple(own.x.shape[1:]))
