@@ -807,7 +807,7 @@ class TestBound:
 
     def test_what_depends_on_the_batch_or_chance_is_refused(self):
         reasons = {
-            nn.BatchNorm1d(2): "no bound is computed through it. Remove it from g; ActNorm",
+            nn.BatchNorm1d(2): "its bound is not known. Remove it from g; use ActNorm",
             nn.Dropout(): "at every call",
         }
         for bad, reason in reasons.items():
