@@ -41,7 +41,7 @@ class TestSchema:
     def test_survives_json(self, schema):
         assert Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
 
-    def test_says_what_a_row_is(self):
+    def test_a_schema_prints_the_format_of_a_sample(self):
         assert Schema((3, 32, 32), 256).is_image
         assert Schema((3, 32, 32), 256).dimension == 3072
         assert not Schema((5,)).is_image
@@ -101,7 +101,7 @@ class TestSchema:
 
 
 class TestDataset:
-    def test_takes_rows_in_the_order_asked_for(self):
+    def test_take_keeps_the_order_of_the_indices(self):
         data = numbered(5, torch.tensor([0, 1, 0, 1, -1]))
         part = data.take([4, 0])
         assert (len(data), len(part)) == (5, 2)
@@ -251,7 +251,7 @@ class TestBatches:
         with pytest.raises(ValueError, match=r"shift, flip and cutout are for images; got samples of shape \(1,\)."):
             Batches(numbered(3), 1, augment=Augment(flip=True))
 
-    def test_streams_are_told_apart(self):
+    def test_generators_of_different_keys_are_independent(self):
         draws = {
             torch.rand((), generator=seeded_generator(*key)).item()
             for key in [(0, "a"), (0, "b"), (1, "a"), (0, "a", 1)]
@@ -337,7 +337,7 @@ class TestAugment:
         assert y.dtype == torch.uint8
 
     @pytest.mark.parametrize("size", [2, 3, 4])
-    def test_a_cutout_is_as_large_as_asked(self, size):
+    def test_a_cutout_has_the_size_of_the_setting(self, size):
         x = torch.arange(100, dtype=torch.uint8).view(1, 1, 10, 10).expand(300, 1, 10, 10)
         changed = (Augment(cutout=size)(x, torch.Generator().manual_seed(0)) != x).flatten(1).sum(dim=1)
         assert int(changed.max()) == size * size
@@ -413,7 +413,7 @@ class TestSplit:
         assert (values((kept.x,)), values((held.x,))) == ([0, 1, 2], [3, 4])
 
     @given(st.integers(1, 40), st.integers(1, 40))
-    def test_some_rows_in_the_order_of_the_file(self, rows, n):
+    def test_a_subsample_keeps_the_order_of_the_file(self, rows, n):
         data = numbered(rows)
         part = values((subsample(data, n).x,))
         assert len(part) == min(rows, n)
@@ -421,7 +421,7 @@ class TestSplit:
         assert part == values((subsample(data, n).x,))
         assert n < rows or subsample(data, n) is data
 
-    def test_some_rows_are_not_the_first(self):
+    def test_a_subsample_is_not_the_first_samples(self):
         order = torch.randperm(1000, generator=seeded_generator(0, "some"))[:100].tolist()
         part = subsample(numbered(1000, torch.arange(1000) // 500), 100)
         assert values((part.x,)) == sorted(order)

@@ -119,7 +119,7 @@ class TestVerify:
         (tmp_path / "toys" / "b.gz").write_bytes(b"rubbish")
         assert self.verdicts(tmp_path) == [("a.gz", files.RIGHT), ("b.gz", files.CORRUPT)]
 
-    def test_unpacked_files_are_judged_by_their_size(self, registry, tmp_path):
+    def test_unpacked_files_are_verified_by_their_size(self, registry, tmp_path):
         registry["toys"] = (Remote("http://x/c.tar.gz", "", 0, {"c/1": 3, "c/2": 3, "c/3": 3}),)
         (tmp_path / "c").mkdir()
         (tmp_path / "c" / "1").write_bytes(b"abc")

@@ -379,7 +379,7 @@ class TestImageFolder:
             paint(tmp_path / ("train" if i % 2 else "plane") / f"{i}.png", i)
         assert load(DataSettings(str(tmp_path))).schema.classes == ("plane", "train")
 
-    def test_sizes_are_made_equal_if_asked(self, tmp_path):
+    def test_images_are_resized_if_size_is_set(self, tmp_path):
         for i in range(4):
             paint(tmp_path / f"{i}.png", 10 * i, size=(4 + i, 9))
         splits = load(DataSettings(str(tmp_path), size=5))
@@ -745,7 +745,7 @@ class TestArrays:
             load(DataSettings(str(tmp_path / "a.npz")))
 
     @pytest.mark.parametrize("name", ["a.npy", "a.npz"])
-    def test_nothing_is_unpickled_and_damage_is_said(self, tmp_path, name):
+    def test_nothing_is_unpickled_and_damage_is_reported(self, tmp_path, name):
         path = tmp_path / name
         save = np.save if name == "a.npy" else np.savez
         save(path, np.array([{}], dtype=object))

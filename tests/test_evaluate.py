@@ -211,7 +211,7 @@ class TestDensity:
         rounding = 1e-4
         assert 0.2 * got.bias_bound - rounding < float(truth) - got.value < got.bias_bound + rounding
 
-    def test_of_one_row_the_error_is_not_known(self):
+    def test_the_error_of_one_sample_is_unknown(self):
         with pytest.raises(
             ValueError,
             match="a mean with a standard error needs at least two samples; got 1. Give more, or score it alone.",

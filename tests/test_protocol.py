@@ -128,7 +128,7 @@ class TestErrors:
         assert made[:8] == [200] * 8
         assert made[8:] == [300] * got.draws
 
-    def test_too_few_draws_are_said(self):
+    def test_too_few_draws_are_reported(self):
         got = protocol(pixel_flow(), images(20, (1, 1, 2), 4), max_draws=3)
         assert (got.draws, got.reached) == (3, False)
         assert "(3 draws per sample, ABOVE the limit)" in str(got)
@@ -157,7 +157,7 @@ class TestTerms:
         assert abs(got.value - float(truth(matrices, data.x).mean())) <= 4 * got.estimator_error
         assert "bias 0, roulette (20 terms, then a random number more)" in str(got)
 
-    def test_up_to_200_terms_are_not_absurd(self, monkeypatch):
+    def test_a_series_may_have_up_to_200_terms(self, monkeypatch):
         (flow, _), data = linear(16, 0.9), table(10, 16)
         got = protocol(flow, data, error=1.0, exact_up_to=0)
         assert got.method == "series"

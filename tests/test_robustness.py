@@ -213,7 +213,7 @@ class TestRobustness:
         found = robustness(model, Dataset(data.x, y, data.schema), 0.01)
         assert (found.rows, found.clean) == (10, 100)
 
-    def test_fifty_blocks_say_nothing_and_it_is_said(self):
+    def test_the_radius_of_fifty_blocks_is_reported_as_vacuous(self):
         model, data = image_net(blocks=54)
         found = robustness(model, data, 1.0, steps=2, restarts=1)
         assert found.value == 0
