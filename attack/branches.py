@@ -1,7 +1,7 @@
-"""Attacks on certificates of blocks: whenever one is proven, no search may find a larger ratio; else it must say why.
+"""Attacks on certificates of blocks: no search may exceed a proven constant, and a failed certificate must say why.
 
-The network of a block is changed by a trick (`tricks`) before the block is made or afterwards, or the block itself is.
-Whatever is done, a forward pass that PyTorch can do works, `solve` reports, and `certify` passes only what is true.
+A trick (`tricks`) changes the network of a block before or after the block is created, or the block itself. In every
+case a forward pass that PyTorch can run works, `solve` returns a report, and `certify` passes only true claims.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from torch.nn.modules.module import register_module_forward_hook
 from iresnet import ConvergenceError, NoBoundKnown, ResidualBlock, certify
 
 from . import Violation, kind, networks, tricks
-from .search import branch_of, largest_ratio, mixes, norms
+from .networks import one_line
+from .search import branch_of, largest_ratio, mixes_samples, norms
 
-#: What a user must expect of a block that nothing is proven of.
+#: Exceptions that a user must expect from a block about which nothing is proven.
 REFUSALS = (NoBoundKnown, ValueError, ConvergenceError)
 
-#: Ratios found may exceed a bound by this part, for the rounding of a search in float64 and in float32.
+#: The relative slack for rounding of a search in float64 and in float32.
 SLACK = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 BlockTrick: TypeAlias = Callable[[random.Random, ResidualBlock], ResidualBlock]
@@ -34,22 +35,22 @@ BlockTrick: TypeAlias = Callable[[random.Random, ResidualBlock], ResidualBlock]
 # ------------------------------------------------------------------------------------------------- tricks on blocks
 
 
-class Doubled(ResidualBlock):
-    """A block with a forward of its own, x + 3 g(x)."""
+class TripledForward(ResidualBlock):
+    """A block with a custom forward, x + 3 g(x)."""
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         return x + 3 * cast(Tensor, self.g(x))
 
 
-class Branched(ResidualBlock):
-    """A block whose branch is not g alone."""
+class TripledBranch(ResidualBlock):
+    """A block whose branch is 3 g."""
 
     def _branch(self, x: Tensor, context: Tensor | None) -> Tensor:
         return 3 * super()._branch(x, context)
 
 
 def _subclass(r: random.Random, block: ResidualBlock) -> ResidualBlock:
-    return r.choice([Doubled, Branched])(block.g)
+    return r.choice([TripledForward, TripledBranch])(block.g)
 
 
 def _hooked(r: random.Random, block: ResidualBlock) -> ResidualBlock:
@@ -72,7 +73,7 @@ def _forward_replaced(r: random.Random, block: ResidualBlock) -> ResidualBlock:
 
 def _g_replaced(r: random.Random, block: ResidualBlock) -> ResidualBlock:
     inner = block.g
-    block.g = r.choice([tricks.Twice(inner), nn.Sequential(inner, tricks.Times(9.0)), nn.Identity()])
+    block.g = r.choice([tricks.Twice(inner), nn.Sequential(inner, tricks.Scale(9.0)), nn.Identity()])
     return block
 
 
@@ -86,12 +87,9 @@ BLOCK_TRICKS: tuple[BlockTrick, ...] = (_subclass, _hooked, _pre_hooked, _forwar
 def branches(r: random.Random) -> str:
     """Certificates and solves of blocks after a trick with hooks, subclasses, parametrizations, unknown parts."""
     dtype = r.choices([torch.float64, torch.float32], [3, 1])[0]
-    shape = networks.rows(r) if r.random() < 0.7 else networks.images(r)
+    shape = networks.vector_shape(r) if r.random() < 0.7 else networks.image_shape(r)
     g, _, _ = networks.branch(r, shape, lipschitz=r.uniform(0.2, 0.9), dtype=torch.float64)
-    with torch.no_grad():
-        for name, p in g.named_parameters():
-            if name.endswith("bias"):
-                p.clamp_(-1, 1)
+    networks.clamp_biases_(g)
     g.to(dtype)
     try:
         name, block = _tricked(r, cast(nn.Sequential, g))
@@ -100,7 +98,7 @@ def branches(r: random.Random) -> str:
     block.to(dtype)
     if r.random() < 0.8:
         block.eval()
-    x = networks.points(r, 4, shape, dtype, largest=1)
+    x = networks.inputs(r, 4, shape, dtype, largest=1)
     if r.random() > 0.02:
         return verify(r, block, x, name)
     with _hooks_of_all(r):
@@ -109,7 +107,7 @@ def branches(r: random.Random) -> str:
 
 @contextmanager
 def _hooks_of_all(r: random.Random) -> Iterator[None]:
-    """Within this context a hook of all modules of the process changes what some of them return."""
+    """Within this context a global forward hook scales the output of some modules."""
     k, chosen = tricks.factor(r), r.choice([nn.Linear, nn.Conv1d, nn.ELU, nn.Sequential, ResidualBlock])
     handle = register_module_forward_hook(lambda module, inputs, y: k * y if isinstance(module, chosen) else None)
     try:
@@ -119,11 +117,11 @@ def _hooks_of_all(r: random.Random) -> Iterator[None]:
 
 
 def _tricked(r: random.Random, g: nn.Sequential) -> tuple[str, ResidualBlock]:
-    """A block and the name of the trick that was played on it: the first of several that fits."""
+    """A block with a random applicable trick, and the name of the trick."""
     for _ in range(20):
         try:
             return _played(r, g)
-        except tricks.Unfit:
+        except tricks.NotApplicable:
             pass
     return "harmless", ResidualBlock(g)
 
@@ -134,22 +132,22 @@ def _played(r: random.Random, g: nn.Sequential) -> tuple[str, ResidualBlock]:
         play = r.choice(BLOCK_TRICKS)
         return play.__name__.strip("_"), play(r, ResidualBlock(g))
     name = r.choice(sorted(tricks.TRICKS)) if r.random() < 0.85 else "harmless"
-    if name == "compiled" and r.random() < 0.95:  # it takes a tenth of a second
+    if name == "compiled" and r.random() < 0.95:  # which takes a tenth of a second
         name = "traced"
-    if choice < 0.55 and name in tricks.AFTERWARDS:
+    if choice < 0.55 and name in tricks.IN_PLACE:
         block = ResidualBlock(g)
         if r.random() < 0.5:
             block.bound()
-        tricks.AFTERWARDS[name](r, g)
+        tricks.IN_PLACE[name](r, g)
         return f"{name} afterwards", block
     g = cast(nn.Sequential, tricks.TRICKS[name](r, g))
-    if choice < 0.7:  # a constant that is asserted must never become a proof
+    if choice < 0.7:  # an asserted constant must never count as proven
         return f"{name} asserted", ResidualBlock(g, lipschitz=0.5)
     return name, ResidualBlock(g)
 
 
 def verify(r: random.Random, block: ResidualBlock, x: Tensor, name: str) -> str:
-    """Attack what is claimed of a block; the outcome in a word."""
+    """Check every claim about a block; return the outcome."""
     try:
         with torch.no_grad():
             own = block.g(x.clone())
@@ -159,7 +157,7 @@ def verify(r: random.Random, block: ResidualBlock, x: Tensor, name: str) -> str:
         return "invalid"
     if not bool(own.isfinite().all()):
         if certified(block, x) is not None:
-            raise Violation(f"{name}: certified, but g gives numbers that are not finite: {_short(block)}")
+            raise Violation(f"{name}: certified, but g returns NaN or infinity: {one_line(block)}")
         return "invalid"
     before = x.clone()
     try:
@@ -171,7 +169,9 @@ def verify(r: random.Random, block: ResidualBlock, x: Tensor, name: str) -> str:
     x = before
 
     bound = claimed(block, x, name)
-    if r.random() < 0.5 and "mixed_samples" not in name:  # a solve takes rows by themselves, which that one refuses
+    if (
+        r.random() < 0.5 and "mixed_samples" not in name
+    ):  # a solve runs on single samples, which that trick cannot handle
         check_solve(r, block, x, bound, name)
     if r.random() < 0.15:
         check_training(block, x, name)
@@ -187,18 +187,20 @@ def verify(r: random.Random, block: ResidualBlock, x: Tensor, name: str) -> str:
     branch = partial(branch_of, block)
     found = largest_ratio(branch, x, r)
     if not found <= bound * (1 + SLACK[x.dtype]) + 1e-9:
-        raise Violation(f"{name}: certified Lip(g) <= {bound:.6g}, found {found:.6g}: {_short(block)}")
-    if mixes(branch, x, r):
-        raise Violation(f"{name}: certified {bound:.4g}, but a row depends on the rows beside it: {_short(block)}")
+        raise Violation(f"{name}: certified Lip(g) <= {bound:.6g}, found {found:.6g}: {one_line(block)}")
+    if mixes_samples(branch, x, r):
+        raise Violation(
+            f"{name}: certified {bound:.4g}, but a sample depends on other samples of its batch: {one_line(block)}"
+        )
     return "proven"
 
 
 def claimed(block: ResidualBlock, x: Tensor, name: str) -> float | None:
-    """The constant that is certified, of the block as it is; None where none is, with a reason."""
+    """The certified constant of the block; None if there is none, which must come with a reason."""
     try:
         certificate = certify(block, tuple(x.shape[1:]))
     except ValueError as error:
-        _sentence(error, name)
+        _check_message(error, name)
         return None
     if certificate.passed:
         return min(b.lipschitz for b in certificate.blocks)
@@ -209,7 +211,7 @@ def claimed(block: ResidualBlock, x: Tensor, name: str) -> float | None:
 
 
 def certified(block: ResidualBlock, x: Tensor) -> float | None:
-    """What is certified, if anything is."""
+    """The certified constant of the block, or None."""
     try:
         certificate = certify(block, tuple(x.shape[1:]))
     except ValueError:
@@ -218,25 +220,25 @@ def certified(block: ResidualBlock, x: Tensor) -> float | None:
 
 
 def check_bound(r: random.Random, block: ResidualBlock, x: Tensor, name: str) -> None:
-    """The bound that a block keeps is one of its g, whatever was done to the block."""
+    """Check that the cached bound of a block holds for its g, whatever was done to the block."""
     try:
         bound = block.bound(tuple(x.shape[1:]))
     except REFUSALS as error:
-        return _sentence(error, name)
+        return _check_message(error, name)
     if bound.proven and bound.value < 1 and r.random() < 0.3:
         found = largest_ratio(lambda t: cast(Tensor, block.g(t.clone())), x, r, steps=3)
         if not found <= bound.value * (1 + SLACK[x.dtype]) + 1e-9:
-            raise Violation(f"{name}: bound of g {bound.value:.6g}, found {found:.6g}: {_short(block)}")
+            raise Violation(f"{name}: bound of g {bound.value:.6g}, found {found:.6g}: {one_line(block)}")
     return None
 
 
-def _sentence(error: Exception, name: str) -> None:
+def _check_message(error: Exception, name: str) -> None:
     if len(str(error)) < 10:
-        raise Violation(f"{name}: refused without a reason: {error!r}")
+        raise Violation(f"{name}: rejected without a reason: {error!r}")
 
 
 def check_solve(r: random.Random, block: ResidualBlock, x: Tensor, bound: float | None, name: str) -> None:
-    """`solve` reports; what it calls proven has a residual, of the live block, that fits."""
+    """Check that `solve` returns a report whose proven bound fits the residual of the live block."""
     with torch.no_grad():
         z = block(x.clone())
     if not bool(z.isfinite().all()):
@@ -244,7 +246,7 @@ def check_solve(r: random.Random, block: ResidualBlock, x: Tensor, bound: float 
     try:
         s = block.solve(z)
     except Exception as error:
-        if "NaN or infinity; no bound" in str(error):  # the numbers of a model that is broken, named
+        if "NaN or infinity; no bound" in str(error):  # a broken model, reported as such
             return
         raise Violation(f"{name}: solve raises {type(error).__name__}: {error}") from error
     if s.proven and bool(s.converged.any()):
@@ -254,14 +256,14 @@ def check_solve(r: random.Random, block: ResidualBlock, x: Tensor, bound: float 
         if bool((residual > most)[s.converged].any()):
             raise Violation(
                 f"{name}: solve proven to {float(s.error_bound.max()):.3g}, residual {float(residual.max()):.3g}: "
-                f"{_short(block)}"
+                f"{one_line(block)}"
             )
     if r.random() < 0.3:
         _check_inverse(block, z, s, name)
 
 
 def _check_inverse(block: ResidualBlock, z: Tensor, s: Any, name: str) -> None:
-    """`inverse` raises a sentence, or returns what was solved."""
+    """Check that `inverse` returns, or raises an error with a message."""
     try:
         with torch.no_grad():
             block.inverse(z)
@@ -270,15 +272,15 @@ def _check_inverse(block: ResidualBlock, z: Tensor, s: Any, name: str) -> None:
             raise Violation(f"{name}: inverse raises {type(error).__name__}: {error}") from error
         if s.proven and bool(s.converged.all()):
             raise Violation(f"{name}: solve is proven, inverse raises {error}") from error
-        _sentence(error, name)
+        _check_message(error, name)
 
 
 def check_training(block: ResidualBlock, x: Tensor, name: str) -> None:
-    """A step of training works where PyTorch can differentiate g itself."""
+    """Check that a training step works if PyTorch can differentiate g."""
     was = block.training
     block.train()
     try:
-        for _ in range(2):  # PyTorch itself may be able to do it once, or never
+        for _ in range(2):  # PyTorch may succeed once and fail the second time
             cast(Tensor, block.g(x.clone() + 0)).square().sum().backward()
     except Exception:
         block.train(was)
@@ -292,7 +294,7 @@ def check_training(block: ResidualBlock, x: Tensor, name: str) -> None:
 
 
 def check_logdet(block: ResidualBlock, x: Tensor, name: str) -> None:
-    """Code and log-determinant are those of the live network, whatever is known of it: by differences of its values."""
+    """Compare code and log-determinant with those of the live network, computed by finite differences."""
     with torch.no_grad():
         if any(word in name for word in ("backward_hook", "mixed", "in_place", "all modules")) or not torch.equal(
             block.g(x.clone()), block.g(x.clone())
@@ -302,20 +304,20 @@ def check_logdet(block: ResidualBlock, x: Tensor, name: str) -> None:
             return
         try:
             z, logdet = block.forward_and_logdet(x.clone())
-        except ValueError:  # a determinant that is not positive is refused
+        except ValueError:  # a determinant that is not positive is rejected
             return
         except Exception as error:
             raise Violation(f"{name}: forward_and_logdet raises {type(error).__name__}: {error}") from error
         if bool((norms(z - block(x.clone())) > 1e-9 * (1 + norms(z))).any()):
-            raise Violation(f"{name}: forward_and_logdet gives another code than forward: {_short(block)}")
+            raise Violation(f"{name}: forward_and_logdet gives another code than forward: {one_line(block)}")
         fine, coarse = (_by_differences(block, x, h) for h in (1e-6, 1e-4))
     settled = (fine - coarse).abs() < 1e-4  # no kink nearby
     if bool(((logdet - fine).abs() > 1e-3)[settled].any()):
-        raise Violation(f"{name}: ln det {logdet.tolist()} is {fine.tolist()}: {_short(block)}")
+        raise Violation(f"{name}: ln det {logdet.tolist()} is {fine.tolist()}: {one_line(block)}")
 
 
 def _differentiates(g: nn.Module, x: Tensor) -> bool:
-    """Whether PyTorch itself has a gradient of g."""
+    """Whether PyTorch can differentiate g."""
     try:
         with torch.enable_grad():
             leaf = x.clone().requires_grad_()
@@ -335,7 +337,3 @@ def _by_differences(block: ResidualBlock, x: Tensor, h: float) -> Tensor:
         behind = torch.cat([block((row - step)[None]) for step in steps])
         found.append(torch.linalg.slogdet((ahead - behind).flatten(1) / (2 * h))[1])
     return torch.stack(found)
-
-
-def _short(block: nn.Module) -> str:
-    return " ".join(str(block).split())[:200]

@@ -1,9 +1,10 @@
-"""Attacks on chains: composed bounds and stretch of blocks between closed forms with extreme parameters."""
+"""Attacks on chains: composed bounds and stretch of blocks and closed forms with extreme parameters."""
 
 from __future__ import annotations
 
 import math
 import random
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -14,13 +15,13 @@ from iresnet import ActNorm, Chain, Flatten, InvertibleConv1x1, Logit, ResidualB
 from iresnet.transforms.mixing import PrincipalAxes, Reverse
 
 from . import Violation, kind, networks
-from .inverses import compare, finite_, solver
-from .networks import Shape, power
+from .inverses import check_error_bound, finite_, solver
+from .networks import Shape, log_uniform
 from .reference import LONG, UNIT, Affine, Composed, Long, Map, Residual, invert, lengths, long, maps
 
 
 class LogitMap(Map):
-    """The logit of alpha + (1 - 2 alpha) x / levels."""
+    """The logit of alpha + (1 - 2 alpha) x / levels, in long double."""
 
     def __init__(self, logit: Logit) -> None:
         self.alpha, self.levels = LONG(logit.alpha), LONG(logit.levels)
@@ -33,7 +34,7 @@ class LogitMap(Map):
         s, rest = self._unit(x)
         return np.log(s) - np.log(rest)
 
-    def slopes(self, x: Long) -> Any:
+    def jacobian(self, x: Long) -> Any:
         s, rest = self._unit(x)
         d = ((1 - 2 * self.alpha) / self.levels / (s * rest)).astype(np.float64)
         return d[:, :, None] * np.eye(d.shape[1])
@@ -43,7 +44,7 @@ class LogitMap(Map):
         return float(8 * UNIT * (lengths(self.value(x)).max() + lengths(1 / s).max() + lengths(1 / rest).max()))
 
 
-def truth(t: Transform, shape: Shape) -> Map:
+def reference_map(t: Transform, shape: Shape) -> Map:
     """A transform in long double."""
     n = math.prod(shape)
     if isinstance(t, ResidualBlock):
@@ -67,7 +68,7 @@ def truth(t: Transform, shape: Shape) -> Map:
 
 
 def transform(r: random.Random, shape: Shape, dtype: torch.dtype, *, first: bool) -> Transform | None:
-    """A random transform for this shape; a Logit only in front."""
+    """A random transform for this shape, or None; a Logit only at the front."""
     channels = shape[0]
     choice = r.random()
     if choice < 0.45:
@@ -80,11 +81,11 @@ def transform(r: random.Random, shape: Shape, dtype: torch.dtype, *, first: bool
     if choice < 0.6:
         norm = ActNorm(channels).to(dtype)
         with torch.no_grad():
-            norm.shift.copy_(power(r, -2, 4) * torch.randn(channels, generator=networks.generator(r)))
+            norm.shift.copy_(log_uniform(r, -2, 4) * torch.randn(channels, generator=networks.generator(r)))
             norm.log_scale.copy_(r.choice([0.5, 3.0, 10.0]) * torch.randn(channels, generator=networks.generator(r)))
         return norm
     if choice < 0.7:
-        mean = power(r, -2, 6) * torch.randn(channels, generator=networks.generator(r), dtype=torch.float64)
+        mean = log_uniform(r, -2, 6) * torch.randn(channels, generator=networks.generator(r), dtype=torch.float64)
         std = 10 ** (r.choice([1, 6]) * torch.randn(channels, generator=networks.generator(r), dtype=torch.float64))
         return Standardise(mean.to(dtype), std.clamp(1e-6, 1e6).to(dtype))
     if choice < 0.8:
@@ -103,9 +104,9 @@ def transform(r: random.Random, shape: Shape, dtype: torch.dtype, *, first: bool
 
 
 def draw(r: random.Random) -> tuple[Chain, Shape, torch.dtype]:
-    """A chain of a few transforms, nested at times."""
+    """A chain of a few transforms, sometimes nested."""
     dtype = r.choices([torch.float32, torch.float64], [1, 1])[0]
-    shape = networks.rows(r) if r.random() < 0.6 else (r.choice([1, 2]), *r.choice([(2, 2), (4, 2), (4,)]))
+    shape = networks.vector_shape(r) if r.random() < 0.6 else (r.choice([1, 2]), *r.choice([(2, 2), (4, 2), (4,)]))
     found, at = list[Transform](), shape
     for _ in range(r.randint(1, 5)):
         t = transform(r, at, dtype, first=not found)
@@ -118,52 +119,75 @@ def draw(r: random.Random) -> tuple[Chain, Shape, torch.dtype]:
     return Chain(*found).eval(), shape, dtype
 
 
-def flat(chain: Transform) -> list[Transform]:
-    """The transforms of a chain, nested ones too."""
-    return [u for t in chain for u in flat(t)] if isinstance(chain, Chain) else [chain]
+def flatten(chain: Transform) -> list[Transform]:
+    """The transforms of a chain, including nested ones."""
+    return [u for t in chain for u in flatten(t)] if isinstance(chain, Chain) else [chain]
 
 
-def start(r: random.Random, chain: Chain, shape: Shape, dtype: torch.dtype) -> Tensor:
-    """Inputs of a chain: inside the interval where it begins with a Logit."""
-    x = networks.points(r, r.randint(1, 3), shape, dtype)
-    first = flat(chain)[:1]
+def draw_inputs(r: random.Random, chain: Chain, shape: Shape, dtype: torch.dtype) -> Tensor:
+    """Inputs of a chain; inside the valid interval if it begins with a Logit."""
+    x = networks.inputs(r, r.randint(1, 3), shape, dtype)
+    first = flatten(chain)[:1]
     return torch.sigmoid(x) * first[0].levels if first and isinstance(first[0], Logit) else x
 
 
-@kind("chains", cases=4_000)
-def chains(r: random.Random) -> str:
-    """Composed error bounds of chains against their inverses in long double, stretch against exact Jacobians."""
+@dataclass
+class Problem:
+    """A chain to invert: its steps in long double, their inputs and outputs from x on, and the code of x."""
+
+    chain: Chain
+    shape: Shape
+    dtype: torch.dtype
+    steps: list[Map]
+    states: list[Long]
+    z: Tensor
+
+    def roots(self) -> tuple[Long, float] | None:
+        """The inverse of z in long double, and its error; None if Newton's method does not converge."""
+        return invert_all(self.steps, self.states, long(self.z))
+
+
+def draw_problem(r: random.Random) -> Problem | None:
+    """A random chain and a code; None if the code overflows."""
     chain, shape, dtype = draw(r)
     steps, at = list[Map](), shape
-    for t in flat(chain):
-        steps.append(truth(t, at))
+    for t in flatten(chain):
+        steps.append(reference_map(t, at))
         at = t.output_shape(at)
-    x = start(r, chain, shape, dtype)
+    x = draw_inputs(r, chain, shape, dtype)
     states = [long(x)]
     with np.errstate(all="ignore"):
         for step in steps:
             states.append(step.value(states[-1]))
     z = torch.from_numpy(states[-1].astype(np.float64)).to(dtype).reshape(len(x), *at)
-    if not bool(z.isfinite().all()):
+    return Problem(chain, shape, dtype, steps, states, z) if bool(z.isfinite().all()) else None
+
+
+@kind("chains", cases=4_000)
+def chains(r: random.Random) -> str:
+    """Composed error bounds of chains against their inverses in long double, stretch against exact Jacobians."""
+    problem = draw_problem(r)
+    if problem is None:
         return "overflow"
-    check_stretch(chain, shape, steps, states)
-    s = chain.solve(z, tolerance=None if r.random() < 0.7 else power(r, -9, -1), solver=solver(r))
+    check_stretch(problem)
+    chain, tolerance = problem.chain, None if r.random() < 0.7 else log_uniform(r, -9, -1)
+    s = chain.solve(problem.z, tolerance=tolerance, solver=solver(r))
     if not s.proven:
         raise Violation(f"a chain of supported parts is not proven: {names(chain)}")
-    roots = root(steps, states, long(z))
+    roots = problem.roots()
     if roots is None:
         return "undecided"
-    compare(s, roots, lambda: f"{dtype} {names(chain)}")
+    check_error_bound(s, roots, lambda: f"{problem.dtype} {names(chain)}")
     return "proven" if bool(s.converged.all()) else "bounded"
 
 
 def names(chain: Chain) -> str:
-    """The kinds of transforms in a chain."""
-    return " ".join(type(t).__name__ for t in flat(chain))
+    """The class names of the transforms in a chain."""
+    return " ".join(type(t).__name__ for t in flatten(chain))
 
 
-def root(steps: list[Map], states: list[Long], z: Long) -> tuple[Long, float] | None:
-    """The inverse of z through all steps, from the states next to which it lies, and its error."""
+def invert_all(steps: list[Map], states: list[Long], z: Long) -> tuple[Long, float] | None:
+    """Invert z through all steps by Newton's method, starting at the given states; return the result and its error."""
     error = 0.0
     for step, state in zip(reversed(steps), reversed(states[:-1]), strict=True):
         with np.errstate(all="ignore"):
@@ -172,27 +196,28 @@ def root(steps: list[Map], states: list[Long], z: Long) -> tuple[Long, float] | 
             return None
         z, own = found
         error = own + error * max(
-            1 / max(float(np.linalg.svd(j, compute_uv=False)[-1]), 1e-300) for j in step.slopes(z)
+            1 / max(float(np.linalg.svd(j, compute_uv=False)[-1]), 1e-300) for j in step.jacobian(z)
         )
     return z, 2 * error
 
 
-def check_stretch(chain: Chain, shape: Shape, steps: list[Map], states: list[Long]) -> None:
-    """Lip(F), Lip(F^-1) and the range of ln det against the Jacobian at the states."""
-    stretch = chain.stretch(shape)
+def check_stretch(problem: Problem) -> None:
+    """Compare Lip(F), Lip(F^-1) and the range of ln det with the Jacobian at the states."""
+    chain, steps, states = problem.chain, problem.steps, problem.states
+    stretch = chain.stretch(problem.shape)
     if not stretch.proven:
         raise Violation(f"the stretch of supported parts is not proven: {names(chain)}")
     j: Any = np.eye(states[0].shape[1])
     logdet, slack = np.zeros(len(states[0])), 1e-9
     for step, state in zip(steps, states[:-1], strict=True):
-        slopes = step.slopes(state)
-        j = slopes @ j
-        logdet += np.linalg.slogdet(slopes)[1]
-        slack += 1e-9 * float(np.abs(logdet).max()) + 1e-13 * float(np.linalg.cond(slopes).max())
+        jacobian = step.jacobian(state)
+        j = jacobian @ j
+        logdet += np.linalg.slogdet(jacobian)[1]
+        slack += 1e-9 * float(np.abs(logdet).max()) + 1e-13 * float(np.linalg.cond(jacobian).max())
     if not np.isfinite(j).all():
         return
     values = np.linalg.svd(j, compute_uv=False)
-    # The smallest singular value is known only as well as rounding at the size of the largest allows.
+    # The smallest singular value has a rounding error proportional to the largest.
     least = values[:, -1] + 1e-13 * len(steps) * values[:, 0]
     if not stretch.forward * (1 + 1e-9) >= values.max():
         raise Violation(f"Lip(F) <= {stretch.forward:.6g} < {values.max():.6g} of {names(chain)}")

@@ -1,4 +1,4 @@
-"""What honest code changes between two calls: weights written in any way, optimisers, buffers, attributes, modules."""
+"""Ordinary changes of a model between two calls: weights, optimiser steps, buffers, attributes, modules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MUTATIONS: dict[str, Mutation] = {}
 
 
 def mutation(function: Mutation) -> Mutation:
-    """Register a change of a model; it raises `Unfit` where there is nothing to change."""
+    """Register a change of a model; it raises `NotApplicable` if there is nothing to change."""
     MUTATIONS[function.__name__.strip("_")] = function
     return function
 
@@ -31,7 +31,7 @@ def parameters(r: random.Random, model: nn.Module) -> list[nn.Parameter]:
     """The parameters of a model, in random order."""
     found = list(model.parameters())
     if not found:
-        raise tricks.Unfit
+        raise tricks.NotApplicable
     r.shuffle(found)
     return found
 
@@ -61,7 +61,7 @@ def permuted(r: random.Random, model: nn.Module) -> None:
 
 @mutation
 def reflected(r: random.Random, model: nn.Module) -> None:
-    """Another vector with the same norm and the same weighted sum, for weights that rise from 1 to 2."""
+    """Reflect a parameter: same norm and same weighted sum (for weights from 1 to 2), other values."""
     p = parameters(r, model)[0]
     with torch.no_grad():
         w = p.detach().double().flatten()
@@ -71,11 +71,11 @@ def reflected(r: random.Random, model: nn.Module) -> None:
 
 @mutation
 def swapped(r: random.Random, model: nn.Module) -> None:
-    """Two weights of one shape change places."""
+    """Swap two parameters of the same shape."""
     found = parameters(r, model)
     pairs = [(a, b) for i, a in enumerate(found) for b in found[:i] if a.shape == b.shape]
     if not pairs:
-        raise tricks.Unfit
+        raise tricks.NotApplicable
     a, b = r.choice(pairs)
     with torch.no_grad():
         kept = a.clone()
@@ -106,7 +106,7 @@ def new_data(r: random.Random, model: nn.Module) -> None:
 def new_parameter(r: random.Random, model: nn.Module) -> None:
     owners = [(m, n) for m in model.modules() for n, p in m._parameters.items() if p is not None]
     if not owners:
-        raise tricks.Unfit
+        raise tricks.NotApplicable
     owner, name = r.choice(owners)
     setattr(owner, name, nn.Parameter(-0.8 * cast(Tensor, owner._parameters[name]).detach()))
 
@@ -119,7 +119,7 @@ def loaded(r: random.Random, model: nn.Module) -> None:
 
 @mutation
 def stepped(r: random.Random, model: nn.Module) -> None:
-    """A step of an optimiser; fused ones leave version counters as they are."""
+    """Take an optimiser step; fused optimisers do not change version counters."""
     found = [p for p in parameters(r, model) if p.requires_grad]
     makers: list[Callable[[], torch.optim.Optimizer]] = [
         lambda: torch.optim.SGD(found, lr=0.3),
@@ -144,21 +144,21 @@ def averaged(r: random.Random, model: nn.Module) -> None:
 
 @mutation
 def replaced(r: random.Random, model: nn.Module) -> None:
-    """Another activation in the place of one."""
-    tricks.replace(model, tricks.act(r, model), r.choice([nn.Tanh, nn.Softsign, nn.Sigmoid, nn.ReLU, nn.SiLU])())
+    """Replace an activation by another."""
+    tricks.replace(model, tricks.activation(r, model), r.choice([nn.Tanh, nn.Softsign, nn.Sigmoid, nn.ReLU, nn.SiLU])())
 
 
 @mutation
 def removed(r: random.Random, model: nn.Module) -> None:
-    tricks.replace(model, tricks.act(r, model), nn.Identity())
+    tricks.replace(model, tricks.activation(r, model), nn.Identity())
 
 
 @mutation
 def another_branch(r: random.Random, model: nn.Module) -> None:
-    """Another network in the block, of the same shape."""
+    """Replace the network of a block by another of the same shape."""
     block = next((m for m in model.modules() if isinstance(m, ResidualBlock)), None)
     if block is None or isinstance(block.g, Conditioned):
-        raise tricks.Unfit
+        raise tricks.NotApplicable
     twin = copy.deepcopy(block.g)
     with torch.no_grad():
         for p in twin.parameters():
@@ -168,8 +168,8 @@ def another_branch(r: random.Random, model: nn.Module) -> None:
 
 @mutation
 def slope(r: random.Random, model: nn.Module) -> None:
-    """An attribute or parameter of an activation."""
-    layer = tricks.act(r, model)
+    """Change an attribute or parameter of an activation."""
+    layer = tricks.activation(r, model)
     match layer:
         case nn.ELU() | nn.CELU():
             layer.alpha = r.choice([0.1, 0.9])
@@ -185,23 +185,23 @@ def slope(r: random.Random, model: nn.Module) -> None:
         case iresnet.Sine():
             layer.frequency = r.choice([0.2, 5.0])
         case _:
-            raise tricks.Unfit
+            raise tricks.NotApplicable
 
 
 @mutation
 def angle(r: random.Random, model: nn.Module) -> None:
     layer = next((m for m in model.modules() if isinstance(m, Concatenated)), None)
     if layer is None:
-        raise tricks.Unfit
+        raise tricks.NotApplicable
     layer.angle.data.fill_(r.uniform(-4, 4))
 
 
 @mutation
 def of_parametrization(r: random.Random, model: nn.Module) -> None:
-    """An attribute of a parametrization, that of the constraint too."""
-    found = [m for m in model.modules() if isinstance(m, tricks.Times | SpectralCap)]
+    """Change an attribute of a parametrization, including the constraint's."""
+    found = [m for m in model.modules() if isinstance(m, tricks.Scale | SpectralCap)]
     if not found:
-        raise tricks.Unfit
+        raise tricks.NotApplicable
     chosen = r.choice(found)
     if isinstance(chosen, SpectralCap):
         chosen.coefficient = r.choice([0.1, 0.5])
@@ -211,11 +211,11 @@ def of_parametrization(r: random.Random, model: nn.Module) -> None:
 
 @mutation
 def played(r: random.Random, model: nn.Module) -> None:
-    """Any trick that can be played on a network that exists: hooks, forward, parametrizations, attributes."""
+    """Apply any in-place trick: hooks, forward, parametrizations, attributes."""
     block = next((m for m in model.modules() if isinstance(m, ResidualBlock)), None)
     if block is None or not isinstance(block.g, nn.Sequential):
-        raise tricks.Unfit
-    tricks.AFTERWARDS[r.choice(sorted(tricks.AFTERWARDS))](r, block.g)
+        raise tricks.NotApplicable
+    tricks.IN_PLACE[r.choice(sorted(tricks.IN_PLACE))](r, block.g)
 
 
 @mutation
@@ -227,10 +227,10 @@ def mode(r: random.Random, model: nn.Module) -> None:
 
 @mutation
 def buffers(r: random.Random, model: nn.Module) -> None:
-    """Buffers of closed forms and of a context's network."""
+    """Change a buffer of a closed form or of a context network."""
     found = [b for name, b in model.named_buffers() if b.is_floating_point() and "parametrizations" not in name]
     if not found:
-        raise tricks.Unfit
+        raise tricks.NotApplicable
     b = r.choice(found)
     with torch.no_grad():
         b.copy_(torch.where(b.isfinite(), 0.5 * b, b) if r.random() < 0.5 else torch.where(b > 0, 2 * b, b))
@@ -238,11 +238,11 @@ def buffers(r: random.Random, model: nn.Module) -> None:
 
 @mutation
 def nothing(r: random.Random, model: nn.Module) -> None:
-    """No change: the same proof again."""
+    """Change nothing: the proof must be the same."""
 
 
 class Masked(nn.Module):
-    """A context's network with a mask of minus infinities, as attention has, and an attribute."""
+    """A context network with a mask of minus infinities, as in attention, and an attribute."""
 
     mask: Tensor
 
@@ -259,8 +259,8 @@ class Masked(nn.Module):
 
 @mutation
 def gain(r: random.Random, model: nn.Module) -> None:
-    """An attribute of a context's network."""
+    """Change an attribute of a context network."""
     found = [m for m in model.modules() if isinstance(m, Masked)]
     if not found:
-        raise tricks.Unfit
+        raise tricks.NotApplicable
     found[0].gain = r.choice([-1.0, 2.0])

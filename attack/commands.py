@@ -1,7 +1,7 @@
-"""Generated command lines: each ends with 0, 1 or 2, in one sentence where not with 0, and writes where it was told to.
+"""Random command lines: each must exit with 0, 1 or 2, with a one-line message unless 0, and write only where told to.
 
-Commands, arguments and options come from the definition of the command line itself, so that a new one is attacked
-without a word here. Values are sensible (`SENSIBLE`, by the name of the parameter) or not (`HOSTILE`).
+Commands, arguments and options come from the definition of the command line, so new ones are attacked automatically.
+Values are valid (`VALID`, by the name of the parameter) or not (`HOSTILE`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from iresnet.cli import app
 
 from . import Violation, kind
 from .faults import OUTSIDE, Fault
-from .fixtures import RUNS, copy_of, made
+from .fixtures import RUNS, copy_of, fixture
+from .forkserver import HUNG, Completed, fork_server
 from .limits import MIB
-from .nursery import HUNG, Ended, nursery
 
 HOSTILE = (
     "", " ", "-", "--", "-1", "0", "1", "2", "0.5", "nan", "inf", "-inf", "1e400", "1e-320", "1e308", str(2**63),
@@ -33,11 +33,11 @@ HOSTILE = (
     "cuda", "cuda:99", "cpu:1", "meta", "file.csv", "missing/file.csv", "config.toml", "con", "1 2",
 )  # fmt: skip
 
-#: Work that grows with a number is asked for in small numbers, or in such as are refused.
+#: Values of parameters that multiply the work: small or invalid.
 COUNTS = ("0", "-1", "1", "2", "3", "5", "abc", "1.5", "", "1e3", "٣", "0x10", " 2")
 
-#: Sensible values by the name of a parameter; RUN and FILE stand for what is there.
-SENSIBLE: dict[str, tuple[str, ...]] = {
+#: Valid values by the name of a parameter.
+VALID: dict[str, tuple[str, ...]] = {
     "run": ("run", "run", "run", "run", "mnist-classifier", "missing"),
     "what": (
         *["points-density"] * 6,
@@ -77,18 +77,18 @@ SENSIBLE: dict[str, tuple[str, ...]] = {
     "seed": ("0", "1", "12345"),
     "threads": ("1", "2"),
 }
-#: Options that contradict others, or what is asked for without them.
+#: Options that often conflict with others.
 UNLIKELY = ("preset", "resume_", "data_dir", "folder")
 NUMBERS = ("count", "draws", "pairs", "steps", "rows", "threads")
 
-#: Settings by which no training takes long; `--set` may replace all but the first two.
+#: Settings that keep a training short; `--set` may replace all but the first two.
 SMALL = {
     "training.steps": "2", "training.epochs": "0", "network.width": "4", "network.blocks": "[1]",
     "training.batch": "8",
 }  # fmt: skip
 BOUNDED = ("training.steps", "training.epochs")
 
-#: Settings whose values are attacked, and values; large ones have to be refused, since nothing else ends them.
+#: Settings to attack, and values for them; large values must be rejected, since nothing else would stop them.
 SETTINGS = (
     "seed", "name", "about", "data.source", "data.validation", "data.test", "data.labelled", "data.size", "data.shift",
     "data.seed", "network.family", "network.blocks", "network.width", "network.depth", "network.kernels",
@@ -108,10 +108,10 @@ VALUES = (
     "adamax", "moons", "digits",
 )  # fmt: skip
 
-#: How often a value is not sensible.
+#: Probabilities that a value is invalid.
 WILDNESS = (0.0, 0.1, 0.1, 0.3, 0.9)
 
-#: How often a command is called: training has most settings, and some take many seconds.
+#: Relative frequency of commands: training has the most settings, and some commands take many seconds.
 SHARES = {"train": 60, "demo": 1, "export": 1, "reproduce": 1}
 
 SECONDS, MEMORY = 40, 3072 * MIB
@@ -119,20 +119,20 @@ SECONDS, MEMORY = 40, 3072 * MIB
 
 @kind("commands", cases=1000, limit=600)
 def commands(r: random.Random) -> str:
-    """Command lines made from the definition of every command, sensible and not."""
-    names = list(definition())
+    """Command lines generated from the definition of every command, valid and invalid."""
+    names = list(cli_commands())
     name = r.choices(names, [SHARES.get(name, 12) for name in names])[0]
     with TemporaryDirectory(prefix="iresnet-attack-") as place:
-        folder = _furnished(r, Path(place))
-        words = Line(r, r.choice(WILDNESS)).words(name)
+        folder = _workspace(r, Path(place))
+        words = CommandLine(r, r.choice(WILDNESS)).words(name)
         fault = Fault("confine", folder=place, memory=MEMORY, seconds=SECONDS)
-        ended = nursery().call(*words, folder=folder, fault=fault, seconds=6 * SECONDS)
-        return verdict(words, ended)
+        ended = fork_server().call(*words, folder=folder, fault=fault, seconds=6 * SECONDS)
+        return check_exit(words, ended)
 
 
 @cache
-def definition() -> dict[str, Any]:
-    """Every command by its words."""
+def cli_commands() -> dict[str, Any]:
+    """Every command of the command line, by its name."""
     group: Any = typer.main.get_command(app)
     found: dict[str, Any] = {}
     for name, command in group.commands.items():
@@ -141,21 +141,21 @@ def definition() -> dict[str, Any]:
     return found
 
 
-def verdict(words: list[str], ended: Ended) -> str:
-    """How a command ended, or a violation."""
+def check_exit(words: list[str], ended: Completed) -> str:
+    """Return the exit code as the outcome, or raise `Violation`."""
     line = " ".join(repr(w) if len(w) < 80 else f"{w[:20]!r}...x{len(w)}" for w in words)
     error = ended.err.strip()
     if ended.code in (HUNG, -signal.SIGKILL, -signal.SIGXCPU):
         raise Violation(f"{line}: it hangs, more than {SECONDS} s")
     if ended.code == OUTSIDE:
-        raise Violation(f"{line}: {error.splitlines()[-1]}, outside of its folder")
+        raise Violation(f"{line}: {error.splitlines()[-1]}, outside its folder")
     if "Traceback" in ended.err + ended.out:
         raise Violation(f"{line}: a traceback: {error.splitlines()[-1][:200]}")
     if ended.code not in (0, 1, 2):
         raise Violation(f"{line}: exit code {ended.code}: {error[-200:]}")
     usage = error.startswith(("Usage:", "╭─ Error"))
     if ended.code and not usage and not (error.startswith("iresnet: ") and len(error) > len("iresnet: ")):
-        raise Violation(f"{line}: exit code {ended.code} without a sentence: {error[-200:]!r}")
+        raise Violation(f"{line}: exit code {ended.code} without a message: {error[-200:]!r}")
     if not usage and re.search(r"[\x00-\x1f\x7f\u202e\ufffd]", error):
         raise Violation(f"{line}: more than one line, or control characters: {error[:300]!r}")
     if ended.code == 0 and error:
@@ -166,38 +166,38 @@ def verdict(words: list[str], ended: Ended) -> str:
 # ----------------------------------------------------------------------------------------------------------- generation
 
 
-def _furnished(r: random.Random, place: Path) -> Path:
-    """A working directory with a run, data and settings in it."""
+def _workspace(r: random.Random, place: Path) -> Path:
+    """A working directory with a run, datasets and settings."""
     folder = place / "work"
     folder.mkdir()
     copy_of(r.choice(RUNS), folder / "run")
     copy_of("images", folder / "images")
     for name in ("csv/rows.csv", "csv/numbers.csv", "npz/rows.npy", "npz/images.npz", "npz/codes.npy"):
-        source = made(name.partition("/")[0]) / name.partition("/")[2]
+        source = fixture(name.partition("/")[0]) / name.partition("/")[2]
         (folder / source.name).write_bytes(source.read_bytes())
     (folder / "full").symlink_to("/dev/full")
-    (folder / "mine.toml").write_bytes((made("settings") / "digits-hybrid.toml").read_bytes())
+    (folder / "mine.toml").write_bytes((fixture("settings") / "digits-hybrid.toml").read_bytes())
     return folder
 
 
 @dataclass(frozen=True)
-class Line:
-    """A command line that is drawn; `wild` is how often a word of it is not sensible."""
+class CommandLine:
+    """Generates a command line; `wild` is the probability that a word is invalid."""
 
     r: random.Random
     wild: float
 
     def words(self, name: str) -> list[str]:
-        """The words of a line for a command."""
-        command = definition()[name]
+        """The words of a command line for this command."""
+        command = cli_commands()[name]
         if name == "train" and self._chance(0.15):
             return ["train", "--resume", "--out", self.value("run"), *self._junk()]
         return [*name.split(), *self._arguments(command), *self._options(command), *self._junk()]
 
     def value(self, parameter: str) -> str:
-        """A value for a parameter."""
-        if not self._strange() and parameter in SENSIBLE:
-            return self.r.choice(SENSIBLE[parameter])
+        """A value of a parameter."""
+        if not self._invalid() and parameter in VALID:
+            return self.r.choice(VALID[parameter])
         return self.r.choice(COUNTS if parameter in NUMBERS else HOSTILE)
 
     def _arguments(self, command: Any) -> list[str]:
@@ -221,24 +221,24 @@ class Line:
         names = {parameter.name for parameter in command.params}
         words += self._settings() if "set_" in names and "--resume" not in words else []
         return words + (
-            ["--steps", self.r.choice(COUNTS if self._strange() else ("2", "3"))] if "steps" in names else []
+            ["--steps", self.r.choice(COUNTS if self._invalid() else ("2", "3"))] if "steps" in names else []
         )
 
     def _settings(self) -> list[str]:
-        """Assignments that keep a training small, and perhaps a few that are attacks."""
+        """Assignments that keep a training short, and perhaps a few hostile ones."""
         chosen = dict(SMALL)
         for _ in range(self.r.choice((0, 1, 1, 2)) if self.wild else 0):
-            chosen[self.r.choice(SETTINGS)] = self.r.choice(VALUES if self._strange() else SIZES)
+            chosen[self.r.choice(SETTINGS)] = self.r.choice(VALUES if self._invalid() else SIZES)
         chosen |= {key: SMALL[key] for key in BOUNDED}
         words = [f"{key}={value}" for key, value in chosen.items() if key != "steps"]
         return [word for assignment in words for word in ("--set", assignment)]
 
     def _junk(self) -> list[str]:
-        """What no command has, or an option without its value."""
+        """Perhaps an unknown option, or an option without its value."""
         others = (["--help"], ["--nonsense"], ["--version"], ["--device"], [self.r.choice(HOSTILE)], ["-n", "-n"])
         return self.r.choice(others) if self._chance(self.wild / 4) else []
 
-    def _strange(self) -> bool:
+    def _invalid(self) -> bool:
         return self._chance(self.wild)
 
     def _chance(self, part: float) -> bool:

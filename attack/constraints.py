@@ -1,4 +1,4 @@
-"""Attacks on constrained layers: after training and eval the norm keeps its coefficient, whatever the weights were."""
+"""Attacks on constrained layers: after training and eval the norm respects its coefficient, whatever the weights."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from iresnet import GramIteration, NoBoundKnown, PowerIteration, ResidualBlock, 
 from . import Violation, kind, networks
 from .reference import dense, spectral_norm
 
-#: What power iteration may be behind by, where many singular values are close; a bound of the norm may not.
+#: The relative error allowed for power iteration with many close singular values; none is allowed for a norm bound.
 LAG = 1e-2
 
 
 @kind("constraints", cases=500)
 def constraints(r: random.Random) -> str:
-    """Norms of constrained layers with weights of 1e-30 to 1e15 after a step of training, and after tighten_."""
+    """Norms of constrained layers with weights of size 1e-30 to 1e15 after training steps, and after tighten_."""
     layer, shape = _layer(r)
     dtype = r.choices([torch.float32, torch.float64, torch.bfloat16], [3, 2, 1])[0]
-    weight = networks.fill_(layer.weight, r).detach().double() * networks.power(r, -30, 15)
+    weight = networks.fill_(layer.weight, r).detach().double() * networks.log_uniform(r, -30, 15)
     layer.to(dtype)
     with torch.no_grad():
         layer.weight.copy_(weight.to(dtype))

@@ -1,6 +1,6 @@
-"""What attacks came to: cases and outcomes by kind, violations with the command that reproduces each.
+"""Counts of attacks: cases and outcomes per kind, and violations with the command that reproduces each.
 
-`results/attack.json` has one row for every kind; running a kind again replaces its row and leaves the others.
+`results/attack.json` has one row per kind; running a kind again replaces its row and keeps the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from iresnet.results import Results, read, write
 
-#: Violations that a row of the results file lists, at the most; all are counted and printed.
+#: The largest number of violations that a row lists; all are counted and printed.
 LISTED = 20
 
 
@@ -29,19 +29,19 @@ class Count:
     violations: list[str] = field(default_factory=list)
 
     def add(self, other: Count) -> None:
-        """Take in the cases of another part of the same run."""
+        """Add the cases of another part of the same run."""
         self.cases += other.cases
         self.seconds += other.seconds
         self.outcomes += other.outcomes
         self.violations += other.violations
 
-    def violated(self, number: int, what: str) -> None:
-        """Note a violation by the case with this number."""
+    def add_violation(self, number: int, what: str) -> None:
+        """Record a violation by the case with this number."""
         line = " ".join(what.split())
         self.violations.append(f"--kind {self.kind} --seed {self.seed} --case {number}: {line[:400]}")
 
     def row(self, run: int) -> dict[str, Any]:
-        """The row of the results file."""
+        """The row for the results file."""
         row: dict[str, Any] = {"kind": self.kind, "cases": self.cases, "violations": len(self.violations)}
         row |= {"outcomes": dict(sorted(self.outcomes.items())), "seconds": round(self.seconds, 1)}
         return row | {"reproductions": self.violations[:LISTED], "seed": self.seed, "run": run}
@@ -55,7 +55,7 @@ class Count:
 
 
 def merge(counts: Iterable[Count], run: dict[str, Any], path: Path) -> Path:
-    """Put the rows of these kinds and the run that made them into a results file; the rows of other kinds stay."""
+    """Replace the rows of these kinds in a results file, and add the run that produced them; keep all other rows."""
     known = read(path) if path.exists() else Results(path.stem)
     counts = list(counts)
     rows = [row for row in known.rows if row["kind"] not in {count.kind for count in counts}]

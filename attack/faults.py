@@ -1,7 +1,7 @@
-"""What may befall a command at its n-th write: death before or after it, within it, a full disk, a folder that moves.
+"""Inject faults at the n-th write of a command: a kill before, after or during it, a full disk, a folder that moves.
 
-A write is anything that changes the folder: a file opened for writing, a rename, a removal, a new folder, an fsync.
-Python announces most of them to audit hooks before they happen; fsync is wrapped. So nothing of the library is touched.
+A write is any change of the folder: a file opened for writing, a rename, a removal, a new folder, an fsync. Python
+reports most of them to audit hooks before they happen; fsync is wrapped. The library itself is not patched.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: Events whose first argument is the path that changes.
+#: Audit events whose first argument is the path that changes.
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink", "os.chmod")
 
-#: Errors of a disk without room, on which files can still be removed.
+#: Errors of a full disk, on which files can still be removed.
 FULL = ("ENOSPC", "EDQUOT")
 
-#: The exit code of a command that writes outside of the folder it is confined to.
+#: The exit code of a command that writes outside the folder it is confined to.
 OUTSIDE = 71
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a command.
+    """A fault to inject into a command.
 
     `what` is "" (nothing), kill, deny (every write from then on fails with `error`), move (the folder is renamed) or
-    confine (a write outside of `folder` ends the process, and there is no network); it happens at write number `at` in
-    `folder`.
-    `largest` limits the size of a file: growing beyond it is death where `what` is kill, and fails where it is deny.
-    `memory` limits how many bytes the command may ask for, `seconds` how long it may work.
+    confine (a write outside `folder` ends the process, and there is no network). It happens at write number `at` in
+    `folder`. `largest` limits the size of a file: exceeding it kills the process if `what` is kill, and fails if it is
+    deny. `memory` limits the address space in bytes, `seconds` the CPU time.
     """
 
     what: str = ""
@@ -47,8 +46,8 @@ class Fault:
     seconds: int = 0
 
 
-def befall(fault: Fault, words: list[str]) -> int:
-    """Run the command with its fault; the exit code. The number of writes is left in FOLDER.writes."""
+def run_with_fault(fault: Fault, words: list[str]) -> int:
+    """Run the command with its fault; return the exit code. The number of writes goes to FOLDER.writes."""
     from iresnet import cli
 
     if fault.largest:
@@ -62,8 +61,8 @@ def befall(fault: Fault, words: list[str]) -> int:
         tempfile.tempdir = os.environ["TORCHINDUCTOR_CACHE_DIR"] = fault.folder
     writes = Writes(fault) if fault.folder else None
     if writes is not None:
-        sys.addaudithook(writes.hear)
-        os.fsync = writes.around(os.fsync)  # type: ignore[assignment]
+        sys.addaudithook(writes.audit_hook)
+        os.fsync = writes.wrap(os.fsync)  # type: ignore[assignment]
     try:
         cli.main(words)
     except SystemExit as ending:
@@ -76,34 +75,34 @@ def befall(fault: Fault, words: list[str]) -> int:
 
 
 class Writes:
-    """Counts what changes the folder, and lets the fault happen."""
+    """Counts the writes to the folder, and injects the fault."""
 
     def __init__(self, fault: Fault) -> None:
         self.fault, self.count = fault, 0
         self.folder = os.path.realpath(fault.folder)
 
-    def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def audit_hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         """The audit hook."""
         if self.fault.what == "confine" and event in ("socket.getaddrinfo", "socket.connect"):
             raise OSError(errno.ENETUNREACH, "the network is unreachable")
-        spared = self.fault.what == "deny" and self.fault.error in FULL and event == "os.remove"
+        allowed = self.fault.what == "deny" and self.fault.error in FULL and event == "os.remove"
         opened = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        if opened or (event in CHANGES and not spared):
-            self.meet(arguments[0])
+        if opened or (event in CHANGES and not allowed):
+            self.count_write(arguments[0])
 
-    def around(self, function: Callable[[int], None]) -> Callable[[int], None]:
-        """A function of a file's number that counts before and after."""
+    def wrap(self, function: Callable[[int], None]) -> Callable[[int], None]:
+        """Wrap a function of a file descriptor so that it counts one write before and one after."""
 
         def wrapped(file: int) -> None:
             path = os.readlink(f"/proc/self/fd/{file}")
-            self.meet(path)
+            self.count_write(path)
             function(file)
-            self.meet(path)
+            self.count_write(path)
 
         return wrapped
 
-    def meet(self, path: object) -> None:
-        """One write; the fault's, perhaps."""
+    def count_write(self, path: object) -> None:
+        """Count one write, and inject the fault if it is due."""
         inside = self._inside(path)
         if self.fault.what == "confine" and inside is False:
             os.write(2, f"\nwrites to {path!r}\n".encode())
@@ -117,11 +116,11 @@ class Writes:
         if self.count == self.fault.at and self.fault.what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.count == self.fault.at and self.fault.what == "move":
-            self.count += 1  # the rename below is none of the command's
+            self.count += 1  # the rename below is not one of the command's writes
             os.rename(self.folder, f"{self.folder}.moved")
 
     def _inside(self, path: object) -> bool | None:
-        """Whether a path lies in the folder; None for what is no path: a descriptor, a device."""
+        """Whether a path lies in the folder; None for a descriptor or a device."""
         if not isinstance(path, str | bytes | os.PathLike):
             return None
         found = os.path.realpath(os.fsdecode(path))
@@ -131,5 +130,5 @@ class Writes:
 
 
 def _is_plain(path: str) -> bool:
-    """Whether a path is that of a file or a folder, and not of a device."""
+    """Whether a path is a file or a folder, not a device."""
     return os.path.isfile(path) or os.path.isdir(path)

@@ -1,4 +1,4 @@
-"""Sound files of every kind that the library reads, small, made once a process: runs, data sets, settings, results."""
+"""Small valid files of every kind that the library reads: runs, datasets, settings, results; made once per process."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from iresnet.cli.evaluate import evaluate
 from iresnet.presets import PRESETS, Experiment
 from iresnet.run import resume, start
 
-from .containers import npy
+from .containers import to_npy
 
 #: Runs of a density, a hybrid and a classifier.
 RUNS = ("run-points", "run-table", "run-images")
 
-#: What `paper` keeps of a run that a table shows.
+#: The content of reproduction.json, as `reproduce` writes it.
 REPRODUCTION: dict[str, Any] = {
     "split": "test", "rows": 10, "of": 10, "parameters": 99, "error": {"value": 1.0, "low": 0.5, "high": 2.0},
     "tightening": {
@@ -42,15 +42,15 @@ REPRODUCTION: dict[str, Any] = {
 
 @cache
 def root() -> Path:
-    """The folder of all fixtures of this process, removed with it."""
+    """The folder of all fixtures of this process, removed when it ends."""
     folder = Path(mkdtemp(prefix="iresnet-attack-"))
     Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=0)
     return folder
 
 
 @cache
-def made(name: str) -> Path:
-    """The folder of a fixture."""
+def fixture(name: str) -> Path:
+    """The folder of a fixture, created on first use."""
     folder = root() / name
     with contextlib.redirect_stdout(io.StringIO()):
         FIXTURES[name](folder)
@@ -61,9 +61,13 @@ def made(name: str) -> Path:
 
 
 def experiment(kind: str, seed: int = 0) -> Experiment:
-    """A training of a moment: a density of points, a hybrid of a table or a classifier of images."""
+    """A training of a few steps: a density of points, a hybrid of a table or a classifier of images."""
     preset = PRESETS[{"points": "points-density", "table": "table-hybrid", "images": "digits-classifier"}[kind]]
-    source = {"points": "moons", "table": str(made("csv") / "rows.csv"), "images": str(made("npz") / "images.npz")}
+    source = {
+        "points": "moons",
+        "table": str(fixture("csv") / "rows.csv"),
+        "images": str(fixture("npz") / "images.npz"),
+    }
     data = replace(preset.data, source=source[kind], label="kind" if kind == "table" else "", validation=0.2, shift=0)
     steps = replace(
         preset.training, steps=6, epochs=0, batch=16, warmup=2, validate_every=2, save_every=2, weight_decay=0.01
@@ -83,13 +87,13 @@ def _run(kind: str, seed: int = 0) -> Any:
 
 def _stopped(folder: Path) -> None:
     """A run that was stopped after four of six steps."""
-    asked = iter([False] * 3)
-    start(experiment("points"), folder, stop=lambda: next(asked, True))
+    answers = iter([False] * 3)
+    start(experiment("points"), folder, stop=lambda: next(answers, True))
 
 
-def _finished_anew(folder: Path) -> None:
+def _finish_stopped(folder: Path) -> None:
     """The same run, resumed to its end."""
-    shutil.copytree(made("stopped"), folder)
+    shutil.copytree(fixture("stopped"), folder)
     resume(folder)
 
 
@@ -114,10 +118,10 @@ def _csv(folder: Path) -> None:
 def _npz(folder: Path) -> None:
     folder.mkdir()
     x, r = _rows()[0], np.random.default_rng(1)
-    (folder / "rows.npy").write_bytes(npy(x))
+    (folder / "rows.npy").write_bytes(to_npy(x))
     np.savez_compressed(folder / "rows.npz", x=x.astype("float32"), y=np.arange(60) % 3)
     np.savez_compressed(folder / "images.npz", x=r.integers(0, 256, (40, 1, 8, 8), dtype=np.uint8), y=np.arange(40) % 2)
-    (folder / "codes.npy").write_bytes(npy(r.normal(size=(4, 2))))
+    (folder / "codes.npy").write_bytes(to_npy(r.normal(size=(4, 2))))
 
 
 def _images(folder: Path) -> None:
@@ -132,7 +136,7 @@ def _images(folder: Path) -> None:
 
 
 def _mnist(folder: Path) -> None:
-    """As MNIST comes, of a few rows; packed and, for Fashion-MNIST, loose."""
+    """Files in the format of MNIST with a few images; compressed, and for Fashion-MNIST uncompressed."""
     for prefix, n in (("train", 20), ("t10k", 5)):
         images = np.random.default_rng(n).integers(0, 256, (n, 28, 28), dtype=np.uint8)
         for name, array in (("images-idx3", images), ("labels-idx1", np.arange(n, dtype=np.uint8) % 10)):
@@ -185,7 +189,7 @@ def _results(folder: Path) -> None:
     cell = {"dataset": "mnist", "model": "c=0.9", "budget": "short", "recipe": "ours", "settings": [], "seed": 0}
     entry = {**run, **cell, "row": {"error %": 1.0, "low": 0.5, "high": 2.0}, "details": {"a": 1}}
     results.write(results.Results("table2", [{"model": "c=0.9", "error %": 1.0, "run": 0}], [entry]), folder)
-    _write(folder / "figure.npz", (made("npz") / "rows.npz").read_bytes())
+    _write(folder / "figure.npz", (fixture("npz") / "rows.npz").read_bytes())
 
 
 FIXTURES = {
@@ -203,10 +207,10 @@ FIXTURES = {
     "run-table-1": _run("table", 1),
     "run-images-1": _run("images", 1),
     "stopped": _stopped,
-    "stopped-finished": _finished_anew,
+    "stopped-finished": _finish_stopped,
 }
 
 
 def copy_of(name: str, to: Path) -> Path:
     """A copy of a fixture that may be damaged."""
-    return Path(shutil.copytree(made(name), to))
+    return Path(shutil.copytree(fixture(name), to))

@@ -1,4 +1,4 @@
-"""Attacks on inverses: no proven error bound may lie below the distance to the root found in long double."""
+"""Attacks on inverses: no proven error bound may be smaller than the distance to the root in long double."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from iresnet import Anderson, Banach, ResidualBlock, constrain_
 from iresnet.fixed_point import Solver
 
 from . import Violation, kind, networks
-from .networks import power
+from .networks import log_uniform, one_line
 from .reference import Composed, Long, Map, Residual, invert, lengths, long, maps
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -22,10 +22,10 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 @dataclass
 class Problem:
-    """A block, its function in long double, and points near which its codes have their roots."""
+    """A block, its function in long double, and points near the roots of its codes."""
 
     block: ResidualBlock
-    truth: list[Map]  # one for all rows, or one a row where rows have contexts of their own
+    truth: list[Map]  # one map for all samples, or one per sample if they have contexts
     points: Tensor
     context: Tensor | None = None
 
@@ -37,11 +37,11 @@ class Problem:
         )
 
     def each(self) -> list[Map]:
-        """The function of every row."""
+        """The map of every sample."""
         return self.truth if len(self.truth) > 1 else self.truth * len(self.points)
 
     def roots(self, z: Tensor) -> tuple[Long, float] | None:
-        """The roots of codes next to the points, and the error of these roots."""
+        """The roots of the codes near the points, and the error of these roots."""
         if len(self.truth) == 1:
             return invert(self.truth[0], long(z), long(self.points))
         found = [invert(f, long(c[None]), long(x[None])) for f, c, x in zip(self.truth, z, self.points, strict=True)]
@@ -60,13 +60,13 @@ def inverses(r: random.Random) -> str:
     z = problem.codes()
     if not bool(z.isfinite().all()):
         return "overflow"
-    tolerance = None if r.random() < 0.5 else power(r, -12, 0)
+    tolerance = None if r.random() < 0.5 else log_uniform(r, -12, 0)
     s = problem.block.solve(z, problem.context, tolerance=tolerance, solver=solver(r))
     return check(problem, z, s, tolerance)
 
 
 def check(problem: Problem, z: Tensor, s: Any, tolerance: float | None) -> str:
-    """Compare what a solution claims with the roots; the outcome in a word."""
+    """Compare the claims of a solution with the roots; return the outcome."""
     if not s.proven:
         raise Violation(f"a block of supported parts is not proven: {problem.block}")
     if tolerance is not None and bool((s.converged & (s.error_bound > tolerance)).any()):
@@ -76,12 +76,12 @@ def check(problem: Problem, z: Tensor, s: Any, tolerance: float | None) -> str:
     roots = problem.roots(z)
     if roots is None:
         return "undecided"
-    compare(s, roots, lambda: f"{z.dtype} {' '.join(str(problem.block.g).split())}")
+    check_error_bound(s, roots, lambda: f"{z.dtype} {one_line(problem.block.g)}")
     return "proven" if bool(s.converged.all()) else "bounded"
 
 
-def compare(s: Any, roots: tuple[Long, float], what: Any) -> None:
-    """A violation where a solution is farther from the root than its bound."""
+def check_error_bound(s: Any, roots: tuple[Long, float], what: Any) -> None:
+    """Raise `Violation` if a solution is farther from the root than its bound."""
     root, slack = roots
     error, bound = lengths(long(s.x) - root), s.error_bound.detach().numpy()
     bad = ~(bound * (1 + 1e-9) + slack >= error)
@@ -91,7 +91,7 @@ def compare(s: Any, roots: tuple[Long, float], what: Any) -> None:
 
 
 def solver(r: random.Random) -> Solver | None:
-    """A solver, or None for the usual one."""
+    """A solver, or None for the default."""
     limit = r.choice([None, None, None, 1, 3, 50])
     match r.randrange(4):
         case 0:
@@ -103,11 +103,11 @@ def solver(r: random.Random) -> Solver | None:
 
 
 def draw(r: random.Random) -> Problem | None:
-    """A block of supported parts with points to find; None where the library refuses the block."""
+    """A block of supported parts with points to recover; None if the library rejects the block."""
     dtype = r.choices(DTYPES, [60, 30, 5, 5])[0]
     choice = r.random()
     if choice < 0.05:
-        return at_threshold(r)
+        return softplus_threshold(r)
     if choice < 0.15:
         return conditional(r, dtype)
     g, shape, _ = networks.branch(r, dtype=torch.float64)
@@ -120,21 +120,21 @@ def draw(r: random.Random) -> Problem | None:
         block = ResidualBlock(g).eval()
     except ValueError:
         return None
-    x = networks.points(r, r.randint(1, 5), shape, dtype)
+    x = networks.inputs(r, r.randint(1, 5), shape, dtype)
     return Problem(block, [Residual(Composed(maps(g, shape)[0]))], x)
 
 
 def conditional(r: random.Random, dtype: torch.dtype) -> Problem | None:
-    """A conditional block with contexts."""
-    g, shape, size = networks.conditioned(r, dtype)
-    x = networks.points(r, r.randint(1, 3), shape, dtype, largest=2)
+    """A conditional block, with contexts."""
+    g, shape, size = networks.conditional_network(r, dtype)
+    x = networks.inputs(r, r.randint(1, 3), shape, dtype, largest=2)
     context = (torch.randint(-8, 9, (len(x), size), generator=networks.generator(r)) / 4).to(dtype)
     truth: list[Map] = [Residual(Composed(maps(g, shape, c[None])[0])) for c in context]
     return Problem(ResidualBlock(g).eval(), truth, x, context)
 
 
-def at_threshold(r: random.Random) -> Problem | None:
-    """Points next to where PyTorch's softplus becomes a line, by a jump."""
+def softplus_threshold(r: random.Random) -> Problem | None:
+    """Points near the threshold where PyTorch's softplus jumps to a linear function."""
     threshold = r.choice([20.0, 39.9, 40.0, 50.0])
     beta, d = r.choice([1.0, 2.0, 0.5]), r.randint(1, 3)
     g: Any = nn.Sequential(nn.Linear(d, d), nn.Softplus(beta, threshold), nn.Linear(d, d)).double()
@@ -143,7 +143,7 @@ def at_threshold(r: random.Random) -> Problem | None:
             layer.weight.copy_(r.choice([-1, 1]) * r.choice([0.5, 0.75, 0.9375]) * torch.eye(d))
             layer.bias.zero_()
     x = torch.full((3, d), threshold / beta, dtype=torch.float64)
-    x = x * (1 + torch.tensor([[0.0], [1e-10], [-1e-10]]) * power(r, -3, 2)) / float(g[0].weight.detach()[0, 0])
+    x = x * (1 + torch.tensor([[0.0], [1e-10], [-1e-10]]) * log_uniform(r, -3, 2)) / float(g[0].weight.detach()[0, 0])
     try:
         return Problem(ResidualBlock(g).eval(), [Residual(Composed(maps(g, (d,))[0]))], x)
     except ValueError:
@@ -152,6 +152,6 @@ def at_threshold(r: random.Random) -> Problem | None:
 
 @torch.no_grad()
 def finite_(g: nn.Module) -> None:
-    """Bring parameters that overflowed back into range."""
+    """Bring overflowed parameters back into range."""
     for p in g.parameters():
         p.copy_(torch.nan_to_num(p).clamp(-1e4, 1e4) if p.dtype == torch.float16 else torch.nan_to_num(p))

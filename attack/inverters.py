@@ -1,4 +1,4 @@
-"""Attacks on the accelerated inverses: every precision and every way to prove, against roots in long double."""
+"""Attacks on accelerated inverses: every precision and method of proof, against roots in long double."""
 
 from __future__ import annotations
 
@@ -11,37 +11,28 @@ from iresnet import Chain, ResidualBlock
 from iresnet.inverse import Arithmetic, Decoder, Inverter
 
 from . import Violation, chains, kind, networks
-from .inverses import compare, finite_
-from .networks import power
-from .reference import Composed, Map, Residual, invert, lengths, long, maps
+from .inverses import check_error_bound, finite_
+from .networks import log_uniform, one_line
+from .reference import Composed, Residual, invert, lengths, long, maps
 
 
 @kind("inverters", cases=1_500)
 def inverters(r: random.Random) -> str:
-    """Inverter with all arithmetics, and Decoder, against Newton's method in long double."""
+    """Inverter with every arithmetic, and Decoder, against Newton's method in long double."""
     if r.random() < 0.3:
         return _decoded(r)
-    chain, shape, dtype = chains.draw(r)
-    steps, at = list[Map](), shape
-    for t in chains.flat(chain):
-        steps.append(chains.truth(t, at))
-        at = t.output_shape(at)
-    x = chains.start(r, chain, shape, dtype)
-    states = [long(x)]
-    with np.errstate(all="ignore"):
-        for step in steps:
-            states.append(step.value(states[-1]))
-    z = torch.from_numpy(states[-1].astype(np.float64)).to(dtype).reshape(len(x), *at)
-    if not bool(z.isfinite().all()) or not len(chain):
+    problem = chains.draw_problem(r)
+    if problem is None:
         return "overflow"
-    inverter = Inverter(chain, z, tolerance=r.choice([None, power(r, -9, -2)]), arithmetic=_arithmetic(r))
+    chain, z = problem.chain, problem.z
+    inverter = Inverter(chain, z, tolerance=r.choice([None, log_uniform(r, -9, -2)]), arithmetic=_arithmetic(r))
     s = inverter.solve(z)
     if not s.proven:
         raise Violation(f"a chain of supported parts is not proven: {chains.names(chain)}")
-    roots = chains.root(steps, states, long(z))
+    roots = problem.roots()
     if roots is None:
         return "undecided"
-    compare(s, roots, lambda: f"{inverter.arithmetic} {chains.names(chain)}")
+    check_error_bound(s, roots, lambda: f"{inverter.arithmetic} {chains.names(chain)}")
     return "not accelerated" if inverter.reason else "accelerated"
 
 
@@ -56,7 +47,7 @@ def _arithmetic(r: random.Random) -> Arithmetic:
 
 
 def _decoded(r: random.Random) -> str:
-    """What flows sample by: one block, its error within the tolerance."""
+    """Check the Decoder that flows sample with: one block, its error within the tolerance."""
     dtype = r.choice([torch.float32, torch.float64])
     g, shape, _ = networks.branch(r, dtype=dtype)
     finite_(g)
@@ -64,20 +55,20 @@ def _decoded(r: random.Random) -> str:
         chain = Chain(ResidualBlock(g)).eval()
     except ValueError:
         return "refused"
-    x = networks.points(r, 3, shape, dtype, largest=1)
+    x = networks.inputs(r, 3, shape, dtype, largest=1)
     truth = Residual(Composed(maps(g, shape)[0]))
     z = torch.from_numpy(truth.value(long(x)).astype(np.float64)).to(dtype).reshape(x.shape)
-    tolerance = power(r, -6, -1) if dtype == torch.float32 else power(r, -12, -1)
+    tolerance = log_uniform(r, -6, -1) if dtype == torch.float32 else log_uniform(r, -12, -1)
     decoder = Decoder()
     try:
         with torch.no_grad():
             found = decoder(chain, z, tolerance=tolerance)
-    except RuntimeError:  # a ConvergenceError: nothing is returned
+    except RuntimeError:  # a ConvergenceError
         return "not decoded"
     roots = invert(truth, long(z), long(x))
     if roots is None:
         return "undecided"
     error = float(lengths(long(found) - roots[0]).max())
     if error > tolerance * (1 + 1e-9) + roots[1]:
-        raise Violation(f"decoded to {tolerance:.3g}, error {error:.3g} of {' '.join(str(g).split())}")
+        raise Violation(f"decoded to {tolerance:.3g}, error {error:.3g} of {one_line(g)}")
     return "decoded"

@@ -1,4 +1,4 @@
-"""Attacks on the norms of layers: no bound may lie below the largest singular value of the dense matrix."""
+"""Attacks on norm bounds of layers: no bound may lie below the largest singular value of the dense matrix."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from iresnet import NoBoundKnown, ResidualBlock, constrain_, spectral
 from . import Violation, kind, networks
 from .reference import dense, spectral_norm
 
-#: What the singular values of LAPACK are off by at the most, relatively.
+#: The largest relative error of LAPACK's singular values.
 ROUNDING = 1e-12
 
 
 @kind("layers", cases=45_000)
 def layers(r: random.Random) -> str:
-    """Norm bounds of linear layers and convolutions, for a size and for all sizes, against dense SVDs."""
+    """Norm bounds of linear layers and convolutions, for one input size and for all, against dense SVDs."""
     layer, shape = networks.layer(r)
     try:
         bound = spectral.norm_bound(layer, shape)
@@ -40,13 +40,13 @@ def layers(r: random.Random) -> str:
             return "bounded for this shape only"
         check(layer, shape, free, true, "for all shapes")
         if not isinstance(layer, nn.Linear):
-            other = (shape[0], *networks.size(r, layer))
+            other = (shape[0], *networks.spatial_size(r, layer))
             check(layer, other, free, spectral_norm(dense(layer, other)), "for all shapes")
     return "bounded" if math.isfinite(bound) else "infinite"
 
 
 def check(layer: Any, shape: tuple[int, ...], bound: float, true: float, which: str) -> None:
-    """A bound that is no number, or lies below the truth, is a violation."""
+    """Raise `Violation` if a bound is NaN or below the true norm."""
     if not bound >= true * (1 - ROUNDING):
         weight = layer.weight.detach()
         what = f"{layer.extra_repr()}, {weight.dtype}, largest weight {float(weight.double().abs().max()):.1g}"
@@ -55,7 +55,7 @@ def check(layer: Any, shape: tuple[int, ...], bound: float, true: float, which: 
 
 @kind("sizes", cases=300)
 def sizes(r: random.Random) -> str:
-    """Certificates of constrained convolutions without a shape hold for every size met, smaller ones too."""
+    """Certificates of constrained convolutions without a shape hold for every input size seen, smaller ones too."""
     axes = r.choice([1, 1, 2])
     kernel = tuple(r.choice([1, 2, 3, 3, 5]) for _ in range(axes))
     channels, mode = r.randint(1, 2), r.choice(["circular", "circular", "zeros"])
@@ -66,7 +66,7 @@ def sizes(r: random.Random) -> str:
         layer.weight.mul_(10)
     norm = iresnet.GramIteration() if r.random() < 0.5 else iresnet.PowerIteration()
     block = ResidualBlock(constrain_(nn.Sequential(layer), r.uniform(0.3, 0.95), norm=norm)).eval()
-    met = [(channels, *networks.size(r, layer, 9)) for _ in range(r.randint(1, 3))]
+    met = [(channels, *networks.spatial_size(r, layer, 9)) for _ in range(r.randint(1, 3))]
     with torch.no_grad():
         for shape in met:
             block(torch.randn(1, *shape))
@@ -77,6 +77,6 @@ def sizes(r: random.Random) -> str:
             shape,
             certificate.lipschitz["block"],
             spectral_norm(dense(layer, shape)),
-            "by certify, at a size met,",
+            "by certify, at a size seen,",
         )
     return "passed" if certificate.passed else "not passed"

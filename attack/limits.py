@@ -1,6 +1,6 @@
-"""Limits of one case in this process: seconds, and bytes beyond what was in use before.
+"""Limit the time and the additional memory of one case in this process.
 
-Seconds are those of the processor, since others may use the machine too; what waits gets several times as many.
+Time is CPU time, since other processes may use the machine too; the wall-clock limit is several times larger.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from . import Violation
 
 MIB = 2**20
 
-#: Seconds on the clock for one of the processor.
-PATIENCE = 4
+#: Wall-clock seconds per second of CPU time.
+WALL_CLOCK_FACTOR = 4
 
 
 class Hang(BaseException):
-    """A case took too long. No `except Exception` of the code under attack can swallow it."""
+    """A case took too long. A BaseException, so that no `except Exception` in the code under attack catches it."""
 
 
 @contextlib.contextmanager
 def limited(seconds: float = 10.0, memory: int = 256 * MIB) -> Iterator[None]:
-    """Raise `Violation` where what is inside takes longer or more memory; far beyond it no memory is given."""
+    """Raise `Violation` if the body exceeds its time or memory; allocations far beyond the limit fail."""
     before = _reset_peak()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + 8 * memory, hard))
     earlier = {number: signal.signal(number, _too_long) for number in (signal.SIGALRM, signal.SIGPROF)}
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE * seconds)
+    signal.setitimer(signal.ITIMER_REAL, WALL_CLOCK_FACTOR * seconds)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
@@ -55,12 +55,12 @@ def _too_long(number: int, frame: FrameType | None) -> None:
 
 
 def _reset_peak() -> int:
-    """The memory in use, in bytes, from which a new peak counts."""
+    """Reset the peak memory of this process; return the memory in use, in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 
 
 def _status(name: str) -> int:
-    """One of the sizes that Linux keeps of this process, in bytes."""
+    """A memory size of this process from /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))

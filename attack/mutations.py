@@ -1,6 +1,6 @@
-"""Attacks on what is kept between calls: solve, change something (`changes`), solve again.
+"""Attacks on caches: solve, change the model (`changes`), solve again.
 
-The second proof must hold for the second function.
+The second proof must hold for the changed model.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from iresnet.lipschitz import SpectralCap
 from . import Violation, kind, networks, tricks
 from .branches import REFUSALS, SLACK
 from .changes import MUTATIONS, Masked
-from .networks import Shape
+from .networks import Shape, one_line
 from .search import largest_ratio, norms
 
-# ------------------------------------------------------------------------------------------------- what is solved
+# ------------------------------------------------------------------------------------------------- models
 
 
 def embedding(r: random.Random, size: int, width: int) -> nn.Module:
-    """A context's network of the user's own."""
+    """A user-defined context network."""
     makers: list[Callable[[], nn.Module]] = [
         lambda: nn.Linear(size, width),
         lambda: Masked(size, width),
@@ -40,7 +40,7 @@ def embedding(r: random.Random, size: int, width: int) -> nn.Module:
 
 @dataclass
 class Subject:
-    """A transform to solve, and what it takes."""
+    """A transform to solve, its input shape and dtype, and a context."""
 
     model: iresnet.Transform
     shape: Shape
@@ -53,16 +53,16 @@ def subject(r: random.Random) -> Subject:
     dtype = r.choice([torch.float32, torch.float64])
     choice = r.random()
     if choice < 0.3:
-        conditional, shape, _ = networks.conditioned(r, dtype)
+        conditional, shape, _ = networks.conditional_network(r, dtype)
         width = cast(Any, conditional.first)[0].weight.shape[0]
         conditional.embed = embedding(r, 2, width).to(dtype)
         return Subject(ResidualBlock(conditional).eval(), shape, dtype, torch.randn(3, 2, dtype=dtype))
-    shape = networks.rows(r) if r.random() < 0.8 else networks.images(r)
+    shape = networks.vector_shape(r) if r.random() < 0.8 else networks.image_shape(r)
     g = network(r, shape, dtype)
     if choice < 0.35:
         constrain_(g, coefficient=0.9)
     elif choice < 0.4:
-        parametrize.register_parametrization(tricks.linear(r, g), "weight", tricks.Times(0.9))
+        parametrize.register_parametrization(tricks.linear(r, g), "weight", tricks.Scale(0.9))
         return Subject(ResidualBlock(g, lipschitz=0.95).eval(), shape, dtype)
     block = ResidualBlock(g)
     if choice < 0.7:
@@ -77,13 +77,10 @@ def subject(r: random.Random) -> Subject:
 
 
 def network(r: random.Random, shape: Shape, dtype: torch.dtype) -> nn.Module:
-    """A network with biases of usual size that a block takes."""
+    """A network that a block accepts, with biases of ordinary size."""
     while True:
         g, _, _ = networks.branch(r, shape, lipschitz=r.uniform(0.3, 0.9), dtype=torch.float64)
-        with torch.no_grad():
-            for name, p in g.named_parameters():
-                if name.endswith("bias"):
-                    p.clamp_(-1, 1)
+        networks.clamp_biases_(g)
         try:
             ResidualBlock(g)
         except ValueError:
@@ -99,9 +96,9 @@ def mutations(r: random.Random) -> str:
     """Two solves with a change between them: weights, buffers, attributes, hooks, modules, modes."""
     try:
         s = subject(r)
-    except tricks.Unfit:
+    except tricks.NotApplicable:
         return "unfit"
-    x = networks.points(r, 3, s.shape, s.dtype, largest=0.5)
+    x = networks.inputs(r, 3, s.shape, s.dtype, largest=0.5)
     z = _code(s, x)
     _solved(s, z, "before")
     names = [_mutated(r, s.model) for _ in range(r.choice([1, 1, 2]))]
@@ -127,24 +124,24 @@ def _mutated(r: random.Random, model: nn.Module) -> str:
         name = r.choice(sorted(MUTATIONS))
         try:
             MUTATIONS[name](r, model)
-        except (tricks.Unfit, RuntimeError):  # torch has no such operation for what a trick made of a weight
+        except (tricks.NotApplicable, RuntimeError):  # torch has no such operation for what a trick made of a weight
             continue
         return name
     return "nothing"
 
 
 def _code(s: Subject, x: Tensor) -> Tensor:
-    """What the live model makes of x."""
+    """The output of the live model for x."""
     with torch.no_grad():
         return cast(Tensor, s.model(x.clone(), s.context))
 
 
 def _solved(s: Subject, z: Tensor, name: str) -> bool:
-    """Solve, and compare what is proven with the residual of the live model; whether all was proven."""
+    """Solve, and check the proven bound against the live model's residual; return whether all samples are proven."""
     try:
         found: Any = s.model.solve(z, s.context)
     except Exception as error:
-        if "NaN or infinity; no bound" in str(error):  # the numbers of a model that is broken, named
+        if "NaN or infinity; no bound" in str(error):  # a broken model, reported as such
             return False
         raise Violation(f"{name}: solve raises {type(error).__name__}: {error}") from error
     good = found.converged & found.error_bound.isfinite()
@@ -156,13 +153,13 @@ def _solved(s: Subject, z: Tensor, name: str) -> bool:
     if bool((residual > most)[good].any()):
         raise Violation(
             f"{name}: proven to {float(found.error_bound[good].max()):.3g}, "
-            f"residual {float(residual[good].max()):.3g}: " + " ".join(str(s.model).split())[:250]
+            f"residual {float(residual[good].max()):.3g}: {one_line(s.model)}"
         )
     return bool(good.all())
 
 
 def _check_cached(s: Subject, x: Tensor, name: str) -> None:
-    """Within torch's `parametrize.cached()` a layer keeps the weight it had: that is then the function."""
+    """Check that within torch's `parametrize.cached()` proofs hold for the cached weights."""
     with parametrize.cached():
         try:
             _code(s, x)
@@ -171,7 +168,7 @@ def _check_cached(s: Subject, x: Tensor, name: str) -> None:
                     p.neg_()
             z = _code(s, x)
             s.model.solve(z, s.context)
-        except REFUSALS:  # to say that this is not supported is right as well
+        except REFUSALS:  # reporting that this is not supported is fine too
             return
         _solved(s, z, f"{name}, cached")
 
@@ -184,9 +181,7 @@ def _check_bound(r: random.Random, s: Subject, x: Tensor, name: str) -> None:
         return
     ratio = largest_ratio(lambda t: _with_grad(s, t) - t, x, r, steps=3)
     if bound.proven and bound.value < 1 and not ratio <= bound.value * (1 + SLACK[s.dtype]) + 1e-9:
-        raise Violation(
-            f"{name}: bound {bound.value:.5g} kept, found {ratio:.5g}: {' '.join(str(block).split())[:200]}"
-        )
+        raise Violation(f"{name}: bound {bound.value:.5g} kept, found {ratio:.5g}: {one_line(block)}")
 
 
 def _with_grad(s: Subject, t: Tensor) -> Tensor:
@@ -194,7 +189,7 @@ def _with_grad(s: Subject, t: Tensor) -> Tensor:
 
 
 def _check_samples(s: Subject, z: Tensor, name: str) -> None:
-    """Samples of a flow that was sampled before are those of its present function."""
+    """Check that a flow that was sampled before its weights changed samples from its current function."""
     base = DiagonalNormal(tuple(z.shape[1:])).to(s.dtype)
     flow = Flow(s.model, base, event_shape=s.shape).eval()
     try:

@@ -1,4 +1,4 @@
-"""Random layers and networks of supported parts: sizes, paddings, structures, scales, precisions."""
+"""Random layers and networks of supported parts, with random sizes, paddings, structures, scales and precisions."""
 
 from __future__ import annotations
 
@@ -19,34 +19,39 @@ Shape: TypeAlias = tuple[int, ...]
 CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
+def one_line(module: nn.Module, limit: int = 220) -> str:
+    """A module as one line of text, cut to `limit` characters."""
+    return " ".join(str(module).split())[:limit]
+
+
 def generator(r: random.Random) -> torch.Generator:
-    """A generator of tensors that follows the case's own."""
+    """A torch generator seeded by the case's random generator."""
     return torch.Generator().manual_seed(r.getrandbits(62))
 
 
-def power(r: random.Random, low: float, high: float) -> float:
-    """Ten to a power between these."""
+def log_uniform(r: random.Random, low: float, high: float) -> float:
+    """Ten to a uniformly random power between `low` and `high`."""
     return float(10 ** r.uniform(low, high))
 
 
 def precision(r: random.Random) -> torch.dtype:
-    """A precision of weights."""
+    """A random dtype for weights."""
     return r.choices([torch.float32, torch.float64, torch.float16, torch.bfloat16], [6, 3, 1, 1])[0]
 
 
 def scale(r: random.Random, dtype: torch.dtype) -> float:
-    """A size of weights: mostly that of weights in use, else 1e-30 to 1e15 as far as the precision has such numbers."""
+    """A random scale for weights: often an ordinary one, else 1e-30 to 1e15 as far as the dtype allows."""
     if r.random() < 0.3:
-        return power(r, -1, 1)
+        return log_uniform(r, -1, 1)
     if dtype == torch.float16:
-        return power(r, -6, 3)
+        return log_uniform(r, -6, 3)
     if dtype == torch.float64 and r.random() < 0.1:
-        return power(r, -300, 200)
-    return power(r, -30, 15)
+        return log_uniform(r, -300, 200)
+    return log_uniform(r, -30, 15)
 
 
 def fill_(w: Tensor, r: random.Random) -> Tensor:
-    """Give a weight one of several structures, with entries of size one."""
+    """Fill a weight with one of several structures, with entries of order one."""
     g = generator(r)
     values = torch.randn(w.shape, generator=g, dtype=torch.float64)
     match r.randrange(9):
@@ -56,7 +61,7 @@ def fill_(w: Tensor, r: random.Random) -> Tensor:
             values = values * (torch.rand(w.shape, generator=g) < 0.3)
         case 2:  # rank one
             values = values[:, :1].expand_as(values) * values[:1]
-        case 3:  # the largest value of a convolution at its highest frequency
+        case 3:  # a convolution with its largest gain at the highest frequency
             for axis in range(2, values.dim()):
                 values = values.abs() * (1 - 2.0 * (torch.arange(values.shape[axis]) % 2)).view(
                     *(1,) * axis, -1, *(1,) * (values.dim() - axis - 1)
@@ -79,7 +84,7 @@ def fill_(w: Tensor, r: random.Random) -> Tensor:
 
 
 def layer(r: random.Random) -> tuple[nn.Module, Shape]:
-    """A linear layer or a convolution with random weights, and an input shape that it takes."""
+    """A linear layer or a convolution with random weights, and an input shape for it."""
     made, shape = _linear(r) if r.random() < 0.25 else convolution(r)
     dtype = precision(r)
     weight = fill_(made.weight, r).double() * scale(r, dtype)
@@ -97,7 +102,7 @@ def _linear(r: random.Random) -> tuple[Any, Shape]:
 
 
 def convolution(r: random.Random) -> tuple[Any, Shape]:
-    """A convolution in one, two or three dimensions, and a shape that fits."""
+    """A convolution in one, two or three dimensions, and an input shape for it."""
     axes = r.choices([1, 2, 3], [3, 5, 1])[0]
     groups = r.choice([1, 1, 1, 2, 3])
     most = (5, 4, 2)[axes - 1]
@@ -121,11 +126,11 @@ def convolution(r: random.Random) -> tuple[Any, Shape]:
         bias=r.random() < 0.3,
         padding_mode=mode,
     )
-    return made, (made.in_channels, *size(r, made))
+    return made, (made.in_channels, *spatial_size(r, made))
 
 
-def size(r: random.Random, made: Any, largest: int | None = None) -> Shape:
-    """A spatial size that a convolution takes."""
+def spatial_size(r: random.Random, made: Any, largest: int | None = None) -> Shape:
+    """A spatial size that a convolution accepts."""
     axes = len(made.kernel_size)
     most = largest or (20, 7, 3)[axes - 1]
     found = []
@@ -145,7 +150,7 @@ def size(r: random.Random, made: Any, largest: int | None = None) -> Shape:
 
 
 def activation(r: random.Random, *, monotone: bool = False, even: bool = True) -> nn.Module:
-    """An activation with slopes of at most one on record; `monotone` for a Potential, `even` channels for MaxMin."""
+    """A supported activation with slopes of at most one; `monotone` for a Potential, `even` channels for MaxMin."""
     rising: list[Callable[[], nn.Module]] = [
         lambda: nn.ELU(r.choice([1.0, 1.0, r.uniform(0, 1)])),
         lambda: nn.CELU(r.uniform(0.1, 3)),
@@ -159,8 +164,8 @@ def activation(r: random.Random, *, monotone: bool = False, even: bool = True) -
         nn.Sigmoid,
     ]
     others: list[Callable[[], nn.Module]] = [
-        lambda: LipSwish(power(r, -2, 2)),
-        lambda: Sine(power(r, -1, 1)),
+        lambda: LipSwish(log_uniform(r, -2, 2)),
+        lambda: Sine(log_uniform(r, -1, 1)),
         lambda: nn.ELU(-r.random()),
         lambda: nn.LeakyReLU(-r.random()),
         MaxMin if even else nn.Identity,
@@ -175,7 +180,7 @@ def branch(
 
     Returns g, the shape, and the product of the norms of its layers.
     """
-    shape = shape or (rows(r) if r.random() < 0.7 else images(r))
+    shape = shape or (vector_shape(r) if r.random() < 0.7 else image_shape(r))
     g = _network(r, shape)
     want = r.choice([r.uniform(0.05, 0.9), r.uniform(0.9, 0.97)]) if lipschitz is None else lipschitz
     g.to(torch.float64)
@@ -184,12 +189,12 @@ def branch(
     return g.to(dtype), shape, want
 
 
-def rows(r: random.Random) -> Shape:
-    """The shape of a row."""
+def vector_shape(r: random.Random) -> Shape:
+    """The shape of a small vector."""
     return (r.choice([1, 2, 2, 3, 4, 6, 10]),)
 
 
-def images(r: random.Random) -> Shape:
+def image_shape(r: random.Random) -> Shape:
     """The shape of a small image or signal."""
     channels = r.choice([1, 2, 2, 3])
     return (channels, r.randint(3, 7)) if r.random() < 0.4 else (channels, r.randint(2, 4), r.randint(2, 4))
@@ -276,7 +281,7 @@ def _walk(g: nn.Module, shape: Shape, times: int) -> tuple[list[tuple[nn.Module,
 
 @torch.no_grad()
 def scale_(g: nn.Module, shape: Shape, lipschitz: float) -> None:
-    """Scale the layers so that their norms multiply to a constant; those in a Concatenated get a norm of one."""
+    """Scale the layers so that their norms multiply to `lipschitz`; those in a Concatenated get a norm of one."""
     layers = linear_layers(g, shape)
     root = lipschitz ** (1 / max(1, sum(times for _, _, times in layers)))
     for made, at, times in layers:
@@ -288,26 +293,36 @@ def scale_(g: nn.Module, shape: Shape, lipschitz: float) -> None:
 
 @torch.no_grad()
 def bias_(g: nn.Module, r: random.Random) -> None:
-    """Give biases a size: usual, or so large that rounding shows, cancelled by the last of them."""
+    """Draw biases of ordinary size, or so large that rounding matters."""
     biases = [p for name, p in g.named_parameters() if name.endswith("bias")]
-    size = power(r, -3, 0) if r.random() < 0.6 else power(r, 0, 8)
+    size = log_uniform(r, -3, 0) if r.random() < 0.6 else log_uniform(r, 0, 8)
     for p in biases:
         p.copy_(size * torch.randn(p.shape, generator=generator(r), dtype=torch.float64))
 
 
 @torch.no_grad()
+def clamp_biases_(g: nn.Module) -> None:
+    """Limit biases to [-1, 1]."""
+    for name, p in g.named_parameters():
+        if name.endswith("bias"):
+            p.clamp_(-1, 1)
+
+
+@torch.no_grad()
 def cancel_(g: nn.Sequential, shape: Shape) -> None:
-    """Let the last bias cancel what the others make of zero, so that g is small where its steps are large."""
+    """Set the last bias so that g(0) = 0: g is then small although its intermediate values are large."""
     last = g[-1]
     bias = getattr(last, "bias", None)
     if bias is not None and isinstance(last, nn.Linear):
         bias.sub_(g(torch.zeros(1, *shape, dtype=bias.dtype))[0])
 
 
-def conditioned(r: random.Random, dtype: torch.dtype) -> tuple[Conditioned, Shape, int]:
-    """A conditional network, its shape and the size of its context; its embedding has few binary digits, so that every
-    precision evaluates it exactly."""
-    shape, width, size = rows(r), r.randint(1, 8), r.randint(1, 3)
+def conditional_network(r: random.Random, dtype: torch.dtype) -> tuple[Conditioned, Shape, int]:
+    """A conditional network, its input shape and the size of its context.
+
+    Its embedding has few binary digits, so that every precision evaluates it exactly.
+    """
+    shape, width, size = vector_shape(r), r.randint(1, 8), r.randint(1, 3)
     first = nn.Sequential(_layer(r, shape, width))
     rest = nn.Sequential(activation(r, even=width % 2 == 0), _layer(r, (width,), shape[0]))
     embed = nn.Linear(size, width)
@@ -319,8 +334,8 @@ def conditioned(r: random.Random, dtype: torch.dtype) -> tuple[Conditioned, Shap
     return g.to(dtype), shape, size
 
 
-def points(r: random.Random, count: int, shape: Shape, dtype: torch.dtype, *, largest: float = 4) -> Tensor:
-    """Inputs of a random size."""
+def inputs(r: random.Random, count: int, shape: Shape, dtype: torch.dtype, *, largest: float = 4) -> Tensor:
+    """Random inputs of a random scale."""
     high = min(largest, 2.0) if dtype == torch.float16 else largest
     x = torch.randn(count, *shape, generator=generator(r), dtype=torch.float64)
-    return (x * power(r, -3, high)).to(dtype)
+    return (x * log_uniform(r, -3, high)).to(dtype)

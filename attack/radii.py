@@ -1,4 +1,4 @@
-"""Attacks on certified radii: within the radius of a row no change of x may change its class, whatever the head is."""
+"""Attacks on certified radii: no change of x within the radius may change its class, whatever the head is."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .mutations import network
 Head: TypeAlias = Callable[[random.Random, int, int], nn.Module]
 
 
-class Sharp(nn.Linear):
-    """A user's linear layer that is not linear."""
+class SineLinear(nn.Linear):
+    """A subclass of Linear that is not linear."""
 
     def forward(self, input: Tensor) -> Tensor:
         return 30 * torch.sin(5 * super().forward(input))
 
 
 class Scaled(nn.Linear):
-    """A user's linear layer with a temperature."""
+    """A subclass of Linear with a temperature."""
 
     temperature = 25.0
 
@@ -36,8 +36,8 @@ class Scaled(nn.Linear):
         return super().forward(input * self.temperature)
 
 
-class Bent(nn.Flatten):
-    """A user's flattening that does more."""
+class SineFlatten(nn.Flatten):
+    """A subclass of Flatten that is not linear."""
 
     def forward(self, input: Tensor) -> Tensor:
         return torch.sin(9 * super().forward(input))
@@ -50,12 +50,12 @@ def _plain(r: random.Random, d: int, classes: int) -> nn.Module:
 
 
 def _subclass(r: random.Random, d: int, classes: int) -> nn.Module:
-    head = r.choice([Sharp, Scaled])(d, classes)
+    head = r.choice([SineLinear, Scaled])(d, classes)
     return r.choice([lambda: head, lambda: nn.Sequential(nn.Identity(), head)])()
 
 
 def _reshaped(r: random.Random, d: int, classes: int) -> nn.Module:
-    return nn.Sequential(Bent(), nn.Linear(d, classes))
+    return nn.Sequential(SineFlatten(), nn.Linear(d, classes))
 
 
 def _hooked(r: random.Random, d: int, classes: int) -> nn.Module:
@@ -76,7 +76,7 @@ def _forward_set(r: random.Random, d: int, classes: int) -> nn.Module:
 
 def _parametrized(r: random.Random, d: int, classes: int) -> nn.Module:
     head = nn.Linear(d, classes)
-    parametrize.register_parametrization(head, "weight", tricks.Times(tricks.factor(r)))
+    parametrize.register_parametrization(head, "weight", tricks.Scale(tricks.factor(r)))
     return head
 
 
@@ -98,7 +98,7 @@ HEADS: tuple[Head, ...] = (_plain, _subclass, _reshaped, _hooked, _forward_set, 
 
 @kind("radii", cases=1_500)
 def radii(r: random.Random) -> str:
-    """Certified radii of classifiers with heads of all sorts against projected gradient descent in float64."""
+    """Certified radii of classifiers with many kinds of heads against projected gradient descent in float64."""
     d, classes = r.choice([2, 3, 4, 6]), r.randint(2, 4)
     play = r.choice(HEADS) if r.random() < 0.6 else _plain
     transform, rows = _transform(r, d)
@@ -119,7 +119,7 @@ def radii(r: random.Random) -> str:
     if not len(good):
         return "no radius"
     inside = any(isinstance(m, Logit) for m in model.modules())
-    fooled = attacked(model, rows[good].double(), y[good], found[good] * (1 - 1e-6), r, inside=inside)
+    fooled = fooled_samples(model, rows[good].double(), y[good], found[good] * (1 - 1e-6), r, inside=inside)
     if bool(fooled.any()):
         raise Violation(
             f"{play.__name__.strip('_')}: {int(fooled.sum())} of {len(good)} certified rows fooled: {model}"
@@ -128,7 +128,7 @@ def radii(r: random.Random) -> str:
 
 
 def _transform(r: random.Random, d: int) -> tuple[Transform, Tensor]:
-    """A transform and rows for it; with a Logit, rows at the ends of its interval."""
+    """A transform and samples for it; with a Logit, also samples at the ends of its interval."""
     block = ResidualBlock(network(r, (d,), torch.float32))
     x = torch.randn(16, d, generator=networks.generator(r))
     match r.randrange(4):
@@ -145,17 +145,17 @@ def _transform(r: random.Random, d: int) -> tuple[Transform, Tensor]:
             return block, x
 
 
-def attacked(
+def fooled_samples(
     model: Classifier, x: Tensor, y: Tensor, radius: Tensor, r: random.Random, *, inside: bool = False
 ) -> Tensor:
-    """Which rows change their class within the radius, by gradient descent on the margin from several starts.
+    """Which samples change their class within the radius: gradient descent on the margin from several starts.
 
-    `inside` keeps to [0, 1], the data that a Logit is for.
+    `inside` keeps them in [0, 1], the domain of a Logit.
     """
     fooled = torch.zeros(len(x), dtype=torch.bool)
     for _ in range(3):
         step = torch.randn(x.shape, generator=networks.generator(r), dtype=x.dtype)
-        at = _into(x, x + 0.1 * step, radius, inside)
+        at = _project(x, x + 0.1 * step, radius, inside)
         for _ in range(12):
             at = at.detach().requires_grad_()
             logits = cast(Tensor, model(at))
@@ -164,11 +164,11 @@ def attacked(
             fooled |= margin.detach() < -1e-9
             (gradient,) = torch.autograd.grad(margin.sum(), at)
             length = gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
-            at = _into(x, at.detach() - gradient / length * (0.4 * radius[:, None]), radius, inside)
+            at = _project(x, at.detach() - gradient / length * (0.4 * radius[:, None]), radius, inside)
     return fooled
 
 
-def _into(x: Tensor, at: Tensor, radius: Tensor, inside: bool) -> Tensor:
+def _project(x: Tensor, at: Tensor, radius: Tensor, inside: bool) -> Tensor:
     change = at - x
     at = x + change * (radius[:, None] / change.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max(1)
     return at.clamp(0, 1) if inside else at

@@ -1,7 +1,7 @@
-"""Every reader of the library as a function of the folder of its files, for `attack.files` to damage them.
+"""Every reader of the library as a function of a folder, whose files `attack.files` damages.
 
-A reader that returns something other than None promises that damage is noticed: where it still reads a damaged file,
-it must return what it returned of the sound one.
+A reader that returns a value must detect damage: if it still reads a damaged file, it must return the same value as for
+the undamaged file.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ JSONS = ("data.json", "environment.json", "certificate.json", "evaluation.json")
 
 @dataclass(frozen=True)
 class Reader:
-    """What is read: the fixture, the files of it that are damaged, and how.
+    """A fixture, the files of it to damage, and a function that reads them.
 
-    `weight` is its share of the cases; with `exchange` a file is replaced by that of a run of other weights.
+    `weight` is its share of the cases; with `exchange`, a file is replaced by that of a run with other weights.
     """
 
     fixture: str
@@ -51,15 +51,15 @@ class Reader:
 
     @property
     def writes(self) -> bool:
-        """Whether it writes to the folder too: a pipe that nobody reads from makes everybody wait who writes to it."""
-        return self.read in (_resumed, _resumed_by_other_settings, _finished, _reported, _evaluated, _certified)
+        """Whether it also writes to the folder: writing to a pipe that nothing reads would block forever."""
+        return self.read in (_resume, _resume_with_damaged_settings, _finish, _report, _evaluate, _certify)
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
 
 
-def function_of(model: nn.Module, shape: Sequence[int]) -> str:
-    """A hash of a model's state and of what it makes of a few inputs."""
+def fingerprint(model: nn.Module, shape: Sequence[int]) -> str:
+    """A hash of a model's state and of its outputs for a few inputs."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.numpy().tobytes())
@@ -71,15 +71,15 @@ def function_of(model: nn.Module, shape: Sequence[int]) -> str:
 
 
 def _model(folder: Path) -> str:
-    return function_of(run.load(folder), Run.open(folder).schema.shape)
+    return fingerprint(run.load(folder), Run.open(folder).schema.shape)
 
 
 def _best(folder: Path) -> str:
     opened = Run.open(folder)
-    return f"{sorted(opened.best_metrics().items())} {function_of(opened.model('best'), opened.schema.shape)}"
+    return f"{sorted(opened.best_metrics().items())} {fingerprint(opened.model('best'), opened.schema.shape)}"
 
 
-def _released(folder: Path) -> str:
+def _final_weights(folder: Path) -> str:
     opened = Run.open(folder)
     reference = hashlib.sha256(opened.reference().numpy().tobytes()).hexdigest()
     return f"{opened.tightened_layers()} {reference}"
@@ -93,43 +93,43 @@ def _small_files(folder: Path) -> None:
     opened.splits()
 
 
-def _resumed(folder: Path) -> str:
+def _resume(folder: Path) -> str:
     run.resume(folder)
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
-def _resumed_by_other_settings(folder: Path) -> None:
+def _resume_with_damaged_settings(folder: Path) -> None:
     run.resume(folder)
 
 
-def _finished(folder: Path) -> bool:
+def _finish(folder: Path) -> bool:
     run.resume(folder)
-    return _bound(folder)
+    return _digests_match(folder)
 
 
-def _reported(folder: Path) -> bool:
+def _report(folder: Path) -> bool:
     report(folder, device="cpu")
-    return _bound(folder)
+    return _digests_match(folder)
 
 
-def _bound(folder: Path) -> bool:
-    """Whether the certificate and the evaluation, where they name a model, name the one beside them."""
+def _digests_match(folder: Path) -> bool:
+    """Whether the certificate and the evaluation, if they name a model, name the one in the same folder."""
     opened, model = Run.open(folder), checkpoint.sha256(folder / "model.safetensors")
     said = [opened.read_json(f"{name}.json").get("model_sha256") for name in ("certificate", "evaluation")]
     return all(digest in (None, "", 0, model) for digest in said)
 
 
-def _evaluated(folder: Path) -> None:
+def _evaluate(folder: Path) -> None:
     evaluate(folder, rows=10, draws=2, device="cpu")
 
 
-def _certified(folder: Path) -> None:
+def _certify(folder: Path) -> None:
     certify(folder, device="cpu")
 
 
-def _reproduced(folder: Path) -> None:
+def _reproduce(folder: Path) -> None:
     opened = Run.open(folder)
-    if opened.read_json("reproduction.json"):  # where there is none, the test images are read anew
+    if opened.read_json("reproduction.json"):  # without it, the test images would be read
         evaluation.evaluate_cell(None, opened, None)  # type: ignore[arg-type]
 
 
@@ -158,15 +158,15 @@ def _read(name: str, schema: Schema) -> Callable[[Path], None]:
 def _built_in(name: str) -> Callable[[Path], None]:
     def built_in(folder: Path) -> None:
         for part in ("train", "test"):
-            read(name, download_schema(name), folder=str(folder), part=part)
+            read(name, builtin_schema(name), folder=str(folder), part=part)
         download.verify(name, folder)
         download.is_present(name, folder)
 
     return built_in
 
 
-def download_schema(name: str) -> Schema:
-    """What a row of a downloaded set is."""
+def builtin_schema(name: str) -> Schema:
+    """The schema of a built-in dataset."""
     from iresnet.data.source import schema_of
 
     return schema_of(name)
@@ -187,16 +187,16 @@ def _codes(folder: Path) -> None:
 RUN_READERS = (
     *(Reader(name, "config.toml schema.json model.safetensors", _model, 12) for name in RUNS),
     *(Reader(name, "best.safetensors", _best, 2) for name in RUNS),
-    *(Reader(name, "model.safetensors", _released, 2) for name in ("run-points", "run-table")),
+    *(Reader(name, "model.safetensors", _final_weights, 2) for name in ("run-points", "run-table")),
     *(Reader(name, "config.toml schema.json log.csv " + " ".join(JSONS), _small_files, 5) for name in RUNS),
-    Reader("stopped", "last.safetensors last.safetensors last.safetensors best.safetensors log.csv", _resumed, 14),
-    Reader("stopped", "config.toml schema.json", _resumed_by_other_settings, 4),
-    Reader("run-points", "last.safetensors best.safetensors certificate.json", _finished, 3),
-    *(Reader(name, "evaluation.json certificate.json environment.json log.csv", _reported, 3) for name in RUNS),
-    *(Reader(name, "evaluation.json certificate.json model.safetensors", _reported, 1, True) for name in RUNS),
-    *(Reader(name, "evaluation.json model.safetensors data.json", _evaluated) for name in RUNS),
-    *(Reader(name, "model.safetensors", _certified) for name in RUNS),
-    Reader("run-images", "reproduction.json", _reproduced, 4),
+    Reader("stopped", "last.safetensors last.safetensors last.safetensors best.safetensors log.csv", _resume, 14),
+    Reader("stopped", "config.toml schema.json", _resume_with_damaged_settings, 4),
+    Reader("run-points", "last.safetensors best.safetensors certificate.json", _finish, 3),
+    *(Reader(name, "evaluation.json certificate.json environment.json log.csv", _report, 3) for name in RUNS),
+    *(Reader(name, "evaluation.json certificate.json model.safetensors", _report, 1, True) for name in RUNS),
+    *(Reader(name, "evaluation.json model.safetensors data.json", _evaluate) for name in RUNS),
+    *(Reader(name, "model.safetensors", _certify) for name in RUNS),
+    Reader("run-images", "reproduction.json", _reproduce, 4),
 )  # fmt: skip
 DATA_READERS = (
     Reader("settings", "*.toml", _settings, 10),
@@ -220,7 +220,7 @@ DATA_READERS = (
 )  # fmt: skip
 
 
-def quietly(reader: Reader, folder: Path) -> Any:
-    """Read, without what a command prints."""
+def read_quietly(reader: Reader, folder: Path) -> Any:
+    """Read with output suppressed."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         return reader.read(folder)

@@ -1,7 +1,7 @@
-"""What attacks compare with: dense matrices, evaluation in long double, Newton's method. None of it asks the library.
+"""Reference computations, independent of the library: dense matrices, evaluation in long double, Newton's method.
 
-A network of known parts becomes a list of maps of rows (batch, n) with value, derivative and a bound of what long
-double rounds: `maps`. The root of x + g(x) = z is then found by Newton's method, to some 18 digits: `Residual.invert`.
+`maps` turns a network of known parts into a list of maps of vectors (batch, n), each with its value, Jacobian and a
+bound on the rounding error of long double. `invert` finds the root of x + g(x) = z by Newton's method, to 18 digits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SMALLEST = np.finfo(LONG).tiny
 
 
 def long(x: Tensor) -> Long:
-    """A batch as rows of long double, every number as it is."""
+    """A batch as an array (batch, n) of long double, without rounding."""
     return x.detach().double().flatten(1).numpy().astype(LONG)
 
 
@@ -38,7 +38,7 @@ def lengths(x: Long) -> Any:
 
 
 def dense(layer: nn.Module, shape: Shape, weight: Tensor | None = None) -> Any:
-    """The matrix (outputs, inputs) of a layer without its bias: PyTorch's own function of every unit vector."""
+    """The matrix (outputs, inputs) of a layer without its bias: PyTorch's output for every unit vector."""
     n = math.prod(shape)
     basis = torch.eye(n, dtype=torch.float64).reshape(n, *shape)
     w = (cast(Tensor, layer.weight) if weight is None else weight).detach().double()
@@ -52,7 +52,7 @@ def dense(layer: nn.Module, shape: Shape, weight: Tensor | None = None) -> Any:
 
 
 def spectral_norm(matrix: Any) -> float:
-    """The largest singular value, without underflow or overflow on the way."""
+    """The largest singular value, without intermediate underflow or overflow."""
     largest = float(np.abs(matrix).max(initial=0.0))
     if largest == 0 or not math.isfinite(largest):
         return largest
@@ -60,19 +60,19 @@ def spectral_norm(matrix: Any) -> float:
 
 
 class Map(ABC):
-    """A function of rows, with its derivative and the rounding of long double."""
+    """A function of vectors (batch, n), with its Jacobian and a bound on its rounding error."""
 
     @abstractmethod
     def value(self, x: Long) -> Long:
-        """The rows' images."""
+        """The value for each vector."""
 
     @abstractmethod
-    def slopes(self, x: Long) -> Any:
-        """The derivatives in float64, (batch, outputs, inputs)."""
+    def jacobian(self, x: Long) -> Any:
+        """The Jacobians in float64, (batch, outputs, inputs)."""
 
     @abstractmethod
     def rounding(self, x: Long) -> float:
-        """What `value` rounds at the most, in l2."""
+        """An l2 bound on the rounding error of `value`."""
 
 
 class Affine(Map):
@@ -85,7 +85,7 @@ class Affine(Map):
     def value(self, x: Long) -> Long:
         return x @ self.matrix.T + self.offset
 
-    def slopes(self, x: Long) -> Any:
+    def jacobian(self, x: Long) -> Any:
         return np.broadcast_to(self.matrix.astype(np.float64), (len(x), *self.matrix.shape))
 
     def rounding(self, x: Long) -> float:
@@ -94,7 +94,7 @@ class Affine(Map):
 
 
 class Elementwise(Map):
-    """An activation, with its slope."""
+    """An activation, with its derivative."""
 
     def __init__(self, function: Callable[[Long], Long], slope: Callable[[Long], Long]) -> None:
         self.function, self.slope = function, slope
@@ -102,7 +102,7 @@ class Elementwise(Map):
     def value(self, x: Long) -> Long:
         return self.function(x)
 
-    def slopes(self, x: Long) -> Any:
+    def jacobian(self, x: Long) -> Any:
         d = np.asarray(self.slope(x), dtype=np.float64)
         return d[:, :, None] * np.eye(d.shape[1])
 
@@ -110,7 +110,7 @@ class Elementwise(Map):
         return 16 * UNIT * float(lengths(x).max() + lengths(self.function(x)).max())
 
 
-class Sorted(Map):
+class MaxMinMap(Map):
     """MaxMin: pairs of channels, the larger first."""
 
     def __init__(self, shape: Shape) -> None:
@@ -123,7 +123,7 @@ class Sorted(Map):
         y[:, self.second] = np.minimum(x[:, self.first], x[:, self.second])
         return y
 
-    def slopes(self, x: Long) -> Any:
+    def jacobian(self, x: Long) -> Any:
         j = np.zeros((len(x), x.shape[1], x.shape[1]))
         swap = x[:, self.first] < x[:, self.second]
         rows = np.arange(len(x))[:, None]
@@ -136,7 +136,7 @@ class Sorted(Map):
 
 
 class Composed(Map):
-    """Maps one after another."""
+    """A composition of maps."""
 
     def __init__(self, steps: list[Map]) -> None:
         self.steps = steps
@@ -146,23 +146,23 @@ class Composed(Map):
             x = step.value(x)
         return x
 
-    def slopes(self, x: Long) -> Any:
+    def jacobian(self, x: Long) -> Any:
         j: Any = np.broadcast_to(np.eye(x.shape[1]), (len(x), x.shape[1], x.shape[1]))
         for step in self.steps:
-            j = step.slopes(x) @ j
+            j = step.jacobian(x) @ j
             x = step.value(x)
         return j
 
     def rounding(self, x: Long) -> float:
         error = 0.0
         for step in self.steps:
-            stretch = max((spectral_norm(j) for j in step.slopes(x)), default=0.0) if error else 0.0
+            stretch = max((spectral_norm(j) for j in step.jacobian(x)), default=0.0) if error else 0.0
             error = 1.2 * max(stretch, 1.0) * error + step.rounding(x)
             x = step.value(x)
         return error
 
 
-class Beside(Map):
+class ConcatenatedMap(Map):
     """x -> (a x, b f(x)) of a Concatenated layer."""
 
     def __init__(self, a: Any, b: Any, f: Map) -> None:
@@ -171,9 +171,9 @@ class Beside(Map):
     def value(self, x: Long) -> Long:
         return np.concatenate([self.a * x, self.b * self.f.value(x)], axis=1)
 
-    def slopes(self, x: Long) -> Any:
+    def jacobian(self, x: Long) -> Any:
         own = np.broadcast_to(float(self.a) * np.eye(x.shape[1]), (len(x), x.shape[1], x.shape[1]))
-        return np.concatenate([own, float(self.b) * self.f.slopes(x)], axis=1)
+        return np.concatenate([own, float(self.b) * self.f.jacobian(x)], axis=1)
 
     def rounding(self, x: Long) -> float:
         return self.f.rounding(x) + 8 * UNIT * float(lengths(self.value(x)).max())
@@ -188,37 +188,37 @@ class Residual(Map):
     def value(self, x: Long) -> Long:
         return x + self.g.value(x)
 
-    def slopes(self, x: Long) -> Any:
-        return np.eye(x.shape[1]) + self.g.slopes(x)
+    def jacobian(self, x: Long) -> Any:
+        return np.eye(x.shape[1]) + self.g.jacobian(x)
 
     def rounding(self, x: Long) -> float:
         return self.g.rounding(x) + 4 * UNIT * float(lengths(x).max() + lengths(self.g.value(x)).max())
 
 
 def invert(f: Map, z: Long, start: Long, steps: int = 30) -> tuple[Long, float] | None:
-    """(x, error) with f(x) = z by Newton's method from `start`; None where it does not settle."""
+    """Solve f(x) = z by Newton's method from `start`; return x and its error, or None if it does not converge."""
     x, before = start, math.inf
     for _ in range(steps):
         residual = f.value(x) - z
-        slopes = f.slopes(x)
-        if not (np.isfinite(residual.astype(np.float64)).all() and np.isfinite(slopes).all()):
+        jacobian = f.jacobian(x)
+        if not (np.isfinite(residual.astype(np.float64)).all() and np.isfinite(jacobian).all()):
             return None
         scale = np.maximum(np.abs(residual).max(axis=1, keepdims=True), SMALLEST)
         try:
-            move = np.linalg.solve(slopes, (residual / scale).astype(np.float64)[:, :, None])[:, :, 0] * scale
+            move = np.linalg.solve(jacobian, (residual / scale).astype(np.float64)[:, :, None])[:, :, 0] * scale
         except np.linalg.LinAlgError:
             return None
         x = x - move
         moved = float(lengths(move).max())
         floor = 4 * UNIT * float(lengths(x).max())
         if moved <= floor or (moved <= 1e4 * floor and moved >= 0.5 * before):
-            return x, _error(f, x, slopes, moved)
+            return x, _error(f, x, jacobian, moved)
         before = moved
     return None
 
 
-def _error(f: Map, x: Long, slopes: Any, moved: float) -> float:
-    least = min(float(np.linalg.svd(j, compute_uv=False)[-1]) for j in slopes)
+def _error(f: Map, x: Long, jacobian: Any, moved: float) -> float:
+    least = min(float(np.linalg.svd(j, compute_uv=False)[-1]) for j in jacobian)
     return 2 * moved + (f.rounding(x) / least if least > 0 else math.inf)
 
 
@@ -226,7 +226,7 @@ def _error(f: Map, x: Long, slopes: Any, moved: float) -> float:
 
 
 def maps(module: nn.Module, shape: Shape, context: Tensor | None = None) -> tuple[list[Map], Shape]:
-    """The maps of a network of parts that are known here, and the shape it returns; weights as they are stored."""
+    """The maps of a network of known parts with its stored weights, and its output shape."""
     if isinstance(module, nn.Sequential):
         found = list[Map]()
         for child in module:
@@ -243,7 +243,7 @@ def maps(module: nn.Module, shape: Shape, context: Tensor | None = None) -> tupl
     if isinstance(module, Concatenated):
         inner, made = maps(module.f, shape)
         angle = LONG(float(module.angle.detach()))
-        return [Beside(np.cos(angle), np.sin(angle), Composed(inner))], (shape[0] + made[0], *shape[1:])
+        return [ConcatenatedMap(np.cos(angle), np.sin(angle), Composed(inner))], (shape[0] + made[0], *shape[1:])
     if isinstance(module, Potential):
         matrix, offset, hidden = affine(module.layer, shape)
         (act,), _ = maps(module.activation, hidden)
@@ -282,7 +282,7 @@ def activation(module: nn.Module, shape: Shape) -> Map:
     """An activation in long double: the textbook's function, where PyTorch's has a threshold its jump included."""
     match module:
         case MaxMin():
-            return Sorted(shape)
+            return MaxMinMap(shape)
         case LipSwish():
             beta = _softplus(LONG(float(module.raw_beta.detach())))
             return Elementwise(lambda x: x * _sigmoid(beta * x) / LONG(1.1), lambda x: _swish_slope(x, beta))
@@ -326,7 +326,7 @@ def activation(module: nn.Module, shape: Shape) -> Map:
         case nn.SiLU():
             return Elementwise(lambda x: x * _sigmoid(x), lambda x: LONG(1.1) * _swish_slope(x, LONG(1)))
         case _:
-            raise TypeError(f"no reference is written for {module}")
+            raise TypeError(f"there is no reference for {module}")
 
 
 def _sigmoid(x: Long) -> Long:

@@ -1,4 +1,4 @@
-"""A kind that fails on purpose, in every way that the others could: what a run must survive and count."""
+"""A kind that fails on purpose in every possible way, to test that a run survives and counts it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import Violation, kind
 
 @kind("selftest", cases=0, limit=1.0)
 def selftest(r: random.Random) -> str:
-    """Fails on purpose: by a violation, an exception, a hang or the end of its process. Only run by name."""
+    """Fail on purpose: a violation, an exception, a hang or the end of the process. Runs only by name."""
     match r.randrange(12):
         case 0:
             raise Violation("on purpose")

@@ -1,6 +1,6 @@
-"""Hypothesis as the source of cases: it looks for a violation and gives the smallest one that it finds.
+"""Let hypothesis generate cases: it searches for a violation and shrinks it.
 
-Cases are functions of a `random.Random`; hypothesis has one whose numbers it chooses itself and makes smaller.
+Cases are functions of a `random.Random`; hypothesis provides one whose numbers it chooses and shrinks.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import random
 from . import Kind
 
 
-def smallest(kind: Kind, cases: int) -> Exception | None:
-    """The violation of the simplest case among so many and what they shrink to; None where there is none."""
+def find_smallest(kind: Kind, cases: int) -> Exception | None:
+    """The simplest violation that hypothesis finds in `cases` examples and their shrinking; None if there is none."""
     import torch
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Attacks with threads: four that train, sample and certify at once; then every constraint and proof must hold."""
+"""Attacks with threads: four threads train, sample and certify at once; then every constraint and proof must hold."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from . import Violation, kind, networks
 from .reference import spectral_norm
 from .search import branch_of, largest_ratio, norms
 
-#: Constrained layers may exceed their coefficient by this part, as power iteration looks from below.
+#: The relative error allowed for constrained layers, since power iteration estimates from below.
 LAG = 1e-3
 
 
 @kind("threads", cases=60, limit=120)
 def threads(r: random.Random) -> str:
-    """Four threads that train and sample their own or one shared model: constraints, proofs, no exception."""
+    """Four threads train and sample their own or one shared model: constraints and proofs hold, no exception."""
     setting = r.choice(["own", "shared in eval", "shared in training"])
     flows = [_flow(r) for _ in range(1 if setting != "own" else 4)] * (4 if setting != "own" else 1)
     if setting == "shared in eval":
         flows[0].eval()
     jobs = [_job(r, setting, flow, r.getrandbits(60)) for flow in flows]
-    _together(jobs)
+    _run_threads(jobs)
     for flow in {id(flow): flow for flow in flows}.values():
         _check(r, flow, setting)
     _check(r, _trained(_flow(r)), f"a model trained after {setting}")
@@ -48,7 +48,7 @@ def _flow(r: random.Random) -> Flow:
 
 
 def _trained(flow: Flow, steps: int = 3, generator: torch.Generator | None = None) -> Flow:
-    """A few steps that push weights up."""
+    """The flow after a few steps that increase its weights."""
     flow.train()
     optimiser = torch.optim.SGD(flow.parameters(), lr=0.5)
     for _ in range(steps):
@@ -83,7 +83,7 @@ def _job(r: random.Random, setting: str, flow: Flow, seed: int) -> Callable[[], 
 
 
 def _check_sample(flow: Flow, x: Tensor) -> None:
-    """The code of a sample leads back to it."""
+    """Check that the code of a sample inverts to it."""
     with torch.no_grad():
         z = flow.transform(x)
     s: Any = flow.transform.solve(z)
@@ -94,8 +94,8 @@ def _check_sample(flow: Flow, x: Tensor) -> None:
         )
 
 
-def _together(jobs: list[Callable[[], None]]) -> None:
-    """Run all at once, switching as often as Python can; raise what one of them raised."""
+def _run_threads(jobs: list[Callable[[], None]]) -> None:
+    """Run all jobs at once with the shortest switch interval; raise the first exception."""
     failures, gate, before = list[BaseException](), threading.Barrier(len(jobs)), sys.getswitchinterval()
 
     def run(job: Callable[[], None]) -> None:
@@ -119,7 +119,7 @@ def _together(jobs: list[Callable[[], None]]) -> None:
 
 
 def _check(r: random.Random, flow: Flow, setting: str) -> None:
-    """After a step of training and eval every layer keeps its coefficient and every proof holds."""
+    """Check that after training and eval every layer respects its coefficient and every proof holds."""
     _trained(flow, 2)
     flow.eval()
     for name, layer in flow.named_modules():
@@ -133,7 +133,7 @@ def _check(r: random.Random, flow: Flow, setting: str) -> None:
         raise Violation(f"{setting}: {certificate.summary()}")
     for block in flow.modules():
         if isinstance(block, iresnet.ResidualBlock):
-            x = networks.points(r, 4, (2,), torch.float32, largest=1)
+            x = networks.inputs(r, 4, (2,), torch.float32, largest=1)
             ratio = largest_ratio(partial(branch_of, block), x, r, steps=3)
             if not ratio <= block.bound((2,)).value * (1 + 1e-3):
                 raise Violation(f"{setting}: found {ratio:.5g} > proven {block.bound((2,)).value:.5g}")

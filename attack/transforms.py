@@ -1,4 +1,4 @@
-"""Models with parts of a user's own: hidden blocks, hooks on chains, subclasses, transforms that say too much."""
+"""Models with user-defined parts: hidden blocks, hooks on chains, subclasses, transforms with false claims."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .networks import Shape
 Maker: TypeAlias = Callable[[random.Random, Shape], Transform]
 
 
-class Own(Transform):
-    """A user's transform around another, which it does not list: F followed by a factor."""
+class UserTransform(Transform):
+    """A user-defined transform that wraps another, without listing it, and scales its output."""
 
     def __init__(self, inner: Transform, factor: float = 1.0, *, proven: bool = True, lists: bool = False) -> None:
         super().__init__()
@@ -66,34 +66,34 @@ class Own(Transform):
         return [("inner", self.inner, input_shape)] if self.lists else []
 
 
-class Lax(Own):
-    """A user's transform that states what it does not know: the stretch of the identity."""
+class FalseStretch(UserTransform):
+    """A user-defined transform with a false claim: the stretch of the identity."""
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         return Stretch(1.0, 1.0, (0.0, 0.0), self.proven)
 
 
-class Stray(Chain):
-    """A chain with a forward of its own."""
+class TripledChain(Chain):
+    """A chain with a custom forward."""
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         return 3 * super().forward(x, context)
 
 
-class Tilted(ActNorm):
-    """A closed form of the library with a forward of the user's own."""
+class ScaledActNorm(ActNorm):
+    """A closed form of the library with a custom forward."""
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         return 5 * super().forward(x, context)
 
 
 def block(r: random.Random, shape: Shape) -> ResidualBlock:
-    """A block that is proven."""
+    """A block with a proven constant."""
     return ResidualBlock(network(r, shape, torch.float64))
 
 
-def wild(r: random.Random, shape: Shape) -> ResidualBlock:
-    """A block that is no contraction: weights written after it was made."""
+def expanding_block(r: random.Random, shape: Shape) -> ResidualBlock:
+    """A block that is not a contraction: its weights were scaled up after it was created."""
     found = block(r, shape)
     with torch.no_grad():
         for p in found.parameters():
@@ -105,16 +105,16 @@ def wild(r: random.Random, shape: Shape) -> ResidualBlock:
 
 
 def _hidden(r: random.Random, shape: Shape) -> Transform:
-    inner = r.choice([block, wild])(r, shape)
-    return Chain(block(r, shape), r.choice([Own, Lax])(inner, r.choice([1.0, 3.0])))
+    inner = r.choice([block, expanding_block])(r, shape)
+    return Chain(block(r, shape), r.choice([UserTransform, FalseStretch])(inner, r.choice([1.0, 3.0])))
 
 
 def _listed(r: random.Random, shape: Shape) -> Transform:
-    return Chain(Own(r.choice([block, wild])(r, shape), 2.0, lists=True), block(r, shape))
+    return Chain(UserTransform(r.choice([block, expanding_block])(r, shape), 2.0, lists=True), block(r, shape))
 
 
 def _unproven(r: random.Random, shape: Shape) -> Transform:
-    return Own(block(r, shape), 1.5, proven=False, lists=r.random() < 0.5)
+    return UserTransform(block(r, shape), 1.5, proven=False, lists=r.random() < 0.5)
 
 
 def _asserted(r: random.Random, shape: Shape) -> Transform:
@@ -123,7 +123,7 @@ def _asserted(r: random.Random, shape: Shape) -> Transform:
 
 
 def _asserted_activation(r: random.Random, shape: Shape) -> Transform:
-    """An activation of the user's own in a network that could otherwise be read, its constant asserted."""
+    """A block with an asserted constant: a user-defined activation in a network of otherwise known parts."""
     d = math.prod(shape)
     steep = tricks.subclassed(nn.ELU(), forward=lambda self, x: torch.nn.functional.elu(0.3 * x) + 0.2 * torch.sin(x))
     g = nn.Sequential(nn.Flatten(), nn.Linear(d, 6), steep, nn.Linear(6, d), nn.Unflatten(1, shape)).double()
@@ -134,7 +134,7 @@ def _asserted_activation(r: random.Random, shape: Shape) -> Transform:
 def _hooked(r: random.Random, shape: Shape) -> Transform:
     chain, k = Chain(ActNorm(shape[0]).double(), block(r, shape)), tricks.factor(r)
     where: Any = r.choice([chain, chain[0], chain[1], chain.transforms])
-    if where is chain.transforms:  # a hook on a list is never called
+    if where is chain.transforms:  # a hook on a ModuleList is never called
         where = chain
     where.register_forward_hook(lambda module, inputs, output: k * output)
     return chain
@@ -142,8 +142,8 @@ def _hooked(r: random.Random, shape: Shape) -> Transform:
 
 def _subclassed(r: random.Random, shape: Shape) -> Transform:
     if r.random() < 0.5:
-        return Stray(block(r, shape), block(r, shape))
-    return Chain(Tilted(shape[0]).double(), block(r, shape))
+        return TripledChain(block(r, shape), block(r, shape))
+    return Chain(ScaledActNorm(shape[0]).double(), block(r, shape))
 
 
 def _forward_set(r: random.Random, shape: Shape) -> Transform:
@@ -159,7 +159,7 @@ def _tricked(r: random.Random, shape: Shape) -> Transform:
 
 
 def _echoing(r: random.Random, shape: Shape) -> Transform:
-    """A chain whose list of transforms is a user's own."""
+    """A chain whose list of transforms is a user-defined class."""
     chain = Chain(block(r, shape))
     chain.transforms = tricks.Echoing([block(r, shape)])
     return chain
@@ -167,7 +167,7 @@ def _echoing(r: random.Random, shape: Shape) -> Transform:
 
 def _parametrized(r: random.Random, shape: Shape) -> Transform:
     norm = ActNorm(shape[0]).double()
-    nn.utils.parametrize.register_parametrization(norm, "shift", tricks.Times(3.0))
+    nn.utils.parametrize.register_parametrization(norm, "shift", tricks.Scale(3.0))
     with torch.no_grad():
         cast(Any, norm).parametrizations.shift.original.add_(1.0)
     return Chain(norm, block(r, shape))
@@ -175,9 +175,11 @@ def _parametrized(r: random.Random, shape: Shape) -> Transform:
 
 def _multiscale(r: random.Random, shape: Shape) -> Transform:
     if shape[0] % 2:
-        raise tricks.Unfit
+        raise tricks.NotApplicable
     half = (shape[0] // 2, *shape[1:])
-    return Multiscale([r.choice([block, _hidden])(r, shape), r.choice([block, wild, _hidden])(r, half)], shape)
+    return Multiscale(
+        [r.choice([block, _hidden])(r, shape), r.choice([block, expanding_block, _hidden])(r, half)], shape
+    )
 
 
 def _nested(r: random.Random, shape: Shape) -> Transform:

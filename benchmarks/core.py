@@ -1,6 +1,7 @@
-"""Measure what the core claims, and write results/core.json: `make bench` (a few minutes on one core).
+"""Measure the core's claims and write results/core.json: `make bench` (a few minutes on one core).
 
-"No violation" below is the outcome of a test with the stated number of trials, not a proof.
+Norm bounds, error bounds of inverses, truncation bounds, unbiased estimators and constant memory. "No violation" is the
+result of a test with the stated number of trials, not a proof.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Row = dict[str, Any]
 
 
 def row(claim: str, family: str, metric: str, value: float, target: str = "-", **more: Any) -> Row:
-    """One line of the results file; those with a target of their own are its headlines."""
+    """One row of the results file. A row with a target is a headline, unless it is marked as a detail."""
     headline = target not in ("-", "reported") and not more.pop("detail", False)
     entry = {"claim": claim, "family": family, "metric": metric, "value": value, "target": target}
     return {**entry, **more, "headline": headline, "run": 0}
@@ -50,7 +51,7 @@ def row(claim: str, family: str, metric: str, value: float, target: str = "-", *
 
 
 def random_layer(kind: str, r: random.Random) -> tuple[nn.Module, tuple[int, ...]]:
-    """A layer of a kind with random sizes, and an input shape."""
+    """A layer of the given kind with random sizes, and an input shape for it."""
     cin, cout, n = r.randint(1, 4), r.randint(1, 4), (r.randint(4, 12), r.randint(4, 12))
     odd = r.choice([1, 3, 5])
     match kind:
@@ -116,7 +117,7 @@ KINDS = (
 
 
 def measure_norms(trials: int) -> list[Row]:
-    """Upper bound against the dense operator's SVD: as used (dense where small), and the Fourier rule alone."""
+    """Compare norm bounds with the SVD of the dense operator: as used (dense where small), and by the Fourier rule."""
     r, rows, violations, count = random.Random(0), [], 0, 0
     torch.manual_seed(0)
     for kind in KINDS:
@@ -146,7 +147,7 @@ def measure_norms(trials: int) -> list[Row]:
 
 
 def stretched_block(dimension: int, lipschitz: float, steps: int = 250) -> ResidualBlock:
-    """A block trained to bend hard, x -> x + 2 sin 2x, so that its slopes reach the constant allowed."""
+    """A block trained on x -> x + 2 sin 2x, so that its slopes reach the allowed constant."""
     g = contractive_mlp(dimension, (64, 64), lipschitz=lipschitz)
     block = ResidualBlock(g)
     optimiser = torch.optim.Adam(block.parameters(), 1e-2)
@@ -160,14 +161,14 @@ def stretched_block(dimension: int, lipschitz: float, steps: int = 250) -> Resid
 
 
 def certified(block: ResidualBlock, shape: tuple[int, ...]) -> ResidualBlock:
-    """The block in eval, tightened so that its constant is proven."""
+    """The block in eval mode, tightened so that its constant is proven."""
     block.eval()
     tighten_(block, shape)
     return block
 
 
 def saturated(g: nn.Module) -> nn.Module:
-    """Weights made large, so that every layer sits at its coefficient."""
+    """The network with weights scaled up until every layer reaches its coefficient."""
     with torch.no_grad():
         for name, p in g.named_parameters():
             if name.endswith("original"):
@@ -184,7 +185,7 @@ def linear_block(dimension: int, lipschitz: float) -> ResidualBlock:
 
 
 def families(lipschitz: float) -> dict[str, tuple[ResidualBlock, tuple[int, ...]]]:
-    """Blocks of many kinds with this constant, and the shape each takes."""
+    """Blocks of several kinds with this constant, and the input shape of each."""
     mlp = lambda d: certified(ResidualBlock(saturated(contractive_mlp(d, (64, 64), lipschitz=lipschitz))), (d,))  # noqa: E731
     conv = ResidualBlock(saturated(contractive_convnet(2, 16, lipschitz=lipschitz)))
     conv.train()(torch.randn(2, 2, 6, 6))
@@ -201,7 +202,7 @@ def families(lipschitz: float) -> dict[str, tuple[ResidualBlock, tuple[int, ...]
 
 
 def truth(block: ResidualBlock, z: Tensor) -> Tensor:
-    """The solution for this z in float64 with the stored weights, iterated until it no longer moves."""
+    """The solution for z in float64 with the stored weights, iterated until it no longer changes."""
     z = z.double()
     x = z
     for _ in range(5_000):
@@ -213,7 +214,7 @@ def truth(block: ResidualBlock, z: Tensor) -> Tensor:
 
 
 def measure_inverses(inputs: int) -> list[Row]:
-    """True error against the reported bound, and evaluations of Anderson against Banach, family by family."""
+    """Compare true errors with reported bounds, and Anderson's evaluations with Banach's, for each family."""
     rows, violations, unproven, trials, tightness, worst = [], 0, 0, 0, [], -(10**9)
     for lipschitz in (0.3, 0.5, 0.7, 0.9, 0.97):
         torch.manual_seed(0)
@@ -266,7 +267,7 @@ def dense_jacobian(block: ResidualBlock, x: Tensor) -> Tensor:
 
 
 def measure_truncation() -> list[Row]:
-    """|ln det - first n terms with exact traces| against Theorem 3, n = 1..30."""
+    """Compare |ln det - first n terms with exact traces| with the bound of Theorem 3, n = 1..30."""
     violations, trials, closest = 0, 0, math.inf
     for lipschitz in (0.3, 0.5, 0.7, 0.9, 0.97):
         torch.manual_seed(1)
@@ -283,7 +284,7 @@ def measure_truncation() -> list[Row]:
                 error = (exact - total).abs()
                 violations += int((error > bound + 1e-12).sum())
                 trials += len(x)
-                if bool((error > 1e-9).any()):  # below that, rounding is compared
+                if bool((error > 1e-9).any()):  # below that, the difference is rounding
                     closest = min(closest, float((bound / error[error > 1e-9]).min()))
     head = f"{trials} truncations: n = 1..30, 5 L x 8 families x 20 inputs"
     return [
@@ -293,7 +294,10 @@ def measure_truncation() -> list[Row]:
 
 
 def measure_estimators(draws: int) -> list[Row]:
-    """Mean of many draws against the exact value and gradient, in standard errors, with random per-sample weights."""
+    """Distance of the mean of many draws from the exact value and gradient, in standard errors.
+
+    The log-determinants are summed with random weights, one per sample.
+    """
     rows = []
     blocks = {
         "MLP": (ResidualBlock(contractive_mlp(6, (32, 32), lipschitz=0.8)), (6,)),
@@ -332,7 +336,7 @@ def measure_estimators(draws: int) -> list[Row]:
 
 
 class PeakMemory(TorchDispatchMode):
-    """Bytes of tensor storage alive at the same time, counted operation by operation."""
+    """The peak of live tensor storage in bytes, updated after every operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -365,7 +369,7 @@ class PeakMemory(TorchDispatchMode):
 
 
 def measure_memory() -> list[Row]:
-    """Peak of live tensor bytes in a training step with 40 terms against 5."""
+    """The ratio of peak tensor memory of a training step with 40 terms to one with 5 terms."""
     rows = []
     branch = constrain_(
         nn.Sequential(nn.Conv2d(4, 16, 3, padding=1), nn.Softsign(), nn.Conv2d(16, 4, 3, padding=1)), 0.9
@@ -385,9 +389,9 @@ def measure_memory() -> list[Row]:
 
 
 def main() -> None:
-    """Measure everything and write it down."""
-    parser = argparse.ArgumentParser(description="Measure what the core claims; write results/core.json.")
-    parser.add_argument("--quick", action="store_true", help="a hundredth of the trials, printed and not written")
+    """Measure everything, print it, and write results/core.json."""
+    parser = argparse.ArgumentParser(description="Measure the core's claims; write results/core.json.")
+    parser.add_argument("--quick", action="store_true", help="run fewer trials; print the results, do not write them")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
     start = time.perf_counter()

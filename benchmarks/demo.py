@@ -1,6 +1,6 @@
-"""Repeat the main job over seeds, beside rivals that do one part of it each; write results/demo.json.
+"""Run the demo over several seeds, compare it with baselines, and write results/demo.json.
 
-python benchmarks/demo.py [--steps N]     a quarter of an hour and a core; needs zuko (pip install '.[bench]')
+python benchmarks/demo.py [--steps N]     fifteen minutes on one core; needs zuko (pip install '.[bench]')
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import mean, median, stdev
 from typing import Any
 
 import torch
-from digit_rivals import PLAIN, TUNED, mixture_bits, spline_bits, svm_error
+from digit_baselines import PLAIN, TUNED, mixture_bits, spline_bits, svm_error
 
 from iresnet import data
 from iresnet.demo import digits
@@ -23,28 +23,26 @@ SEEDS = (0, 1, 2)
 
 
 def main() -> None:
-    """Run every seed, then the rivals; print what is found, and write it unless the run was shortened."""
+    """Run every seed, then the baselines; print the rows, and write them unless --steps shortened the training."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, help="fewer training steps: printed and not written")
+    parser.add_argument("--steps", type=int, help="fewer training steps; the results are printed, not written")
     steps = parser.parse_args().steps
     torch.set_num_threads(1)
-    start, outcomes, seconds = time.perf_counter(), [], []
+    start, results, seconds = time.perf_counter(), [], []
     for seed in SEEDS:
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
-            outcome = digits.run(Path(folder) / "run", digits.experiment(seed, steps))
-            assert outcome is not None
+            result = digits.run(Path(folder) / "run", digits.experiment(seed, steps))
+            assert result is not None
             seconds.append(time.perf_counter() - began)
-            outcomes.append(outcome)
-        print(
-            seed, outcome.error, outcome.density, outcome.inverse, outcome.changed, f"{seconds[-1]:.0f} s", flush=True
-        )
+            results.append(result)
+        print(seed, result.error, result.density, result.inverse, result.changed, f"{seconds[-1]:.0f} s", flush=True)
     ours = time.perf_counter() - start
-    rows = claims(outcomes, seconds) + anomalies(outcomes)
+    rows = claims(results, seconds) + anomalies(results)
     settings = digits.experiment()
     first = provenance(seeds=SEEDS, seconds=ours, parameters=parameters()) | {"steps": settings.training.steps}
     start = time.perf_counter()
-    rows += rivals(outcomes)
+    rows += baselines(results)
     second = provenance(seeds=SEEDS, seconds=time.perf_counter() - start)
     for row in rows:
         print(row)
@@ -52,20 +50,20 @@ def main() -> None:
         print(write(Results("demo", rows, [first, second])))
 
 
-def claims(outcomes: list[digits.DigitsResult], seconds: list[float]) -> list[dict[str, Any]]:
-    """What the issue asks of the one network, beside its target."""
-    errors, bits = [o.error.value for o in outcomes], [o.density.value for o in outcomes]
-    worst = max(outcomes, key=lambda o: o.error.wrong).error
-    inverses = [o.inverse for o in outcomes]
+def claims(results: list[digits.DigitsResult], seconds: list[float]) -> list[dict[str, Any]]:
+    """What the demo claims of its one network, with the target of each metric."""
+    errors, bits = [r.error.value for r in results], [r.density.value for r in results]
+    worst = max(results, key=lambda r: r.error.wrong).error
+    inverses = [r.inverse for r in results]
     proven, images = sum(i.proven for i in inverses), sum(i.rows for i in inverses)
-    blocks = [b for o in outcomes for b in o.certificate.blocks]
-    wrong = ", ".join(str(o.error.wrong) for o in outcomes)
+    blocks = [b for r in results for b in r.certificate.blocks]
+    wrong = ", ".join(str(r.error.wrong) for r in results)
     entries = [
         ("classifies", "test error %", mean(errors), stdev(errors), "<= 2.0",
          f"{wrong} of 360; worst seed: 95 % interval {worst.low:.2f} to {worst.high:.2f} %"),
         ("gives likelihoods", "bits/dim, 17 levels", mean(bits), stdev(bits), "<= 2.32",
-         f"standard error over test images {outcomes[0].density.standard_error:.3f}, of the estimator "
-         f"{max(o.density.estimator_error for o in outcomes):.4f}"),
+         f"standard error over test images {results[0].density.standard_error:.3f}, of the estimator "
+         f"{max(r.density.estimator_error for r in results):.4f}"),
         ("is inverted", "measured error, worst image", max(i.measured_error for i in inverses), None, "< 1e-5",
          f"l2 in grey levels, {inverses[0].precision}"),
         ("is inverted", "largest block bound", max(i.largest_block_bound for i in inverses), None, None,
@@ -74,35 +72,35 @@ def claims(outcomes: list[digits.DigitsResult], seconds: list[float]) -> list[di
         ("is inverted", "composed bound", max(i.composed_bound for i in inverses), None, None, "end to end, proven"),
         ("is certified", "blocks proven contractive", sum(b.passed for b in blocks), None, f"{len(blocks)}",
          f"of {len(blocks)}; largest Lip(g) <= {max(b.lipschitz for b in blocks):.4f}"),
-        ("is certified", "test images changed by tightening", max(o.changed for o in outcomes), None, "<= 1",
-         f"worst seed; layers tightened: {', '.join(str(o.tightened) for o in outcomes)}"),
+        ("is certified", "test images changed by tightening", max(r.changed for r in results), None, "<= 1",
+         f"worst seed; layers tightened: {', '.join(str(r.tightened) for r in results)}"),
         ("is quick", "seconds, training to report", median(seconds), None, "< 300",
-         f"median; training alone {median(o.seconds for o in outcomes):.0f} s, one thread"),
+         f"median; training alone {median(r.seconds for r in results):.0f} s, one thread"),
     ]  # fmt: skip
     keys = ("claim", "figure", "value", "spread", "target", "remark")
     return [{"table": "claims"} | dict(zip(keys, e, strict=True)) | {"seeds": len(SEEDS), "run": 0} for e in entries]
 
 
-def anomalies(outcomes: list[digits.DigitsResult]) -> list[dict[str, Any]]:
-    """How often a corrupted test image is less likely than a real one."""
+def anomalies(results: list[digits.DigitsResult]) -> list[dict[str, Any]]:
+    """How often a corrupted test image gets a lower likelihood than a real one."""
     rows = []
-    for i, entry in enumerate(outcomes[0].anomalies):
-        found = [100 * o.anomalies[i]["detection"] for o in outcomes]
+    for i, entry in enumerate(results[0].anomalies):
+        found = [100 * r.anomalies[i]["detection"] for r in results]
         row = {"table": "anomalies", "corruption": entry["name"]}
         row |= {"less likely than a real image, % of pairs": mean(found), "spread": stdev(found)}
-        row |= {"median anomaly": mean(o.anomalies[i]["median_anomaly"] for o in outcomes)}
+        row |= {"median anomaly": mean(r.anomalies[i]["median_anomaly"] for r in results)}
         rows.append(row | {"seeds": len(SEEDS), "run": 0})
     return rows
 
 
-def rivals(outcomes: list[digits.DigitsResult]) -> list[dict[str, Any]]:
-    """Ours and the rivals on the same test images, in one table."""
+def baselines(results: list[digits.DigitsResult]) -> list[dict[str, Any]]:
+    """The i-ResNet and the baselines on the same test images, in one table."""
     splits = data.load(digits.experiment().data)
-    budget = median(o.seconds for o in outcomes)
+    budget = median(r.seconds for r in results)
     error, svm = svm_error(splits)
     bits, mixture = mixture_bits(splits)
     tuned, plain = ([spline_bits(splits, budget, seed, s)[0] for seed in SEEDS] for s in (TUNED, PLAIN))
-    errors, ours = [o.error.value for o in outcomes], [o.density.value for o in outcomes]
+    errors, ours = [r.error.value for r in results], [r.density.value for r in results]
     given = f"{budget:.0f} s of training"
     entries = [
         ("i-ResNet hybrid, one network", mean(errors), mean(ours), stdev(ours), len(SEEDS), given, 0),
@@ -116,7 +114,7 @@ def rivals(outcomes: list[digits.DigitsResult]) -> list[dict[str, Any]]:
 
 
 def parameters() -> int:
-    """Parameters of the network."""
+    """The number of parameters of the network."""
     from iresnet.models import build
 
     settings = digits.experiment()

@@ -1,14 +1,14 @@
-"""A training step of the paper's flows: how long it takes, what its log-determinant costs, and the memory it needs.
+"""Time a training step of the paper's flows: milliseconds, the cost of the log-determinant, and memory.
 
     python3 benchmarks/flow.py --out results                                        on a GPU
-    python3 benchmarks/flow.py --out results --profile                              and where its time goes
-    python3 benchmarks/flow.py --blocks 1 --width 16 --batch 2 --steps 1            a rehearsal on a CPU
+    python3 benchmarks/flow.py --out results --profile                              also print the slowest kernels
+    python3 benchmarks/flow.py --blocks 1 --width 16 --batch 2 --steps 1            a dry run on a CPU
 
-Random images, Adam, forward + backward + clipping + optimiser, one power iteration a step. The shapes are those of the
-released script (12 @ 16, 24 @ 8, 48 @ 4) and of the appendix (3 @ 32, 12 @ 16, 48 @ 8), 16 blocks a scale; beside each
-stands the same flow by the same engine without its log-determinant, and the ratio of the operations that both take, as
-counted. Then a roulette in place of the series, a batch of twice the size, and with --eager operations one by one. They
-are measured in this order for as long as --seconds allows.
+Random images, Adam, forward + backward + clipping + optimiser, one power iteration per step. The shapes are those of
+the released script (12 @ 16, 24 @ 8, 48 @ 4) and of the appendix (3 @ 32, 12 @ 16, 48 @ 8), with 16 blocks per scale.
+Each flow is compared with the same flow without its log-determinant, in time and in counted operations. Then follow a
+roulette instead of the series, twice the batch size, and with --eager the same step run eagerly. Cases are measured in
+this order until --seconds is over.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from iresnet.results import Results, provenance, write
 from iresnet.train import State
 from iresnet.train.objective import Loss, MaximumLikelihood, Objective, nats_per_unit, to_continuous, unit_name
 
-#: What is to be reached, in milliseconds; what the paper's released code takes on the same hardware; and the ratio.
+#: The targets in milliseconds; the paper's released code on the same hardware; the target ratio with / without log-det.
 TARGETS = {"cifar10-flow": 36.0, "cifar10-flow-appendix": 100.0}
 RELEASED, RELEASED_GIB, TARGET_GIB, TARGET_RATIO = 893.8, 33.4, 8.0, 3.7
 
-#: Steps before the first that is timed.
-PREPARING = 8
+#: Warm-up steps before the first timed step.
+WARM_UP = 8
 
 FAST, PLAIN = Acceleration(), Acceleration("off", "off", "float32")
 SERIES, ROULETTE = PowerSeries(terms=5), RussianRoulette(terms=3)
@@ -51,7 +51,7 @@ SERIES, ROULETTE = PowerSeries(terms=5), RussianRoulette(terms=3)
 
 @dataclass(frozen=True)
 class Case:
-    """A flow, its estimator (None: without a log-determinant), and how its steps are taken."""
+    """A flow, its estimator (None: without a log-determinant), and the acceleration of its steps."""
 
     preset: str
     batch: int
@@ -61,7 +61,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the networks are, and how long they are measured."""
+    """The size of the networks, the device, and the number of timed steps."""
 
     blocks: int
     width: int
@@ -70,7 +70,7 @@ class Scale:
 
 
 class WithoutDeterminant(Objective):
-    """The density of the code alone: what the same flow costs without its log-determinant."""
+    """The negative log-density of the code alone: the cost of the flow without its log-determinant."""
 
     model: Flow
 
@@ -109,10 +109,10 @@ def prepare(case: Case, scale: Scale) -> tuple[Objective, Tensor]:
 
 
 def operations(case: Case, scale: Scale) -> float:
-    """Operations of one step's products and convolutions, forward and backward, in units of 1e12.
+    """The TFLOPs of one step's matrix products and convolutions, forward and backward.
 
-    Counted on two images and one block a scale, operation by operation, and without power iteration, which does not
-    grow with the batch.
+    They are counted eagerly for two images and one block per scale, without power iteration, whose cost does not grow
+    with the batch.
     """
     objective, x = prepare(replace(case, batch=2), replace(scale, blocks=1))
     generator = torch.Generator(scale.device).manual_seed(0)
@@ -127,15 +127,15 @@ def operations(case: Case, scale: Scale) -> float:
 
 
 def measure(case: Case, scale: Scale, profile: bool) -> dict[str, Any]:
-    """Milliseconds a step: the median of five rounds, after the steps that prepare it."""
+    """Milliseconds per step: the median of five rounds, after the warm-up steps."""
     counted = operations(case, scale) if case.estimator is None or isinstance(case.estimator, PowerSeries) else None
     _clear(scale.device)
     start = time.perf_counter()
     objective, x = prepare(case, scale)
     training = replace(presets.find(case.preset).training, optimiser="adam")
     state = State(objective, training, torch.Generator(scale.device).manual_seed(0), case.acceleration)
-    timed = range(PREPARING, PREPARING + scale.steps)  # the same steps in every round: a roulette draws the same terms
-    for step in range(PREPARING + (scale.steps if isinstance(case.estimator, RussianRoulette) else 0)):
+    timed = range(WARM_UP, WARM_UP + scale.steps)  # the same in every round, so that a roulette draws the same terms
+    for step in range(WARM_UP + (scale.steps if isinstance(case.estimator, RussianRoulette) else 0)):
         take(state, x, step)
     _wait(scale.device)
     setup, times = time.perf_counter() - start, []
@@ -161,9 +161,9 @@ def measure(case: Case, scale: Scale, profile: bool) -> dict[str, Any]:
 
 
 def held() -> float:
-    """GiB that steps hold which are one graph: weights, optimiser, and all that passes between its kernels.
+    """GiB reserved by steps that run as one CUDA graph: weights, optimiser state and intermediate buffers.
 
-    The peak is that of all steps so far, the first ones included, which are launched one by one in float32.
+    The peak counts all steps so far, and the first ones run eagerly in float32.
     """
     gc.collect()
     torch.cuda.empty_cache()
@@ -171,13 +171,13 @@ def held() -> float:
 
 
 def take(state: State, x: Tensor, step: int) -> None:
-    """Take the step of this number."""
+    """Run the training step with this number."""
     state.step = step
     state.advance(x)
 
 
 def mean_terms(state: State, steps: range) -> float | None:
-    """How many terms a roulette takes on average in these steps."""
+    """The mean number of terms that a roulette draws in these steps; None for other estimators."""
     counts = []
     for state.step in steps:
         drawn = state.draw_terms()
@@ -186,7 +186,7 @@ def mean_terms(state: State, steps: range) -> float | None:
 
 
 def print_profile(state: State, x: Tensor, step: int, rows: int = 30) -> None:
-    """The kernels that one step spends most of its time in."""
+    """Print the kernels in which one step spends most of its time."""
     kind = torch.profiler.ProfilerActivity.CUDA if x.is_cuda else torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[kind]) as profiler:
         take(state, x, step)
@@ -212,7 +212,7 @@ def _clear(device: str) -> None:
 
 
 def cases(batch: int, eager: bool) -> list[Case]:
-    """What is measured, the most wanted first."""
+    """The cases to measure, the most important first."""
     first, second = TARGETS
     found = [Case(first, batch), Case(first, batch, None), Case(first, batch, ROULETTE)]
     found += [Case(second, batch), Case(second, batch, None), Case(first, 2 * batch)]
@@ -220,7 +220,7 @@ def cases(batch: int, eager: bool) -> list[Case]:
 
 
 def compared(row: dict[str, Any], without: dict[str, Any]) -> dict[str, Any]:
-    """A row beside the one of the same flow without its log-determinant."""
+    """A row with its ratios to the row of the same flow without a log-determinant."""
     return row | {
         "target ms": TARGETS[row["network"]], "target GiB": TARGET_GIB, "target ratio": TARGET_RATIO,
         "with log-det / without": row["ms"] / without["ms"],
@@ -234,21 +234,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--blocks", type=int, default=16, help="blocks a scale")
+    parser.add_argument("--blocks", type=int, default=16, help="blocks per scale")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--steps", type=int, default=20, help="steps in each of five rounds")
-    parser.add_argument("--seconds", type=float, default=300.0, help="no case is begun after this time")
-    parser.add_argument("--cases", type=int, nargs="*", help="only these, counted from 0 in the order above")
-    parser.add_argument("--eager", action="store_true", help="also launch every operation by itself")
-    parser.add_argument("--profile", action="store_true", help="print the kernels of a step of every case")
+    parser.add_argument("--seconds", type=float, default=300.0, help="start no case after this time")
+    parser.add_argument("--cases", type=int, nargs="*", help="run only these cases, numbered from 0 in the order above")
+    parser.add_argument("--eager", action="store_true", help="also measure an eager step")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of one step of each case")
     options = parser.parse_args()
     scale = Scale(options.blocks, options.width, options.device, options.steps)
     start, rows = time.perf_counter(), list[dict[str, Any]]()
     chosen = cases(options.batch, options.eager)
     for case in chosen if options.cases is None else [chosen[i] for i in options.cases]:
         if time.perf_counter() - start > options.seconds:
-            print(f"no time left for {case}")
+            print(f"skipped, no time left: {case}")
             continue
         row = measure(case, scale, options.profile)
         if case.estimator is None and rows and rows[-1]["network"] == case.preset:

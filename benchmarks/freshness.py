@@ -1,10 +1,10 @@
-"""How long it takes to know that a network is the one of which something was proven: `Fingerprint.matches`.
+"""Time the check that a network has not changed since something was proven about it: `trust.Fingerprint.matches`.
 
     python3 benchmarks/freshness.py --device cuda --out results/freshness.json
-    python3 benchmarks/freshness.py --device cpu --preset digits-hybrid                        a rehearsal
+    python3 benchmarks/freshness.py --device cpu --preset digits-hybrid                        a dry run
 
-For the transform of a preset, in milliseconds: the whole question; of that, the comparison of all numbers bit for bit,
-which waits for the device once; and what the first proof costs, bounds of all blocks, beside it.
+For the transform of a preset, in milliseconds: the whole check; the part that compares all numbers bit for bit, which
+synchronises with the device once; and, for comparison, the seconds that the bounds of all blocks take the first time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from iresnet.results import Results, provenance, write
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
-    parser = argparse.ArgumentParser(description="Time the check that a proof is one of the weights as they are.")
+    """Measure, print, and write the results file if --out is given."""
+    parser = argparse.ArgumentParser(description="Time the check that the weights have not changed since the proof.")
     parser.add_argument("--out", type=Path, help="results file to write, NAME.json")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--preset", default="iresnet164")

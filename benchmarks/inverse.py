@@ -1,15 +1,15 @@
-"""The inverse of a deep chain at the paper's scale: proven block by block, and timed.
+"""Time the inverse of a deep chain at the paper's scale, every block's solve proven.
 
     python3 benchmarks/inverse.py --out results/inverse.json --device cuda
-    python3 benchmarks/inverse.py --blocks 1 1 1 --images 4 --device cpu          a rehearsal
+    python3 benchmarks/inverse.py --blocks 1 1 1 --images 4 --device cpu          a dry run
     python3 benchmarks/inverse.py --device cuda --weights random flat             both kinds of weights
     python3 benchmarks/inverse.py --device cuda --run FOLDER                      a trained model and its test images
 
 The chain is that of `iresnet164`: 18 + 18 + 18 blocks on 16 x 32 x 32, 64 x 16 x 16 and 256 x 8 x 8, an ActNorm before
-each, every layer at its coefficient of 0.9. `--weights random` scales random weights up until the constraint bites: few
-singular values are at the coefficient. `--weights flat` has nearly all of them there, the hardest case.
-The Inverter's time is given with a code residual evaluated in float64, by which the blocks are proven as well
-("forward"), and with every block proven by a residual of its own: with that code residual, and without ("none").
+each, every layer at its coefficient of 0.9. `--weights random` scales random weights up until the constraint is active:
+few singular values reach the coefficient. `--weights flat` brings nearly all of them there, the hardest case.
+The Inverter is timed in three variants: the forward pass in float64 that gives the code residual also proves the blocks
+("forward"); every block is proven by its own residual, with a code residual ("float64"); or without one ("none").
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ from iresnet.transform import ChainSolution
 
 Row = dict[str, Any]
 
-#: Proven l2 error of every block's solve, and the iterations of the research code.
+#: The proven l2 error of each block's solve, and the number of iterations in the released code.
 TOLERANCE, PLAIN_ITERATIONS = 1e-5, 20
 
 
-# ------------------------------------------------------------------------------------------------- what is inverted
+# ------------------------------------------------------------------------------------------------- chains
 
 
 def build(blocks: Sequence[int], weights: str, images: Tensor) -> Chain:
-    """The chain with every layer at its coefficient, ActNorms set by the images, Lip(g) <= 0.9^3 proven."""
+    """A chain with every layer at its coefficient, ActNorms initialised on the images, and Lip(g) <= 0.9^3 proven."""
     chain: list[Transform] = [Standardise([0.5] * 3, [0.25] * 3), InjectivePad(13)]
     channels = 16
     with defer_norms():  # norms are measured once, on the device
@@ -83,7 +83,7 @@ def build(blocks: Sequence[int], weights: str, images: Tensor) -> Chain:
 
 @torch.no_grad()
 def draw_(model: nn.Module, weights: str) -> None:
-    """Weights far above the coefficient."""
+    """Draw weights whose norms are far above the coefficient."""
     for name, p in model.named_parameters():
         if name.endswith("original"):
             p.copy_(torch.randn_like(p))
@@ -98,7 +98,7 @@ def draw_(model: nn.Module, weights: str) -> None:
 
 
 def show_(model: Chain, x: Tensor) -> None:
-    """Let every layer see its input and every ActNorm be set by it."""
+    """Run the chain so that every layer records its input size and every ActNorm is initialised on its input."""
     for t in model:
         if isinstance(t, ActNorm):
             t.initialise_(x)
@@ -106,7 +106,7 @@ def show_(model: Chain, x: Tensor) -> None:
 
 
 def trained(folder: Path, images: int, device: str) -> tuple[Transform, Tensor]:
-    """The transform of a run and test images."""
+    """The transform of a run, and test images."""
     from iresnet.run import Run
     from iresnet.train.objective import bin_centres
 
@@ -120,7 +120,7 @@ def trained(folder: Path, images: int, device: str) -> tuple[Transform, Tensor]:
 
 
 def milliseconds(function: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
-    """The median time of a call, after one that does not count."""
+    """The median time of a call, after one warm-up call."""
     times: list[float] = []
     for _ in range(repeats + 1):
         if device.type == "cuda":
@@ -140,7 +140,7 @@ def milliseconds(function: Callable[[], object], device: torch.device, repeats: 
 
 @torch.no_grad()
 def phases(inverter: Inverter, z: Tensor) -> dict[str, float]:
-    """Milliseconds of one pass through all blocks, by what is computed."""
+    """Milliseconds of one pass through all blocks, for each kind of computation."""
     codes, x = [], z.double()
     for part in inverter.parts:
         if part.branch is not None:
@@ -162,7 +162,7 @@ def phases(inverter: Inverter, z: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def research(transform: Chain, z: Tensor) -> Tensor:
-    """The released code's way: so many plain iterations for every block in float32, nothing proven."""
+    """The released code's inverse: a fixed number of plain iterations per block in float32, nothing proven."""
     for t in reversed(list(transform)):
         if type(t) is Chain:
             z = research(t, z)
@@ -180,7 +180,7 @@ def research(transform: Chain, z: Tensor) -> Tensor:
 
 
 def describe(solution: ChainSolution, x: Tensor) -> dict[str, float]:
-    """The numbers that belong together, of the worst image; without a code residual where none was computed."""
+    """The error metrics of the worst image; a code residual only if it was computed."""
     numbers = {
         "proven": float(solution.converged.double().mean()),
         "largest block bound": float(solution.largest_block_bound.max()),
@@ -192,12 +192,12 @@ def describe(solution: ChainSolution, x: Tensor) -> dict[str, float]:
 
 
 def compare(transform: Chain, x: Tensor, z: Tensor, arithmetic: Arithmetic) -> list[Row]:
-    """Our inverse, `Chain.solve` and the research code's iterations, side by side."""
+    """Compare the Inverter, `Chain.solve` and the released code's iterations."""
     begin = time.perf_counter()
     inverter = Inverter(transform, z, tolerance=TOLERANCE, arithmetic=arithmetic)
     setup = 1e3 * (time.perf_counter() - begin)
     if inverter.reason:
-        raise RuntimeError(f"the chain must be one that is accelerated; it is {inverter.reason}")
+        raise RuntimeError(f"the chain must be one that can be accelerated; it is {inverter.reason}")
     print("schedules, last block first:", counted(inverter.schedules))
     print("convolutions:", {" ".join(map(str, k)): w.__name__ for k, w in inverter.builder.functions.items()})
     print("one pass, ms:", {k: round(v, 2) for k, v in phases(inverter, z).items()}, flush=True)
@@ -209,12 +209,12 @@ def compare(transform: Chain, x: Tensor, z: Tensor, arithmetic: Arithmetic) -> l
 
 
 def counted(schedules: list[Schedule]) -> dict[str, int]:
-    """How many blocks have each schedule."""
+    """The number of blocks with each schedule."""
     return dict(Counter(f"{s.coarse} {s.single} {s.refinements}" for s in schedules))
 
 
 def ours(inverter: Inverter, x: Tensor, z: Tensor) -> Row:
-    """The accelerated inverse."""
+    """Measure the accelerated inverse."""
     solution = inverter.solve(z)
     proof = "forward" if inverter.proves_forward else "block by block"
     row: Row = {"method": f"Inverter, proven {proof}, code residual: {inverter.arithmetic.code}"}
@@ -224,7 +224,7 @@ def ours(inverter: Inverter, x: Tensor, z: Tensor) -> Row:
 
 
 def ordinary(inverter: Inverter, x: Tensor, z: Tensor) -> Row:
-    """`Chain.solve` with the same tolerance."""
+    """Measure `Chain.solve` with the same tolerance."""
     solutions: list[ChainSolution] = []
     solve = partial(inverter.transform.solve, z.double(), tolerance=TOLERANCE)
     ms = milliseconds(lambda: solutions.append(cast(ChainSolution, solve())), z.device, 1)
@@ -234,7 +234,7 @@ def ordinary(inverter: Inverter, x: Tensor, z: Tensor) -> Row:
 
 
 def plain(inverter: Inverter, x: Tensor, z: Tensor) -> Row:
-    """The research code's iterations."""
+    """Measure the released code's iterations."""
     low = cast(Chain, copy.deepcopy(inverter.transform).float())
     with inverter.arithmetic.precision(z.device):
         ms = milliseconds(partial(research, low, z.float()), z.device, 3)
@@ -247,12 +247,12 @@ def plain(inverter: Inverter, x: Tensor, z: Tensor) -> Row:
 
 
 def row_line(row: Row) -> str:
-    """A row for the screen."""
+    """A row as one line of text."""
     return "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{v:<36}" for k, v in row.items())
 
 
 def measure(options: argparse.Namespace, weights: str, arithmetic: Arithmetic) -> list[Row]:
-    """All rows for one chain."""
+    """All rows of one chain."""
     begin, device = time.perf_counter(), torch.device(options.device)
     torch.manual_seed(0)
     if options.run is None:
@@ -268,7 +268,7 @@ def measure(options: argparse.Namespace, weights: str, arithmetic: Arithmetic) -
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
+    """Measure, print, and write the results file if --out is given."""
     parser = argparse.ArgumentParser(description="Time the proven inverse of a deep chain.")
     parser.add_argument("--out", type=Path, help="results file to write, NAME.json")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

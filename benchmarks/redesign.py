@@ -1,19 +1,19 @@
-"""The library before and after its redesign: the same values, no slower, and smaller.
+"""Compare the library before and after its redesign: values, speed and size.
 
     python3 benchmarks/redesign.py --old OLD --device cuda --out results/redesign.json      on a GPU, six minutes
     python3 benchmarks/redesign.py --old OLD --device cpu --out results/redesign.json       times on a CPU
-    python3 benchmarks/redesign.py --old OLD --device cpu --tiny                            a rehearsal
+    python3 benchmarks/redesign.py --old OLD --device cpu --tiny                            a dry run
 
-OLD is a checkout of the version before: git worktree add OLD 2089140. Each version has a process of its own
-(`redesign_worker.py`), and the two are asked in turn: old, new, new, old, and so on. Times are medians of the rounds,
+OLD is a checkout of the old version: git worktree add OLD 2089140. Each version runs in its own
+process (`redesign_worker.py`), and the two alternate: old, new, new, old, and so on. Times are medians of the rounds,
 and "new / old" is the median of their ratios.
 
-    GPU    steps of iresnet164 and cifar10-flow on random images, as the training loop takes them; the inverse of 128
-           images; the losses of the first fifty steps ("old, twice": of the old version in another process)
-    CPU    a step of points-density, 1,000 samples, the demonstration; tests/reference ("old, twice": one thread and
+    GPU    training steps of iresnet164 and cifar10-flow on random images; the inverse of 128 images; the losses of the
+           first fifty steps ("old, twice": the old version again, in another process)
+    CPU    a step of points-density, 1,000 samples, the demo; tests/reference ("old, twice": one thread and
            two); lines, files and modules
 
-What is measured replaces the rows of the same table, name and device in the file of results; others stay.
+New rows replace those of the same table, name and device in the results file; other rows stay.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ import torch
 
 Row = dict[str, Any]
 
-#: How much slower the new version may be, and how far off in float64.
+#: The largest allowed ratio of times, and the largest allowed difference in float64.
 SLOWER, FLOAT64 = 1.03, 1e-12
 
-#: The preset of each kind of step on a GPU, the steps whose losses are compared, and images that are inverted.
+#: The preset of each kind of step on a GPU; the number of steps whose losses are compared; the images to invert.
 STEPS = {"classifier step": "iresnet164", "flow step": "cifar10-flow"}
 FIRST, IMAGES = 50, 128
 
 
-#: What every row of a table has, beside its name and device.
+#: The columns of each table, besides name and device.
 COLUMNS = {
     "times": ("unit", "old", "new", "new / old", "at most", "spread %", "rounds"),
     "values": ("old", "new", "difference", "old, twice", "at most"),
@@ -61,7 +61,7 @@ PRESETS = (
 
 
 class Version:
-    """A worker that runs one version of the library."""
+    """A worker process that runs one version of the library."""
 
     def __init__(self, tree: Path, options: argparse.Namespace) -> None:
         worker = [sys.executable, str(Path(__file__).with_name("redesign_worker.py"))]
@@ -71,28 +71,28 @@ class Version:
         )
 
     def ask(self, do: str | None = None, **command: Any) -> Row:
-        """Give a command, if any, and wait for the answer."""
+        """Send a command, if any, and wait for the answer."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         if do is not None:
             print(json.dumps({"do": do} | command), file=self.process.stdin, flush=True)
         answer = self.process.stdout.readline()
         if not answer:
-            raise RuntimeError(f"the worker ended with {self.process.wait()} at {do}; what it printed says why.")
+            raise RuntimeError(f"the worker exited with {self.process.wait()} during {do}; its output says why.")
         return dict(json.loads(answer))
 
     def close(self) -> None:
-        """Let it end."""
+        """Close the worker's input and wait until it exits."""
         self.process.communicate()
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """That in which Python finds the version of a tree."""
+    """Environment variables with which Python imports the library from a checkout."""
     return os.environ | {"PYTHONPATH": str(tree.resolve()), "MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1"}
 
 
 class Comparison:
-    """Two versions side by side, and the rows that come of it."""
+    """Run both versions and collect the rows that compare them."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.rows = options, list[Row]()
@@ -101,11 +101,11 @@ class Comparison:
         self.folder = Path(tempfile.mkdtemp())
 
     def both(self, do: str | None = None, **command: Any) -> tuple[Row, Row]:
-        """The answers of both, one after the other."""
+        """Send a command to both versions; return both answers."""
         return self.old.ask(do, **command), self.new.ask(do, **command)
 
     def timed(self, what: str, rounds: int, do: str, scale: float = 1.0, unit: str = "ms", **command: Any) -> None:
-        """A row of times: medians of rounds that take turns in going first."""
+        """Add a row of times: medians over rounds in which the versions take turns at going first."""
         times: dict[Version, list[float]] = {self.old: [], self.new: []}
         for i in range(rounds):
             for version in (self.old, self.new) if i % 2 == 0 else (self.new, self.old):
@@ -117,7 +117,7 @@ class Comparison:
         self.add("times", what, **row | {"spread %": spread, "rounds": rounds})
 
     def add(self, table: str, what: str, **row: Any) -> None:
-        """Keep a row, and print it."""
+        """Store a row and print it."""
         on = "GPU" if self.options.device == "cuda" else "CPU"
         self.rows.append({"table": table, "what": what, "on": on} | dict.fromkeys(COLUMNS[table]) | row)
         shown = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in self.rows[-1].items()}
@@ -126,7 +126,7 @@ class Comparison:
     # ------------------------------------------------------------------------------------------------- on a GPU
 
     def step(self, what: str, preset: str) -> None:
-        """The losses of the first steps, and how long later ones take."""
+        """Compare the losses of the first steps and the times of later ones."""
         tiny = self.options.tiny
         self.both("training", preset=preset)
         old, new = self.both("steps", count=4 if tiny else FIRST)
@@ -135,10 +135,10 @@ class Comparison:
         row["difference"] = difference(old["losses"], new["losses"])
         self.add("values", losses_of(preset), **row)
         self.timed(what, self.options.rounds, "steps", count=2 if tiny else FIRST)
-        self.both("finish")  # the averaged model, which answers once it is made
+        self.both("finish")  # the averaged model; the answer comes when it is built
 
     def inverse(self) -> None:
-        """x and its bounds for the same weights, and how long it takes."""
+        """Compare x and its bounds for the same weights, and the times."""
         weights = str(self.folder / "weights")
         self.old.ask("weights", path=weights, images=4 if self.options.tiny else IMAGES)
         for version, name in ((self.old, "old"), (self.new, "new")):
@@ -147,7 +147,7 @@ class Comparison:
         self.timed("inverse of 128 images", self.options.rounds, "solve", repeats=1 if self.options.tiny else 5)
 
     def inverses(self, first: str, second: str, column: str) -> None:
-        """How far two inverses are apart, and their bounds."""
+        """Add the differences of two inverses and of their bounds."""
         old, new = (torch.load(self.folder / name) for name in (first, second))
         apart = float((old["x"] - new["x"]).flatten(1).norm(dim=1).max())
         self.extend("values", "inverse: x, l2, worst image", **{column: apart})
@@ -157,7 +157,7 @@ class Comparison:
             self.extend("values", f"inverse: {name.replace('_', ' ')}", **row)
 
     def extend(self, table: str, what: str, **more: Any) -> None:
-        """Add to a row that is there already, or make it."""
+        """Add columns to an existing row, or add a new row."""
         for row in self.rows:
             if (row["table"], row["what"]) == (table, what):
                 row |= more
@@ -165,7 +165,7 @@ class Comparison:
         self.add(table, what, **more)
 
     def again(self) -> None:
-        """The old version in another process: what two runs of the same code differ by."""
+        """Run the old version in another process: how much two runs of the same code differ."""
         version = Version(self.options.old, self.options)
         for preset in STEPS.values():
             version.ask("training", preset=preset)
@@ -179,7 +179,7 @@ class Comparison:
     # ------------------------------------------------------------------------------------------------- on a CPU
 
     def plane(self) -> None:
-        """A step of a density of points, and samples of it."""
+        """Compare a training step and samples of points-density."""
         rounds, tiny = self.options.rounds, self.options.tiny
         self.both("training", preset="points-density")
         self.both("steps", count=4)
@@ -193,11 +193,11 @@ class Comparison:
         self.timed("1,000 samples of points-density", 3 * rounds, "sample", count=1000)
 
     def demo(self) -> None:
-        """The demonstration, from training to report."""
+        """Compare the times of `iresnet demo`, from training to report."""
         self.timed("iresnet demo", 1 if self.options.tiny else 3, "demo", 1e-3, "s")
 
     def reference(self) -> None:
-        """The new version against the recorded values of the old one."""
+        """Compare the new version with the recorded values of the old one."""
         found, folder = self.new.ask("reference"), self.options.new / "tests" / "reference"
         steps, training = (json.loads((folder / f"{name}.json").read_text()) for name in ("steps", "training"))
         for name, values in found["steps"].items():
@@ -211,7 +211,7 @@ class Comparison:
             self.add("values", losses_of(name), **row | {"old, twice": difference(one, two)})
 
     def counts(self) -> None:
-        """How large each version is, what its import loads, and what attacks found."""
+        """Add the sizes of both versions, the modules that an import loads, and the attack counts."""
         both = [counted(tree) for tree in (self.options.old, self.options.new)]
         for what in both[0]:
             self.add("counts", what, old=both[0][what], new=both[1][what])
@@ -220,31 +220,31 @@ class Comparison:
         self.add("counts", "presets with the same settings as before", old=len(old), new=equal)
 
     def close(self) -> None:
-        """End both."""
+        """Close both workers."""
         self.old.close()
         self.new.close()
 
 
 def losses_of(preset: str) -> str:
-    """The name of a row."""
+    """The name of the row with a preset's losses."""
     return f"{preset}: losses of {FIRST} steps, the last and the largest difference"
 
 
 def flat(step: Row) -> list[float]:
-    """All that is recorded of a step's gradients."""
+    """All recorded numbers of a step's gradients."""
     return [value for values in step["gradients"].values() for value in values]
 
 
 def difference(old: list[float], new: list[float]) -> float:
-    """How far two lists of numbers are apart, as a part of the largest of the first."""
+    """The largest difference of two lists of numbers, relative to the largest number of the first."""
     if len(old) != len(new):
-        raise ValueError(f"both versions must give as many numbers; got {len(old)} and {len(new)}.")
+        raise ValueError(f"both versions must return equally many numbers; got {len(old)} and {len(new)}.")
     apart = max(abs(a - b) for a, b in zip(old, new, strict=True))
     return apart / max(map(abs, old)) if apart else 0.0
 
 
 def counted(tree: Path) -> dict[str, float]:
-    """The size of a version."""
+    """Sizes of one version."""
     texts = [path.read_text(encoding="utf-8") for path in sorted((tree / "iresnet").rglob("*.py"))]
     nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -279,7 +279,7 @@ def said(tree: Path, code: str) -> str:
 
 
 def compare(options: argparse.Namespace) -> list[Row]:
-    """Everything for one device; what there is no time for is left out, and said."""
+    """Measure everything for one device; parts for which no time is left are skipped with a message."""
     start, comparison = time.perf_counter(), Comparison(options)
     if options.device == "cuda" or options.tiny:
         parts = [lambda what=w, preset=p: comparison.step(what, preset) for w, p in STEPS.items()]
@@ -291,7 +291,7 @@ def compare(options: argparse.Namespace) -> list[Row]:
         if options.only and getattr(part, "__name__", "step") != options.only:
             continue
         if (spent := time.perf_counter() - start) > options.seconds:
-            print(f"no time left after {spent:.0f} s: {part}")
+            print(f"skipped, no time left after {spent:.0f} s: {part}")
             continue
         part()
         if options.out:
@@ -301,7 +301,7 @@ def compare(options: argparse.Namespace) -> list[Row]:
 
 
 def publish(rows: list[Row], seconds: float, options: argparse.Namespace) -> None:
-    """Put rows into the file of results, in place of those that they replace; runs that made nothing else go."""
+    """Merge rows into the results file: replace matching rows and drop runs that no row refers to."""
     from iresnet.results import Results, provenance, read, write
 
     path = Path(options.out)
@@ -318,25 +318,25 @@ def publish(rows: list[Row], seconds: float, options: argparse.Namespace) -> Non
 
 
 def commit(tree: Path) -> str | None:
-    """The commit of a checkout."""
+    """The commit of a checkout; None outside git."""
     found = subprocess.run(["git", "-C", str(tree), "rev-parse", "HEAD"], capture_output=True, text=True)
     return found.stdout.strip() or None
 
 
 def main() -> None:
-    """Compare, print, and write what was asked for."""
+    """Compare, print, and write the results file if --out is given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--old", type=Path, required=True, help="a checkout of the version before")
-    parser.add_argument("--new", type=Path, default=Path(__file__).parent.parent, help="that of the version after")
+    parser.add_argument("--old", type=Path, required=True, help="checkout of the old version")
+    parser.add_argument("--new", type=Path, default=Path(__file__).parent.parent, help="checkout of the new version")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, help="results file to write, or to replace rows of")
+    parser.add_argument("--out", type=Path, help="results file to create or update")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, help="of torch; one on a CPU, as the demonstration has")
-    parser.add_argument("--seconds", type=float, default=480.0, help="no part is begun after this time")
-    parser.add_argument("--commit", help="of the new version, where its tree is no checkout")
-    parser.add_argument("--old-commit", help="of the old version, likewise")
+    parser.add_argument("--threads", type=int, help="torch threads; default one on a CPU, as in the demo")
+    parser.add_argument("--seconds", type=float, default=480.0, help="start no part after this time")
+    parser.add_argument("--commit", help="commit of the new version, if its folder is not a git checkout")
+    parser.add_argument("--old-commit", help="commit of the old version, likewise")
     parser.add_argument("--only", help="one part: step, inverse, again, counts, plane, demo or reference")
-    parser.add_argument("--tiny", action="store_true", help="small networks and few steps: a rehearsal of every part")
+    parser.add_argument("--tiny", action="store_true", help="small networks and few steps: a dry run of every part")
     options = parser.parse_args()
     options.old, options.new = options.old.resolve(), options.new.resolve()
     if options.threads is None:

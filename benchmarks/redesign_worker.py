@@ -1,7 +1,7 @@
-"""One version of the library, asked over a pipe: `benchmarks/redesign.py` starts one of these for each version.
+"""Run one version of the library and answer commands over a pipe; `benchmarks/redesign.py` starts one per version.
 
-A command is a line of JSON on the standard input, its answer a line of JSON on what was the standard output. A training
-waits for commands between its steps, so that two versions can be asked in turn, each in the middle of its own.
+A command is a line of JSON on standard input; its answer is a line of JSON on the original standard output. A training
+waits for commands between its steps, so that the steps of two versions can alternate.
 """
 
 from __future__ import annotations
@@ -14,44 +14,47 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-#: What has had several names; the first that can be imported is taken.
+#: Names that changed between versions; the first that can be imported is used.
 TRAIN = ("iresnet.train", "iresnet.training")
 MODELS = ("iresnet.models", "iresnet.architectures")
 INVERSE = ("iresnet.inverse", "iresnet.inversion")
+DEFER_NORMS = ("defer_norms", "unsettled")
 
-#: Batches that a training goes round in; steps of a training that nothing ends, as far as its learning rate goes.
+#: The number of batches that a training cycles through; steps of a training that ends on command, for its schedule.
 BATCHES, ENDLESS = 8, 10_000
 
-#: Proven l2 error of every block's solve.
+#: The proven l2 error of each block's solve.
 TOLERANCE = 1e-5
 
 Command = dict[str, Any]
 
 
-def named(attribute: str, modules: tuple[str, ...]) -> Any:
-    """An attribute of the first of these modules that has it."""
-    for module in modules:
+def named(attributes: str | tuple[str, ...], modules: tuple[str, ...]) -> Any:
+    """Import an attribute, by the first of its names that one of the modules has."""
+    names = (attributes,) if isinstance(attributes, str) else attributes
+    for module, name in product(modules, names):
         try:
-            return getattr(importlib.import_module(module), attribute)
+            return getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError):
             continue
     raise ImportError(
-        f"{attribute} must be in one of {', '.join(modules)}. Name its new place in {Path(__file__).name}."
+        f"{' or '.join(names)} must be in one of {', '.join(modules)}. Add its new place to {Path(__file__).name}."
     )
 
 
 class Pipe:
-    """Commands in, answers out; one command can be put back for whoever comes next."""
+    """Receives commands and sends answers; one command can be put back for the next reader."""
 
     def __init__(self) -> None:
         self.answers = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # whatever is printed is no answer
+        os.dup2(2, 1)  # printed text is not an answer
         self.waiting: Command | None = None
 
     def receive(self) -> Command:
@@ -63,12 +66,12 @@ class Pipe:
         return command
 
     def send(self, **answer: Any) -> None:
-        """An answer."""
+        """Send an answer."""
         print(json.dumps(answer), file=self.answers, flush=True)
 
 
 class Worker:
-    """Does what it is told until it is told to stop."""
+    """Runs commands until it receives "stop"."""
 
     def __init__(self, pipe: Pipe, device: str, tiny: bool) -> None:
         self.pipe, self.device, self.tiny = pipe, device, tiny
@@ -77,7 +80,7 @@ class Worker:
         self.code = torch.empty(0)
 
     def run(self) -> None:
-        """Answer commands; what fails ends the worker with its traceback."""
+        """Run commands; an exception ends the worker with its traceback."""
         while (command := self.pipe.receive())["do"] != "stop":
             options = {key: value for key, value in command.items() if key != "do"}
             getattr(self, command["do"])(**options)
@@ -85,38 +88,38 @@ class Worker:
     # ------------------------------------------------------------------------------------------------- training
 
     def training(self, preset: str) -> None:
-        """Train a preset on random rows from its seed on; `steps` commands are answered from within."""
-        objective, settings, rows = self.prepared(preset)
-        figures: list[Tensor] = []
+        """Train a preset on random samples; `steps` commands are answered from within the training loop."""
+        objective, settings, samples = self.prepared(preset)
+        losses: list[Tensor] = []
 
         def report(step: int, steps: int, found: Mapping[str, Tensor]) -> None:
-            figures.append(next(iter(found.values())))
+            losses.append(next(iter(found.values())))
 
         generator = torch.Generator(self.device).manual_seed(0)
-        batches = self.batches(rows, figures)
+        batches = self.batches(samples, losses)
         self.model = named("train", TRAIN)(objective, batches, settings, generator=generator, report=report)
         self.pipe.send(trained=preset)
 
-    def batches(self, rows: list[tuple[Tensor, Tensor]], figures: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """As many batches as each command asks for, and the losses and milliseconds of their steps as its answer."""
+    def batches(self, samples: list[tuple[Tensor, Tensor]], losses: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield as many batches as each command requests, and answer with the losses and times of their steps."""
         self.pipe.send(ready=True)
         taken = 0
         while (command := self.pipe.receive())["do"] == "steps":
-            figures.clear()
+            losses.clear()
             start = self.now()
             for _ in range(command["count"]):
-                yield rows[taken % len(rows)]
+                yield samples[taken % len(samples)]
                 taken += 1
             ms = 1e3 * (self.now() - start) / command["count"]
-            self.pipe.send(ms=ms, losses=[float(f) for f in figures])
+            self.pipe.send(ms=ms, losses=[float(loss) for loss in losses])
         if command["do"] != "finish":
             self.pipe.waiting = command
 
     def prepared(self, preset: str) -> tuple[nn.Module, Any, list[tuple[Tensor, Tensor]]]:
-        """The objective of a preset, its settings and batches of random rows."""
+        """The objective of a preset, its settings, and batches of random samples."""
         from iresnet import presets
         from iresnet.data.source import schema_of
-        from iresnet.lipschitz import refresh_, unsettled
+        from iresnet.lipschitz import refresh_
 
         experiment = self.scaled(presets.find(preset))
         schema, settings = schema_of(experiment.data.source), experiment.training
@@ -127,7 +130,7 @@ class Worker:
             x = torch.randint(0, schema.levels, shape, generator=drawn, dtype=torch.uint8)
         y = torch.randint(0, classes, shape[:2], generator=drawn)
         torch.manual_seed(0)
-        with unsettled():
+        with named(DEFER_NORMS, ("iresnet.lipschitz",))():
             model = named("build", MODELS)(experiment.network, schema, experiment.objective.kind, x[0]).to(self.device)
         refresh_(model, settle=True)
         make = getattr(experiment.objective, "build_objective", None) or experiment.objective.objective
@@ -135,7 +138,7 @@ class Worker:
         return objective, settings, [*zip(x.to(self.device), y.to(self.device), strict=True)]
 
     def scaled(self, experiment: Any) -> Any:
-        """A preset with the optimiser that flows are timed with, and for a rehearsal with few and narrow blocks."""
+        """The preset with Adam for flows, and for a dry run with few and narrow blocks."""
         training = replace(experiment.training, steps=ENDLESS, epochs=0)
         if experiment.objective.kind == "density":
             training = replace(training, optimiser="adam")
@@ -148,19 +151,19 @@ class Worker:
     # ------------------------------------------------------------------------------------------------- inverses
 
     def keep(self, path: str) -> None:
-        """Write the weights of the model that was trained last."""
+        """Save the weights of the last trained model."""
         assert self.model is not None
         torch.save(self.model.state_dict(), path)
         self.pipe.send(written=path)
 
     def take(self, path: str) -> None:
-        """Give it those weights."""
+        """Load weights into the last trained model."""
         assert self.model is not None
         self.model.load_state_dict(torch.load(path))
         self.pipe.send(read=path)
 
     def sample(self, count: int) -> None:
-        """Draw from the flow that was trained last."""
+        """Sample from the last trained flow."""
         flow: Any = self.model
         generator = torch.Generator(self.device).manual_seed(3)
         start = self.now()
@@ -169,7 +172,7 @@ class Worker:
         self.pipe.send(ms=1e3 * (self.now() - start), values=x.double().flatten().tolist())
 
     def weights(self, path: str, images: int) -> None:
-        """Write a classifier of random weights, every layer at its coefficient and proven, and codes of images."""
+        """Save a classifier with random weights, every layer at its coefficient and proven, and codes of images."""
         transform = self.transform()
         torch.manual_seed(2)
         shape = (images, 3, 32, 32)
@@ -190,7 +193,7 @@ class Worker:
         self.pipe.send(written=path)
 
     def shown(self, transform: Any, x: Tensor) -> None:
-        """Let every ActNorm be set by its input, and norms converge."""
+        """Initialise every ActNorm on its input, and let the norms converge."""
         from iresnet import ActNorm
         from iresnet.lipschitz import refresh_
 
@@ -202,13 +205,13 @@ class Worker:
             x = part(x)
 
     def transform(self) -> Any:
-        """That of the paper's classifier."""
+        """The transform of the paper's classifier."""
         model: Any = self.prepared("iresnet164")[0].model
         return model.transform
 
     def inverse(self, weights: str, path: str) -> None:
-        """Prepare the inverse of a classifier in a file, and write what it gives and what is proven of that."""
-        transform, content = self.transform().eval(), torch.load(weights)  # in eval before: that settles norms anew
+        """Prepare the inverse of a saved classifier, and save its solution and bounds."""
+        transform, content = self.transform().eval(), torch.load(weights)  # eval() first, since it recomputes norms
         transform.load_state_dict(content["state"])
         self.code = content["code"].to(self.device)
         start = self.now()
@@ -219,27 +222,27 @@ class Worker:
         self.pipe.send(seconds=seconds, reason=self.inverter.reason)
 
     def solve(self, repeats: int) -> None:
-        """Time the inverse that was prepared last."""
+        """Time the last prepared inverse."""
         start = self.now()
         for _ in range(repeats):
             self.inverter.solve(self.code)
         self.pipe.send(ms=1e3 * (self.now() - start) / repeats)
 
-    # ------------------------------------------------------------------------------------------------- the rest
+    # ------------------------------------------------------------------------------------------------- other commands
 
     def demo(self) -> None:
-        """What `make demo` does, without the screen."""
+        """Run what `make demo` runs, without its output."""
         from iresnet.demo import digits
 
         with tempfile.TemporaryDirectory() as folder:
             start = self.now()
-            outcome = digits.run(Path(folder) / "run", digits.experiment(0, 20 if self.tiny else None))
+            result = digits.run(Path(folder) / "run", digits.experiment(0, 20 if self.tiny else None))
             seconds = self.now() - start
-        assert outcome is not None
-        self.pipe.send(ms=1e3 * seconds, error=outcome.error.value, bits=outcome.density.value)
+        assert result is not None
+        self.pipe.send(ms=1e3 * seconds, error=result.error.value, bits=result.density.value)
 
     def reference(self) -> None:
-        """What this version computes of what tests/reference records."""
+        """Compute the values that tests/reference records."""
         from tools import reference
 
         names, trained = reference.STEPS, reference.TRAINED
@@ -248,14 +251,14 @@ class Worker:
         self.pipe.send(steps=steps, losses=losses)
 
     def now(self) -> float:
-        """Seconds, after all that was launched is done."""
+        """The time in seconds, after the device has finished."""
         if self.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
 
 
 def main(arguments: list[str]) -> None:
-    """Answer commands about the version that Python finds: DEVICE THREADS TINY."""
+    """Answer commands with the version that Python imports; the arguments are DEVICE THREADS TINY."""
     device, threads, tiny = arguments
     if int(threads):
         torch.set_num_threads(int(threads))

@@ -1,13 +1,13 @@
-"""Samples of the paper's flows: drawn, every block's solve proven, and timed.
+"""Time sampling from the paper's flows, every block's solve proven.
 
     python3 benchmarks/sampling.py --device cuda --out results/sampling.json
     python3 benchmarks/sampling.py --device cuda --run FOLDER                                  a trained flow
-    python3 benchmarks/sampling.py --device cpu --blocks 1 --width 8 --samples 4               a rehearsal
+    python3 benchmarks/sampling.py --device cpu --blocks 1 --width 8 --samples 4               a dry run
 
-For each preset: `Flow.sample`, whose first call prepares what later ones use; `Transform.solve`, which takes the
-iterations that each block needs; and plain iterations of every block in float32, of which nothing is proven. The
-weights of a preset are random and scaled up until every layer is at its coefficient, its ActNorms set by random
-images. Distances are those of samples, in units of a pixel's 256 levels, to what the ordinary solver finds.
+For each preset: `Flow.sample`, whose first call prepares what later calls reuse; `Transform.solve`, which iterates each
+block until it converges; and a fixed number of plain iterations per block in float32, with nothing proven. The weights
+of a preset are random and scaled up until every layer reaches its coefficient; ActNorms are initialised on random
+images. Distances are from the samples to the solution of `Transform.solve`, in units of a pixel's 256 levels.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from iresnet.transform import ChainSolution, flat_steps, run_inverse
 Line = dict[str, Any]
 
 
-# ------------------------------------------------------------------------------------------------- what is drawn from
+# ------------------------------------------------------------------------------------------------- flows
 
 
 def untrained(name: str, options: argparse.Namespace) -> Flow:
-    """The flow of a preset with random weights, every layer at its coefficient and its bound proven."""
+    """The flow of a preset with random weights, every layer at its coefficient and every bound proven."""
     experiment = find(name)
     network, schema = experiment.network, schema_of(experiment.data.source)
     if options.blocks:
@@ -62,7 +62,7 @@ def untrained(name: str, options: argparse.Namespace) -> Flow:
 
 
 def show_(transform: Transform, x: Tensor) -> None:
-    """Let every layer see its input and every ActNorm be set by it."""
+    """Run the transform so that every layer records its input size and every ActNorm is initialised on its input."""
     stack = [x]
     for t in flat_steps(transform):
         if isinstance(t, Transform):
@@ -81,11 +81,11 @@ def trained(folder: Path, device: str) -> Flow:
     return as_flow(Run.open(folder).model(device=device))
 
 
-# ------------------------------------------------------------------------------------------------- ways to draw
+# ------------------------------------------------------------------------------------------------- samplers
 
 
 def proven(solution: ChainSolution) -> Line:
-    """What is proven of the worst sample."""
+    """The proven metrics of the worst sample."""
     return {
         "proven": float(solution.converged.double().mean()),
         "largest block bound": float(solution.largest_block_bound.max()),
@@ -95,7 +95,7 @@ def proven(solution: ChainSolution) -> Line:
 
 
 def ours(flow: Flow, z: Tensor, options: argparse.Namespace) -> tuple[Line, Tensor]:
-    """`Flow.sample`: the first call, and those after it."""
+    """Measure `Flow.sample`: the first call, and later calls."""
     draw = partial(flow.sample, (options.samples,), tolerance=options.tolerance)
     begin = time.perf_counter()
     draw()
@@ -103,7 +103,7 @@ def ours(flow: Flow, z: Tensor, options: argparse.Namespace) -> tuple[Line, Tens
     first, ms = time.perf_counter() - begin, milliseconds(draw, z.device, options.repeats)
     inverter = flow.decoder.inverter or Inverter(flow.transform, z, tolerance=options.tolerance)
     if inverter.reason:
-        raise RuntimeError(f"the flow must be one that is accelerated; it is {inverter.reason}")
+        raise RuntimeError(f"the flow must be one that can be accelerated; it is {inverter.reason}")
     print("schedules, last block first:", counted(inverter.schedules), flush=True)
     whole = inverter.with_code("float64")
     solution = whole.solve(z)
@@ -113,7 +113,7 @@ def ours(flow: Flow, z: Tensor, options: argparse.Namespace) -> tuple[Line, Tens
 
 
 def ordinary(flow: Flow, z: Tensor, options: argparse.Namespace) -> tuple[Line, Tensor]:
-    """`Transform.solve` in float64, with the bounds known from a first call."""
+    """Measure `Transform.solve` in float64, with the bounds cached by a first call."""
     transform = cast(Transform, release_(copy.deepcopy(flow.transform)).double())
     solve, solutions = partial(transform.solve, z.double(), tolerance=options.tolerance), list[ChainSolution]()
     ms = milliseconds(lambda: solutions.append(cast(ChainSolution, solve())), z.device, 1)
@@ -122,7 +122,7 @@ def ordinary(flow: Flow, z: Tensor, options: argparse.Namespace) -> tuple[Line, 
 
 @torch.no_grad()
 def iterate(transform: Transform, z: Tensor, iterations: int) -> Tensor:
-    """The released code's way: so many plain iterations for every block, nothing proven."""
+    """The released code's inverse: a fixed number of plain iterations per block, nothing proven."""
 
     def act(t: Transform, code: Tensor) -> Tensor:
         if not isinstance(t, ResidualBlock):
@@ -136,7 +136,7 @@ def iterate(transform: Transform, z: Tensor, iterations: int) -> Tensor:
 
 
 def plain(flow: Flow, z: Tensor, iterations: int) -> tuple[Line, Tensor]:
-    """Plain iterations in float32."""
+    """Measure plain iterations in float32."""
     with full_precision(z), torch.no_grad():
         ms = milliseconds(partial(iterate, flow.transform, z.float(), iterations), z.device, 2)
         x = iterate(flow.transform, z.float(), iterations).double()
@@ -154,7 +154,7 @@ def _wait(z: Tensor) -> None:
 
 
 def measure(name: str, flow: Flow, options: argparse.Namespace) -> list[Line]:
-    """All rows for one flow."""
+    """All rows of one flow."""
     z = flow.base.rsample(options.samples, torch.Generator(options.device).manual_seed(0)).detach()
     exact, found = ordinary(flow, z, options)
     pairs = [ours(flow, z, options), (exact, found), *(plain(flow, z, n) for n in options.iterations)]
@@ -166,7 +166,7 @@ def measure(name: str, flow: Flow, options: argparse.Namespace) -> list[Line]:
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
+    """Measure, print, and write the results file if --out is given."""
     parser = argparse.ArgumentParser(description="Time the samples of flows, every block's solve proven.")
     parser.add_argument("--out", type=Path, help="results file to write, NAME.json")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, default=1e-4, help="l2 error of every block's solve")
     parser.add_argument("--iterations", type=int, nargs="+", default=[20, 50, 100], help="plain iterations")
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--blocks", type=int, help="blocks of every scale, instead of the preset's")
+    parser.add_argument("--blocks", type=int, help="blocks per scale, instead of the preset's")
     parser.add_argument("--width", type=int, help="channels inside g, instead of the preset's")
     options = parser.parse_args()
     begin, rows = time.perf_counter(), list[Line]()

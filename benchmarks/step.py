@@ -1,11 +1,10 @@
-"""A training step of the paper's classifier: how long it takes, and what the constraint costs.
+"""Time a training step of the paper's classifier, and the cost of its Lipschitz constraint.
 
     python3 benchmarks/step.py --out results                          on a GPU
-    python3 benchmarks/step.py --blocks 1 1 1 --batch 4 --steps 2     a rehearsal on a CPU
+    python3 benchmarks/step.py --blocks 1 1 1 --batch 4 --steps 2     a dry run on a CPU
 
-Random images, SGD with momentum, forward + backward + clipping + optimiser, one power iteration a step; the step with
-everything on, the same network without its constraint beside it, a batch of twice the size, and with --eager the same
-operations launched one by one.
+Random images, SGD with momentum, forward + backward + clipping + optimiser, one power iteration per step. Measured are
+the accelerated step, the same network without its constraint, twice the batch size, and with --eager the eager step.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ from iresnet.results import Results, provenance, write
 from iresnet.train import State
 from iresnet.train.objective import Classification
 
-#: Milliseconds of the paper's released code for this step on the same hardware, and what is to be reached.
+#: Milliseconds of the paper's released code on the same hardware; the target; the target ratio with / without the
+#: constraint.
 RELEASED, TARGET, TARGET_RATIO = 205.4, 8.0, 1.15
 
 FAST, PLAIN = Acceleration(), Acceleration("off", "off", "float32")
@@ -37,7 +37,7 @@ FAST, PLAIN = Acceleration(), Acceleration("off", "off", "float32")
 
 @dataclass(frozen=True)
 class Case:
-    """A network and how its steps are taken."""
+    """A network, its batch size and the acceleration of its steps."""
 
     preset: str
     batch: int
@@ -59,7 +59,7 @@ def prepare(case: Case, blocks: list[int], device: str) -> tuple[State, Tensor, 
 
 
 def measure(case: Case, blocks: list[int], device: str, steps: int) -> dict[str, Any]:
-    """Milliseconds a step: the median of five rounds, after the steps that prepare it."""
+    """Milliseconds per step: the median of five rounds, after eight warm-up steps."""
     start = time.perf_counter()
     state, x, y, parameters = prepare(case, blocks, device)
     for _ in range(8):
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, nargs=3, default=[18, 18, 18])
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--eager", action="store_true", help="also launch every operation by itself")
+    parser.add_argument("--eager", action="store_true", help="also measure an eager step")
     options = parser.parse_args()
     cases = [Case("iresnet164", options.batch), Case("vanilla164", options.batch)]
     cases += [Case("iresnet164", 2 * options.batch)]

@@ -1,4 +1,4 @@
-"""Repeat the demonstration over seeds and write results/toy.json: `make bench`, or this file (six minutes a core)."""
+"""Run the toy demo over several seeds and write results/toy.json: `make bench`, or this file (six minutes)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from iresnet.results import Results, provenance, write
 
 SEEDS = (0, 1, 2)
 
-#: What a plain prototype reached in 60 s of training: the figure to beat.
+#: Nats that a plain prototype reached in 60 s of training.
 TARGETS = {"checkerboard": 3.80}
 
 
 def main() -> None:
-    """Train every density with every seed; one row a density."""
-    parser = argparse.ArgumentParser(description="Repeat the demonstration over seeds; write results/toy.json.")
-    parser.add_argument("--steps", type=int, help="fewer training steps: printed and not written")
+    """Train every density with every seed, and write one row per density."""
+    parser = argparse.ArgumentParser(description="Run the toy demo over several seeds; write results/toy.json.")
+    parser.add_argument("--steps", type=int, help="fewer training steps; the results are printed, not written")
     steps = parser.parse_args().steps
     settings = demo.ToySettings()
     if steps is not None:
@@ -30,24 +30,24 @@ def main() -> None:
     torch.set_num_threads(1)
     start, rows = time.perf_counter(), []
     for name in ("moons", "checkerboard"):
-        outcomes = []
+        results = []
         for seed in SEEDS:
-            outcomes.append(demo.run_density(name, settings, seed)[0])
-            print(outcomes[-1], flush=True)
+            results.append(demo.run_density(name, settings, seed)[0])
+            print(results[-1], flush=True)
         rows.append(
             {
                 "density": name,
-                "held-out nats": mean(o.nats for o in outcomes),
-                "spread": stdev(o.nats for o in outcomes),
+                "held-out nats": mean(r.nats for r in results),
+                "spread": stdev(r.nats for r in results),
                 "seeds": len(SEEDS),
-                "floor": outcomes[0].floor,
+                "floor": results[0].floor,
                 "to beat": TARGETS.get(name),
-                "Lip(g) <=": max(o.largest_lipschitz for o in outcomes),
-                "certified": all(o.certified for o in outcomes),
-                "inverse proven to, per block": max(o.largest_block_bound for o in outcomes),
-                "code residual": max(o.code_residual for o in outcomes),
-                "inverse error measured": max(o.measured_error for o in outcomes),
-                "training s, median": median(o.seconds for o in outcomes),
+                "Lip(g) <=": max(r.largest_lipschitz for r in results),
+                "certified": all(r.certified for r in results),
+                "inverse proven to, per block": max(r.largest_block_bound for r in results),
+                "code residual": max(r.code_residual for r in results),
+                "inverse error measured": max(r.measured_error for r in results),
+                "training s, median": median(r.seconds for r in results),
                 "run": 0,
             }
         )

@@ -1,11 +1,12 @@
-"""What certified classifiers and codes are good for: certified accuracy, and a linear probe of the codes.
+"""Collect certified accuracy and linear-probe errors from evaluated runs into results/.
 
     iresnet train mnist-certified --out runs/mnist-certified
     iresnet evaluate runs/mnist-certified --rows 10000 --radius 36 --radius 127 --radius 255
     iresnet evaluate mnist-classifier --rows 10000 --probe
     python benchmarks/uses.py --certified runs/mnist-certified --probed mnist-classifier
 
-The commands measure; this puts their figures, with the circumstances of the training, into results/.
+The commands measure; this script copies their metrics and the runs' environments into results/robustness.json and
+results/probe.json.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from iresnet.run import Run
 
 
 def robustness(run: Run) -> Results:
-    """Certified accuracy by radius, beside the accuracy under attack."""
+    """Certified accuracy and accuracy under attack, for each radius."""
     found, pixels = run.read_json("evaluation.json"), (run.schema.levels or 256) - 1
     rows = [
         {
@@ -33,7 +34,7 @@ def robustness(run: Run) -> Results:
 
 
 def probe(run: Run) -> Results:
-    """The error of a linear classifier of the codes, and of the inputs."""
+    """The errors of linear classifiers on the codes and on the inputs."""
     found = run.read_json("evaluation.json")["probe"]
     row: dict[str, Any] = {"model": run.experiment.name, "training rows": found["rows"]}
     for what in ("codes", "inputs"):

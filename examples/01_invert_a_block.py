@@ -1,4 +1,4 @@
-"""Invert a residual block, and know how wrong the inverse can be.
+"""Invert a residual block, with a proven bound on the error of the inverse.
 
 Run it with `python examples/01_invert_a_block.py`. It takes a few seconds.
 """
@@ -16,9 +16,9 @@ torch.manual_seed(0)
 g = contractive_mlp(2, hidden=(64, 64), lipschitz=0.9)
 block = ResidualBlock(g)
 
-# A fresh network is nearly zero, and inverting it would be no feat. Train this one for a moment to pull the plane apart
-# as far as it is allowed to: the fixed-point iteration is slowest on such a block. The constraint looks after itself in
-# every training step; there is nothing to call.
+# A new network is nearly zero and easy to invert. Train this one briefly to expand the plane as much as the constraint
+# allows: the fixed-point iteration is slowest on such a block. The constraint is applied automatically in every
+# training step; there is nothing to call.
 
 optimiser = torch.optim.Adam(block.parameters(), lr=5e-3)
 for _ in range(150):
@@ -28,8 +28,8 @@ for _ in range(150):
     optimiser.step()
 block.eval()
 
-# Nobody has to take the word of the constructor. `certify` computes an upper bound for the norm of every layer from the
-# stored weights; the bounds of the layers multiply. "estimated" is the norm from below, "bound" is proven.
+# The constant need not be taken on trust. `certify` computes an upper bound for the norm of every layer from the stored
+# weights; the bounds of the layers multiply. "estimated" approaches the norm from below, "bound" is proven.
 
 print("What is proven about the block\n")
 print(certify(block, input_shape=(2,)))
@@ -56,8 +56,8 @@ for solver in (Banach(), Anderson()):
     most, worst = int(s.iterations.max()), float(s.error_bound.max())
     print(f"{type(solver).__name__:<10}{most:>3} evaluations of g, error bound {worst:.1e}")
 
-# Now ask for the impossible. Numbers near 1 are 1e-7 apart in float32, so no float32 x can be proven right to 1e-10.
-# The block does not return its best guess as if nothing had happened:
+# Now request the impossible. Numbers near 1 are 1e-7 apart in float32, so no float32 x can be proven accurate to 1e-10.
+# The block raises an error instead of returning its best guess:
 
 print("\n\nAn impossible request, in float32\n")
 try:
@@ -66,7 +66,7 @@ except ConvergenceError as error:
     print(f"ConvergenceError: {error}")
     print(f"\nThe exception holds what was reached: {error.solution}")
 
-# The message names the remedy: in float64 the same request is ordinary.
+# The message names the remedy: in float64 the same request succeeds.
 
 block.double()
 x, z = x.double(), block(x.double())

@@ -16,13 +16,13 @@ torch.manual_seed(0)
 
 
 def say(text: object) -> None:
-    """Print a long sentence in lines."""
+    """Print a long sentence, wrapped."""
     print(textwrap.fill(str(text), 118))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Part one: a network of the usual kind, trained for a moment in the usual way. It reads scanned digits, 8 x 8 pixels,
-# through three residual layers. Nothing of iresnet is in it.
+# Part one: an ordinary residual network, trained briefly in the ordinary way. It classifies scanned digits, 8 x 8
+# pixels, with three residual layers, and uses nothing of iresnet.
 
 
 class ResNet(nn.Module):
@@ -52,16 +52,16 @@ def fit(model: ResNet, steps: int) -> None:
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     model.train()
     for _ in range(steps):
-        rows = torch.randint(len(labels[training]), (128,))
+        batch = torch.randint(len(labels[training]), (128,))
         optimiser.zero_grad()
-        functional.cross_entropy(model(images[rows]), labels[rows]).backward()
+        functional.cross_entropy(model(images[batch]), labels[batch]).backward()
         optimiser.step()
     model.eval()
 
 
 @torch.no_grad()
 def misread(model: ResNet) -> str:
-    """The error on digits that were not trained on."""
+    """The error on digits that were not used for training."""
     wrong = model(images[unseen]).argmax(1) != labels[unseen]
     return f"{100 * float(wrong.float().mean()):.1f} % of 300 unseen digits misread"
 
@@ -74,8 +74,8 @@ try:
 except ValueError as refusal:
     say(f"ValueError: {refusal}")
 
-# The five lines. `constrain_` works in place, so that the norms of the layers of a branch multiply to 0.9 at most: a
-# weight above its share is scaled down, any other stays as it is. A ResidualBlock is a branch with its x added. The
+# The five lines. `constrain_` works in place: afterwards the norms of the layers of a branch multiply to at most 0.9. A
+# weight above its share is scaled down, any other is unchanged. A ResidualBlock adds x to the output of its branch. The
 # layers still belong to `model`, whose own forward computes the same function as the chain.
 
 for g in model.branches:
@@ -88,11 +88,11 @@ print(f"\n\nConstrained: {misread(model)}.")
 print(f"Codes turned back into images, off by at most {float((decoded - images[unseen]).abs().max()):.0e} a pixel.\n")
 say(certificate.summary())
 
-# Cutting weights down has a price. Train on: the optimiser knows nothing of a constraint, and the loop above is used as
-# it stands.
+# Scaling weights down costs accuracy. Continue the training with the same loop: the optimiser need not know about the
+# constraint.
 
 fit(model, steps=80)
-print(f"\n\nTrained on: {misread(model)}.\n")
+print(f"\n\nAfter more training: {misread(model)}.\n")
 print(certify(chain, input_shape=(1, 8, 8)))
 
 # "asked" is what training aims at. It goes by power iteration, which approaches a norm from below, one step for each
@@ -104,8 +104,8 @@ certificate = certify(chain, input_shape=(1, 8, 8))
 print(f"\n\nTightened, {len(changed)} of {len(certificate.layers)} layers by a little: {misread(model)}.\n")
 say(certificate.summary())
 
-# Through several blocks, three numbers say how well codes are turned back, and they are not the same thing. A fourth,
-# the only proof from end to end, multiplies the worst case of every block and is soon useless.
+# For several blocks, three different numbers say how accurate the inverse is. A fourth, the only end-to-end proof,
+# multiplies the worst cases of all blocks and quickly becomes uninformative.
 
 with torch.no_grad():
     z = chain(images[unseen])
@@ -120,12 +120,12 @@ assert certificate.passed
 assert solution.measured_error(images[unseen]).max() < 1e-3
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Part two: a branch with a forward of its own. This one uses x twice and calls functions. A product of norms would be
-# no bound for it, so none is formed.
+# Part two: a branch with a custom forward. It uses x twice and calls functions, so a product of norms would not be a
+# bound, and the library does not compute one.
 
 
 class Own(nn.Module):
-    """A branch that nobody can take apart by looking at its layers."""
+    """A branch whose constant does not follow from its layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,14 +135,14 @@ class Own(nn.Module):
         return 0.5 * torch.tanh(self.layer(x)) + 0.4 * torch.sin(x)
 
 
-print("\n\nA branch with a forward of its own\n")
+print("\n\nA branch with a custom forward\n")
 try:
     ResidualBlock(Own())
 except ValueError as refusal:
     say(f"ValueError: {refusal}")
 
-# With pencil and paper: 0.5 * 0.8 + 0.4 = 0.8. Whoever knows a constant may assert it. Everything works as before, but
-# all of it rests on that word: the certificate shows the constant as asserted, and does not pass.
+# By hand: 0.5 * 0.8 + 0.4 = 0.8. A constant that you know can be asserted. Everything then works as before, but rests
+# on your assertion: the certificate shows the constant as asserted, and does not pass.
 
 block = ResidualBlock(Own(), lipschitz=0.8).eval()
 x = torch.randn(5, 64)

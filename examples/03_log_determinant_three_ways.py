@@ -40,9 +40,9 @@ print(f"Exact            ln det(I + J) = {exact:.5f}")
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Two: as a power series, tr J - tr J^2 / 2 + tr J^3 / 3 - ..., cut after n terms, with traces from random probes.
-# The probes make it noisy, and more of them make it less so. Cutting makes it wrong, and no number of probes mends
-# that, but Theorem 3 bounds by how much. An estimator draws a probe for every row, so a point repeated 20,000 times
-# gives 20,000 independent estimates.
+# The probes add noise, which more probes reduce. Truncation adds a bias, which no number of probes reduces, but which
+# Theorem 3 bounds. An estimator draws one probe per sample, so a point repeated 20,000 times gives 20,000 independent
+# estimates.
 
 many = x.expand(20_000, d)
 
@@ -64,16 +64,16 @@ for terms in (1, 2, 4, 8, 16, 32):
     print(f"{terms:>7}{mean:>12.4f}{error:>18.4f}{mean - exact:>12.4f}{allowed:>20.4f}{spread:>17.2f}")
     assert abs(mean - exact) <= allowed + 4 * error
 
-# The bound can be turned around: how many terms does an accuracy need?
+# The bound also answers the reverse question: how many terms does a given accuracy need?
 
 print()
 for tolerance in (1e-1, 1e-2, 1e-3):
     print(f"truncation error below {tolerance:g} nats for certain: {terms_needed(L, d, tolerance)} terms")
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Three: without bias. The roulette draws the number of terms at random, one for every row, and divides each term by the
-# probability that it is reached. The mean is the whole series; cutting has been exchanged for noise. The library takes
-# the probability of going on from L, above L^2, where the variance of the estimate and of its gradient is finite.
+# Three: without bias. The roulette draws the number of terms at random for every sample, and divides each term by the
+# probability that it is reached. The mean is the whole series; bias is exchanged for noise. The library chooses the
+# continuation probability above L^2, where the variance of the estimate and of its gradient is finite.
 
 print("\nRussian roulette\n")
 print(f"{'terms':>12}{'mean':>12}{'standard error':>18}{'off by':>12}{'spread of one':>17}")
@@ -82,7 +82,7 @@ for terms in (1, 4, 8):
     print(f"{f'{terms} or more':>12}{mean:>12.4f}{error:>18.4f}{mean - exact:>12.4f}{spread:>17.2f}")
     assert abs(mean - exact) <= 4 * error
 
-# A probability too small for this L is refused, because the error bars would mean nothing:
+# A continuation probability that is too small for this L raises an error, because the variance could be infinite:
 
 try:
     estimate(RussianRoulette(continuation=0.5), seed=0)
@@ -99,7 +99,7 @@ points = torch.randn(4, 100)
 
 
 def shown(values: Tensor) -> str:
-    """Numbers in columns."""
+    """Format numbers in columns."""
     return "".join(f"{value:>12.4f}" for value in values.tolist())
 
 

@@ -1,6 +1,6 @@
 """One network, four jobs: it classifies, gives likelihoods, draws samples and is inverted, and all of it is certified.
 
-Run it with `python examples/06_one_network_four_jobs.py`. It takes a quarter of a minute.
+Run it with `python examples/06_one_network_four_jobs.py`. It takes about 15 seconds.
 """
 
 import tempfile
@@ -20,14 +20,14 @@ SHADES = " .:-=+*#@"
 
 
 def show(images: Tensor, levels: int = 17) -> None:
-    """Print images (N, 1, 8, 8) of grey levels side by side, two characters a pixel."""
+    """Print images (N, 1, 8, 8) of grey levels side by side, two characters per pixel."""
     shades = (images[:, 0] / levels * len(SHADES)).long().clamp(0, len(SHADES) - 1)
     for row in range(shades.shape[1]):
         print("   ".join("".join(2 * SHADES[k] for k in image[row].tolist()) for image in shades).rstrip())
 
 
-# The preset trains for minutes; here it gets a smaller network and a fraction of the steps. Its loss is a sum of two
-# from the same code z: the bits per dimension of the images, and `weight` times the cross-entropy of their classes.
+# The preset trains for minutes; here the network is smaller and trains for a fraction of the steps. Its loss has two
+# terms, both computed from the same code z: the bits/dim of the images, and `weight` times the cross-entropy.
 
 preset = PRESETS["digits-hybrid"]
 experiment = replace(
@@ -40,7 +40,7 @@ folder = tempfile.TemporaryDirectory()  # an example leaves nothing behind
 outcome = start(experiment, Path(folder.name) / "run")
 run, test = outcome.run, outcome.run.splits().test
 
-# The folder is all that is needed from here on: `iresnet.load` makes the model from its settings and its weights.
+# The run folder is all that is needed from here on: `iresnet.load` builds the model from its settings and weights.
 
 model = iresnet.load(run.folder)
 assert isinstance(model, iresnet.Hybrid)
@@ -57,36 +57,36 @@ assert error.value < 8
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Two: it gives likelihoods. A pixel is an integer, so noise in [0, 1) is added to it, and the mean of log p over the
-# noise is a lower bound for the log-probability of the image. A uniform guess would cost log2(17) = 4.09 bits a pixel.
+# noise is a lower bound for the log-probability of the image. A uniform guess costs log2(17) = 4.09 bits per pixel.
 
 density = evaluate.density(model, test)
 print(f"\nGives likelihoods. {density}; error of the estimator {density.estimator_error:.3f}")
 assert density.value < 3
 
-# Images that are wrong should be less likely. Some are not: a density tends to find simple images likely, and half an
-# image is a simple one. "pairs" is how often a changed image is less likely than an unchanged one.
+# Corrupted images should be less likely. Some are not: a density tends to assign high likelihood to simple images, and
+# half an image is simple. "pairs" is how often a corrupted image is less likely than an original one.
 
 subsample = test.take(torch.arange(100))
 normal = evaluate.log_likelihood(model, subsample, draws=2).value
-print(f"\n{'changed images':<16}{'pairs':>9}")
+print(f"\n{'corruption':<16}{'pairs':>9}")
 for name in CORRUPTIONS:
     images = data.Dataset(corrupt(name, subsample.x, levels=17), None, run.schema)
-    strange = evaluate.log_likelihood(model, images, draws=2).value
-    print(f"{name:<16}{100 * evaluate.auroc(normal, strange):>7.1f} %")
+    corrupted = evaluate.log_likelihood(model, images, draws=2).value
+    print(f"{name:<16}{100 * evaluate.auroc(normal, corrupted):>7.1f} %")
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Three: it draws samples. A code from the base, sent through the inverse of every block.
+# Three: it draws samples: codes drawn from the base and inverted through every block.
 
 print("\nDraws samples.\n")
 show(model.sample((5,), generator=torch.Generator().manual_seed(3)))
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Four: it is inverted. The code of an image goes back to the image. Three numbers, which say different things and are
-# never merged: what is proven of every block's solve, how well the code is met, and how far off the image is.
+# Four: it is inverted, from the code of an image back to the image. Three numbers mean different things and are never
+# merged: the proven error of each block's solve, the distance from the code, and the distance from the image.
 
 few = test.take(torch.arange(5))
 solution, x = evaluate.reconstruct(model, few)  # x: the images, every pixel at the middle of its bin
-print("\nIs inverted. Test images, and what came back from their codes.\n")
+print("\nIs inverted. Test images, and their reconstructions from codes.\n")
 show(x)
 print()
 show(solution.x)
@@ -101,8 +101,8 @@ assert inverse.proven == len(test)
 assert inverse.measured_error < 1e-5
 
 # ---------------------------------------------------------------------------------------------------------------------
-# And what is proven of all of it. In training, norms are estimated from below, so some layers exceed what they were
-# asked to keep. `start` scaled those down before it certified the model; what that did to the predictions is measured.
+# And the certificate. Training estimates norms from below, so some layers exceed their coefficient. `start` scaled
+# those down before it certified the model; the effect on the predictions is measured.
 
 assert outcome.certificate is not None
 assert outcome.certificate.passed

@@ -265,7 +265,7 @@ class TestWhatIsNoPlainFile:
         reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_text()), daemon=True)
         reader.start()
         atomic.write(tmp_path / ("link" if linked else "pipe"), "new")
-        reader.join(timeout=10)
+        reader.join(timeout=120)
         assert read == ["new"]
         assert (tmp_path / "pipe").is_fifo()
         assert names(tmp_path) == ["link", "pipe"] if linked else ["pipe"]

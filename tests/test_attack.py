@@ -1,4 +1,4 @@
-"""Attacks on proofs: a small part of `make attack`, and that each attack finds what it looks for."""
+"""A small part of `make attack`, and tests that each attack can find a violation."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ attack.load()
 
 pytestmark = [pytest.mark.no_cover, pytest.mark.filterwarnings("ignore")]
 
-#: Cases of each kind here, less than a second for each.
+#: The number of cases of each kind here; each kind takes less than a second.
 FEW = {
     "layers": 60, "sizes": 3, "constraints": 4, "inverses": 40, "chains": 20, "inverters": 15, "branches": 40,
     "mutations": 25, "models": 15, "truncations": 60, "determinants": 20, "likelihoods": 1, "radii": 15, "threads": 1,
@@ -28,7 +28,7 @@ FEW = {
 
 @pytest.mark.parametrize("name", FEW)
 def test_no_violation(name):
-    counted = run.attack(run.Block(name, 0, 0, FEW[name]))
+    counted = run.run_block(run.Block(name, 0, 0, FEW[name]))
     assert counted.cases == FEW[name]
     assert not counted.violations, "\n".join(counted.violations)
 
@@ -47,13 +47,13 @@ def test_full_run_has_a_hundred_thousand_cases():
 
 
 def violations(name, cases):
-    """Those of the first case that has one."""
-    found = (run.attack(run.Block(name, 0, n, n + 1)).violations for n in range(cases))
+    """The violations of the first case that has one."""
+    found = (run.run_block(run.Block(name, 0, n, n + 1)).violations for n in range(cases))
     return next(filter(None, found), [])
 
 
 def smaller(solve):
-    """A solve whose bound is a millionth of what is proven."""
+    """A solve whose bound is a millionth of the proven one."""
 
     def wrong(self, *args, **kwargs):
         s = solve(self, *args, **kwargs)
@@ -79,7 +79,7 @@ def test_a_composed_bound_that_is_too_small_is_found(monkeypatch):
     assert violations("chains", 10)
 
 
-def test_a_trust_in_everything_is_found(monkeypatch):
+def test_trusting_every_module_is_found(monkeypatch):
     monkeypatch.setattr(trust, "why_modified", lambda module: None)
     assert violations("branches", 100)
 
@@ -95,7 +95,7 @@ def test_a_hidden_block_is_found(monkeypatch):
     assert violations("models", 40)
 
 
-def test_a_rest_beyond_theorem_3_is_found(monkeypatch):
+def test_a_truncation_error_beyond_theorem_3_is_found(monkeypatch):
     bound = logdets.truncation_bound
     monkeypatch.setattr(logdets, "truncation_bound", lambda *args: 0.9 * bound(*args))
     assert violations("truncations", 100)
@@ -115,13 +115,13 @@ def test_a_radius_that_is_too_large_is_found(monkeypatch):
     assert violations("radii", 20)
 
 
-def test_an_unproven_likelihood_that_says_proven_is_found(monkeypatch):
-    judged = models.Flow.log_prob_with_error
+def test_an_unproven_likelihood_called_proven_is_found(monkeypatch):
+    original = models.Flow.log_prob_with_error
     monkeypatch.setattr(
         models.Flow,
         "log_prob_with_error",
         lambda *a, **k: dataclasses.replace(
-            found := judged(*a, **k), proven=True, bias_bound=torch.zeros_like(found.bias_bound)
+            found := original(*a, **k), proven=True, bias_bound=torch.zeros_like(found.bias_bound)
         ),
     )
     assert violations("models", 40)
@@ -166,7 +166,7 @@ def test_norms_neither_underflow_nor_overflow():
 def test_counts_are_merged_by_kind(tmp_path):
     path = tmp_path / "attack.json"
     first, again, other = (count.Count(kind, 0, cases=n) for kind, n in (("a", 1), ("a", 5), ("b", 2)))
-    again.violated(3, "two\nlines")
+    again.add_violation(3, "two\nlines")
     count.merge([first, other], {"command": "one"}, path)
     count.merge([again], {"command": "two"}, path)
     found = read(path)
@@ -177,12 +177,12 @@ def test_counts_are_merged_by_kind(tmp_path):
     assert found.rows[0]["reproductions"] == ["--kind a --seed 0 --case 3: two lines"]
 
 
-def test_a_case_is_the_same_again():
+def test_a_case_is_reproducible():
     kind = KINDS["selftest"]
-    outcomes = [run.attack(run.Block("selftest", 0, 1, 2)).violations for _ in range(2)]
+    outcomes = [run.run_block(run.Block("selftest", 0, 1, 2)).violations for _ in range(2)]
     assert outcomes[0] == outcomes[1]
     with pytest.raises(ZeroDivisionError):
-        run.one(kind, 0, 1)
+        run.run_case(kind, 0, 1)
 
 
 def test_a_kind_is_registered_once():
@@ -196,22 +196,22 @@ def test_hypothesis_shrinks_a_violation(monkeypatch):
             raise Violation(f"{n} is large")
         return "small"
 
-    assert str(shrinking.smallest(attack.Kind("large", large, 1, 1.0), 50)) == "11 is large"
-    assert shrinking.smallest(attack.Kind("small", lambda r: "", 1, 1.0), 5) is None
+    assert str(shrinking.find_smallest(attack.Kind("large", large, 1, 1.0), 50)) == "11 is large"
+    assert shrinking.find_smallest(attack.Kind("small", lambda r: "", 1, 1.0), 5) is None
 
 
 @pytest.mark.slow
-def test_a_run_survives_what_its_cases_do():
+def test_a_run_survives_hanging_and_dying_cases():
     total = count.Count("selftest", 0)
-    for part in run.attack_all(list(run.blocks(KINDS["selftest"], 40, 0)), workers=2):
+    for part in run.run_blocks(list(run.split_cases(KINDS["selftest"], 40, 0)), workers=2):
         total.add(part)
     assert (total.cases, len(total.violations)) == (40, 10)
     text = "\n".join(total.violations)
     assert all(word in text for word in ("hung", "ended the process with 7", "ZeroDivisionError", "on purpose"))
 
 
-def test_a_block_that_nothing_was_done_to_is_proven():
-    r, block = attack.drawn("branches", 0, 0), ResidualBlock(nn.Sequential(nn.Linear(2, 2)))
+def test_an_unchanged_block_is_proven():
+    r, block = attack.case_random("branches", 0, 0), ResidualBlock(nn.Sequential(nn.Linear(2, 2)))
     with torch.no_grad():
         block.g[0].weight.copy_(0.5 * torch.eye(2))
     assert branches.verify(r, block.double().eval(), torch.randn(3, 2, dtype=torch.float64), "harmless") == "proven"

@@ -171,10 +171,10 @@ class TestHostile:
     """Text that would take long to read, or more than Python's stack, and numbers that nothing can hold."""
 
     def refused(self, text):
-        begin = time.perf_counter()
+        begin = time.process_time()
         with pytest.raises(ValueError, match="settings.toml") as caught:
             config.parse(Settings, text, "settings.toml")
-        assert time.perf_counter() - begin < 5
+        assert time.process_time() - begin < 5
         assert len(str(caught.value)) < 400
         assert "\n" not in str(caught.value)
         return str(caught.value)
@@ -249,13 +249,13 @@ class TestHostile:
 
     @pytest.mark.parametrize("value", [5000 * "[", 5000 * "9", f"{{{'.'.join(20_000 * 'a')}=1}}"], ids="abc")
     def test_the_value_of_an_option(self, value):
-        begin = time.perf_counter()
+        begin = time.process_time()
         for key in ("rate", "sizes", 10_000 * "a"):
             with pytest.raises(ValueError, match="must|no setting") as caught:
                 config.override(Settings(), f"{key}={value}")
             assert len(str(caught.value)) < 500
         assert config.override(Settings(), f"other.word={value}").other.word == value
-        assert time.perf_counter() - begin < 5
+        assert time.process_time() - begin < 5
 
 
 class TestOverride:

@@ -469,7 +469,7 @@ class TestText:
     def test_names_of_very_many_columns(self, path, count):
         names = [f"column{i}" for i in range(count)]
         numbers = ",".join("1" for _ in names)
-        schema, begin = Schema((count,), columns=tuple(names)), time.perf_counter()
+        schema, begin = Schema((count,), columns=tuple(names)), time.process_time()
         path.write_text(f"{','.join(reversed(names))}\n{numbers}\n")
         assert read(path, schema).x.shape == (1, count)
         path.write_text(f"{','.join(names[:-1])},columm7\n{numbers}\n")
@@ -478,7 +478,7 @@ class TestText:
         path.write_text(f"{','.join(names[:-1])},column7\n{numbers}\n")
         with refused(str(path), "two columns are called 'column7'"):
             load(DataSettings(str(path)))
-        assert time.perf_counter() - begin < 10
+        assert time.process_time() - begin < 10
 
     def test_long_names_are_cut(self, path):
         path.write_text(f"{100_000 * 'a'},b\n1,2\n3,x\n")

@@ -89,5 +89,5 @@ def test_two_processes_keep_one_model(tmp_path):
     other.start()
     sentence, weights = _rank(0, str(tmp_path / "store"))
     assert SENTENCE.format("ActNorm") in sentence
-    assert (sentence, weights) == answers.get(timeout=60)
+    assert (sentence, weights) == answers.get(timeout=600)
     other.join()

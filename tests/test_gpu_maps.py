@@ -2,7 +2,6 @@
 
 import gc
 import math
-import time
 from contextlib import nullcontext
 from functools import partial
 
@@ -157,12 +156,15 @@ def test_the_first_way_is_left_only_for_one_that_is_clearly_faster(monkeypatch, 
 
 
 def test_without_a_graph_ways_are_called_and_one_for_which_memory_does_not_suffice_is_not_taken(monkeypatch):
+    clock = [0.0]
+
     def call(way):
         if way == "large":
             raise torch.cuda.OutOfMemoryError
-        time.sleep(way)
+        clock[0] += way
 
     monkeypatch.setattr(timing, "MEASURED", [])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
     assert timing.fastest("a wait", ["large", 0.02, 0.0], call, repeats=2, graph=False) == 0.0
     assert timing.MEASURED[0][2][0] == math.inf
 

@@ -51,7 +51,7 @@ def training(during, steps=5):
 
 @POSIX
 @pytest.mark.parametrize(
-    "sent", [(signal.SIGINT, signal.SIGINT), pytest.param((signal.SIGTERM,), marks=pytest.mark.slow)], ids=str
+    "sent", [(signal.SIGINT, signal.SIGTERM), pytest.param((signal.SIGTERM,), marks=pytest.mark.slow)], ids=str
 )
 def test_a_stopped_training_is_saved_and_goes_on(sent, tmp_path):
     small = ("--set", "width=4", "--set", "blocks=[1]", "--set", "steps=100000", "--set", "validate_every=100000")
@@ -59,13 +59,14 @@ def test_a_stopped_training_is_saved_and_goes_on(sent, tmp_path):
         [sys.executable, "-m", "iresnet", "train", "points-density", *small, "--out", str(tmp_path / "run")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    log, deadline = tmp_path / "run" / "log.csv", time.monotonic() + 60
-    while not (log.exists() and log.read_text().count("\n") > 1) and time.monotonic() < deadline:
+    log, deadline = tmp_path / "run" / "log.csv", time.monotonic() + 600
+    while not (log.exists() and log.read_text().count("\n") > 1):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
         time.sleep(0.02)
-    for number in sent:
+    for number in (signal.SIGSTOP, *sent, signal.SIGCONT):  # a pair arrives at one moment, however busy the machine is
         process.send_signal(number)
-        time.sleep(0.01)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 130, err
     assert "Stopped and saved at step" in out
     assert f"iresnet train --resume --out {tmp_path / 'run'}" in out.replace("\n", "")
@@ -152,7 +153,7 @@ SCRIPT = "import sys\nfrom iresnet.cli import main\nsys.exit(main())\n"  # what 
 def test_while_the_command_is_imported_it_ends_without_a_word(as_script, tmp_path):
     """Ctrl-C arrives in the middle of torch's import, here a file that sends it and then waits."""
     (tmp_path / "torch").mkdir()
-    sends = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n"
+    sends = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(600)\n"
     (tmp_path / "torch" / "__init__.py").write_text(sends)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "iresnet").write_text(SCRIPT)
@@ -160,7 +161,7 @@ def test_while_the_command_is_imported_it_ends_without_a_word(as_script, tmp_pat
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are made to ignore it
     paths = os.pathsep.join([str(tmp_path), str(Path(early.__file__).parent.parent)])
     done = subprocess.run(
-        words, env={**os.environ, "PYTHONPATH": paths}, cwd=tmp_path, capture_output=True, text=True, timeout=20,
+        words, env={**os.environ, "PYTHONPATH": paths}, cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 

@@ -251,7 +251,7 @@ def test_a_spawned_process_takes_a_model():
     answers = context.Queue()
     process = context.Process(target=_child, args=(model, x, answers))
     process.start()
-    values, kept, hooks, again = answers.get(timeout=60)
+    values, kept, hooks, again = answers.get(timeout=600)
     process.join()
     assert (kept, hooks) == (True, 51)
     assert values == pytest.approx(model(x).tolist(), rel=1e-5)  # it may have another number of threads

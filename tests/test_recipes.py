@@ -1,4 +1,4 @@
-"""The tools that look for recipes: short trainings side by side, and the log of what was tried."""
+"""The tools that search for good settings: pilots (short trainings), and the record of trials."""
 
 import json
 import time
@@ -25,7 +25,7 @@ def call(tool, *words):
 
 
 class TestPilot:
-    def test_words_are_settings_or_a_preset(self):
+    def test_a_line_names_settings_and_optionally_a_preset(self):
         made = Pilot.parse("digits-classifier width=8 # why not", "digits-density")
         assert made == Pilot("digits-classifier", ("width=8",))
         assert Pilot.parse("", "digits-density") == Pilot("digits-density")
@@ -43,7 +43,7 @@ class TestPilot:
             ("classifiers", ("cifar10", "classification")),
         ],
     )
-    def test_the_lists_of_the_project_are_experiments(self, name, about):
+    def test_every_pilot_in_the_lists_is_a_valid_experiment(self, name, about):
         lines = (ROOT / "tools" / f"pilots-{name}.txt").read_text().splitlines()
         made = [Pilot.parse(line, "none").experiment(None) for line in lines if not line.startswith("#")]
         assert len(made) > 10
@@ -51,7 +51,7 @@ class TestPilot:
 
 
 class TestClock:
-    def test_it_starts_after_the_first_steps_and_ends_in_time(self, monkeypatch):
+    def test_it_starts_after_the_warm_up_steps(self, monkeypatch):
         now = [100.0]
         monkeypatch.setattr(pilots.time, "time", lambda: now[0])
         clock = Clock(Budget(seconds=10, end=1000), first=2)
@@ -62,7 +62,7 @@ class TestClock:
         assert clock.part(3) == 0.5
         assert clock.elapsed == 5.0
 
-    def test_a_late_one_is_cut_so_that_it_can_be_judged(self, monkeypatch):
+    def test_a_late_pilot_is_shortened_to_leave_time_for_its_evaluation(self, monkeypatch):
         now = [0.0]
         monkeypatch.setattr(pilots.time, "time", lambda: now[0])
         clock = Clock(Budget(seconds=60, end=pilots.RESERVE + 20), first=0)
@@ -70,12 +70,12 @@ class TestClock:
         now[0] = 10.0
         assert clock.part(9) == pytest.approx(0.5)
 
-    def test_steps_may_end_it_first(self, monkeypatch):
+    def test_the_limit_on_steps_may_end_it_first(self, monkeypatch):
         monkeypatch.setattr(pilots.time, "time", lambda: 0.0)
         clock = Clock(Budget(seconds=60, steps=10), first=1)
         assert [clock.part(n) for n in (0, 1, 6, 11)] == [0.0, 0.0, 0.5, 1.0]
 
-    def test_the_schedule_is_stretched_over_the_time(self):
+    def test_the_schedule_is_stretched_over_the_pilots_time(self):
         settings = Training(learning_rate=1.0, warmup=10, cooldown=0.5, steps=77)
         assert pilots.rate(settings, 0, 0.0) == pytest.approx(0.1)
         assert pilots.rate(settings, 50, 0.25) == 1.0
@@ -93,13 +93,13 @@ def made(tmp_path_factory):
 
 
 class TestRunning:
-    def test_every_pilot_has_a_row_with_its_circumstances(self, made):
+    def test_every_pilot_has_a_row_and_an_environment(self, made):
         found = read(made / "first.json")
         density, hybrid, failed = found.rows
         assert (density["preset"], density["settings"]) == ("digits-density", SMALL)
         assert (density["dataset"], density["task"], hybrid["task"]) == ("digits", "density", "hybrid")
         assert density["training rows"] == 1221 // 3
-        assert (density["steps"], density["method"]) == (9, "exact")  # one before the clock starts
+        assert (density["steps"], density["method"]) == (9, "exact")  # one warm-up step
         assert 2 < density["bits/dim"] < 6
         assert 0 < density["±"] < 0.2
         assert (density["error %"], 0 <= hybrid["error %"] <= 100) == (None, True)
@@ -108,7 +108,7 @@ class TestRunning:
         assert all({"command", "hardware", "versions", "seconds"} <= set(r) for r in found.runs)
         assert found.runs[0]["engine"].startswith("operation by operation")
 
-    def test_more_come_after_those_that_are_there(self, made, capsys):
+    def test_later_pilots_are_appended(self, made, capsys):
         words = ("--try", f"{SMALL} seed=1", "--steps", 2, "--out", made, "--name", "first", "--device", "cpu")
         before = read(made / "first.json").rows
         assert call(pilots, "digits-density", *words) == 0
@@ -121,27 +121,27 @@ class TestRunning:
         assert len(shown) == 4
         assert "failed" in shown[-1]  # the best first
 
-    def test_bits_are_those_of_held_out_rows(self):
+    def test_bits_per_dim_are_measured_on_validation_samples(self):
         experiment = tiny("digits-density")
         model, splits = Run.open(trained("digits-density")).model(), Run.open(trained("digits-density")).splits()
-        found = pilots.judged(model, splits.validation, experiment)
+        found = pilots.validation_metrics(model, splits.validation, experiment)
         assert found["bits/dim"] == pytest.approx(density(model, splits.validation).value, abs=4 * found["±"])
         assert found["held-out rows"] == len(splits.validation)
 
-    def test_beyond_64_dimensions_a_series(self, monkeypatch):
+    def test_beyond_64_dimensions_a_series_is_used(self, monkeypatch):
         model, splits = Run.open(trained("digits-density")).model(), Run.open(trained("digits-density")).splits()
-        exact = pilots.judged(model, splits.validation, tiny("digits-density"))
+        exact = pilots.validation_metrics(model, splits.validation, tiny("digits-density"))
         monkeypatch.setattr(pilots, "EXACT_UP_TO", 10)
-        made = pilots.judged(model, splits.validation, tiny("digits-density"))
+        made = pilots.validation_metrics(model, splits.validation, tiny("digits-density"))
         assert made["method"] == "series of 30 terms"
         assert made["bits/dim"] == pytest.approx(exact["bits/dim"], abs=0.02)
 
-    def test_what_there_is_no_time_for_is_not_begun(self):
+    def test_a_pilot_without_time_left_is_not_started(self):
         row, _ = pilots.run(Pilot("digits-density"), Budget(end=time.time() + pilots.RESERVE - 1))
-        assert row["note"] == "not begun: no time was left"
+        assert row["note"] == "not started: no time left"
 
     @pytest.mark.slow
-    def test_several_at_a_time(self, tmp_path):
+    def test_several_pilots_in_parallel(self, tmp_path):
         words = ["--try", SMALL, "--try", f"{SMALL} seed=1", "--steps", 2, "--jobs", 2, "--device", "cpu"]
         assert call(pilots, "digits-density", *words, "--out", tmp_path) == 0
         assert {r["settings"] for r in read(tmp_path / "pilots.json").rows} == {SMALL, f"{SMALL} seed=1"}
@@ -151,7 +151,7 @@ class TestRunning:
         [
             (("digits-densty",), "there is no preset 'digits-densty'"),
             (("digits-density", "--try", "widht=3"), "widht"),
-            (("digits-density", "--try", "a b"), "a pilot names one preset at most; got a, b. Settings are KEY=VALUE."),
+            (("digits-density", "--try", "a b"), "a pilot names at most one preset; got a, b. Settings are KEY=VALUE."),
             (("digits-density", "--jobs", "0"), "--jobs must be at least 1; got 0."),
             (("digits-density", "--part", "0"), "--part must be at least 1; got 0."),
             (("digits-density", "--seconds", "0"), "--seconds must be positive; got 0."),
@@ -159,7 +159,7 @@ class TestRunning:
             (("mnist-flow", "--data-dir", "nowhere"), "was not found in nowhere"),
         ],
     )
-    def test_mistakes_get_a_sentence(self, words, sentence, tmp_path, monkeypatch, capsys):
+    def test_a_mistake_exits_with_2_and_one_message(self, words, sentence, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         assert call(pilots, *words, "--out", tmp_path / "out", "--device", "cpu") == 2
         text = capsys.readouterr().err
@@ -169,7 +169,7 @@ class TestRunning:
 
 
 class TestTrial:
-    def test_a_run_is_recorded_with_what_it_changed(self, tmp_path, capsys):
+    def test_a_run_is_recorded_with_its_changed_settings(self, tmp_path, capsys):
         run = Run.open(trained("digits-density"))
         assert call(trial, run.folder, "--note", "a first try", "--results", tmp_path) == 0
         path = tmp_path / "recipes-digits-density.json"
@@ -182,7 +182,7 @@ class TestTrial:
         assert (row["training rows"], row["steps"]) == (1389, 6)
         assert read(path).runs[0] == run.read_json("environment.json")
 
-    def test_its_bits_are_those_by_which_its_weights_were_chosen(self, monkeypatch):
+    def test_its_bits_per_dim_are_those_that_selected_its_weights(self, monkeypatch):
         run = Run.open(trained("digits-density"))
         row, _ = trial.of_run(run)
         validation = run.splits().validation
@@ -201,7 +201,7 @@ class TestTrial:
         assert hybrid["bits/dim"] > 0
         assert hybrid["error %"] is not None
 
-    def test_settings_of_an_experiment_of_ones_own(self):
+    def test_an_experiment_without_a_preset_lists_all_its_settings(self):
         own = replace(tiny("digits-density"), name="mine", training=replace(tiny().training, epochs=3, steps=99))
         preset, changes = trial.settings_of(own)
         assert preset == "none"
@@ -210,7 +210,7 @@ class TestTrial:
         assert trial.settings_of(find("iresnet164-c0.7")) == ("iresnet164-c0.7", [])
         assert trial._word((0.5, True)) == "[0.5,true]"
 
-    def test_pilots_land_there_each_once(self, tmp_path):
+    def test_each_pilot_is_recorded_once(self, tmp_path):
         rows = [
             {"dataset": "mnist", "task": "density", "preset": "a", "settings": None, "bits/dim": 1.0, "run": 0},
             {"dataset": "mnist", "task": "density", "preset": "a", "settings": "b=1", "note": "failed: c", "run": 1},
@@ -224,12 +224,12 @@ class TestTrial:
         assert [(r["bits/dim"], r["note"], r["run"]) for r in kept.rows] == [(1.0, "n", 0), (None, "failed: c; n", 1)]
         assert {r["on"] for r in kept.rows} == {"a GPU"}
         assert read(tmp_path / "recipes-cifar10-hybrid.json").runs == [runs[2]]
-        # what was recorded elsewhere can be taken over as it is
+        # rows recorded on another machine are added unchanged
         assert call(trial, tmp_path / "recipes-mnist-density.json", "--results", tmp_path / "here") == 0
         assert read(tmp_path / "here" / "recipes-mnist-density.json") == kept
 
-    def test_the_page_can_show_whatever_is_recorded(self, tmp_path):
-        """Also where all failed: every column of the markers is there."""
+    def test_the_page_can_show_every_recorded_row(self, tmp_path):
+        """Even if every trial failed: each column in the page's markers exists."""
         page = (ROOT / "docs" / "results" / "recipes.md").read_text()
         names = {line.split(":", 1)[1].split()[0] for line in page.splitlines() if line.startswith("<!-- results:rec")}
         assert "recipes-mnist-density" in names
@@ -248,7 +248,7 @@ class TestTrial:
             ("nothing", None, "does not exist"),
         ],
     )
-    def test_mistakes_get_a_sentence(self, name, content, sentence, tmp_path, capsys):
+    def test_a_mistake_exits_with_2_and_one_message(self, name, content, sentence, tmp_path, capsys):
         if content is not None:
             (tmp_path / name).write_text(content)
         assert call(trial, tmp_path / name, "--results", tmp_path / "results") == 2
@@ -257,11 +257,11 @@ class TestTrial:
         assert sentence in text
         assert not (tmp_path / "results").exists()
 
-    def test_a_run_that_is_not_finished(self, tmp_path, capsys):
+    def test_an_unfinished_run_is_rejected(self, tmp_path, capsys):
         folder = copy_of(trained("digits-density"), tmp_path / "run")
         (folder / "model.safetensors").unlink()
         assert call(trial, folder, "--results", tmp_path) == 2
-        assert "is not finished. Go on: iresnet train --resume --out" in capsys.readouterr().err
+        assert "is not finished. Resume it: iresnet train --resume --out" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

@@ -63,7 +63,7 @@ def browse(tmp_path, pages):
         "--disable-dev-shm-usage", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'profile'}",
         "--enable-logging=stderr", "--virtual-time-budget=8000", "--dump-dom", path.as_uri(),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     seen = json.loads(html.unescape(re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.S).group(1)))
     console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     return {(entry["name"].split()[0], int(entry["name"].split()[1])): entry for entry in seen}, console

@@ -9,7 +9,6 @@ import shutil
 import struct
 import sys
 import threading
-import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -473,21 +472,23 @@ class TestBoard:
     @pytest.mark.parametrize("late", [False, True])
     def test_a_thread_that_fails_while_the_file_is_opened_is_not_told_twice(self, tmp_path, monkeypatch, late):
         """Also where it fails after the writer has given up."""
-        told = []
+        told, threads, go = [], [], threading.Event()
         monkeypatch.setattr(threading, "excepthook", told.append)
 
         def make(*_, **__):
-            thread = threading.Thread(target=lambda: (late and time.sleep(0.2), 1 / 0))
-            thread.start()
+            threads.append(threading.Thread(target=lambda: (go.wait(), 1 / 0)))
+            threads[0].start()
             if not late:
-                thread.join()
+                go.set()
+                threads[0].join()
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
 
         board = TensorBoardLog(tmp_path, 0)
         board.make = make
         with pytest.warns(UserWarning, match="cannot be written: No such file or directory"):
             board.write({"step": 1, "loss": 1.0})
-        time.sleep(0.3 * late)
+        go.set()
+        threads[0].join()
         assert told == []
 
     def test_without_a_failure_there_is_no_warning(self, tmp_path):

@@ -16,12 +16,12 @@ def deep(levels):
 
 class TestNearest:
     def test_a_list_without_an_end(self):
-        begin = time.perf_counter()
+        begin = time.process_time()
         assert nearest("kolumn7", (f"column{i}" for i in range(10**6))) == " Did you mean 'column7'?"
         assert nearest(200_000 * "a", ["a"]) == ""
         assert nearest("a", [200_000 * "a"]) == ""
         assert nearest("a" * 198 + "b", ["a" * 199 for _ in range(10**5)])
-        assert time.perf_counter() - begin < 5
+        assert time.process_time() - begin < 5
 
     def test_what_is_listed_is_short(self):
         words = [f"{i}{100_000 * 'a'}" for i in range(100)]

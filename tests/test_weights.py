@@ -223,7 +223,7 @@ class TestShipping:
             ship.ship(Run.open(folder), "tiny")
         (folder / "evaluation.json").write_text(json.dumps(FIGURES))
         monkeypatch.setattr(ship, "LARGEST", 1000)
-        with pytest.raises(ValueError, match="a model must take at most 1,000 bytes; got "):
+        with pytest.raises(ValueError, match="a shipped model must have at most 1,000 bytes; got "):
             ship.ship(Run.open(folder), "tiny")
         assert not (tmp_path / "weights").exists()
 
@@ -244,7 +244,7 @@ class TestShipping:
         aim = Run.open(folder).experiment.objective.kind
         option = "" if aim == "classification" else " --protocol"
         sentence = (
-            f"must have the figures of a {aim} on all 360 test rows; it lacks {lacking}. "
+            f"must have the metrics of a {aim} model on all 360 test samples; it lacks {lacking}. "
             f"Run: iresnet evaluate .*source --rows 360{option}$"
         )
         with pytest.raises(ValueError, match=sentence):

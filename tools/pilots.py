@@ -1,15 +1,15 @@
-"""Short trainings side by side, to find a recipe: python -m tools.pilots PRESET --try "learning_rate=1e-3" ...
+"""Compare short trainings to find good settings: python -m tools.pilots PRESET --try "learning_rate=1e-3" ...
 
-Each pilot is a preset with some settings replaced. It is trained on a third of the training rows for so many seconds of
-steps (compiling and capturing before the clock starts), with its schedule stretched over that time, and its averaged
-weights are judged on held-out rows. Nothing of the test part is read. Words of a pilot without "=" name another preset:
+Each pilot is a preset with some settings replaced. It trains on a third of the training samples for a given number of
+seconds (compiling and graph capture are not counted), with its schedule stretched over that time. Its averaged weights
+are evaluated on the validation samples; the test set is never read. A word without "=" names another preset:
 
     python -m tools.pilots mnist-flow --try "" --try "learning_rate=1e-3" --try "mnist-flow-small" --seconds 60
     python -m tools.pilots cifar10-flow --list tools/pilots-cifar10.txt --seconds 120 --jobs 2 --device cuda
 
-The rows go to OUT/NAME.json as they come; `python -m tools.trial OUT/NAME.json` puts them among the recipes that the
-documentation shows. Held-out bits are those of a series with many terms (exact up to 64 dimensions), of weights that
-are not tightened: good to compare pilots with each other, not to publish.
+Rows are appended to OUT/NAME.json as they finish; `python -m tools.trial OUT/NAME.json` adds them to the recipes in the
+documentation. Validation bits/dim come from a series with many terms (exact up to 64 dimensions) and from weights that
+are not tightened: good for comparing pilots, not for publishing.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from iresnet.run import validate
 from iresnet.train import State, Training, set_learning_rate
 from iresnet.train.objective import nats_per_unit
 
-#: Held-out rows by which a density is judged, draws of noise and probes for each, terms of the series.
+#: Validation samples that a density is evaluated on, draws of noise and probes per sample, terms of the series.
 ROWS, DRAWS, TERMS = 1000, 2, 30
 
-#: Steps before the clock starts, on a GPU: they compile and capture. Seconds that judging may take.
+#: Warm-up steps on a GPU, which compile and capture before the clock starts; seconds reserved for the evaluation.
 FIRST, RESERVE = 12, 45.0
 
-#: A schedule counts in parts of a pilot's time, not in steps, whose number is not known before.
+#: Steps of the learning-rate schedule: fractions of a pilot's time, since its number of steps is not known beforehand.
 PARTS = 1_000_000
 
 COLUMNS = ("preset", "settings", "steps", "seconds", "bits/dim", "±", "error %", "note")
@@ -58,14 +58,14 @@ COLUMNS = ("preset", "settings", "steps", "seconds", "bits/dim", "±", "error %"
 
 @dataclass(frozen=True)
 class Pilot:
-    """What is tried: a preset, and settings that are replaced."""
+    """A preset and the settings to replace."""
 
     preset: str
     settings: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, line: str, preset: str) -> Pilot:
-        """A pilot as it is typed: words with "=" are settings, one without names a preset.
+        """Parse a pilot from a line: words with "=" are settings, a word without names a preset.
 
         >>> Pilot.parse("mnist-flow-small learning_rate=1e-3 terms=4", "mnist-flow")
         Pilot(preset='mnist-flow-small', settings=('learning_rate=1e-3', 'terms=4'))
@@ -73,19 +73,22 @@ class Pilot:
         words = shlex.split(line, comments=True)
         names = [w for w in words if "=" not in w]
         if len(names) > 1:
-            raise ValueError(f"a pilot names one preset at most; got {', '.join(names)}. Settings are KEY=VALUE.")
+            raise ValueError(f"a pilot names at most one preset; got {', '.join(names)}. Settings are KEY=VALUE.")
         return cls(names[0] if names else preset, tuple(w for w in words if "=" in w))
 
     def experiment(self, folder: str | None) -> Experiment:
-        """All that decides it but for the time; what there is not is refused."""
+        """The experiment that this pilot trains; unknown presets and settings raise ValueError."""
         made = with_overrides(find(self.preset), self.settings)
         return made if folder is None else replace(made, data=replace(made.data, folder=folder))
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a pilot may take: a part of the training rows, seconds of steps, steps at most (0: as many as there is time
-    for), and a point in time (of `time.time`) by which it must be judged."""
+    """Limits of a pilot.
+
+    It trains on one `part`-th of the training samples for `seconds` and at most `steps` steps (0: no limit), and must
+    be evaluated by the time `end` (as `time.time` counts).
+    """
 
     part: int = 3
     seconds: float = 60.0
@@ -96,14 +99,14 @@ class Budget:
 
 
 class Clock:
-    """How much of a pilot is over, between 0 and 1; it starts when the steps are as fast as they will be."""
+    """The elapsed fraction of a pilot, 0 to 1; it starts after the warm-up steps."""
 
     def __init__(self, budget: Budget, first: int) -> None:
         self.budget, self.first, self.begun = budget, first, 0.0
         self.seconds = budget.seconds
 
     def part(self, step: int) -> float:
-        """The part that is over before this step, counted from 0."""
+        """The fraction that has elapsed before this step (steps count from 0)."""
         if step < self.first:
             return 0.0
         now = time.time()
@@ -119,20 +122,20 @@ class Clock:
 
 
 def run(pilot: Pilot, budget: Budget, folder: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train and judge one pilot: its row, and its circumstances. One that fails has the reason as its note."""
+    """Train and evaluate one pilot; return its row and its environment. A failed pilot has the reason as its note."""
     if budget.threads:
         torch.set_num_threads(budget.threads)
     experiment, begun = pilot.experiment(folder), time.time()
     row: dict[str, Any] = {"dataset": experiment.data.source, "task": experiment.objective.kind}
     row |= {"preset": pilot.preset, "settings": " ".join(pilot.settings) or None}
     if begun + RESERVE >= budget.end:
-        return {**row, "note": "not begun: no time was left"}, provenance(seeds=[experiment.seed], seconds=0.0)
+        return {**row, "note": "not started: no time left"}, provenance(seeds=[experiment.seed], seconds=0.0)
     try:
         metrics, about = _train(experiment, budget)
         return {**row, **metrics}, about
-    except (RuntimeError, ValueError) as error:  # a pilot may well diverge, or not fit into memory
+    except (RuntimeError, ValueError) as error:  # a pilot may diverge or run out of memory
         reason = str(error).splitlines()[0]
-    finally:  # the next one in this process begins with the whole memory
+    finally:  # free the memory for the next pilot in this process
         gc.collect()
         if budget.device.startswith("cuda"):
             torch.cuda.empty_cache()
@@ -161,7 +164,7 @@ def _train(experiment: Experiment, budget: Budget) -> tuple[dict[str, Any], dict
         if state.step == clock.first and device.startswith("cuda"):
             torch.cuda.synchronize()
     seconds = clock.elapsed
-    metrics = judged(state.averaged_model(), splits.validation.to(device), experiment)
+    metrics = validation_metrics(state.averaged_model(), splits.validation.to(device), experiment)
     row = {"training rows": len(train), "batch": batches.size, "steps": state.step, "seconds": round(seconds, 1)}
     size, precision = sum(p.numel() for p in model.parameters()), state.engine.precision
     about = provenance(seeds=[experiment.seed], seconds=seconds, precision=precision, parameters=size)
@@ -169,14 +172,14 @@ def _train(experiment: Experiment, budget: Budget) -> tuple[dict[str, Any], dict
 
 
 def rate(settings: Training, step: int, part: float) -> float:
-    """The learning rate: the schedule over the pilot's time, and its warm-up over steps, as ever."""
+    """The learning rate: the schedule runs over the pilot's time, its warm-up over steps."""
     clock = replace(settings, epochs=0, steps=PARTS, warmup=0)
     return clock.learning_rate_at(min(PARTS - 1, int(part * PARTS))) * min(1.0, (step + 1) / max(1, settings.warmup))
 
 
 @torch.no_grad()
-def judged(model: nn.Module, validation: Dataset, experiment: Experiment) -> dict[str, Any]:
-    """What a pilot is compared by, on rows that it was not trained on."""
+def validation_metrics(model: nn.Module, validation: Dataset, experiment: Experiment) -> dict[str, Any]:
+    """The metrics that pilots are compared by, on validation samples."""
     metrics: dict[str, Any] = {"bits/dim": None, "±": None, "error %": None}
     if has_density(model):
         rows = subsample(validation, ROWS)
@@ -195,17 +198,17 @@ def judged(model: nn.Module, validation: Dataset, experiment: Experiment) -> dic
     return metrics
 
 
-# ---------------------------------------------------------------------------------------------- many of them
+# ---------------------------------------------------------------------------------------------- several pilots
 
 
 def run_all(
     pilots: Sequence[Pilot], budget: Budget, out: Path, name: str, *, jobs: int = 1, folder: str | None = None
 ) -> Results:
-    """Run pilots, so many at a time; OUT/NAME.json has every row as soon as it is there, after those it had."""
+    """Run pilots, `jobs` at a time, and append each row to OUT/NAME.json as soon as it is finished."""
     path = out / f"{name}.json"
     kept = read(path) if path.is_file() else Results(name, [], [])
     rows, runs = list(kept.rows), list(kept.runs)
-    for row, about in _outcomes(pilots, budget, jobs, folder):
+    for row, about in _results(pilots, budget, jobs, folder):
         rows.append({**row, "run": len(runs)})
         runs.append(about)
         write(Results(name, rows, runs), out)
@@ -213,10 +216,10 @@ def run_all(
     return Results(name, rows, runs)
 
 
-def _outcomes(
+def _results(
     pilots: Sequence[Pilot], budget: Budget, jobs: int, folder: str | None
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """One after another here, or in so many processes, each used again, so that what it compiled is there."""
+    """Run pilots one after another, or in `jobs` processes that are reused, so that compiled code is reused too."""
     if jobs == 1:
         yield from (run(pilot, budget, folder) for pilot in pilots)
         return
@@ -226,14 +229,14 @@ def _outcomes(
 
 
 def _line(row: dict[str, Any]) -> str:
-    words = [row["preset"], row["settings"] or "as it is"]
+    words = [row["preset"], row["settings"] or "unchanged"]
     words += [f"{row[k]:.4f} {k}" for k in ("bits/dim", "error %") if row.get(k) is not None]
     words += [f"{row['steps']:,} steps in {row['seconds']:.0f} s"] if "steps" in row else [row["note"]]
     return "  ".join(words)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The pilots, the best first: by bits per dimension, then by error."""
+    """A table of the pilots, the best first: by bits/dim, then by error."""
 
     def place(row: Mapping[str, Any]) -> tuple[float, float]:
         numbers = (row.get("bits/dim"), row.get("error %"))
@@ -245,50 +248,57 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the pilots that are asked for, and print them side by side."""
+    """Run the requested pilots and print a table of them."""
     parser = argparse.ArgumentParser(prog="python -m tools.pilots", description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add("preset", help="the preset that pilots without a name of their own begin with")
-    add("--try", dest="tries", action="append", default=[], metavar="SETTINGS", help="KEY=VALUE ...; may be repeated")
-    add("--list", type=Path, help="a file with one pilot a line; # begins a comment")
-    add("--seconds", type=float, default=60.0, help="of steps, for each pilot")
-    add("--steps", type=int, default=0, help="at most so many, for each pilot")
-    add("--limit", type=float, default=float("inf"), help="seconds for the whole command; pilots are cut to fit")
-    add("--part", type=int, default=3, help="one of so many parts of the training rows; 1: all")
-    add("--jobs", type=int, default=1, help="pilots at a time")
+    add("preset", help="preset of pilots that name none")
+    add(
+        "--try",
+        dest="tries",
+        action="append",
+        default=[],
+        metavar="SETTINGS",
+        help="KEY=VALUE ...; repeatable",
+    )
+    add("--list", type=Path, help="file with one pilot per line; # starts a comment")
+    add("--seconds", type=float, default=60.0, help="training time of each pilot")
+    add("--steps", type=int, default=0, help="maximum number of steps of each pilot; 0: no limit")
+    add("--limit", type=float, default=float("inf"), help="seconds for the whole command; pilots are shortened to fit")
+    add("--part", type=int, default=3, help="train on one N-th of the training samples; 1: all")
+    add("--jobs", type=int, default=1, help="number of pilots that run in parallel")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--data-dir", default=None, help="where downloaded sets lie")
+    add("--data-dir", default=None, help="dataset directory")
     add("--out", type=Path, default=Path("runs/pilots"))
-    add("--name", default="pilots", help="of the file of results in OUT")
-    asked = parser.parse_args(arguments)
+    add("--name", default="pilots", help="name of the results file in OUT")
+    options = parser.parse_args(arguments)
     try:
-        pilots = _pilots(asked)
-        threads = max(1, (os.cpu_count() or 1) // asked.jobs) if asked.jobs > 1 else 0
-        end = time.time() + asked.limit
-        budget = Budget(asked.part, asked.seconds, asked.steps, end, asked.device, threads)
-        made = run_all(pilots, budget, asked.out, asked.name, jobs=asked.jobs, folder=asked.data_dir)
+        pilots = _pilots(options)
+        threads = max(1, (os.cpu_count() or 1) // options.jobs) if options.jobs > 1 else 0
+        end = time.time() + options.limit
+        budget = Budget(options.part, options.seconds, options.steps, end, options.device, threads)
+        made = run_all(pilots, budget, options.out, options.name, jobs=options.jobs, folder=options.data_dir)
     except BrokenProcessPool:
-        print(f"pilots: a process was ended, by lack of memory perhaps; try fewer --jobs. {asked.out} has the rest.")
+        print(f"pilots: a worker process died, perhaps out of memory; try fewer --jobs. {options.out} has the others.")
         return 1
     except (ValueError, OSError) as error:
         print(f"pilots: {error}", file=sys.stderr)
         return 2
-    print(f"\n{table(made.rows)}\n\n{asked.out / asked.name}.json")
+    print(f"\n{table(made.rows)}\n\n{options.out / options.name}.json")
     return 0
 
 
-def _pilots(asked: argparse.Namespace) -> list[Pilot]:
-    """What is asked for, all of it known before the first begins."""
+def _pilots(options: argparse.Namespace) -> list[Pilot]:
+    """The requested pilots; all are checked before the first one starts."""
     for name in ("part", "jobs"):
-        if getattr(asked, name) < 1:
-            raise ValueError(f"--{name} must be at least 1; got {getattr(asked, name)}.")
-    if not asked.seconds > 0:
-        raise ValueError(f"--seconds must be positive; got {asked.seconds:g}.")
-    lines = [] if asked.list is None else asked.list.read_text(encoding="utf-8").splitlines()
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name} must be at least 1; got {getattr(options, name)}.")
+    if not options.seconds > 0:
+        raise ValueError(f"--seconds must be positive; got {options.seconds:g}.")
+    lines = [] if options.list is None else options.list.read_text(encoding="utf-8").splitlines()
     listed = [line for line in lines if shlex.split(line, comments=True)]
-    pilots = [Pilot.parse(line, asked.preset) for line in (*listed, *asked.tries)] or [Pilot(asked.preset)]
+    pilots = [Pilot.parse(line, options.preset) for line in (*listed, *options.tries)] or [Pilot(options.preset)]
     for pilot in pilots:
-        pilot.experiment(asked.data_dir)
+        pilot.experiment(options.data_dir)
     return pilots
 
 

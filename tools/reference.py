@@ -1,14 +1,14 @@
-"""Reference values of what the library computes, to compare later versions with: python tools/reference.py
+"""Record reference values for later versions to compare with: python tools/reference.py
 
-Writes tests/reference/: what one version computed, on a CPU.
+Writes tests/reference/, computed on a CPU:
 
-    steps.json      float64: loss and gradients of one training step of eight presets, reduced to a few blocks
+    steps.json      float64: loss and gradients of one training step of eight presets with few blocks
     training.json   float32: the losses of fifty steps, with one thread and with two
-    models.json     the models that come with the library: logits, log-likelihoods, inverses and their bounds
-    runs/           small run folders of a flow, a classifier, a hybrid and a table, and one that was stopped
-    scores.json     what those runs say of their test rows, and how the stopped one ends
+    models.json     the shipped models: logits, log-likelihoods, inverses and their bounds
+    runs/           small run folders of a flow, a classifier, a hybrid and a table, and an interrupted run
+    scores.json     the outputs of those runs on test samples, and the final weights of the interrupted run
 
-`tests/test_reference.py` compares. A gradient is kept as its norm and its products with fixed random vectors.
+`tests/test_reference.py` compares. A gradient is stored as its norm and its products with fixed random vectors.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from iresnet.train.objective import Objective
 
 FOLDER = Path(__file__).parent.parent / "tests" / "reference"
 
-#: One of every kind of step: blocks fully connected, convolutional and wide, learned noise, couplings, margins.
+#: One preset for every kind of step: fully connected, convolutional and wide blocks, learned noise, couplings, margins.
 STEPS = (
     "points-density", "digits-hybrid", "iresnet164", "cifar10-flow", "cifar10-flow-modern", "mnist-flow-noise",
     "cifar10-glow", "cifar10-certified",
@@ -52,7 +52,7 @@ TRAINED = ("points-density", "digits-hybrid", "digits-classifier")
 THREADS = (1, 2)
 SHIPPED = ("mnist-flow-noise", "mnist-classifier")
 
-#: Name of the folder -> preset of the run.
+#: Folder name -> preset of the run.
 RUNS = {
     "flow": "points-density",
     "classifier": "digits-classifier",
@@ -61,11 +61,11 @@ RUNS = {
 }
 STOPPED = "stopped"
 TABLE, ROWS = "table.csv", 8
-TO_RESUME = ("log.csv", "best.safetensors", "last.safetensors")  # what a finished run can do without
+TO_RESUME = ("log.csv", "best.safetensors", "last.safetensors")  # what a finished run does not need
 
 
 def small(name: str, blocks: int = 2, width: int = 6, **training: Any) -> Experiment:
-    """A preset with few and narrow blocks."""
+    """A preset reduced to few and narrow blocks and few steps."""
     preset = PRESETS[name]
     network = replace(preset.network, blocks=tuple(min(b, blocks) for b in preset.network.blocks), width=width)
     steps = {"steps": 6, "epochs": 0, "batch": 16, "validate_every": 3, "save_every": 3, "warmup": 2} | training
@@ -89,7 +89,7 @@ def _vectors(length: int, products: int) -> np.ndarray[Any, np.dtype[np.float64]
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Within this context torch computes with so many threads."""
+    """Use `count` torch threads within this context."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -100,7 +100,7 @@ def threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Within this context modules and tensors are made in this precision."""
+    """Create modules and tensors in this precision within this context."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -113,7 +113,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def objective_of(experiment: Experiment, schema: Schema, x: Tensor) -> Objective:
-    """An experiment's model and loss as training makes them."""
+    """The model and loss of an experiment, built as training builds them."""
     torch.manual_seed(experiment.seed)
     with defer_norms():
         model = build(experiment.network, schema, experiment.objective.kind, x)
@@ -122,7 +122,7 @@ def objective_of(experiment: Experiment, schema: Schema, x: Tensor) -> Objective
 
 
 def step(name: str) -> dict[str, Any]:
-    """Loss and gradients of one training step of a preset, in float64; the second, as the first may initialise."""
+    """Loss and gradients of the second training step of a preset, in float64; the first may initialise layers."""
     experiment = small(name)
     schema, generator = schema_of(experiment.data.source), torch.Generator().manual_seed(1)
     if schema.levels is None:
@@ -145,7 +145,7 @@ def step(name: str) -> dict[str, Any]:
 
 
 def losses(name: str) -> list[float]:
-    """The losses of fifty steps of a preset, in float32, operation by operation."""
+    """The losses of fifty steps of a preset, in float32, run eagerly."""
     experiment = small(name, steps=50, batch=32)
     splits = load(experiment.data)
     objective = objective_of(experiment, splits.schema, splits.train.x)
@@ -163,7 +163,7 @@ def losses(name: str) -> list[float]:
 
 
 def model_values(model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
-    """What a model of images says of random ones: codes, logits, log-likelihoods, inverses with their bounds."""
+    """Outputs of an image model on random images: codes, logits, log-likelihoods, inverses and their bounds."""
     generator = torch.Generator().manual_seed(2)
     x = torch.randint(0, 256, (2, *shape), generator=generator).float() + 0.5
     transform: Any = model.transform
@@ -183,7 +183,7 @@ def model_values(model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def scores(folder: Path) -> dict[str, Any]:
-    """What the model of a run folder says of its first test rows."""
+    """Outputs of a run's model on its first test samples."""
     opened = run.Run.open(folder)
     model, rows = opened.model(), subsample(opened.splits().test, ROWS)
     found: dict[str, Any] = {}
@@ -195,7 +195,7 @@ def scores(folder: Path) -> dict[str, Any]:
 
 
 def resumed(folder: Path) -> dict[str, list[float]]:
-    """The weights at the end of a run that is gone on with."""
+    """Resume an interrupted run and summarise its final weights."""
     run.resume(folder)
     return {
         name: projected(t) for name, t in run.Run.open(folder).model().state_dict().items() if t.is_floating_point()
@@ -203,7 +203,7 @@ def resumed(folder: Path) -> dict[str, list[float]]:
 
 
 def placed(kind: str, place: Path, source: Path = FOLDER) -> Path:
-    """A copy of a run folder, to work on; a table's data are where its settings say."""
+    """A copy of a run folder to work on; the source of a table is made absolute."""
     folder = Path(shutil.copytree(source / "runs" / kind, place / kind))
     settings = folder / "config.toml"
     settings.write_text(settings.read_text().replace(f'"{TABLE}"', json.dumps(str(source / TABLE))))
@@ -214,7 +214,7 @@ def placed(kind: str, place: Path, source: Path = FOLDER) -> Path:
 
 
 def write_runs(target: Path) -> None:
-    """Train the small runs; the one that is stopped is a hybrid after three of its six steps."""
+    """Train the small runs; the interrupted one is a hybrid after three of its six steps."""
     x = np.random.default_rng(0).normal(size=(160, 3)) @ np.array([[1.0, 0.4, 0], [0, 1, 0.3], [0, 0, 1]])
     np.savetxt(target / TABLE, x, fmt="%.5f", delimiter=",", header="a,b,c", comments="")
     for kind, name in RUNS.items():
@@ -232,7 +232,7 @@ def write_runs(target: Path) -> None:
 
 
 def _tidy(folder: Path, target: Path) -> None:
-    """Take out of a run folder what it says of this machine."""
+    """Remove paths of this machine from a run folder."""
     shutil.rmtree(folder / "tensorboard", ignore_errors=True)
     settings, default = folder / "config.toml", DataSettings().folder
     text = settings.read_text().replace(json.dumps(str(target / TABLE)), f'"{TABLE}"')
@@ -240,7 +240,7 @@ def _tidy(folder: Path, target: Path) -> None:
 
 
 def write(target: Path) -> None:
-    """Write all of it into a folder."""
+    """Compute all reference values and write them into a folder."""
     with threads(1):
         found: dict[str, Any] = {"steps": {name: step(name) for name in STEPS}}
         shapes = {name: run.Run.open(name).schema.shape for name in SHIPPED}
@@ -260,7 +260,7 @@ def write(target: Path) -> None:
 
 
 def main() -> int:
-    """Make it anew; what was there is replaced once all of it is made."""
+    """Replace tests/reference, once all new values are computed."""
     with TemporaryDirectory() as place:
         write(Path(place))
         shutil.rmtree(FOLDER, ignore_errors=True)

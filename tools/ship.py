@@ -1,11 +1,11 @@
-"""Put the model of a run folder among those that come with the library: python tools/ship.py RUN NAME
+"""Add the model of a run folder to the models that ship with the library: python tools/ship.py RUN NAME
 
-Writes iresnet/weights/NAME: the settings with a data folder that holds anywhere, and what the other commands read; the
-weights as they are used, which is less than what training needs (`run.weights.slim`).
-Evaluate the run first, on all test rows: its figures go along, and into results/shipped.json. Of a density they are its
-bits per dimension to the paper's protocol, of a classifier its error, of a hybrid both:
+Writes iresnet/weights/NAME: the settings with the default dataset directory, the files that other commands read, and
+the final weights without what only training needs (`run.weights.slim`). Evaluate the run first on all test samples: its
+metrics are copied, and added to results/shipped.json. They are bits/dim by the paper's protocol for a density, the
+error for a classifier, both for a hybrid:
 
-    iresnet evaluate RUN --protocol                   a density: without --rows the protocol takes all of them
+    iresnet evaluate RUN --protocol                   a density; without --rows the protocol uses all test samples
     iresnet evaluate RUN --rows 10000                 a classifier
     iresnet evaluate RUN --rows 10000 --protocol      a hybrid
 """
@@ -33,16 +33,16 @@ MODEL = "model.safetensors"
 COPIED, SAID = ("schema.json", "data.json", "environment.json"), ("certificate.json", "evaluation.json")
 KEPT = (*COPIED, MODEL, *SAID)
 
-#: What one model may take, in bytes.
+#: The largest size of a model in bytes.
 LARGEST = 16 * 2**20
 
 
 def ship(run: Run, name: str) -> Path:
-    """Copy what a reader of the model needs to iresnet/weights/NAME."""
+    """Copy the model and the files that describe it to iresnet/weights/NAME."""
     missing = [file for file in KEPT if not (run.folder / file).is_file()]
     if missing:
-        raise FileNotFoundError(f"{run.folder} has no {', '.join(missing)}. Train it to the end, and evaluate it.")
-    _check_figures(run)
+        raise FileNotFoundError(f"{run.folder} has no {', '.join(missing)}. Finish the training and evaluate it.")
+    _check_metrics(run)
     model, target = _model(run), WEIGHTS / name
     target.mkdir(parents=True, exist_ok=True)
     header = migration.parse_header_line((run.folder / "config.toml").read_text(encoding="utf-8").partition("\n")[0])
@@ -52,33 +52,33 @@ def ship(run: Run, name: str) -> Path:
     for file in COPIED:
         shutil.copyfile(run.folder / file, target / file)
     sha256 = checkpoint.sha256(checkpoint.save(model, target / MODEL, version=__version__))
-    for file in SAID:  # of the same function, whose weights are now written otherwise
+    for file in SAID:  # they describe the same function, but its weights file has changed
         text = json.dumps(migration.with_format({**run.read_json(file), MODEL_SHA256: sha256}), indent=1)
         atomic.write(target / file, text + "\n")
     return target
 
 
 def _model(run: Run) -> Checkpoint:
-    """The model with weights as they are used; refused where it is too large."""
+    """The model with its final weights; a model that is too large raises ValueError."""
     content = checkpoint.load(run.folder / MODEL)
     made = Checkpoint({**content.tensors, "weights": slim_state(run.model())}, content.state)
     size = sum(t.numel() * t.element_size() for group in made.tensors.values() for t in group.values())
     if size > LARGEST:
-        raise ValueError(f"a model must take at most {LARGEST:,} bytes; got {size:,}. Ship a smaller one.")
+        raise ValueError(f"a shipped model must have at most {LARGEST:,} bytes; got {size:,}. Ship a smaller one.")
     return made
 
 
-def _check_figures(run: Run) -> None:
-    """Refuse a run that lacks the figures which a reader of its kind of model asks for, of all test rows."""
+def _check_metrics(run: Run) -> None:
+    """Raise ValueError unless the run was evaluated on all test samples with the metrics of its kind of model."""
     found, kind, rows = run.read_json("evaluation.json"), run.experiment.objective.kind, _test_rows(run)
     wanted = {"error": kind != "density", "protocol": kind != "classification"}
-    missing = [name for name, asked in wanted.items() if asked and found.get(name, {}).get("rows", 0) < rows]
+    missing = [name for name, needed in wanted.items() if needed and found.get(name, {}).get("rows", 0) < rows]
     missing += [] if "inverse" in found else ["inverse"]
     if missing:
         option = " --protocol" if wanted["protocol"] else ""
         raise ValueError(
-            f"evaluation.json of {run.folder} must have the figures of a {kind} on all {rows:,} test rows; it lacks "
-            f"{', '.join(missing)}. Run: iresnet evaluate {run.folder} --rows {rows}{option}"
+            f"evaluation.json of {run.folder} must have the metrics of a {kind} model on all {rows:,} test samples; "
+            f"it lacks {', '.join(missing)}. Run: iresnet evaluate {run.folder} --rows {rows}{option}"
         )
 
 
@@ -87,14 +87,14 @@ def _test_rows(run: Run) -> int:
 
 
 def results() -> Results:
-    """What is known of every model that ships, one row each."""
+    """The metrics of every shipped model, one row each."""
     runs = [Run.open(path.parent) for path in sorted(WEIGHTS.glob(f"*/{MODEL}"))]
     rows = [{**_row(run), "run": i} for i, run in enumerate(runs)]
     return Results("shipped", rows, [run.read_json("environment.json") for run in runs])
 
 
 def _row(run: Run) -> dict[str, Any]:
-    """One model: a classifier has no bits per dimension, a density no error."""
+    """The row of one model; a classifier has no bits/dim, a density no error."""
     found, blocks = run.read_json("evaluation.json"), run.read_json("certificate.json")["blocks"]
     error, likelihood, inverse = found.get("error", {}), found.get("protocol", {}), found["inverse"]
     return {

@@ -1,9 +1,9 @@
-"""Put what was tried into the log of recipes: python -m tools.trial RUN_OR_PILOTS ... [--note "..."]
+"""Add trained runs and pilots to the recipes: python -m tools.trial RUN_OR_PILOTS ... [--note "..."]
 
-A run folder gives one row: what differs from its preset, how long it took, and the figures on held-out rows by which
-its weights were chosen. A results file of `tools.pilots`, or of this tool on another machine, gives all its rows. They
-go to results/recipes-DATASET-TASK.json, shown in docs/results/recipes.md; one that is there already is left as it is.
-Nothing of the test part is read.
+A run folder gives one row: its differences from its preset, its training time, and the validation metrics by which its
+weights were selected. A results file of `tools.pilots`, or of this tool on another machine, gives all its rows. They
+are added to results/recipes-DATASET-TASK.json, which docs/results/recipes.md shows; rows that exist already are
+skipped. The test set is never read.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Trial: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
-#: What every row has, so that a page may show it, whatever became of a trial.
+#: The columns of every row, present even if a trial failed.
 COLUMNS = (
     "dataset", "task", "preset", "settings", "training rows", "batch", "steps", "seconds", "bits/dim", "±", "error %",
     "held-out rows", "method", "on", "note",
 )  # fmt: skip
 
-#: Settings that change nothing of what is tried.
+#: Settings that do not affect a trial.
 BESIDE = ("name", "about", "data.folder")
 
 
 def of_run(run: Run) -> Trial:
-    """The row of a finished run and its circumstances."""
+    """The row of a finished run, and its environment."""
     experiment, environment = run.experiment, run.read_json("environment.json")
     preset, differences = settings_of(experiment)
     row: dict[str, Any] = {
@@ -54,12 +54,13 @@ def of_run(run: Run) -> Trial:
 
 
 def _metrics(run: Run) -> dict[str, Any]:
-    """What the weights were chosen by: the likelihoods that the model keeps share their noise, which a mean would show.
+    """The validation metrics by which the weights were selected; an unfinished run raises FileNotFoundError.
 
-    A run that is not finished is refused.
+    They are read, not recomputed from the likelihoods stored with the model: those share their noise, which would bias
+    a mean.
     """
     if not (run.folder / "model.safetensors").is_file():
-        raise FileNotFoundError(f"{run.folder} is not finished. Go on: iresnet train --resume --out {run.folder}")
+        raise FileNotFoundError(f"{run.folder} is not finished. Resume it: iresnet train --resume --out {run.folder}")
     best, rows = run.best_metrics(), int(run.read_json("data.json")["validation"]["rows"])
     metrics = {"bits/dim": best.get("validation bits/dim"), "±": None, "error %": best.get("validation error %")}
     if metrics["bits/dim"] is None:
@@ -69,7 +70,7 @@ def _metrics(run: Run) -> dict[str, Any]:
 
 
 def settings_of(experiment: Experiment) -> tuple[str, list[str]]:
-    """The preset that an experiment began with, and what it changed of it."""
+    """The preset of an experiment, and the settings that differ from it."""
     try:
         preset = find(experiment.name)
     except (ValueError, OSError):
@@ -89,7 +90,7 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _word(value: Any) -> str:
-    """A value as a user would type it."""
+    """A value as a user types it on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
@@ -98,7 +99,7 @@ def _word(value: Any) -> str:
 
 
 def trials(path: Path) -> list[Trial]:
-    """Those of a run folder, or of a results file of pilots."""
+    """The trials of a run folder or of a results file."""
     if path.suffix != ".json":
         return [of_run(Run.open(path))]
     found = read(path)
@@ -108,7 +109,7 @@ def trials(path: Path) -> list[Trial]:
 
 
 def record(made: Sequence[Trial], folder: Path, note: str | None = None) -> dict[Path, int]:
-    """Append trials to the files of their data sets and tasks; how many were new to each."""
+    """Append trials to the files of their datasets and tasks; return the number of new rows for each file."""
     added: dict[Path, int] = {}
     for row, about in made:
         name = f"recipes-{row['dataset']}-{row['task']}"
@@ -130,15 +131,15 @@ def _same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Record what is named, and say where it went."""
+    """Record the given runs and pilots, and print which files changed."""
     parser = argparse.ArgumentParser(prog="python -m tools.trial", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_PILOTS")
-    parser.add_argument("--note", help="what is to be said about them, in a few words")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the files are; the project's own")
-    asked = parser.parse_args(arguments)
+    parser.add_argument("--note", help="short note for the new rows")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results files")
+    options = parser.parse_args(arguments)
     try:
-        made = [trial for path in asked.paths for trial in trials(path)]
-        for path, count in record(made, asked.results, asked.note).items():
+        made = [trial for path in options.paths for trial in trials(path)]
+        for path, count in record(made, options.results, options.note).items():
             print(f"{count} new in {path}")
     except (ValueError, OSError) as error:
         print(f"trial: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Subclasses of layers, activations, sequences and of the library's own combinators."""
+"""Subclasses of layers, activations, sequences and the library's combinators."""
 
 from __future__ import annotations
 
@@ -12,24 +12,12 @@ from torch.nn.utils import parametrize
 
 from iresnet.lipschitz import Concatenated, Conditioned, LipSwish, Potential
 
-from .base import (
-    Times,
-    Unfit,
-    act,
-    convolution,
-    factor,
-    linear,
-    pick,
-    replace,
-    subclassed,
-    trick,
-    unchanged,
-)
+from .base import Scale, activation, convolution, factor, linear, pick, plain_linear, replace, subclassed, trick
 
 
 @trick
 def subclass_forward(r: random.Random, g: nn.Sequential) -> nn.Module:
-    layer, k = r.choice([linear, act])(r, g), factor(r)
+    layer, k = r.choice([linear, activation])(r, g), factor(r)
     parent = type(layer).forward
     return replace(g, layer, subclassed(layer, forward=lambda self, x: k * parent(self, x)))
 
@@ -43,26 +31,26 @@ def subclass_conv_forward(r: random.Random, g: nn.Sequential) -> nn.Module:
 
 @trick
 def subclass_call(r: random.Random, g: nn.Sequential) -> nn.Module:
-    layer, k = r.choice([linear, act])(r, g), factor(r)
+    layer, k = r.choice([linear, activation])(r, g), factor(r)
     parent = type(layer).__call__
     return replace(g, layer, subclassed(layer, __call__=lambda self, x: k * parent(self, x)))
 
 
 @trick
 def subclass_call_impl(r: random.Random, g: nn.Sequential) -> nn.Module:
-    layer, k = r.choice([linear, act])(r, g), factor(r)
+    layer, k = r.choice([linear, activation])(r, g), factor(r)
     return replace(g, layer, subclassed(layer, _call_impl=lambda self, x: k * self.forward(x)))
 
 
 @trick
 def subclass_weight_property(r: random.Random, g: nn.Sequential) -> nn.Module:
-    layer, k = unchanged(r, g), factor(r)
+    layer, k = plain_linear(r, g), factor(r)
     return replace(g, layer, subclassed(layer, weight=property(lambda self: k * self._parameters["weight"])))
 
 
 @trick
 def subclass_attribute_property(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """A property that says one thing at first and another when the layer is called."""
+    """A property that overrides the attribute that decides the slope."""
     layer = pick(r, g, nn.ELU | nn.LeakyReLU)
     name = "alpha" if isinstance(layer, nn.ELU) else "negative_slope"
     return replace(g, layer, subclassed(layer, **{name: property(lambda self: 9.0)}))
@@ -70,7 +58,7 @@ def subclass_attribute_property(r: random.Random, g: nn.Sequential) -> nn.Module
 
 @trick
 def subclass_getattr(r: random.Random, g: nn.Sequential) -> nn.Module:
-    layer, k = unchanged(r, g), factor(r)
+    layer, k = plain_linear(r, g), factor(r)
 
     def found(self: Any, name: str) -> Any:
         value: Any = nn.Module.__getattr__(self, name)
@@ -87,7 +75,7 @@ def subclass_by_mode(r: random.Random, g: nn.Sequential) -> nn.Module:
 
 
 class Twice(nn.Sequential):
-    """A sequence that is run twice, scaled up."""
+    """A sequence with a scaled output."""
 
     def forward(self, input: Any) -> Any:
         return 3 * super().forward(input)
@@ -101,7 +89,7 @@ class Skip(nn.Sequential):
 
 
 class Called(nn.Sequential):
-    """A sequence with a call of its own."""
+    """A sequence with a custom __call__."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return 3 * super().__call__(*args, **kwargs)
@@ -128,16 +116,13 @@ def subclass_nested(r: random.Random, g: nn.Sequential) -> nn.Module:
 @trick
 def subclass_combinator(r: random.Random, g: nn.Sequential) -> nn.Module:
     """Subclasses of the library's own combinators."""
-    found = [m for m in g.modules() if isinstance(m, Potential | Concatenated)]
-    if not found:
-        raise Unfit
-    layer, k = r.choice(found), factor(r)
+    layer, k = pick(r, g, Potential | Concatenated), factor(r)
     parent = type(layer).forward
     return replace(g, layer, subclassed(layer, forward=lambda self, x: k * parent(self, x)))
 
 
 class Steep(nn.ELU):
-    """A user's activation that expands, with a parameter that is parametrized: its class is then made by torch."""
+    """A user-defined activation that expands; parametrizing its parameter makes torch replace its class."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,15 +135,15 @@ class Steep(nn.ELU):
 @trick
 def parametrized_activation(r: random.Random, g: nn.Sequential) -> nn.Module:
     steep = Steep()
-    parametrize.register_parametrization(steep, "gain", Times(factor(r)))
-    return replace(g, act(r, g), steep)
+    parametrize.register_parametrization(steep, "gain", Scale(factor(r)))
+    return replace(g, activation(r, g), steep)
 
 
 @trick
 def parametrized_lipswish(r: random.Random, g: nn.Sequential) -> nn.Module:
     swish = LipSwish().to(torch.float64)
-    parametrize.register_parametrization(swish, "raw_beta", Times(factor(r)))
-    return replace(g, act(r, g), swish)
+    parametrize.register_parametrization(swish, "raw_beta", Scale(factor(r)))
+    return replace(g, activation(r, g), swish)
 
 
 @trick

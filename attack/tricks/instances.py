@@ -1,4 +1,4 @@
-"""Attributes of an instance: methods replaced, settings changed, steps in place; hooks."""
+"""Changes of an instance: replaced methods, changed settings, in-place operations, hooks."""
 
 from __future__ import annotations
 
@@ -11,27 +11,18 @@ from torch.nn.utils import parametrize
 
 from iresnet.lipschitz import LipSwish, Sine
 
-from .base import (
-    Times,
-    Unfit,
-    act,
-    afterwards,
-    convolution,
-    factor,
-    linear,
-    trick,
-)
+from .base import NotApplicable, Scale, activation, convolution, factor, in_place_trick, linear, trick
 
 
-@afterwards
+@in_place_trick
 def instance_forward(r: random.Random, g: nn.Sequential) -> nn.Module:
-    layer, k = r.choice([linear, act, lambda r, g: g])(r, g), factor(r)
+    layer, k = r.choice([linear, activation, lambda r, g: g])(r, g), factor(r)
     parent = layer.forward
     layer.forward = lambda x: k * parent(x)
     return g
 
 
-@afterwards
+@in_place_trick
 def instance_conv_forward(r: random.Random, g: nn.Sequential) -> nn.Module:
     layer, k = convolution(r, g), factor(r)
     parent = layer._conv_forward
@@ -39,25 +30,25 @@ def instance_conv_forward(r: random.Random, g: nn.Sequential) -> nn.Module:
     return g
 
 
-@afterwards
+@in_place_trick
 def instance_call_impl(r: random.Random, g: nn.Sequential) -> nn.Module:
-    layer, k = r.choice([linear, act, lambda r, g: g])(r, g), factor(r)
+    layer, k = r.choice([linear, activation, lambda r, g: g])(r, g), factor(r)
     layer._call_impl = lambda x: k * layer.forward(x)
     return g
 
 
-@afterwards
+@in_place_trick
 def instance_compiled(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """What `module.compile(backend=...)` leaves behind, for a backend that changes the function."""
-    layer, k = r.choice([linear, act, lambda r, g: g])(r, g), factor(r)
+    """The attribute that `module.compile(backend=...)` sets, for a backend that changes the function."""
+    layer, k = r.choice([linear, activation, lambda r, g: g])(r, g), factor(r)
     layer._compiled_call_impl = lambda x: k * layer.forward(x)
     return g
 
 
-@afterwards
+@in_place_trick
 def attributes(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """An attribute of an activation that decides its slope."""
-    layer = act(r, g)
+    """Change the attribute of an activation that decides its slope."""
+    layer = activation(r, g)
     match layer:
         case nn.ELU():
             layer.alpha = r.choice([8.0, -3.0, 0.5])
@@ -79,9 +70,9 @@ def attributes(r: random.Random, g: nn.Sequential) -> nn.Module:
     return g
 
 
-@afterwards
+@in_place_trick
 def convolution_attributes(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """Attributes of a convolution that keep the shape and change the operator."""
+    """Change attributes of a convolution that keep the output shape and change the operator."""
     layer = convolution(r, g)
     kernel = layer.kernel_size
     if r.random() < 0.5:
@@ -92,59 +83,59 @@ def convolution_attributes(r: random.Random, g: nn.Sequential) -> nn.Module:
     return g
 
 
-@afterwards
+@in_place_trick
 def in_place(r: random.Random, g: nn.Sequential) -> nn.Module:
     found = [m for m in g.modules() if hasattr(m, "inplace")]
     if not found:
-        raise Unfit
+        raise NotApplicable
     cast(Any, r.choice(found)).inplace = True
     return g
 
 
 @trick
 def in_place_first(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """An activation in place before which nothing makes a copy of x."""
+    """Put an in-place activation at the front, where x has not been copied."""
     inplace = r.choice([nn.ReLU(inplace=True), nn.ELU(inplace=True), nn.Hardtanh(-0.1, 0.1, inplace=True)])
     front: list[nn.Module] = [r.choice([nn.Identity(), nn.Sequential(), nn.Flatten(1, 1), nn.Unflatten(1, (-1,))])]
     return nn.Sequential(*(front if r.random() < 0.8 else []), inplace, *g)
 
 
-@afterwards
+@in_place_trick
 def forward_hook(r: random.Random, g: nn.Sequential) -> nn.Module:
     k = factor(r)
     _anywhere(r, g).register_forward_hook(lambda module, inputs, output: k * output)
     return g
 
 
-@afterwards
+@in_place_trick
 def forward_hook_kwargs(r: random.Random, g: nn.Sequential) -> nn.Module:
     k = factor(r)
     _anywhere(r, g).register_forward_hook(lambda m, inputs, kwargs, output: k * output, with_kwargs=True)
     return g
 
 
-@afterwards
+@in_place_trick
 def forward_pre_hook(r: random.Random, g: nn.Sequential) -> nn.Module:
     k = factor(r)
     _anywhere(r, g).register_forward_pre_hook(lambda module, inputs: (k * inputs[0],))
     return g
 
 
-@afterwards
+@in_place_trick
 def backward_hook(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """Changes gradients, not the function: what is computed by products with J' is no longer right."""
+    """Change gradients, not the function: vector-Jacobian products are then wrong."""
     where: Any = _anywhere(r, g)
     where.register_full_backward_hook(lambda module, to_input, to_output: tuple(3 * t for t in to_input))
     return g
 
 
-@afterwards
+@in_place_trick
 def watching_hook(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """A hook that only looks, as those of profilers and of feature extractors do."""
+    """A hook that only reads, like those of profilers and feature extractors."""
     seen = list[Tensor]()
     _anywhere(r, g).register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
     return g
 
 
 def _anywhere(r: random.Random, g: nn.Module) -> nn.Module:
-    return r.choice([m for m in g.modules() if not isinstance(m, parametrize.ParametrizationList | Times)])
+    return r.choice([m for m in g.modules() if not isinstance(m, parametrize.ParametrizationList | Scale)])

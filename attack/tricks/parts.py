@@ -1,4 +1,4 @@
-"""Parts of which nothing is known: other layers of torch, functions of a user's own, samples that mix."""
+"""Unknown parts: other layers of torch, user-defined functions, operations that mix samples."""
 
 from __future__ import annotations
 
@@ -9,19 +9,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from .base import (
-    Times,
-    Unfit,
-    factor,
-    linear,
-    pick,
-    replace,
-    trick,
-)
+from .base import NotApplicable, Scale, factor, linear, pick, replace, trick
 
 
 class Hidden(nn.Module):
-    """A user's network whose forward is its own."""
+    """A user-defined network with a custom forward."""
 
     def __init__(self, inner: nn.Module, k: float) -> None:
         super().__init__()
@@ -32,7 +24,7 @@ class Hidden(nn.Module):
 
 
 class Counting(nn.Module):
-    """A function that is another one at every call."""
+    """A function that changes with every call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +42,7 @@ def hidden_skip(r: random.Random, g: nn.Sequential) -> nn.Module:
 
 @trick
 def unknown_layer(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """A module of torch's that has no rule, or one with a slope above one, somewhere in g."""
+    """Insert a torch module without a rule, or one with a slope above one, somewhere in g."""
     makers: list[Callable[[], nn.Module]] = [
         lambda: nn.Dropout(0.5),
         lambda: nn.AlphaDropout(0.5),
@@ -76,7 +68,7 @@ def unknown_layer(r: random.Random, g: nn.Sequential) -> nn.Module:
         lambda: nn.LocalResponseNorm(2),
         lambda: nn.ChannelShuffle(1),
         Counting,
-        lambda: Times(3.0),
+        lambda: Scale(3.0),
     ]
     layers = list(g)
     layers.insert(r.randint(0, len(layers)), r.choice(makers)())
@@ -99,10 +91,10 @@ def transposed(r: random.Random, g: nn.Sequential) -> nn.Module:
 
 @trick
 def mixed_samples(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """Reshapings that join two samples: a function of the batch, not of a sample."""
+    """Reshape so that two samples are joined: a function of the batch, not of single samples."""
     first = next((m for m in g.modules() if isinstance(m, nn.Linear)), None)
     if first is None or not isinstance(g[0], nn.Linear):
-        raise Unfit
+        raise NotApplicable
     d = first.in_features
     joint = nn.Linear(2 * d, 2 * d, dtype=first.weight.dtype)
     nn.init.orthogonal_(joint.weight)

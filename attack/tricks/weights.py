@@ -1,4 +1,4 @@
-"""Weights that are not what they seem: parametrized, pruned, tied, of a class or a layout of their own."""
+"""Unusual weights: parametrized, pruned, tied, of another tensor class or memory layout."""
 
 from __future__ import annotations
 
@@ -12,25 +12,16 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import iresnet
 
-from .base import (
-    Times,
-    Unfit,
-    afterwards,
-    factor,
-    linear,
-    pick,
-    trick,
-    unchanged,
-)
+from .base import NotApplicable, Scale, circular_convolution, factor, in_place_trick, linear, pick, plain_linear, trick
 
 
-@afterwards
+@in_place_trick
 def own_parametrization(r: random.Random, g: nn.Sequential) -> nn.Module:
-    parametrize.register_parametrization(linear(r, g), "weight", Times(factor(r)))
+    parametrize.register_parametrization(linear(r, g), "weight", Scale(factor(r)))
     return g
 
 
-@afterwards
+@in_place_trick
 def weight_norm(r: random.Random, g: nn.Sequential) -> nn.Module:
     layer = linear(r, g)
     parametrizations.weight_norm(layer)
@@ -39,44 +30,44 @@ def weight_norm(r: random.Random, g: nn.Sequential) -> nn.Module:
     return g
 
 
-@afterwards
+@in_place_trick
 def spectral_norm(r: random.Random, g: nn.Sequential) -> nn.Module:
     parametrizations.spectral_norm(linear(r, g))
     return g
 
 
-@afterwards
+@in_place_trick
 def orthogonal(r: random.Random, g: nn.Sequential) -> nn.Module:
     parametrizations.orthogonal(pick(r, g, nn.Linear))
     return g
 
 
-@afterwards
+@in_place_trick
 def old_weight_norm(r: random.Random, g: nn.Sequential) -> nn.Module:
-    layer = unchanged(r, g)
+    layer = plain_linear(r, g)
     nn.utils.weight_norm(layer)
     with torch.no_grad():
-        layer.weight_g.mul_(abs(factor(r)))  # the weight is made anew by a hook of the next call
+        layer.weight_g.mul_(abs(factor(r)))  # a hook recomputes the weight at the next call
     return g
 
 
-@afterwards
+@in_place_trick
 def old_spectral_norm(r: random.Random, g: nn.Sequential) -> nn.Module:
-    nn.utils.spectral_norm(unchanged(r, g))
+    nn.utils.spectral_norm(plain_linear(r, g))
     return g
 
 
-@afterwards
+@in_place_trick
 def pruned(r: random.Random, g: nn.Sequential) -> nn.Module:
-    layer = unchanged(r, g)
+    layer = plain_linear(r, g)
     prune.l1_unstructured(layer, "weight", amount=0.3)
     with torch.no_grad():
-        layer.weight_orig.mul_(abs(factor(r)))  # the weight is made anew by a hook of the next call
+        layer.weight_orig.mul_(abs(factor(r)))  # a hook recomputes the weight at the next call
     return g
 
 
 class Louder(Tensor):
-    """A weight whose products are three times as large."""
+    """A tensor subclass whose linear operations return three times the result."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -86,19 +77,19 @@ class Louder(Tensor):
         return result
 
 
-@afterwards
+@in_place_trick
 def tensor_subclass(r: random.Random, g: nn.Sequential) -> nn.Module:
-    layer = unchanged(r, g)
+    layer = plain_linear(r, g)
     layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Louder))
     return g
 
 
-@afterwards
+@in_place_trick
 def tied_weights(r: random.Random, g: nn.Sequential) -> nn.Module:
     layers = [m for m in g.modules() if isinstance(m, nn.Linear) and "weight" in m._parameters]
     pairs = [(a, b) for a in layers for b in layers if a is not b and a.weight.shape == b.weight.shape]
     if not pairs:
-        raise Unfit
+        raise NotApplicable
     a, b = r.choice(pairs)
     a.weight = b.weight
     with torch.no_grad():
@@ -108,34 +99,31 @@ def tied_weights(r: random.Random, g: nn.Sequential) -> nn.Module:
 
 @trick
 def shared_layer(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """One layer used several times."""
+    """Use the layers several times."""
     return nn.Sequential(*g, *list(g) * r.randint(1, 2))
 
 
-@afterwards
+@in_place_trick
 def plain_tensor(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """A weight that is a tensor and no parameter."""
-    layer = unchanged(r, g)
+    """Replace a weight parameter by a plain tensor."""
+    layer = plain_linear(r, g)
     weight = factor(r) * layer.weight.detach()
     del layer.weight
     layer.weight = weight
     return g
 
 
-@afterwards
+@in_place_trick
 def scaled_weight(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """A weight written in place, which no class can see."""
-    unchanged(r, g).weight.data.mul_(factor(r))
+    """Scale a weight in place, which no class can detect."""
+    plain_linear(r, g).weight.data.mul_(factor(r))
     return g
 
 
-@afterwards
+@in_place_trick
 def stale_padding(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """A circular convolution pads by what it noted when it was made, not by its attribute."""
-    found = [m for m in g.modules() if isinstance(m, nn.Conv1d | nn.Conv2d) and m.padding_mode == "circular"]
-    if not found:
-        raise Unfit
-    layer = r.choice(found)
+    """Change the padding attribute of a circular convolution, which pads by a value cached at construction."""
+    layer = circular_convolution(r, g)
     if r.random() < 0.5:
         layer.padding = tuple(0 for _ in layer.kernel_size)
     else:
@@ -143,22 +131,19 @@ def stale_padding(r: random.Random, g: nn.Sequential) -> nn.Module:
     return g
 
 
-@afterwards
+@in_place_trick
 def rolled_padding(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """The note itself is changed: all of the padding on one side."""
-    found = [m for m in g.modules() if isinstance(m, nn.Conv1d | nn.Conv2d) and m.padding_mode == "circular"]
-    if not found:
-        raise Unfit
-    layer = r.choice(found)
+    """Change that cached value: put all padding on one side."""
+    layer = circular_convolution(r, g)
     pads = list(layer._reversed_padding_repeated_twice)
     layer._reversed_padding_repeated_twice = [p for a, b in zip(pads[::2], pads[1::2], strict=True) for p in (a + b, 0)]
     return g
 
 
-@afterwards
+@in_place_trick
 def strange_layout(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """Weights that are views: sparse, expanded, negated lazily, transposed."""
-    layer = unchanged(r, g)
+    """Replace a weight by a sparse tensor or a view: expanded, lazily negated, transposed."""
+    layer = plain_linear(r, g)
     w = layer.weight.detach()
     match r.randrange(4):
         case 0 if w.dim() == 2:
@@ -173,9 +158,9 @@ def strange_layout(r: random.Random, g: nn.Sequential) -> nn.Module:
     return g
 
 
-@afterwards
+@in_place_trick
 def tensor_setting(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """A slope that is a tensor, changed in place after it was set."""
+    """Make the slope a tensor, and change it in place after it was read."""
     layer = pick(r, g, nn.ELU | nn.LeakyReLU)
     name = "alpha" if isinstance(layer, nn.ELU) else "negative_slope"
     slope = torch.tensor(0.5)
@@ -186,19 +171,19 @@ def tensor_setting(r: random.Random, g: nn.Sequential) -> nn.Module:
     return g
 
 
-@afterwards
+@in_place_trick
 def not_numbers(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """A bias or a parameter of an activation that is not a number."""
+    """Put NaN or infinity into a bias or a parameter of an activation."""
     found = [p for name, p in g.named_parameters() if name.split(".")[-1] in ("bias", "raw_beta", "angle")]
     if not found:
-        raise Unfit
+        raise NotApplicable
     with torch.no_grad():
         r.choice(found).view(-1)[0] = r.choice([float("nan"), float("inf"), float("-inf")])
     return g
 
 
 class Echoing(nn.ModuleList):
-    """A list that iterates over its modules twice."""
+    """A ModuleList that iterates over its modules twice."""
 
     def __iter__(self) -> Any:
         return iter([*self._modules.values(), *self._modules.values()])
@@ -206,8 +191,8 @@ class Echoing(nn.ModuleList):
 
 @trick
 def meta_numbers(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """A weight that is not a number."""
-    layer = unchanged(r, g)
+    """Put NaN or infinity into a weight."""
+    layer = plain_linear(r, g)
     with torch.no_grad():
         layer.weight.view(-1)[0] = r.choice([float("nan"), float("inf")])
     return g

@@ -1,4 +1,4 @@
-"""Wrappers around a network, and networks around it."""
+"""Wrappers around a network."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from torch import Tensor, nn
 
 import iresnet
 
-from .base import (
-    factor,
-    linear,
-    trick,
-)
+from .base import factor, linear, trick
 from .weights import own_parametrization, spectral_norm, weight_norm
 
 
@@ -29,7 +25,7 @@ def averaged(r: random.Random, g: nn.Sequential) -> nn.Module:
 
 @trick
 def wrapped_forward(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """A wrapper of torch's whose forward was replaced, or that has a hook."""
+    """A torch wrapper with a replaced forward or a hook."""
     wrapped = r.choice([torch.optim.swa_utils.AveragedModel, nn.DataParallel])(g)
     inner, k = wrapped.module, factor(r)
     match r.randrange(3):
@@ -63,7 +59,7 @@ def traced(r: random.Random, g: nn.Sequential) -> nn.Module:
 
 @trick
 def compiled(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """`torch.compile`, rarely, as it takes a while; else what it wraps, with a hook on the wrapper."""
+    """`torch.compile` with a hook on the compiled module."""
     wrapped = cast(nn.Module, torch.compile(g, backend="eager"))
     k = factor(r)
     wrapped.register_forward_hook(lambda module, inputs, output: k * output)
@@ -87,13 +83,13 @@ def listed(r: random.Random, g: nn.Sequential) -> nn.Module:
 
 @trick
 def nested_block(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """A residual block as the network of another."""
+    """Use a residual block as the network of another."""
     return r.choice([lambda: iresnet.ResidualBlock(g), lambda: nn.Sequential(iresnet.ResidualBlock(g), *g)])()
 
 
 @trick
 def constrained_over(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """The library's constraint on top of another parametrization, or below one."""
+    """Combine the library's constraint with another parametrization, in either order."""
     layer = linear(r, g)
     below = r.choice([own_parametrization, weight_norm, spectral_norm])
     if r.random() < 0.5:
@@ -107,5 +103,5 @@ def constrained_over(r: random.Random, g: nn.Sequential) -> nn.Module:
 
 @trick
 def harmless(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """No trick at all."""
+    """Change nothing."""
     return g

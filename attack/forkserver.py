@@ -1,10 +1,10 @@
-"""Commands in processes that are meant to die: forked, each in milliseconds, from one that has imported the library.
+"""Run commands in processes that may be killed, forked in milliseconds from one that has imported the library.
 
-    python -m attack.nursery
+    python -m attack.forkserver
 
-reads an order a line on stdin and answers each with a line: {"start": [words of a command], ...} with the number of
-the process, {"wait": number, "seconds": s} with its exit code, or null where it is still running after that time.
-`Nursery` is the other end. What may befall a command, `Fault`, is in `attack.faults`.
+reads one request per line from stdin and answers each with a line: {"start": [words of a command], ...} with the
+process id, {"wait": process id, "seconds": s} with the exit code, or null if the process still runs after that time.
+`ForkServer` is the client. The faults that a command may suffer are in `attack.faults`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .faults import Fault, befall
+from .faults import Fault, run_with_fault
 
-#: What commands import late is imported once, before they are forked.
+#: Modules that commands import lazily; they are imported once, before any fork.
 PRELOADED = (
     "iresnet.cli", "matplotlib.backends.backend_agg", "PIL.Image", "sklearn.datasets", "sklearn.model_selection",
     "torch._dynamo", "torch.utils.tensorboard",
@@ -34,8 +34,8 @@ PRELOADED = (
 HUNG = 1000
 
 
-class Ended(NamedTuple):
-    """How a command ended: its exit code (a signal's is negative) and what it printed."""
+class Completed(NamedTuple):
+    """A completed command: its exit code (negative for a signal) and its output."""
 
     code: int
     out: str
@@ -44,39 +44,39 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True)
 class Child:
-    """A command that runs: its process, and the file that it prints to (its errors go beside it)."""
+    """A running command: its process id, and the file of its output (errors go to a second file beside it)."""
 
-    nursery: Nursery
+    server: ForkServer
     number: int
     printed: Path
 
     def signal(self, number: int) -> None:
-        """Send a signal, if it still runs."""
+        """Send a signal, if the process still runs."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.number, number)
 
-    def wait(self, seconds: float = 60.0) -> Ended:
-        """Wait until it has ended; one that hangs is killed."""
-        code = self.nursery.order(wait=self.number, seconds=seconds)
+    def wait(self, seconds: float = 60.0) -> Completed:
+        """Wait for the process to end; kill it if it hangs."""
+        code = self.server.request(wait=self.number, seconds=seconds)
         if code is None:
             self.signal(9)
-            self.nursery.order(wait=self.number, seconds=seconds)
+            self.server.request(wait=self.number, seconds=seconds)
             code = HUNG
         texts = [p.read_bytes().decode(errors="replace") for p in (self.printed, self.printed.with_suffix(".err"))]
-        return Ended(int(code), *texts)
+        return Completed(int(code), *texts)
 
 
-class Nursery:
+class ForkServer:
     """The process from which commands are forked."""
 
     def __init__(self) -> None:
-        words = [sys.executable, "-m", "attack.nursery"]
+        words = [sys.executable, "-m", "attack.forkserver"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "120"}
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         atexit.register(self.close)
 
-    def order(self, **what: Any) -> Any:
-        """Send an order and return the answer."""
+    def request(self, **what: Any) -> Any:
+        """Send a request and return the answer."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(what).encode() + b"\n")
@@ -84,15 +84,18 @@ class Nursery:
         return json.loads(self.process.stdout.readline())
 
     def start(self, *words: str | Path, folder: Path, fault: Fault | None = None) -> Child:
-        """Start `iresnet WORDS` with `folder`, in which it prints to files, as its working directory."""
+        """Start `iresnet WORDS` in `folder`, with its output redirected to files there."""
         printed = folder / f".printed-{time.monotonic_ns()}.out"
-        for path in (printed, printed.with_suffix(".err")):  # also where the process is killed before it opens them
+        for path in (
+            printed,
+            printed.with_suffix(".err"),
+        ):  # they must exist even if the process is killed before it opens them
             path.touch()
-        number = self.order(start=[str(w) for w in words], printed=str(printed), fault=asdict(fault or Fault()))
+        number = self.request(start=[str(w) for w in words], printed=str(printed), fault=asdict(fault or Fault()))
         return Child(self, int(number), printed)
 
-    def call(self, *words: str | Path, folder: Path, fault: Fault | None = None, seconds: float = 60.0) -> Ended:
-        """Run `iresnet WORDS` to its end."""
+    def call(self, *words: str | Path, folder: Path, fault: Fault | None = None, seconds: float = 60.0) -> Completed:
+        """Run `iresnet WORDS` and wait for it to end."""
         child = self.start(*words, folder=folder, fault=fault)
         ended = child.wait(seconds)
         for path in (child.printed, child.printed.with_suffix(".err")):
@@ -100,18 +103,18 @@ class Nursery:
         return ended
 
     def close(self) -> None:
-        """End the process; commands that still run are not its own to end."""
+        """End the server; commands that still run are not ended."""
         self.process.kill()
         self.process.communicate()
 
 
 @cache
-def nursery() -> Nursery:
-    """The nursery of this process."""
-    return Nursery()
+def fork_server() -> ForkServer:
+    """The fork server of this process, started on first use."""
+    return ForkServer()
 
 
-# ---------------------------------------------------------------------------------------------------- the other process
+# ------------------------------------------------------------------------------------------------------- the server
 
 
 def _serve() -> None:
@@ -120,8 +123,8 @@ def _serve() -> None:
     torch = importlib.import_module("torch")
     torch.set_num_threads(1)
     for line in sys.stdin:
-        order = json.loads(line)
-        answer = _start(order) if "start" in order else _wait(order["wait"], order["seconds"])
+        request = json.loads(line)
+        answer = _start(request) if "start" in request else _wait(request["wait"], request["seconds"])
         print(json.dumps(answer), flush=True)
 
 
@@ -135,22 +138,22 @@ def _wait(number: int, seconds: float) -> int | None:
     return None
 
 
-def _start(order: dict[str, Any]) -> int:
+def _start(request: dict[str, Any]) -> int:
     number = os.fork()
     if not number:
-        _live(order)
+        _run_child(request)
     return number
 
 
-def _live(order: dict[str, Any]) -> None:
-    """What a forked process does: the command, and its fate. It never returns."""
+def _run_child(request: dict[str, Any]) -> None:
+    """Run the command with its fault in the forked process, then exit."""
     code = 70
     try:
-        printed = Path(order["printed"])
+        printed = Path(request["printed"])
         for stream, path in ((0, Path(os.devnull)), (1, printed), (2, printed.with_suffix(".err"))):
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), stream)
         os.chdir(printed.parent)
-        code = befall(Fault(**order["fault"]), order["start"])
+        code = run_with_fault(Fault(**request["fault"]), request["start"])
     except BaseException:
         import traceback
 

@@ -1,8 +1,8 @@
-"""What one does on the digits without an i-ResNet, each rival chosen on the same validation images.
+"""Baselines for the digits: standard models, each tuned on the same validation images as the i-ResNet.
 
 svm       scikit-learn's support vector machine with an RBF kernel: classes, no density
 mixture   scikit-learn's mixture of full Gaussians: a density, no classes
-spline    zuko's neural spline flow (autoregressive, rational-quadratic): a density, trained for a given time
+spline    zuko's neural spline flow (autoregressive, rational-quadratic): a density, trained for a time budget
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from iresnet.data import Augment, Splits
 
 LEVELS, DIMENSION = 17, 64
 
-#: x (N, 64) dequantised -> ln p(x)
+#: Dequantised images (N, 64) -> ln p(x).
 LogProb = Callable[[Tensor], Tensor]
 
 
 def svm_error(splits: Splits) -> tuple[float, str]:
-    """(test error in percent, the settings that did best on validation)."""
+    """The test error in percent, and the settings with the lowest validation error."""
     from sklearn.svm import SVC
 
     def flat(part: str) -> tuple[np.ndarray, np.ndarray]:
@@ -41,7 +41,7 @@ def svm_error(splits: Splits) -> tuple[float, str]:
 
 
 def mixture_bits(splits: Splits, seed: int = 0) -> tuple[float, str]:
-    """(test bits per dimension, the settings that did best on validation)."""
+    """The test bits/dim, and the settings with the highest validation likelihood."""
     from sklearn.mixture import GaussianMixture
 
     x, vx, tx = (dequantised(getattr(splits, p).x, seed, 4) for p in ("train", "validation", "test"))
@@ -56,15 +56,15 @@ def mixture_bits(splits: Splits, seed: int = 0) -> tuple[float, str]:
 
 
 def dequantised(x: Tensor, seed: int, draws: int = 1) -> Tensor:
-    """Integers with uniform noise, every row `draws` times, flat."""
+    """Add uniform noise to integer images: each image `draws` times, flattened."""
     generator = torch.Generator().manual_seed(seed)
-    rows = x.flatten(1).float().repeat(draws, 1)
-    return rows + torch.rand(rows.shape, generator=generator) * (1 - 1e-6)
+    images = x.flatten(1).float().repeat(draws, 1)
+    return images + torch.rand(images.shape, generator=generator) * (1 - 1e-6)
 
 
 @dataclass(frozen=True)
 class Spline:
-    """Settings of the spline flow: `alpha` of the logit, `shifted` the part of the images moved by up to a pixel."""
+    """Settings of the spline flow: `alpha` of the logit, `shifted` the fraction of images shifted by up to a pixel."""
 
     hidden: tuple[int, ...] = (512,)
     transforms: int = 2
@@ -78,13 +78,13 @@ class Spline:
     shifted: float = 0.1
 
 
-#: Chosen among 42 settings on held-out training images, with the i-ResNet's shifts; and one near zuko's defaults.
+#: The best of 42 settings on held-out training images, with the i-ResNet's shifts; and settings near zuko's defaults.
 TUNED = Spline()
 PLAIN = Spline((128, 128), transforms=3, learning_rate=2e-3, weight_decay=1e-2, alpha=0.01, shifted=0.0)
 
 
 def spline_bits(splits: Splits, seconds: float, seed: int, settings: Spline) -> tuple[float, float]:
-    """(test bits, validation bits) after that much training, of the averaged weights that did best on validation."""
+    """Train for `seconds`; return the test and validation bits/dim of the averaged weights that validate best."""
     log_prob, validation = train_spline(splits, seconds, seed, settings)
     with torch.no_grad():
         bits = -float(log_prob(dequantised(splits.test.x, seed, 8)).mean()) / (DIMENSION * math.log(2))
@@ -92,7 +92,7 @@ def spline_bits(splits: Splits, seconds: float, seed: int, settings: Spline) -> 
 
 
 def train_spline(splits: Splits, seconds: float, seed: int, s: Spline) -> tuple[LogProb, float]:
-    """Train on one thread for that long; the best averaged model's log-likelihood, and its validation bits."""
+    """Train for `seconds`; return the log-likelihood and validation bits/dim of the best averaged model."""
     import zuko
 
     torch.manual_seed(seed)
