@@ -219,7 +219,7 @@ class TestShipping:
     def test_shipping_refuses_incomplete_or_large_runs(self, tmp_path, monkeypatch):
         monkeypatch.setattr(ship, "WEIGHTS", tmp_path / "weights")
         folder = copy_of(trained(), tmp_path / "source")
-        with pytest.raises(FileNotFoundError, match="has no evaluation.json. Train it to the end, and evaluate it."):
+        with pytest.raises(FileNotFoundError, match="has no evaluation.json. Finish the training and evaluate it."):
             ship.ship(Run.open(folder), "tiny")
         (folder / "evaluation.json").write_text(json.dumps(FIGURES))
         monkeypatch.setattr(ship, "LARGEST", 1000)
