@@ -1,5 +1,6 @@
-"""One thread, one seed, and hypothesis without chance: a test gives the same verdict every time."""
+"""Fixtures and settings of all tests: one thread, one seed, deterministic hypothesis, so results are reproducible."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,25 @@ torch.set_num_threads(1)
 settings.register_profile("iresnet", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("iresnet")
 
+# Importing torch and collecting thousands of tests creates millions of objects that live to the end: the garbage
+# collector need not look at them again and again. It is enabled once they are all there.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`-m gpu` reads only files with such tests: a machine with a GPU need not have what the others import."""
+    """With `-m gpu`, import only files with GPU tests: a GPU machine may lack what the other files import."""
     if config.option.markexpr != "gpu" or collection_path.suffix != ".py":
         return None
     return "mark.gpu" not in collection_path.read_text(encoding="utf-8") or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped where there is none."""
+    """Skip tests marked `gpu` if there is no GPU."""
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -33,7 +43,7 @@ def seeded() -> None:
 
 @pytest.fixture
 def call(capsys):
-    """Run the command; (exit code, what it printed). Anything but a clean exit is a failure of the test."""
+    """Run the command and return its exit code and its output; the test fails unless it exits cleanly."""
     from iresnet import cli
 
     def run(*words):
