@@ -1,4 +1,4 @@
-"""Material for reports, made up but of the right size and shape: nothing here was trained."""
+"""Synthetic material for reports, with realistic sizes and shapes; nothing here was trained."""
 
 import math
 
@@ -122,7 +122,7 @@ DIVERGED = FREE | {"code_residual": None, "measured_error": None}
 
 
 def free_certificate():
-    """Of a network without the constraint: no block is a contraction."""
+    """The certificate of a network without the constraint: no block is a contraction."""
     made = certificate()
     blocks = [b | {"lipschitz": 1.84, "verdict": "not proven (bound >= 1)"} for b in made["blocks"]]
     return made | {"passed": False, "blocks": blocks, "stretch": made["stretch"] | {"inverse": None}}
@@ -130,7 +130,7 @@ def free_certificate():
 
 def digits(**changes):
     bunch = load_digits()
-    x = torch.tensor(bunch.images).unsqueeze(1) + 0.5  # in the middle of their bins, as a flow has them
+    x = torch.tensor(bunch.images).unsqueeze(1) + 0.5  # at the middle of their bins, as for a flow
     mixed = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
     samples = 0.8 * mixed[:80] + 0.2 * mixed[80:160] + 1.1 * normal(80, 1, 8, 8)
     t = torch.linspace(0, 1, 9).reshape(1, 9, 1, 1, 1)
@@ -227,7 +227,7 @@ def table(**changes):
 
 
 def large(**changes):
-    """Colour noise, which no PNG compresses; many blocks, classes, layers, log rows."""
+    """Colour noise, which PNG cannot compress, and many blocks, classes, layers and log entries."""
     noise = (255 * torch.rand(100, 3, 32, 32, generator=torch.Generator().manual_seed(0))).to(torch.uint8)
     n = 100
     confusion = [[3 if i == j else (i * j) % 7 == 1 for j in range(n)] for i in range(n)]

@@ -1,4 +1,4 @@
-"""Reading a page of HTML as a browser's parser does."""
+"""Parse an HTML page as a browser does."""
 
 from html.parser import HTMLParser
 
@@ -6,7 +6,7 @@ VOID = {"img", "link", "meta", "br", "col"}
 
 
 class Read(HTMLParser):
-    """A page as a browser's parser meets it: fails on tags that do not balance and on what a page must not have."""
+    """A parsed page; fails on unbalanced tags, duplicate attributes, scripts and event handlers."""
 
     def __init__(self, text):
         super().__init__()
@@ -17,7 +17,7 @@ class Read(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         given = dict(attrs)
-        assert len(given) == len(attrs), f"an attribute twice in {tag}"
+        assert len(given) == len(attrs), f"duplicate attribute in {tag}"
         if "id" in given:
             self.ids.append(given["id"])
         self.links += [given[k] for k in ("href", "src", "srcset", "action", "data", "poster") if k in given]

@@ -1,4 +1,4 @@
-"""A trained run, as small as one can be, for the tests of what works on run folders."""
+"""The smallest possible trained runs, for tests of code that works on run folders."""
 
 import shutil
 from dataclasses import replace
@@ -26,7 +26,7 @@ def tiny(name: str = "digits-hybrid", **training) -> Experiment:
 
 @cache
 def trained(name: str = "digits-hybrid") -> Path:
-    """A finished run, made once a process and not to be written to: `copy_of` it for that."""
+    """A finished run, trained once per process. Do not write to it; use `copy_of`."""
     folder = Path(mkdtemp()) / name
     run.start(tiny(name), folder)
     return folder

@@ -1,4 +1,4 @@
-"""Every numbered script in examples/ runs to its end, without a warning."""
+"""Every numbered script in examples/ runs without errors or warnings."""
 
 import runpy
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("[0-9]*.py"))
 
 
-#: Whole trainings.
+#: Examples that run a whole training.
 LONG = ("04_conditional_density", "05_scores_for_a_table", "06_one_network_four_jobs")
 
 
@@ -24,5 +24,5 @@ def test_example_runs(path, monkeypatch, tmp_path):
     assert not any(tmp_path.iterdir())  # an example leaves nothing behind
 
 
-def test_there_are_examples():
+def test_examples_exist():
     assert len(EXAMPLES) >= 4

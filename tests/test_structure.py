@@ -1,4 +1,4 @@
-"""How the library may be written: rules that its syntax trees show."""
+"""Rules for the library's source code, checked on its syntax trees."""
 
 import ast
 from pathlib import Path
@@ -7,15 +7,18 @@ import pytest
 
 from iresnet.lipschitz import ACTIVATIONS
 
+# Syntax trees only; none of the library's code runs here.
+pytestmark = pytest.mark.no_cover
+
 LIBRARY = Path(__file__).resolve().parent.parent / "iresnet"
 FILES = sorted(LIBRARY.rglob("*.py"))
 
-#: Methods that write into a dictionary.
+#: Methods that modify a dictionary.
 WRITING = {"update", "pop", "popitem", "setdefault", "clear", "__setitem__", "__delitem__", "__ior__"}
 
 
 def is_namespace(node, aliases=()):
-    """Whether an expression is the dictionary of an object: `vars(x)`, `x.__dict__`, or a name given to one."""
+    """Whether an expression is the dictionary of an object: `vars(x)`, `x.__dict__`, or an alias of one."""
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id == "vars" and bool(node.args)
     return (isinstance(node, ast.Attribute) and node.attr == "__dict__") or (
@@ -24,7 +27,7 @@ def is_namespace(node, aliases=()):
 
 
 def targets(node):
-    """What a statement assigns to or deletes, one by one."""
+    """The targets that a statement assigns to or deletes."""
     found = {
         ast.Assign: lambda: node.targets,
         ast.Delete: lambda: node.targets,
@@ -38,14 +41,14 @@ def targets(node):
 
 
 def pairs(node):
-    """(target, value) of what is assigned, tuples taken apart."""
+    """The (target, value) pairs of an assignment, with tuples unpacked."""
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
         both = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
         yield from zip(target.elts, node.value.elts, strict=False) if both else [(target, node.value)]
 
 
 def patches(source):
-    """The lines that write to an object behind its back, through its dictionary."""
+    """The lines that modify an object through its dictionary."""
     tree = ast.parse(source)
     assigned = [n for n in ast.walk(tree) if isinstance(n, ast.Assign | ast.NamedExpr)]
     aliases = {t.id for n in assigned for t, v in pairs(n) if isinstance(t, ast.Name) and is_namespace(v)}
@@ -82,7 +85,7 @@ def patches(source):
         "known, own = 1, vars(m); own.update(forward=f)",
     ],
 )
-def test_a_patch_is_seen(line):
+def test_a_patch_is_detected(line):
     assert patches(line) == [1]
 
 
@@ -96,12 +99,12 @@ def test_a_patch_is_seen(line):
         "for value in vars(m).values(): pass",
     ],
 )
-def test_what_only_reads_is_none(line):
+def test_reading_a_dictionary_is_not_a_patch(line):
     assert patches(line) == []
 
 
-def test_nothing_is_patched():
-    """A faster way to compute wraps what it computes; it does not replace a method, or a setting, of a live object."""
+def test_the_library_patches_no_object():
+    """Faster implementations wrap a module; they do not replace methods or settings of a live object."""
     assert len(FILES) > 100
     found = {path.relative_to(LIBRARY).as_posix(): patches(path.read_text()) for path in FILES}
     assert {name: lines for name, lines in found.items() if lines} == {}
@@ -109,13 +112,13 @@ def test_nothing_is_patched():
 
 # -------------------------------------------------------------------------------------------------- activations
 
-#: Where activations are looked at by what they are: their records, and the audit, which shares no algorithm with them.
+#: Files that may distinguish activations by class: their records, and the audit, which shares no code with them.
 RECORDS = {"lipschitz/activations.py", "audit/extended.py"}
 KINDS = {record.kind.__name__ for record in ACTIVATIONS.values() if not record.may_return_input}
 
 
-def told_apart(tree):
-    """Where activations are told apart: by isinstance, a match, a comparison, or as keys and members of a table."""
+def distinctions(tree):
+    """Where code distinguishes activations: by isinstance, match, comparison, or as keys and members of a table."""
     found = []
     for node in ast.walk(tree):
         places = []
@@ -138,11 +141,11 @@ def told_apart(tree):
     return found
 
 
-def test_activations_are_told_apart_by_their_records_alone():
+def test_only_activation_records_distinguish_activations():
     found = {}
     for path in FILES:
         name = path.relative_to(LIBRARY).as_posix()
-        if name not in RECORDS and (places := told_apart(ast.parse(path.read_text()))):
+        if name not in RECORDS and (places := distinctions(ast.parse(path.read_text()))):
             found[name] = places
     assert not found
 
@@ -158,9 +161,9 @@ def test_activations_are_told_apart_by_their_records_alone():
         "KINDS = (nn.ELU, nn.Tanh)",
     ],
 )
-def test_what_tells_them_apart_is_found(code):
-    assert told_apart(ast.parse(code))
+def test_a_distinction_is_detected(code):
+    assert distinctions(ast.parse(code))
 
 
-def test_making_one_is_no_offence():
-    assert not told_apart(ast.parse("nn.Sequential(nn.Linear(2, 2), nn.ELU(), nn.Linear(2, 2))"))
+def test_creating_an_activation_is_allowed():
+    assert not distinctions(ast.parse("nn.Sequential(nn.Linear(2, 2), nn.ELU(), nn.Linear(2, 2))"))

@@ -1,4 +1,4 @@
-"""The calls that docs/explanation/design.md describes as walks through the files are made, and compared with it."""
+"""The call paths that docs/explanation/design.md describes, compared with the calls that are actually made."""
 
 import re
 import sys
@@ -21,7 +21,7 @@ TEXT = (
     (ROOT.parent / "docs" / "explanation" / "design.md").read_text().partition("## Five walks")[2].partition("\n## ")[0]
 )
 
-#: The steps of every walk: (file, function), by the title of the walk.
+#: The steps of each walk, as (file, function), by its title.
 WALKS = {
     title: [
         (file, function)
@@ -34,7 +34,7 @@ CPU, GPU, LIKELIHOOD, SAMPLE, REPORT = WALKS
 
 
 def calls(function: Callable[[], object]) -> list[tuple[str, str]]:
-    """Every function of the library that is called, in order."""
+    """All functions of the library that a call runs, in order."""
     found = []
 
     def look(frame, event, _):
@@ -52,7 +52,7 @@ def calls(function: Callable[[], object]) -> list[tuple[str, str]]:
 
 
 def name_of(frame):
-    """The name of a function with that of the class that has it: `co_qualname` comes with Python 3.11."""
+    """The qualified name of a function; `co_qualname` needs Python 3.11."""
     name, first = frame.f_code.co_name, frame.f_locals.get("self", frame.f_locals.get("cls"))
     for cls in type(first).__mro__ if first is not None and not isinstance(first, type) else ():
         own = vars(cls).get(name)
@@ -63,7 +63,7 @@ def name_of(frame):
 
 
 def assert_walked(walk, made):
-    """Every step of a walk is among the calls, after the one before it."""
+    """Assert that the calls contain every step of a walk, in order."""
     at = 0
     for step in walk:
         assert step in made[at:], f"{step} is not called after {walk[: walk.index(step)]}"
@@ -76,7 +76,7 @@ def images():
     return rouse_(Flow(Chain(ActNorm(3), block), DiagonalNormal((3, 5, 5)), estimator=PowerSeries(3)))
 
 
-def test_there_are_five_of_ten_lines_at_most_and_none_returns_to_a_file():
+def test_five_walks_visit_at_most_ten_files_each_and_none_twice():
     assert len(WALKS) == 5
     for title, walk in WALKS.items():
         files = [file for file, _ in walk]
@@ -84,12 +84,12 @@ def test_there_are_five_of_ten_lines_at_most_and_none_returns_to_a_file():
         assert len(runs) == len(set(runs)) <= 10, title
 
 
-def test_a_step_on_a_cpu():
+def test_a_training_step_on_a_cpu():
     flow, x = images(), torch.randn(4, 3, 5, 5)
     assert_walked(WALKS[CPU], calls(lambda: train(MaximumLikelihood(flow), [x], Training(steps=1))))
 
 
-def test_a_step_on_a_gpu_by_what_is_recorded():
+def test_the_computations_of_a_training_step_on_a_gpu():
     walk = [step for step in WALKS[GPU] if step[0].startswith("gpu/") and step[0] != "gpu/step.py"]
     flow, x = images(), torch.randn(4, 3, 5, 5)
 
@@ -101,7 +101,7 @@ def test_a_step_on_a_gpu_by_what_is_recorded():
 
 
 @pytest.mark.gpu
-def test_a_step_on_a_gpu():
+def test_a_training_step_on_a_gpu():
     flow, x = images().cuda(), torch.randn(4, 3, 5, 5, device="cuda")
     made = calls(lambda: train(MaximumLikelihood(flow), [x] * 8, Training(steps=8)))
     assert_walked([step for step in WALKS[GPU] if not step[0].startswith("gpu/") or step[0] == "gpu/step.py"], made)
