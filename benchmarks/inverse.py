@@ -40,11 +40,11 @@ from iresnet import (
     contractive_convnet,
     tighten_,
 )
+from iresnet.branch.form import to_channels_last
 from iresnet.cuda_graph import as_cuda_graph
 from iresnet.inverse import refinement
 from iresnet.inverse.arithmetic import Arithmetic
 from iresnet.inverse.inverter import Inverter
-from iresnet.inverse.precisions import laid_out
 from iresnet.inverse.refinement import Schedule
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.results import Results, provenance, write
@@ -144,7 +144,7 @@ def phases(inverter: Inverter, z: Tensor) -> dict[str, float]:
     codes, x = [], z.double()
     for part in inverter.parts:
         if part.branch is not None:
-            codes.append((part.branch, laid_out(x)))
+            codes.append((part.branch, to_channels_last(x)))
         x = part.transform.inverse(x) if part.branch is None else x - part.branch.exact(x)
     low = [(b, x.to(b.dtype), b.working.value_and_slopes(x.to(b.dtype))[1]) for b, x in codes]
     functions: dict[str, Callable[[], list[Any]]] = {
