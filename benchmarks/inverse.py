@@ -27,6 +27,7 @@ from statistics import median
 from typing import Any, cast
 
 import torch
+from iresnet.branch.form import to_channels_last
 from torch import Tensor, nn
 
 from iresnet import (
@@ -40,7 +41,6 @@ from iresnet import (
     contractive_convnet,
     tighten_,
 )
-from iresnet.branch.form import to_channels_last
 from iresnet.cuda_graph import as_cuda_graph
 from iresnet.inverse import refinement
 from iresnet.inverse.arithmetic import Arithmetic

@@ -93,7 +93,7 @@ test = run.splits().test
 learned = evaluate.density(model, test)
 true = -true_log_density(test.x.double())
 print(f"\nNegative log-likelihood of {len(test)} unseen rows: {learned}")
-print(f"The same under the true density:               {float(true.mean()):.3f} nats")
+print(f"The same under the true density:            {float(true.mean()):.3f} nats")
 
 assert learned.value - true.mean() < 0.25
 
