@@ -1,12 +1,12 @@
-"""What a setting may be: said once, on its field, and checked in one place.
+"""Allowed values of settings: declared once, on the field, and checked in one place.
 
     family: Literal["iresnet", "glow"] = "iresnet"
     lipschitz: Annotated[float, within("(0, 1)")] = 0.9
     blocks: Annotated[tuple[Annotated[int, most(1_000)], ...], entries(16)] = (4, 4)
 
-A rule of a list is about the list as a whole, one inside of its brackets about each entry. A class of settings calls
-`check_settings(self)` before it looks at what joins several fields. A lambda in an annotation sees no names of its
-module: a rule that needs one is made above the class.
+A rule on a list applies to the whole list; a rule inside the brackets applies to each entry. A settings class calls
+`check_settings(self)` before it checks conditions on several fields. A lambda in an annotation cannot see the names of
+its module, so a rule that needs one is defined above the class.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .spelling import nearest, quoted
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What must hold of a value, in words that follow its name: "must be positive".
+    """A condition on a value, and its description, which follows the name in messages: "must be positive".
 
-    `shown` is what of it is told; of words that are `known`, the nearest is told too.
+    `shown` is the part of the value to quote; if there are `known` words, the nearest one is suggested.
     """
 
     holds: Callable[[Any], bool]
@@ -33,7 +33,7 @@ class Rule:
     known: tuple[str, ...] = ()
 
     def check(self, name: str, value: Any) -> None:
-        """Refuse a value of which this does not hold."""
+        """Raise if the condition does not hold for a value."""
         if not self.holds(value):
             remedy = f" {self.remedy}" if self.remedy else nearest(value, self.known)
             raise ValueError(f"{name} {self.words}; got {quoted(self.shown(value))}.{remedy}")
@@ -43,23 +43,22 @@ positive = Rule(lambda value: value > 0, "must be positive")
 
 
 def minimum(number: int) -> Rule:
-    """At least so much."""
+    """Require a value to be at least `number`."""
     return Rule(lambda value: value >= number, f"must be at least {number}" if number else "must not be negative")
 
 
 def maximum(number: int) -> Rule:
-    """At most so much: for what becomes layers or memory, far above what is trained and low enough that a slip of the
-    hand is told at once."""
+    """Require a value to be at most `number`: for layers and memory, far above any real use, to catch typing errors."""
     return Rule(lambda value: value <= number, f"must be at most {number:,}", "Lower it.")
 
 
 def max_entries(number: int) -> Rule:
-    """A list of at most so many entries."""
+    """Require a list to have at most `number` entries."""
     return Rule(lambda value: len(value) <= number, f"must have at most {number:,} entries", shown=len)
 
 
 def in_interval(interval: str, words: str = "must lie", remedy: str = "") -> Rule:
-    """In an interval; `words` may say what the value is.
+    """Require a value to lie in an interval; `words` may describe the value.
 
     >>> in_interval("[0, 1)").check("dropout", 1.0)
     Traceback (most recent call last):
@@ -76,7 +75,7 @@ def in_interval(interval: str, words: str = "must lie", remedy: str = "") -> Rul
 
 
 def check_settings(settings: Any) -> None:
-    """Refuse settings of which one is not what its field allows.
+    """Raise if a field of the settings has a value that its annotation does not allow.
 
     >>> @dataclasses.dataclass
     ... class Settings:
@@ -96,7 +95,7 @@ def check_settings(settings: Any) -> None:
 
 @cache
 def _rules(cls: Any) -> list[tuple[str, tuple[Rule, ...], tuple[Rule, ...]]]:
-    """The rules of every field, and those of its entries where it is a list."""
+    """Return (name, rules, rules of the entries if it is a list) of every field that has rules."""
     kinds = get_type_hints(cls, include_extras=True)
     found = []
     for field in dataclasses.fields(cls):
@@ -106,7 +105,7 @@ def _rules(cls: Any) -> list[tuple[str, tuple[Rule, ...], tuple[Rule, ...]]]:
 
 
 def _split_annotation(kind: Any) -> tuple[Any, tuple[Rule, ...]]:
-    """A type without its rules, and the rules."""
+    """Split an annotation into the type and its rules."""
     if get_origin(kind) is Annotated:
         kind, *rules = get_args(kind)
         return kind, tuple(rules)

@@ -1,8 +1,8 @@
-"""Files that are written whole or not at all: a reader sees the old one or the new one, never a part.
+"""Atomic file writes: a reader sees the old file or the new one, never a part.
 
-A link stays a link: what it points to is replaced. A pipe or a device is written to and never replaced. A file that is
-replaced keeps its permissions. The temporary file beside it is made exclusively, under a name that cannot be foreseen,
-and is locked while it is written: what a killed process left behind is not, and goes with the next write.
+A symbolic link stays one: its target is replaced. A pipe or a device is written to, never replaced. A replaced file
+keeps its permissions. The temporary file beside it is created exclusively, under an unpredictable name, and is locked
+while it is written; one left behind by a killed process is unlocked, and the next write removes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from . import lock
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path`, which takes its place when the block ends well and vanishes when it does not."""
+    """Yield a temporary path beside `path`, which replaces it when the block succeeds and is removed when it fails."""
     path = Path(path)
     try:
         if _is_special(path):
@@ -34,12 +34,12 @@ def replacing(path: str | Path) -> Iterator[Path]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise OSError(
-            f"cannot write {path}: {reason}. Make room or choose another folder; what was there is untouched."
+            f"cannot write {path}: {reason}. Free disk space or choose another folder; the old file is unchanged."
         ) from error
 
 
 def write(path: str | Path, content: str | bytes) -> Path:
-    """Write text (UTF-8) or bytes to `path`, and wait until they are on the disk."""
+    """Write text (UTF-8) or bytes to `path` atomically, and wait until they are on disk."""
     data = content.encode("utf-8") if isinstance(content, str) else content
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(data)
@@ -48,7 +48,7 @@ def write(path: str | Path, content: str | bytes) -> Path:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A temporary file beside the target: on the disk first, then in its place, and then the folder on the disk."""
+    """Yield a temporary file beside the target; then sync it to disk, rename it to the target, and sync the folder."""
     _sweep(target)
     temporary, descriptor = _reserve(target)
     try:
@@ -58,32 +58,32 @@ def _beside(target: Path) -> Iterator[Path]:
         os.fsync(descriptor)
         if target.exists():
             temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-        if os.name != "posix":  # there an open file cannot be renamed
+        if os.name != "posix":  # an open file cannot be renamed
             os.close(descriptor)
         temporary.replace(target)
         _sync_folder(target.parent)
     finally:
-        with suppress(OSError):  # it took the target's place, or cannot even be looked for: an error says why
+        with suppress(OSError):  # already renamed, or inaccessible, in which case another error is being raised
             temporary.unlink()
         with suppress(OSError):
             os.close(descriptor)
 
 
 def _reserve(target: Path) -> tuple[Path, int]:
-    """A new file under a name that cannot be foreseen, locked; private where the target may be."""
+    """Create a locked file under an unpredictable name; private if the target exists, since that may be private."""
     mode = 0o600 if target.exists() else 0o666  # less the umask
     while True:
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | lock.FLAGS, mode)
         lock.try_lock(descriptor)
-        if lock.is_same_file(temporary, descriptor):  # else another process took it for one that was left behind
-            os.utime(temporary, ns=(0, 0))  # a file that is never written to is known by this time
+        if lock.is_same_file(temporary, descriptor):  # otherwise another process removed it as a leftover
+            os.utime(temporary, ns=(0, 0))  # marks a file that is never written to
             return temporary, descriptor
         os.close(descriptor)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk, where a system can wait for that: the file itself is."""
+    """Sync a folder's entries to disk, if the system supports it; the file itself is already synced."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -93,7 +93,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _sweep(target: Path) -> None:
-    """Remove what killed processes left of writes to this target: files of our naming that nobody has locked."""
+    """Remove the temporary files that killed processes left beside this target: those that nobody has locked."""
     ours = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}")
     with suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
@@ -112,5 +112,5 @@ def _remove_unlocked(path: Path) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether something is there that is no file: a pipe, a device, a folder. What cannot be looked at is not there."""
+    """Whether the path is something other than a regular file: a pipe, a device, a folder. Inaccessible: absent."""
     return os.path.exists(path) and not os.path.isfile(path)

@@ -1,4 +1,4 @@
-"""Functions by torch.compile, once for every shape they meet; and what compilers, captures and torch.func forbid."""
+"""torch.compile, once per shape; and what may not be done inside compiled code, CUDA graphs and torch.func."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-# torch has no public names for these and what is imported; they are the same from 2.7 to 2.13.
+# torch has no public names for these and the import above; they are the same from 2.7 to 2.13.
 _functorch: Any = torch._C._functorch
 _functorch_is_active: Any = torch._C._are_functorch_transforms_active
 
@@ -23,7 +23,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def maybe_compile(function: Callable[..., Any], compiled: bool) -> Callable[..., Any]:
-    """The function as it is, or compiled."""
+    """Return the function compiled, or as it is."""
     if not compiled:
         return function
 
@@ -36,17 +36,16 @@ def maybe_compile(function: Callable[..., Any], compiled: bool) -> Callable[...,
 
 @contextmanager
 def compile_settings() -> Iterator[None]:
-    """Within this context a compiled function may meet many shapes, and the compiler look at its arguments in peace."""
+    """Within this context a compiled function may see many shapes, and the compiler's irrelevant warnings are off."""
     with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=256):
-        # It looks at .grad of every input, and torch warns where that is not a leaf; and it would have TensorFloat32.
+        # The compiler reads .grad of every input, also of non-leaf tensors; and it recommends TensorFloat32.
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32 matrix multiplication")
         yield
 
 
 def can_read_values(x: Tensor) -> bool:
-    """Whether values of x may be read back: not in a graph that is compiled or captured, nor inside of
-    `torch.func.vmap`, where x stands for many tensors at once.
+    """Whether the values of x can be read: not in compiled code or a CUDA graph capture, nor inside `torch.func.vmap`.
 
     >>> can_read_values(torch.ones(2)), torch.func.vmap(lambda x: x * can_read_values(x))(torch.ones(2)).tolist()
     (True, [0.0, 0.0])
@@ -57,17 +56,17 @@ def can_read_values(x: Tensor) -> bool:
 
 
 def is_transforming() -> bool:
-    """Whether the code runs inside of `torch.func.grad`, `vmap`, `jacrev` and so on."""
+    """Whether the code runs inside `torch.func.grad`, `vmap`, `jacrev` and so on."""
     return not torch.compiler.is_compiling() and bool(_functorch_is_active())
 
 
 def outside_transforms() -> AbstractContextManager[Any]:
-    """Within this context nothing of `torch.func` is active: tensors that are made are plain ones."""
+    """Within this context no `torch.func` transform is active: new tensors are plain ones."""
     return cast(AbstractContextManager[Any], temporarily_clear_interpreter_stack())
 
 
 def is_batched(x: Tensor) -> bool:
-    """Whether x stands for many tensors at once, those that `torch.func.vmap` is called with."""
+    """Whether x is a batched tensor inside `torch.func.vmap`."""
     while _functorch.is_functorch_wrapped_tensor(x):
         if _functorch.is_batchedtensor(x):
             return True
@@ -76,7 +75,7 @@ def is_batched(x: Tensor) -> bool:
 
 
 def detach_completely(x: Tensor) -> Tensor:
-    """x detached from all graphs, those of `torch.func` too."""
+    """Return x detached from all graphs, including those of `torch.func`."""
     while _functorch.is_gradtrackingtensor(x):
         x = _functorch.get_unwrapped(x)
     return x.detach()

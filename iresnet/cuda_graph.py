@@ -1,11 +1,10 @@
-"""CUDA graphs: work on a GPU that is recorded once and then launched at once, on tensors that stay where they are.
+"""CUDA graphs: GPU work that is captured once and then launched as a whole, on tensors at fixed addresses.
 
-record       a function as a graph: the one place that captures
-Recordings   several, one for each key, in one pool of memory: they never run at once (training steps)
-captured     a function of one tensor, which is copied to where the graph reads it (inverses)
+capture         a function as a CUDA graph: the only place that captures
+CudaGraphs      several graphs, one per key, in one memory pool, so never launched concurrently (training steps)
+as_cuda_graph   a function of one tensor, which is copied to the address that the graph reads (inverses)
 
-What a graph leaves in its memory (gradients, say) holds until another one of its pool is launched, which may write
-over it.
+The memory of a graph (gradients, say) is valid until another graph of its pool is launched, which may overwrite it.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ def capture(
     generator: torch.Generator | None = None,
     release: bool = True,
 ) -> tuple[torch.cuda.CUDAGraph, T]:
-    """A function as a graph, which does not run it, and its outputs, which every launch writes.
+    """Capture a function in a CUDA graph without running it; return the graph and the outputs that a launch writes.
 
-    `release` gives memory that is free back first, so that the graph can have it; that takes longer than recording
-    something small. Without it the graph is recorded on the current stream.
+    `release` first frees cached memory, so that the graph can use it; for a small graph that takes longer than the
+    capture. Without it the graph is captured on the current stream.
     """
     graph = torch.cuda.CUDAGraph()
     if generator is not None:
         graph.register_generator_state(generator)
-    with torch.cuda.graph(graph, pool=pool, stream=stream) if release else _at_once(graph):
+    with torch.cuda.graph(graph, pool=pool, stream=stream) if release else _capture_without_release(graph):
         outputs = function()
     return graph, outputs
 
 
 @contextmanager
-def _at_once(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-    """As `torch.cuda.graph`, which first gives memory back and ends what garbage there is: none may be found within."""
-    collects = gc.isenabled()
+def _capture_without_release(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """As `torch.cuda.graph`, without freeing memory and collecting garbage first; none may be collected within."""
+    was_enabled = gc.isenabled()
     torch.cuda.synchronize()
     gc.disable()
     try:
@@ -55,14 +54,14 @@ def _at_once(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         finally:
             graph.capture_end()
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 
 def run_on_stream(stream: torch.cuda.Stream, function: Callable[[], T]) -> T:
-    """Call a function on another stream, after what was launched so far and before what is launched next.
+    """Call a function on another stream, after everything launched so far and before everything launched next.
 
-    What is to be recorded runs there first, since libraries choose their kernels and allocate outside of a recording.
+    Run a function there before it is captured: libraries choose kernels and allocate memory in the first call.
     """
     current = torch.cuda.current_stream(stream.device)
     stream.wait_stream(current)
@@ -73,7 +72,7 @@ def run_on_stream(stream: torch.cuda.Stream, function: Callable[[], T]) -> T:
 
 
 class CudaGraphs(Generic[T]):
-    """Functions without arguments, each recorded once and launched."""
+    """CUDA graphs of functions without arguments, by key, in one memory pool."""
 
     def __init__(self, generator: torch.Generator | None) -> None:
         self.generator = generator
@@ -85,40 +84,40 @@ class CudaGraphs(Generic[T]):
         return key in self.captured
 
     def run_on_stream(self, function: Callable[[], T]) -> T:
-        """Call a function on the stream of the recordings: what ran on the default stream cannot be recorded."""
+        """Call a function on the stream of the graphs: work that ran on the default stream cannot be captured."""
         return run_on_stream(self.stream, function)
 
     def capture(self, key: int, function: Callable[[], T]) -> str | None:
-        """Record a function; where it fails, the reason, and no other recording is kept."""
+        """Capture a function. On failure, return the reason and discard all graphs."""
         before = torch.cuda.current_stream()
         states = [(generator, generator.clone_state()) for generator in self._generators()]
         try:
             self.captured[key] = capture(function, stream=self.stream, pool=self.pool, generator=self.generator)
         except RuntimeError as error:
             self._recover(before, states)
-            cause = error.__context__ or error  # the first error says why, not that of its end
+            cause = error.__context__ or error  # the first error has the reason, not the one raised at its end
             return str(cause).splitlines()[0]
         return None
 
     def _generators(self) -> list[torch.Generator]:
-        """All that a recording changes: the default one takes part in every graph."""
+        """Return the generators that a capture changes: the default one takes part in every graph."""
         default = torch.cuda.default_generators[torch.cuda.current_device()]
         return [default] if self.generator is None else [default, self.generator]
 
     def _recover(self, stream: torch.cuda.Stream, states: list[tuple[torch.Generator, torch.Generator]]) -> None:
-        """Undo what a recording that fails leaves behind: its stream, its pool, generators that wait for its end.
+        """Undo the effects of a failed capture: its stream, its pool, and generators that are still capturing.
 
-        Without that the next random number is refused, and so is giving memory back.
+        Otherwise drawing the next random number and freeing memory would fail.
         """
         torch.cuda.set_stream(stream)
-        with suppress(RuntimeError):  # it has ended
+        with suppress(RuntimeError):  # allocation to the pool has already ended
             cast(Any, torch._C)._cuda_endAllocateToPool(torch.cuda.current_device(), self.pool)
         self.captured.clear()  # they draw from the generators' old states
         for generator, state in states:
             generator.graphsafe_set_state(state)
 
     def launch(self, key: int) -> T:
-        """Run a recording; its outputs hold until the next one is launched."""
+        """Launch a graph; its outputs are valid until the next launch."""
         graph, outputs = self.captured[key]
         graph.replay()
         return outputs
@@ -127,7 +126,7 @@ class CudaGraphs(Generic[T]):
 def as_cuda_graph(
     function: Callable[[Tensor], tuple[Tensor, ...]], example: Tensor
 ) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    """The function as one CUDA graph, for inputs like the example; its results are copies."""
+    """Return the function as one CUDA graph, for inputs like the example; its results are copies."""
     buffer, stream = example.clone(), cast(Any, torch.cuda.Stream)(device=example.device)
     run_on_stream(stream, lambda: [function(buffer) for _ in range(2)])
     graph, outputs = capture(lambda: function(buffer))

@@ -1,6 +1,6 @@
-"""Locks on files by the operating system: one holder at a time, and a process that is killed holds none any more.
+"""File locks by the operating system: one holder at a time; a killed process releases its locks.
 
-Where a system or a file system has no locks, everything goes on without them.
+On a system or file system without locks, nothing is locked.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-#: The file in a folder that its holder locks; it is removed with the lock, and one that is left behind means nothing.
+#: The lock file in a locked folder. It is removed with the lock; one left behind by a killed process has no effect.
 NAME = "lock"
 
-#: What a system answers where another holds the lock; any other answer says that there are no locks.
+#: Error codes that mean another process holds the lock; any other code means that locks are not supported.
 HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 
-#: A link that someone prepared is not followed.
+#: Symbolic links are not followed, in case someone planted one.
 FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW if os.name == "posix" else 0
 
 
 def try_lock(descriptor: int) -> bool | None:
-    """Lock an open file until it is closed: whether that was possible, or None where there are no locks."""
+    """Try to lock an open file until it is closed. Return whether it succeeded, or None if locks are not supported."""
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -44,7 +44,7 @@ def try_lock(descriptor: int) -> bool | None:
 
 @contextmanager
 def lock_folder(folder: str | Path) -> Iterator[None]:
-    """Keep a folder for this process while it writes there; a second one is refused, by a sentence."""
+    """Lock a folder while this process writes to it; raise if another process holds the lock."""
     path = Path(folder) / NAME
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,18 +56,18 @@ def lock_folder(folder: str | Path) -> Iterator[None]:
     finally:
         if is_same_file(path, descriptor):
             with suppress(OSError):
-                path.unlink()  # while it is held: who opened it meanwhile finds another file, or none, and tries again
+                path.unlink()  # while held: a process that opened it meanwhile notices (`_acquire`) and tries again
         os.close(descriptor)
 
 
 def _acquire(path: Path) -> int:
-    """The lock file, open and held. One that its last holder removed in between is made anew."""
+    """Open and lock the lock file. If its last holder removed it in between, create it again."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | FLAGS, 0o666)
         if try_lock(descriptor) is False:
             os.close(descriptor)
             raise ValueError(
-                f"{path.parent} is in use: another process trains or tightens the run there. Wait until it ends, or "
+                f"{path.parent} is in use: another process is training or tightening this run. Wait until it ends, or "
                 "choose another folder."
             )
         if is_same_file(path, descriptor):

@@ -1,8 +1,8 @@
-"""Files that earlier versions wrote, read in the form of today: one number for all that is written, one table of steps.
+"""Migration of files written by earlier versions: one format number for all files, one table of renamed keys.
 
-config.toml names its format in its first line, a safetensors file in its header, a JSON file of a run folder by a key;
-a JSON file without one has the oldest. Every reader passes what it read through `migrate`, and everything behind that
-knows today's names alone. A renaming is one entry of `STEPS`, which raises `FORMAT` by itself.
+config.toml has its format number in its first line, a safetensors file in its header, a JSON file of a run folder under
+a key; a JSON file without one has the oldest format. Every reader passes the content through `migrate`, so all other
+code knows only today's names. To rename a key, add an entry to `STEPS`; that raises `FORMAT`.
 """
 
 from __future__ import annotations
@@ -14,27 +14,30 @@ from typing import Any
 
 from .spelling import printable, quoted
 
-#: What has names: settings (the same in config.toml and in "made_with" of a checkpoint's state), the tensors of a file,
-#: the state in its header, and each JSON file by its own name.
+#: The kinds of content: settings (in config.toml, and in "made_with" of a checkpoint's state), the tensors of a
+#: checkpoint, the state in its header. The kind of a JSON file is its name.
 SETTINGS, TENSORS, STATE = "config.toml", "tensors", "state"
 
-#: The first step leads from format 1 to format 2, and so on: of each kind, old names and what they are called now.
-#: A name is a path with dots ("training.steps"); of tensors it is a regular expression, and what takes its place.
+#: The first step migrates format 1 to format 2, and so on: for each kind, old name -> new name. A name is a dotted path
+#: ("training.steps"); for tensors, the old name is a regular expression and the new one its replacement.
 STEPS: tuple[Mapping[str, Mapping[str, str]], ...] = ()
 
-#: The format of what is written. A file of a higher one is refused.
+#: The format that is written. A file with a higher one is refused.
 OLDEST = 1
 FORMAT = OLDEST + len(STEPS)
 
-#: Files of a run folder that had another name, by the name that they have now.
+#: Files of a run folder that had another name: new name -> old name.
 FORMER_FILES = {"reproduction.json": "judgement.json"}
 
-#: Where a JSON file says its format.
+#: Columns of log.csv that had another name: old name -> new name.
+FORMER_COLUMNS = {"rate": "learning_rate"}
+
+#: The key of the format number in a JSON file.
 KEY = "format"
 
 
 def migrate(content: Mapping[str, Any], kind: str, written: int) -> dict[str, Any]:
-    """What a file of some kind holds, in today's names; `written` is the format that it has.
+    """Return the content of a file in today's names; `written` is the format of the file.
 
     >>> migrate({"steps": 3}, "state", FORMAT)
     {'steps': 3}
@@ -44,7 +47,7 @@ def migrate(content: Mapping[str, Any], kind: str, written: int) -> dict[str, An
         names = step.get(kind, {})
         if chained := {*names} & {*names.values()}:
             raise ValueError(
-                f"one step must not rename twice; got {', '.join(sorted(chained))} on both sides. Use two."
+                f"a step must not rename a key twice; got {', '.join(sorted(chained))} on both sides. Use two steps."
             )
         for old, new in names.items():
             if kind == TENSORS:
@@ -59,12 +62,12 @@ def migrate(content: Mapping[str, Any], kind: str, written: int) -> dict[str, An
 
 def _rename_tensors(tensors: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     if len({*names.values()}) < len(names):
-        raise ValueError(f"tensors must keep names of their own; two of {len(names)} would get the same.")
+        raise ValueError(f"renamed tensors must have distinct names; two of {len(names)} would have the same.")
     return {names[name]: tensor for name, tensor in tensors.items()}
 
 
 def read_format(header: Mapping[str, Any], path: Path) -> int:
-    """The format that a file says it has; one that cannot be read here is refused, and so is another program's file."""
+    """Return the format number in a file's header; raise if this version cannot read it or another program wrote it."""
     found = header.get(KEY)
     if type(found) is int and OLDEST <= found <= FORMAT:
         return found
@@ -78,23 +81,23 @@ def read_format(header: Mapping[str, Any], path: Path) -> int:
 
 
 def migrate_json(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """What a JSON file of a run folder holds, in today's names and without its number."""
+    """Return the content of a JSON file of a run folder in today's names, without the format number."""
     written = read_format({KEY: content.get(KEY, OLDEST)}, path)
     return migrate({name: value for name, value in content.items() if name != KEY}, path.name, written)
 
 
 def with_format(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What a JSON file is to hold, with the number of its format; the oldest goes without."""
+    """Return the content to write to a JSON file, with the format number; the oldest format has none."""
     return dict(content) if FORMAT == OLDEST else {**content, KEY: FORMAT}
 
 
 def header_line(version: str) -> str:
-    """The first line of a config.toml: which version wrote it, in which format."""
+    """Return the first line of config.toml: the version that writes it, and the format."""
     return f"# iresnet {version}, format {FORMAT}"
 
 
 def parse_header_line(text: str) -> dict[str, Any]:
-    """What such a line says; nothing where it is another."""
+    """Return the version and format in the first line of config.toml; empty if it is another line."""
     words = text.replace(",", "").split()
     if len(words) == 5 and words[:2] == ["#", "iresnet"] and words[4].isdecimal() and len(words[4]) < 10:
         return {"iresnet": words[2], KEY: int(words[4])}
@@ -102,7 +105,7 @@ def parse_header_line(text: str) -> dict[str, Any]:
 
 
 def _rename_key(content: Any, old: list[str], new: list[str]) -> Any:
-    """Nested tables in which a value has got another place; where there is none, they are as they were."""
+    """Return nested tables with the value at path `old` moved to path `new`; unchanged if there is none."""
     if isinstance(content, list):
         return [_rename_key(item, old, new) for item in content]
     if not isinstance(content, dict) or old[0] not in content:
@@ -114,7 +117,7 @@ def _rename_key(content: Any, old: list[str], new: list[str]) -> Any:
 
 
 def _pop_path(content: Any, path: list[str]) -> tuple[Any, list[Any]]:
-    """Nested tables without what is at a path, nor tables that held nothing else; and that, if it is there."""
+    """Return nested tables without the value at a path (and without tables this empties), and [value] or []."""
     if not isinstance(content, dict) or path[0] not in content:
         return content, []
     others = {name: value for name, value in content.items() if name != path[0]}
@@ -125,7 +128,7 @@ def _pop_path(content: Any, path: list[str]) -> tuple[Any, list[Any]]:
 
 
 def _set_path(content: Any, path: list[str], value: Any) -> Any:
-    """Nested tables with a value at a path."""
+    """Return nested tables with a value set at a path."""
     if len(path) == 1:
         return {**content, path[0]: value}
     inner = content.get(path[0], {})

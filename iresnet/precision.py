@@ -1,6 +1,6 @@
-"""How exactly a GPU multiplies float32: in full ("ieee"), or on its tensor cores with ten bits ("tf32").
+"""Context managers for the precision of float32 products on a GPU: full ("ieee"), or TensorFloat32 ("tf32").
 
-Whatever way a user has set it, it is put back as it was. On a CPU nothing is done.
+The user's settings are restored afterwards. On a CPU nothing changes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 
 @contextmanager
 def full_precision(like: Tensor) -> Iterator[None]:
-    """TF32 and autocast off: both stall an iteration near 1e-3."""
+    """Turn TF32 and autocast off within this context: with either, fixed-point iterations stall near 1e-3."""
     with torch.autocast(device_type=like.device.type, enabled=False), float32_matmul_precision("ieee", like.device):
         yield
 
 
 @contextmanager
 def float32_matmul_precision(precision: str, device: torch.device) -> Iterator[None]:
-    """Within this context products and convolutions of float32 are "ieee" or "tf32" on this device."""
+    """Within this context, float32 matrix products and convolutions on this device are "ieee" or "tf32"."""
     places = _switches() if device.type == "cuda" else []
     before = [getattr(place, name) for place, name, _ in places]
     try:
@@ -36,7 +36,7 @@ def float32_matmul_precision(precision: str, device: torch.device) -> Iterator[N
 
 @contextmanager
 def cudnn_benchmark() -> Iterator[None]:
-    """Within this context cuDNN tries its algorithms for every new shape and takes the fastest."""
+    """Within this context, cuDNN measures its algorithms for every new shape and uses the fastest."""
     cudnn: Any = torch.backends.cudnn
     before, cudnn.benchmark = cudnn.benchmark, True
     try:
@@ -47,7 +47,7 @@ def cudnn_benchmark() -> Iterator[None]:
 
 @contextmanager
 def float32_accumulation() -> Iterator[None]:
-    """Within this context products of bfloat16 that are made in parts are added up in float32, parts and all."""
+    """Within this context, partial sums of bfloat16 products are accumulated in float32 throughout."""
     matmul: Any = torch.backends.cuda.matmul
     before, matmul.allow_bf16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction, False
     try:
@@ -57,7 +57,7 @@ def float32_accumulation() -> Iterator[None]:
 
 
 def _switches() -> list[tuple[Any, str, dict[str, Any]]]:
-    """(object, attribute, its values by name) of every switch: torch had others before 2.9, and does not mix them."""
+    """Return (object, attribute, value by name) of every switch: torch 2.9 replaced the old ones and forbids mixing."""
     backends: Any = torch.backends
     if hasattr(backends.cuda.matmul, "fp32_precision"):
         same = {"ieee": "ieee", "tf32": "tf32"}

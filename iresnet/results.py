@@ -1,8 +1,8 @@
-"""Results files: published numbers, each beside the circumstances that made it.
+"""Results files: published numbers, each with its provenance.
 
-`results/NAME.json` holds `{"name": NAME, "rows": [...], "runs": [...]}`. A row is what a reader wants to know: any
-keys, and `"run"`, the index of the run it came from. A run is how it was made: see `provenance`. Tables in the
-README and the documentation are made from these files by `tools/tables.py`.
+`results/NAME.json` holds `{"name": NAME, "rows": [...], "runs": [...]}`. A row holds the numbers, under any keys, and
+`"run"`, the index of the run they came from. A run records how they were computed: see `provenance`. The tables in the
+README and the documentation are generated from these files by `tools/tables.py`.
 
 >>> rows = [{"model": "c=0.9", "error %": 6.7, "paper": 6.78, "run": 0}]
 >>> print(markdown_table(rows))
@@ -33,16 +33,16 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Results:
-    """What one results file holds. Every row names, by its index in `runs`, the run that made it."""
+    """The content of a results file. Every row has the index, in `runs`, of the run that it came from."""
 
     name: str
     rows: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be published: a nameless file, or a row without a run."""
+        """Raise for an invalid name or a row without a run."""
         if not isinstance(self.name, str) or not self.name or Path(self.name).name != self.name:
-            raise ValueError(f"A results file needs a name that can be a file's; got {self.name!r}. Use e.g. 'table2'.")
+            raise ValueError(f"name must be a valid file name; got {self.name!r}. Example: 'table2'.")
         for key, entries in (("rows", self.rows), ("runs", self.runs)):
             if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
                 raise ValueError(f"{self.name}: {key!r} must be a list of objects; got {_short(entries)}.")
@@ -56,7 +56,7 @@ class Results:
 
 
 def write(results: Results, folder: str | Path = "results") -> Path:
-    """Write `folder/NAME.json` and return its path. A reader sees the old file or the new one, never a part."""
+    """Write `folder/NAME.json` atomically and return its path."""
     path = Path(folder) / f"{results.name}.json"
     try:
         text = json.dumps(asdict(results), indent=2, ensure_ascii=False, allow_nan=False, default=_to_json) + "\n"
@@ -66,7 +66,7 @@ def write(results: Results, folder: str | Path = "results") -> Path:
 
 
 def read(path: str | Path) -> Results:
-    """Read a results file. Raises `ValueError`, with the path and the reason, where it is not one."""
+    """Read a results file. Raises `ValueError`, with the path and the reason, if it is not one."""
     path = Path(path)
     try:
         if path.exists() and not path.is_file():
@@ -76,7 +76,7 @@ def read(path: str | Path) -> Results:
             raise ValueError(f"expected an object with the keys name, rows, runs; got {_short(content)}")
         results = Results(**content)
         if results.name != path.stem:
-            raise ValueError(f"the file must be called after its name, {results.name!r}")
+            raise ValueError(f'the file must be named {results.name}.json, after its "name"')
     except (ValueError, RecursionError) as error:  # also what JSON and UTF-8 decoding raise
         why = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ValueError(f"{path} is not a results file: {why}") from error
@@ -84,7 +84,7 @@ def read(path: str | Path) -> Results:
 
 
 def nonfinite_to_none(value: Any) -> Any:
-    """The same value with None for what JSON has no word for: infinity, and what is no number."""
+    """Return the value with None for numbers that JSON cannot hold: infinities and NaN."""
     match value:
         case float():
             return value if math.isfinite(value) else None
@@ -105,10 +105,10 @@ def provenance(
     epochs: int | None = None,
     parameters: int | None = None,
 ) -> dict[str, Any]:
-    """How a number was made: one entry of `runs`.
+    """Return how a number was computed: one entry of `runs`.
 
-    The caller knows the seeds, the seconds and the precision; the command line, commit, hardware, versions and
-    date are found here. The commit ends in `-dirty` where tracked files differ from it, and is None outside a checkout.
+    The caller gives the seeds, the seconds and the precision; the command line, commit, hardware, versions and date are
+    determined here. The commit ends in `-dirty` if tracked files differ from it, and is None outside a checkout.
     """
     return {
         "command": _command() if command is None else command,
@@ -125,10 +125,9 @@ def provenance(
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> str:
-    """A Markdown table of `rows`; without `columns`, of every key but `run`, in the order they first appear.
+    """Return a Markdown table of `rows`; without `columns`, all keys except `run`, in order of first appearance.
 
-    Columns of numbers are aligned to the right, numbers are shown with four significant digits, and what a row
-    lacks is shown as a dash.
+    Columns of numbers are right-aligned, numbers have four significant digits, and a missing value is a dash.
     """
     known = list(dict.fromkeys(key for row in rows for key in row))
     columns = [key for key in known if key != "run"] if columns is None else list(columns)
@@ -142,7 +141,7 @@ def markdown_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | N
 
 
 def cell(value: Any) -> str:
-    """The text of one table cell.
+    """Return the text of one table cell.
 
     >>> [cell(value) for value in (None, True, 12, 1234567.8, 0.12345, 1e-9, [0.5, 1], "a|b")]
     ['-', 'yes', '12', '1234568', '0.1235', '1e-09', '0.5, 1', 'a\\\\|b']
@@ -170,7 +169,7 @@ def _short(value: Any) -> str:
 
 
 def _to_json(value: Any) -> Any:
-    """What JSON writes for a value it does not know: numbers and arrays of numpy and torch, and paths."""
+    """Convert numpy and torch values and paths, which JSON does not know."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Path):
@@ -179,7 +178,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _command() -> str:
-    """The command line, as someone in the project's folder would type it."""
+    """Return the command line as typed in the project's folder."""
     program = Path(sys.argv[0])
     if program.name in ("iresnet", "__main__.py"):
         return shlex.join(["iresnet", *sys.argv[1:]])
@@ -189,7 +188,7 @@ def _command() -> str:
 
 
 def _commit() -> str | None:
-    """The checkout's commit. Nothing is asked of a repository that merely surrounds an installed copy."""
+    """Return the checkout's commit; None for an installed copy, even inside another repository."""
     if not (ROOT / ".git").exists():
         return None
     describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

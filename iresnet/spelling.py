@@ -1,7 +1,7 @@
-"""Words for messages: the nearest known word where one is refused as unknown; what is too small; values as quoted.
+"""Text for error messages: suggestions for misspelt words, bounds, and quoted values.
 
-What is quoted may come from a file that somebody else wrote: it is cut to a length that can be read, and nothing of it
-reaches a terminal that the terminal would obey.
+Quoted values may come from untrusted files: they are shortened, and control characters that a terminal would obey are
+escaped.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import reprlib
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-MOST = 24  # words that are listed
-FEW = 6  # names that are listed where a command lists them all
-COMPARED, LONGEST = 1_000, 255  # words that a misspelt one is compared with, and their length: it takes time
-LENGTH = 80  # of what is quoted
+MOST = 24  # words in a list of known words
+FEW = 6  # names in a list, if a command lists them all
+COMPARED, LONGEST = 1_000, 255  # words that a misspelt one is compared with, and their length, to bound the time
+LENGTH = 80  # characters of a quoted value
 
-#: C0 and C1 controls, marks that turn the direction of text, and bytes of a file name that are no UTF-8.
+#: C0 and C1 controls, marks that change the text direction, and bytes of a file name that are not UTF-8.
 CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def hint(word: str, known: Iterable[str], beside: Iterable[str] = ()) -> str:
-    """What to write instead: the nearest of both lists, or one of the known words.
+    """Return a suggestion for an unknown word: the nearest word of both lists, or a list of the known words.
 
     >>> hint("mnits", ["digits", "mnist"])
     "Did you mean 'mnist'?"
@@ -36,7 +36,7 @@ def hint(word: str, known: Iterable[str], beside: Iterable[str] = ()) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A sentence for the end of others, with the nearest known word; empty where none is near.
+    """Return " Did you mean ...?" with the nearest known word, to append to a message; empty if none is near.
 
     >>> nearest("papre", ["smoke", "paper"]), nearest("zebra", ["smoke", "paper"])
     (" Did you mean 'paper'?", '')
@@ -47,10 +47,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def parts_hint(name: str, known: Iterable[str], see: str) -> str:
-    """What to write instead of a name of words-with-hyphens; `see` is the command that lists all.
+    """Return a suggestion for an unknown name of hyphenated words; `see` is the command that lists all names.
 
-    The same words in another order come first, then all of them among others, the nearest in spelling, and some of
-    them; of names that share a word, those that share the rarest.
+    Preferred in this order: the same words in another order, the nearest spelling unless a name contains all the words,
+    names that share words, those that share rare words first.
 
     >>> parts_hint("glow-digits", ["digits-flow", "toy-glow", "digits-glow"], "iresnet presets")
     "Did you mean 'digits-glow'?"
@@ -71,7 +71,7 @@ def parts_hint(name: str, known: Iterable[str], see: str) -> str:
 
 
 def at_least(least: int, remedy: str = "", /, **values: int) -> None:
-    """Refuse a value below the least there may be, by its name.
+    """Raise if a value is below its minimum; the message names it.
 
     >>> at_least(1, "Leave it out.", steps=0)
     Traceback (most recent call last):
@@ -83,7 +83,7 @@ def at_least(least: int, remedy: str = "", /, **values: int) -> None:
 
 
 def counted(number: int, word: str) -> str:
-    """A number of things.
+    """Return a number with its noun, in the plural if needed.
 
     >>> counted(1, "step"), counted(20, "step")
     ('1 step', '20 steps')
@@ -92,7 +92,7 @@ def counted(number: int, word: str) -> str:
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
-    """The first of many names, as a list in a sentence.
+    """Return the first of many names, separated by commas.
 
     >>> listed(["a", "b", "c"], most=2)
     'a, b, …'
@@ -101,7 +101,7 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 
 
 def shorten(text: str) -> str:
-    """A text, or the beginning of one that is too long for a sentence.
+    """Return a text, truncated if it is too long for a message.
 
     >>> shorten("kind"), len(cut("kind" * 1000))
     ('kind', 80)
@@ -110,7 +110,7 @@ def shorten(text: str) -> str:
 
 
 def quoted(value: object) -> str:
-    """A value as Python writes it, cut where it is long or deep.
+    """Return the repr of a value, shortened if it is long or deeply nested.
 
     >>> quoted("a"), quoted([1, 2.5]), quoted("a" * 1000)[:4]
     ("'a'", '[1, 2.5]', "'aaa")
@@ -119,12 +119,12 @@ def quoted(value: object) -> str:
 
 
 def with_path(error: OSError, path: object) -> OSError:
-    """The same error with the name of what was read, which Python gives only where a file cannot be opened."""
+    """Return the error with the path in its message, which Python includes only if a file cannot be opened."""
     return error if error.filename is not None else type(error)(f"{path} cannot be read: {error.strerror or error}.")
 
 
 def first_line(error: Exception) -> str:
-    """Why something failed: the first line of an error, or what kind of error it is.
+    """Return the first line of an error's message, or its class name if it has none.
 
     >>> first_line(EOFError()), reason(ValueError("one\\ntwo"))
     ('EOFError', 'one')
@@ -133,22 +133,22 @@ def first_line(error: Exception) -> str:
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    r"""Text in which every control character is spelled out, so that a terminal shows it and does not obey it.
+    r"""Escape every control character, so that a terminal shows it instead of obeying it.
 
-    With `lines`, line breaks stay.
+    With `lines`, line breaks are kept.
 
     >>> printable("red: \x1b[31m")
     'red: \\x1b[31m'
     """
 
-    def spelled(found: re.Match[str]) -> str:
+    def escape(found: re.Match[str]) -> str:
         return "\n" if lines and found[0] == "\n" else found[0].encode("unicode_escape").decode("ascii")
 
-    return CONTROLS.sub(spelled, text)
+    return CONTROLS.sub(escape, text)
 
 
 class _Quote(reprlib.Repr):
-    """Python's own short repr, which fails at integers of more digits than Python prints."""
+    """Python's short repr, extended to integers with more digits than Python prints."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class _Quote(reprlib.Repr):
         self.maxstring = self.maxother = LENGTH
 
     def repr_int(self, x: int, level: int) -> str:
-        return super().repr_int(x, level) if x.bit_length() < 4096 else f"a whole number of {x.bit_length()} bits"
+        return super().repr_int(x, level) if x.bit_length() < 4096 else f"an integer of {x.bit_length()} bits"
 
 
 _QUOTE = _Quote()

@@ -1,4 +1,4 @@
-"""Which of several ways to the same numbers is the fastest on this device, measured."""
+"""Measure which of several implementations of the same computation is the fastest on this device."""
 
 from __future__ import annotations
 
@@ -15,69 +15,71 @@ from .cuda_graph import capture, run_on_stream
 T = TypeVar("T")
 
 
-#: What was measured in this process: (what it is for, the ways, microseconds of each).
+#: The measurements of this process: (what for, candidates, microseconds of each).
 MEASURED: list[tuple[str, list[str], list[float]]] = []
 
 
-#: How much of the first way's time another may take to be preferred: noise shall not decide.
+#: A candidate must take less than this fraction of the first one's time to be preferred, so that noise does not decide.
 CLEAR_WIN = 0.98
 
 
 def can_measure(device: torch.device) -> bool:
-    """Whether something can be tried now: on a GPU, and not while a graph is recorded."""
+    """Whether a measurement is possible now: on a GPU, and not while a CUDA graph is being captured."""
     return device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
 
 
-def fastest(what: str, ways: Sequence[T], call: Callable[[T], Any], repeats: int = 10, *, graph: bool = True) -> T:
-    """The way that takes the least time; the first, where none is clearly faster.
+def fastest(
+    what: str, candidates: Sequence[T], call: Callable[[T], Any], repeats: int = 10, *, graph: bool = True
+) -> T:
+    """Return the fastest candidate; the first, if none is clearly faster.
 
-    Each is launched as a CUDA graph, as a step is; without `graph`, as on a CPU, it is called.
+    Each is launched as a CUDA graph, as training steps are; without `graph`, as on a CPU, it is called directly.
     """
-    seconds = _seconds if graph else _seconds_called
-    times = [seconds(lambda way=way: call(way), repeats) / repeats for way in ways]  # type: ignore[misc]
-    MEASURED.append((what, [str(way) for way in ways], [1e6 * t for t in times]))
+    seconds = _graph_seconds if graph else _eager_seconds
+    times = [seconds(lambda c=c: call(c), repeats) / repeats for c in candidates]  # type: ignore[misc]
+    MEASURED.append((what, [str(c) for c in candidates], [1e6 * t for t in times]))
     best = min(times)
-    return ways[times.index(best)] if best < CLEAR_WIN * times[0] else ways[0]
+    return candidates[times.index(best)] if best < CLEAR_WIN * times[0] else candidates[0]
 
 
-def _seconds(function: Callable[[], Any], repeats: int) -> float:
-    """The least time of a few launches: whatever else the GPU does meanwhile only adds to it."""
+def _graph_seconds(function: Callable[[], Any], repeats: int) -> float:
+    """Return the least time of a few launches: other GPU work can only add to it."""
 
     def repeated() -> None:
         for _ in range(repeats):
             function()
 
     def measured() -> float:
-        with torch.no_grad():  # without a graph, as within a function with its own backward
+        with torch.no_grad():  # no autograd graph, as inside a torch.autograd.Function
             try:
                 for _ in range(2):
                     function()
                 graph, _ = capture(repeated, release=False)
-            except Exception:  # a kernel that this GPU has no room for, whatever its compiler raises then
+            except Exception:  # a kernel that does not fit this GPU; its compiler may raise anything
                 return math.inf
-            return min(_clocked(graph.replay) for _ in range(4))
+            return min(_time(graph.replay) for _ in range(4))
 
     return run_on_stream(_stream(), measured)
 
 
-def _seconds_called(function: Callable[[], Any], repeats: int) -> float:
-    """The same without a graph."""
+def _eager_seconds(function: Callable[[], Any], repeats: int) -> float:
+    """Return the time without a CUDA graph."""
     try:
         function()
-        return _clocked(lambda: [function() for _ in range(repeats)])
+        return _time(lambda: [function() for _ in range(repeats)])
     except torch.cuda.OutOfMemoryError:
         return math.inf
 
 
-def _clocked(function: Callable[[], Any]) -> float:
-    _wait()
+def _time(function: Callable[[], Any]) -> float:
+    _synchronize()
     start = time.perf_counter()
     function()
-    _wait()
+    _synchronize()
     return time.perf_counter() - start
 
 
-def _wait() -> None:
+def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

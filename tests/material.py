@@ -55,7 +55,12 @@ def log(steps=4000, every=10, unit="bits/dim", floor=2.05, error=True):
     for k, (a, b, c) in enumerate(noise):
         s = k * every
         density = floor + 3.4 * math.exp(-s / 90) + 0.5 * math.exp(-s / 1100) + 0.03 * a
-        row = {"step": s, "seconds": s * 0.035, "rate": 2e-3 * min(1, s / 200) * (1 - s / steps), unit: density}
+        row = {
+            "step": s,
+            "seconds": s * 0.035,
+            "learning_rate": 2e-3 * min(1, s / 200) * (1 - s / steps),
+            unit: density,
+        }
         if error:
             row["error %"] = max(0.0, 88 * math.exp(-s / 130) + 1.2 * math.exp(-s / 1500) + 0.7 * b)
         row["loss"] = density + (0.01 * row["error %"] if error else 0)

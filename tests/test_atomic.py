@@ -174,7 +174,7 @@ class TestFailure:
         monkeypatch.setattr(os, "fsync", full)
         sentence = (
             f"cannot write {target}: No space left on device. "
-            "Make room or choose another folder; what was there is untouched."
+            "Free disk space or choose another folder; the old file is unchanged."
         )
         with pytest.raises(OSError) as caught:  # noqa: PT011 (its whole text is compared)
             atomic.write(target, "new")
@@ -186,14 +186,14 @@ class TestFailure:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
         try:
-            with pytest.raises(OSError, match=r"cannot write .*a.txt: File too large. Make room"):
+            with pytest.raises(OSError, match=r"cannot write .*a.txt: File too large. Free disk space"):
                 atomic.write(target, b"x" * 100_000)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         self.check_untouched(target)
 
     def test_a_folder_that_is_a_file(self, target):
-        with pytest.raises(OSError, match=r"cannot write .*a.txt/b.txt: (File exists|Not a directory). Make room or"):
+        with pytest.raises(OSError, match=r"cannot write .*a.txt/b.txt: (File exists|Not a directory). Free disk space or"):
             atomic.write(target / "b.txt", "new")
         self.check_untouched(target)
 
@@ -205,7 +205,9 @@ class TestFailure:
 
     def test_a_name_that_is_too_long(self, tmp_path):
         """The temporary name is longer still: looking for it in order to remove it must not hide the sentence."""
-        with pytest.raises(OSError, match="cannot write .*: File name too long. Make room or choose another folder"):
+        with pytest.raises(
+            OSError, match="cannot write .*: File name too long. Free disk space or choose another folder"
+        ):
             atomic.write(tmp_path / ("a" * 252), "new")
         assert names(tmp_path) == []
 

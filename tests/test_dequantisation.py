@@ -206,7 +206,9 @@ class TestModels:
 
     def test_a_flow_that_hides_its_noise_is_refused(self):
         flow = image_flow()
-        with pytest.raises(ValueError, match="hidden by the Sequential around it. Wrap the objective instead"):
+        with pytest.raises(
+            ValueError, match="a Sequential hides the learned noise of the flow it wraps. Wrap the objective instead"
+        ):
             MaximumLikelihood(nn.Sequential(flow), LEVELS)
         assert learned_noise(torch.compile(flow, backend="eager")) is flow.dequantiser
 

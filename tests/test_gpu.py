@@ -725,7 +725,7 @@ def test_a_resumed_run_keeps_the_layout_of_its_moments(tmp_path):
     for state in (first, second):
         advance_by(state, 3)
     torch.testing.assert_close(second.objective.state_dict(), first.objective.state_dict(), atol=1e-6, rtol=1e-5)
-    with pytest.raises(ValueError, match="a snapshot is restored before the first step"):
+    with pytest.raises(ValueError, match="a snapshot can only be restored before the first step"):
         second.restore(load(tmp_path / "state.safetensors"))
 
 

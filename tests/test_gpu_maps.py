@@ -141,7 +141,7 @@ def _forget():
 
 
 def test_the_fastest_way_is_taken_and_what_was_measured_is_kept(monkeypatch):
-    monkeypatch.setattr(timing, "_seconds", lambda function, repeats: repeats * function())
+    monkeypatch.setattr(timing, "_graph_seconds", lambda function, repeats: repeats * function())
     monkeypatch.setattr(timing, "MEASURED", [])
     assert timing.fastest("a sum", ["slow", "fast", "none"], {"slow": 3.0, "fast": 1.0, "none": math.inf}.get) == "fast"
     (kept,) = timing.MEASURED
@@ -150,7 +150,7 @@ def test_the_fastest_way_is_taken_and_what_was_measured_is_kept(monkeypatch):
 
 @pytest.mark.parametrize(("times", "taken"), [((1.0, 0.99), 0), ((1.0, 0.9), 1), ((math.inf, 5.0), 1)])
 def test_the_first_way_is_left_only_for_one_that_is_clearly_faster(monkeypatch, times, taken):
-    monkeypatch.setattr(timing, "_seconds", lambda function, repeats: repeats * function())
+    monkeypatch.setattr(timing, "_graph_seconds", lambda function, repeats: repeats * function())
     assert timing.fastest("a sum", [0, 1], times.__getitem__) == taken
     assert timing.fastest("a sum", [0, 1], lambda _: math.inf) == 0
 
@@ -197,7 +197,7 @@ def test_a_way_that_cannot_be_recorded_is_not_taken_and_its_recording_ends(monke
         if next(calls) == "recorded":
             raise RuntimeError("not while a stream is recorded")
 
-    assert timing._seconds(way, 5) == math.inf
+    assert timing._graph_seconds(way, 5) == math.inf
     assert ended == [True]
     assert gc.isenabled()
 

@@ -40,12 +40,14 @@ def training(during, steps=5):
     with ctrl_c() as stop:
         flow, done = Flow(Chain(), DiagonalNormal(2, learned=True)), []
 
-        def watch(state):
+        def callback(state):
             done.append(state.step)
             during(state.step)
             return stop()
 
-        train(MaximumLikelihood(flow), (torch.randn(4, 2) for _ in range(steps)), Training(steps=steps), watch=watch)
+        train(
+            MaximumLikelihood(flow), (torch.randn(4, 2) for _ in range(steps)), Training(steps=steps), callback=callback
+        )
     return done
 
 

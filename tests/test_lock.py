@@ -18,7 +18,9 @@ def names(folder):
 
 
 def test_a_second_holder_is_refused_and_a_later_one_is_not(tmp_path):
-    sentence = r"run is in use: another process trains or tightens the run there. Wait until it ends, or choose another"
+    sentence = (
+        r"run is in use: another process is training or tightening this run. Wait until it ends, or choose another"
+    )
     for _ in range(2):
         with lock.lock_folder(tmp_path / "run"):
             assert names(tmp_path / "run") == ["lock"]

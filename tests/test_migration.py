@@ -157,7 +157,7 @@ class TestOldFiles:
 
     def test_settings_without_a_header_have_todays_names(self, tmp_path):
         (tmp_path / "mine.toml").write_text("[network]\ncouplings = 2\n")
-        with pytest.raises(ValueError, match="there is no setting 'network.couplings'"):
+        with pytest.raises(ValueError, match="unknown setting 'network.couplings'"):
             read(tmp_path / "mine.toml")
 
 
@@ -202,12 +202,12 @@ class TestLaterFiles:
 @pytest.mark.parametrize(
     ("kind", "names", "content", "sentence"),
     [
-        ("tensors", {"^w$": "v"}, {"w": 1, "v": 2}, "two of 2 would get the same"),
+        ("tensors", {"^w$": "v"}, {"w": 1, "v": 2}, "two of 2 would have the same"),
         (
             "config.toml",
             {"a.b": "a.c", "a.c": "a.d"},
             {"a": {"b": 1, "c": 2}},
-            "must not rename twice; got a.c on both",
+            "must not rename a key twice; got a.c on both",
         ),
     ],
 )

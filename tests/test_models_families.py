@@ -267,7 +267,7 @@ class TestPresets:
         assert cost["logit"] < 1 < 100 < cost["centre"]
 
     def test_they_have_no_coefficient(self):
-        with pytest.raises(ValueError, match="cifar10-glow has no constraint, so no coefficient either"):
+        with pytest.raises(ValueError, match="cifar10-glow is not constrained, so it has no coefficient"):
             find("cifar10-glow-c0.9")
 
     @pytest.mark.parametrize("experiment", RIVALS, ids=lambda e: e.name)

@@ -169,7 +169,7 @@ class TestCrossEntropy:
         assert not any(value.requires_grad for value in metrics.values())
 
     def test_data_without_labels(self):
-        sentence = "this objective learns from labels; the data have none. Use the objective 'density'."
+        sentence = "this objective needs labels; the data have none. Use objective.kind = 'density'."
         for objective in (Classification(Classifier(identity_like(), nn.Linear(3, 4)).eval()), Joint(hybrid().eval())):
             with pytest.raises(ValueError, match=sentence):
                 objective(numbers())
@@ -245,16 +245,14 @@ class TestMargin:
 
     def test_a_head_that_is_not_linear_is_refused(self):
         model = Classifier(identity_like(), nn.Sequential(nn.Linear(3, 5), nn.ELU(), nn.Linear(5, 4)))
-        sentence = (
-            r"radius = 2 needs a bound for the whole network. A margin is read off a linear head; this one has ELU"
-        )
+        sentence = r"radius = 2 needs a bound for the whole network. A margin needs a linear head; this one has ELU"
         with pytest.raises(ValueError, match=sentence):
             Margin(model, radius=2.0)
         free = nn.Sequential(nn.Linear(3, 3))
         nn.init.constant_(free[0].weight, 0.1)
         with pytest.raises(ValueError, match="A layer of a block is not constrained, so its norm has no limit."):
             Margin(Classifier(ResidualBlock(free), nn.Linear(3, 4)), radius=2.0)
-        with pytest.raises(NoBoundKnown, match="A margin is read off a linear head; Flatten has no linear layer."):
+        with pytest.raises(NoBoundKnown, match="A margin needs a linear head; Flatten has no linear layer."):
             class_vectors(nn.Flatten())
 
     @pytest.mark.parametrize("pool", [False, True])

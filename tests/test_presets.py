@@ -170,24 +170,28 @@ class TestCoefficient:
     @pytest.mark.parametrize(
         ("name", "sentence"),
         [
-            ("vanilla164-c0.9", "vanilla164 has no constraint, so no coefficient either; got 0.9. Use vanilla164."),
-            ("resnet164-c0.9", "resnet164 has no constraint, so no coefficient either; got 0.9. Use resnet164."),
+            ("vanilla164-c0.9", "vanilla164 is not constrained, so it has no coefficient; got 0.9. Use vanilla164."),
+            ("resnet164-c0.9", "resnet164 is not constrained, so it has no coefficient; got 0.9. Use resnet164."),
             (
                 "iresnet164-c1.2",
                 "the coefficient of a layer must lie in (0, 1); got 1.2. Example: iresnet164-c0.9",
             ),
             ("iresnet164-c0", "the coefficient of a layer must lie in (0, 1); got 0. Example: iresnet164-c0.9"),
             *(
-                (f"iresnet164-c{c}", f"a coefficient below 0.01 leaves nothing of g; got {c}. Example: iresnet164-c0.9")
+                (
+                    f"iresnet164-c{c}",
+                    f"the coefficient of a layer must be at least 0.01, or g vanishes; got {c}. "
+                    "Example: iresnet164-c0.9",
+                )
                 for c in ("1e-3", "0.00001", "1e-200")
             ),
             (
                 "iresnet164-cold",
-                "there is no preset 'iresnet164-cold'. Did you mean 'iresnet164'? A file of settings ends in .toml.",
+                "unknown preset 'iresnet164-cold'. Did you mean 'iresnet164'? A settings file must end in .toml.",
             ),
             (
                 "iresnet16-c0.9",
-                "there is no preset 'iresnet16-c0.9'. Did you mean 'iresnet164'? A file of settings ends in .toml.",
+                "unknown preset 'iresnet16-c0.9'. Did you mean 'iresnet164'? A settings file must end in .toml.",
             ),
         ],
     )
@@ -216,9 +220,9 @@ class TestFind:
     def test_an_unknown_name_gets_the_nearest(self, name, near):
         known = ", ".join(list(PRESETS)[:6])
         remedy = f"Did you mean '{near}'?" if near else f"Use one of {known}; `iresnet presets` lists all."
-        with pytest.raises(ValueError, match="there is no preset") as caught:
+        with pytest.raises(ValueError, match="unknown preset") as caught:
             find(name)
-        assert str(caught.value) == f"there is no preset {name!r}. {remedy} A file of settings ends in .toml."
+        assert str(caught.value) == f"unknown preset {name!r}. {remedy} A settings file must end in .toml."
 
     @pytest.mark.parametrize(("name", "first"), [("glow", "toy-glow"), ("glow-of-digits", "digits-glow")])
     def test_names_with_the_same_words_come_first(self, name, first):
@@ -234,7 +238,7 @@ class TestFind:
         with pytest.raises(FileNotFoundError) as caught:
             find(str(path))
         remedy = "Write one with: iresnet presets digits-hybrid > mine.toml"
-        assert str(caught.value) == f"there is no file {path}. {remedy}"
+        assert str(caught.value) == f"{path} does not exist. {remedy}"
 
     @pytest.mark.parametrize("content", [b"\xff\xfe\x00name", b"\x93NUMPY\x01\x00\xf6"])
     def test_a_binary_file(self, tmp_path, content):
@@ -284,14 +288,14 @@ class TestExtends:
     @pytest.mark.parametrize(
         ("text", "sentence"),
         [
-            ('extends = "iresnet46"', "there is no preset 'iresnet46'. Did you mean 'iresnet64'?"),
+            ('extends = "iresnet46"', "unknown preset 'iresnet46'. Did you mean 'iresnet64'?"),
             ("extends = 3", "extends must be the name of a preset, or a list of names; got 3."),
             ("extends = [[]]", "extends must be the name of a preset, or a list of names; got [[]]."),
             (
                 'extends = "iresnet64"\nnetwork = 3',
-                "network is a table of settings; got 3. Write [network] and its keys below.",
+                "network must be a table of settings; got 3. Write [network], then its keys.",
             ),
-            ('extends = "iresnet64"\nnetwork.block = 3', "there is no setting 'network.block'. Did you mean 'blocks'?"),
+            ('extends = "iresnet64"\nnetwork.block = 3', "unknown setting 'network.block'. Did you mean 'blocks'?"),
             (
                 'extends = "iresnet64"\nnetwork.normalisation = "batchnorm"',
                 "normalisation 'batchnorm' has no Lipschitz bound, so it needs constrained = false; got true. "
@@ -327,12 +331,12 @@ class TestRead:
     @pytest.mark.parametrize(
         ("text", "sentence"),
         [
-            ("[trainig]\nsteps = 3\n", "there is no setting 'trainig'. Did you mean 'training'?"),
-            ("[training]\nstep = 3\n", "there is no setting 'training.step'. Did you mean 'steps'?"),
+            ("[trainig]\nsteps = 3\n", "unknown setting 'trainig'. Did you mean 'training'?"),
+            ("[training]\nstep = 3\n", "unknown setting 'training.step'. Did you mean 'steps'?"),
             ("[training]\nsteps = 0\n", "steps must be at least 1; got 0."),
             (
                 "[network]\nblocks = 3\n",
-                "network.blocks must be a list of entries, each a whole number; got 3. Example: network.blocks=[3]",
+                "network.blocks must be a list of entries, each an integer; got 3. Example: network.blocks=[3]",
             ),
             ("[data]\nvalidation = 'x'\n", "data.validation must be a number; got 'x'."),
         ],
@@ -385,7 +389,7 @@ class TestRead:
     def test_bad_toml_names_file_and_line(self, tmp_path):
         path = tmp_path / "mine.toml"
         path.write_text("name = 'a'\nseed = \n")
-        with pytest.raises(ValueError, match=r"mine.toml is not valid TOML: .*line 2.*Mend that line."):
+        with pytest.raises(ValueError, match=r"mine.toml is not valid TOML: .*line 2.*Fix that line."):
             read(path)
 
 

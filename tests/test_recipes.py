@@ -149,7 +149,7 @@ class TestRunning:
     @pytest.mark.parametrize(
         ("words", "sentence"),
         [
-            (("digits-densty",), "there is no preset 'digits-densty'"),
+            (("digits-densty",), "unknown preset 'digits-densty'"),
             (("digits-density", "--try", "widht=3"), "widht"),
             (("digits-density", "--try", "a b"), "a pilot names at most one preset; got a, b. Settings are KEY=VALUE."),
             (("digits-density", "--jobs", "0"), "--jobs must be at least 1; got 0."),

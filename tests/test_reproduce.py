@@ -617,7 +617,7 @@ DAMAGED = ["[]", "{", '{"error": {}}', '{"error": 3}', '{"tightening": [1]}']
 def test_damaged_metrics_raise(made, tmp_path, text):
     job, folder = run_of(made, tmp_path)
     (folder / "reproduction.json").write_text(text)
-    remedy = r"Remove it; (the command writes it|it can be made) again\."
+    remedy = r"Remove it; (the command writes it again|it can be recreated)\."
     with pytest.raises(ValueError, match=rf"reproduction.json is damaged.*\. {remedy}"):
         RESULTS["table2"].run(Work(job))
 

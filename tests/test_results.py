@@ -60,7 +60,7 @@ def test_a_full_disk_leaves_the_old_file_and_gets_a_sentence(example, tmp_path, 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="cannot write .*example.json: No space left on device. Make room"):
+    with pytest.raises(OSError, match="cannot write .*example.json: No space left on device. Free disk space"):
         write(Results("example"), tmp_path)
     assert read(path) == example
     assert list(tmp_path.iterdir()) == [path]
@@ -68,7 +68,7 @@ def test_a_full_disk_leaves_the_old_file_and_gets_a_sentence(example, tmp_path, 
 
 @pytest.mark.parametrize("name", ["", "a/b", None])
 def test_a_name_must_be_a_files(name):
-    with pytest.raises(ValueError, match="needs a name"):
+    with pytest.raises(ValueError, match="name must be a valid file name"):
         Results(name)
 
 
@@ -86,7 +86,7 @@ def test_a_row_must_name_its_run(run):
         ('{"name": "bad", "rows": []}', "expected an object with the keys name, rows, runs"),
         ('{"name": "bad", "rows": {}, "runs": []}', "'rows' must be a list of objects"),
         ('{"name": "bad", "rows": [], "runs": [%s]}' % ("1, " * 99 + "1"), r"'runs' must be a list of objects.*\.\.\."),
-        ('{"name": "good", "rows": [], "runs": []}', "must be called after its name, 'good'"),
+        ('{"name": "good", "rows": [], "runs": []}', 'must be named good.json, after its "name"'),
     ],
 )
 def test_a_malformed_file_is_refused_with_its_path_and_the_reason(text, reason, tmp_path):

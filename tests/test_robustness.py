@@ -249,7 +249,7 @@ class TestNoBound:
 
     def test_a_head_that_is_not_linear(self):
         model, data = self.model(Chain(), nn.Sequential(nn.Linear(3, 8), nn.ELU(), nn.Linear(8, 3)))
-        with pytest.raises(NoBoundKnown, match=r"A margin is read off a linear head; this one has ELU \(1\)."):
+        with pytest.raises(NoBoundKnown, match=r"A margin needs a linear head; this one has ELU \(1\)."):
             certified_radius(model, data)
         found = robustness(model, data, 0.1)
         assert (found.value, found.median, found.lipschitz) == (0, None, 1)
@@ -279,7 +279,7 @@ class TestNoBound:
     def test_a_posterior(self):
         base = NormalMixture((3,), 3)
         model = Hybrid(ResidualBlock(contractive_mlp(3, hidden=(4,))), base, Posterior(base)).eval()
-        with pytest.raises(NoBoundKnown, match="A margin is read off a linear head; this one has Posterior"):
+        with pytest.raises(NoBoundKnown, match="A margin needs a linear head; this one has Posterior"):
             certified_radius(model, table(normal(6, 3, dtype=FLOAT), torch.arange(6) % 3))
 
     def test_an_asserted_constant(self):

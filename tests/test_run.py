@@ -17,8 +17,8 @@ from iresnet import Classifier, Flow, Hybrid, certify, evaluate, presets
 from iresnet.data import delimited
 from iresnet.demo import digits
 from iresnet.run import TRUNCATION, Run, release, resume, start
+from iresnet.run.callback import RunCallback
 from iresnet.run.log import Log
-from iresnet.run.watch import RunCallback
 from iresnet.train import checkpoint
 from iresnet.train.guard import TrainingError
 from tests.runs import copy_of, tiny, trained
@@ -77,7 +77,7 @@ class TestFolder:
         log = Run.open(trained()).log()
         assert [row["step"] for row in log] == [3, 6]
         assert all(math.isfinite(row["validation bits/dim"]) for row in log)
-        assert log[0]["rate"] == pytest.approx(tiny().training.learning_rate_at(2))
+        assert log[0]["learning_rate"] == pytest.approx(tiny().training.learning_rate_at(2))
 
     def test_reference_is_the_likelihood_of_validation_rows(self):
         opened = Run.open(trained())
@@ -207,7 +207,7 @@ class TestBadInput:
         folder = copy_of(trained(), tmp_path / "run")
         whole = (folder / "model.safetensors").read_bytes()
         (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(ValueError, match="is damaged or no checkpoint"):
+        with pytest.raises(ValueError, match="is damaged or not a checkpoint"):
             iresnet.load(folder)
 
     def test_weights_of_another_network(self, tmp_path):
@@ -220,7 +220,9 @@ class TestBadInput:
     def test_not_finished(self, tmp_path):
         stopped = start(tiny(), tmp_path / "run", stop=lambda: True)
         assert not stopped.finished
-        with pytest.raises(FileNotFoundError, match="has no trained model yet. Finish it: iresnet train --resume"):
+        with pytest.raises(
+            FileNotFoundError, match="has no trained model yet. Finish training: iresnet train --resume"
+        ):
             iresnet.load(tmp_path / "run")
 
     def test_weights_that_there_are_not(self):
@@ -230,7 +232,7 @@ class TestBadInput:
     def test_a_folder_that_holds_a_run_is_left_alone(self, tmp_path):
         folder = copy_of(trained(), tmp_path / "run")
         before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
-        with pytest.raises(ValueError, match="holds a run already. Go on with it by --resume, or choose another --out"):
+        with pytest.raises(ValueError, match="already holds a run. Continue it with --resume, or choose another --out"):
             start(tiny(), folder)
         assert before == {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
 
@@ -280,16 +282,14 @@ class TestFolderOfOthers:
     def test_files_that_are_not_a_runs_are_left_alone(self, tmp_path):
         (tmp_path / "config.toml").write_text("# mine\n")
         (tmp_path / "log.csv").write_text("a,b\n")
-        with pytest.raises(
-            ValueError, match=r"holds files that are not a run's \(config.toml, log.csv\). Choose another"
-        ):
+        with pytest.raises(ValueError, match=r"holds files of something else \(config.toml, log.csv\). Choose another"):
             start(tiny(), tmp_path)
         assert (tmp_path / "config.toml").read_text() == "# mine\n"
 
     def test_a_run_without_its_checkpoint_is_still_a_run(self, tmp_path):
         folder = copy_of(trained(), tmp_path / "run")
         (folder / "last.safetensors").unlink()
-        with pytest.raises(ValueError, match="holds a run already"):
+        with pytest.raises(ValueError, match="already holds a run"):
             start(tiny(), folder)
         assert (folder / "model.safetensors").exists()
 
@@ -317,7 +317,7 @@ class TestData:
         outcome = start(self.table(tmp_path / "t.csv"), tmp_path / "run")
         assert len(outcome.run.splits().test) == 40
         self.table(tmp_path / "t.csv", **change)
-        with pytest.raises(ValueError, match=r"have changed since it was trained, so the parts are not the same rows"):
+        with pytest.raises(ValueError, match=r"have changed since it was trained, so its splits would differ"):
             Run.open(tmp_path / "run").splits()
 
     def test_are_found_from_another_folder(self, tmp_path, monkeypatch):
@@ -352,6 +352,22 @@ class TestDamage:
         assert stopped.step == 1
         assert resume(tmp_path / "run").finished
         assert [row["step"] for row in Run.open(tmp_path / "run").log()] == [1, 3, 6]
+
+    def test_a_log_with_the_old_column_rate_is_read_and_resumed_with_learning_rate(self, tmp_path):
+        start(tiny(), tmp_path / "run", stop=lambda: True)
+        path = tmp_path / "run" / "log.csv"
+        old = path.read_text().replace("step,seconds,learning_rate,", "step,seconds,rate,")
+        path.write_text(old)
+        (row,) = Run.open(tmp_path / "run").log()
+        assert "rate" not in row
+        assert row["learning_rate"] == pytest.approx(tiny().training.learning_rate_at(0))
+        assert path.read_text() == old  # reading changes nothing
+        assert resume(tmp_path / "run").finished
+        header, *lines = path.read_text().splitlines()
+        assert header == old.splitlines()[0].replace("rate", "learning_rate")
+        assert lines[0] == old.splitlines()[1]
+        rates = [row["learning_rate"] for row in Run.open(tmp_path / "run").log()]
+        assert rates == pytest.approx([tiny().training.learning_rate_at(i) for i in (0, 2, 5)])
 
 
 def test_loading_a_model_leaves_the_random_numbers_alone():
@@ -390,7 +406,9 @@ def test_a_log_that_cannot_be_written_gets_a_sentence(tmp_path):
 
     log.file.close()
     log.file = Full()
-    with pytest.raises(OSError, match=r"log.csv: No space left on device. Make room, then go on with --resume"):
+    with pytest.raises(
+        OSError, match=r"log.csv: No space left on device. Free disk space, then continue with --resume"
+    ):
         log.write({"step": 2, "loss": 1.0})
 
 
@@ -398,7 +416,7 @@ def test_tensorboard_holds_the_figures_where_it_is_installed(tmp_path):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     start(tiny(), tmp_path / "run")
     read = events.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    assert {"bits/dim", "error_percent", "validation_bits/dim", "rate", "loss"} <= set(read.Tags()["scalars"])
+    assert {"bits/dim", "error_percent", "validation_bits/dim", "learning_rate", "loss"} <= set(read.Tags()["scalars"])
     assert [e.step for e in read.Scalars("validation_bits/dim")] == [3, 6]
 
 
@@ -434,7 +452,7 @@ class TestFaultsOfFiles:
         folder = copy_of(trained("digits-hybrid"), tmp_path / "run")
         (folder / name).unlink()
         os.mkfifo(folder / name)
-        with pytest.raises(ValueError, match=f"{name} must be a file; it is something else"):
+        with pytest.raises(ValueError, match=f"{name} must be a regular file"):
             Run.open(folder)
 
     def test_a_folder_that_is_no_utf_8_is_refused_before_anything_is_trained(self, tmp_path):

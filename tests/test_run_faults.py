@@ -68,7 +68,7 @@ def edited(path, **changes):
 
 
 class TestOneAtATime:
-    SENTENCE = "is in use: another process trains or tightens the run there. Wait until it ends, or choose another"
+    SENTENCE = "is in use: another process is training or tightening this run. Wait until it ends, or choose another"
 
     @pytest.mark.parametrize(
         "words",
@@ -134,8 +134,8 @@ class TestBinding:
         code, text = call("report", folder, "--rows", 20)
         assert code == 2
         assert (
-            f"{folder / 'certificate.json'} speaks of other weights than {folder / MODEL}. "
-            f"Make it again: iresnet certify {folder}"
+            f"{folder / 'certificate.json'} describes other weights than {folder / MODEL}. "
+            f"Recreate it: iresnet certify {folder}"
         ) in text.replace("\n", "")
         assert (folder / "report.html").read_text() == page_before
         assert call("certify", folder)[0] == 0
@@ -149,7 +149,7 @@ class TestBinding:
         )
         for name in (MODEL, "certificate.json"):
             (folder / name).write_bytes((other / name).read_bytes())
-        with pytest.raises(ValueError, match="evaluation.json speaks of other weights .* iresnet evaluate"):
+        with pytest.raises(ValueError, match="evaluation.json describes other weights .* iresnet evaluate"):
             Run.open(folder).read_json("evaluation.json")
         code, text = call("report", folder, "--rows", 10)
         assert code == 0
@@ -162,7 +162,7 @@ class TestBinding:
         known = json.loads((folder / "certificate.json").read_text())
         del known["model_sha256"]
         (folder / "certificate.json").write_text(json.dumps(known))
-        with pytest.raises(ValueError, match="certificate.json speaks of other weights"):
+        with pytest.raises(ValueError, match="certificate.json describes other weights"):
             Run.open(folder).read_json("certificate.json")
         without_digest(folder / MODEL)
         assert Run.open(folder).read_json("certificate.json")["passed"] is True
@@ -189,7 +189,7 @@ class TestBinding:
         }[name]
         code, text = call(*words)
         assert code == 2
-        assert f"{name}.safetensors is damaged: its content is not what was written, by the SHA-256" in text
+        assert f"{name}.safetensors is damaged: its content does not match the SHA-256" in text
         if name == "model":
             with pytest.raises(ValueError, match="is damaged"):
                 iresnet.load(folder)
@@ -207,7 +207,9 @@ class TestBinding:
         assert old in text
         (folder / "config.toml").write_text(text.replace(old, new))
         for load in (lambda: iresnet.load(folder), lambda: resume(folder)):
-            with pytest.raises(ValueError, match=f"does not fit .*config.toml: {why}. Put that back, or train again."):
+            with pytest.raises(
+                ValueError, match=f"does not fit .*config.toml: {why}. Restore that value, or train again."
+            ):
                 load()
 
     @pytest.mark.parametrize("removed", range(3))
@@ -319,7 +321,7 @@ class TestKills:
             assert content(folder) == before
         else:
             for file in ("certificate.json", "evaluation.json"):
-                with pytest.raises(ValueError, match=f"{file} speaks of other weights"):
+                with pytest.raises(ValueError, match=f"{file} describes other weights"):
                     run.read_json(file)
         assert call("certify", folder, "--tighten")[0] == 0
         assert run.read_json("certificate.json")["passed"] is True
@@ -332,7 +334,7 @@ class TestKills:
             with pytest.raises(Killed):
                 cli.main(["certify", str(folder), "--weights", "best", "--tighten"])
         spoil(folder)
-        with pytest.raises(ValueError, match="evaluation.json speaks of other weights"):
+        with pytest.raises(ValueError, match="evaluation.json describes other weights"):
             Run.open(folder).read_json("evaluation.json")
 
 
@@ -351,9 +353,7 @@ class TestTensors:
         weights = dict(checkpoint.load(folder / MODEL).tensors["weights"])
         name = next(n for n in weights if n.endswith("original"))
         edited(folder / MODEL, weights={**weights, name: weights[name] * math.nan})
-        with pytest.raises(
-            ValueError, match=f"model.safetensors is damaged: weights/{name} holds numbers that are not"
-        ):
+        with pytest.raises(ValueError, match=f"model.safetensors is damaged: weights/{name} has values that are not"):
             iresnet.load(folder)
 
     def test_nor_whole_numbers_for_weights(self, folder):
@@ -383,19 +383,19 @@ class TestTensors:
     @pytest.mark.parametrize("values", [torch.zeros(0), torch.zeros(3, 1), torch.tensor([math.nan]), torch.arange(3)])
     def test_likelihoods_that_are_none(self, folder, values):
         edited(folder / MODEL, reference={"log_likelihood": values})
-        with pytest.raises(ValueError, match=r"model.safetensors .*: reference/log_likelihood (must|holds)"):
+        with pytest.raises(ValueError, match=r"model.safetensors .*: reference/log_likelihood (must|has values)"):
             Run.open(folder).reference()
 
     @pytest.mark.parametrize(
         ("name", "state", "why"),
         [
-            ("last", {"step": ...}, "it lacks step"),
+            ("last", {"step": ...}, "step is missing"),
             ("last", {"step": [1]}, r"step must be a number; got \[1\]"),
             ("last", {"seconds": "long"}, "seconds must be a number; got 'long'"),
-            ("best", {"step": ...}, "it lacks step"),
+            ("best", {"step": ...}, "step is missing"),
             ("best", {"validation nats": "few"}, "validation nats must be a number; got 'few'"),
-            ("model", {"tightened": "all"}, "tightened must be names of layers; got 'all'"),
-            ("model", {"tightened": [1]}, r"tightened must be names of layers; got \[1\]"),
+            ("model", {"tightened": "all"}, "tightened must be a list of layer names; got 'all'"),
+            ("model", {"tightened": [1]}, r"tightened must be a list of layer names; got \[1\]"),
         ],
     )
     def test_states_that_are_none(self, call, folder, name, state, why):
@@ -429,7 +429,9 @@ class TestBoard:
 
         calls = iter(range(100))
         experiment = tiny(KIND, steps=40, validate_every=40, save_every=10)
-        with pytest.warns(UserWarning, match="TensorBoard's file in .* cannot be written: .* goes on without") as seen:
+        with pytest.warns(
+            UserWarning, match="TensorBoard's file in .* cannot be written: .* continues without"
+        ) as seen:
             outcome = start(experiment, tmp_path / "run", stop=lambda: next(calls) > 15 and stop())
         assert outcome.finished
         assert len(seen) == 1
@@ -453,7 +455,7 @@ class TestBoard:
 
         board = TensorBoardLog(tmp_path, 0)
         board.make = Full
-        with pytest.warns(UserWarning, match="cannot be written: No space left on device. Training goes on") as seen:
+        with pytest.warns(UserWarning, match="cannot be written: No space left on device. Training continues") as seen:
             use(board)
         assert len(seen) == 1
 
@@ -518,7 +520,7 @@ class TestLearningRate:
         note = f"training.learning_rate 1e-05 from step 3, {before.training.learning_rate:g} before"
         assert f"\n# {note}\n" in (stopped / "config.toml").read_text()
         assert after.read_json("environment.json")["changes"] == [note]
-        assert [row["rate"] for row in after.log()] == pytest.approx(
+        assert [row["learning_rate"] for row in after.log()] == pytest.approx(
             [before.training.learning_rate_at(2), changed.training.learning_rate_at(5)], rel=1e-6
         )
         assert call("report", stopped, "--rows", 20)[0] == 0
@@ -551,7 +553,7 @@ class TestLearningRate:
         before = content(folder)
         code, text = call("train", "--resume", "--out", folder, "--set", "learning_rate=1e-4")
         assert (code, content(folder)) == (2, before)
-        assert "is finished; another learning rate needs a new run. Choose another --out." in text
+        assert "is finished, so its learning rate cannot change. Start a new run with another --out." in text
 
     def test_the_advice_after_divergence_works(self, call, tmp_path):
         words = ("--set", "width=4", "--set", "blocks=[1]", "--set", "terms=2", "--set", "batch=16")

@@ -101,11 +101,11 @@ class TestSchedule:
     def test_the_optimiser_gets_the_rate_of_the_step(self):
         settings, rates = Training(steps=4, warmup=2, learning_rate=1.0, cooldown=0.5), []
 
-        def watch(state):
+        def callback(state):
             rates.append([group["lr"] for group in state.optimiser.param_groups])
             return False
 
-        train(Plain(nn.Linear(1, 1)), [torch.ones(1, 1)] * 4, settings, watch=watch)
+        train(Plain(nn.Linear(1, 1)), [torch.ones(1, 1)] * 4, settings, callback=callback)
         assert rates == [[0.5], [1.0], [1.0], [0.5]]
 
     @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ class TestSchedule:
             ({"learning_rate": -1.0}, "learning_rate must be positive; got -1"),
             ({"learning_rate": math.nan}, "learning_rate must be positive; got nan"),
             ({"clip": 0.0}, "clip must be positive; got 0"),
-            ({"cooldown": 2.0}, r"cooldown is the last part of training, in \[0, 1\]; got 2.0"),
+            ({"cooldown": 2.0}, r"cooldown is a fraction of training, in \[0, 1\]; got 2.0"),
             ({"average": 1.0}, r"average is the decay of the averaged weights, in \[0, 1\); got 1.0"),
             (
                 {"optimiser": "adma"},
@@ -281,7 +281,7 @@ class TestAverage:
         looked, alone = tiny_flow(), tiny_flow()
         settings, seen = Training(steps=8, learning_rate=0.02), []
 
-        def watch(state):
+        def callback(state):
             before = {name: value.clone() for name, value in state.objective.model.state_dict().items()}
             model = state.averaged_model()
             model(torch.zeros(2, 2))
@@ -291,7 +291,7 @@ class TestAverage:
             seen.append(model)
             return False
 
-        a = train(MaximumLikelihood(looked), moons(), settings, watch=watch)
+        a = train(MaximumLikelihood(looked), moons(), settings, callback=callback)
         b = train(MaximumLikelihood(alone), moons(), settings)
         assert len(seen) == 8
         assert same(looked, alone)
@@ -345,7 +345,7 @@ class TestTrain:
             MaximumLikelihood(tiny_flow()),
             moons(),
             Training(steps=100),
-            watch=lambda state: seen.append(state.step) or state.step == 3,
+            callback=lambda state: seen.append(state.step) or state.step == 3,
         )
         assert seen == [1, 2, 3]
         assert same(model, train(MaximumLikelihood(tiny_flow()), moons(), Training(steps=3, warmup=50, cooldown=0.0)))
@@ -356,7 +356,9 @@ class TestTrain:
         assert next(batches) in (4, 5)
 
     def test_without_a_batch(self):
-        with pytest.raises(TrainingError, match="there was no batch to train on. Give at least one."):
+        with pytest.raises(
+            TrainingError, match="training needs at least one batch; got none. Give more data or more steps."
+        ):
             train(MaximumLikelihood(tiny_flow()), [], Training(steps=3))
 
 
@@ -434,7 +436,7 @@ class TestGuards:
                 loss = super().forward(x)[0] / 0
                 return loss, {"loss": loss.detach()}
 
-        with pytest.raises(TrainingError, match="step 1 is -?inf; every layer is finite, so see the data. Lower"):
+        with pytest.raises(TrainingError, match="step 1 is -?inf; every layer is finite: check the data. Lower"):
             train(Odd(nn.Linear(1, 1)), [torch.ones(2, 1)], Training(steps=1))
 
     def test_a_gradient_that_is_not_a_number_leaves_the_weights(self):
@@ -450,7 +452,7 @@ class TestGuards:
 
         model, kept = Second(), []
 
-        def watch(state):
+        def callback(state):
             kept.append({name: p.detach().clone() for name, p in model.named_parameters()})
             return False
 
@@ -459,7 +461,7 @@ class TestGuards:
             r"The weights are still those of step 2. Lower learning_rate"
         )
         with pytest.raises(TrainingError, match=sentence):
-            train(Plain(model), [torch.ones(2, 1)] * 5, Training(steps=5), watch=watch)
+            train(Plain(model), [torch.ones(2, 1)] * 5, Training(steps=5), callback=callback)
         assert len(kept) == 2
         assert all(torch.equal(p.detach(), kept[-1][name]) for name, p in model.named_parameters())
 
@@ -502,7 +504,7 @@ class TestResume:
         objective, batches = problem(kind)
         generator, metrics = seeded(7), []
         whole = train(
-            objective, batches.starting_at(0), settings, generator=generator, watch=save,
+            objective, batches.starting_at(0), settings, generator=generator, callback=save,
             report=lambda step, steps, f: metrics.append({k: float(v) for k, v in f.items()}),
         )  # fmt: skip
         resumed, batches = problem(kind)
@@ -522,7 +524,7 @@ class TestResume:
         objective, batches = problem("table")
         taken = []
 
-        def watch(state):
+        def callback(state):
             if state.step == 2:
                 snapshot = state.snapshot()
                 taken.extend(
@@ -530,7 +532,7 @@ class TestResume:
                 )
             return False
 
-        train(objective, batches.starting_at(0), Training(steps=4), generator=seeded(), watch=watch)
+        train(objective, batches.starting_at(0), Training(steps=4), generator=seeded(), callback=callback)
         snapshot, copies = taken
         assert {"weights", "average", "optimiser", "generator"} == set(snapshot.tensors)
         assert (snapshot.state["step"], snapshot.state["averaged"]) == (2, 2)
@@ -542,7 +544,7 @@ class TestResume:
         taken = []
         train(
             objective, batches.starting_at(0), Training(steps=2), generator=seeded(),
-            watch=lambda state: taken.append(state.snapshot()),
+            callback=lambda state: taken.append(state.snapshot()),
         )  # fmt: skip
         models = []
         for _ in range(2):
@@ -570,7 +572,7 @@ class TestResume:
         settings = Training(steps=2)
         done = train(
             objective, batches.starting_at(0), settings, generator=seeded(),
-            watch=lambda state: taken.append(state.snapshot()),
+            callback=lambda state: taken.append(state.snapshot()),
         )  # fmt: skip
         resumed, batches = problem("table")
         again = train(resumed, batches.starting_at(2), replace(settings, steps=steps), resume=taken[-1])
@@ -589,7 +591,7 @@ class TestResume:
         snapshot = State(flow, Training(), None).snapshot()
         other = State(MaximumLikelihood(mlp_flow(2, blocks=1, hidden=(16,))), Training(), None)
         sentence = (
-            r"the checkpoint does not fit this model: there is no place for weights/transform[.\w]+. Resume with the "
+            r"the checkpoint does not fit this model: weights/transform[.\w]+ is unexpected. Resume with the "
             r"settings it was made with.$"
         )
         with pytest.raises(ValueError, match=sentence):
@@ -599,7 +601,9 @@ class TestResume:
             State(MaximumLikelihood(mlp_flow(2, blocks=2, hidden=(8,))), Training(), None).restore(snapshot)
 
     def test_a_checkpoint_without_weights(self):
-        with pytest.raises(ValueError, match="the checkpoint does not fit this model: it lacks weights/trans.* Resume"):
+        with pytest.raises(
+            ValueError, match="the checkpoint does not fit this model: weights/trans.* is missing. Resume"
+        ):
             State(MaximumLikelihood(tiny_flow()), Training(), None).restore(Checkpoint({}, {"step": 1}))
 
     def test_a_checkpoint_of_another_optimiser(self):
@@ -621,7 +625,7 @@ def interrupted(kind="table", optimiser="adam"):
     objective, batches = problem(kind)
     train(
         objective, batches.starting_at(0), settings, generator=seeded(),
-        watch=lambda state: taken.append(state.snapshot()) or state.step == 2,
+        callback=lambda state: taken.append(state.snapshot()) or state.step == 2,
     )  # fmt: skip
     return State(problem(kind)[0], settings, seeded()), taken[-1]
 
@@ -644,25 +648,25 @@ class TestForeignTensors:
             ("optimiser", "0.exp_avg_sq", lambda t: torch.cat([t, t]), r"optimiser/0.exp_avg_sq must have shape"),
             ("optimiser", "0.step", lambda t: t.expand(3), r"optimiser/0.step must have shape \(\); got \(3,\)"),
             ("optimiser", "0.exp_avg", lambda t: t.int(), "optimiser/0.exp_avg must be float32; got int32"),
-            ("optimiser", "0.exp_avg", lambda t: t * math.nan, "optimiser/0.exp_avg holds numbers that are not finite"),
+            ("optimiser", "0.exp_avg", lambda t: t * math.nan, "optimiser/0.exp_avg has values that are not finite"),
             ("optimiser", "0.exp_avg_sq", lambda t: -1 - t, "optimiser/0.exp_avg_sq must not be negative"),
             ("optimiser", "0.step", lambda t: t - 9, "optimiser/0.step must not be negative"),
-            ("optimiser", "0.exp_avg_sq", lambda t: None, "it lacks optimiser/0.exp_avg_sq"),
-            ("optimiser", "99.exp_avg", lambda t: torch.ones(1), "there is no place for optimiser/99.exp_avg"),
-            ("optimiser", "x.exp_avg", lambda t: torch.ones(1), "there is no place for optimiser/x.exp_avg"),
-            ("optimiser", "-1.exp_avg", lambda t: torch.ones(1), "there is no place for optimiser/-1.exp_avg"),
-            ("optimiser", "00.exp_avg", lambda t: torch.ones(1), "there is no place for optimiser/00.exp_avg"),
-            ("optimiser", "0.exp_inf", lambda t: torch.ones(1), "there is no place for optimiser/0.exp_inf"),
+            ("optimiser", "0.exp_avg_sq", lambda t: None, "optimiser/0.exp_avg_sq is missing"),
+            ("optimiser", "99.exp_avg", lambda t: torch.ones(1), "optimiser/99.exp_avg is unexpected"),
+            ("optimiser", "x.exp_avg", lambda t: torch.ones(1), "optimiser/x.exp_avg is unexpected"),
+            ("optimiser", "-1.exp_avg", lambda t: torch.ones(1), "optimiser/-1.exp_avg is unexpected"),
+            ("optimiser", "00.exp_avg", lambda t: torch.ones(1), "optimiser/00.exp_avg is unexpected"),
+            ("optimiser", "0.exp_inf", lambda t: torch.ones(1), "optimiser/0.exp_inf is unexpected"),
             ("average", FIRST, lambda t: t.flatten()[:1], "average/.* must have shape"),
-            ("average", FIRST, lambda t: t * math.inf, "average/.* holds numbers that are not finite"),
-            ("average", FIRST, lambda t: None, "it lacks average/"),
-            ("weights", FIRST, lambda t: t * math.nan, "weights/.* holds numbers that are not finite"),
+            ("average", FIRST, lambda t: t * math.inf, "average/.* has values that are not finite"),
+            ("average", FIRST, lambda t: None, "average/.* is missing"),
+            ("weights", FIRST, lambda t: t * math.nan, "weights/.* has values that are not finite"),
             ("weights", FIRST, lambda t: t.to(torch.int32), "weights/.* must be float32; got int32"),
             ("generator", "global", lambda t: t[:-1], "generator/global must have shape"),
             ("generator", "global", lambda t: t.int(), "generator/global must be uint8; got int32"),
             ("generator", "state", lambda t: t[:100], "generator/state must have shape"),
-            ("generator", "state", torch.zeros_like, "the state of a generator is none, Invalid mt19937 state"),
-            ("generator", "mine", lambda t: torch.zeros(3), "there is no place for generator/mine"),
+            ("generator", "state", torch.zeros_like, "a generator state is invalid, Invalid mt19937 state"),
+            ("generator", "mine", lambda t: torch.zeros(3), "generator/mine is unexpected"),
         ],
     )
     def test_are_refused_and_nothing_changes(self, group, name, change, why):
@@ -693,9 +697,9 @@ class TestForeignTensors:
         ("changes", "why"),
         [
             ({"step": None}, "the checkpoint is damaged: step must be a number; got None"),
-            ({"step": -3}, "step must be a whole number, at least 0; got -3"),
+            ({"step": -3}, "step must be a non-negative integer; got -3"),
             ({"step": "two"}, "step must be a number; got 'two'"),
-            ({"averaged": 1.5}, "averaged must be a whole number"),
+            ({"averaged": 1.5}, "averaged must be a non-negative integer"),
         ],
     )
     def test_states_without_their_numbers_are_refused(self, changes, why):
@@ -706,11 +710,11 @@ class TestForeignTensors:
     @pytest.mark.parametrize("missing", ["step", "averaged"])
     def test_what_is_missing_is_named(self, missing):
         state, saved = interrupted()
-        with pytest.raises(ValueError, match=f"it lacks {missing}. Restore it, or train again."):
+        with pytest.raises(ValueError, match=f"{missing} is missing. Restore it, or train again."):
             state.restore(replace(saved, state={k: v for k, v in saved.state.items() if k != missing}))
 
     @pytest.mark.parametrize(
-        ("group", "why"), [("average", "it lacks average/"), ("optimiser", "lacks the optimiser's")]
+        ("group", "why"), [("average", "average/.* is missing"), ("optimiser", "the optimiser.s state is missing")]
     )
     def test_a_group_that_is_missing_is_named(self, group, why):
         state, saved = interrupted()

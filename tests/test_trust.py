@@ -447,7 +447,7 @@ class TestModels:
             def forward(self, z):
                 return super().forward(100 * z)
 
-        with pytest.raises(NoBoundKnown, match="A margin is read off a linear head; this one has Scaled"):
+        with pytest.raises(NoBoundKnown, match="A margin needs a linear head; this one has Scaled"):
             class_vectors(Scaled(3, 2))
         head = nn.Linear(3, 2)
         head.register_forward_hook(lambda m, a, y: -y)

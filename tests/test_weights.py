@@ -93,7 +93,7 @@ class TestNames:
         sentence = r"tinyy does not exist. Did you mean 'tiny', which comes with the library\? Train first: "
         with pytest.raises(FileNotFoundError, match=sentence):
             iresnet.load("tinyy")
-        sentence = r"name a run folder, or a model that comes with the library \(tiny\); got ''."
+        sentence = r"give a run folder, or a model that comes with the library \(tiny\); got ''."
         with pytest.raises(ValueError, match=sentence):
             iresnet.load("")
 
@@ -197,9 +197,9 @@ class TestCommands:
     def test_commands_that_would_change_it_are_refused(self, library, words, capsys):
         before = state(library)
         assert call(*words) == 2
-        assert "tiny comes with the library and stays as it is. Train a copy of your own" in capsys.readouterr().err
+        assert "tiny comes with the library and cannot be changed. Train a copy of your own" in capsys.readouterr().err
         assert state(library) == before
-        with pytest.raises(ValueError, match="tiny comes with the library and stays as it is"):
+        with pytest.raises(ValueError, match="tiny comes with the library and cannot be changed"):
             run.resume("tiny")
 
     def test_results_of_other_runs_stay_in_their_folder(self, tmp_path):

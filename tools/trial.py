@@ -19,7 +19,7 @@ from iresnet.logdet import EXACT_UP_TO
 from iresnet.presets import Experiment, find
 from iresnet.results import Results, nonfinite_to_none, read, write
 from iresnet.run import Run
-from iresnet.run.watch import BIAS, VALIDATION_SAMPLES
+from iresnet.run.callback import BIAS, VALIDATION_SAMPLES
 
 Trial: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
 

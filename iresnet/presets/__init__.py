@@ -1,9 +1,9 @@
-"""The experiments that have a name, and how one is found by it.
+"""Presets: named experiments, and `find`, which looks one up.
 
-They are TOML: `general` (digits, tables, points), `flows` (the paper's densities of images, and others), `classifiers`
-(the paper's, and ResNets), `rivals` (Glow and others). `experiment` is what each becomes (data, network, aim and
-training as one thing), `reading` makes it of a table, `coefficient` gives it the paper's c, `suitable` says which suit
-given data.
+They are TOML files: `general` (digits, tables, points), `flows` (the paper's image densities, and others),
+`classifiers` (the paper's, and ResNets), `rivals` (baselines: Glow and others). `experiment` defines the settings of an
+experiment (data, network, objective, training), `reading` reads them from TOML, `coefficient` sets the paper's c,
+`suitable` says which presets suit given data.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ WITH_COEFFICIENT = re.compile(r"(.+)-c(\d*\.?\d+(?:e[+-]?\d+)?)")
 
 
 def find(name: str) -> Experiment:
-    """The preset of this name, or the experiment in the TOML file of this path.
+    """Return the preset of this name, or the experiment in the TOML file at this path.
 
-    NAME-cX is a preset whose layers all have the coefficient X: iresnet164-c0.7.
+    NAME-cX is the preset NAME with the coefficient X for every layer: iresnet164-c0.7.
     """
     if name in PRESETS:
         return PRESETS[name]
@@ -33,12 +33,12 @@ def find(name: str) -> Experiment:
     if path.suffix == ".toml":
         if not path.is_file():
             raise FileNotFoundError(
-                f"there is no file {path}. Write one with: iresnet presets digits-hybrid > {path.name}"
+                f"{path} does not exist. Write one with: iresnet presets digits-hybrid > {path.name}"
             )
         return read(path)
     if (parts := WITH_COEFFICIENT.fullmatch(name)) and parts[1] in PRESETS:
         return with_coefficient(PRESETS[parts[1]], parts[2])
-    raise ValueError(f"{unknown_preset(name)} A file of settings ends in .toml.")
+    raise ValueError(f"{unknown_preset(name)} A settings file must end in .toml.")
 
 
 def is_preset(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""An experiment: data, network, aim and training as one thing that prints as TOML."""
+"""The settings of an experiment: data, network, objective, training and acceleration, written as one TOML file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..spelling import quoted
 from ..train import Training
 from ..train.objective import ObjectiveSettings
 
-#: Steps or epochs of a training.
+#: Maximum number of steps or epochs.
 LONGEST = 10**9
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """All that decides a run. `seed` is that of the weights, the order of the data, and the noise."""
+    """All settings of a run. `seed` seeds the initial weights, the order of the data and the noise."""
 
     name: str = "experiment"
     about: str = ""
@@ -39,7 +39,7 @@ class Experiment:
 
 
 def with_overrides(experiment: Experiment, assignments: Sequence[str]) -> Experiment:
-    """The experiment with settings replaced, each given as "training.steps=500". Steps go before epochs."""
+    """Return the experiment with settings replaced, each given as "training.steps=500"; setting steps resets epochs."""
     experiment = config.override(experiment, *assignments)
     keys = {a.partition("=")[0].strip().rsplit(".", 1)[-1] for a in assignments}
     if "steps" in keys and "epochs" not in keys:

@@ -1,8 +1,8 @@
-"""Presets and files of settings: TOML whose tables may extend others.
+"""Read presets and settings files: TOML tables that may extend others.
 
-In a file of this folder every table is a preset, or a part of several where it has no `about`. What a table leaves out
-is as in those that it `extends`, a name or a list of names of which the later ones win, and otherwise the default. A
-user's own file is one such table: `extends` names a preset there.
+In the files of this folder every table is a preset, or, without `about`, a part that presets share. A key that a table
+omits comes from the tables that it `extends` (a name, or a list of names in which later ones win), else it has the
+default. A user's settings file is one such table; its `extends` names a preset.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .. import config, migration
 from ..spelling import parts_hint, quoted, with_path
 from .experiment import Experiment
 
-#: The files of presets, in the order of `iresnet presets`, and the tables of all of them by name.
+#: The preset files, in the order of `iresnet presets`, and all their tables by name.
 GROUPS = {
     group: config.parse_tables(
         files(__package__).joinpath(f"{group}.toml").read_text(encoding="utf-8"), f"{group}.toml"
@@ -27,7 +27,7 @@ TABLES: dict[str, dict[str, Any]] = {name: table for group in GROUPS.values() fo
 
 
 def resolve_extends(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table of settings over those that it extends; what it is about is its own alone."""
+    """Merge a table of settings into the tables that it extends; `about` is not inherited."""
     names, content = table.get("extends", []), dict[str, Any]()
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -41,7 +41,7 @@ def resolve_extends(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both tables in one; a value of the second hides one of the first, table by table."""
+    """Merge two nested tables; values of the second win."""
     nested = {
         k: _merge(below[k], v) for k, v in above.items() if isinstance(v, dict) and isinstance(below.get(k), dict)
     }
@@ -49,8 +49,8 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def unknown_preset(name: str) -> str:
-    """What is said of a preset that there is not."""
-    return f"there is no preset {name!r}. {parts_hint(name, PRESETS, 'iresnet presets')}"
+    """Return the message for an unknown preset, with a suggestion."""
+    return f"unknown preset {name!r}. {parts_hint(name, PRESETS, 'iresnet presets')}"
 
 
 PRESETS = {
@@ -61,9 +61,9 @@ PRESETS = {
 
 
 def read(path: str | Path) -> Experiment:
-    """The experiment in a TOML file; what the file leaves out is as in the preset it extends, or the default."""
+    """Read an experiment from a TOML file; omitted settings come from the preset it extends, or are the defaults."""
     try:
-        with Path(path).open(encoding="utf-8-sig") as file:  # as Windows' editor saves it, with a mark before the text
+        with Path(path).open(encoding="utf-8-sig") as file:  # Windows editors write a byte order mark
             text = file.read(config.LONGEST + 1)
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text file. Give a TOML file of settings.") from None
@@ -74,7 +74,7 @@ def read(path: str | Path) -> Experiment:
 
 
 def parse_experiment(text: str, path: Path, written: int) -> Experiment:
-    """The experiment in the text of a file that has this format."""
+    """Parse an experiment from the text of a file that was written in format `written`."""
     content = migration.migrate(config.parse_tables(text, str(path)), migration.SETTINGS, written)
     try:
         content = resolve_extends(content)

@@ -20,7 +20,7 @@ NAMES = {
     "bits/dim": "bits per dimension",
     "nats": "nats per sample",
     "truncation bits/dim": "truncation error of the training estimator, bits per dimension",
-    "rate": "learning rate",
+    "learning_rate": "learning rate",
     "cross-entropy": "cross-entropy, nats",
 }
 
@@ -42,12 +42,13 @@ def training(material: Material) -> Markup:
 
 def _metrics(log: Sequence[dict[str, float | None]]) -> list[str]:
     """Return the names of the logged metrics, in the order of their first appearance."""
-    keys = dict.fromkeys(k.removeprefix(HELD_OUT) for row in log for k in row if k not in ("step", "seconds", "rate"))
+    others = ("step", "seconds", "learning_rate")
+    keys = dict.fromkeys(k.removeprefix(HELD_OUT) for row in log for k in row if k not in others)
     names = [k for k in keys if series(log, k) or series(log, HELD_OUT + k)]
     loss = series(log, "loss")
     if loss and not series(log, HELD_OUT + "loss") and any(k != "loss" and series(log, k) == loss for k in names):
         names.remove("loss")  # a loss that equals the likelihood is shown once
-    return names[:8] + (["rate"] if series(log, "rate") else [])
+    return names[:8] + (["learning_rate"] if series(log, "learning_rate") else [])
 
 
 def series(log: Sequence[dict[str, float | None]], name: str) -> Series:
@@ -74,7 +75,7 @@ def _chart(log: Sequence[dict[str, float | None]], name: str) -> tuple[Markup, s
     trained, held_out = thinned(series(log, name)), thinned(series(log, HELD_OUT + name))
     title, both = NAMES.get(name, name), trained + held_out
     x = axis(0.0, 1.015 * max(s for s, _ in both), "step")
-    y, highest = _y_axis(both, zero=name == "rate" or "error" in name)
+    y, highest = _y_axis(both, zero=name == "learning_rate" or "error" in name)
     cut = f"{title} (up to {number(highest)})" if highest > y.high else ""
     marks: list[Mark] = []
     if trained:
@@ -84,7 +85,7 @@ def _chart(log: Sequence[dict[str, float | None]], name: str) -> tuple[Markup, s
     ends = [f"{w} ends at {number(s[-1][1])}" for w, s in (("training", trained), ("validation", held_out)) if s]
     description = f"{title} against steps: {', '.join(ends)}."
     head = tag("div", tag("h3", title), _legend(trained, held_out), class_="chart-head")
-    return tag("div", head, plot(x, y, marks, description, kind="low" if name == "rate" else "wide")), cut
+    return tag("div", head, plot(x, y, marks, description, kind="low" if name == "learning_rate" else "wide")), cut
 
 
 def _y_axis(points: Series, *, zero: bool) -> tuple[Axis, float]:

@@ -1,8 +1,8 @@
-"""Run folders: one training run from its settings to a certified model, and all that later commands need of it."""
+"""Run folders: one training run from its settings to a certified model, with everything that later commands need."""
 
+from .callback import TRUNCATION, truncation_warning, validate
 from .fit import FitResult, publish, release, resume, start, write_certificate
 from .folder import Run, load
-from .watch import TRUNCATION, truncation_warning, validate
 from .weights import shipped
 
 __all__ = [

@@ -1,6 +1,6 @@
-"""What the JSON files of a run folder hold, as far as anything reads it: a value of another kind gets a sentence.
+"""Schemas of the JSON files in a run folder, for the keys that are read: a value of another type raises an error.
 
-A name that ends in ! must be there unless its object is empty; names that are not listed may hold anything.
+A key that ends in ! is required unless its object is empty; keys that are not listed may hold anything.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .. import evaluate
 
 @dataclass(frozen=True)
 class ValueKind:
-    """A kind of value: what it is called, and how it is known."""
+    """A type of JSON value: its description in messages, and a predicate."""
 
-    words: str
-    fits: Callable[[Any], bool]
+    description: str
+    accepts: Callable[[Any], bool]
 
 
 def _is_number(value: Any) -> bool:
@@ -36,50 +36,57 @@ def _is_square(value: Any) -> bool:
 
 
 NUMBER = ValueKind("a number", _is_number)
-MAYBE = ValueKind("a number or null", lambda v: v is None or _is_number(v))  # JSON has no infinity
-COUNT = ValueKind("a whole number, at least 0", _is_count)
-TEXT = ValueKind("a text", lambda v: isinstance(v, str))
+NUMBER_OR_NULL = ValueKind("a number or null", lambda v: v is None or _is_number(v))  # JSON has no infinity
+COUNT = ValueKind("a non-negative integer", _is_count)
+TEXT = ValueKind("a string", lambda v: isinstance(v, str))
 FLAG = ValueKind("true or false", lambda v: isinstance(v, bool))
 SQUARE = ValueKind("a square table of counts", _is_square)
-SHAPE = ValueKind(
-    "a list of whole numbers or null", lambda v: v is None or (isinstance(v, list) and all(map(_is_count, v)))
-)
+SHAPE = ValueKind("a list of integers or null", lambda v: v is None or (isinstance(v, list) and all(map(_is_count, v))))
 RANGE = ValueKind(
-    "two numbers or null", lambda v: v is None or (isinstance(v, list) and len(v) == 2 and all(map(MAYBE.fits, v)))
+    "two numbers or null",
+    lambda v: v is None or (isinstance(v, list) and len(v) == 2 and all(map(NUMBER_OR_NULL.accepts, v))),
 )
 
 Spec: TypeAlias = "ValueKind | Mapping[str, Spec] | list[Spec]"
 
-KINDS = {"float": MAYBE, "float | None": MAYBE, "int": COUNT, "str": TEXT, "bool": FLAG}
+KINDS = {"float": NUMBER_OR_NULL, "float | None": NUMBER_OR_NULL, "int": COUNT, "str": TEXT, "bool": FLAG}
 
 
-def _fields_of(kind: type, *needed: str, **others: Spec) -> dict[str, Spec]:
-    """The fields of a dataclass, by what they are annotated as; those that are `needed` must be there."""
+def _fields_of(kind: type, *required: str, **others: Spec) -> dict[str, Spec]:
+    """Return the schema of a dataclass, from its annotations; the fields in `required` must be present."""
     found = {field.name: KINDS[str(field.type)] for field in fields(kind)} | others
-    return {f"{name}!" if name in needed else name: spec for name, spec in found.items()}
+    return {f"{name}!" if name in required else name: spec for name, spec in found.items()}
 
 
-def _error_fields(*needed: str) -> Spec:
-    """An `Error`, whose numbers are finite."""
-    return _fields_of(evaluate.Error, *needed, value=NUMBER, low=NUMBER, high=NUMBER)
+def _error_fields(*required: str) -> Spec:
+    """Return the schema of an `evaluate.Error`, whose numbers are finite."""
+    return _fields_of(evaluate.Error, *required, value=NUMBER, low=NUMBER, high=NUMBER)
 
 
 CERTIFICATE: Spec = {
     "passed": FLAG,
-    "stretch": {"forward": MAYBE, "inverse": MAYBE, "logdet": RANGE},
+    "stretch": {"forward": NUMBER_OR_NULL, "inverse": NUMBER_OR_NULL, "logdet": RANGE},
     "blocks": [
         {
             "name!": TEXT,
-            "lipschitz!": MAYBE,
+            "lipschitz!": NUMBER_OR_NULL,
             "verdict!": TEXT,
             "remark": TEXT,
             "input_shape": SHAPE,
-            "layers": [{"name!": TEXT, "kind!": TEXT, "estimate": MAYBE, "coefficient": MAYBE, "bound": MAYBE}],
+            "layers": [
+                {
+                    "name!": TEXT,
+                    "kind!": TEXT,
+                    "estimate": NUMBER_OR_NULL,
+                    "coefficient": NUMBER_OR_NULL,
+                    "bound": NUMBER_OR_NULL,
+                }
+            ],
         }
     ],
 }
-_ROBUST = ("rows", "radius", "value", "low", "high", "attacked", "clean")
-_PROBED = _error_fields("value", "low", "high", "rows")
+_ROBUST_FIELDS = ("rows", "radius", "value", "low", "high", "attacked", "clean")
+_PROBE_ERROR = _error_fields("value", "low", "high", "rows")
 EVALUATION: Spec = {
     "split": TEXT,
     "rows": COUNT,
@@ -89,28 +96,28 @@ EVALUATION: Spec = {
     "inverse": _fields_of(evaluate.Inverse, "rows", "proven"),
     "tightening": {"predictions_changed!": COUNT, "rows!": COUNT, "layers!": COUNT},
     "confusion": SQUARE,
-    "robustness": [_fields_of(evaluate.Robustness, *_ROBUST, radius=NUMBER)],
-    "probe": {"codes!": _PROBED, "inputs!": _PROBED, "rows!": COUNT},
+    "robustness": [_fields_of(evaluate.Robustness, *_ROBUST_FIELDS, radius=NUMBER)],
+    "probe": {"codes!": _PROBE_ERROR, "inputs!": _PROBE_ERROR, "rows!": COUNT},
     "anomalies": [{"name!": TEXT, "detection!": NUMBER}],
-    "protocol": {"rows": COUNT, "limit": NUMBER, "value": MAYBE},
+    "protocol": {"rows": COUNT, "limit": NUMBER, "value": NUMBER_OR_NULL},
 }
 CONTENTS: Mapping[str, Spec] = {
     "certificate.json": CERTIFICATE,
     "evaluation.json": EVALUATION,
-    "environment.json": {"seconds": MAYBE},
+    "environment.json": {"seconds": NUMBER_OR_NULL},
 }
 
 
 def check_contents(content: Any, path: Path, remedy: str) -> None:
-    """Refuse a file whose values are not of the kinds that its readers expect."""
+    """Raise if a file's content does not match its schema."""
     if problem := _problem(content, CONTENTS.get(path.name, {}), ""):
         raise ValueError(f"{path} is damaged: {problem}. {remedy}")
 
 
 def _problem(value: Any, spec: Spec, at: str) -> str:
-    """What is wrong with a value, by name; nothing where nothing is."""
+    """Return what is wrong with a value, with its path; empty if nothing is."""
     if isinstance(spec, ValueKind):
-        return "" if spec.fits(value) else f"{at} must be {spec.words}; got {value!r:.40}"
+        return "" if spec.accepts(value) else f"{at} must be {spec.description}; got {value!r:.40}"
     if isinstance(spec, list):
         if not isinstance(value, list):
             return f"{at} must be a list; got {value!r:.40}"
@@ -121,7 +128,7 @@ def _problem(value: Any, spec: Spec, at: str) -> str:
 
 
 def _member_problem(value: dict[str, Any], name: str, spec: Spec, at: str) -> str:
-    """The same of one member of an object; what is null or empty counts as missing."""
+    """Return what is wrong with one member of an object; null and empty values count as missing."""
     key = name.removesuffix("!")
     place, inner = f"{at}.{key}" if at else key, value.get(key)
     if key not in value or (inner in (None, {}, []) and not isinstance(spec, ValueKind)):

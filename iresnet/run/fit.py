@@ -1,4 +1,4 @@
-"""From settings to a model: load the data, train, keep the best weights, bring them within their bounds, certify."""
+"""From settings to a model: load the data, train, keep the best weights, tighten them to their bounds, certify."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ..results import provenance
 from ..train import Report, checkpoint, train
 from ..train.checkpoint import Checkpoint
 from ..version import __version__
+from .callback import VALIDATION_SAMPLES, RunCallback
 from .folder import Run, fingerprints
-from .watch import VALIDATION_SAMPLES, RunCallback
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """How a training run ended: at which step, whether finished, how its steps were taken, and what is proven."""
+    """The result of a training run: the last step, whether it finished, how the steps were taken, the certificate."""
 
     run: Run
     step: int
@@ -49,15 +49,17 @@ def start(
     overwrite: bool = False,
     splits: Splits | None = None,
 ) -> FitResult:
-    """Train an experiment in a new run folder. `splits` saves loading its data where that was done already."""
+    """Train an experiment in a new run folder. `splits` are its data, if they are already loaded."""
     splits = data.load(experiment.data) if splits is None else splits
     experiment = replace(
         experiment, training=experiment.training.resolve_epochs(_make_batches(experiment, splits.train).per_epoch)
     )
-    # What cannot be built is refused before anything is written.
+    # Settings that cannot be built raise before anything is written.
     with defer_norms():
         build(experiment.network, splits.schema, experiment.objective.kind, splits.train.x)
-    experiment = replace(experiment, data=experiment.data.resolved())  # a run does not depend on where it was started
+    experiment = replace(
+        experiment, data=experiment.data.resolved()
+    )  # absolute paths: the working directory may change
     with Run.lock_new_folder(folder):
         run = Run.create(folder, experiment, splits.schema, overwrite=overwrite)
         run.write_run_json("data.json", fingerprints(splits))
@@ -72,10 +74,10 @@ def resume(
     stop: Callable[[], bool] = lambda: False,
     learning_rate: float | None = None,
 ) -> FitResult:
-    """Go on with the run in a folder, from its last checkpoint. One that is finished is left as it is.
+    """Resume the run in a folder from its last checkpoint. A finished run is not changed.
 
-    `learning_rate` replaces that of the settings, as is due after divergence; nothing else can be changed. The run
-    folder says so from then on.
+    `learning_rate` replaces the one in the settings, as is needed after divergence; the run folder notes the change.
+    Nothing else can be changed.
     """
     with lock.lock_folder(Run.open(folder).require_writable().folder):
         run = Run.open(folder)
@@ -85,19 +87,21 @@ def resume(
         finished = step >= steps and (run.folder / "model.safetensors").is_file()
         if state is None or not finished:
             splits = run.splits()
-            if not (run.folder / "data.json").is_file():  # killed before it was written
+            if not (run.folder / "data.json").is_file():  # the process was killed before it was written
                 run.write_run_json("data.json", fingerprints(splits))
             run = run if learning_rate is None else run.with_learning_rate(learning_rate, step)
             return _fit(run, splits, state, device, report, stop)
         if learning_rate is not None:
-            raise ValueError(f"{run.folder} is finished; another learning rate needs a new run. Choose another --out.")
+            raise ValueError(
+                f"{run.folder} is finished, so its learning rate cannot change. Start a new run with another --out."
+            )
         certificate = _certificate_of(run)
         seconds = state.read_number("seconds", 0.0)
         return FitResult(run, steps, True, seconds, certificate, tuple(run.tightened_layers()))
 
 
 def _certificate_of(run: Run) -> Certificate | None:
-    """The certificate of a finished run, written where a kill came before it."""
+    """Return the certificate of a finished run; write it if the process was killed before it did."""
     sha256, certificate = run.sha256(), certify_model(run, run.model())
     if certificate is not None and not run.read_current_json("certificate.json"):
         write_certificate(run, certificate, sha256)
@@ -109,33 +113,33 @@ def _fit(
 ) -> FitResult:
     experiment = run.experiment
     torch.manual_seed(experiment.seed)
-    with defer_norms():  # norms are measured where that is fast
+    with defer_norms():  # the norms are estimated below, on the device
         model = run.untrained_model(splits.train.x).to(device)
     refresh_(model, settle=True)
     objective = experiment.objective.build_objective(model, run.schema.levels, experiment.data.augment)
     batches = _make_batches(experiment, splits.train.to(device))
     generator = torch.Generator(device).manual_seed(experiment.seed)
     begin = Checkpoint({}, {"step": 0}) if state is None else state
-    watch = RunCallback(run, model, splits.validation.to(device), begin, stop)
+    callback = RunCallback(run, model, splits.validation.to(device), begin, stop)
 
     def on_step(step: int, steps: int, metrics: Mapping[str, Tensor]) -> None:
-        watch.note(metrics)
+        callback.collect(metrics)
         if report is not None:
             report(step, steps, metrics)
 
     try:
         train(
             objective, batches.starting_at(begin.read_count("step")), experiment.training,
-            generator=generator, acceleration=experiment.acceleration, report=on_step, resume=state, watch=watch,
+            generator=generator, acceleration=experiment.acceleration, report=on_step, resume=state, callback=callback,
         )  # fmt: skip
     finally:
-        watch.close()
-    finished = watch.step >= experiment.training.steps
-    _write_environment(run, watch, model, device)
-    if not finished or stop():  # asked during the last step: what is left to do is left to `resume`
-        return FitResult(run, watch.step, False, watch.seconds, engine=watch.engine)
+        callback.close()
+    finished = callback.step >= experiment.training.steps
+    _write_environment(run, callback, model, device)
+    if not finished or stop():  # stopped during the last step: `resume` does the rest
+        return FitResult(run, callback.step, False, callback.seconds, engine=callback.engine)
     certificate, tightened = release(run, splits.validation, device)
-    return FitResult(run, watch.step, True, watch.seconds, certificate, tuple(tightened), watch.engine)
+    return FitResult(run, callback.step, True, callback.seconds, certificate, tuple(tightened), callback.engine)
 
 
 def _make_batches(experiment: Experiment, dataset: Dataset) -> Batches:
@@ -143,7 +147,7 @@ def _make_batches(experiment: Experiment, dataset: Dataset) -> Batches:
 
 
 def release(run: Run, validation: Dataset, device: str = "cpu") -> tuple[Certificate | None, list[str]]:
-    """Turn the best weights into the run's model: tightened, certified, with the likelihoods of validation rows."""
+    """Turn the best weights into the run's model: tightened, certified, with likelihoods of validation samples."""
     model, validation = run.model("best", device), validation.to(device)
     tightened = tighten_(model, run.schema.shape)
     certificate = certify_model(run, model)
@@ -152,17 +156,17 @@ def release(run: Run, validation: Dataset, device: str = "cpu") -> tuple[Certifi
 
 
 def certify_model(run: Run, model: nn.Module) -> Certificate | None:
-    """What is proven of a run's model; None for a rival, which has no residual blocks to prove anything of."""
+    """Certify a run's model; None for a model of another family, which has no residual blocks to certify."""
     return None if run.experiment.network.family in INVERSES else certify(model, run.schema.shape)
 
 
 def publish(
     run: Run, model: nn.Module, certificate: Certificate | None, validation: Dataset, state: Mapping[str, Any]
 ) -> None:
-    """Write a model and its certificate into the run folder, and take out what speaks of the model before.
+    """Write a model and its certificate into the run folder, and remove the files that describe the previous model.
 
-    The new model comes first: whatever ends the process, nothing is lost, and what speaks of other weights is known by
-    their digest.
+    The new model is written first. If the process is killed, nothing is lost, and files that describe other weights are
+    recognised by their digest.
     """
     tensors: dict[str, dict[str, Tensor]] = {"weights": dict(model.state_dict())}
     if evaluate.has_density(model):
@@ -178,20 +182,20 @@ def publish(
 
 
 def write_certificate(run: Run, certificate: Certificate, sha256: str) -> Path:
-    """Write what is proven of the model with this digest."""
+    """Write the certificate of the model with this digest."""
     return run.write_json("certificate.json", json.loads(certificate.to_json()), sha256)
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model's weights are."""
+    """Return the device of a model's weights."""
     return next(model.parameters()).device
 
 
-def _write_environment(run: Run, watch: RunCallback, model: nn.Module, device: str) -> None:
-    content: dict[str, Any] = {"device": device, "engine": watch.engine} | provenance(
+def _write_environment(run: Run, callback: RunCallback, model: nn.Module, device: str) -> None:
+    content: dict[str, Any] = {"device": device, "engine": callback.engine} | provenance(
         seeds=[run.experiment.seed],
-        seconds=watch.seconds,
-        precision=watch.precision,
+        seconds=callback.seconds,
+        precision=callback.precision,
         epochs=run.experiment.training.epochs or None,
         parameters=sum(p.numel() for p in model.parameters()),
     )

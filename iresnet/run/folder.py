@@ -1,19 +1,19 @@
-"""Run folders: everything about one training run, and all that later commands need.
+"""Run folders: everything about one training run that later commands need.
 
 config.toml         the experiment, every setting written out
-schema.json         what a row is: shape, grey levels, columns, classes
-data.json           rows of each part and a fingerprint of them
+schema.json         the data schema: shape, grey levels, columns, classes
+data.json           number of samples and fingerprint of each split
 environment.json    command, commit, versions, hardware, seconds
-log.csv             metrics over time; tensorboard/ holds the same where TensorBoard is installed
-last.safetensors    the state of training, to go on from
-best.safetensors    the averaged weights that did best on validation data, or the last ones if `select` says so
-model.safetensors   the model: those weights, every layer within its bound, and the likelihoods of validation rows
-certificate.json    what is proven of it
+log.csv             metrics over time; tensorboard/ holds the same if TensorBoard is installed
+last.safetensors    the training state, to resume from
+best.safetensors    the averaged weights with the lowest validation loss, or the last ones if `select` says so
+model.safetensors   the model: those weights, every layer within its bound, and likelihoods of validation samples
+certificate.json    the bounds that are proven for it
 evaluation.json     its metrics on test data
 reproduction.json   what a table or figure of the paper shows of it
 
-The last three name the SHA-256 of model.safetensors, and are refused beside other weights. Whoever trains or tightens
-holds a lock on the folder.
+The last three contain the SHA-256 of model.safetensors, and are refused beside other weights. Training and tightening
+hold a lock on the folder.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ FILES = (
     *migration.FORMER_FILES.values(),
 )  # fmt: skip
 
-#: What speaks of the model names it by this key, and how each such file is made again.
+#: The key of the model's SHA-256 in the files that describe it, and how to recreate each of them.
 MODEL_SHA256 = "model_sha256"
 ABOUT_THE_MODEL = {
-    "certificate.json": "Make it again: iresnet certify {}",
-    "evaluation.json": "Make it again: iresnet evaluate {}",
-    "reproduction.json": "Remove it; it can be made again.",
+    "certificate.json": "Recreate it: iresnet certify {}",
+    "evaluation.json": "Recreate it: iresnet evaluate {}",
+    "reproduction.json": "Remove it; it can be recreated.",
 }
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder that exists: `model()` is its trained model, `splits()` its data."""
+    """An existing run folder: `model()` returns its trained model, `splits()` its data."""
 
     folder: Path
     experiment: Experiment
@@ -69,17 +69,17 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
-        """The run in a folder, or the model of this name that comes with the library; or why there is none."""
+        """Open a run folder, or the shipped model of this name; raise if there is none."""
         if not str(folder):
             raise ValueError(
-                f"name a run folder, or a model that comes with the library ({', '.join(shipped())}); got ''."
+                f"give a run folder, or a model that comes with the library ({', '.join(shipped())}); got ''."
             )
         folder = resolve_folder(Path(folder))
         if not is_run(folder):
             raise FileNotFoundError(explain_missing(folder))
-        for name in FILES:  # a pipe would be waited for without end, a device read without end
+        for name in FILES:  # reading a pipe or a device might never end
             if (folder / name).exists() and not (folder / name).is_file():
-                raise ValueError(f"{folder / name} must be a file; it is something else. Remove it, or train again.")
+                raise ValueError(f"{folder / name} must be a regular file. Remove it, or train again.")
         header, _, body = reading.read_text(folder / "config.toml", "Train again.").partition("\n")
         settings = folder / "config.toml"
         written = migration.read_format(migration.parse_header_line(header), settings)
@@ -97,7 +97,7 @@ class Run:
 
     @classmethod
     def create(cls, folder: str | Path, experiment: Experiment, schema: Schema, *, overwrite: bool = False) -> Run:
-        """A new run folder. One that holds a run is refused, or emptied of it with `overwrite`."""
+        """Create a run folder. One that holds a run is refused, unless `overwrite` removes that run."""
         run = cls(Path(folder), experiment, schema)
         _make_room(run.folder, overwrite)
         run._write_config()
@@ -106,12 +106,12 @@ class Run:
 
     @staticmethod
     def lock_new_folder(folder: str | Path) -> AbstractContextManager[None]:
-        """A lock on the folder of a run that is to be made; a file is refused."""
+        """Lock the folder of a new run; a path that is a file is refused."""
         if Path(folder).exists() and not Path(folder).is_dir():
             raise ValueError(f"{folder} is a file; a run needs a folder. Choose another --out.")
         try:
             str(Path(folder).absolute()).encode("utf-8")
-        except UnicodeEncodeError:  # which safetensors cannot open
+        except UnicodeEncodeError:  # safetensors cannot open such a path
             raise ValueError(
                 f"the path of a run must be UTF-8; got {quoted(str(folder))}. Choose another --out."
             ) from None
@@ -122,7 +122,7 @@ class Run:
         atomic.write(self.folder / "config.toml", text + config.dump(self.experiment))
 
     def with_learning_rate(self, learning_rate: float, step: int) -> Run:
-        """This run with another learning rate from a step on, which its config.toml says from then on."""
+        """Return this run with another learning rate from a step on, and note the change in its config.toml."""
         training = replace(self.experiment.training, learning_rate=learning_rate)
         before, changed = self.experiment.training.learning_rate, replace(self.experiment, training=training)
         run = replace(self, experiment=changed)
@@ -132,33 +132,33 @@ class Run:
         return run
 
     def changes(self) -> list[str]:
-        """What was changed when the run was resumed, as the comments of config.toml have it."""
+        """Return the changes made when the run was resumed, from the comments in config.toml."""
         lines = reading.read_text(self.folder / "config.toml", "Train again.").splitlines()
         return [line[2:] for line in lines if line.startswith("# training.learning_rate ")]
 
     @property
     def output(self) -> Path:
-        """Where commands put what they make: the folder, or runs/NAME-shipped for what comes with the library."""
+        """The folder that commands write to: the run folder, or runs/NAME-shipped for a shipped model."""
         return output_folder(self.folder)
 
     def require_writable(self) -> Run:
-        """This run, if it may be changed: what comes with the library stays as it is."""
+        """Return this run; raise if it is a shipped model, which must not be changed."""
         if is_shipped(self.folder):
             raise ValueError(
-                f"{self.folder.name} comes with the library and stays as it is. Train a copy of your own: "
+                f"{self.folder.name} comes with the library and cannot be changed. Train a copy of your own: "
                 f"iresnet presets prints its settings."
             )
         return self
 
     def with_data_folder(self, folder: str | Path | None) -> Run:
-        """This run, its downloaded sets looked for in another folder; None: where they were when it was trained."""
+        """Return this run with another dataset directory; None keeps the one it was trained with."""
         if folder is None:
             return self
         settings = replace(self.experiment.data, folder=str(folder))
         return replace(self, experiment=replace(self.experiment, data=settings))
 
     def splits(self) -> Splits:
-        """The data it was trained, watched and is tested on; refused where they are not those any more."""
+        """Load the training, validation and test data; raise if they have changed since training."""
         try:
             splits = data.load(self.experiment.data)
         except (ValueError, OSError) as error:
@@ -166,20 +166,20 @@ class Run:
         expected = self.read_json("data.json")
         if splits.schema != self.schema or (expected and expected != fingerprints(splits)):
             raise ValueError(
-                f"the data of {self.folder} ({self.experiment.data.source}) have changed since it was trained, so the "
-                "parts are not the same rows any more. Put them back, give other rows with --data, or train anew."
+                f"the data of {self.folder} ({self.experiment.data.source}) have changed since it was trained, so its "
+                "splits would differ. Restore them, give other data with --data, or train again."
             )
         return splits
 
     def untrained_model(self, rows: Tensor | None = None) -> nn.Module:
-        """The untrained model, drawn by torch's global generator; `rows` fit its scaling."""
+        """Build the untrained model, initialised by torch's global generator; preprocessing is fitted to `rows`."""
         try:
             return build(self.experiment.network, self.schema, self.experiment.objective.kind, rows)
         except ValueError as error:
             raise ValueError(f"{self.folder}: config.toml and schema.json do not fit: {error}") from None
 
     def model(self, weights: str = "model", device: str | torch.device = "cpu") -> nn.Module:
-        """The trained model in eval: `weights` is "model" (released) or "best" (as trained, not tightened)."""
+        """Load the trained model in eval mode: `weights` is "model" (released) or "best" (as trained, untightened)."""
         if weights not in ("model", "best"):
             raise ValueError(f"weights must be 'model' or 'best'; got {weights!r}.")
         if weights == "best" and is_shipped(self.folder):
@@ -187,107 +187,110 @@ class Run:
                 f"only the released weights come with the library; got 'best' for {self.folder.name}. Use 'model'."
             )
         path = self._trained(f"{weights}.safetensors")
-        with torch.random.fork_rng(devices=[]), defer_norms():  # a user's random numbers are not ours to change
+        with torch.random.fork_rng(devices=[]), defer_norms():  # leave the user's random state unchanged
             model = self.untrained_model().eval()
         saved = self.load_checkpoint(path)
-        whole = replace(saved, tensors={"weights": complete_state(model, saved.tensors.get("weights", {}))})
+        complete = replace(saved, tensors={"weights": complete_state(model, saved.tensors.get("weights", {}))})
         what = str(self.folder / "config.toml")
-        model.load_state_dict(dict(check_weights(whole, model, what=what, remedy="Train again.")))
+        model.load_state_dict(dict(check_weights(complete, model, what=what, remedy="Train again.")))
         return model.to(device)
 
     def load_checkpoint(self, path: Path) -> Checkpoint:
-        """A checkpoint of this run; one that was made with another network, or for rows of another kind, is refused."""
+        """Load a checkpoint of this run; raise if it was made with other network settings or another schema."""
         saved = checkpoint.load(path)
         made, here = saved.state.get("made_with", {}), self.made_with()
         for key, value in made.items() if isinstance(made, dict) else ():
             if here.get(key, value) != value:
                 where = self.folder / ("schema.json" if key.startswith("schema.") else "config.toml")
                 why = f"it was made with {key} = {value!r:.40}; got {here[key]!r:.40}"
-                raise saved.mismatch_error(str(where), why, "Put that back, or train again.")
+                raise saved.mismatch_error(str(where), why, "Restore that value, or train again.")
         return saved
 
     def made_with(self) -> dict[str, Any]:
-        """What decides, beside the weights, which function a model is: it travels with them."""
+        """Return the settings that, with the weights, determine the model's function; checkpoints store them."""
         network = {f"network.{k}": v for k, v in config.to_mapping(self.experiment.network).items()}
         rows = {"schema.shape": list(self.schema.shape), "schema.levels": self.schema.levels}
         return {**network, "objective.kind": self.experiment.objective.kind, **rows}
 
     def reference(self) -> Tensor:
-        """The log-likelihoods of validation rows, by which a row's anomaly is judged."""
+        """Return the log-likelihoods of validation samples, the reference for anomaly scores."""
         saved = self.load_checkpoint(self.folder / "model.safetensors")
         if "reference" not in saved.tensors:
-            raise ValueError("an anomaly score needs a density; this model only classifies.")
+            raise ValueError(
+                "an anomaly score needs a density; this model only classifies. "
+                "Train with objective.kind=hybrid or density."
+            )
         values = saved.tensors["reference"].get("log_likelihood", torch.empty(0))
         expected = {"log_likelihood": values.new_zeros(max(1, values.numel()), dtype=torch.float64)}
         return check_tensors(saved, "reference", expected, what="a density", remedy="Train again.")["log_likelihood"]
 
     def tightened_layers(self) -> list[str]:
-        """The layers that were scaled down when the model was released."""
+        """Return the names of the layers that were scaled down when the model was released."""
         saved = self.load_checkpoint(self.folder / "model.safetensors")
         names = saved.state.get("tightened", [])
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise saved.damaged_error(f"tightened must be names of layers; got {names!r:.40}")
+            raise saved.damaged_error(f"tightened must be a list of layer names; got {names!r:.40}")
         return names
 
     def best_metrics(self) -> dict[str, float]:
-        """The step whose averaged weights did best on validation rows, and their figures."""
+        """Return the step of the best averaged weights and their validation metrics."""
         saved = self.load_checkpoint(self.folder / "best.safetensors")
         return {"step": saved.read_count("step")} | {
             k: saved.read_number(k) for k in saved.state if k not in ("step", "made_with")
         }
 
     def log(self) -> list[dict[str, float | None]]:
-        """The rows of log.csv."""
+        """Return the rows of log.csv."""
         path = self.folder / "log.csv"
         return reading.read_log(path) if path.is_file() else []
 
     def sha256(self) -> str:
-        """The digest of the released model, which is empty for one from before there were any."""
+        """Return the SHA-256 of the released model; empty for a model of an old version, without one."""
         return checkpoint.sha256(self._trained("model.safetensors"))
 
     def _trained(self, name: str) -> Path:
         if not (self.folder / name).is_file():
             raise FileNotFoundError(
-                f"{self.folder} has no trained model yet. Finish it: iresnet train --resume --out {self.folder}"
+                f"{self.folder} has no trained model yet. Finish training: iresnet train --resume --out {self.folder}"
             )
         return self.folder / name
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """One of the folder's JSON files, or what a command made anew; empty where it is missing.
+        """Return the content of one of the run's JSON files, preferring a newer copy in `output`; empty if missing.
 
-        What speaks of other weights than those of the model is refused.
+        Raises if the file describes other weights than those of the model.
         """
         path, content = self._json(name)
         if content and not self.read_current_json(name):
             remedy = ABOUT_THE_MODEL[name].format(self.folder)
-            raise ValueError(f"{path} speaks of other weights than {self.folder / 'model.safetensors'}. {remedy}")
+            raise ValueError(f"{path} describes other weights than {self.folder / 'model.safetensors'}. {remedy}")
         return content
 
     def read_current_json(self, name: str) -> dict[str, Any]:
-        """The same, for a file that is about to be written anew: what speaks of other weights counts as missing.
+        """As `read_json`, but a file that describes other weights counts as missing: it is about to be rewritten.
 
-        Figures from before there were digests name no model, and are taken for this one's; a proof is not.
+        Metrics of old versions, without a digest, are assumed to describe this model; a certificate is not.
         """
         content, about = self._json(name)[1], name in ABOUT_THE_MODEL and (self.folder / "model.safetensors").is_file()
-        named = content.get(MODEL_SHA256, "")
-        binds = about and (bool(named) or name == "certificate.json")
-        return {} if binds and named != self.sha256() else content
+        digest = content.get(MODEL_SHA256, "")
+        must_match = about and (bool(digest) or name == "certificate.json")
+        return {} if must_match and digest != self.sha256() else content
 
     def write_json(self, name: str, content: Mapping[str, Any], sha256: str) -> Path:
-        """Write what is said of the model with this digest; None for what is no number."""
+        """Write a JSON file that describes the model with this digest; numbers that are not finite become null."""
         content = migration.with_format({**content, MODEL_SHA256: sha256})
         return atomic.write(
             self.output / name, json.dumps(nonfinite_to_none(content), indent=1, allow_nan=False) + "\n"
         )
 
     def write_run_json(self, name: str, content: Mapping[str, Any]) -> Path:
-        """Write what is said of the run itself: its rows, its data, how it was made."""
+        """Write a JSON file that describes the run itself: its schema, its data, its environment."""
         return atomic.write(self.folder / name, json.dumps(migration.with_format(content), indent=1) + "\n")
 
     def add_missing_digests(self) -> None:
-        """Let what was written before there were digests name the present model, which is about to be replaced."""
+        """Add the current model's digest to files of old versions without one, before the model is replaced."""
         for name in ABOUT_THE_MODEL:
-            with suppress(ValueError, OSError):  # what is missing or damaged cannot be taken for something else
+            with suppress(ValueError, OSError):  # a missing or damaged file cannot be mistaken for a current one
                 content = reading.read_json_object(self._path(name))
                 if not content.get(MODEL_SHA256):
                     self.write_json(name, content, self.sha256() or "unknown")
@@ -297,32 +300,32 @@ class Run:
         return path, reading.read_json_object(path) if path.is_file() else {}
 
     def _path(self, name: str) -> Path:
-        """Where a file is: one that a command wrote anew, else the run's own, else one under its former name."""
+        """Return where a file is: in `output`, else in the run folder, else there under its former name."""
         former = migration.FORMER_FILES.get(name, name)
         paths = (self.output / name, self.folder / name, self.folder / former)
         return next((path for path in paths if path.is_file()), self.folder / name)
 
 
 def fingerprints(splits: Splits) -> dict[str, Any]:
-    """What data.json holds: the number of rows of every part, and a hash of them."""
+    """Return the content of data.json: number of samples and hash of each split."""
     parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     return {name: {"rows": len(part), "sha256": part.fingerprint()} for name, part in parts.items()}
 
 
 def load(folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
-    """The trained model of a run folder, or one that comes with the library, in eval: a Flow, Classifier or Hybrid."""
+    """Load the trained model of a run folder, or a shipped model, in eval mode: a Flow, Classifier or Hybrid."""
     return Run.open(folder).model(device=device)
 
 
 def _make_room(folder: Path, overwrite: bool) -> None:
-    """Take an earlier run out of a folder, where that is wanted or nothing is lost; refuse otherwise."""
+    """Remove an earlier run from a folder if `overwrite` is set or nothing would be lost; raise otherwise."""
     there = [name for name in (*FILES, "tensorboard") if (folder / name).exists()]
     weights = [name for name in there if name.endswith(".safetensors")]
     if weights and not overwrite:
-        raise ValueError(f"{folder} holds a run already. Go on with it by --resume, or choose another --out.")
+        raise ValueError(f"{folder} already holds a run. Continue it with --resume, or choose another --out.")
     if there and not _is_ours(folder):
-        raise ValueError(f"{folder} holds files that are not a run's ({', '.join(there)}). Choose another --out.")
-    for name in reversed(there):  # config.toml, by which a run is known, is the last to go
+        raise ValueError(f"{folder} holds files of something else ({', '.join(there)}). Choose another --out.")
+    for name in reversed(there):  # config.toml, which identifies a run, is removed last
         if name == "tensorboard":
             shutil.rmtree(folder / name)
         else:

@@ -1,4 +1,4 @@
-"""The log of a run: a CSV that any program reads, and TensorBoard where it is installed."""
+"""The log of a run: a CSV file, and a TensorBoard event file if TensorBoard is installed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .board import TensorBoardLog
 
 
 class Log:
-    """log.csv, one row after another, and TensorBoard beside it where that is installed.
+    """Appends rows to log.csv, and to a TensorBoard file if TensorBoard is installed.
 
-    Nothing is written before the first row: a checkpoint that is refused leaves the log as it is.
+    Nothing is written before the first row, so a checkpoint that cannot be resumed leaves the log unchanged.
     """
 
     def __init__(self, folder: Path, step: int, validation: list[str]) -> None:
@@ -23,25 +23,26 @@ class Log:
         self.kept = self._kept()
         self.columns: list[str] = self.kept[0].split(",") if self.kept else []
         self.file: TextIO | None = None
-        self.board = TensorBoardLog(folder / "tensorboard", step)
+        self.tensorboard = TensorBoardLog(folder / "tensorboard", step)
 
     def _kept(self) -> list[str]:
-        """The header and the rows up to the step: what was logged after the checkpoint is done again."""
+        """Return the header, in today's column names, and the rows up to the resumed step; later steps are repeated."""
         if not self.step or not self.path.is_file():
             return []
         remedy = "Remove it, and resume."
         lines = reading.read_text(self.path, remedy).splitlines()
         cells = lines[0].count(",") if lines else 0
-        whole = [row for row in lines[1:] if row.count(",") == cells]  # a torn last line has fewer
-        steps = [reading.parse_step(row.partition(",")[0], self.path, remedy) for row in whole]
-        return lines[:1] + [row for row, step in zip(whole, steps, strict=True) if step <= self.step]
+        complete = [row for row in lines[1:] if row.count(",") == cells]  # a truncated last line has fewer
+        steps = [reading.parse_step(row.partition(",")[0], self.path, remedy) for row in complete]
+        header = [",".join(reading.column_names(line.split(","))) for line in lines[:1]]
+        return header + [row for row, step in zip(complete, steps, strict=True) if step <= self.step]
 
     def _open(self) -> TextIO:
         atomic.write(self.path, "".join(f"{line}\n" for line in self.kept))
         return self.path.open("a", newline="", encoding="utf-8")
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Add a row; the first decides which columns there are."""
+        """Append a row; the first row determines the columns."""
         lines = []
         if not self.columns:
             self.columns = [*(k for k in row if k not in self.validation), *self.validation]
@@ -53,13 +54,13 @@ class Log:
             self.file.flush()
         except OSError as error:
             raise OSError(
-                f"cannot write {self.path}: {error.strerror}. Make room, then go on with --resume."
+                f"cannot write {self.path}: {error.strerror}. Free disk space, then continue with --resume."
             ) from error
-        self.board.write(row)
+        self.tensorboard.write(row)
 
     def close(self) -> None:
-        """End both files."""
-        with suppress(OSError):  # what could not be written was said
+        """Close both files."""
+        with suppress(OSError):  # the failed write has been reported
             if self.file is not None:
                 self.file.close()
-        self.board.close()
+        self.tensorboard.close()

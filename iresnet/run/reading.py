@@ -1,4 +1,4 @@
-"""Files of a run folder, read as what they must be: text, a JSON object, a table of numbers. Others get a sentence."""
+"""Readers for the files of a run folder (text, JSON objects, log.csv), with a clear error for damaged ones."""
 
 from __future__ import annotations
 
@@ -6,36 +6,37 @@ import csv
 import io
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import migration
 from . import contents
 
-#: How deep a JSON file may be nested; the deepest of ours has six levels.
-DEPTH = 32
+#: Maximum nesting depth of a JSON file; the deepest of ours has six levels.
+MAX_DEPTH = 32
 
-#: The last step there can be: whole numbers are exact up to here.
-LAST = 2**53
+#: The largest step: floats represent integers exactly up to here.
+LARGEST_STEP = 2**53
 
 
 def read_text(path: Path, remedy: str) -> str:
-    """The text of a file in UTF-8."""
+    """Return the text of a UTF-8 file."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is damaged: it is no text in UTF-8 ({error.reason}). {remedy}") from None
-    except OSError as error:  # of a failing disk, which does not say what was read
+        raise ValueError(f"{path} is damaged: it is not UTF-8 text ({error.reason}). {remedy}") from None
+    except OSError as error:  # a failing disk: the original message does not name the file
         raise OSError(f"{path} cannot be read: {error.strerror or error}. {remedy}") from None
 
 
-def read_json_object(path: Path, remedy: str = "Remove it; it can be made again.") -> dict[str, Any]:
-    """The object in a JSON file; None for numbers that are not finite, and what its readers expect of it is checked."""
+def read_json_object(path: Path, remedy: str = "Remove it; it can be recreated.") -> dict[str, Any]:
+    """Return the object in a JSON file, checked against its schema; numbers that are not finite become None."""
     source = read_text(path, remedy)
     try:
         content = json.loads(source, parse_int=_int_or_float, parse_float=_finite_float, parse_constant=_finite_float)
-        why = "" if isinstance(content, dict) else "it is no object"
-        why = why or ("it is nested too deeply" if _depth(content) > DEPTH else "")
+        why = "" if isinstance(content, dict) else "it is not a JSON object"
+        why = why or ("it is nested too deeply" if _depth(content) > MAX_DEPTH else "")
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else f"{error!s:.120}"
     if why:
@@ -54,7 +55,7 @@ def _int_or_float(digits: str) -> float | None:
 
 
 def _depth(content: object) -> int:
-    """How deep values are nested, by levels, so that no depth is too deep to be measured."""
+    """Return the nesting depth, level by level, so that deep nesting cannot overflow the stack."""
     level, depth = [content], 0
     while level:
         inner = [v for v in level if isinstance(v, dict | list)]
@@ -64,11 +65,16 @@ def _depth(content: object) -> int:
 
 
 def read_log(path: Path) -> list[dict[str, float | None]]:
-    """The rows of a log: every cell a number or empty, and a step in each. What diverged may be infinite, or NaN."""
+    """Return the rows of log.csv, with today's column names; every cell is a number or empty, and every row has a step.
+
+    Metrics of a diverged run may be infinite or NaN.
+    """
     remedy = "Remove it; the model does not need it."
     content = read_text(path, remedy)
     try:
-        rows = list(csv.DictReader(io.StringIO(content), strict=True))
+        reader = csv.DictReader(io.StringIO(content), strict=True)
+        reader.fieldnames = column_names(reader.fieldnames or [])
+        rows = list(reader)
         found = [{key: float(value) if value else None for key, value in row.items()} for row in rows]
     except (ValueError, TypeError, csv.Error) as error:
         raise ValueError(f"{path} is damaged: {error!s:.120}. {remedy}") from None
@@ -77,12 +83,19 @@ def read_log(path: Path) -> list[dict[str, float | None]]:
     return found
 
 
+def column_names(header: Sequence[str]) -> list[str]:
+    """Return the columns of a log.csv header in today's names: earlier versions wrote `rate` for `learning_rate`."""
+    return [migration.FORMER_COLUMNS.get(name, name) for name in header]
+
+
 def parse_step(cell: str, path: Path, remedy: str) -> float:
-    """The number of steps that a cell of a log holds."""
+    """Return the step in a cell of log.csv."""
     try:
         step = float(cell)
     except ValueError:
         step = math.nan
-    if not 0 <= step <= LAST:
-        raise ValueError(f"{path} is damaged: a step must be a number from 0 to {LAST}; got {cell!r:.40}. {remedy}")
+    if not 0 <= step <= LARGEST_STEP:
+        raise ValueError(
+            f"{path} is damaged: a step must be a number from 0 to {LARGEST_STEP}; got {cell!r:.40}. {remedy}"
+        )
     return step

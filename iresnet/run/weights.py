@@ -1,7 +1,7 @@
-"""Trained models that come with the library, `iresnet/weights/NAME`: run folders without what only training needs.
+"""Trained models shipped with the library, `iresnet/weights/NAME`: run folders without the files only training needs.
 
-Wherever a run folder is expected, such a name will do, unless a folder of that name is there. The folders are never
-written to: what a command makes of such a model goes to runs/NAME-shipped.
+The name of a shipped model is accepted wherever a run folder is, unless a folder of that name exists. The folders are
+never written to: the outputs of commands go to runs/NAME-shipped.
 
 Their files are slim (`slim_state`): they hold the weights as they are used, W min(1, c / sigma), to the last bit,
 without the state of power iteration (as much again, and a vector as large as an image for every layer). With G = 0 the
@@ -25,30 +25,30 @@ RENAMED = {"mnist-flow": "mnist-flow-noise"}
 
 
 def shipped() -> list[str]:
-    """The names of the models that come with the library: `iresnet.load(name)` loads one."""
+    """Return the names of the models that come with the library: `iresnet.load(name)` loads one."""
     return sorted(p.parent.name for p in WEIGHTS.glob("*/model.safetensors"))
 
 
 def resolve_folder(folder: Path) -> Path:
-    """The folder itself, or that of the shipped model of this name where there is no such folder."""
+    """Return the folder itself, or, if it does not exist, the folder of the shipped model of this name."""
     return WEIGHTS / folder if not folder.exists() and str(folder) in shipped() else folder
 
 
 def is_shipped(folder: Path) -> bool:
-    """Whether a folder is that of a model that comes with the library."""
+    """Whether a folder is that of a shipped model."""
     return folder.parent == WEIGHTS
 
 
 def output_folder(folder: Path) -> Path:
-    """Where commands put what they make of the model in a folder."""
+    """Return the folder that commands write their outputs to."""
     return Path("runs") / f"{folder.name}-shipped" if is_shipped(folder) else folder
 
 
-# ---------------------------------------------------------------------------------------------- what a file holds
+# ---------------------------------------------------------------------------------------------- slim files
 
 
 def slim_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a model in eval, constrained weights written out, without what power iteration keeps."""
+    """Return the state dict of a model in eval mode with constrained weights written out, without power iteration."""
     state = dict(model.state_dict())
     for name, layer, _ in _constrained_layers(model):
         state[f"{name}.original"] = cast(Tensor, layer.weight).detach()
@@ -57,7 +57,7 @@ def slim_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def complete_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state of a file, with what a slim one left out: a G that constrains nothing, no direction."""
+    """Return the state dict of a file, with the entries a slim one omits: a G that constrains nothing, no direction."""
     found = dict(state)
     for name, _, cap in _constrained_layers(model):
         if f"{name}.0.gradient" not in found and f"{name}.0.direction" not in found:
@@ -67,7 +67,7 @@ def complete_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, T
 
 
 def _constrained_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, SpectralCap]]:
-    """(where its state is, layer, constraint) of every constrained layer."""
+    """Yield (prefix in the state dict, layer, constraint) of every constrained layer."""
     for name, layer in model.named_modules():
         if (cap := cap_of(layer)) is not None:
             yield f"{name}.parametrizations.weight", layer, cap

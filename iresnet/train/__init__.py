@@ -1,8 +1,8 @@
 """Training: from an objective and batches to a model with averaged weights.
 
-In reading order: `objective` (a batch in, a loss and figures out), `settings` (how to train), `optimiser`, `average`
-(of the weights), `guard` (what stops a training that has gone wrong), `checkpoint` (tensors and a JSON in one file),
-`restoring` (what a training is resumed from, checked), `loop` (all of it, with the step written out).
+In reading order: `objective` (batch -> loss and metrics), `settings` (the training settings), `optimiser`, `average`
+(of the weights), `guard` (stops a diverging run with a message that names the cause), `checkpoint` (tensors and JSON in
+one file), `restoring` (what a checkpoint must hold to be resumed from), `loop` (all of it; the step is written out).
 """
 
 from .average import Average

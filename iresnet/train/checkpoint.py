@@ -1,9 +1,9 @@
-"""Checkpoints: groups of tensors and a JSON, in one safetensors file that is replaced as a whole. Nothing is unpickled.
+"""Checkpoints: groups of tensors and JSON metadata in one safetensors file, replaced atomically. Nothing is unpickled.
 
-The JSON travels in the file's header, so that weights and what is said about them cannot part: the format's number, the
-library's version, the caller's state (step, figures, ...) and the SHA-256 of state and tensors, which `load` compares.
-A tensor `bias` of the group `weights` is stored as `weights/bias`. What is loaded is `check_tensors` before it is put
-anywhere.
+The JSON is stored in the file's header, so that weights and metadata cannot be separated: the format number, the
+library's version, the caller's state (step, metrics, ...) and the SHA-256 of state and tensors, which `load` verifies.
+A tensor `bias` of the group `weights` is stored as `weights/bias`. `check_tensors` and `check_weights` compare what was
+loaded with what is expected, before it is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..transforms.preprocess import Standardise
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by group and name, a state that JSON can hold, and the file they were read from."""
+    """Tensors by group and name, a JSON-serialisable state, and the file they were read from."""
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     state: Mapping[str, Any] = field(default_factory=dict)
@@ -38,32 +38,32 @@ class Checkpoint:
         return "the checkpoint" if self.path is None else str(self.path)
 
     def read_number(self, key: str, default: float | None = None) -> float:
-        """A number of the state, finite unless it is the default; a sentence where there is none."""
+        """Return a number of the state, finite unless it is the default; raise if it is missing or invalid."""
         value = self.state.get(key, default)
         if key in self.state and not _is_number(value):
             raise self.damaged_error(f"{key} must be a number; got {value!r:.40}")
         if value is None:
-            raise self.damaged_error(f"it lacks {key}")
+            raise self.damaged_error(f"{key} is missing")
         return float(value)
 
     def read_count(self, key: str) -> int:
-        """A whole number of the state, at least 0; a sentence where there is none."""
+        """Return a non-negative integer of the state; raise if it is missing or invalid."""
         value = self.read_number(key)
         if not 0 <= value < 2**53 or value != int(value):
-            raise self.damaged_error(f"{key} must be a whole number, at least 0; got {value:g}")
+            raise self.damaged_error(f"{key} must be a non-negative integer; got {value:g}")
         return int(value)
 
     def damaged_error(self, why: str) -> ValueError:
-        """What to raise where the file is not as it was written."""
+        """Build the error for a file that is not as it was written."""
         return ValueError(f"{self} is damaged: {why}. Restore it, or train again.")
 
     def mismatch_error(self, what: str, why: str, remedy: str) -> ValueError:
-        """What to raise where the file belongs to something else."""
+        """Build the error for a file that belongs to another model or run."""
         return ValueError(f"{self} does not fit {what}: {why}. {remedy}")
 
 
 def save(checkpoint: Checkpoint, path: str | Path, *, version: str) -> Path:
-    """Write a checkpoint, whole or not at all."""
+    """Write a checkpoint atomically."""
     flat = {
         f"{group}/{name}": tensor.detach().cpu().contiguous().clone()
         for group, tensors in checkpoint.tensors.items()
@@ -75,7 +75,7 @@ def save(checkpoint: Checkpoint, path: str | Path, *, version: str) -> Path:
 
 
 def load(path: str | Path, *, device: str | torch.device = "cpu") -> Checkpoint:
-    """Read a checkpoint. A missing, torn, changed or foreign file gets a sentence; older ones have no digest."""
+    """Read a checkpoint. A missing, truncated, changed or foreign file raises; files of old versions have no digest."""
     path = _present(path)
     header, flat = _read(path)
     written = migration.read_format(header, path)
@@ -84,7 +84,7 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> Checkpoint:
     if not isinstance(state, dict):
         raise found.damaged_error(f"its state must be an object; got {state!r:.40}")
     if header.get("sha256", digest := _digest(flat, state)) != digest:
-        raise found.damaged_error("its content is not what was written, by the SHA-256 in its header")
+        raise found.damaged_error("its content does not match the SHA-256 in its header")
     for key, tensor in migration.migrate(flat, migration.TENSORS, written).items():
         group, _, name = key.partition("/")
         groups.setdefault(group, {})[name] = tensor.to(device)
@@ -92,32 +92,32 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> Checkpoint:
 
 
 def sha256(path: str | Path) -> str:
-    """The digest that a file names, which `load` compares with its content; empty for an older file, without one."""
+    """Return the digest in a file's header, which `load` verifies; empty for a file of an old version, without one."""
     return str(_read(_present(path), tensors=False)[0].get("sha256", ""))
 
 
 def _present(path: str | Path) -> Path:
     if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no checkpoint {path}. Train first, or name another run folder.")
+        raise FileNotFoundError(f"checkpoint {path} does not exist. Train first, or name another run folder.")
     return Path(path)
 
 
 def _read(path: Path, *, tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Our part of the header, empty where it is another program's, and the tensors by their whole names."""
+    """Return our part of the header (empty for another program's file) and the tensors by their full names."""
     try:
         with safe_open(str(path), framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("iresnet", "{}"))
             flat = {key: file.get_tensor(key) for key in file.keys()} if tensors else {}  # noqa: SIM118
     except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
         why = str(error).splitlines()[0]
-        raise ValueError(f"{path} is damaged or no checkpoint: {why}. Restore it, or train again.") from None
-    except OSError as error:  # of a failing disk, which does not say what was read
+        raise ValueError(f"{path} is damaged or not a checkpoint: {why}. Restore it, or train again.") from None
+    except OSError as error:  # a failing disk: the original message does not name the file
         raise OSError(f"{path} cannot be read: {error.strerror or error}. Restore it, or train again.") from None
     return header if isinstance(header, dict) else {}, flat
 
 
 def _digest(flat: Mapping[str, Tensor], state: Any) -> str:
-    """The SHA-256 of a state, and of tensors with their names, types and shapes."""
+    """Return the SHA-256 of a state and of tensors with their names, dtypes and shapes."""
     digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode())
     for name, tensor in sorted(flat.items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
@@ -125,24 +125,24 @@ def _digest(flat: Mapping[str, Tensor], state: Any) -> str:
     return digest.hexdigest()
 
 
-# ---------------------------------------------------------------------------------------------- what fits what
+# -------------------------------------------------------------------------------------- does a checkpoint fit?
 
 
 def check_tensors(
     found: Checkpoint, group: str, expected: Mapping[str, Tensor], *, what: str, remedy: str
 ) -> Mapping[str, Tensor]:
-    """The tensors of a group, if they are those that are expected: by name, shape, type and finiteness.
+    """Return the tensors of a group after checking name, shape, dtype and finiteness against the expected ones.
 
-    Nothing else may decide that: fused optimisers and copies trust what they are given. A narrower float may stand for
-    a wider one. What is not finite where it is expected (a mask, say) need not be in the file.
+    This is the only check: fused optimisers and copies trust their inputs. A narrower float dtype is accepted for a
+    wider one. Where the expected tensor is not finite itself (a mask, say), the one in the file need not be either.
     """
     tensors = found.tensors.get(group, {})
     for name in expected:
         if name not in tensors:
-            raise found.mismatch_error(what, f"it lacks {group}/{name}", remedy)
+            raise found.mismatch_error(what, f"{group}/{name} is missing", remedy)
     for name, tensor in tensors.items():
         if name not in expected:
-            raise found.mismatch_error(what, f"there is no place for {group}/{name}", remedy)
+            raise found.mismatch_error(what, f"{group}/{name} is unexpected", remedy)
         like = expected[name]
         if tensor.shape != like.shape:
             why = f"{group}/{name} must have shape {tuple(like.shape)}; got {tuple(tensor.shape)}"
@@ -150,14 +150,14 @@ def check_tensors(
         if tensor.dtype != like.dtype and not _widens(tensor.dtype, like.dtype):
             raise found.mismatch_error(what, f"{group}/{name} must be {_name(like)}; got {_name(tensor)}", remedy)
         if not _finite(tensor) and _finite(like):
-            raise found.damaged_error(f"{group}/{name} holds numbers that are not finite")
+            raise found.damaged_error(f"{group}/{name} has values that are not finite")
     return tensors
 
 
 def check_weights(found: Checkpoint, model: nn.Module, *, what: str, remedy: str) -> Mapping[str, Tensor]:
-    """The weights of a file, if they are those of a model: `check_tensors`, and by the rules for the values of buffers.
+    """Return the weights of a checkpoint after checking that they fit a model: `check_tensors`, and `BUFFER_RULES`.
 
-    Of a constrained layer the direction of power iteration has the size of the inputs that the layer has met.
+    The power-iteration direction of a constrained layer may have the size of any input that the layer has seen.
     """
     expected, weights = dict(model.state_dict()), found.tensors.get("weights", {})
     modules = [(f"{name}.".lstrip("."), module) for name, module in model.named_modules()]
@@ -167,7 +167,7 @@ def check_weights(found: Checkpoint, model: nn.Module, *, what: str, remedy: str
             expected[f"{prefix}direction"] = direction.new_zeros(direction.shape, dtype=module.direction.dtype)
     check_tensors(found, "weights", expected, what=what, remedy=remedy)
     for prefix, module in modules:
-        for kind, buffer, rule, holds in RULES:
+        for kind, buffer, rule, holds in BUFFER_RULES:
             if isinstance(module, kind) and not holds(weights[f"{prefix}{buffer}"]):
                 raise found.damaged_error(f"weights/{prefix}{buffer} must {rule}")
     return weights
@@ -177,8 +177,8 @@ def _is_permutation(indices: Tensor) -> bool:
     return torch.equal(indices.sort().values, torch.arange(len(indices), device=indices.device))
 
 
-#: What the values of a buffer must be, beside finite: what its module would refuse, or fail with.
-RULES: tuple[tuple[type, str, str, Callable[[Tensor], bool]], ...] = (
+#: What the values of a buffer must be, besides finite; with other values its module would raise or fail.
+BUFFER_RULES: tuple[tuple[type, str, str, Callable[[Tensor], bool]], ...] = (
     (InvertibleConv1x1, "permutation", "be a permutation", _is_permutation),
     (InvertibleConv1x1, "sign", "be 1 or -1", lambda sign: bool((sign.abs() == 1).all())),
     (SpectralCap, "size", "not be negative", lambda size: bool((size >= 0).all())),
@@ -187,7 +187,7 @@ RULES: tuple[tuple[type, str, str, Callable[[Tensor], bool]], ...] = (
 
 
 def _is_direction(tensor: Tensor, cap: SpectralCap) -> bool:
-    """Whether a tensor can be a direction of power iteration: of no input yet, or of one of some size."""
+    """Whether a tensor can be a power-iteration direction: empty (no input seen yet), or for inputs of some size."""
     channels = cap.gradient.shape[1] * cap.geometry.groups
     return tensor.numel() == 0 or (tensor.dim() == 1 + cap.geometry.axes and tensor.shape[0] == channels)
 

@@ -1,4 +1,4 @@
-"""What stops a training that has gone wrong: the first number that is not one, its step, its layer and a remedy."""
+"""Guards that stop a diverging run: the error names the step, the first layer that is not finite, and a remedy."""
 
 from __future__ import annotations
 
@@ -13,57 +13,58 @@ from torch import Tensor, nn
 
 from .objective import Objective
 
-#: On a GPU the loss is read this often, in steps: every reading makes it wait.
+#: On a GPU the loss is read every so many steps: each read makes the CPU wait.
 GUARD_EVERY = 20
 
-#: The methods whose results are looked at when a step is replayed.
-COMPUTING = ("forward", "forward_and_logdet")
+#: The methods whose outputs are inspected when a step is replayed.
+REPLAYED_METHODS = ("forward", "forward_and_logdet")
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on; the message names the step, the place and the remedy."""
+    """Training cannot continue. The message names the step, the layer and the remedy."""
 
 
 REMEDY = "Lower learning_rate, lengthen warmup, or clip harder."
 
 
 def guard_loss(
-    objective: Objective, loss: Tensor, step: int, x: Tensor, y: Tensor | None, chance: Mapping[str, Any]
+    objective: Objective, loss: Tensor, step: int, x: Tensor, y: Tensor | None, options: Mapping[str, Any]
 ) -> None:
-    """Stop at the first loss that is not a number, and say where it came from.
+    """Raise `TrainingError` if the loss is not finite, and name the layer that caused it.
 
-    `chance` are the options that the objective was called with.
+    `options` are the keyword arguments that the objective was called with.
     """
     if (loss.is_cuda and (step + 1) % GUARD_EVERY) or math.isfinite(float(loss.detach())):
         return
     bad = [n for n, p in objective.named_parameters() if not bool(torch.isfinite(p).all())]
-    place = f"{bad[0]} is the first parameter that is not finite" if bad else _first_bad_module(objective, x, y, chance)
-    since = f" (it is looked at every {GUARD_EVERY} steps)" if loss.is_cuda else ""
+    place = (
+        f"{bad[0]} is the first parameter that is not finite" if bad else _first_bad_module(objective, x, y, options)
+    )
+    since = f" (checked every {GUARD_EVERY} steps)" if loss.is_cuda else ""
     raise TrainingError(f"the loss of step {step + 1} is {float(loss.detach())}{since}; {place}. {REMEDY}")
 
 
 def guard_gradient(objective: Objective, norm: Tensor, step: int) -> None:
-    """Stop at a gradient that is not a number: on a CPU before it reaches the weights, on a GPU within some steps."""
+    """Raise `TrainingError` if the gradient is not finite.
+
+    On a CPU that is before the gradient reaches the weights, on a GPU within `GUARD_EVERY` steps.
+    """
     if (norm.is_cuda and (step + 1) % GUARD_EVERY) or math.isfinite(float(norm)):
         return
     bad = [n for n, p in objective.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())]
     place = f"that of {bad[0]} is the first that is not finite" if bad else "its norm overflows"
-    after = (
-        f"(it is looked at every {GUARD_EVERY} steps)"
-        if norm.is_cuda
-        else f"The weights are still those of step {step}."
-    )
+    after = f"(checked every {GUARD_EVERY} steps)" if norm.is_cuda else f"The weights are still those of step {step}."
     raise TrainingError(f"the gradient of step {step + 1} is {float(norm)}; {place}. {after} {REMEDY}")
 
 
-def _first_bad_module(objective: Objective, x: Tensor, y: Tensor | None, chance: Mapping[str, Any]) -> str:
-    """Replay the step and name the innermost module whose output is the first that is not finite."""
+def _first_bad_module(objective: Objective, x: Tensor, y: Tensor | None, options: Mapping[str, Any]) -> str:
+    """Replay the forward pass and name the innermost module with the first output that is not finite."""
     names = {m: name for name, m in objective.named_modules() if name}
     found: list[str] = []
 
-    def look(frame: FrameType, event: str, output: Any) -> None:
-        """What every function returns. A density asks for value and determinant together, which no hook sees."""
-        if event != "return" or frame.f_code.co_name not in COMPUTING or found:
+    def inspect(frame: FrameType, event: str, output: Any) -> None:
+        """Inspect what each method returns. Module hooks would miss `forward_and_logdet`, which densities call."""
+        if event != "return" or frame.f_code.co_name not in REPLAYED_METHODS or found:
             return
         module = frame.f_locals.get("self")
         tensors = [t for t in (output if isinstance(output, tuple) else (output,)) if isinstance(t, Tensor)]
@@ -73,14 +74,14 @@ def _first_bad_module(objective: Objective, x: Tensor, y: Tensor | None, chance:
     before = sys.getprofile()
     try:
         with torch.no_grad():
-            sys.setprofile(look)
-            objective(x, y, **chance)
-    except ValueError:  # an input that is refused
+            sys.setprofile(inspect)
+            objective(x, y, **options)
+    except ValueError:  # a module refused its input
         found.append("an unknown layer")
     finally:
         sys.setprofile(before)
     return (
         f"the output of {found[0]} is the first that is not finite"
         if found
-        else "every layer is finite, so see the data"
+        else "every layer is finite: check the data"
     )

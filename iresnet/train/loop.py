@@ -1,10 +1,12 @@
-"""One training loop for every objective, read from top to bottom.
+"""The training loop, one for every objective. Read it from top to bottom: `train`, `State.advance`,
+`State.training_step`.
 
-`State` is everything that changes while training: the live weights, their average, the optimiser, the generator and the
-step. A checkpoint of it, with batches that are a function of the step, continues bit for bit on the CPU.
+`State` holds everything that training changes: the live weights, their average, the optimiser, the generator and the
+step count. Since each batch is a function of the step, a run resumed from a checkpoint of the state continues bit for
+bit on the CPU.
 
-`State.training_step` is the step: zero_grad, forward, backward, clip, optimiser. Where the device and the settings
-allow it, `gpu.FastStep` takes the same step with compiled blocks, or as one CUDA graph.
+`State.training_step` is the step itself: zero_grad, forward, backward, clip, optimiser. Where the device and the
+settings allow it, `gpu.FastStep` takes the same step with compiled blocks, or as one CUDA graph.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ from .objective import Objective
 from .optimiser import make_optimiser, set_learning_rate
 from .settings import Training
 
-#: A batch: x, or (x, y) where there are labels.
+#: A batch: x, or (x, y) with labels.
 Batch: TypeAlias = Tensor | tuple[Tensor, Tensor | None]
 
-#: Called after every step with (steps done, steps in all, figures); reading a figure makes a GPU wait.
+#: Called after every step with (steps done, total steps, metrics). Reading a metric makes the CPU wait for the GPU.
 Report: TypeAlias = Callable[[int, int, Mapping[str, Tensor]], None]
 
 
@@ -48,13 +50,13 @@ def train(
     acceleration: Acceleration | None = None,
     report: Report | None = None,
     resume: Checkpoint | None = None,
-    watch: Callable[[State], bool] | None = None,
+    callback: Callable[[State], bool] | None = None,
 ) -> nn.Module:
-    """Minimise the objective over `settings.steps` batches; the model with averaged weights, in eval.
+    """Minimise the objective over `settings.steps` batches and return the model with averaged weights, in eval mode.
 
-    The objective's own model is trained in place; the result is a copy whose norms were brought to convergence.
-    `watch` sees the state after every step, to judge or save it, and ends the training by returning True. With
-    `resume`, `batches` must start at the checkpoint's step.
+    The objective's own model is trained in place; the result is a copy whose spectral norms have converged. `callback`
+    sees the state after every step, to validate or save it, and stops training by returning True. With `resume`,
+    `batches` must start at the checkpoint's step.
     """
     state = State(objective, settings, generator, acceleration)
     if resume is not None:
@@ -67,15 +69,15 @@ def train(
         state.update_average()
         if report is not None:
             report(state.step, settings.steps, result.metrics)
-        if watch is not None and watch(state):
+        if callback is not None and callback(state):
             break
     return state.averaged_model()
 
 
 class State:
-    """What training changes: live weights, averaged weights, optimiser, generator, step; and how a step is taken.
+    """Everything that training changes: live weights, averaged weights, optimiser, generator and step count.
 
-    `engine` says how fast its steps can be, and `fast` takes them, where there is something faster than the plain step.
+    `engine` says how the steps are taken; `fast` takes them where something faster than the eager step is available.
     """
 
     def __init__(
@@ -90,21 +92,21 @@ class State:
         self.optimiser = make_optimiser(objective, settings)
         self.average: Average | None = None
         self.step = self.taken = 0
-        wish = Acceleration() if acceleration is None else acceleration
-        self.engine = Engine(objective, wish, needs_logdet=objective.needs_logdet, estimator=self.estimator)
+        requested = Acceleration() if acceleration is None else acceleration
+        self.engine = Engine(objective, requested, needs_logdet=objective.needs_logdet, estimator=self.estimator)
         self.fast: FastStep | None = None
         if self.engine.graph or self.engine.fuse:
             self.fast = FastStep(objective, self.optimiser, generator, self.engine)
 
     def advance(self, x: Tensor, y: Tensor | None = None) -> StepResult:
-        """Take the next step, on a batch."""
+        """Take the next training step on a batch, by the fastest means available."""
         self.taken += 1
         drawn = self.draw_terms()
         if self.fast is None:
             result = self.training_step(self.objective, x, y, drawn)
         else:
             result = self.fast(self.training_step, x, y, drawn)
-            guard_loss(self.objective, result.loss, self.step, x, y, self._chance(drawn))
+            guard_loss(self.objective, result.loss, self.step, x, y, self._forward_options(drawn))
             guard_gradient(self.objective, result.norm, self.step)
         self.step += 1
         return result
@@ -112,13 +114,13 @@ class State:
     def training_step(
         self, forward: Forward, x: Tensor, y: Tensor | None, drawn: StoppedRoulette | None, *, guarded: bool = True
     ) -> StepResult:
-        """The step itself. `forward` is the objective, or computes the same in another way."""
-        chance = self._chance(drawn)
+        """One optimisation step. `forward` is the objective, or a faster function that computes the same."""
+        options = self._forward_options(drawn)
         self.optimiser.zero_grad(set_to_none=True)
         with float32_accumulation():
-            loss, metrics = forward(x, y, **chance)
+            loss, metrics = forward(x, y, **options)
             if guarded:
-                guard_loss(self.objective, loss, self.step, x, y, chance)
+                guard_loss(self.objective, loss, self.step, x, y, options)
             loss.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         if guarded:
@@ -127,19 +129,19 @@ class State:
         self.optimiser.step()
         return StepResult(loss.detach(), norm, metrics)
 
-    def _chance(self, drawn: StoppedRoulette | None) -> dict[str, Any]:
-        """Where an objective's random numbers come from: the generator, and a number of terms where one is drawn."""
+    def _forward_options(self, drawn: StoppedRoulette | None) -> dict[str, Any]:
+        """The sources of randomness for the objective: the generator, and the roulette drawn for this step, if any."""
         return {"generator": self.generator} if drawn is None else {"generator": self.generator, "estimator": drawn}
 
     @property
     def estimator(self) -> Estimator | None:
-        """How the model finds log-determinants, if it does."""
+        """The model's estimator of log-determinants, if it has one."""
         return getattr(self.objective.model, "estimator", None)
 
     def draw_terms(self) -> StoppedRoulette | None:
-        """A roulette with its number of terms for this step, the same for all samples and blocks; None for no roulette.
+        """Draw the number of roulette terms for this step, the same for all samples and blocks; None without roulette.
 
-        It follows from the seed of the generator and the step, so that a resumed run draws what it would have drawn.
+        The draw depends only on the generator's seed and the step, so a resumed run draws the same numbers.
         """
         roulette = self.estimator
         if not isinstance(roulette, RussianRoulette):
@@ -150,23 +152,24 @@ class State:
 
     @cached_property
     def _largest_constant(self) -> float:
-        """The largest Lip(g) that is asked for: a roulette goes on as its block needs."""
+        """The largest requested Lip(g): it sets the continuation probability that the roulette needs."""
         blocks = [m for m in self.objective.model.modules() if isinstance(m, ResidualBlock)]
         return max((nominal_constant(b.g) if b.asserted is None else b.asserted for b in blocks), default=0.0)
 
     def update_average(self) -> None:
-        if self.average is None:  # after the first step, when data-dependent initialisation is done
+        """Add the current weights to their moving average."""
+        if self.average is None:  # created after the first step, when data-dependent initialisation is done
             self.average = Average(self.objective.model, self.settings.average)
         self.average.update(self.objective.model)
 
     def averaged_model(self) -> nn.Module:
-        """A copy of the model with averaged weights, in eval, its norms its own."""
+        """Return a copy of the model with averaged weights and norms of its own, in eval mode."""
         if self.average is None:
-            raise TrainingError("there was no batch to train on. Give at least one.")
+            raise TrainingError("training needs at least one batch; got none. Give more data or more steps.")
         return self.average.result(self.objective.model)
 
     def snapshot(self) -> Checkpoint:
-        """All that is needed to go on as if nothing had happened."""
+        """Return a checkpoint with everything that is needed to resume exactly here."""
         tensors: dict[str, dict[str, Tensor]] = {"weights": dict(self.objective.model.state_dict())}
         state: dict[str, Any] = {"step": self.step, "optimiser": self.settings.optimiser}
         if self.average is not None:
@@ -178,33 +181,31 @@ class State:
             for name, value in entry.items()
             if isinstance(value, Tensor)
         }
-        tensors["generator"] = {"global": torch.get_rng_state()}  # on a CPU dropout draws from it
+        tensors["generator"] = {"global": torch.get_rng_state()}  # dropout on a CPU draws from it
         if self.generator is not None:
             tensors["generator"]["state"] = self.generator.get_state()
-        # Copies: the next step must not change what was the state at this one.
+        # Copies: the next step must not change the state saved here.
         return Checkpoint({g: {n: t.detach().clone() for n, t in ts.items()} for g, ts in tensors.items()}, state)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to a snapshot of the same model and settings, before the first step is taken.
+        """Restore a snapshot of the same model and settings, before the first step is taken.
 
-        All of it is checked first: a snapshot that does not fit leaves everything as it is.
+        All of it is checked first: a snapshot that does not fit changes nothing.
         """
         if self.taken:
-            raise ValueError("a snapshot is restored before the first step; make a new State for it.")
+            raise ValueError("a snapshot can only be restored before the first step. Create a new State.")
         model, step = self.objective.model, checkpoint.read_count("step")
         weights, average = restoring.read_weights(checkpoint, model), restoring.read_average(checkpoint, model)
-        moments = restoring.read_optimiser_state(checkpoint, self.optimiser, self.settings.optimiser)
-        count, noise = (
-            0 if average is None else checkpoint.read_count("averaged"),
-            restoring.read_generator_states(checkpoint, self.generator),
-        )
+        optimiser_state = restoring.read_optimiser_state(checkpoint, self.optimiser, self.settings.optimiser)
+        count = 0 if average is None else checkpoint.read_count("averaged")
+        generator_states = restoring.read_generator_states(checkpoint, self.generator)
         model.load_state_dict(weights)
         if average is not None:
             self.average = Average(model, self.settings.average)
             self.average.count = count
             for name, parameter in self.average.copy.named_parameters():
                 parameter.data.copy_(average[name])
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": moments})
-        for generator, state in noise:
+        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": optimiser_state})
+        for generator, state in generator_states:
             generator.set_state(state)
         self.step = step

@@ -1,15 +1,15 @@
-"""Objectives: a batch in, a loss and the figures to watch out. The one thing that DDP, compile and graphs wrap.
+"""Objectives: modules that map a batch to a loss and metrics. DDP, torch.compile and CUDA graphs wrap these.
 
 density           -log p(x)
 classification    cross-entropy of the logits
-margin            the same, after the other classes got ahead by all that a change of x of a given length can do
-joint             -log p(x), in bits per dimension, + weight * cross-entropy; rows whose label is missing (-1) count for
-                  the density alone, which is what semi-supervised learning is
+margin            the same, with every other logit raised by the most that a perturbation within a radius can change it
+joint             -log p(x), in bits per dimension, + weight * cross-entropy; samples without a label (-1) contribute to
+                  the density term only, which makes this semi-supervised learning
 
-Discrete data (`levels`) are dequantised for the density, so that the loss is a bound on -log P of the integers (if the
-noise is learned, -log p plus ln q of the noise: `dequantisation`), and taken at the middle of their bins for the
-classifier. The figures logged are what they say (nats are nats, errors are errors of this batch), with the
-log-determinant as the model's estimator gives it; never a surrogate whose gradient happens to be right.
+Discrete data (`levels`) are dequantised for the density, so that the loss is a bound on -log P of the integers (with
+learned noise, -log p plus ln q of the noise: `dequantisation`). The classifier sees them at the centres of their bins.
+The logged metrics are true values (nats are nats, errors are errors of this batch), with the log-determinant as the
+model's estimator gives it; never a surrogate that only has the right gradient.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ from ..transforms.elementary import ActNorm
 from ..transforms.preprocess import Standardise, dequantise
 from ..trust import NoBoundKnown, why_untrusted
 
-#: The label of a row whose label is missing.
+#: The label of a sample without a label.
 MISSING = -1
 
-#: How steep the loss of a margin is: by so many nats a radius.
+#: Scale of the logits in the margin loss: nats per radius.
 SHARPNESS = 2.0
 
 Loss: TypeAlias = tuple[Tensor, dict[str, Tensor]]
 
 
 class Objective(nn.Module, ABC):
-    """A model with a loss. `forward` returns the loss to minimise and detached figures by name."""
+    """A model with a loss. `forward` returns the loss to minimise and detached metrics by name."""
 
     model: nn.Module
 
-    #: Whether the loss takes log-determinants; False where the model's code alone is asked for.
+    #: Whether the loss needs log-determinants; False if it uses only the model's code.
     needs_logdet: ClassVar[bool] = True
 
     @abstractmethod
     def forward(self, x: Tensor, y: Tensor | None = None, *, estimator: Estimator | None = None,
                 generator: torch.Generator | None = None) -> Loss:  # fmt: skip
-        """(loss, figures) of a batch x with labels y; `estimator` stands for the model's own, where it has one."""
+        """Return (loss, metrics) of a batch x with labels y; `estimator` replaces the model's own, if given."""
 
 
 class MaximumLikelihood(Objective):
-    """-log p(x), averaged over the batch: density estimation. Figures: `nats`, or `bits/dim` for discrete data."""
+    """-log p(x), averaged over the batch: density estimation. Metrics: `nats`, or `bits/dim` for discrete data."""
 
     model: Flow
 
@@ -74,7 +74,7 @@ class MaximumLikelihood(Objective):
         self.model, self.levels = model, levels
         if learned_noise(model) is None and any(isinstance(m, LearnedNoise) for m in model.modules()):
             raise ValueError(
-                f"the noise of this flow is hidden by the {type(model).__name__} around it. Wrap the objective instead."
+                f"a {type(model).__name__} hides the learned noise of the flow it wraps. Wrap the objective instead."
             )
 
     def forward(self, x: Tensor, y: Tensor | None = None, *, estimator: Estimator | None = None,
@@ -86,7 +86,7 @@ class MaximumLikelihood(Objective):
 
 
 class Classification(Objective):
-    """Cross-entropy, with smoothed labels if asked. Figures: `cross-entropy`, `error %`."""
+    """Cross-entropy, optionally with label smoothing. Metrics: `cross-entropy`, `error %`."""
 
     model: Classifier
     needs_logdet = False
@@ -101,13 +101,14 @@ class Classification(Objective):
 
 
 class Margin(Objective):
-    """Cross-entropy with a Lipschitz margin (Tsuzuku, Sato and Sugiyama, 2018): classes that hold within a radius.
+    """Cross-entropy with a Lipschitz margin (Tsuzuku, Sato and Sugiyama, 2018): predictions certified within a radius.
 
-    With logits w_j . z + b_j of the code z = F(x), no x' at most `radius` from x gains class j more than
-    radius K ||w_y - w_j|| on class y, K >= Lip(F). The logits of all j get that ahead; what is then classified right is
-    right in the whole ball. Logits count in units of radius K / SHARPNESS, since a constrained head cannot scale them.
-    K is that of the coefficients asked for, which a released model is proven to keep. Figures: `loss`, which is
-    minimised; of plain logits, `cross-entropy` and `error %`; `certified %`, the rows that are right in the ball.
+    With logits w_j . z + b_j of the code z = F(x) and K >= Lip(F), moving x by at most `radius` raises the logit of
+    class j relative to that of class y by at most radius K ||w_y - w_j||. The loss adds that amount to every logit j,
+    so a sample that is still classified correctly is correct in the whole ball. The raised logits are divided by
+    radius K / SHARPNESS, since a constrained head cannot scale them itself. K follows from the requested coefficients,
+    which a released model is proven to satisfy. Metrics: `loss`, which is minimised; `cross-entropy` and `error %` of
+    the plain logits; `certified %`, the samples that are correct in the whole ball.
     """
 
     model: Classifier
@@ -128,18 +129,18 @@ class Margin(Objective):
         logits = self.model(bin_centres(x, self.levels))
         _, metrics = cross_entropy(logits, y)
         assert y is not None
-        one = self.radius * requested_lipschitz(self.model.transform)
-        raised = logits + one * pairwise_distances(class_vectors(self.model.head))[y.clamp_min(0)].to(logits.dtype)
-        loss, raised_figures = cross_entropy(raised * (SHARPNESS / one), y, self.label_smoothing)
-        certified = {"certified %": 100 - raised_figures["error %"]}
+        reach = self.radius * requested_lipschitz(self.model.transform)
+        raised = logits + reach * pairwise_distances(class_vectors(self.model.head))[y.clamp_min(0)].to(logits.dtype)
+        loss, raised_metrics = cross_entropy(raised * (SHARPNESS / reach), y, self.label_smoothing)
+        certified = {"certified %": 100 - raised_metrics["error %"]}
         return loss, {"loss": loss.detach(), **metrics, **certified}
 
 
 class Joint(Objective):
-    """-log p(x) per dimension in bits + weight * cross-entropy of the same code: a hybrid's loss.
+    """-log p(x) in bits per dimension + weight * cross-entropy of the same code: the loss of a hybrid.
 
-    With `augment`, the cross-entropy is that of an augmented copy of the batch, while the density sees the data as they
-    are. Figures: `loss`, `bits/dim` or `nats`, `cross-entropy`, `error %`.
+    With `augment`, the cross-entropy is computed on an augmented copy of the batch, and the density on the original.
+    Metrics: `loss`, `bits/dim` or `nats`, `cross-entropy`, `error %`.
     """
 
     model: Hybrid
@@ -174,9 +175,9 @@ class Joint(Objective):
 
 
 def cross_entropy(logits: Tensor, y: Tensor | None, label_smoothing: float = 0.0) -> Loss:
-    """The mean over the rows that have a label, and the error among them in percent; zero where none has one."""
+    """Return the mean cross-entropy over the labelled samples, and metrics; zero if no sample has a label."""
     if y is None:
-        raise ValueError("this objective learns from labels; the data have none. Use the objective 'density'.")
+        raise ValueError("this objective needs labels; the data have none. Use objective.kind = 'density'.")
     labelled = y != MISSING
     count = labelled.sum().clamp_min(1)
     loss = F.cross_entropy(logits, y, ignore_index=MISSING, label_smoothing=label_smoothing, reduction="sum") / count
@@ -185,16 +186,16 @@ def cross_entropy(logits: Tensor, y: Tensor | None, label_smoothing: float = 0.0
 
 
 def class_vectors(head: nn.Module) -> Tensor:
-    """Vectors v_j, one a class, as far apart as the w_j of a head whose logits are w_j . z + b_j: as a matrix, by rows.
+    """Return one vector v_j per class (a matrix row), as far apart as the w_j of a head with logits w_j . z + b_j.
 
-    A mean over P positions has the norm 1 / sqrt(P): its columns are scaled by that. `NoBoundKnown` says why a head is
-    not linear.
+    Average pooling over P positions has norm 1 / sqrt(P), so its columns are scaled by that. Raises `NoBoundKnown`,
+    with the reason, for a head that is not linear.
 
     >>> class_vectors(nn.Sequential(nn.Flatten(), nn.Linear(4, 3))).shape
     torch.Size([3, 4])
     """
     if isinstance(head, Readout) and (reason := why_untrusted(head)):
-        raise NoBoundKnown(f"A margin is read off a linear head; {reason}")
+        raise NoBoundKnown(f"A margin needs a linear head; {reason}")
     layers = head.layers if isinstance(head, Readout) else head
     v: Tensor | None = None
     for name, layer in lip.leaves(layers):
@@ -203,30 +204,30 @@ def class_vectors(head: nn.Module) -> Tensor:
             v = _pooled(layer.weight, head) if v is None else layer.weight @ v
         elif not isinstance(layer, nn.Flatten | nn.Identity) or lip.lipschitz_constant(layer) is None:
             raise NoBoundKnown(
-                f"A margin is read off a linear head; this one has {where}. {why_untrusted(layer)}".rstrip()
+                f"A margin needs a linear head; this one has {where}. {why_untrusted(layer)}".rstrip()
             )
     if v is None:
-        raise NoBoundKnown(f"A margin is read off a linear head; {type(head).__name__} has no linear layer.")
+        raise NoBoundKnown(f"A margin needs a linear head; {type(head).__name__} has no linear layer.")
     return v
 
 
 def _pooled(weight: Tensor, head: nn.Module) -> Tensor:
-    """The weight of a head's first layer, its columns scaled where they meet means over positions."""
+    """Return the weight of the head's first layer, its columns scaled if the head pools over positions."""
     if not (isinstance(head, Readout) and head.pool):
         return weight
     return weight * torch.cat([weight.new_full((s[0],), math.prod(s[1:]) ** -0.5) for s in head.shapes])
 
 
 def pairwise_distances(v: Tensor) -> Tensor:
-    """||v_i - v_j|| for all rows i and j, without a table of all differences."""
+    """Return ||v_i - v_j|| for all rows i and j, without materialising all differences."""
     others = 1 - torch.eye(len(v), dtype=v.dtype, device=v.device)
-    with torch.autocast(v.device.type, enabled=False):  # a difference of squares is none in half precision
+    with torch.autocast(v.device.type, enabled=False):  # half precision cancels a difference of squares
         squares = v.square().sum(dim=1)
         return (squares[:, None] + squares - 2 * v @ v.T).clamp_min(torch.finfo(v.dtype).tiny).sqrt() * others
 
 
 def requested_lipschitz(transform: Transform) -> Tensor | float:
-    """Lip(F) for the coefficients asked for: cheap, differentiable in the scales, and nothing is read from a device."""
+    """Return Lip(F) for the requested coefficients: cheap, differentiable in the scales, no GPU synchronisation."""
     if isinstance(transform, ResidualBlock):
         return requested_bound(transform.g).block_lipschitz if transform.asserted is None else 1 + transform.asserted
     if isinstance(transform, ActNorm):
@@ -242,29 +243,30 @@ def requested_lipschitz(transform: Transform) -> Tensor | float:
     total: Tensor | float = 1.0
     for position, (_, part, _) in enumerate(parts):
         factor = requested_lipschitz(part)
-        if position and isinstance(transform, Multiscale):  # what left at an earlier scale is not shrunk by a later one
+        # Channels that leave at an earlier scale are not contracted by later scales.
+        if position and isinstance(transform, Multiscale):
             factor = torch.as_tensor(factor).clamp_min(1.0)
         total = total * factor
     return total
 
 
 def to_continuous(x: Tensor, levels: int | None, generator: torch.Generator | None = None) -> Tensor:
-    """What a density is asked about: integers dequantised, other data as they are."""
+    """Return the input of a density: integers dequantised, other data unchanged."""
     return x if levels is None else dequantise(x, levels, generator)
 
 
 def bin_centres(x: Tensor, levels: int | None) -> Tensor:
-    """What a classifier is asked about: integers at the middle of their bins, other data as they are."""
+    """Return the input of a classifier: integers at the centres of their bins, other data unchanged."""
     return x if levels is None else x.to(torch.get_default_dtype()) + 0.5
 
 
 def nats_per_unit(x: Tensor, levels: int | None) -> float:
-    """Nats in the unit that is logged: bits per dimension for discrete data, nats otherwise."""
+    """Return how many nats one logged unit is: bits per dimension for discrete data, nats otherwise."""
     return 1.0 if levels is None else math.prod(x.shape[1:]) * math.log(2)
 
 
 def unit_name(levels: int | None) -> str:
-    """The name of that unit."""
+    """Return the name of the logged unit."""
     return "nats" if levels is None else "bits/dim"
 
 
@@ -275,18 +277,18 @@ RADIUS = Rule(lambda radius: 0 <= radius < math.inf, "must be finite and not neg
 
 @dataclass(frozen=True)
 class ObjectiveSettings:
-    """What to train for, as settings."""
+    """Settings of the objective: what to train for."""
 
-    #: Semi-supervised is a hybrid whose labels are missing for some rows.
+    #: semi-supervised: a hybrid for data in which some labels are missing.
     kind: ObjectiveKind = "hybrid"
-    #: Hybrids: that of the cross-entropy, beside the bits per dimension.
+    #: For hybrids: weight of the cross-entropy, relative to the bits per dimension.
     weight: Annotated[float, minimum(0)] = 1.0
-    #: The part of the target that is spread over all classes.
+    #: Label smoothing of the cross-entropy.
     label_smoothing: Annotated[float, in_interval("[0, 1)")] = 0.0
-    #: Hybrids: the cross-entropy is that of a copy of the batch in which this part of the images is shifted, by up to
-    #: `data.shift`.
+    #: For hybrids: the fraction of images that are shifted, by up to `data.shift`, in the copy of the batch that the
+    #: cross-entropy is computed on.
     shifted: Shifted = 0.0
-    #: How far x may be moved, in its own units (grey levels), before the class a classifier gives may change.
+    #: For classifiers: train for predictions that are certified within this radius, in units of x (grey levels).
     radius: Annotated[float, RADIUS] = 0.0
 
     def __post_init__(self) -> None:
@@ -297,7 +299,7 @@ class ObjectiveSettings:
             )
 
     def build_objective(self, model: nn.Module, levels: int | None, augment: Augment | None = None) -> Objective:
-        """The loss for a model that was built for this aim; `augment` is how the data are augmented."""
+        """Return the objective for a model that was built for this kind; `augment` is the data augmentation."""
         if self.kind == "density":
             return MaximumLikelihood(cast(Flow, model), levels)
         if self.kind == "classification" and self.radius:

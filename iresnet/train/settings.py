@@ -1,4 +1,4 @@
-"""How to train, as settings: how many steps, by which optimiser, at which rates."""
+"""Training settings: number of steps, optimiser, learning-rate schedule, averaging and validation."""
 
 from __future__ import annotations
 
@@ -14,62 +14,62 @@ OPTIMISERS: tuple[str, ...] = get_args(Optimiser)
 
 @dataclass(frozen=True)
 class Training:
-    """How to train. The rate rises over `warmup` steps, and then follows the schedule."""
+    """Training settings. The learning rate rises linearly over `warmup` steps and then follows the schedule."""
 
-    #: Steps in all.
+    #: Total number of steps.
     steps: Annotated[int, minimum(1)] = 1000
-    #: Where given, the number of steps follows from it and the data.
+    #: If positive, `steps` is computed from it and the size of the training data.
     epochs: Annotated[int, minimum(0)] = 0
-    #: Rows a step.
+    #: Batch size: samples per step.
     batch: Annotated[int, minimum(1)] = 256
 
     optimiser: Optimiser = "adam"
-    #: The full rate, after the warm-up.
+    #: Peak learning rate, reached after the warm-up.
     learning_rate: Annotated[float, positive] = 2e-3
-    #: linear: flat, then straight down to zero over the last `cooldown` part; cosine: half a cosine down to zero;
-    #: constant: flat; milestones: times `decay` after each of these parts of training.
+    #: linear: constant, then linear to zero over the last `cooldown` fraction of training; cosine: half a cosine down
+    #: to zero; constant; milestones: multiplied by `decay` at each of the fractions of training in `milestones`.
     schedule: Literal["linear", "cosine", "constant", "milestones"] = "linear"
-    #: Steps over which the rate rises.
+    #: Steps over which the learning rate rises.
     warmup: Annotated[int, minimum(0)] = 50
-    cooldown: Annotated[float, in_interval("[0, 1]", "is the last part of training,")] = 0.4
+    cooldown: Annotated[float, in_interval("[0, 1]", "is a fraction of training,")] = 0.4
     milestones: Annotated[
-        tuple[float, ...], Rule(lambda parts: all(0 < m < 1 for m in parts), "are parts of training, in (0, 1)")
+        tuple[float, ...], Rule(lambda parts: all(0 < m < 1 for m in parts), "are fractions of training, in (0, 1)")
     ] = (0.3, 0.6, 0.8)
     decay: Annotated[float, positive] = 0.2
-    #: The largest norm of a gradient.
+    #: Maximum gradient norm; larger gradients are scaled down to it.
     clip: Annotated[float, positive] = 1.0
-    #: Of Adam and Adamax.
+    #: For adam and adamax.
     betas: tuple[float, float] = (0.9, 0.99)
-    #: Of SGD.
+    #: For sgd.
     momentum: float = 0.9
     nesterov: bool = True
-    #: Of the weights of linear layers and convolutions in residual branches and conditioners alone: decoupled from the
-    #: gradient for adam, and as an l2 penalty for adamax and sgd.
+    #: Weight decay of linear layers and convolutions in residual branches and conditioners only: decoupled for adam, an
+    #: l2 penalty for adamax and sgd.
     weight_decay: Annotated[float, minimum(0)] = 0.0
-    #: Likewise, of those of the head.
+    #: The same for the head's weights.
     head_decay: Annotated[float, minimum(0)] = 0.0
 
-    #: The decay of the averaged weights, step by step; 0: no average.
+    #: Decay per step of the moving average of the weights; 0: no averaging.
     average: Annotated[float, in_interval("[0, 1)", "is the decay of the averaged weights,")] = 0.99
     #: Which weights a run releases: the best on validation data, or the last.
     select: Literal["best", "last"] = "best"
-    #: Steps between two looks at validation data, and between two checkpoints.
+    #: Steps between validations, and between checkpoints.
     validate_every: Annotated[int, minimum(1)] = 200
     save_every: Annotated[int, minimum(1)] = 200
 
     def __post_init__(self) -> None:
         check_settings(self)
 
-    def resolve_epochs(self, per_epoch: int) -> Training:
-        """The same settings with `steps` counted from `epochs`, where those are given."""
-        return replace(self, steps=self.epochs * per_epoch) if self.epochs else self
+    def resolve_epochs(self, batches_per_epoch: int) -> Training:
+        """Return these settings with `steps` computed from `epochs`, if epochs are given."""
+        return replace(self, steps=self.epochs * batches_per_epoch) if self.epochs else self
 
     def learning_rate_at(self, step: int) -> float:
-        """The learning rate of step 0, 1, ...: the first is 1 / warmup of the full one, the last is above zero."""
-        up = min(1.0, (step + 1) / max(1, self.warmup))
-        return self.learning_rate * up * self._down(step)
+        """Return the learning rate of step 0, 1, ...: step 0 has peak / warmup, and the last step is above zero."""
+        warmup = min(1.0, (step + 1) / max(1, self.warmup))
+        return self.learning_rate * warmup * self._schedule_factor(step)
 
-    def _down(self, step: int) -> float:
+    def _schedule_factor(self, step: int) -> float:
         if self.schedule == "constant":
             return 1.0
         if self.schedule == "milestones":

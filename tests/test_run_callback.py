@@ -15,7 +15,7 @@ from iresnet.logdet import AdaptiveSeries
 from iresnet.models.unconstrained import UnconstrainedBlock
 from iresnet.reproduce import cells, job
 from iresnet.run import TRUNCATION, FitResult, Run, truncation_warning, validate
-from iresnet.run.watch import BIAS, TRUNCATION_WARNED
+from iresnet.run.callback import BIAS, TRUNCATION_WARNED
 from iresnet.train import checkpoint
 from iresnet.train.checkpoint import Checkpoint
 from iresnet.train.objective import ObjectiveSettings
@@ -121,15 +121,15 @@ def kept(folder, truncation):
     return run
 
 
-def test_the_command_says_once_that_the_series_flatters(call, tmp_path):
+def test_the_command_warns_once_that_the_network_exploits_the_truncation(call, tmp_path):
     folder = copy_of(trained(), tmp_path / "run")
     sentence = (
-        "Training's series of 2 terms flatters by at least 0.09 bits/dim: the network has learned to use what it "
-        "leaves out. Use more terms, a smaller lipschitz, or estimator=roulette.\n"
+        "Training's series of 2 terms overestimates likelihoods by at least 0.09 bits/dim: the network has learned to "
+        "exploit the truncation. Use more terms, a smaller lipschitz, or estimator=roulette.\n"
     )
     assert truncation_warning(kept(folder, 0.0099)) == ""
     code, text = call("train", "--resume", "--out", folder)
-    assert (code, "flatters" in text) == (0, False)
+    assert (code, "overestimates" in text) == (0, False)
     assert TRUNCATION not in text
     kept(folder, 0.09)
     code, text = call("train", "--resume", "--out", folder)
@@ -146,5 +146,5 @@ def test_a_job_says_it_of_the_cell_that_it_trained(tmp_path, monkeypatch):
     monkeypatch.setattr(job, "start", lambda *_, **__: FitResult(run, 6, True, 0.0))
     assert job.Work(job.Job(out=tmp_path), say=said.append).get_run(cells.find_cell("digits", "c=0.9"), 0) == run
     assert [line.partition(" bits/dim")[0] for line in said] == [
-        "digits c=0.9: Training's series of 2 terms flatters by at least 0.20"
+        "digits c=0.9: Training's series of 2 terms overestimates likelihoods by at least 0.20"
     ]

@@ -1,4 +1,4 @@
-"""What happens beside the steps: figures are logged, averaged weights are judged and saved, best and last."""
+"""The callback of a run: after each step it may log metrics, validate the averaged weights and save checkpoints."""
 
 from __future__ import annotations
 
@@ -32,39 +32,42 @@ from .log import Log
 
 LOG_EVERY = 10
 
-#: What the series leaves out by which a density is watched, in bits per dimension, all blocks together; and its terms
-#: where no constant below 1 is asked for, so that nothing says how many it takes.
+#: Truncation error of the power series used for validation, in bits per dimension for all blocks together; and its
+#: number of terms if no constant below 1 was requested, so that no number of terms can be derived.
 BIAS, TERMS = 1e-3, 20
 
-#: Rows by which a density is watched during training; the final figures use all of them.
+#: Number of samples that validate a density during training; the final metrics use all of them.
 VALIDATION_SAMPLES = 1000
 
-#: By how much training's series makes likelihoods look better than they are, in the log; and how much of it the user is
-#: told of, in bits per dimension: less is what a short series costs before a network learns to make use of it.
+#: The metric for how much the truncated series of training overestimates likelihoods; and the value above which the
+#: user is warned, in bits per dimension. Smaller values are the usual error of a short series, before a network learns
+#: to exploit it.
 TRUNCATION = "validation truncation bits/dim"
 TRUNCATION_WARNED = 0.01
 
 
 class RunCallback:
-    """Looks at the state after every step: logs, judges averaged weights on validation data, saves best and last."""
+    """The callback of a run: logs, validates the averaged weights and saves the best and last checkpoints."""
 
     def __init__(
         self, run: Run, model: nn.Module, validation: Dataset, state: Checkpoint, stop: Callable[[], bool]
     ) -> None:
         self.run, self.validation, self.stop = run, validation, stop
-        self.step, self.before = state.read_count("step"), state.read_number("seconds", 0.0)
+        self.step, self.seconds_before = state.read_count("step"), state.read_number("seconds", 0.0)
         self.best = state.read_number("best", math.inf)
         self.start = time.perf_counter()
         self.log = Log(run.folder, self.step, _validation_columns(run.experiment.objective, run.schema, model))
-        self.seen: list[Mapping[str, Tensor]] = []
+        self.unlogged: list[Mapping[str, Tensor]] = []
         self.engine, self.precision = "", "float32"
 
     @property
     def seconds(self) -> float:
-        return self.before + time.perf_counter() - self.start
+        """Training time so far, earlier sessions included."""
+        return self.seconds_before + time.perf_counter() - self.start
 
-    def note(self, metrics: Mapping[str, Tensor]) -> None:
-        self.seen.append(metrics)
+    def collect(self, metrics: Mapping[str, Tensor]) -> None:
+        """Keep the metrics of a step for the mean in the next row of the log."""
+        self.unlogged.append(metrics)
 
     def __call__(self, state: State) -> bool:
         settings, self.step = self.run.experiment.training, state.step
@@ -75,27 +78,28 @@ class RunCallback:
             metrics = self._validate(state)
         save = done or halt or state.step % settings.save_every == 0
         if save or metrics or state.step % LOG_EVERY == 0:
-            means = {k: float(torch.stack([f[k].float() for f in self.seen]).mean()) for k in self.seen[0]}
-            self.seen.clear()
-            rate = settings.learning_rate_at(state.step - 1)
-            self.log.write({"step": state.step, "seconds": round(self.seconds, 2), "rate": rate, **means, **metrics})
+            means = {k: float(torch.stack([f[k].float() for f in self.unlogged]).mean()) for k in self.unlogged[0]}
+            self.unlogged.clear()
+            learning_rate = settings.learning_rate_at(state.step - 1)
+            row = {"step": state.step, "seconds": round(self.seconds, 2), "learning_rate": learning_rate}
+            self.log.write({**row, **means, **metrics})
         if save:
             self._save(state)
         return halt and not done
 
     def _save(self, state: State) -> None:
-        """Keep the state to go on from."""
+        """Save the training state to resume from."""
         snapshot, extra = state.snapshot(), {"seconds": self.seconds, "made_with": self.run.made_with()}
         if math.isfinite(self.best):
             extra["best"] = self.best
-        self._keep(replace(snapshot, state={**snapshot.state, **extra}), "last.safetensors", state.step)
+        self._write_checkpoint(replace(snapshot, state={**snapshot.state, **extra}), "last.safetensors", state.step)
 
-    def _keep(self, content: Checkpoint, name: str, step: int) -> None:
-        """Write a checkpoint, unless it is spoilt: on a GPU the guard looks only now and then."""
+    def _write_checkpoint(self, content: Checkpoint, name: str, step: int) -> None:
+        """Write a checkpoint, unless it is not finite: on a GPU the guards only run every few steps."""
         if not all(bool(t.isfinite().all()) for group in content.tensors.values() for t in group.values()):
             raise TrainingError(
                 f"the weights of step {step} are not finite; the last checkpoint is kept. {REMEDY} "
-                f"Then train anew, or resume from it."
+                f"Then train again, or resume from it."
             )
         checkpoint.save(content, self.run.folder / name, version=__version__)
 
@@ -109,50 +113,52 @@ class RunCallback:
         if last or criterion < self.best or not (self.run.folder / "best.safetensors").exists():
             self.best = criterion
             finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-            says = {"step": state.step, **finite, "made_with": self.run.made_with()}
-            self._keep(Checkpoint({"weights": dict(model.state_dict())}, says), "best.safetensors", state.step)
+            content = {"step": state.step, **finite, "made_with": self.run.made_with()}
+            best = Checkpoint({"weights": dict(model.state_dict())}, content)
+            self._write_checkpoint(best, "best.safetensors", state.step)
         return metrics
 
     def close(self) -> None:
+        """Close the log."""
         self.log.close()
 
 
-def _validation_columns(aim: ObjectiveSettings, schema: Schema, model: nn.Module) -> list[str]:
-    names = [] if aim.kind == "classification" else [f"validation {unit_name(schema.levels)}"]
+def _validation_columns(objective: ObjectiveSettings, schema: Schema, model: nn.Module) -> list[str]:
+    names = [] if objective.kind == "classification" else [f"validation {unit_name(schema.levels)}"]
     names += [TRUNCATION] if isinstance(getattr(model, "estimator", None), PowerSeries) else []
-    return names if aim.kind == "density" else [*names, "validation cross-entropy", "validation error %"]
+    return names if objective.kind == "density" else [*names, "validation cross-entropy", "validation error %"]
 
 
 def truncation_warning(run: Run) -> str:
-    """What is to be said of a run that has learned to use what training's series leaves out; empty where it has not."""
+    """Return a warning if the network has learned to exploit the truncation of training's series; empty if not."""
     found, terms = run.best_metrics().get(TRUNCATION, 0.0), counted(run.experiment.network.terms, "term")
     return "" if not found > TRUNCATION_WARNED else (
-        f"Training's series of {terms} flatters by at least {found:.2f} bits/dim: the network has learned to use what "
-        "it leaves out. Use more terms, a smaller lipschitz, or estimator=roulette."
+        f"Training's series of {terms} overestimates likelihoods by at least {found:.2f} bits/dim: the network has "
+        "learned to exploit the truncation. Use more terms, a smaller lipschitz, or estimator=roulette."
     )  # fmt: skip
 
 
 @torch.no_grad()
-def validate(model: nn.Module, rows: Dataset, aim: ObjectiveSettings) -> tuple[dict[str, float], float]:
-    """Validation figures by name, and the one number that decides which weights are best: the objective itself.
+def validate(model: nn.Module, data: Dataset, objective: ObjectiveSettings) -> tuple[dict[str, float], float]:
+    """Return validation metrics by name, and the number that selects the best weights: the objective itself.
 
-    Likelihoods are exact up to 64 dimensions; beyond, they are sums of series that leave out next to nothing, if every
-    block is as contractive as asked for. Where training's own series is shorter, a figure says what it hides.
+    Likelihoods are exact up to 64 dimensions. Beyond, they use a series with a negligible truncation error, provided
+    every block is as contractive as requested. If training's own series is shorter, a metric shows its error.
     """
     metrics: dict[str, float] = {}
     criterion = 0.0
-    if aim.kind != "classification":
-        metrics, criterion = _likelihood(evaluate.as_flow(model), subsample(rows, VALIDATION_SAMPLES))
-    if aim.kind != "density":
-        loss, found = cross_entropy(evaluate.logits(model, rows), rows.y)
+    if objective.kind != "classification":
+        metrics, criterion = _likelihood(evaluate.as_flow(model), subsample(data, VALIDATION_SAMPLES))
+    if objective.kind != "density":
+        loss, found = cross_entropy(evaluate.logits(model, data), data.y)
         metrics |= {f"validation {name}": float(value) for name, value in found.items()}
-        criterion += aim.weight * float(loss)
+        criterion += objective.weight * float(loss)
     return metrics, criterion
 
 
-def _likelihood(flow: Flow, rows: Dataset) -> tuple[dict[str, float], float]:
-    """Likelihoods of rows with one draw of noise that never changes; and in bits per dimension."""
-    x, levels = rows.x, rows.schema.levels
+def _likelihood(flow: Flow, data: Dataset) -> tuple[dict[str, float], float]:
+    """Return the likelihood metrics, with the same noise at every call, and the loss in bits per dimension."""
+    x, levels = data.x, data.schema.levels
     generator = torch.Generator(x.device).manual_seed(0)
     with full_precision(x):
         noisy, spent = dequantise_for(flow, x, levels, generator)
@@ -164,7 +170,7 @@ def _likelihood(flow: Flow, rows: Dataset) -> tuple[dict[str, float], float]:
         found = in_chunks(lambda p: flow.log_prob(p, estimator=estimator, generator=generator), noisy, size)
         return spent.double() - found.double()
 
-    blocks = [block for _, block, _ in residual_blocks(flow, rows.schema.shape)]
+    blocks = [block for _, block, _ in residual_blocks(flow, data.schema.shape)]
     true = nats(_validation_estimator(flow, blocks, x))
     mean = float(true.mean())
     metrics = {f"validation {unit_name(levels)}": mean if levels is None else mean / unit}
@@ -174,13 +180,13 @@ def _likelihood(flow: Flow, rows: Dataset) -> tuple[dict[str, float], float]:
 
 
 def _validation_estimator(flow: Flow, blocks: list[ResidualBlock], x: Tensor) -> Estimator | None:
-    """None, for exact determinants, where there are few dimensions; else a series that stops when its rest is small.
+    """Return None (exact determinants) for few dimensions, else a series that stops when its remainder is small.
 
-    Training's own would be judged by what it is rewarded for, and to prove a constant of weights that were not
-    tightened would take longer than many steps: the one asked for is taken as true.
+    Training's own estimator would hide the error that training exploits. Proving the constant of weights that are not
+    tightened would take longer than many steps, so the requested constant is taken as true.
     """
     d = math.prod(x.shape[1:])
-    if d <= EXACT_UP_TO or not blocks:  # other transforms have determinants of their own
+    if d <= EXACT_UP_TO or not blocks:  # other transforms have closed-form determinants
         return None
     lipschitz = max(_requested_lipschitz(block) for block in blocks)
     if not lipschitz < 1:
@@ -189,14 +195,14 @@ def _validation_estimator(flow: Flow, blocks: list[ResidualBlock], x: Tensor) ->
 
 
 def _requested_lipschitz(block: ResidualBlock) -> float:
-    """The constant of g that its coefficients promise, or that was asserted; infinite where there is none."""
+    """Return the Lipschitz constant of g that its coefficients request, or that was asserted; infinite if unknown."""
     try:
         return nominal_constant(block.g) if block.asserted is None else block.asserted
     except NoBoundKnown:
         return math.inf
 
 
-def _lower_bound(flattery: Tensor) -> float:
-    """The mean over rows less two standard errors, since probes are noise; zero where that hides it."""
-    error = float(flattery.std()) / math.sqrt(len(flattery)) if len(flattery) > 1 else math.inf
-    return max(0.0, float(flattery.mean()) - 2 * error)
+def _lower_bound(overestimate: Tensor) -> float:
+    """Return the mean minus two standard errors, since the probes are random, but at least zero."""
+    error = float(overestimate.std()) / math.sqrt(len(overestimate)) if len(overestimate) > 1 else math.inf
+    return max(0.0, float(overestimate.mean()) - 2 * error)
