@@ -193,7 +193,9 @@ class TestFailure:
         self.check_untouched(target)
 
     def test_a_folder_that_is_a_file(self, target):
-        with pytest.raises(OSError, match=r"cannot write .*a.txt/b.txt: (File exists|Not a directory). Free disk space or"):
+        with pytest.raises(
+            OSError, match=r"cannot write .*a.txt/b.txt: (File exists|Not a directory). Free disk space or"
+        ):
             atomic.write(target / "b.txt", "new")
         self.check_untouched(target)
 

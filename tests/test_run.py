@@ -259,7 +259,7 @@ class TestBadInput:
             sync(number)
 
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match=r"cannot write .*: No space left on device. Make room"):
+        with pytest.raises(OSError, match=r"cannot write .*: No space left on device. Free disk space"):
             start(experiment, tmp_path / "run")
         monkeypatch.undo()
         assert checkpoint.load(tmp_path / "run" / "last.safetensors").state["step"] == 4

@@ -203,9 +203,7 @@ def class_vectors(head: nn.Module) -> Tensor:
         if isinstance(layer, nn.Linear) and not why_untrusted(layer):
             v = _pooled(layer.weight, head) if v is None else layer.weight @ v
         elif not isinstance(layer, nn.Flatten | nn.Identity) or lip.lipschitz_constant(layer) is None:
-            raise NoBoundKnown(
-                f"A margin needs a linear head; this one has {where}. {why_untrusted(layer)}".rstrip()
-            )
+            raise NoBoundKnown(f"A margin needs a linear head; this one has {where}. {why_untrusted(layer)}".rstrip())
     if v is None:
         raise NoBoundKnown(f"A margin needs a linear head; {type(head).__name__} has no linear layer.")
     return v
