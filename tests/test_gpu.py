@@ -210,7 +210,7 @@ def test_a_wide_branch_without_its_log_determinant_is_the_plain_one_when_compile
 def test_a_cpu_takes_plain_steps_and_says_why():
     model, x, y = dense()
     _, _, state = train(Classification(model), x, y, Acceleration(), steps=1)
-    assert state.engine.method == "operation by operation"
+    assert state.engine.method == "eager"
     assert state.engine.reasons == ["no CUDA graph: this device is a CPU", "no compiled blocks: this device is a CPU"]
 
 

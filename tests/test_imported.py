@@ -160,7 +160,7 @@ def test_a_step_with_an_adaptive_solver_is_not_captured():
     flow = Flow(chain(ffjord, 2), DiagonalNormal(2))
     state = State(MaximumLikelihood(flow), Training(), None, Acceleration(graph="on"))
     assert "no CUDA graph: this device is a CPU" in state.engine.reasons
-    assert engine.adaptive_solver_reason(state.objective) == "an adaptive solver chooses its steps while it goes"
+    assert engine.adaptive_solver_reason(state.objective) == "an adaptive solver chooses its steps at run time"
     assert engine.adaptive_solver_reason(MaximumLikelihood(Flow(chain(maf, 2), DiagonalNormal(2)))) is None
 
 

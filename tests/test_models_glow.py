@@ -137,7 +137,7 @@ class TestSteps:
 
     def test_what_is_left_out_has_a_reason(self):
         state = self.training(mlp_glow(2, 1, (8,)), precision="bfloat16")
-        assert state.engine.method == "operation by operation"
+        assert state.engine.method == "eager"
         assert state.engine.precision == "float32"
         assert state.engine.reasons == [
             "no CUDA graph: this device is a CPU",
@@ -170,7 +170,7 @@ class TestSteps:
             losses.append([float(state.advance(x).loss) for _ in range(6)])
             graphs.append(made["unique_graphs"] - begun)
         compiler._compiled.cache_clear()
-        assert state.engine.method == "operation by operation, couplings compiled"
+        assert state.engine.method == "eager, couplings compiled"
         assert losses[1] == pytest.approx(losses[0], rel=1e-9)
         assert losses[0][-1] < losses[0][0]
         # Two for halves that take turns; the first of a chain may meet another layout.
@@ -209,7 +209,7 @@ class TestSteps:
         steps = Chain(Squeeze(), *glow((4, 2, 2), 2, lambda a, b: convnet(a, b, 8)))
         flow = Flow(steps, DiagonalNormal((4, 2, 2)), event_shape=(1, 4, 4))
         state = self.training(flow.train(), precision="bfloat16")
-        assert state.engine.method == "operation by operation, convolutions in bfloat16"
+        assert state.engine.method == "eager, convolutions in bfloat16"
         losses = [float(state.advance(normal(64, 1, 4, 4).float()).loss) for _ in range(8)]
         assert losses[-1] < losses[0]
 

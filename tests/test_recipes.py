@@ -106,7 +106,7 @@ class TestRunning:
         assert failed["note"].startswith("failed: the loss of step")
         assert [r["run"] for r in found.rows] == [0, 1, 2]
         assert all({"command", "hardware", "versions", "seconds"} <= set(r) for r in found.runs)
-        assert found.runs[0]["engine"].startswith("operation by operation")
+        assert found.runs[0]["engine"].startswith("eager")
 
     def test_later_pilots_are_appended(self, made, capsys):
         words = ("--try", f"{SMALL} seed=1", "--steps", 2, "--out", made, "--name", "first", "--device", "cpu")

@@ -1,6 +1,6 @@
-"""Couplings as compiled functions: the conditioner, what it moves, and both joined, in few kernels.
+"""Couplings as compiled functions: conditioner, transform and concatenation in few kernels.
 
-All couplings of one shape share one function, since the compiler takes their weights as arguments of it.
+All couplings of one shape share one compiled function, since their weights are arguments of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _forward_and_log_scale(coupling: Coupling, x: Tensor, context: Tensor | None
 
 
 def can_compile(module: nn.Module) -> bool:
-    """Whether a module is a coupling with the forward map of all couplings, and no hooks."""
+    """Whether a module is a coupling that does not override `forward` and has no hooks."""
     if not isinstance(module, Coupling) or why_modified(module) is not None:
         return False
     names = ("forward", "forward_and_logdet", "_compute_forward_and_logdet")
@@ -42,5 +42,5 @@ def can_compile(module: nn.Module) -> bool:
 
 
 def find_couplings(module: nn.Module) -> list[Coupling]:
-    """The couplings of a module."""
+    """Return all couplings in a module."""
     return [m for m in module.modules() if isinstance(m, Coupling)]

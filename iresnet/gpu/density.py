@@ -1,11 +1,11 @@
-"""A unit with its log-determinant, from the pair (y', J v) that `dual` makes.
+"""A unit with its log-determinant, from the pair (y', J v) that `dual` computes.
 
     x' = (x + y + b + shift) exp(log_scale),   y' = g(x'),   s = sum_k c_(k+1) (J')^k v, held fixed,
     ln det ~ sum_k a_k v' J^k v,   d ln det ~ d (s' J v),     a and c the weights of value and gradient
 
-The backward pass of (y', J v), with the gradients (that of y', s), is all there is to differentiate. Since v' J^k v is
-(J'^(k-1) v)' (J v), n terms take n - 1 products with J', which need no graph. Nothing that is compiled depends on n,
-and nothing that is kept.
+Only the backward pass of (y', J v) is needed, with the incoming gradients (gradient of y', s). Since v' J^k v =
+(J'^(k-1) v)' (J v), n terms take n - 1 products with J', which need no autograd graph. Neither the compiled functions
+nor the saved tensors depend on n.
 """
 
 from __future__ import annotations
@@ -19,41 +19,37 @@ from torch import Tensor
 from ..compiler import maybe_compile
 from ..logdet import refuse_second_derivative
 from .dual import ExecutionMode, Layer, Slope, Stage, forward, read_layers
-from .maps import Unrolled, as_matrix
+from .maps import Unrolled, as_images, as_matrix
 
 
 def advance_with_logdet(
     parts: Sequence[Stage], mode: ExecutionMode, x: Tensor, y: Tensor, bias: Tensor | None,
     norm: tuple[Tensor, Tensor] | None, values: list[Tensor], noise: Tensor, weights: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The next (x, y), and ln det of the block: one number a sample, without that of the ActNorm.
+    """Return the next (x, y) and ln det of the block, one number per sample, without the ActNorm's.
 
     `values` are the tensors of g without the bias of its last layer, `noise` the probes (probes x batch, ...), as signs
-    or as bits, `weights` those of `pack`.
+    or as bits, `weights` the series weights as packed by `pack`.
     """
     layers: Sequence[Layer] = read_layers(parts, values, tuple(x.shape[2:]), len(x) * (1 + mode.probes), mode)
     after, v, h, layers, slopes = forward(mode, layers, as_matrix(x), as_matrix(y), bias, norm, noise)
     s, value = estimate(mode, layers, slopes, v, h.detach()[len(after) :], weights, len(x))
-    y, logdet = End.apply(mode, h, s, value)  # type: ignore[no-untyped-call]
-    return _like(after, x.shape), _like(y, x.shape), logdet
+    y, logdet = LeaveUnit.apply(mode, h, s, value)  # type: ignore[no-untyped-call]
+    return as_images(after, x.shape[2:]), as_images(y, x.shape[2:]), logdet
 
 
 def advance_without_logdet(
     parts: Sequence[Stage], mode: ExecutionMode, x: Tensor, y: Tensor, bias: Tensor | None,
     norm: tuple[Tensor, Tensor] | None, values: list[Tensor],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The next (x, y) alone, without probes."""
+    """Return the next (x, y), without probes."""
     layers = read_layers(parts, values, tuple(x.shape[2:]), len(x), mode)
     after, _, h, *_ = forward(mode, layers, as_matrix(x), as_matrix(y), bias, norm, None)
-    return _like(after, x.shape), _like(h, x.shape)
+    return as_images(after, x.shape[2:]), as_images(h, x.shape[2:])
 
 
-def _like(matrix: Tensor, shape: torch.Size) -> Tensor:
-    return matrix.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
-
-
-class End(torch.autograd.Function):
-    """(y', J v) -> y', ln det; the gradient of the latter is that of s' J v."""
+class LeaveUnit(torch.autograd.Function):
+    """(y', J v) -> y', ln det; the gradient of ln det is that of s' J v."""
 
     @staticmethod
     def forward(ctx: Any, mode: ExecutionMode, h: Tensor, s: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +65,7 @@ class End(torch.autograd.Function):
 
 
 def seed(gy: Tensor, g: Tensor, s: Tensor, probes: int, dtype: torch.dtype) -> Tensor:
-    """The gradients of y' and of J v as one matrix, given those of y' and of ln det."""
+    """Return the gradients of y' and of J v as one matrix, given those of y' and of ln det."""
     s = s.view(probes, len(g), -1, s.shape[1]) * (g / probes)[:, None, None]
     return torch.cat([gy.to(dtype), s.flatten(0, 2).to(dtype)])
 
@@ -78,7 +74,7 @@ def estimate(
     mode: ExecutionMode, layers: Sequence[Layer], slopes: Sequence[Slope], v: Tensor, jv: Tensor, weights: Tensor,
     batch: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """s and the value of the series, averaged over the probes; `jv` is J v."""
+    """Return s and the value of the series, averaged over the probes; `jv` is J v."""
     with torch.no_grad():
         s, total, w = v, torch.zeros_like(v), v
         for row in weights[:-1]:
@@ -95,7 +91,7 @@ def term(
     total: Tensor,
     row: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """J' w for all probes, added to both sums with its two weights."""
+    """Compute J' w for all probes and add it to both sums with its two weights."""
     for layer, slope in zip(layers[:0:-1], slopes[:0:-1], strict=True):
         w = layer.map.transpose_times(w, layer.matrix, cast(Tensor, slope.values), activated=slope.activated)
     first, d = layers[0], slopes[0].values
@@ -108,20 +104,20 @@ def term(
 
 
 def add(w: Tensor, s: Tensor, total: Tensor, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One more term."""
+    """Add one term to both sums."""
     return w, s + row[1] * w, total + row[0] * w
 
 
 def finish(total: Tensor, v: Tensor, w: Tensor, jv: Tensor, row: Tensor, probes: int, batch: int) -> Tensor:
-    """The sum of all terms, one number a sample; the last comes from J v."""
+    """Return the sum of all terms, one number per sample; the last term comes from J v."""
     terms = total * v + row[0] * w * jv
     return terms.view(probes, batch, -1).sum(2).mean(0)
 
 
 def pack(value: Tensor, gradient: Tensor) -> Tensor:
-    """The weights of a series, (terms, 1) each, as rows: that of a term's value, and of the next one's gradient.
+    """Pack the weights of a series, (terms, 1) each: a row holds a term's value weight and the next gradient weight.
 
-    Rows of eight numbers, so that each is aligned in memory; those that are left over are zero.
+    Rows are padded with zeros to eight numbers, so that each is aligned in memory.
     """
     n = len(value)
     following = torch.cat([gradient[1:], torch.zeros_like(gradient[:1])])

@@ -1,8 +1,8 @@
-"""A unit and its tangents: beside x', probes v go forward through g as J v.
+"""A unit in forward mode: beside x', the probes v are propagated through g as tangents J v.
 
-Value and tangents are the rows of one matrix, [h; t], so a linear map is one product for all of them, and so is the
-gradient of its weight. An activation takes h to a(h) and t to a'(h) t. Linear maps are in `dtype`, activations in
-float32. Of an activation only its argument is kept for the backward pass: what it made is made again there.
+Values and tangents are the rows of one matrix, [h; t], so a linear map is one product for all of them, and so is the
+gradient of its weight. An activation maps h to a(h) and t to a'(h) t. Linear maps run in `dtype`, activations in
+float32. Only the input of an activation is saved for the backward pass, which recomputes its output.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Stage:
 
 
 def stages(program: Program) -> tuple[Stage, ...] | None:
-    """A program as stages; None where it is no chain, two activations follow each other, or one is the last."""
+    """Return a program as stages; None if it is not a chain, has two activations in a row, or ends in one."""
     found, activation = list[Stage](), None
     if not program.is_chain or any(step.activation is None and step.kind not in LINEAR for step in program.steps):
         return None
@@ -50,7 +50,7 @@ def stages(program: Program) -> tuple[Stage, ...] | None:
 
 
 class Slope(NamedTuple):
-    """The slope of an activation, None where there is none; `activated`: what ELU made, which says the same."""
+    """The slope of an activation, None without one; `activated`: `values` are outputs of ELU, which give its slope."""
 
     values: Tensor | None
     activated: bool = False
@@ -58,7 +58,7 @@ class Slope(NamedTuple):
 
 @dataclass(frozen=True)
 class ExecutionMode:
-    """How a unit computes: the precision of linear maps, how many probes a sample has, and whether it is compiled."""
+    """How a unit runs: the dtype of its linear maps, the number of probes per sample, and whether it is compiled."""
 
     dtype: torch.dtype
     probes: int
@@ -67,7 +67,7 @@ class ExecutionMode:
 
 @dataclass(frozen=True)
 class Layer:
-    """A stage with its tensors: parameters of the activation, weight, and a bias for the next stage."""
+    """A stage with its tensors: parameters of the activation, weight, and the bias, which the next stage adds."""
 
     stage: Stage
     map: Map
@@ -80,7 +80,7 @@ class Layer:
 def read_layers(
     parts: Sequence[Stage], values: list[Tensor], size: Size, count: int, mode: ExecutionMode
 ) -> list[Layer]:
-    """The stages of a g with its tensors, for `count` images of this size."""
+    """Combine the stages of g with its tensors, for `count` images of this size."""
     found, used = [], 0
     for part in parts:
         n = 0 if part.activation is None else part.activation.tensors
@@ -99,14 +99,14 @@ def forward(
     mode: ExecutionMode, layers: Sequence[Layer], x: Tensor, y: Tensor, bias: Tensor | None,
     norm: tuple[Tensor, Tensor] | None, noise: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Sequence[Layer], list[Slope]]:  # fmt: skip
-    """x', the probes, [y'; J v], the layers as they were computed, and the slopes of all activations."""
+    """Return x', the probes, [y'; J v], the layers as they were computed, and the slopes of all activations."""
     x, v, h = EnterUnit.apply(mode, x, y, bias, *(norm or (None, None)), noise)  # type: ignore[no-untyped-call]
     if layers[0].stage.activation is not None:
         h = x if v is None else torch.cat([x, v])
-    through = _layer_by_layer
+    run = _layer_by_layer
     if _has_kernels(mode, layers, h) and _kernels_win(mode, layers, x, h):
-        layers, through = [_unrolled(layer) for layer in layers], _by_kernels
-    h, slopes = through(mode, layers, x, h)
+        layers, run = [_unrolled(layer) for layer in layers], _by_kernels
+    h, slopes = run(mode, layers, x, h)
     return x, v, h, layers, slopes
 
 
@@ -123,13 +123,13 @@ def _layer_by_layer(mode: ExecutionMode, layers: Sequence[Layer], x: Tensor, h: 
 
 
 def _has_kernels(mode: ExecutionMode, layers: Sequence[Layer], h: Tensor) -> bool:
-    """Whether the layers are a unit that has kernels of its own."""
+    """Whether custom kernels support these layers."""
     activations, usual = [layer.stage.activation for layer in layers], mode.compiled and mode.probes <= 1
     return usual and wide.supported([_unrolled_map(t) for t in layers], activations, [t.bias for t in layers], h)
 
 
 def _unrolled_map(layer: Layer) -> Map:
-    """The map of a layer as a product of matrices, where it can be one: by itself it may not be the fastest."""
+    """Return the map of a layer as a matrix product, if possible, even if it is not the fastest on its own."""
     m = layer.map
     return candidates(m.geometry, tuple(layer.weight.shape), m.size, True)[0] if isinstance(m, Convolution) else m
 
@@ -143,7 +143,7 @@ _WINS: dict[Any, bool] = {}
 
 
 def _kernels_win(mode: ExecutionMode, layers: Sequence[Layer], x: Tensor, h: Tensor) -> bool:
-    """Whether these kernels are faster than the layers one by one, forward and backward; measured once a shape."""
+    """Whether the custom kernels are faster than layer by layer, forward and backward; measured once per shape."""
     key = (mode, len(x), layers[1].stage.activation, *(layer.map for layer in layers))
     if key not in _WINS:
         if not can_measure(x.device):
@@ -154,8 +154,8 @@ def _kernels_win(mode: ExecutionMode, layers: Sequence[Layer], x: Tensor, h: Ten
 
         def call(kernels: bool) -> None:
             with torch.enable_grad():
-                through, taken = (_by_kernels, unrolled) if kernels else (_layer_by_layer, twins)
-                out, _ = through(mode, taken, inputs[0], h.detach())
+                run, used = (_by_kernels, unrolled) if kernels else (_layer_by_layer, twins)
+                out, _ = run(mode, used, inputs[0], h.detach())
                 torch.autograd.grad(out, inputs, torch.zeros_like(out))
 
         _WINS[key] = fastest(f"a unit by kernels, {len(x)} rows, {mode.probes} probes", [True, False], call)
@@ -174,11 +174,11 @@ def _by_kernels(mode: ExecutionMode, layers: Sequence[Layer], x: Tensor, h: Tens
     return h, [Slope(None), *(Slope(d[: len(x)], activated=not frequency) for d in kept)]
 
 
-# ---------------------------------------------------------------------------------------------- the way in
+# ---------------------------------------------------------------------------------------------- entering a unit
 
 
 class EnterUnit(torch.autograd.Function):
-    """(x, y, bias, shift, log_scale, noise) -> x', the probes, and both as one matrix in the precision of maps."""
+    """(x, y, bias, shift, log_scale, noise) -> x', the probes, and both as one matrix in the dtype of the maps."""
 
     @staticmethod
     def forward(ctx: Any, mode: ExecutionMode, x: Tensor, y: Tensor, bias: Tensor | None, shift: Tensor | None,
@@ -189,7 +189,7 @@ class EnterUnit(torch.autograd.Function):
         ctx.mode, ctx.has_bias, ctx.dtype = mode, bias is not None, y.dtype
         ctx.save_for_backward(x, log_scale)
         ctx.mark_non_differentiable(*([both] if v is None else [v, both]))
-        ctx.set_materialize_grads(False)  # or zeros as large as these are written in every backward pass
+        ctx.set_materialize_grads(False)  # otherwise every backward pass would write large tensors of zeros
         return x, v, both
 
     @staticmethod
@@ -204,7 +204,7 @@ def enter_unit(
     x: Tensor, y: Tensor, bias: Tensor | None, shift: Tensor | None, log_scale: Tensor | None, noise: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
-    """x', the probes v, if there are any, and [x'; v] in `dtype`."""
+    """Return x', the probes v, if any, and [x'; v] in `dtype`."""
     x = x + y if bias is None else x + y + bias
     if shift is not None and log_scale is not None:
         x = (x + shift) * log_scale.exp()
@@ -217,14 +217,14 @@ def enter_unit(
 def leave_unit(
     g: Tensor, x: Tensor, log_scale: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, y, of bias and shift, and of log_scale, from that of x'."""
+    """Return the gradients of x, of y, of bias and shift, and of log_scale, given that of x'."""
     scaled = (g * x).sum(0)
     g = g if log_scale is None else g * log_scale.exp()
     return g, g.to(dtype), g.sum(0), scaled
 
 
 class FirstMap(torch.autograd.Function):
-    """The first linear map, where no activation stands before it: probes have no gradient."""
+    """The first linear map, if there is no activation before it; probes have no gradient."""
 
     @staticmethod
     def forward(ctx: Any, layer: Layer, x: Tensor, both: Tensor, weight: Tensor) -> Tensor:
@@ -239,11 +239,11 @@ class FirstMap(torch.autograd.Function):
         return None, ctx.map.transpose(g[:part], m).to(ctx.dtype), None, ctx.map.gradient(both, g, m)
 
 
-# ---------------------------------------------------------------------------------------------- in between
+# ---------------------------------------------------------------------------------------------- inside a unit
 
 
 class ActivationThenMap(torch.autograd.Function):
-    """An activation of [h; tangents] and the linear map after it; also the slope of the activation."""
+    """Apply an activation to [h; tangents] and then a linear map; also return the slope of the activation."""
 
     @staticmethod
     def forward(ctx: Any, mode: ExecutionMode, layer: Layer, h: Tensor, bias: Tensor | None, weight: Tensor,
@@ -269,7 +269,7 @@ class ActivationThenMap(torch.autograd.Function):
 def activate(
     step: Step, mode: ExecutionMode, h: Tensor, bias: Tensor | None, parameters: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """[a; slope t] and the slope, for an activation a of h + bias and tangents t."""
+    """Return [a; slope t] and the slope, for the activation a of h + bias and tangents t."""
     h, t = _split_tangents(h, mode)
     a, d = _activation_and_slope(step, h, bias, parameters)
     return _join_tangents(a, d * t, mode.dtype), d.to(mode.dtype) if mode.probes else d.new_empty(0)
@@ -278,7 +278,7 @@ def activate(
 def activate_backward(
     step: Step, mode: ExecutionMode, h: Tensor, bias: Tensor | None, parameters: list[Tensor], g: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
-    """[a; slope t] once more, and the gradients of [h; t], of the bias and of the parameters."""
+    """Recompute [a; slope t], and return it with the gradients of [h; t], of the bias and of the parameters."""
 
     def function(h: Tensor, t: Tensor, parameters: list[Tensor]) -> tuple[Tensor, Tensor]:
         a, d = _activation_and_slope(step, h, bias, parameters)
@@ -301,16 +301,16 @@ def _activation_and_slope(
 
 
 def _split_tangents(h: Tensor, mode: ExecutionMode) -> tuple[Tensor, Tensor]:
-    """The rows of the state, and those of the tangents, (probes, rows, channels), in float32 at least."""
+    """Return the rows of the state, and those of the tangents (probes, rows, channels), in at least float32."""
     h = h.to(torch.promote_types(h.dtype, torch.float32)).view(1 + mode.probes, -1, h.shape[1])
     return h[0], h[1:]
 
 
 def _join_tangents(a: Tensor, t: Tensor, dtype: torch.dtype) -> Tensor:
-    """The rows of the state and those of the tangents, if there are any, as one matrix."""
+    """Return the rows of the state and those of the tangents, if any, as one matrix."""
     return torch.cat([a.to(dtype), t.to(dtype).flatten(0, 1)]) if len(t) else a.to(dtype)
 
 
 def _detached(*tensors: Tensor | None) -> list[Any]:
-    """Without their graph: a compiler would look at it."""
+    """Detach tensors from their autograd graph, which the compiler would inspect."""
     return [None if t is None else t.detach() for t in tensors]

@@ -1,10 +1,10 @@
-"""How the steps of a training are taken: what is asked for (`Acceleration`), and what can be had (`Engine`).
+"""How training steps are executed: the requested acceleration (`Acceleration`) and the available one (`Engine`).
 
-eager       every operation is launched by Python; what a CPU does, and what everything else is judged against
-fused       runs of residual blocks as compiled functions, g in bfloat16 (`plan`); couplings too (`find_couplings`)
+eager       every operation is launched by Python, as on a CPU; the reference for everything else
+fused       runs of residual blocks as compiled functions, g in bfloat16 (`plan`); couplings too (`couplings`)
 graph       the whole step (forward, backward, clipping, optimiser) as one CUDA graph, launched at once
 
-What a device, an objective or a network does not allow is left out, and `reasons` say why.
+What a device, an objective or a network does not support is left out, and `reasons` says why.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ Choice: TypeAlias = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True)
 class Acceleration:
-    """How a step is made fast. "auto" takes what the device has: everything on a GPU, nothing on a CPU. A density is
-    fused where its estimator is a power series or a roulette."""
+    """How to accelerate training steps. "auto" uses what the device supports: everything on a GPU, nothing on a CPU.
 
-    #: The step as one CUDA graph.
+    A density is fused if its estimator is a power series or a roulette.
+    """
+
+    #: Launch the whole step as one CUDA graph.
     graph: Choice = "auto"
-    #: Residual blocks and couplings by torch.compile, once a shape.
+    #: Compile residual blocks and couplings with torch.compile, once per shape.
     compile: Choice = "auto"
-    #: That of g in training, while the state between the blocks stays in float32.
+    #: The precision of g in training; the state between the blocks stays in float32.
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
 
     def __post_init__(self) -> None:
@@ -42,36 +44,38 @@ class Acceleration:
 
 
 class Engine:
-    """How the steps of an objective are taken: `method` says it, `reasons` why not faster.
+    """How the steps of an objective are executed: `method` describes it, `reasons` says why it is not faster.
 
-    `needs_logdet` says whether the objective asks for log-determinants, and `estimator` how those of blocks are found.
+    `needs_logdet` says whether the objective uses log-determinants; `estimator` is the estimator for blocks.
     """
 
     def __init__(
-        self, objective: nn.Module, wish: Acceleration, *, needs_logdet: bool, estimator: Estimator | None
+        self, objective: nn.Module, requested: Acceleration, *, needs_logdet: bool, estimator: Estimator | None
     ) -> None:
         self.reasons, device = list[str](), next(objective.parameters()).device
         self.blocks = any(isinstance(m, ResidualBlock) for m in objective.modules())
         self.rest, self.couplings = bool(unfused_convolutions(objective)), bool(find_couplings(objective))
-        self.series = isinstance(estimator, FixedSeries | RussianRoulette)  # one that is stopped is such a series
+        self.series = isinstance(estimator, FixedSeries | RussianRoulette)  # a stopped roulette is a fixed series
         other = needs_logdet and self.blocks and not self.series
         obstacle = "the log-determinant is not a power series" if other else None
         absent = None if device.type == "cuda" else f"this device is {'a CPU' if device.type == 'cpu' else device.type}"
-        self.graph = self._allow(wish.graph, "CUDA graph", absent or obstacle or adaptive_solver_reason(objective))
+        self.graph = self._allow(requested.graph, "CUDA graph", absent or obstacle or adaptive_solver_reason(objective))
         idle = None if self.blocks or self.couplings else "there are neither residual blocks nor couplings"
-        # Compiling also works on a CPU, but takes longer than it saves: only where it is asked for.
-        missing = (absent or _no_compiler()) if wish.compile == "auto" else None
-        self.compiled = self._allow(wish.compile, "compiled blocks", obstacle or idle or missing)
-        coarse = None if absent or torch.cuda.is_bf16_supported() else "this GPU has none"
-        half = wish.precision == "bfloat16" or (wish.precision == "auto" and absent is None)
-        coarse = coarse or (None if self.blocks or self.rest else "there are neither residual blocks nor convolutions")
-        if half and (obstacle or coarse):
-            self.reasons.append(f"no bfloat16: {obstacle or coarse}")
+        # Compiling also works on a CPU, but takes longer than it saves: only if requested explicitly.
+        missing = (absent or _no_compiler()) if requested.compile == "auto" else None
+        self.compiled = self._allow(requested.compile, "compiled blocks", obstacle or idle or missing)
+        no_half = None if absent or torch.cuda.is_bf16_supported() else "this GPU does not support it"
+        half = requested.precision == "bfloat16" or (requested.precision == "auto" and absent is None)
+        no_half = no_half or (
+            None if self.blocks or self.rest else "there are neither residual blocks nor convolutions"
+        )
+        if half and (obstacle or no_half):
+            self.reasons.append(f"no bfloat16: {obstacle or no_half}")
             half = False
         self.dtype = torch.bfloat16 if half else torch.float32
 
-    def _allow(self, wish: str, what: str, obstacle: str | None) -> bool:
-        if wish == "off":
+    def _allow(self, choice: str, what: str, obstacle: str | None) -> bool:
+        if choice == "off":
             return False
         if obstacle is not None:
             self.reasons.append(f"no {what}: {obstacle}")
@@ -84,8 +88,8 @@ class Engine:
 
     @property
     def method(self) -> str:
-        """How the steps are taken, in a few words."""
-        parts = ["one CUDA graph" if self.graph else "operation by operation"]
+        """How the steps are executed, in a few words."""
+        parts = ["one CUDA graph" if self.graph else "eager"]
         if self.fuse and self.blocks:
             parts.append("blocks compiled" if self.compiled else "blocks fused")
         if self.compiled and self.couplings:
@@ -96,12 +100,12 @@ class Engine:
 
     @property
     def precision(self) -> str:
-        """In which precision the steps compute."""
+        """The precision of the steps."""
         return "float32" if self.dtype == torch.float32 else f"float32, {self._inside} in {str(self.dtype)[6:]}"
 
     @property
     def _inside(self) -> str:
-        """What may run in another precision than the rest."""
+        """The part that may run in lower precision."""
         return "g" if self.blocks else "convolutions"
 
     def __str__(self) -> str:
@@ -109,9 +113,9 @@ class Engine:
 
 
 def adaptive_solver_reason(objective: nn.Module) -> str | None:
-    """Why no graph can be recorded: a solver that chooses its steps by what it reads from the device."""
+    """Return why no CUDA graph can be captured if there is an adaptive solver, which reads values from the device."""
     found = any(getattr(m, "adaptive", False) for m in objective.modules())
-    return "an adaptive solver chooses its steps while it goes" if found else None
+    return "an adaptive solver chooses its steps at run time" if found else None
 
 
 def _no_compiler() -> str | None:

@@ -1,12 +1,12 @@
-"""The linear maps of g, on matrices: rows are the pixels of a batch, columns the channels, which lie last in memory.
+"""The linear maps of g, on matrices: rows are the pixels of a batch, columns the channels, contiguous in memory.
 
-A map W, its transpose and the gradient of its weight, dW = sum over pixels of (gradient of the output) (input)'. There
-are several ways to the same numbers; `choose_map` takes the fastest on this device:
+Each has a map W, its transpose and the gradient of its weight, dW = sum over pixels of (gradient of the output)
+(input)'. There are several implementations; `choose_map` returns the fastest on this device:
 
-    Dense         a linear layer, or a convolution of 1 x 1: one product of matrices
-    Convolution   by the library's convolutions
-    Unrolled      a convolution of k x k between few channels and many: the few are spread over their k x k neighbours,
-                  or summed over them, and the rest is one product of matrices
+    Dense         a linear layer or a 1 x 1 convolution, as one matrix product
+    Convolution   torch's convolution
+    Unrolled      a k x k convolution between few channels and many (im2col): the few channels are gathered from, or
+                  summed over, their k x k neighbours, and the rest is one matrix product
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from .neighbours import Size, gather_neighbours, round_up_to_eight, sum_neighbou
 
 
 class Map(Protocol):
-    """A linear map of images of one size. `m` is its weight as `matrix` gives it, once for all that is done with it."""
+    """A linear map of images of one size. `m` is its weight as returned by `matrix`, computed once for all methods."""
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """The weight of the layer in the shape that the other methods take."""
+        """Return the layer's weight in the shape that the other methods expect."""
 
     def forward(self, a: Tensor, m: Tensor) -> Tensor:
-        """W a, for every row."""
+        """Return W a, for every row."""
 
     def transpose(self, g: Tensor, m: Tensor) -> Tensor:
-        """W' g."""
+        """Return W' g."""
 
     def transpose_times(self, g: Tensor, m: Tensor, d: Tensor, *, activated: bool = False) -> Tensor:
-        """W' g, every entry times that of d, whose rows repeat; `activated`: ELU made d, and its slope is meant."""
+        """Return W' g times d, entry by entry, the rows of d repeating; `activated`: times ELU's slope at output d."""
 
     def gradient(self, a: Tensor, g: Tensor, m: Tensor) -> Tensor:
-        """The gradient of the layer's weight, given the input and the gradient of the output."""
+        """Return the gradient of the layer's weight, given the input and the gradient of the output."""
 
 
 @dataclass(frozen=True)
 class Dense:
-    """One product of matrices, for a weight of this shape."""
+    """One matrix product, for a weight of this shape."""
 
     shape: Size
 
@@ -105,9 +105,9 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Unrolled:
-    """A convolution of k x k that keeps the size of an image, as a product of matrices, for a weight of this shape.
+    """A k x k convolution that keeps the image size, as a matrix product (im2col), for a weight of this shape.
 
-    Its matrix is (out, places x in) where channels become more, else (out x places, in), padded to a multiple of eight.
+    Its matrix is (out, k*k x in) if the channels increase, else (out x k*k, in), padded to a multiple of eight.
     """
 
     shape: Size
@@ -137,7 +137,7 @@ class Unrolled:
         return self.folded(g.T @ self.spread(a, m, back=False) if self.widens else self.spread(g, m, back=True).T @ a)
 
     def folded(self, matrix: Tensor) -> Tensor:
-        """A gradient of the matrix as one of the weight: the inverse of `matrix`."""
+        """Reshape a gradient of the matrix to one of the weight: the inverse of `matrix`."""
         out, into, *window = self.shape
         places = math.prod(window)
         flat = matrix[:, : into * places] if self.widens else matrix[: out * places]
@@ -145,15 +145,16 @@ class Unrolled:
 
     @property
     def widens(self) -> bool:
+        """Whether the channels increase."""
         return self.shape[1] <= self.shape[0]
 
     def transpose_then(self, function: Callable[..., Any], g: Tensor, m: Tensor, *more: Any) -> Any:
-        """`function` of W' g and more, where channels become fewer: the sum over neighbours is made on the way."""
+        """Return `function` of W' g and more, if `widens`: the sum over neighbours is fused with the function."""
         arguments = (g.to(m.dtype) @ m, self.size, self.shape[2], True, min(self.shape[:2]))
         return maybe_compile(sum_neighbours_then, self.compiled)(function, arguments, *more)
 
     def spread(self, a: Tensor, m: Tensor, *, back: bool) -> Tensor:
-        """Rows of the few channels beside their neighbours, in the precision of m."""
+        """Gather each row of the few channels with its neighbours, in the dtype of m."""
         return cast(Tensor, maybe_compile(gather_neighbours, self.compiled)(a, self.size, self.shape[2], back, m.dtype))
 
     def _sum(self, z: Tensor, *, back: bool) -> Tensor:
@@ -162,12 +163,12 @@ class Unrolled:
 
 
 def times_repeated(x: Tensor, d: Tensor) -> Tensor:
-    """Every entry of x times that of d, whose rows repeat."""
+    """Return x times d, entry by entry, the rows of d repeating."""
     return (x.view(-1, *d.shape) * d).flatten(0, 1)
 
 
 def product_times(a: Tensor, b: Tensor, d: Tensor, activated: bool) -> Tensor:
-    """(a b) times d, entry by entry, or times the slope of ELU where it made d; by one kernel where that is fastest."""
+    """Return (a b) times d, entry by entry, or times ELU's slope at its output d; by one kernel if that is fastest."""
     tile = _tile(len(a), tuple(b.shape), tuple(d.shape), b.dtype, b.device, activated)
     if tile is None:
         return times_repeated(a @ b, elu_slope(d) if activated else d)
@@ -193,20 +194,20 @@ def _tile(
 
 
 def as_images(a: Tensor, size: Size) -> Tensor:
-    """A matrix as images (n, channels, ...), channels last in memory."""
+    """View a matrix as images (n, channels, ...) in channels-last memory format."""
     return a.view(-1, *size, a.shape[1]).movedim(-1, 1)
 
 
 def as_matrix(x: Tensor) -> Tensor:
-    """Images, or rows of numbers, as a matrix; a view where the channels lie last."""
+    """Return images or vectors as a matrix; a view if they are in channels-last memory format."""
     return x.movedim(1, -1).reshape(-1, x.shape[1])
 
 
-# ---------------------------------------------------------------------------------------------- which one
+# ---------------------------------------------------------------------------------------------- choosing a map
 
 
 def choose_map(step: Step, w: Tensor, size: Size, count: int, *, compiled: bool) -> Map:
-    """The map of a step with this weight, for `count` images of this size."""
+    """Return the fastest map for a step with this weight, for `count` images of this size."""
     if step.kind == "linear":
         return Dense(tuple(w.shape))
     geometry = cast(Geometry, step.geometry)
@@ -217,31 +218,31 @@ def choose_map(step: Step, w: Tensor, size: Size, count: int, *, compiled: bool)
 def _fastest_map(
     geometry: Geometry, shape: Size, dtype: torch.dtype, device: torch.device, size: Size, count: int, compiled: bool
 ) -> Map:
-    ways = candidates(geometry, shape, size, compiled)
-    if len(ways) == 1 or not can_measure(device):
-        return ways[0]
+    options = candidates(geometry, shape, size, compiled)
+    if len(options) == 1 or not can_measure(device):
+        return options[0]
     w = torch.zeros(shape, dtype=dtype, device=device).contiguous(memory_format=torch.channels_last)
-    matrices = {way: way.matrix(w) for way in ways}
+    matrices = {option: option.matrix(w) for option in options}
     a = torch.zeros(count * math.prod(size), shape[1], dtype=dtype, device=device)
     g = torch.zeros(count * math.prod(size), shape[0], dtype=dtype, device=device)
 
-    def call(way: Map) -> None:
-        m, sums = matrices[way], isinstance(way, Unrolled) and not way.widens
-        seed = g.float() if sums else g  # what neighbours were summed into is in float32
-        way.forward(a, m), way.transpose(seed, m), way.gradient(a, seed, m)
+    def call(option: Map) -> None:
+        m, sums = matrices[option], isinstance(option, Unrolled) and not option.widens
+        seed = g.float() if sums else g  # sums over neighbours are in float32
+        option.forward(a, m), option.transpose(seed, m), option.gradient(a, seed, m)
 
-    return fastest(f"{count} images {size}, weight {shape}", ways, call)
+    return fastest(f"{count} images {size}, weight {shape}", options, call)
 
 
 def may_unroll(program: Program, values: list[Tensor], x: Tensor) -> bool:
-    """Whether a convolution of g lies between few channels and many."""
+    """Whether a convolution of g between few channels and many can be unrolled."""
     size = tuple(x.shape[2:])
     found = [(step.geometry, own[0]) for step, _, own in program.with_tensors(values) if step.geometry is not None]
     return any(isinstance(candidates(g, tuple(w.shape), size, True)[0], Unrolled) for g, w in found)
 
 
 def candidates(geometry: Geometry, shape: Size, size: Size, compiled: bool) -> list[Map]:
-    """All ways to a convolution that may be the fastest, the likeliest first."""
+    """Return the maps for a convolution that may be the fastest, the likeliest first."""
     out, into, *window = shape
     one = (1,) * len(size)
     keeps = (geometry.stride, geometry.dilation, geometry.groups) == (one, one, 1)

@@ -1,6 +1,6 @@
-"""A convolution of k x k as a product: the pixels of an image beside their neighbours, and sums over these.
+"""im2col and its transpose, for k x k convolutions as matrix products: gather each pixel's neighbours, or sum them.
 
-Images are matrices, as in `maps`: rows are pixels, columns the channels.
+Images are matrices, as in `maps`: rows are pixels, columns are channels.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Size = tuple[int, ...]
 
 
 def gather_neighbours(a: Tensor, size: Size, k: int, back: bool, dtype: torch.dtype) -> Tensor:
-    """Every row beside its k x k neighbours, in `dtype`; `back`: they lie in the other direction, the channels first.
+    """Gather each row with its k x k neighbours, in `dtype`; `back`: neighbours in reverse order, channels first.
 
-    The columns are (place, channel), or (channel, place) with `back`: as the weights lie in memory.
+    The columns are (place, channel), or (channel, place) with `back`: the memory order of the weights.
     """
     half, c = k // 2, a.shape[1]
     x = F.pad(a.to(dtype).view(-1, *size, c), (0, 0, half, half, half, half))
@@ -42,10 +42,10 @@ def sum_neighbours(z: Tensor, size: Size, k: int, back: bool, channels: int) -> 
 
 
 def sum_neighbours_then(function: Callable[..., Any], arguments: tuple[Any, ...], *more: Any) -> Any:
-    """`function` of what `sum_neighbours` gives, and more."""
+    """Return `function(sum_neighbours(*arguments), *more)`, to be compiled as one function."""
     return function(sum_neighbours(*arguments), *more)
 
 
 def round_up_to_eight(columns: int) -> int:
-    """The next multiple of eight: products of half precision are slow elsewhere."""
+    """Round up to a multiple of eight: half-precision products are slow for other sizes."""
     return -(-columns // 8) * 8

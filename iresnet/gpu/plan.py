@@ -1,9 +1,9 @@
-"""Residual blocks in few kernels: which of them, and how a model runs by them. What each computes is in `unit`.
+"""Residual blocks in few kernels: which blocks are fused, and how a model runs with them. `unit` has the computation.
 
-A `Plan` wraps a chain: every residual block whose g can be read makes a unit with the ActNorm before it, all units of
-one shape share one compiled function, and those of the paper's classifier have kernels of their own (`kernels`).
-Everything else is called as it is. `planned` gives a view of a model, or of an objective, in which every chain is
-wrapped; it shares all parameters and buffers, and the model itself stays as it is.
+A `Plan` wraps a chain: every residual block whose g can be read as a program becomes a unit with the ActNorm before it.
+All units of one shape share one compiled function, and those of the paper's classifier have custom kernels (`kernels`).
+All other transforms are called unchanged. `planned` returns a view of a model, or of an objective, in which every chain
+is wrapped; it shares all parameters and buffers, and the model itself is not changed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Unit:
-    """One block with the ActNorm before it, if there is one."""
+    """A residual block with the ActNorm before it, if there is one."""
 
     block: ResidualBlock
     norm: ActNorm | None
@@ -60,7 +60,7 @@ class Unit:
 
 @dataclass
 class PendingState:
-    """A state x + y + bias whose sum is not made yet."""
+    """A state x + y + bias that is not summed yet: the next unit fuses the sum."""
 
     x: Tensor
     y: Tensor | None = None
@@ -127,7 +127,7 @@ class Plan(Wrapper):
         estimator: Estimator | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As `Chain.forward_and_logdet`; blocks are fused where the number of terms is known before x is."""
+        """As `Chain.forward_and_logdet`; blocks are fused if the estimator's number of terms is fixed in advance."""
         if not isinstance(estimator, FixedSeries):
             return self.inner.forward_and_logdet(x, context, estimator=estimator, generator=generator)
         mode, weights = ExecutionMode(self.dtype, estimator.probes, self.compiled), pack(*estimator.weights(x))
@@ -157,16 +157,16 @@ class Plan(Wrapper):
     def _enter(
         self, unit: Unit, state: PendingState, given: dict[Tensor, Tensor]
     ) -> tuple[list[Tensor], Tensor | None]:
-        """The tensors of a unit's g, but for the bias of its last layer, which is carried on; the state made ready."""
+        """Prepare the state for a unit; return the tensors of its g and, apart, its last bias, which is added later."""
         values = unit.reading.tensors()
         last = values.pop() if unit.program.steps[-1].tensors == 2 else None
         unit.reading.record_sizes(tuple(state.x.shape[2:]))
         if unit.norm is not None and unit.norm.awaits_data:
-            unit.norm(state.total().detach())  # its first batch initialises it
+            unit.norm(state.total().detach())  # the first batch initialises an ActNorm
         if state.x.dim() == 4:
             state.x = state.x.contiguous(memory_format=torch.channels_last)
-        if state.y is None:  # zero, so that the first block of a run is the same function as the others
-            sums = self.compiled and maps.may_unroll(unit.program, values, state.x)  # whose results are in float32
+        if state.y is None:  # zeros, so that the first block of a run is the same function as the others
+            sums = self.compiled and maps.may_unroll(unit.program, values, state.x)  # their results are in float32
             state.y = torch.zeros_like(state.x, dtype=state.x.dtype if sums else self.dtype)
             state.bias = None if last is None else torch.zeros_like(last)
         return [given.get(v, v) for v in values], last
@@ -176,7 +176,7 @@ class Plan(Wrapper):
             return function(*arguments)
 
     def _cast_free_weights(self) -> dict[Tensor, Tensor]:
-        """Weights without a constraint in `dtype`, those of one shape at once; constrained ones come in it already."""
+        """Cast unconstrained weights to `dtype`, batched by shape; constrained ones are computed in it already."""
         found: dict[Tensor, Tensor] = {}
         for group in self.free:
             found.update(zip(group, cast_weights(group, self.dtype), strict=True))
@@ -190,7 +190,7 @@ def _members(part: Transform | Unit) -> list[Transform]:
 
 
 def _groups(units: list[Unit]) -> list[list[Tensor]]:
-    """The weights of layers without a constraint, by shape."""
+    """Group the weights of unconstrained layers by shape."""
     groups: dict[Any, list[Tensor]] = {}
     for unit in units:
         for layer in unit.block.g.modules():
@@ -201,7 +201,7 @@ def _groups(units: list[Unit]) -> list[list[Tensor]]:
 
 
 def _units(transforms: list[Transform]) -> Iterator[Transform | Unit]:
-    """Pair every readable block with an ActNorm that stands right before it."""
+    """Pair every readable block with the ActNorm directly before it, if any."""
     waiting: ActNorm | None = None
     for t in transforms:
         readable = isinstance(t, ResidualBlock) and type(t).forward is ResidualBlock.forward and why_modified(t) is None
@@ -221,12 +221,12 @@ def _units(transforms: list[Transform]) -> Iterator[Transform | Unit]:
 
 
 def can_plan(module: nn.Module) -> bool:
-    """Whether a module is a chain that a plan can stand for: none with a function of its own, by a hook say."""
+    """Whether a plan can replace a module: a plain chain, without overridden methods or hooks."""
     return type(module) is Chain and why_modified(module) is None
 
 
 def unfused_convolutions(module: nn.Module) -> list[nn.Module]:
-    """The convolutions of a module that no plan covers; but noise is small, and stays as exact as the state."""
+    """Return the convolutions that no plan covers, except those of learned noise, which stays in float32."""
     chains = [cast(Chain, m) for m in module.modules() if can_plan(m)]
     units = [unit for chain in chains for unit in _units(list(chain)) if isinstance(unit, Unit)]
     noises = [m for m in module.modules() if isinstance(m, LearnedNoise)]
@@ -236,9 +236,9 @@ def unfused_convolutions(module: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def planned(module: M, dtype: torch.dtype, *, compiled: bool) -> Iterator[M]:
-    """A view of a module, for use within this context, with every chain wrapped by its plan.
+    """Yield a view of a module in which every chain is wrapped by its plan; with `compiled`, couplings are wrapped too.
 
-    With `compiled` couplings are wrapped too. The constrained weights of units are made in `dtype` meanwhile.
+    Within this context, the constrained weights of units are computed in `dtype`.
     """
 
     def wrapped(m: nn.Module) -> nn.Module:

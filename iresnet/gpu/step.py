@@ -1,12 +1,11 @@
-"""The fast step: the loop's own step, taken on a view of the objective (`planned`), and launched as a CUDA graph.
+"""Fast training steps: the loop's step on a view of the objective (`planned`), launched as a CUDA graph.
 
-The first steps are eager: they initialise ActNorms, show every layer its input size and fill the optimiser's state.
-Then fused steps warm the compiler up, and the graph is recorded after one more; all of them are steps of the training
-like any other.
+The first steps run eagerly: they initialise ActNorms, record the input size of every layer and fill the optimiser's
+state. Then fused steps warm up the compiler, and after one more the graph is captured. All of these are ordinary
+training steps.
 
-A step with a roulette has one number of terms for all samples and blocks. It is then a power series, and there is a
-graph for each number of terms, recorded after its first step; the few with very many are launched operation by
-operation.
+With a roulette, a step has one number of terms for all samples and blocks, which makes it a power series. There is one
+graph per number of terms, captured after the first such step; the rare steps with very many terms run eagerly.
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ from ..precision import cudnn_benchmark
 from .engine import Engine
 from .plan import planned
 
-#: Steps that run eagerly, and steps that warm the fused functions up, before the first that may be recorded.
+#: Number of eager steps, and of steps that warm up the fused functions, before the first capture.
 EAGER, WARM = 2, 2
 
-#: How many numbers of terms of a roulette have a graph: the smallest, which are drawn most often.
+#: How many of a roulette's numbers of terms get a graph: the smallest, which are drawn most often.
 GRAPHS = 32
 
 
-#: (x, y, generator=..., and estimator=... where a number of terms was drawn) -> (loss, figures): an objective.
+#: An objective: (x, y, generator=..., estimator=... if a number of terms was drawn) -> (loss, metrics).
 Forward: TypeAlias = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
 
 class StepResult(NamedTuple):
-    """What a step found: its loss, the norm of the gradient before clipping, and the objective's figures."""
+    """The result of a step: its loss, the gradient norm before clipping, and the objective's metrics."""
 
     loss: Tensor
     norm: Tensor
     metrics: Mapping[str, Tensor]
 
 
-#: (forward, x, y, the roulette that was drawn, guarded=...) -> what the step found; and the same for a batch (x, y).
+#: (forward, x, y, drawn roulette, guarded=...) -> result; and the same with all but the batch (x, y) bound.
 TrainingStep: TypeAlias = Callable[..., StepResult]
 Step: TypeAlias = Callable[..., StepResult]
 
 
 class FastStep:
-    """Takes the steps of a training as its engine allows, by means of `training_step`, the plain step."""
+    """Executes the loop's `training_step` as fast as the engine allows."""
 
     def __init__(
         self,
@@ -63,15 +62,15 @@ class FastStep:
         self.taken = self._warm = 0
         self._graphs: CudaGraphs[StepResult] | None = None
         self._inputs: tuple[Tensor, Tensor | None] | None = None
-        if engine.fuse:  # then no weight, and no gradient, is turned around on its way
+        if engine.fuse:  # so that neither weights nor gradients are transposed
             objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def __call__(
         self, training_step: TrainingStep, x: Tensor, y: Tensor | None, drawn: StoppedRoulette | None
     ) -> StepResult:
-        """Take the next step on a batch; `drawn` is a roulette with its number of terms.
+        """Take the next step on a batch; `drawn` is the roulette with the number of terms drawn for this step.
 
-        A step that is launched as a graph has no guards in it: they are for the caller.
+        A step launched as a CUDA graph contains no guards: the caller checks the result.
         """
         self.taken += 1
         step = partial(self._eager_step, training_step, drawn=drawn, fuse=self.engine.fuse)
@@ -94,23 +93,23 @@ class FastStep:
         fuse: bool,
         guarded: bool = True,
     ) -> StepResult:
-        """One step, operation by operation: the plain one, with the view of the objective that is due."""
+        """Run one step eagerly, on the fused view of the objective or on a plain one."""
 
         def forward(*arguments: Any, **options: Any) -> Any:
-            with self._fused() if fuse else self._slender() as view:
+            with self._fused_view() if fuse else self._eager_view() as view:
                 return view(*arguments, **options)
 
         with cudnn_benchmark() if fuse else nullcontext():
             return training_step(forward, x, y, drawn, guarded=guarded)
 
-    def _slender(self) -> AbstractContextManager[nn.Module]:
-        """For the first steps: operation by operation in float32, a density in the way that keeps less for backward."""
+    def _eager_view(self) -> AbstractContextManager[nn.Module]:
+        """The objective for the first steps: in float32, not compiled; a density by a plan, which saves memory."""
         dense = self.engine.fuse and self.engine.series
         return planned(self.objective, torch.float32, compiled=False) if dense else nullcontext(self.objective)
 
     @contextmanager
-    def _fused(self) -> Iterator[nn.Module]:
-        """Blocks fused, and what cannot be fused in the same precision by autocast."""
+    def _fused_view(self) -> Iterator[nn.Module]:
+        """The objective with fused blocks; autocast runs everything else in the same precision."""
         engine, device = self.engine, next(self.objective.parameters()).device
         half = engine.dtype != torch.float32 and engine.rest
         with (
@@ -120,28 +119,28 @@ class FastStep:
             yield view
 
     def _on_graph_stream(self, step: Step, x: Tensor, y: Tensor | None) -> StepResult:
-        """A step as it will be recorded, which compiles, measures and allocates what a recording cannot."""
+        """Run a step on the stream of the graphs: it compiles, measures and allocates what a capture cannot."""
         if self._graphs is None:
             self._graphs = CudaGraphs(self.generator)
         self._warm += 1
         return self._graphs.run_on_stream(lambda: step(x, y))
 
     def _fits(self, x: Tensor, y: Tensor | None) -> bool:
-        """Whether recorded steps take such a batch."""
+        """Whether the captured steps accept a batch of this shape."""
         if self._inputs is None:
             self._inputs = x.clone(), None if y is None else y.clone()
         return x.shape == self._inputs[0].shape and (y is None) == (self._inputs[1] is None)
 
     def _step_and_capture(self, key: int, step: Step, x: Tensor, y: Tensor | None) -> StepResult:
-        """The first step of a kind: taken, since what it compiles may be its own, and then recorded.
+        """Take the first step with this key, which may compile functions of its own, and then capture it.
 
-        Where that fails, steps go on operation by operation, and the reason is kept.
+        If the capture fails, later steps run eagerly, and the engine's `reasons` says why.
         """
         result = self._on_graph_stream(step, x, y)
         assert self._graphs is not None
         assert self._inputs is not None
         inputs = self._inputs
-        self.optimiser.zero_grad(set_to_none=True)  # or their memory would be kept from this recording
+        self.optimiser.zero_grad(set_to_none=True)  # otherwise the graph could not reuse the gradients' memory
         reason = self._graphs.capture(key, lambda: step(*inputs, guarded=False))
         if reason is not None:
             self.engine.graph, self._graphs = False, None
@@ -156,5 +155,5 @@ class FastStep:
         if self._inputs[1] is not None and y is not None:
             self._inputs[1].copy_(y, non_blocking=True)
         loss, norm, metrics = self._graphs.launch(key)
-        # The next launch writes over what this one returned.
+        # The next launch overwrites these tensors.
         return StepResult(loss.clone(), norm.clone(), {name: value.clone() for name, value in metrics.items()})

@@ -1,4 +1,4 @@
-"""A transform that computes another one's code and log-determinant in a way of its own, and leaves the rest to it."""
+"""Base class of transforms that replace the forward pass of another transform and delegate everything else to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..transform import ChainSolution, Shape, Stretch, Transform
 
 
 class Wrapper(Transform):
-    """The transform `inner`, whose parameters and buffers it shares: `forward` and `forward_and_logdet` are its own."""
+    """Wraps the transform `inner`: subclasses implement `forward` and `forward_and_logdet`, the rest is delegated."""
 
     def __init__(self, inner: Transform) -> None:
         super().__init__()

@@ -1,14 +1,14 @@
-"""Residual units of the paper's classifier by kernels of their own, where the library's are too many and too small.
+"""Custom Triton kernels for the residual units of the paper's classifier, for which torch launches many small kernels.
 
-A unit (ActNorm and block, as in `plan`) of few channels takes 10 to 20 microseconds for every convolution and as much
-for every reduction, though its data pass through the cache in two. Here activations, biases and ActNorm ride on the
-convolutions, and all sums of the backward pass end in one kernel: three launches forward, four back. They are written
-in Triton, an optional package that comes with torch on CUDA.
+With few channels, torch takes 10 to 20 microseconds for each convolution and each reduction of a unit (ActNorm and
+block, as in `plan`), although its data pass through the cache in two. Here activations, biases and ActNorm are fused
+into the convolutions, and all sums of the backward pass end in one kernel: three launches forward, four backward.
+Triton is an optional package that comes with torch on CUDA.
 
 language    Triton itself, ELU, sine, a convolution    forward, backward, weights    the kernels
-launch      sizes of tiles and launches                unit                          the differentiable function
+launch      tile sizes and launches                    unit                          the differentiable function
 
-For densities, `product` has products of matrices with what comes after them, and `wide` the units made of them.
+For densities, `product` has matrix products fused with the operations after them, and `wide` the units built from them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ SIZES = (3, 1, 3)
 
 
 def supported(program: Program, x: Tensor, values: list[Tensor]) -> bool:
-    """Whether `advance` knows this unit: on a GPU, ELU and convolutions of 3, 1 and 3, channels a power of two >= 16.
+    """Whether `advance` supports this unit: on a GPU, ELU and 3 x 3, 1 x 1, 3 x 3 convolutions, 2^k >= 16 channels.
 
-    `values` as `advance` takes them: the weights of bfloat16, without the bias of the last convolution.
+    `values` are as in `advance`: the weights in bfloat16, without the bias of the last convolution.
     """
     fits = x.is_cuda and x.dtype == torch.float32 and x.dim() == 4 and _installed() and _is_new(x.device)
     return fits and is_unit(program) and _have_sizes(values, x.shape[1])
 
 
 def is_unit(program: Program) -> bool:
-    """Whether the steps are ELU, conv, ELU, conv, ELU, conv, all that keep the size of an image."""
+    """Whether the steps are ELU, conv, ELU, conv, ELU, conv, all of which keep the image size."""
     activations, convolutions = program.steps[::2], program.steps[1::2]
     if not program.is_chain or [step.kind for step in convolutions] != ["conv"] * 3 or len(activations) != 3:
         return False
@@ -60,7 +60,7 @@ def advance(
 
 
 class ProductTile(NamedTuple):
-    """How `product.times` is cut: rows, columns and depth of a tile, warps, stages."""
+    """Tile sizes of `product.times`: rows, columns and depth of a tile, warps, stages."""
 
     rows: int
     columns: int
@@ -69,27 +69,27 @@ class ProductTile(NamedTuple):
     stages: int
 
 
-#: Few, since each is compiled to be tried.
+#: Only a few, since each is compiled in order to be measured.
 PRODUCT_TILES = (ProductTile(128, 128, 64, 8, 4), ProductTile(64, 128, 64, 4, 4))
 
 
 def multiplies(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, tile: ProductTile) -> bool:
-    """Whether `product_times` takes a matrix b of this shape with these tiles: of bfloat16, on a GPU."""
+    """Whether `product_times` supports a matrix b of this shape with these tiles: bfloat16, on a GPU."""
     return is_ready(dtype, device) and shape[1] % tile.columns == 0 and shape[0] % 8 == 0
 
 
 def counts(rows: int, columns: int) -> bool:
-    """Whether the kernels of `product` can number the entries of such a matrix: by 32 bits."""
+    """Whether the kernels of `product` can index the entries of such a matrix with 32 bits."""
     return rows * columns < 2**31
 
 
 def is_ready(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernels of `product` can be had for matrices of this precision, on this device."""
+    """Whether the kernels of `product` support matrices of this dtype on this device."""
     return device.type == "cuda" and dtype == torch.bfloat16 and _installed() and _is_new(device)
 
 
 def product_times(a: Tensor, b: Tensor, d: Tensor, tile: ProductTile, *, activated: bool = False) -> Tensor:
-    """(a b) times d, entry by entry, the rows of d repeating; `activated`: times the slope of ELU where it made d."""
+    """Return (a b) times d, entry by entry, the rows of d repeating; `activated`: times ELU's slope at its output d."""
     from .product import times
 
     a, b, d = a.contiguous(), b.contiguous(), d.contiguous()
@@ -116,7 +116,7 @@ def _have_sizes(values: list[Tensor], channels: int) -> bool:
 
 @cache
 def _is_new(device: torch.device) -> bool:
-    """Whether a GPU is of the kind that the tiles were chosen for: an older one has less memory for each of them."""
+    """Whether a GPU is of the generation that the tiles were tuned for; older ones have less shared memory."""
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 

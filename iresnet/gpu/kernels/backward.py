@@ -1,10 +1,10 @@
-"""The kernels that carry a gradient back through a unit. For a loss L, with g' = dL/dx' from above,
+"""The kernels of a unit's backward pass. For a loss L, with the incoming gradient g' = dL/dx',
 
     dL/dh_2 = (W_3^T * dL/dy') ELU'(h_2),   dL/dh_1 = (W_2^T dL/dh_2) ELU'(h_1),   g = g' + (W_1^T * dL/dh_1) ELU'(x')
     dL/dx = dL/dy = g exp(log_scale),   dL/dbias = dL/dshift = sum of dL/dx,   dL/dlog_scale = sum of g x'
 
-h_1 and h_2 the arguments of a_1 and a_2; sums go over pixels. Every program writes the sums of its tiles, C numbers
-each, and `weights.reduce` adds them up in an order that is always the same.
+where h_1 and h_2 are the pre-activations of a_1 and a_2, and sums are over pixels. Every program writes the sums of its
+tiles, C numbers each, and `weights.reduce` adds them up in a deterministic order.
 """
 
 # mypy: ignore-errors
@@ -39,7 +39,7 @@ def mix_back(
     d, w2, a1, a2, g1, g2, sums, P,
     C: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The same from d = W_3^T * dL/dy', for many channels; each program makes N columns of dL/dh_1."""
+    """The same from d = W_3^T * dL/dy', for many channels; each program computes N columns of dL/dh_1."""
     tile = tl.program_id(0)
     first = tl.program_id(1) == 0
     p = tile * M + tl.arange(0, M)
@@ -68,8 +68,8 @@ def leave(
 ):  # fmt: skip
     """dL/dx and dL/dy from dL/dh_1 and g', with the sums for bias, shift and log_scale; x is x'.
 
-    Without CONVOLVE, g1 holds W_1^T * dL/dh_1 already. A program takes TILES tiles, one after another; with one alone
-    its sums need no registers of their own.
+    Without CONVOLVE, g1 already holds W_1^T * dL/dh_1. A program processes TILES tiles in sequence; with a single tile
+    its sums need no extra registers.
     """
     program = tl.program_id(0)
     c = tl.arange(0, C)

@@ -2,7 +2,8 @@
 
     x' = (x + y + bias + shift) exp(log_scale),  a_1 = elu(W_1 * a_0 + b_1),  a_2 = elu(W_2 a_1 + b_2),  y' = W_3 * a_2
 
-(* a convolution of 3 x 3, W_2 one of 1 x 1). Activations are stored, not their arguments: ELU' follows from either.
+(* is a 3 x 3 convolution, W_2 a 1 x 1 convolution). Activations are stored, not pre-activations: ELU' follows from
+either.
 """
 
 # mypy: ignore-errors
@@ -17,7 +18,7 @@ def enter(
     x, y, bias, shift, log_scale, out, a0, P,
     C: tl.constexpr, M: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """x' and a_0 from the last pair (x, y)."""
+    """x' and a_0 from the previous pair (x, y)."""
     p = tl.program_id(0) * M + tl.arange(0, M)
     c = tl.arange(0, C)
     at = p[:, None] * C + c[None, :]
@@ -36,7 +37,7 @@ def convolve_mix(
     a0, w1, b1, w2, b2, a1, a2, P,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, M: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """a_1 and a_2 from a_0: the 1 x 1 convolution takes the tile of the 3 x 3 convolution before it."""
+    """a_1 and a_2 from a_0: the 1 x 1 convolution uses the tile of the 3 x 3 convolution before it."""
     p = tl.program_id(0) * M + tl.arange(0, M)
     c = tl.arange(0, C)
     at = p[:, None] * C + c[None, :]
@@ -82,9 +83,9 @@ def mix(
     K: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """a_1 and a_2 from h_1 = W_1 * a_0, for many channels: a product of matrices with ELU on the way in and out.
+    """a_1 and a_2 from h_1 = W_1 * a_0, for many channels: a matrix product with ELU applied to input and output.
 
-    A program makes N of the C columns of its tile of a_2; the programs of the first columns also store a_1.
+    A program computes N of the C columns of its tile of a_2; the programs of the first columns also store a_1.
     """
     p = tl.program_id(0) * M + tl.arange(0, M)
     n = tl.program_id(1) * N + tl.arange(0, N)

@@ -1,7 +1,7 @@
-"""Triton where it is installed, and the parts that kernels share: ELU and its derivative, sine, a convolution of 3 x 3.
+"""Triton, if it is installed, and functions that the kernels share: ELU and its derivative, sine, a 3 x 3 convolution.
 
-An image is a matrix: its rows are the pixels of the batch, numbered p = (n H + row) W + column, its columns the
-channels, which lie last in memory. A kernel works on a tile of rows. Without Triton the files can be imported, not run.
+Images are a matrix: its rows are the pixels of the batch, numbered p = (n H + row) W + column, its columns the channels
+(channels-last memory format). A kernel works on a tile of rows. Without Triton the files can be imported, but not run.
 """
 
 # mypy: ignore-errors
@@ -16,7 +16,7 @@ except ImportError:
 
 
 def jit(function):
-    """The function as a Triton kernel, or as it is without Triton."""
+    """Return the function as a Triton kernel, or unchanged without Triton."""
     return function if triton is None else triton.jit(function)
 
 
@@ -37,8 +37,8 @@ def elu_slope(a):
 def sine_and_cosine(x):
     """sin(x) and cos(x) in float32, within 2e-6 for |x| < 10 and 5e-6 for |x| < 50; bfloat16 rounds 1 by 2e-3.
 
-    Those of Triton hold a loop for huge arguments at every entry of a tile. Here f is x in turns, at most half of one;
-    polynomials in f^2 of least largest error give 2 sin(pi f) and cos(pi f), and those of twice the angle follow.
+    Triton's own contain a loop for huge arguments, for every entry of a tile. Here f is x in turns, |f| <= 1/2; minimax
+    polynomials in f^2 give 2 sin(pi f) and cos(pi f), and the double-angle formulas the rest.
     """
     f = x * 0.15915494309189535
     f -= tl.floor(f + 0.5)
@@ -50,7 +50,7 @@ def sine_and_cosine(x):
 
 @jit
 def moved_tile(x, tap, p, row, column, P, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BACK: tl.constexpr):
-    """The pixels of the tile moved by one place of the kernel; BACK: the other way. Outside of the image stands 0."""
+    """The pixels of the tile shifted by one tap of the kernel; BACK: in the other direction. 0 outside the image."""
     dy = 1 - tap // 3 if BACK else tap // 3 - 1
     dx = 1 - tap % 3 if BACK else tap % 3 - 1
     inside = (p < P) & (row + dy >= 0) & (row + dy < H) & (column + dx >= 0) & (column + dx < W)
@@ -59,7 +59,7 @@ def moved_tile(x, tap, p, row, column, P, H: tl.constexpr, W: tl.constexpr, C: t
 
 @jit
 def tap_weights(w, tap, C: tl.constexpr, BACK: tl.constexpr):
-    """The weights of one place of the kernel, (in, out); BACK: (out, in)."""
+    """The weights of one tap of the kernel, (in, out); BACK: (out, in)."""
     k = tl.arange(0, C)[:, None]
     n = tl.arange(0, C)[None, :]
     return tl.load(w + tap * C + k * (9 * C) + n) if BACK else tl.load(w + tap * C + n * (9 * C) + k)
@@ -78,10 +78,10 @@ def convolve(
     x, w, p, P,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, M: tl.constexpr, BACK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A 3 x 3 convolution with zero padding as nine products; BACK: its transpose, which carries a gradient back.
+    """A 3 x 3 convolution with zero padding as nine products; BACK: its transpose, for the backward pass.
 
     y[p, o] = sum over taps and i of x[p + tap, i] w[o, tap, i];   BACK: y[p, i] = sum of x[p - tap, o] w[o, tap, i].
-    STAGES: how many places of the kernel are loaded ahead; 0 unrolls the loop.
+    STAGES: how many taps of the kernel are loaded ahead; 0 unrolls the loop.
     """
     row = (p // W) % H
     column = p % W
@@ -99,24 +99,24 @@ def convolve(
 def tap_both(
     g, w, a, acc, total, tap: tl.constexpr, p, row, column, P, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr
 ):
-    """One place of the kernel of `convolve_both`."""
+    """One tap of the kernel of `convolve_both`."""
     moved = moved_tile(g, tap, p, row, column, P, H, W, C, True)
     return tl.dot(moved, tap_weights(w, tap, C, True), acc), outer_products(moved, a, total, C)
 
 
 @jit
 def outer_products(g, a, total, C: tl.constexpr):
-    """total + g^T a in four parts (4, C, C), a quarter of the pixels each, so that four warps share the work."""
+    """total + g^T a in four parts (4, C, C), a quarter of the pixels each, to share the work among four warps."""
     left = tl.permute(tl.reshape(g, (4, g.shape[0] // 4, C)), (0, 2, 1))
     return tl.dot(left, tl.reshape(a, (4, a.shape[0] // 4, C)), total)
 
 
 @jit
 def convolve_both(g, w, a, p, P, totals, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, M: tl.constexpr):
-    """Both gradients of a convolution from one reading of g, the gradient of its output; a is the tile of its input.
+    """Both gradients of a convolution from a single read of g, the gradient of its output; a is the tile of its input.
 
-    Gives the transposed convolution of g, and `totals`, nine matrices (out, in) in four parts, with the sum over p of
-    g[p - tap, o] a[p, i] added: the gradient of the weights, for few channels.
+    Returns the transposed convolution of g, and `totals`, nine matrices (out, in) in four parts, plus the sum over p of
+    g[p - tap, o] a[p, i]: the gradient of the weights, for few channels.
     """
     row = (p // W) % H
     column = p % W
@@ -136,14 +136,14 @@ def convolve_both(g, w, a, p, P, totals, H: tl.constexpr, W: tl.constexpr, C: tl
 
 @jit
 def no_totals(C: tl.constexpr):
-    """Nine zeros for `convolve_both` to start with."""
+    """The nine zero matrices that `convolve_both` starts with."""
     z = tl.zeros((4, C, C), tl.float32)
     return (z, z, z, z, z, z, z, z, z)
 
 
 @jit
 def store_totals(out, totals, C: tl.constexpr):
-    """The nine matrices as one weight (out, tap, in), the four parts of each added."""
+    """Store the nine matrices as one weight (out, tap, in), the four parts of each added."""
     at = tl.arange(0, C)[:, None] * (9 * C) + tl.arange(0, C)[None, :]
     for tap in tl.static_range(9):
         tl.store(out + at + tap * C, tl.sum(totals[tap], 0))

@@ -1,4 +1,4 @@
-"""The launches of a unit. Images are channels-last tensors (N, C, H, W); letters as in `forward` and `backward`."""
+"""Launch the kernels of a unit. Images are channels-last tensors (N, C, H, W); notation as in `forward`, `backward`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .tuning import Shape, divide, side_stream
 
 
 def enter(s: Shape, x: Tensor, y: Tensor, bias: Tensor | None, norm: tuple[Tensor, Tensor] | None) -> list[Tensor]:
-    """x' and a_0."""
+    """Compute x' and a_0."""
     out, a0, tile = torch.empty_like(x), torch.empty_like(y), s.tuning.enter
-    shift, log_scale = norm or (x, x)  # something to point at
+    shift, log_scale = norm or (x, x)  # unused placeholders without an ActNorm
     _launch(forward.enter, tile.programs(s.pixels), x, y, x if bias is None else bias, shift, log_scale, out, a0,
             s.pixels, C=s.channels, M=tile.pixels, HAS_BIAS=bias is not None, HAS_NORM=norm is not None,
             num_warps=tile.warps)  # fmt: skip
@@ -25,7 +25,7 @@ def enter(s: Shape, x: Tensor, y: Tensor, bias: Tensor | None, norm: tuple[Tenso
 
 
 def inner(s: Shape, a0: Tensor, values: list[Tensor]) -> list[Tensor]:
-    """a_1, a_2 and y'."""
+    """Compute a_1, a_2 and y'."""
     w1, b1, w2, b2, w3 = values
     t, p, a1, a2 = s.tuning, s.pixels, torch.empty_like(a0), torch.empty_like(a0)
     if t.method == "library":
@@ -44,7 +44,7 @@ def inner(s: Shape, a0: Tensor, values: list[Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward pass needs of the forward pass; x is x'."""
+    """The tensors of the forward pass that the backward pass needs; x is x'."""
 
     x: Tensor
     a0: Tensor
@@ -57,7 +57,7 @@ class Saved:
 
 
 def back(s: Shape, gx: Tensor, gy: Tensor, saved: Saved) -> list[Tensor]:
-    """Gradients of x and y, of W_1, W_2 and W_3, and of five vectors: b_1, b_2, bias, shift, log_scale."""
+    """Compute the gradients of x and y, of W_1, W_2 and W_3, and of five vectors: b_1, b_2, bias, shift, log_scale."""
     way = {"narrow": _back_narrow, "own": _back_own, "library": _back_library}[s.tuning.method]
     return way(s, gx, gy, saved)
 
@@ -137,7 +137,7 @@ def _sum_up(s: Shape, partial: Tensor, mixed: Tensor, left: Tensor, dtype: torch
 
 @contextmanager
 def _aside(s: Shape, x: Tensor) -> Iterator[None]:
-    """On the second stream, after what was launched so far; `_meet` waits for it."""
+    """Run on the second stream, after everything launched so far; `_meet` waits for it."""
     if not (s.tuning.aside and x.is_cuda):
         yield
         return
@@ -169,7 +169,7 @@ def _kernels(flat: Tensor, v: Saved) -> list[Tensor]:
 
 
 def _kernel(flat: Tensor, like: Tensor) -> Tensor:
-    """A gradient in the memory order of its weight: (out, height, width, in)."""
+    """Return a gradient in the memory order of its weight: (out, height, width, in)."""
     out, inner, height, width = like.shape
     return flat.view(out, height, width, inner).permute(0, 3, 1, 2)
 

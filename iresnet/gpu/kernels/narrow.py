@@ -1,8 +1,8 @@
-"""The backward pass for few channels: the gradients of the weights come along, in the letters of `backward`.
+"""The backward pass for few channels, which also computes the gradients of the weights; notation as in `backward`.
 
-The nine products of a transposed convolution read the moved tiles of a gradient; the gradient of the weights needs the
-same tiles. With few channels its nine matrices stay in registers while a program goes over its tiles, and nothing is
-read twice. Every program writes its share, W_1, W_3, W_2 one after another, for `weights.reduce`.
+The nine products of a transposed convolution read the shifted tiles of a gradient, and the gradient of the weights
+needs the same tiles. With few channels its nine matrices stay in registers while a program processes its tiles, and
+nothing is read twice. Every program writes its partial sums, W_1, W_3, W_2 in this order, for `weights.reduce`.
 """
 
 # mypy: ignore-errors

@@ -1,15 +1,15 @@
-"""Products of matrices with what comes after them, so that no result is read and written once more for it.
+"""Matrix products fused with the operations after them, which saves reading and writing the intermediate result.
 
-With [h; t] a state and its tangents, both R rows (`dual`), and a the activation, ELU or sine, sin(w h) / w:
+With [h; t] a state and its tangents, R rows each (`dual`), and a the activation, ELU or sine, sin(w h) / w:
 
     activate    a b = [h; t]   ->   [a(h + bias); a'(h + bias) t], and for sine also [a'; a'' t]
     activate_backward
-                a b = [p; q], the gradients of what `activate` made   ->   [p a' + q a'' t; q a'], those of [h; t], and
-                sums for that of the bias
-    times       a b            ->   (a b) * d, d slopes, or what ELU made, whose slopes are meant
+                a b = [p; q], the gradients of the output of `activate`   ->   [p a' + q a'' t; q a'], the gradients of
+                [h; t], and sums for the gradient of the bias
+    times       a b            ->   (a b) * d, where d are slopes, or outputs of ELU that stand for their slopes
 
-For ELU all follows from what was made: a' from a, and a'' t' is a' t' = t where h < 0, t' the tangent before. A sine's
-slope does not follow from it, so a' and a'' t are written beside it.
+For ELU everything follows from the output: a' from a, and a'' t' = a' t' = t where h < 0, with t' the tangent before.
+The slope of a sine does not follow from its output, so a' and a'' t are stored as well.
 """
 
 # mypy: ignore-errors
@@ -38,7 +38,7 @@ def multiply_two(
     a, b, p, n, keep, rows, first, second,
     K: tl.constexpr, N: tl.constexpr, BK: tl.constexpr, TURNED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The same for rows p and for rows p + `rows`, with one reading of b."""
+    """The same for rows p and for rows p + `rows`, with a single read of b."""
     for start in tl.range(0, K, BK, num_stages=STAGES):
         k = start + tl.arange(0, BK)
         mask = keep & (k < K)[None, :]
@@ -74,7 +74,7 @@ def activate(
 ):  # fmt: skip
     """[a(h + bias); a'(h + bias) t] for a b' = [h; t], b (N, K); without DUAL there are no tangents.
 
-    FREQUENCY: that of a sine, for which `kept` gets [a'; a'' t]; 0: ELU, for which `kept` is not touched.
+    FREQUENCY: of the sine, for which [a'; a'' t] is stored in `kept`; 0: ELU, for which `kept` is not used.
     """
     tile = tl.program_id(0)
     p = (tile // (N // BN)) * BM + tl.arange(0, BM)
@@ -109,9 +109,9 @@ def activate_backward(
     K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
     DUAL: tl.constexpr, ACTIVATED: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of [h; t] from a b = [p; q], b (K, N), those of what `activate` made; and sums over a tile's rows.
+    """The gradients of [h; t] from a b = [p; q], b (K, N), those of the output of `activate`; and sums over tile rows.
 
-    ACTIVATED: `kept` is what `activate` made of ELU; else [a'; a'' t].
+    ACTIVATED: `kept` is the output of `activate` for ELU; else [a'; a'' t].
     """
     tile = tl.program_id(0)
     p = (tile // (N // BN)) * BM + tl.arange(0, BM)

@@ -1,4 +1,4 @@
-"""How the work of a unit is cut into programs, by its number of channels; chosen by measurement on an H200."""
+"""Tile sizes: how the work of a unit is divided into programs, by number of channels; measured on an H200."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tile:
-    """Pixels at a time, warps, stages of the inner loop (0: unrolled), and how many tiles a program takes in turn."""
+    """Pixels per tile, warps, stages of the inner loop (0: unrolled), and tiles per program, processed in sequence."""
 
     pixels: int
     warps: int = 4
@@ -24,7 +24,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a weight's gradient is cut: rows, columns, pixels at a time; `programs`: about how many there are in all."""
+    """How a weight's gradient is divided: rows, columns, pixels at a time; `programs`: approximate total number."""
 
     rows: int
     columns: int
@@ -36,11 +36,11 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tiles for one number of channels.
+    """The tile sizes for one number of channels.
 
-    `method`: "narrow": gradients of weights come with the transposed convolutions; "own": they have a kernel of their
-    own; "library": 3 x 3 convolutions are the library's. `columns` and `depth` belong to the product of "library".
-    `aside`: gradients of weights run beside the rest, on a second stream.
+    `method`: "narrow": the transposed convolutions also compute the gradients of the weights; "own": these have a
+    separate kernel; "library": 3 x 3 convolutions are torch's. `columns` and `depth` belong to the product of
+    "library". `aside`: the gradients of the weights are computed concurrently, on a second stream.
     """
 
     method: str
@@ -59,7 +59,7 @@ class Tuning:
 
 @cache
 def tuning(channels: int) -> Tuning:
-    """The tiles for this number of channels."""
+    """Return the tile sizes for this number of channels."""
     if channels <= 16:
         tile, long = Tile(128, 4, 3), Tile(64, 4, 2, 8)
         return Tuning("narrow", Tile(256), tile, tile, long, long, Blocks(16, 64, 128))
@@ -73,7 +73,7 @@ def tuning(channels: int) -> Tuning:
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of an image and the tiles for it."""
+    """The image size and the tile sizes for it."""
 
     pixels: int
     height: int
@@ -91,11 +91,11 @@ class Shape:
         return {"H": self.height, "W": self.width, "C": self.channels}
 
     def sums(self, tile: Tile, like: Tensor) -> Tensor:
-        """Room for two sums per channel of every program."""
+        """Allocate space for two sums per channel of every program."""
         return like.new_empty(tile.programs(self.pixels), 2 * self.channels, dtype=torch.float32)
 
     def split(self) -> tuple[int, int, int]:
-        """For the gradients of weights: how many programs share the pixels, their steps, and the blocks of all."""
+        """For the gradients of the weights: how many programs share the pixels, their steps, and the blocks in all."""
         b, c = self.tuning.gradients, self.channels
         convolutions = 2 * divide(9 * c, b.columns) if self.tuning.method == "own" else 0
         jobs = c // min(b.rows, c) * (convolutions + divide(c, b.columns))
@@ -105,11 +105,11 @@ class Shape:
 
 
 def divide(a: int, b: int) -> int:
-    """a / b, rounded up."""
+    """Return a / b, rounded up."""
     return -(-a // b)
 
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream for work beside the main one."""
+    """Return the second stream, for work that runs concurrently with the main one."""
     return torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""A unit as a differentiable function: what is kept for the backward pass, and which gradient belongs to what."""
+"""A unit as a torch.autograd.Function: the tensors saved for the backward pass, and the gradient of each input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tuning import Shape
 
 
 class UnitFunction(torch.autograd.Function):
-    """(x, y, bias, shift, log_scale, W_1, b_1, W_2, b_2, W_3) -> (x', y'), in the letters of `forward`."""
+    """(x, y, bias, shift, log_scale, W_1, b_1, W_2, b_2, W_3) -> (x', y'), in the notation of `forward`."""
 
     @staticmethod
     def forward(

@@ -1,8 +1,8 @@
-"""The kernels of the weights' gradients, and the one that adds partial sums up.
+"""The kernels for the gradients of the weights, and the one that adds partial sums up.
 
-dL/dW[o, tap, i] = sum over pixels p of g[p, o] a[p + tap, i], g the gradient of the convolution's output, a its input:
-a product of g^T with the matrix whose columns j = (tap, i) are moved images. It has few rows and columns and a long
-sum, so the pixels are split among programs, each writes its partial sum in float32, and `reduce` adds these.
+dL/dW[o, tap, i] = sum over pixels p of g[p, o] a[p + tap, i], with g the gradient of the convolution's output and a its
+input: a product of g^T with the matrix whose columns j = (tap, i) are shifted images. It has few rows and columns and a
+long sum, so the pixels are split among programs, each writes its partial sum in float32, and `reduce` adds these.
 """
 
 # mypy: ignore-errors
@@ -20,7 +20,7 @@ def partial_gradients(
 ):  # fmt: skip
     """A block of N rows and J columns of one of the three gradients, from STEPS times K pixels.
 
-    The gradients lie one after another: W_1, W_3 (only with CONVOLVE), W_2. W_2 is a kernel of one place, the middle.
+    The gradients are stored in sequence: W_1, W_3 (only with CONVOLVE), W_2. W_2 has a single tap, the centre.
     """
     split = tl.program_id(0)
     job = tl.program_id(1)

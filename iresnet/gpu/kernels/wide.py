@@ -1,14 +1,14 @@
-"""A unit of few channels outside and many inside, by `product`: convolutions of k places, of 1 place, of k places.
+"""A unit with few channels outside and many inside, by `product`: k x k, 1 x 1, ..., and again k x k convolutions.
 
-There may be any number of those in the middle, none too. The activation is ELU or a sine, sin(w h) / w, the same each
-time; here it is a number, w, or 0 for ELU. With U the values and tangents beside their neighbours (`maps.spread`), all
-linear maps are products of matrices:
+There may be any number of 1 x 1 convolutions, also none. The activation is the same everywhere, ELU or a sine,
+sin(w h) / w; here it is represented by a number, w, or 0 for ELU. With U the values and tangents gathered with their
+neighbours (`maps.Unrolled.spread`), all linear maps are matrix products:
 
     A_1 = activate(U W_1'),   A_2 = activate(A_1 W_2'), ...,
     [y'; J v] = sums over neighbours of the last A times the last W'
 
-and a gradient goes back by `activate_backward`, once for every A. Only they are kept, and for a sine its slopes with
-their derivatives along the tangents, D = [a'; a'' t], which no A tells: twice as much.
+and the backward pass calls `activate_backward` once for every A. Only the A are saved, and for a sine also the slopes
+and their derivatives along the tangents, D = [a'; a'' t], which do not follow from A: twice as much memory.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Tile(NamedTuple):
     stages: int
 
 
-#: The first is taken where nothing can be measured.
+#: The first is used if nothing can be measured.
 TILES = (Tile(64, 128, 64, 8, 3), Tile(128, 128, 64, 8, 3))
 
 
 def supported(maps: list[Map], activations: list[Step | None], biases: list[Tensor | None], like: Tensor) -> bool:
-    """Whether maps, activations before them (None for none) and biases make such a unit, for matrices like `like`."""
+    """Whether maps, the activations before them (None: none) and biases form such a unit, for matrices like `like`."""
     if len(maps) < 2 or [type(m) for m in maps] != [Unrolled, *[Dense] * (len(maps) - 2), Unrolled]:
         return False
     if (
@@ -57,14 +57,14 @@ def supported(maps: list[Map], activations: list[Step | None], biases: list[Tens
 
 
 def kernel_of(activation: Step | None) -> float | None:
-    """What the kernels know an activation by: the frequency of a sine, 0 for ELU; None for any other."""
+    """Return the number that represents an activation: the frequency of a sine, 0 for ELU; None for any other."""
     return None if activation is None else activation.kernel
 
 
 class Wide(torch.autograd.Function):
     """(x', [x'; v], W_1, b_1, W_2, b_2, ..., the last W) -> [y'; J v], and for every A its D, or A itself for ELU.
 
-    `matrices` are the weights as `maps` take them.
+    `matrices` are the weights as returned by `Map.matrix`.
     """
 
     @staticmethod
@@ -76,12 +76,12 @@ class Wide(torch.autograd.Function):
             a, d = activate(a, matrix, bias.detach(), dual, frequency)
             made.append(a)
             kept.append(d)
-        for m in matrices[1:]:  # measured here: in a backward pass another thread would do it
+        for m in matrices[1:]:  # measured here, since the backward pass runs in another thread
             _tile("activate_backward", len(both), len(m), m.shape[1], dual, frequency, both.dtype, both.device)
         ctx.maps, ctx.matrices, ctx.frequency, ctx.rows, ctx.dual = maps, matrices, frequency, len(x), dual
         ctx.save_for_backward(both, *made, *kept)
         ctx.mark_non_differentiable(*kept)
-        ctx.set_materialize_grads(False)  # or zeros as large as these are written in every backward pass
+        ctx.set_materialize_grads(False)  # otherwise every backward pass would write large tensors of zeros
         return maps[-1].forward(made[-1], matrices[-1]), *kept
 
     @staticmethod
@@ -99,7 +99,7 @@ class Wide(torch.autograd.Function):
 
 
 def activate(a: Tensor, b: Tensor, bias: Tensor, dual: bool, frequency: float) -> tuple[Tensor, Tensor]:
-    """A = [a(h + bias); a'(h + bias) t] for a b' = [h; t], and what `activate_backward` needs: D, or for ELU A."""
+    """Return A = [a(h + bias); a'(h + bias) t] for a b' = [h; t], and D (for ELU: A) for `activate_backward`."""
     out = a.new_empty(len(a), len(b))
     kept = torch.empty_like(out) if frequency else out
     tile = _tile("activate", len(a), a.shape[1], len(b), dual, frequency, a.dtype, a.device)
@@ -108,7 +108,7 @@ def activate(a: Tensor, b: Tensor, bias: Tensor, dual: bool, frequency: float) -
 
 
 def activate_backward(a: Tensor, b: Tensor, kept: Tensor, dual: bool, frequency: float) -> tuple[Tensor, Tensor]:
-    """The gradients of [h; t] from a b, those of what `activate` made, and sums over rows, to be added up."""
+    """Return the gradients of [h; t] from a b, those of the output of `activate`, and partial sums over rows."""
     tile = _tile("activate_backward", len(a), a.shape[1], b.shape[1], dual, frequency, a.dtype, a.device)
     return _launch_back(a, b.contiguous(), kept, dual, frequency, tile)
 
