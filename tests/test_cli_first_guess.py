@@ -113,7 +113,7 @@ ANSWERS = [
         "runs/mine is a run folder. Resume it: iresnet train --resume --out runs/mine, or train again with its "
         "settings: iresnet train runs/mine/config.toml --out runs/NEW",
     ),
-    ("train spirals", "runs/spirals holds a run already."),
+    ("train spirals", "runs/spirals already holds a run."),
     ("moons", "a command comes first; got 'moons'. Use: iresnet train moons"),
     ("digits-hybrid", "a command comes first; got 'digits-hybrid'. Use: iresnet train digits-hybrid"),
     ("presets moons", "moons is a dataset, not a preset. The presets for it: iresnet presets points-density"),
