@@ -1,4 +1,4 @@
-"""What a setting may be: rules on fields, checked together."""
+"""Allowed values of settings: rules on fields, checked together."""
 
 import math
 from dataclasses import dataclass, fields
@@ -40,7 +40,7 @@ class Settings:
         *(({name: math.nan}, "got nan.") for name in ("share", "rate", "decay")),
     ],
 )
-def test_a_value_that_is_not_allowed_gets_a_sentence(wrong, sentence):
+def test_a_value_that_is_not_allowed_raises_a_clear_error(wrong, sentence):
     with pytest.raises(ValueError, match="; got ") as caught:
         Settings(**wrong)
     assert sentence in str(caught.value)

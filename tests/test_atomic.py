@@ -1,4 +1,4 @@
-"""Files that are whole: the new one or the old one, never a part, and nothing left behind."""
+"""Atomic writes: the new file or the old one, never a part, and nothing left behind."""
 
 import errno
 import os
@@ -37,7 +37,7 @@ class TestWrite:
         assert (tmp_path / "b.bin").read_bytes() == b"\x00\xff\r\n"
         assert names(tmp_path) == ["a.txt", "b.bin"]
 
-    def test_folders_are_made(self, tmp_path):
+    def test_folders_are_created(self, tmp_path):
         atomic.write(tmp_path / "runs" / "one" / "a.txt", "x")
         assert (tmp_path / "runs" / "one" / "a.txt").read_text() == "x"
 
@@ -46,7 +46,7 @@ class TestWrite:
         atomic.write(tmp_path / "a.txt", "new")
         assert (tmp_path / "a.txt").read_text() == "new"
 
-    def test_it_is_on_the_disk_before_it_takes_the_place(self, tmp_path, monkeypatch):
+    def test_it_is_synced_to_disk_before_it_is_renamed(self, tmp_path, monkeypatch):
         """The order of a crash-safe write: all bytes, sync, rename, sync of the folder."""
         seen, plain = [], os.fsync
 
@@ -68,7 +68,7 @@ class TestWrite:
         atomic.write(tmp_path / "a.txt", "new")
         assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == mode
 
-    def test_what_replaces_a_private_file_is_private_from_the_start(self, tmp_path):
+    def test_the_replacement_of_a_private_file_is_private_from_the_start(self, tmp_path):
         (tmp_path / "a.txt").write_text("old")
         (tmp_path / "a.txt").chmod(0o600)
         with atomic.replacing(tmp_path / "a.txt") as temporary:
@@ -92,7 +92,7 @@ class TestWrite:
 class TestTemporaryFiles:
     """What stands beside the target for a moment: nobody can foresee it, and a kill leaves nothing for long."""
 
-    def test_a_link_that_was_prepared_is_not_followed(self, tmp_path):
+    def test_a_planted_symbolic_link_is_not_followed(self, tmp_path):
         (tmp_path / "precious.txt").write_text("mine")
         (tmp_path / f".a.txt.{os.getpid()}").symlink_to(tmp_path / "precious.txt")
         atomic.write(tmp_path / "a.txt", "new")
@@ -114,7 +114,7 @@ class TestTemporaryFiles:
             other.write_text("2")
         assert (tmp_path / "a").read_text() == "1"  # the outer block ends last
 
-    def test_what_a_kill_left_goes_with_the_next_write(self, tmp_path):
+    def test_leftovers_of_a_kill_are_removed_by_the_next_write(self, tmp_path):
         code = (
             "import os, signal; from pathlib import Path; from iresnet import atomic\n"
             f"with atomic.replacing(Path({str(tmp_path)!r}) / 'a.txt') as temporary:\n"
@@ -128,7 +128,7 @@ class TestTemporaryFiles:
         atomic.write(tmp_path / "a.txt", "new")
         assert names(tmp_path) == [".a.txt.mine", ".b.txt.0123456789abcdef", "a.txt", "light"]
 
-    def test_what_another_writes_at_the_moment_stays(self, tmp_path):
+    def test_a_file_that_another_process_is_writing_stays(self, tmp_path):
         with atomic.replacing(tmp_path / "a.txt") as slow:
             slow.write_text("slow")
             atomic.write(tmp_path / "a.txt", "fast")
@@ -136,7 +136,7 @@ class TestTemporaryFiles:
         assert (tmp_path / "a.txt").read_text() == "slow"
         assert names(tmp_path) == ["a.txt"]
 
-    def test_one_that_is_swept_before_it_is_locked_is_made_again(self, tmp_path, monkeypatch):
+    def test_a_file_that_is_removed_before_it_is_locked_is_created_again(self, tmp_path, monkeypatch):
         plain, calls = lock.try_lock, []
 
         def take(descriptor):
@@ -150,7 +150,7 @@ class TestTemporaryFiles:
         assert len(calls) == 2
         assert names(tmp_path) == ["a.txt"]
 
-    def test_without_locks_nothing_is_swept(self, tmp_path, monkeypatch):
+    def test_without_locks_no_leftovers_are_removed(self, tmp_path, monkeypatch):
         (tmp_path / ".a.txt.0123456789abcdef").write_text("perhaps in use")
         monkeypatch.setattr(lock, "try_lock", lambda descriptor: None)
         atomic.write(tmp_path / "a.txt", "new")
@@ -243,7 +243,7 @@ def test_replacing_gives_a_path_beside_the_target_that_takes_its_place(tmp_path)
     assert names(tmp_path / "new") == ["a.txt"]
 
 
-def test_a_block_that_writes_nothing_is_told_so(tmp_path):
+def test_a_block_that_writes_nothing_raises(tmp_path):
     with pytest.raises(OSError, match="cannot write .*a.txt: No such file"), atomic.replacing(tmp_path / "a.txt"):
         pass
 
@@ -275,7 +275,7 @@ class TestWhatIsNoPlainFile:
         assert names(tmp_path) == ["link", "pipe"] if linked else ["pipe"]
 
 
-def test_a_certificate_is_written_whole(tmp_path, monkeypatch):
+def test_a_certificate_is_written_atomically(tmp_path, monkeypatch):
     certificate = certify(mlp_flow(2, blocks=1, hidden=(4,)))
     text = certificate.to_json(tmp_path / "c.json")
     assert (tmp_path / "c.json").read_text() == text + "\n"

@@ -1,4 +1,4 @@
-"""Checkpoints: what is read is what was written, bit for bit, and a file that is not one says so."""
+"""Checkpoints: they are read bit for bit as written, and a damaged or foreign file raises a clear error."""
 
 import json
 import re
@@ -70,7 +70,7 @@ class TestRoundTrip:
         checkpoint.save(Checkpoint({"weights": {"w": weight}}), path, version="1.2")
         assert not checkpoint.load(path).tensors["weights"]["w"].requires_grad
 
-    def test_the_json_travels_in_the_header(self, path):
+    def test_the_json_is_stored_in_the_header(self, path):
         checkpoint.save(Checkpoint({"weights": {"a": torch.ones(1)}}, {"step": 3}), path, version="1.2")
         header = header_of(path)
         ours = json.loads(header["__metadata__"]["iresnet"])
@@ -78,7 +78,7 @@ class TestRoundTrip:
         assert ours == {"format": FORMAT, "iresnet": "1.2", "state": {"step": 3}}
         assert set(header) == {"__metadata__", "weights/a"}
 
-    def test_a_checkpoint_is_replaced_as_a_whole(self, path):
+    def test_a_checkpoint_is_replaced_atomically(self, path):
         checkpoint.save(Checkpoint({"weights": {"a": torch.ones(1000)}}), path, version="1.2")
         old = checkpoint.load(path)
         checkpoint.save(Checkpoint({"weights": {"b": torch.zeros(1)}}), path, version="1.2")
@@ -94,7 +94,7 @@ class TestBadFiles:
         return path
 
     @pytest.mark.parametrize("keep", [0, 5, 60, -1], ids=["empty", "in the length", "in the header", "the last byte"])
-    def test_a_torn_file(self, good, keep):
+    def test_a_truncated_file_is_refused(self, good, keep):
         good.write_bytes(good.read_bytes()[:keep])
         with pytest.raises(
             ValueError, match=r"last.safetensors is damaged or not a checkpoint: .*Restore it, or train a"
@@ -102,13 +102,13 @@ class TestBadFiles:
             checkpoint.load(good)
 
     @pytest.mark.parametrize("content", [b"step,loss\n1,2.5\n", b"\x00" * 100, b"\x80\x04}q\x00."])
-    def test_a_file_of_another_kind(self, tmp_path, content):
+    def test_a_file_of_another_kind_is_refused(self, tmp_path, content):
         (tmp_path / "a").write_bytes(content)
         with pytest.raises(ValueError, match=r"/a is damaged or not a checkpoint: .*Restore it, or train again."):
             checkpoint.load(tmp_path / "a")
 
     @pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
-    def test_a_safetensors_file_of_another_program(self, tmp_path, metadata):
+    def test_a_safetensors_file_of_another_program_is_refused(self, tmp_path, metadata):
         save_file({"weight": torch.ones(2)}, tmp_path / "a.safetensors", metadata=metadata)
         sentence = (
             rf"a.safetensors was written by another program in format None; this version reads format {FORMAT}. "
@@ -117,7 +117,7 @@ class TestBadFiles:
         with pytest.raises(ValueError, match=sentence):
             checkpoint.load(tmp_path / "a.safetensors")
 
-    def test_another_format(self, path, monkeypatch):
+    def test_a_file_of_another_format_is_refused(self, path, monkeypatch):
         monkeypatch.setattr(migration, "FORMAT", FORMAT + 1)
         checkpoint.save(Checkpoint({}), path, version="9.9")
         monkeypatch.undo()
@@ -133,12 +133,12 @@ class TestBadFiles:
             ("3", "a.safetensors was written by another program in format None"),
         ],
     )
-    def test_a_header_that_is_no_object(self, tmp_path, metadata, sentence):
+    def test_a_header_that_is_not_an_object_is_refused(self, tmp_path, metadata, sentence):
         save_file({"weight": torch.ones(2)}, tmp_path / "a.safetensors", metadata={"iresnet": metadata})
         with pytest.raises(ValueError, match=sentence):
             checkpoint.load(tmp_path / "a.safetensors")
 
-    def test_a_missing_file(self, tmp_path):
+    def test_a_missing_file_is_named(self, tmp_path):
         sentence = r"checkpoint .*last.safetensors does not exist. Train first, or name another run folder."
         with pytest.raises(FileNotFoundError, match=sentence):
             checkpoint.load(tmp_path / "last.safetensors")
@@ -182,7 +182,7 @@ class TestDigest:
         return path
 
     @pytest.mark.parametrize("place", range(0, 38, 5))
-    def test_one_bit_of_a_tensor_is_noticed(self, good, place):
+    def test_one_flipped_bit_of_a_tensor_is_detected(self, good, place):
         flipped(good, place)
         sentence = (
             f"{good} is damaged: its content does not match the SHA-256 in its header. Restore it, or train again."
@@ -191,12 +191,12 @@ class TestDigest:
             checkpoint.load(good)
         assert str(caught.value) == sentence
 
-    def test_another_state_is_noticed(self, good):
+    def test_a_changed_state_is_detected(self, good):
         rewritten(good, lambda header: header["state"].update(step=4))
         with pytest.raises(ValueError, match="its content does not match"):
             checkpoint.load(good)
 
-    def test_names_shapes_and_types_count(self, path):
+    def test_the_digest_covers_names_shapes_and_dtypes(self, path):
         same = [{"a": torch.zeros(4)}, {"b": torch.zeros(4)}, {"a": torch.zeros(2, 2)}, {"a": torch.zeros(4).int()}]
         digests = set()
         for weights in same:
@@ -209,7 +209,7 @@ class TestDigest:
         checkpoint.save(content, path, version="7")  # whichever version writes it
         assert checkpoint.sha256(path) == first
 
-    def test_a_file_from_before_there_were_digests_is_read(self, good):
+    def test_a_file_without_a_digest_is_read(self, good):
         rewritten(good, lambda header: header.pop("sha256"))
         assert checkpoint.sha256(good) == ""
         assert checkpoint.load(good).state["step"] == 3
@@ -217,13 +217,13 @@ class TestDigest:
 
 class TestState:
     @pytest.mark.parametrize("state", [[1], "x", 3, None])
-    def test_that_is_no_object(self, path, state):
+    def test_a_state_that_is_not_an_object_is_refused(self, path, state):
         checkpoint.save(Checkpoint({}), path, version="1")
         rewritten(path, lambda header: header.update(state=state))
         with pytest.raises(ValueError, match="last.safetensors is damaged: its state must be an object; got "):
             checkpoint.load(path)
 
-    def test_that_is_nested_too_deeply(self, path):
+    def test_a_state_that_is_nested_too_deeply_is_refused(self, path):
         deep = "[" * 100_000 + "]" * 100_000
         path.parent.mkdir()
         path.write_bytes(to_bytes({"weights/a": torch.ones(1)}, metadata={"iresnet": deep}))
@@ -231,16 +231,16 @@ class TestState:
             checkpoint.load(path)
 
     @pytest.mark.parametrize("value", [None, "3", True, [3], float("nan"), float("inf"), 10**400])
-    def test_a_number_is_one(self, value):
+    def test_a_number_must_be_a_finite_number(self, value):
         with pytest.raises(ValueError, match=r"the checkpoint is damaged: step must be a number; got .*Restore it, or"):
             Checkpoint({}, {"step": value}).read_number("step")
 
     @pytest.mark.parametrize("value", [-1, 1.5, 1e20])
-    def test_a_count_is_whole(self, value):
+    def test_a_count_must_be_a_non_negative_integer(self, value):
         with pytest.raises(ValueError, match="step must be a non-negative integer; got "):
             Checkpoint({}, {"step": value}).read_count("step")
 
-    def test_one_that_is_missing_is_the_default_or_said(self, tmp_path):
+    def test_a_missing_number_is_the_default_or_an_error(self, tmp_path):
         assert Checkpoint({}).read_number("best", float("inf")) == float("inf")
         with pytest.raises(ValueError, match="/x is damaged: step is missing. Restore it, or train again."):
             Checkpoint({}, path=tmp_path / "x").read_count("step")
@@ -256,7 +256,7 @@ GOOD = {"a": torch.ones(2, 3), "n": torch.tensor([1, 2])}
 class TestChecked:
     """The one place that decides whether tensors may be put where they are to go."""
 
-    def test_what_fits_passes(self):
+    def test_tensors_that_fit_pass(self):
         assert check(GOOD, GOOD) == GOOD
 
     @pytest.mark.parametrize(
@@ -274,17 +274,17 @@ class TestChecked:
         ],
         ids=str,
     )
-    def test_what_does_not_is_named(self, change, why, tmp_path):
+    def test_tensors_that_do_not_fit_are_named(self, change, why, tmp_path):
         with pytest.raises(ValueError, match=f"{tmp_path}.*{why}") as caught:
             check({**GOOD, **change}, GOOD, tmp_path)
         assert "\n" not in str(caught.value)
 
-    def test_what_is_missing_is_named(self):
+    def test_missing_tensors_are_named(self):
         with pytest.raises(ValueError, match="the checkpoint does not fit it: weights/n is missing. Do."):
             check({"a": GOOD["a"]}, GOOD)
 
     @pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
-    def test_a_narrower_float_may_stand_for_a_wider_one(self, narrow):
+    def test_a_narrower_float_is_accepted_for_a_wider_one(self, narrow):
         check({"a": torch.ones(2, dtype=narrow)}, {"a": torch.ones(2)})
 
     def test_a_mask_may_be_infinite_where_it_always_is(self):
@@ -306,14 +306,14 @@ class TestCheckedWeights:
             (lambda: LipschitzConv2d(1, 2, 3), "parametrizations.weight.0.size", [-1, 4], "not be negative"),
         ],
     )
-    def test_are_refused(self, model, name, value, rule):
+    def test_invalid_buffers_are_refused(self, model, name, value, rule):
         model = model()
         state = dict(model.state_dict())
         state[name] = torch.tensor(value, dtype=state[name].dtype)
         with pytest.raises(ValueError, match=f"is damaged: weights/{name} must {rule}. Restore it"):
             check_weights(Checkpoint({"weights": state}), model, what="it", remedy="Do.")
 
-    def test_the_direction_of_power_iteration_has_the_size_of_what_it_met(self):
+    def test_the_direction_of_power_iteration_may_have_any_input_size(self):
         model, name = LipschitzConv2d(2, 3, 3), "parametrizations.weight.0.direction"
         before = dict(model.state_dict())
         model(torch.zeros(1, 2, 9, 9))

@@ -1,4 +1,4 @@
-"""Settings: what is written is what is read, and every mistake is named where it was made."""
+"""Settings: they are read as they were written, and every error names where it is."""
 
 import sys
 import time
@@ -45,7 +45,7 @@ class Settings:
 
 class TestRoundTrip:
     @pytest.mark.parametrize("name", PRESETS)
-    def test_every_preset_comes_back_from_its_text(self, name):
+    def test_every_preset_survives_a_round_trip(self, name):
         experiment = PRESETS[name]
         assert config.parse(Experiment, config.dump(experiment)) == experiment
 
@@ -60,7 +60,7 @@ class TestRoundTrip:
         written = set(leaves(tomllib.loads(config.dump(PRESETS[name]))))
         assert written == set(config._setting_types(Experiment))
 
-    def test_awkward_values_come_back(self):
+    def test_awkward_values_survive_a_round_trip(self):
         word = "ü \"quoted\" \\ # not a comment\nnext line [table]\t= '''"
         there = Settings(middle=Middle(inner=Inner(word=word, rate=1e-300), sizes=(3,), limit=0, pair=(1, 2)))
         back = config.parse(Settings, config.dump(there))
@@ -71,17 +71,17 @@ class TestRoundTrip:
         assert "blocks = [16]\n" in config.dump(PRESETS["points-density"])
         assert "pair = [0.0, 1.0]\nsizes = [3, 4]\n" in config.dump(Settings(middle=Middle(sizes=(3, 4))))
 
-    def test_nothing_is_left_out_and_read_as_the_default(self):
+    def test_none_is_omitted_and_read_as_the_default(self):
         assert "limit" not in config.dump(Settings())
         assert config.parse(Settings, config.dump(Settings())).middle.limit is None
         assert config.parse(Settings, "[middle]\nlimit = 3").middle.limit == 3
 
-    def test_what_a_file_leaves_out_keeps_its_default(self):
+    def test_omitted_settings_keep_their_defaults(self):
         got = config.parse(Settings, "[middle.inner]\nrate = 0.25")
         assert got == Settings(middle=Middle(inner=Inner(rate=0.25)))
         assert config.parse(Settings, "") == Settings()
 
-    def test_a_whole_number_is_a_number(self):
+    def test_an_integer_is_accepted_as_a_number(self):
         got = config.parse(Settings, "rate = 3\n[middle]\npair = [1, 2.5]")
         assert (got.rate, got.middle.pair) == (3.0, (1.0, 2.5))
         assert type(got.rate) is type(got.middle.pair[0]) is float
@@ -99,7 +99,7 @@ class TestMistakes:
             ("[other]\nqqq = 1", "unknown setting 'other.qqq'. Use one of count, on, rate, word."),
         ],
     )
-    def test_an_unknown_key_at_any_depth(self, text, sentence):
+    def test_an_unknown_key_at_any_depth_is_refused(self, text, sentence):
         with pytest.raises(ValueError, match="settings.toml: ") as caught:
             config.parse(Settings, text, "settings.toml")
         assert str(caught.value) == f"settings.toml: {sentence}"
@@ -140,12 +140,12 @@ class TestMistakes:
             ("[rate]\nx = 1", "rate must be a number; got {'x': 1}."),
         ],
     )
-    def test_a_value_of_another_type(self, text, sentence):
+    def test_a_value_of_another_type_is_refused(self, text, sentence):
         with pytest.raises(ValueError, match="settings.toml: ") as caught:
             config.parse(Settings, text, "settings.toml")
         assert str(caught.value) == f"settings.toml: {sentence}"
 
-    def test_a_value_that_the_settings_refuse(self):
+    def test_a_value_that_is_not_allowed_is_refused(self):
         """The sentence of the settings, once, after the file's name, however deep."""
         with pytest.raises(ValueError, match="count") as caught:
             config.parse(Settings, "[middle.inner]\ncount = -1", "settings.toml")
@@ -191,11 +191,11 @@ class TestHostile:
         ],
         ids=["key", "table", "tables", "quotes", "inline", "known"],
     )
-    def test_keys_of_very_many_parts(self, text):
+    def test_keys_with_very_many_parts_are_refused(self, text):
         assert "a key must have at most 32 parts separated by dots; got " in self.refused(text)
 
     @pytest.mark.parametrize("text", [100_000 * "[", 50_000 * "[{a=", 900 * "[" + 900 * "]"], ids="abc")
-    def test_deep_nesting(self, text):
+    def test_deep_nesting_is_refused(self, text):
         for line in (f"rate = {text}", f"[middle]\nsizes = {text}", f"unknown = {text}"):
             self.refused(line)
 
@@ -208,12 +208,12 @@ class TestHostile:
                 config.from_mapping(Settings, content, "settings.toml")
             assert len(str(caught.value)) < 400
 
-    def test_much_text(self):
+    def test_very_long_text_is_refused(self):
         assert "it must have at most 1,048,576 characters" in self.refused("#" + 2**20 * "x")
         assert config.parse(Settings, "#" + 100_000 * "x") == Settings()
         assert config.parse(Settings, f"[other]\nword = '{100_000 * 'x.'}'").other.word == 100_000 * "x."
 
-    def test_long_names_and_values_are_cut(self):
+    def test_long_names_and_values_are_shortened(self):
         self.refused(f"{10_000 * 'a'} = 1")
         self.refused(f"rate = '{10_000 * 'a'}'")
         self.refused(f"rate = [{10_000 * '1,'}]")
@@ -221,24 +221,24 @@ class TestHostile:
 
     @pytest.mark.parametrize("digits", [20, 400, 5000])
     @pytest.mark.parametrize("line", ["[other]\ncount = {}", "[middle]\nsizes = [1, {}]", "[middle]\nlimit = -{}"])
-    def test_a_whole_number_has_64_bits(self, line, digits):
+    def test_an_integer_must_fit_64_bits(self, line, digits):
         text = self.refused(line.format(digits * "9"))
         assert "must fit 64 bits; got " in text or "a number has too many digits" in text
 
     @pytest.mark.parametrize("number", [400 * "9", 5000 * "9", f"0x{20_000 * 'f'}"], ids=["400", "5000", "0x"])
-    def test_so_has_a_number(self, number):
+    def test_a_number_must_fit_64_bits(self, number):
         text = self.refused(f"rate = {number}")
         assert "rate must fit 64 bits; got " in text or "a number has too many digits" in text
         assert config.parse(Settings, "rate = 100000000000000000000").rate == 1e20
 
     @pytest.mark.parametrize("name", [name for name, kind in config._setting_types(Experiment).items() if kind is int])
-    def test_every_whole_number_of_an_experiment(self, name):
+    def test_every_integer_of_an_experiment_must_fit_64_bits(self, name):
         table, _, key = name.rpartition(".")
         for number in (2**63, 10**400, -(10**30)):
             with pytest.raises(ValueError, match=rf"mine.toml: {name} must fit 64 bits; got -?\d+"):
                 config.parse(Experiment, f"[{table}]\n{key} = {number}" if table else f"{key} = {number}", "mine.toml")
 
-    def test_a_setting_is_no_nan(self):
+    def test_a_setting_cannot_be_nan(self):
         assert self.refused("rate = nan") == "settings.toml: rate must be a number; got nan."
         assert self.refused("[middle]\npair = [1.0, -nan]").endswith("each a number; got [1.0, nan].")
         assert config.parse(Settings, "rate = inf").rate == float("inf")
@@ -263,7 +263,7 @@ class TestOverride:
         got = config.override(Settings(), "middle.inner.count=5")
         assert got == Settings(middle=Middle(inner=Inner(count=5)))
 
-    def test_by_the_last_part_where_it_is_unique(self):
+    def test_by_the_last_part_if_it_is_unique(self):
         assert config.override(Settings(), "sizes=[1, 2]") == Settings(middle=Middle(sizes=(1, 2)))
 
     def test_a_full_name_wins_over_the_last_part_of_others(self):
@@ -333,7 +333,7 @@ class TestOverride:
         assert config.override(Experiment(), "steps=5", "steps=7").training.steps == 7
         assert config.override(Experiment()) == Experiment()
 
-    def test_the_whole_name_of_a_setting(self):
+    def test_the_full_name_of_a_setting(self):
         assert (
             config.setting_path(Experiment, "steps=5")
             == config.setting_path(Experiment, "training.steps = 5")
@@ -345,7 +345,7 @@ class TestOverride:
         assert there == Settings(other=Inner(on=True))
         assert config.override(there, "other.on=false") == Settings()
 
-    def test_the_others_stay_as_they_are(self):
+    def test_other_settings_are_unchanged(self):
         there = Settings(rate=7.0, middle=Middle(limit=4, sizes=(1,)), other=Inner(word="b"))
         assert config.override(there, "other.count=2") == replace(there, other=Inner(word="b", count=2))
 
@@ -364,7 +364,7 @@ class TestOverride:
             ("betas=[0.9]", "--set betas=[0.9]: training.betas must be a list of 2 entries, each a number; got [0.9]."),
         ],
     )
-    def test_a_bad_assignment_gets_a_sentence(self, assignment, sentence):
+    def test_an_invalid_assignment_raises_a_clear_error(self, assignment, sentence):
         with pytest.raises(ValueError, match="setting|--set") as caught:
             config.override(Experiment(), assignment)
         assert str(caught.value) == sentence

@@ -1,4 +1,4 @@
-"""A step that was made fast computes what a plain step computes, up to rounding."""
+"""A fast step computes the same as an eager step, up to rounding."""
 
 import copy
 from contextlib import nullcontext
@@ -207,7 +207,7 @@ def test_a_wide_branch_without_its_log_determinant_is_the_plain_one_when_compile
     torch.testing.assert_close(quick_state, plain_state, atol=2e-5, rtol=1e-4)
 
 
-def test_a_cpu_takes_plain_steps_and_says_why():
+def test_a_cpu_takes_eager_steps_and_says_why():
     model, x, y = dense()
     _, _, state = train(Classification(model), x, y, Acceleration(), steps=1)
     assert state.engine.method == "eager"
@@ -301,7 +301,7 @@ def test_a_fused_pass_initialises_every_actnorm_as_a_plain_one_does():
 
 
 def test_the_first_steps_of_a_density_are_in_float32_and_keep_less():
-    """In the same way as later ones, so that they need no more memory than a GPU has for those."""
+    """By the same plan as later ones, so that they need no more memory."""
     flow, x = image_flow()
     plain, _, _ = train(MaximumLikelihood(flow), x, torch.zeros(5), EAGER, steps=2)
     quick, _, state = train(MaximumLikelihood(flow), x, torch.zeros(5), Acceleration(precision="bfloat16"), steps=2)
@@ -387,7 +387,7 @@ def test_the_continuation_of_a_step_is_that_of_the_block_with_the_largest_consta
     assert drawn.continuation == pytest.approx(RussianRoulette().probability(0.8))
 
 
-def test_a_resumed_roulette_goes_on_bit_for_bit(tmp_path):
+def test_a_resumed_roulette_continues_bit_for_bit(tmp_path):
     flow, x = roulette_flow()
     settings = Training(optimiser="adam", learning_rate=0.01, steps=7, warmup=1)
 
@@ -413,7 +413,7 @@ def test_a_resumed_roulette_goes_on_bit_for_bit(tmp_path):
 
 
 class Repeated:
-    """Stands in for recordings where there is no GPU: what was recorded is called again."""
+    """Stands in for CUDA graphs without a GPU: a launch calls the captured function again."""
 
     def __init__(self, generator):
         self.captured, self.fails = {}, False
@@ -456,7 +456,7 @@ def test_every_number_of_terms_has_a_graph_and_rare_ones_have_none(monkeypatch):
     assert len(state.fast._graphs.captured) > 2
 
 
-def test_a_recorded_step_takes_the_batch_it_is_given(monkeypatch):
+def test_a_captured_step_uses_the_batch_it_is_given(monkeypatch):
     flow, _ = image_flow()
     batches = [normal(5, 1, 12, 12, seed=i, dtype=torch.float32) for i in range(8)]
     plain = counts_free(copy.deepcopy(flow), batches)
@@ -474,7 +474,7 @@ def counts_free(flow, batches):
     return torch.stack([state.advance(x).loss for x in batches])
 
 
-def test_where_a_step_cannot_be_recorded_it_goes_on_without_and_says_why(monkeypatch):
+def test_if_a_step_cannot_be_captured_it_runs_eagerly_and_says_why(monkeypatch):
     flow, x = roulette_flow()
     _, losses = counts_of(copy.deepcopy(flow), x, EAGER, steps=8)
     monkeypatch.setattr(Repeated, "capture", lambda *_: "no memory for it")
@@ -484,7 +484,7 @@ def test_where_a_step_cannot_be_recorded_it_goes_on_without_and_says_why(monkeyp
     assert state.engine.reasons[-1] == "no CUDA graph: no memory for it"
 
 
-def test_a_number_of_terms_is_taken_once_before_it_is_recorded(monkeypatch):
+def test_a_number_of_terms_runs_once_before_it_is_captured(monkeypatch):
     """One term alone compiles a function of its own: two of its arguments are then the same tensor."""
     flow, x = roulette_flow(terms=1, continuation=0.6)
     drawn, _ = counts_of(copy.deepcopy(flow), x, EAGER, steps=16)
@@ -500,8 +500,8 @@ def test_a_number_of_terms_is_taken_once_before_it_is_recorded(monkeypatch):
     assert all(seen[seen.index(-n) - 1] == n for n in recorded)
 
 
-def test_a_recording_that_fails_gives_stream_pool_and_generators_back(monkeypatch):
-    """Else the next random number would be refused, and the next release of memory."""
+def test_a_failed_capture_restores_stream_pool_and_generators(monkeypatch):
+    """Otherwise drawing the next random number, and freeing memory, would fail."""
     done = []
 
     class Generator:
@@ -548,7 +548,7 @@ class Graph:
 
 
 class Reading(MaximumLikelihood):
-    """Reads from the device in every step, which no graph can record."""
+    """Reads from the device in every step, which a CUDA graph cannot capture."""
 
     def forward(self, x, y=None, *, estimator=None, generator=None):
         assert float(x.abs().max()) > 0
@@ -556,7 +556,7 @@ class Reading(MaximumLikelihood):
 
 
 @pytest.mark.gpu
-def test_steps_that_cannot_be_recorded_go_on_with_the_same_noise():
+def test_steps_that_cannot_be_captured_continue_with_the_same_noise():
     flow, x = roulette_flow()
     plain, _, _ = train(Reading(flow), x, torch.zeros(5), EAGER, steps=12, device="cuda")
     wish = Acceleration(precision="float32")
@@ -568,7 +568,7 @@ def test_steps_that_cannot_be_recorded_go_on_with_the_same_noise():
 
 
 @pytest.mark.gpu
-def test_a_recorded_roulette_trains_as_eager_steps_do():
+def test_a_captured_roulette_trains_as_eager_steps_do():
     flow, x = roulette_flow()
     plain, plain_state, _ = train(MaximumLikelihood(flow), x, torch.zeros(5), EAGER, steps=30, device="cuda")
     wish = Acceleration(precision="float32")
@@ -630,7 +630,7 @@ def test_a_wide_unit_by_kernels_has_the_gradients_of_float32(kernels, probes, ac
 
 
 @pytest.mark.gpu
-def test_a_recorded_roulette_in_bfloat16_stays_near_float32():
+def test_a_captured_roulette_in_bfloat16_stays_near_float32():
     flow, x = roulette_flow()
     plain, _, _ = train(MaximumLikelihood(flow), x, torch.zeros(5), EAGER, steps=20, device="cuda")
     quick, _, state = train(MaximumLikelihood(flow), x, torch.zeros(5), Acceleration(), steps=20, device="cuda")
@@ -638,7 +638,7 @@ def test_a_recorded_roulette_in_bfloat16_stays_near_float32():
     torch.testing.assert_close(quick, plain, atol=0.5, rtol=2e-2)
 
 
-def test_an_estimator_that_cannot_be_fused_is_left_as_it_is():
+def test_an_estimator_that_cannot_be_fused_runs_eagerly():
     flow, x = image_flow()
     twin = copy.deepcopy(flow.train())
     with planned(twin, torch.float32, compiled=False) as view:
@@ -663,7 +663,7 @@ def test_an_exact_determinant_keeps_its_branches_in_float32_and_says_why():
 
 
 @pytest.mark.parametrize("wrong", [{"graph": "yes"}, {"compile": "maybe"}, {"precision": "float8"}])
-def test_wrong_settings_get_a_sentence(wrong):
+def test_invalid_settings_raise_a_clear_error(wrong):
     (name,) = wrong
     with pytest.raises(ValueError, match=f"{name} must be one of auto, .*; got '{wrong[name]}'"):
         Acceleration(**wrong)
@@ -702,7 +702,7 @@ def test_everything_together_stays_near_eager_float32(kind):
     torch.testing.assert_close(quick, plain, atol=3e-2, rtol=3e-2)
 
 
-def test_a_resumed_run_keeps_the_layout_of_its_moments(tmp_path):
+def test_a_resumed_run_keeps_the_layout_of_its_optimiser_state(tmp_path):
     """A file keeps no layout; a fused optimiser that walks through memory would mix channels and positions."""
     model, x, y = convolutional()
     settings = Training(optimiser="adam", learning_rate=0.01, steps=6, warmup=1)
@@ -769,7 +769,7 @@ def test_sums_of_products_are_in_float32_within_a_step_and_set_back_after_it(bef
 
 
 @pytest.mark.parametrize("precision", ["highest", "medium"])
-def test_products_are_set_back_as_they_were(precision):
+def test_the_precision_of_products_is_restored(precision):
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

@@ -1,4 +1,4 @@
-"""A unit by its own kernels: against autograd in float32 (Triton's interpreter), and in bfloat16 on a GPU."""
+"""A unit by custom kernels: compared with autograd in float32 (Triton's interpreter), and in bfloat16 on a GPU."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def branch(c=16, kernel=(3, 1, 3), activation=nn.ELU, **options) -> nn.Sequentia
     return nn.Sequential(*(m for layer in layers for m in (activation(), layer)))
 
 
-def test_unit_of_the_paper_is_known_and_others_are_not():
+def test_the_unit_of_the_paper_is_supported_and_others_are_not():
     def known(g):
         return kernels.is_unit(try_parse(g).program)
 
@@ -176,14 +176,14 @@ def test_narrow_programs_share_their_sums():
     assert t.mix_back.pixels * t.mix_back.tiles == t.leave.pixels * t.leave.tiles
 
 
-def test_gradient_lies_in_memory_as_its_weight():
+def test_a_gradient_has_the_memory_layout_of_its_weight():
     w = torch.randn(4, 3, 3, 3).contiguous(memory_format=torch.channels_last)
     flat = w.permute(0, 2, 3, 1).reshape(-1)
     assert torch.equal(_kernel(flat, w), w)
     assert _kernel(flat, w).stride() == w.stride()
 
 
-def test_gradients_lie_one_after_another_as_w1_w3_w2():
+def test_gradients_are_stored_in_the_order_w1_w3_w2():
     w1, w2, w3 = torch.zeros(2, 2, 3, 3), torch.zeros(2, 2, 1, 1), torch.zeros(2, 2, 3, 3)
     saved = Saved(w1, w1, w1, w1, w1, w2, w3, None)
     first, middle, last = _kernels(torch.arange(76.0), saved)
@@ -312,7 +312,7 @@ def wide_branch(frequency, inner, middle):
     return nn.Sequential(*parts, nn.Conv2d(inner, 2, 3, padding=1))
 
 
-def test_a_wide_unit_is_known_by_its_layers():
+def test_a_wide_unit_is_recognised_by_its_layers():
     elu, sine = Step("elu", settings=(1.0,)), Step("sine", settings=(2.5,))
 
     def known(*activations, bias=True, ready=True, inner=128):

@@ -1,4 +1,4 @@
-"""The ways to a linear map give the same numbers: against autograd of the library's own layers."""
+"""All implementations of a linear map give the same numbers: compared with autograd of torch's layers."""
 
 import gc
 import math
@@ -48,7 +48,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "index"), CASES)
-def test_every_way_is_the_layer_with_its_transpose_and_gradient(name, index):
+def test_every_map_equals_the_layer_with_its_transpose_and_gradient(name, index):
     layer = LAYERS[name].double()
     size = (6, 5)[: layer.weight.dim() - 2]
     way, w = uncompiled(ways_of(layer, size)[index]), layer.weight.detach().clone().requires_grad_()
@@ -64,7 +64,7 @@ def test_every_way_is_the_layer_with_its_transpose_and_gradient(name, index):
     torch.testing.assert_close(way.gradient(a, b, m), dw, **close)
 
 
-def test_the_cases_hold_every_way():
+def test_the_cases_cover_every_map():
     assert {type(ways_of(LAYERS[n], (6, 5)[: LAYERS[n].weight.dim() - 2])[i]) for n, i in CASES} == {
         Dense, Convolution, Unrolled,
     }  # fmt: skip
@@ -89,7 +89,7 @@ def test_a_convolution_between_few_and_many_channels_may_be_unrolled_and_no_othe
 
 
 @pytest.mark.parametrize("back", [False, True])
-def test_spread_puts_neighbours_beside_a_pixel_and_its_transpose_adds_them_up(back):
+def test_gather_neighbours_and_sum_neighbours_are_transposes(back):
     a, size = normal(2 * 4 * 3, 2, seed=1), (4, 3)
     u = gather_neighbours(a, size, 3, back, DOUBLE)
     assert u.shape == (24, round_up_to_eight(18))
@@ -117,7 +117,7 @@ def test_a_program_is_read_as_stages():
 
 @pytest.fixture
 def tried(monkeypatch):
-    """Where there is no GPU, every way is called once, and the last is taken; gives what was tried."""
+    """Without a GPU, call every candidate once and choose the last; return what was measured."""
     seen = []
 
     def fastest(what, ways, call):
@@ -140,7 +140,7 @@ def _forget():
     dual._WINS.clear()
 
 
-def test_the_fastest_way_is_taken_and_what_was_measured_is_kept(monkeypatch):
+def test_the_fastest_candidate_is_chosen_and_measurements_are_kept(monkeypatch):
     monkeypatch.setattr(timing, "_graph_seconds", lambda function, repeats: repeats * function())
     monkeypatch.setattr(timing, "MEASURED", [])
     assert timing.fastest("a sum", ["slow", "fast", "none"], {"slow": 3.0, "fast": 1.0, "none": math.inf}.get) == "fast"
@@ -149,13 +149,13 @@ def test_the_fastest_way_is_taken_and_what_was_measured_is_kept(monkeypatch):
 
 
 @pytest.mark.parametrize(("times", "taken"), [((1.0, 0.99), 0), ((1.0, 0.9), 1), ((math.inf, 5.0), 1)])
-def test_the_first_way_is_left_only_for_one_that_is_clearly_faster(monkeypatch, times, taken):
+def test_another_candidate_is_chosen_only_if_it_is_clearly_faster(monkeypatch, times, taken):
     monkeypatch.setattr(timing, "_graph_seconds", lambda function, repeats: repeats * function())
     assert timing.fastest("a sum", [0, 1], times.__getitem__) == taken
     assert timing.fastest("a sum", [0, 1], lambda _: math.inf) == 0
 
 
-def test_without_a_graph_ways_are_called_and_one_for_which_memory_does_not_suffice_is_not_taken(monkeypatch):
+def test_without_a_graph_candidates_are_called_and_one_out_of_memory_is_not_chosen(monkeypatch):
     clock = [0.0]
 
     def call(way):
@@ -169,7 +169,7 @@ def test_without_a_graph_ways_are_called_and_one_for_which_memory_does_not_suffi
     assert timing.MEASURED[0][2][0] == math.inf
 
 
-def test_a_way_that_cannot_be_recorded_is_not_taken_and_its_recording_ends(monkeypatch):
+def test_a_candidate_that_cannot_be_captured_is_not_chosen_and_its_capture_ends(monkeypatch):
     ended = []
 
     class Graph:
@@ -202,7 +202,7 @@ def test_a_way_that_cannot_be_recorded_is_not_taken_and_its_recording_ends(monke
     assert gc.isenabled()
 
 
-def test_entries_that_32_bits_cannot_number_are_left_to_the_library(tried, monkeypatch):
+def test_matrices_beyond_32_bit_indices_are_left_to_torch(tried, monkeypatch):
     monkeypatch.setattr(kernels, "multiplies", lambda *_: True)
     assert kernels.counts(2 * 256 * 32 * 32, 512)
     assert not kernels.counts(2**22, 512)
@@ -211,7 +211,7 @@ def test_entries_that_32_bits_cannot_number_are_left_to_the_library(tried, monke
     assert tried == []
 
 
-def test_all_ways_to_a_convolution_are_tried_on_matrices_of_its_size(tried):
+def test_all_maps_for_a_convolution_are_measured_on_matrices_of_its_size(tried):
     maps._fastest_map.cache_clear()
     for shape in ((20, 2, 3, 3), (2, 20, 3, 3)):
         layer = nn.Conv2d(shape[1], shape[0], 3, padding=1, bias=False)
@@ -223,7 +223,7 @@ def test_all_ways_to_a_convolution_are_tried_on_matrices_of_its_size(tried):
 
 
 @pytest.mark.parametrize("activated", [True, False])
-def test_products_times_slopes_are_tried_with_every_tile(tried, monkeypatch, activated):
+def test_products_times_slopes_are_measured_with_every_tile(tried, monkeypatch, activated):
     maps._tile.cache_clear()
     used = []
 
@@ -249,7 +249,7 @@ def launch_bent(a, m, bias, out, kept, dual, frequency, _):
 
 @pytest.mark.parametrize("activation", [nn.ELU, partial(Sine, 2.5)])
 @pytest.mark.parametrize("probes", [0, 1])
-def test_kernels_of_a_unit_are_tried_against_its_layers_forward_and_backward(tried, monkeypatch, probes, activation):
+def test_kernels_of_a_unit_are_measured_against_its_layers_forward_and_backward(tried, monkeypatch, probes, activation):
     """With torch in place of the kernels: what is left is the whole of a step as a GPU takes it."""
     monkeypatch.setattr(wide, "_launch_activate", launch_bent)
     monkeypatch.setattr(wide, "_launch_back", lambda *arguments: bent_back(*arguments[:-1]))
@@ -295,7 +295,7 @@ def test_kernels_of_a_unit_are_tried_against_its_layers_forward_and_backward(tri
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(512, 12, 3, 3), (48, 512, 3, 3)])
-def test_the_way_is_chosen_by_measurement_and_is_right_in_bfloat16(shape):
+def test_the_map_is_chosen_by_measurement_and_is_accurate_in_bfloat16(shape):
     layer = nn.Conv2d(shape[1], shape[0], 3, padding=1, bias=False).cuda()
     w = layer.weight.detach().bfloat16().contiguous(memory_format=torch.channels_last)
     step = try_parse(layer).program.steps[0]

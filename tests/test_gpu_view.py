@@ -1,4 +1,4 @@
-"""A view of a model computes with its chains wrapped, shares all it has, and leaves it as it is."""
+"""A view of a model computes with its chains wrapped, shares its tensors, and does not change it."""
 
 import gc
 import weakref
@@ -33,7 +33,7 @@ def plain(model, dtype=torch.float32):
     return planned(model, dtype, compiled=False)
 
 
-def test_it_shares_every_parameter_and_buffer_and_the_model_stays_as_it_is():
+def test_it_shares_every_parameter_and_buffer_and_the_model_is_unchanged():
     model, x = classifier()
     before = list(model.modules())
     with plain(model) as view:
@@ -50,7 +50,7 @@ def test_it_shares_every_parameter_and_buffer_and_the_model_stays_as_it_is():
     assert all(why_modified(m) is None for m in model.modules())
 
 
-def test_a_plan_is_the_chain_in_all_else():
+def test_a_plan_delegates_everything_else_to_the_chain():
     model, x = classifier()
     chain = model.eval().transform
     with plain(model) as view:
@@ -69,7 +69,7 @@ def test_a_plan_is_the_chain_in_all_else():
         torch.testing.assert_close(plan.reference(x), chain.reference(x))
 
 
-def test_a_part_that_is_used_twice_is_one_in_the_view():
+def test_a_module_that_is_used_twice_is_one_module_in_the_view():
     chain = Chain(ActNorm(2))
     model = nn.Sequential(chain, nn.Sequential(chain), nn.Linear(2, 2))
     seen = module_view(model, lambda m: nn.Sequential(m) if m is chain else m)
@@ -79,7 +79,7 @@ def test_a_part_that_is_used_twice_is_one_in_the_view():
     assert module_view(model, lambda m: m) is model
 
 
-def test_a_chain_with_a_hook_is_called_as_it_is():
+def test_a_chain_with_a_hook_is_not_wrapped():
     model, x = classifier()
     calls = []
     model.transform[0].register_forward_hook(lambda *_: calls.append("inner"))
@@ -91,7 +91,7 @@ def test_a_chain_with_a_hook_is_called_as_it_is():
     assert calls == ["inner", "outer"] * 2
 
 
-def test_what_torch_compile_made_of_a_model_is_left_aside():
+def test_the_compiled_version_of_a_model_is_replaced_by_the_original():
     model, x = classifier()
     expected = model(x)
     for wrapped in (torch.compile(model, backend="eager"), model):
@@ -116,7 +116,7 @@ def test_distributed_training_goes_through_the_view(tmp_path):
         dist.destroy_process_group()
 
 
-def test_weights_are_made_as_ever_after_an_exception():
+def test_the_precision_of_weights_is_restored_after_an_exception():
     model, x = classifier()
     caps = [cap for m in model.modules() if (cap := cap_of(m)) is not None]
 
@@ -139,7 +139,7 @@ def test_the_mode_of_the_model_is_that_of_the_view():
             assert all(m.training is mode for m in view.modules())
 
 
-def test_a_training_that_is_done_gives_its_memory_back_at_once():
+def test_a_finished_training_frees_its_memory_at_once():
     """Its graphs would keep theirs until garbage is collected, if it and its fast step held each other."""
     model, x = classifier()
     gc.disable()
@@ -154,7 +154,7 @@ def test_a_training_that_is_done_gives_its_memory_back_at_once():
         gc.enable()
 
 
-def test_a_block_with_a_hook_is_called_as_it_is():
+def test_a_block_with_a_hook_is_not_fused():
     model, x = classifier()
     block, seen = model.transform[2], []
     block.register_forward_hook(lambda *_: seen.append(1))

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a training is saved and goes on, what is not a training ends at once, and a pair is one wish."""
+"""Ctrl-C and SIGTERM: training is saved and can be resumed, other commands exit at once, a pair of signals is one."""
 
 import os
 import signal
@@ -55,7 +55,7 @@ def training(during, steps=5):
 @pytest.mark.parametrize(
     "sent", [(signal.SIGINT, signal.SIGTERM), pytest.param((signal.SIGTERM,), marks=pytest.mark.slow)], ids=str
 )
-def test_a_stopped_training_is_saved_and_goes_on(sent, tmp_path):
+def test_a_stopped_training_is_saved_and_can_be_resumed(sent, tmp_path):
     small = ("--set", "width=4", "--set", "blocks=[1]", "--set", "steps=100000", "--set", "validate_every=100000")
     process = subprocess.Popen(
         [sys.executable, "-m", "iresnet", "train", "points-density", *small, "--out", str(tmp_path / "run")],
@@ -79,11 +79,11 @@ def test_a_stopped_training_is_saved_and_goes_on(sent, tmp_path):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_training_ends_after_the_step_in_hand(number):
+def test_training_stops_after_the_current_step(number):
     assert training(lambda step: signal.raise_signal(number) if step == 2 else None) == [1, 2]
 
 
-def test_a_pair_is_one_wish_and_a_later_one_ends_at_once(monkeypatch):
+def test_two_signals_at_once_count_as_one_and_a_later_one_exits_at_once(monkeypatch):
     clock = iter((10.0, 10.9, 11.1))
 
     def thrice(step):
@@ -113,14 +113,14 @@ def test_beside_a_training_the_first_ends_at_once_and_its_twin_is_not_heard(numb
     assert capsys.readouterr().out == "Stopped. Go on.\n"
 
 
-def test_without_a_signal_all_is_as_before(handlers):
+def test_without_a_signal_nothing_changes(handlers):
     with ctrl_c() as stop:
         assert signal.getsignal(signal.SIGTERM) != handlers[signal.SIGTERM]
     assert not stop()
     assert {number: signal.getsignal(number) for number in SIGNALS} == handlers
 
 
-def test_train_says_what_there_is_to_go_on_from(call, monkeypatch, tmp_path):
+def test_train_says_what_can_be_resumed(call, monkeypatch, tmp_path):
     def interrupted(*_, **__):
         signal.raise_signal(signal.SIGINT)
 
@@ -132,13 +132,13 @@ def test_train_says_what_there_is_to_go_on_from(call, monkeypatch, tmp_path):
     assert (code, text) == (130, f"Stopped. Resume with:\n  iresnet train --resume --out {tmp_path}\n")
 
 
-def test_reproduce_ends_at_once_while_it_judges(call, monkeypatch, tmp_path):
+def test_reproduce_exits_at_once_while_it_evaluates(call, monkeypatch, tmp_path):
     evaluation = replace(RESULTS["table2"], run=lambda work: signal.raise_signal(signal.SIGTERM))
     monkeypatch.setitem(RESULTS, "table2", evaluation)
     assert call("reproduce", "table2", "--out", tmp_path) == (130, "Stopped. Run the same command again to resume.\n")
 
 
-def test_asked_in_the_last_step_the_rest_is_left_to_resume(tmp_path):
+def test_a_signal_in_the_last_step_leaves_the_rest_to_resume(tmp_path):
     asked = count()
     stopped = start(tiny(steps=2), tmp_path / "run", stop=lambda: next(asked) > 0)
     assert (stopped.step, stopped.finished) == (2, False)
@@ -152,7 +152,7 @@ SCRIPT = "import sys\nfrom iresnet.cli import main\nsys.exit(main())\n"  # what 
 
 @POSIX
 @pytest.mark.parametrize("as_script", [False, True], ids=["module", "script"])
-def test_while_the_command_is_imported_it_ends_without_a_word(as_script, tmp_path):
+def test_ctrl_c_during_the_import_exits_silently(as_script, tmp_path):
     """Ctrl-C arrives in the middle of torch's import, here a file that sends it and then waits."""
     (tmp_path / "torch").mkdir()
     sends = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(600)\n"
@@ -186,7 +186,7 @@ def test_only_the_command_handles_ctrl_c_while_it_is_imported(argv, original, ou
     assert early.is_command() == ours
 
 
-def test_once_it_is_imported_ctrl_c_is_what_it_was():
+def test_after_the_import_ctrl_c_is_handled_by_python():
     signal.signal(signal.SIGINT, early.exit_silently)
     early.restore()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

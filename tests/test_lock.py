@@ -30,7 +30,7 @@ def test_a_second_holder_is_refused_and_a_later_one_is_not(tmp_path):
         assert names(tmp_path / "run") == []
 
 
-def test_a_killed_process_holds_nothing(tmp_path):
+def test_a_killed_process_releases_its_lock(tmp_path):
     code = (
         "import os, signal; from iresnet import lock\n"
         "with lock.lock_folder('run'): os.kill(os.getpid(), signal.SIGKILL)"
@@ -52,7 +52,7 @@ def test_another_process_is_refused(tmp_path):
     assert b"ValueError: run is in use" in other.stderr
 
 
-def test_a_lock_that_was_removed_in_between_is_made_anew(tmp_path, monkeypatch):
+def test_a_lock_file_that_was_removed_in_between_is_created_again(tmp_path, monkeypatch):
     """The earlier holder removes its file after the next one opened it: a lock on that would exclude nobody."""
     plain, calls = lock.try_lock, []
 
@@ -68,7 +68,7 @@ def test_a_lock_that_was_removed_in_between_is_made_anew(tmp_path, monkeypatch):
         assert names(tmp_path) == ["lock"]
 
 
-def test_a_folder_that_was_moved_and_made_anew_keeps_the_other_ones_lock(tmp_path):
+def test_a_folder_that_was_moved_and_recreated_keeps_the_other_lock(tmp_path):
     with lock.lock_folder(tmp_path / "run"):
         (tmp_path / "run").rename(tmp_path / "moved")
         (tmp_path / "run").mkdir()
@@ -76,7 +76,7 @@ def test_a_folder_that_was_moved_and_made_anew_keeps_the_other_ones_lock(tmp_pat
     assert names(tmp_path / "run") == ["lock"]
 
 
-def test_a_link_that_was_prepared_is_not_followed(tmp_path):
+def test_a_planted_symbolic_link_is_not_followed(tmp_path):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "lock").symlink_to(tmp_path / "precious")
     with pytest.raises(OSError, match=r"cannot write .*/lock: .*. Choose another folder."), lock.lock_folder(tmp_path):
@@ -94,7 +94,7 @@ def test_a_folder_that_is_a_file(tmp_path):
     ("number", "answer"),
     [(errno.EWOULDBLOCK, False), (errno.EACCES, False), (errno.ENOLCK, None), (errno.EINVAL, None)],
 )
-def test_what_a_system_answers(tmp_path, monkeypatch, number, answer):
+def test_error_codes_of_the_system(tmp_path, monkeypatch, number, answer):
     def flock(*_):
         raise OSError(number, os.strerror(number))
 
@@ -103,7 +103,7 @@ def test_what_a_system_answers(tmp_path, monkeypatch, number, answer):
         assert lock.try_lock(file.fileno()) is answer
 
 
-def test_without_locks_everything_goes_on(tmp_path, monkeypatch):
+def test_without_locks_nothing_is_locked(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "fcntl", None)
     with lock.lock_folder(tmp_path), lock.lock_folder(tmp_path):
         assert names(tmp_path) == ["lock"]

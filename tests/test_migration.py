@@ -1,4 +1,4 @@
-"""Files of earlier formats: renamed by a table of steps, in one place; files of later ones are refused."""
+"""Files of earlier formats are migrated by one table of renamed keys; files of later formats are refused."""
 
 import json
 import shutil
@@ -85,7 +85,7 @@ class TestTheTable:
     def test_every_step_raises_the_format(self):
         assert OLDEST + len(migration.STEPS) == FORMAT
 
-    def test_a_file_of_today_is_as_it_was(self):
+    def test_a_file_of_the_current_format_is_unchanged(self):
         content = {"a": {"b": [1, {"c": 2}]}, "made_with": {"network.depth": 2}}
         assert migrate(content, "state", FORMAT) == content
 
@@ -112,7 +112,7 @@ class TestTheTable:
         assert json.dumps(old) == before  # what was read stays what it was
 
     @pytest.mark.usefixtures("three_formats")
-    def test_only_later_steps_are_taken(self):
+    def test_only_later_steps_are_applied(self):
         content = {"network": {"couplings": 2}, "training": {"number_of_steps": 3}}
         assert migrate(content, "config.toml", 2) == {"network": {"couplings": 2}, "training": {"steps": 3}}
         assert migrate(content, "config.toml", 3) == content
@@ -131,7 +131,7 @@ class TestOldFiles:
         subject = audit.Subject(Run.open(folder))
         assert all(check(subject)[0] for check in (audit.files.check_digest, audit.files.check_weights))
 
-    def test_a_stopped_training_goes_on_to_the_same_weights_and_writes_todays_names(self, tmp_path):
+    def test_a_stopped_training_resumes_to_the_same_weights_and_writes_todays_names(self, tmp_path):
         folder = aged(reference.placed(STOPPED, tmp_path))
         found, recorded = reference.resumed(folder), json.loads((FOLDER / "scores.json").read_text())[STOPPED]
         for name, values in recorded.items():
@@ -142,7 +142,7 @@ class TestOldFiles:
         assert json.loads((folder / "certificate.json").read_text())["format"] == 3
         assert "format" not in Run.open(folder).read_json("certificate.json")
 
-    def test_a_changed_config_is_written_in_the_format_of_today(self, tmp_path):
+    def test_a_changed_config_is_written_in_the_current_format(self, tmp_path):
         folder = aged(reference.placed(STOPPED, tmp_path))
         resume(folder, learning_rate=Run.open(folder).experiment.training.learning_rate / 2)
         text = (folder / "config.toml").read_text()
@@ -185,17 +185,17 @@ class TestLaterFiles:
             read(tmp_path / "a.toml")
 
     @pytest.mark.usefixtures("three_formats")
-    def test_what_is_read_is_said(self, tmp_path):
+    def test_the_message_names_the_formats_that_can_be_read(self, tmp_path):
         with pytest.raises(ValueError, match="in format 4; this version reads formats 1 to 3. Use the version"):
             migration.read_format({"format": 4, "iresnet": "9.9"}, tmp_path)
 
     @pytest.mark.parametrize("number", [0, -1, True, 1.0, "1", None, [1]])
-    def test_what_is_no_number_of_a_format(self, number, tmp_path):
+    def test_an_invalid_format_number_is_refused(self, number, tmp_path):
         with pytest.raises(ValueError, match="was written by another program in format"):
             migration.migrate_json({"format": number}, tmp_path / "data.json")
 
     @pytest.mark.parametrize("number", ["", "x", "²", "-1", "9" * 5000])
-    def test_a_line_that_names_no_format(self, number):
+    def test_a_first_line_without_a_format_is_not_a_header(self, number):
         assert migration.parse_header_line(f"# iresnet 1.2, format {number}") == {}
 
 

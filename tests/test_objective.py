@@ -1,4 +1,4 @@
-"""Objectives: the loss is the number it says it is, and a row without a label teaches the density alone."""
+"""Objectives: the loss has its stated value, and a sample without a label contributes only to the density."""
 
 import math
 
@@ -113,7 +113,7 @@ class TestDensity:
         first, again, other = (number(MaximumLikelihood(flow, 4)(x, generator=seeded(s))[0]) for s in (1, 1, 2))
         assert first == again != other
 
-    def test_labels_are_of_no_account(self):
+    def test_labels_are_ignored(self):
         objective, x = MaximumLikelihood(Flow(identity_like(), DiagonalNormal(3)).eval()), numbers()
         assert number(objective(x, torch.zeros(6, dtype=torch.int64))[0]) == number(objective(x)[0])
 
@@ -125,7 +125,7 @@ class Logistic(DiagonalNormal):
 
 class TestCrossEntropy:
     @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
-    def test_it_is_torchs(self, smoothing):
+    def test_it_equals_torchs_cross_entropy(self, smoothing):
         logits, y = normal(8, 5), torch.arange(8) % 5
         loss, metrics = cross_entropy(logits, y, smoothing)
         torch.testing.assert_close(loss, F.cross_entropy(logits, y, label_smoothing=smoothing))
@@ -144,7 +144,7 @@ class TestCrossEntropy:
         assert float(cross_entropy(logits, y)[1]["error %"]) == 37.5
 
     @pytest.mark.parametrize("smoothing", [0.0, 0.3])
-    def test_rows_without_a_label_are_left_out(self, smoothing):
+    def test_samples_without_a_label_are_ignored(self, smoothing):
         logits = normal(7, 4).requires_grad_()
         y = torch.tensor([1, MISSING, 0, MISSING, MISSING, 3, 2])
         loss, metrics = cross_entropy(logits, y, smoothing)
@@ -156,7 +156,7 @@ class TestCrossEntropy:
         assert (gradient[y != MISSING].abs().sum(1) > 0).all()
 
     @pytest.mark.parametrize("smoothing", [0.0, 0.3])
-    def test_a_batch_without_any_label_is_worth_nothing(self, smoothing):
+    def test_a_batch_without_labels_has_zero_loss(self, smoothing):
         """The mean over no rows is 0 / 0: it must not reach the weights."""
         logits = normal(3, 4).requires_grad_()
         loss, metrics = cross_entropy(logits, torch.full((3,), MISSING), smoothing)
@@ -164,11 +164,11 @@ class TestCrossEntropy:
         (gradient,) = torch.autograd.grad(loss, logits)
         assert (gradient == 0).all()
 
-    def test_figures_carry_no_graph(self):
+    def test_metrics_are_detached(self):
         _, metrics = cross_entropy(normal(3, 4).requires_grad_(), torch.arange(3))
         assert not any(value.requires_grad for value in metrics.values())
 
-    def test_data_without_labels(self):
+    def test_data_without_labels_raise(self):
         sentence = "this objective needs labels; the data have none. Use objective.kind = 'density'."
         for objective in (Classification(Classifier(identity_like(), nn.Linear(3, 4)).eval()), Joint(hybrid().eval())):
             with pytest.raises(ValueError, match=sentence):
@@ -176,7 +176,7 @@ class TestCrossEntropy:
 
 
 class TestClassification:
-    def test_it_sees_the_middle_of_the_bins(self):
+    def test_it_sees_the_centres_of_the_bins(self):
         x, seen = pixels(), []
         model = Classifier(Logit(4), nn.Sequential(nn.Flatten(), nn.Linear(16, 3))).eval()
         model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
@@ -185,7 +185,7 @@ class TestClassification:
         torch.testing.assert_close(loss, F.cross_entropy(model(x + 0.5), torch.arange(6) % 3))
         assert set(metrics) == {"cross-entropy", "error %"}
 
-    def test_real_numbers_stay_as_they_are(self):
+    def test_real_numbers_are_unchanged(self):
         x, y = numbers(), torch.arange(6) % 4
         model = Classifier(identity_like(), nn.Linear(3, 4)).eval()
         loss, _ = Classification(model, label_smoothing=0.2)(x, y)
@@ -201,7 +201,7 @@ def margin_model(seed=0):
 
 
 class TestMargin:
-    def test_the_others_get_ahead_by_what_the_radius_allows(self):
+    def test_the_other_logits_are_raised_by_what_the_radius_allows(self):
         """By hand: K = (1 + 0.8) / 2, and logits in units of radius K / SHARPNESS."""
         model, x, y, radius = margin_model(), numbers(), torch.arange(6) % 4, 0.3
         loss, metrics = Margin(model, radius=radius, label_smoothing=0.1)(x, y)
@@ -216,7 +216,7 @@ class TestMargin:
         assert float(metrics["cross-entropy"]) == pytest.approx(number(F.cross_entropy(model(x), y)))
         assert set(metrics) == {"loss", "cross-entropy", "error %", "certified %"}
 
-    def test_certified_is_what_the_certificate_says(self):
+    def test_certified_samples_agree_with_the_certificate(self):
         """A released model keeps the coefficients asked for: rows that count as certified are."""
         model, x = margin_model(), numbers(200)
         y = model(x).argmax(dim=1).detach()
@@ -228,7 +228,7 @@ class TestMargin:
         assert float(metrics["certified %"]) <= 100 * float((r >= radius).double().mean()) + 1e-4
         assert float(metrics["certified %"]) > 20
 
-    def test_it_teaches_block_and_head(self):
+    def test_it_has_gradients_for_block_and_head(self):
         model = margin_model().train()
         loss, _ = Margin(model, radius=0.5)(numbers(), torch.arange(6) % 4)
         loss.backward()
@@ -236,7 +236,7 @@ class TestMargin:
             assert parameter.grad.isfinite().all()
         assert model.head.weight.grad.abs().sum() > 0
 
-    def test_rows_without_a_label_are_left_out(self):
+    def test_samples_without_a_label_are_ignored(self):
         objective, x = Margin(margin_model(), radius=0.3), numbers()
         y = torch.tensor([0, MISSING, 2, MISSING, MISSING, 1])
         (loss, metrics), (alone, same) = objective(x, y), objective(x[y >= 0], y[y >= 0])
@@ -257,18 +257,18 @@ class TestMargin:
 
     @pytest.mark.parametrize("pool", [False, True])
     @pytest.mark.parametrize("shapes", [[(4, 2, 2)], [(2, 4, 4), (8, 1, 2)]])
-    def test_directions_are_as_far_apart_as_those_of_the_whole_code(self, shapes, pool):
+    def test_class_vectors_have_the_distances_of_the_full_head(self, shapes, pool):
         torch.manual_seed(0)
         head, size = Readout(shapes, 3, Network(pool=pool)), sum(math.prod(s) for s in shapes)
         w = (head(torch.eye(size)) - head(torch.zeros(1, size))).T
         torch.testing.assert_close(pairwise_distances(class_vectors(head)), torch.cdist(w, w), rtol=1e-4, atol=1e-5)
 
-    def test_linear_layers_in_a_row_are_one(self):
+    def test_consecutive_linear_layers_are_multiplied(self):
         torch.manual_seed(0)
         head = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Identity(), LipschitzLinear(5, 3)).eval()
         torch.testing.assert_close(class_vectors(head), head[3].weight @ head[1].weight)
 
-    def test_expansion_is_that_of_the_certificate_where_coefficients_are_met(self):
+    def test_the_requested_constant_equals_the_certified_one_if_coefficients_are_met(self):
         torch.manual_seed(0)
         norm = ActNorm(4)
         norm.log_scale.data.copy_(torch.tensor([0.3, -1.0, 0.1, 0.0]))
@@ -277,7 +277,7 @@ class TestMargin:
         assert number(torch.as_tensor(requested_lipschitz(whole))) == pytest.approx(1.6 * math.exp(0.3) / 4, rel=1e-6)
         assert number(torch.as_tensor(requested_lipschitz(whole))) >= whole.stretch((1, 4, 4)).forward * (1 - 1e-5)
 
-    def test_what_leaves_early_is_not_shrunk(self):
+    def test_channels_that_are_factored_out_are_not_contracted(self):
         shrink, first = ActNorm(2), ActNorm(4)
         shrink.log_scale.data.fill_(-1.0)
         first.log_scale.data.fill_(-0.5)
@@ -306,7 +306,7 @@ class TestJoint:
         torch.testing.assert_close(loss, bits + F.cross_entropy(model.logits(point), y))
         assert float(metrics["bits/dim"]) == pytest.approx(number(bits))
 
-    def test_rows_without_a_label_count_for_the_density(self):
+    def test_samples_without_a_label_count_for_the_density(self):
         model, x = hybrid(), numbers()
         y = torch.tensor([0, MISSING, 2, MISSING, MISSING, 1])
         loss, _ = Joint(model.eval(), weight=2.0)(x, y)
@@ -317,7 +317,7 @@ class TestJoint:
         assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
         assert (model.head.weight.grad == 0).all()
 
-    def test_an_augmentation_is_for_the_cross_entropy_alone(self):
+    def test_augmentation_applies_only_to_the_cross_entropy(self):
         model, x, y = pixel_hybrid().eval(), pixels(), torch.arange(6) % 3
         plain, augmented = Joint(model, levels=4), Joint(model, levels=4, augment=Augment(shift=2))
         (_, before), (loss, after) = (o(x, y, generator=seeded()) for o in (plain, augmented))
@@ -330,7 +330,7 @@ class TestJoint:
         torch.testing.assert_close(after["cross-entropy"], ce.detach())
         torch.testing.assert_close(loss, before["bits/dim"] + ce)
 
-    def test_an_augmentation_without_a_generator_draws_from_the_global_one(self):
+    def test_augmentation_without_a_generator_uses_the_global_one(self):
         objective, x, y = (
             Joint(pixel_hybrid().eval(), levels=4, augment=Augment(shift=2)),
             pixels(),
@@ -344,14 +344,14 @@ class TestJoint:
 
 
 class TestUnits:
-    def test_integers_get_noise_or_the_middle_of_their_bins(self):
+    def test_integers_get_noise_or_the_centres_of_their_bins(self):
         x = pixels()
         noisy = to_continuous(x, 4, seeded())
         assert torch.equal(noisy.floor(), x.float())
         assert not torch.equal(noisy, x.float())
         assert torch.equal(bin_centres(x, 4), x.float() + 0.5)
 
-    def test_real_numbers_stay_as_they_are(self):
+    def test_real_numbers_are_unchanged(self):
         x = normal(2, 3)
         assert to_continuous(x, None) is x
         assert bin_centres(x, None) is x
@@ -372,7 +372,7 @@ class TestAim:
             ("semi-supervised", Joint),
         ],
     )
-    def test_it_names_an_objective(self, kind, objective):
+    def test_each_kind_builds_its_objective(self, kind, objective):
         assert kind in OBJECTIVE_KINDS
         model = nn.Identity()
         made = ObjectiveSettings(kind, weight=2.0, label_smoothing=0.1, shifted=0.5).build_objective(
@@ -386,13 +386,13 @@ class TestAim:
         if objective is Joint:
             assert (made.weight, made.augment) == (2.0, Augment(shift=3, shifted=0.5))
 
-    def test_a_radius_asks_for_a_margin(self):
+    def test_a_radius_builds_a_margin_objective(self):
         settings = ObjectiveSettings("classification", label_smoothing=0.1, radius=1.5)
         made = settings.build_objective(margin_model(), None)
         assert type(made) is Margin
         assert (made.radius, made.label_smoothing) == (1.5, 0.1)
 
-    def test_nothing_is_augmented_unless_it_is_asked_for(self):
+    def test_nothing_is_augmented_by_default(self):
         assert ObjectiveSettings("hybrid").build_objective(nn.Identity(), 17, Augment(shift=3)).augment is None
         assert ObjectiveSettings("hybrid", shifted=0.5).build_objective(nn.Identity(), 17).augment is None
 
@@ -413,6 +413,6 @@ class TestAim:
             ({"label_smoothing": -0.1}, r"label_smoothing must lie in \[0, 1\); got -0.1."),
         ],
     )
-    def test_wrong_settings_get_a_sentence(self, wrong, sentence):
+    def test_invalid_settings_raise_a_clear_error(self, wrong, sentence):
         with pytest.raises(ValueError, match=sentence):
             ObjectiveSettings(**wrong)

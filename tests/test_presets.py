@@ -81,14 +81,14 @@ class TestTables:
 
 @pytest.mark.parametrize("name", PRESETS)
 class TestEvery:
-    def test_it_goes_by_its_name_and_says_what_it_is(self, name):
+    def test_it_has_its_name_and_a_description(self, name):
         experiment = PRESETS[name]
         assert experiment.name == name == find(name).name
         assert len(experiment.about) > 20
         assert experiment.data.source in [*names(), "table.csv"]
 
     @pytest.mark.no_cover
-    def test_its_network_takes_a_training_step_on_rows_of_its_kind(self, name):
+    def test_its_network_takes_a_training_step_on_data_of_its_kind(self, name):
         """With one block a scale and narrow ones, where the full size takes long: the shapes are the same."""
         experiment = PRESETS[name]
         network = experiment.network
@@ -111,7 +111,7 @@ class TestEvery:
         assert type(model) is KINDS[experiment.objective.kind]
 
 
-def test_the_papers_classifiers_are_as_large_as_it_says():
+def test_the_papers_classifiers_have_the_size_it_states():
     """18 blocks a scale with 19 C^2 weights each, for C = 16, 64, 256, are 23.9 M; a ResNet-164 has 1.7 M.
 
     The constraint adds no parameter, and a network of this size is made at once without it.
@@ -164,7 +164,7 @@ class TestCoefficient:
     def test_as_many_factors_as_layers(self, name, lipschitz):
         assert find(name).network.lipschitz == lipschitz
 
-    def test_it_comes_back_from_its_text(self):
+    def test_it_survives_a_round_trip(self):
         assert config.parse(Experiment, config.dump(find("iresnet64-c0.5"))) == find("iresnet64-c0.5")
 
     @pytest.mark.parametrize(
@@ -195,13 +195,13 @@ class TestCoefficient:
             ),
         ],
     )
-    def test_a_wrong_one_gets_a_sentence(self, name, sentence):
+    def test_an_invalid_coefficient_raises_a_clear_error(self, name, sentence):
         with pytest.raises(ValueError, match="preset|coefficient") as caught:
             find(name)
         assert str(caught.value) == sentence
 
 
-def test_labels_are_missing_only_where_they_are_to_be():
+def test_labels_are_missing_only_for_semi_supervised_learning():
     for name, experiment in PRESETS.items():
         assert (experiment.data.labelled < 1) == (experiment.objective.kind == "semi-supervised"), name
 
@@ -217,7 +217,7 @@ class TestFind:
             ("classifier-digits", "digits-classifier"),
         ],
     )
-    def test_an_unknown_name_gets_the_nearest(self, name, near):
+    def test_an_unknown_name_gets_the_nearest_one(self, name, near):
         known = ", ".join(list(PRESETS)[:6])
         remedy = f"Did you mean '{near}'?" if near else f"Use one of {known}; `iresnet presets` lists all."
         with pytest.raises(ValueError, match="unknown preset") as caught:
@@ -260,7 +260,7 @@ class TestExtends:
         (tmp_path / "mine.toml").write_text(text)
         return tmp_path / "mine.toml"
 
-    def test_what_a_file_leaves_out_is_as_in_the_preset_it_extends(self, tmp_path):
+    def test_omitted_settings_come_from_the_preset_it_extends(self, tmp_path):
         path = self.written(tmp_path, 'extends = "iresnet64"\n[network]\nblocks = [2, 2, 2]\n[data]\nseed = 3\n')
         preset = PRESETS["iresnet64"]
         assert read(path) == replace(
@@ -311,7 +311,7 @@ class TestExtends:
 
 
 class TestRead:
-    def test_what_a_file_leaves_out_keeps_its_default(self, tmp_path):
+    def test_omitted_settings_keep_their_defaults(self, tmp_path):
         path = tmp_path / "mine.toml"
         path.write_text(
             'name = "größer"\n[network]\nblocks = [2]\n[objective]\nkind = "density"\n[training]\nsteps = 7\n',
@@ -348,7 +348,7 @@ class TestRead:
             read(path)
         assert str(caught.value) == f"{path}: {sentence}"
 
-    def test_a_mark_before_the_text_is_no_part_of_it(self, tmp_path):
+    def test_a_byte_order_mark_is_ignored(self, tmp_path):
         (tmp_path / "mine.toml").write_bytes(b"\xef\xbb\xbfseed = 3\r\n")
         assert read(tmp_path / "mine.toml") == Experiment(seed=3)
 
@@ -369,7 +369,7 @@ class TestRead:
         ],
         ids=str.split("latin-1 nul key list seed blocks depth tail epochs size source"),
     )
-    def test_what_was_made_to_harm(self, tmp_path, text, sentence):
+    def test_malicious_files_are_refused(self, tmp_path, text, sentence):
         path = tmp_path / "mine.toml"
         path.write_bytes(text)
         with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
@@ -377,7 +377,7 @@ class TestRead:
         assert str(caught.value).startswith(str(path))
         assert len(str(caught.value)) < len(str(path)) + 300
 
-    def test_a_file_without_an_end(self):
+    def test_an_endless_file_is_refused(self):
         with pytest.raises(ValueError, match="/dev/zero cannot be read as settings: it must have at most 1,048,576"):
             read("/dev/zero")
 

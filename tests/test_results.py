@@ -1,4 +1,4 @@
-"""Results files, what they say about a run, and the tables made from them."""
+"""Results files, the provenance of a run, and the tables generated from them."""
 
 import errno
 import json
@@ -43,7 +43,7 @@ def test_numbers_of_numpy_and_torch_and_paths_are_written_plainly(tmp_path):
     assert read(path).rows == [{"run": 0, "a": 0.5, "b": 2, "c": [0, 1], "d": "x"}]
 
 
-def test_what_json_lacks_is_refused_and_the_old_file_stays(example, tmp_path):
+def test_values_that_json_cannot_hold_are_refused_and_the_old_file_stays(example, tmp_path):
     path = write(example, tmp_path)
     with pytest.raises(ValueError, match="no NaN.*Write None"):
         write(Results("example", rows=[{"value": float("nan"), "run": 0}], runs=[{}]), tmp_path)
@@ -53,7 +53,7 @@ def test_what_json_lacks_is_refused_and_the_old_file_stays(example, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_full_disk_leaves_the_old_file_and_gets_a_sentence(example, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_old_file_and_raises_a_clear_error(example, tmp_path, monkeypatch):
     path = write(example, tmp_path)
 
     def full(descriptor):
@@ -67,7 +67,7 @@ def test_a_full_disk_leaves_the_old_file_and_gets_a_sentence(example, tmp_path, 
 
 
 @pytest.mark.parametrize("name", ["", "a/b", None])
-def test_a_name_must_be_a_files(name):
+def test_a_name_must_be_a_valid_file_name(name):
     with pytest.raises(ValueError, match="name must be a valid file name"):
         Results(name)
 
@@ -99,7 +99,7 @@ def test_a_malformed_file_is_refused_with_its_path_and_the_reason(text, reason, 
 # Circumstances
 
 
-def test_circumstances_say_how_a_number_was_made(monkeypatch):
+def test_provenance_says_how_a_number_was_computed(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/iresnet", "demo", "--seed", "1"])
     run = provenance(seeds=range(2), seconds=0.12345, precision="float64", epochs=3, parameters=10)
     assert run["command"] == "iresnet demo --seed 1"
@@ -154,7 +154,7 @@ def test_a_table_shows_every_column_but_the_run():
     assert markdown_table(ROWS) == TABLE
 
 
-def test_a_table_shows_the_columns_asked_for():
+def test_a_table_shows_the_requested_columns():
     assert markdown_table(ROWS, ["value"]) == "| value |\n| --: |\n| 1.25 |\n| 3 |"
 
 

@@ -1,4 +1,4 @@
-"""Run folders: what they hold, that they go on bit for bit, and what is said of those that cannot be used."""
+"""Run folders: what they hold, that they resume bit for bit, and the errors for those that cannot be used."""
 
 import errno
 import io
@@ -34,7 +34,7 @@ def same(a, b):
 
 
 class TestFolder:
-    def test_holds_all_that_later_commands_need(self):
+    def test_it_holds_the_files_that_later_commands_need(self):
         names = {p.name for p in trained().iterdir()}
         assert {
             "config.toml",
@@ -48,7 +48,7 @@ class TestFolder:
         } <= names
         assert not [n for n in names if n.startswith(".")]  # nothing half-written
 
-    def test_gives_its_experiment_back(self):
+    def test_it_returns_its_experiment(self):
         opened = Run.open(trained())
         assert opened.experiment == replace(tiny(), data=tiny().data.resolved())
         assert opened.schema.shape == (1, 8, 8)
@@ -111,7 +111,7 @@ class TestFolder:
 
 class TestResume:
     @pytest.mark.parametrize("name", ["digits-hybrid", "points-density"])
-    def test_goes_on_bit_for_bit(self, name, tmp_path):
+    def test_it_continues_bit_for_bit(self, name, tmp_path):
         experiment = tiny(name, steps=7, validate_every=3, save_every=2)
         start(experiment, tmp_path / "whole")
         calls = iter(range(100))
@@ -125,7 +125,7 @@ class TestResume:
         assert {k: v for k, v in whole.items() if k != "seconds"} == {k: v for k, v in parts.items() if k != "seconds"}
 
     @pytest.mark.slow
-    def test_what_was_logged_after_the_checkpoint_is_done_again(self, tmp_path):
+    def test_steps_logged_after_the_checkpoint_are_repeated(self, tmp_path):
         experiment = tiny(steps=6, validate_every=1, save_every=4)
         calls = iter(range(100))
 
@@ -140,7 +140,7 @@ class TestResume:
         assert resume(tmp_path / "run").finished
         assert [row["step"] for row in Run.open(tmp_path / "run").log()] == [1, 2, 3, 4, 5, 6]
 
-    def test_of_a_finished_run_changes_nothing(self, tmp_path):
+    def test_resuming_a_finished_run_changes_nothing(self, tmp_path):
         folder = copy_of(trained(), tmp_path / "run")
         (folder / "evaluation.json").write_text("{}")
         before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
@@ -149,7 +149,7 @@ class TestResume:
         assert outcome.certificate.passed
         assert before == {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
 
-    def test_of_a_run_that_never_saved_starts_at_the_beginning(self, tmp_path):
+    def test_resuming_a_run_without_a_checkpoint_starts_at_the_beginning(self, tmp_path):
         folder = copy_of(trained(), tmp_path / "run")
         for name in ("last", "best", "model"):
             (folder / f"{name}.safetensors").unlink()
@@ -176,7 +176,7 @@ class TestUnits:
 
 
 class TestBadInput:
-    def test_no_such_folder(self, tmp_path):
+    def test_a_missing_folder_is_named(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"nothing does not exist. Train first: iresnet train"):
             Run.open(tmp_path / "nothing")
 
@@ -203,7 +203,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"schema.json cannot be read: .* Train again"):
             Run.open(folder)
 
-    def test_a_torn_model(self, tmp_path):
+    def test_a_truncated_model_is_refused(self, tmp_path):
         folder = copy_of(trained(), tmp_path / "run")
         whole = (folder / "model.safetensors").read_bytes()
         (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
@@ -217,7 +217,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"does not fit .*config.toml"):
             iresnet.load(folder)
 
-    def test_not_finished(self, tmp_path):
+    def test_a_run_without_a_model_says_how_to_finish_it(self, tmp_path):
         stopped = start(tiny(), tmp_path / "run", stop=lambda: True)
         assert not stopped.finished
         with pytest.raises(
@@ -225,31 +225,31 @@ class TestBadInput:
         ):
             iresnet.load(tmp_path / "run")
 
-    def test_weights_that_there_are_not(self):
+    def test_unknown_weights_are_refused(self):
         with pytest.raises(ValueError, match="weights must be 'model' or 'best'; got 'worst'"):
             Run.open(trained()).model("worst")
 
-    def test_a_folder_that_holds_a_run_is_left_alone(self, tmp_path):
+    def test_a_folder_that_holds_a_run_is_not_overwritten(self, tmp_path):
         folder = copy_of(trained(), tmp_path / "run")
         before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
         with pytest.raises(ValueError, match="already holds a run. Continue it with --resume, or choose another --out"):
             start(tiny(), folder)
         assert before == {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
 
-    def test_a_file_where_the_folder_should_be(self, tmp_path):
+    def test_a_file_in_place_of_the_folder_is_refused(self, tmp_path):
         (tmp_path / "run").write_text("mine")
         with pytest.raises(ValueError, match="is a file; a run needs a folder"):
             start(tiny(), tmp_path / "run")
         assert (tmp_path / "run").read_text() == "mine"
 
-    def test_what_cannot_be_built_leaves_no_folder(self, tmp_path):
+    def test_settings_that_cannot_be_built_leave_no_folder(self, tmp_path):
         experiment = tiny()
         experiment = replace(experiment, network=replace(experiment.network, blocks=(1, 1, 1, 1)))
         with pytest.raises(ValueError, match="Give blocks fewer entries"):
             start(experiment, tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
-    def test_a_full_disk_leaves_the_last_checkpoint_to_go_on_from(self, tmp_path, monkeypatch):
+    def test_a_full_disk_leaves_the_last_checkpoint_to_resume_from(self, tmp_path, monkeypatch):
         experiment = tiny(steps=6, validate_every=6, save_every=2)
         sync, calls = os.fsync, iter(range(1000))
 
@@ -279,7 +279,7 @@ def test_release_tightens_the_best_weights(tmp_path):
 
 
 class TestFolderOfOthers:
-    def test_files_that_are_not_a_runs_are_left_alone(self, tmp_path):
+    def test_files_of_something_else_are_not_overwritten(self, tmp_path):
         (tmp_path / "config.toml").write_text("# mine\n")
         (tmp_path / "log.csv").write_text("a,b\n")
         with pytest.raises(ValueError, match=r"holds files of something else \(config.toml, log.csv\). Choose another"):
@@ -293,7 +293,7 @@ class TestFolderOfOthers:
             start(tiny(), folder)
         assert (folder / "model.safetensors").exists()
 
-    def test_a_run_that_broke_down_before_it_saved_can_be_started_anew(self, tmp_path):
+    def test_a_run_that_failed_before_its_first_checkpoint_can_be_restarted(self, tmp_path):
         folder = copy_of(trained(), tmp_path / "run")
         for name in ("last", "best", "model"):
             (folder / f"{name}.safetensors").unlink()
@@ -313,14 +313,14 @@ class TestData:
         return replace(tiny("table-density"), data=replace(tiny("table-density").data, source=str(path)))
 
     @pytest.mark.parametrize("change", [{"columns": "b,a"}, {"factor": 2.0}, {"rows": 201}])
-    def test_that_changed_after_training_are_refused(self, change, tmp_path):
+    def test_data_that_changed_after_training_are_refused(self, change, tmp_path):
         outcome = start(self.table(tmp_path / "t.csv"), tmp_path / "run")
         assert len(outcome.run.splits().test) == 40
         self.table(tmp_path / "t.csv", **change)
         with pytest.raises(ValueError, match=r"have changed since it was trained, so its splits would differ"):
             Run.open(tmp_path / "run").splits()
 
-    def test_are_found_from_another_folder(self, tmp_path, monkeypatch):
+    def test_data_are_found_from_another_working_directory(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         experiment = self.table(tmp_path / "t.csv")
         start(replace(experiment, data=replace(experiment.data, source="t.csv")), tmp_path / "run")
@@ -331,21 +331,21 @@ class TestData:
 
 class TestDamage:
     @pytest.mark.parametrize("text", ["{", "[1]", ""])
-    def test_of_a_json_file_names_it(self, text, tmp_path):
+    def test_damage_to_a_json_file_names_it(self, text, tmp_path):
         folder = copy_of(trained(), tmp_path / "run")
         (folder / "environment.json").write_text(text)
         with pytest.raises(ValueError, match=r"environment.json is damaged: .* Remove it"):
             Run.open(folder).read_json("environment.json")
 
     @pytest.mark.parametrize("line", ["1,2,x", "1" + ",2" * 30])
-    def test_of_the_log_names_it(self, line, tmp_path):
+    def test_damage_to_the_log_names_it(self, line, tmp_path):
         folder = copy_of(trained(), tmp_path / "run")
         with (folder / "log.csv").open("a") as file:
             file.write(line + "\n")
         with pytest.raises(ValueError, match=r"log.csv is damaged: .* Remove it"):
             Run.open(folder).log()
 
-    def test_a_torn_line_of_the_log_is_dropped_on_resume(self, tmp_path):
+    def test_a_truncated_line_of_the_log_is_dropped_on_resume(self, tmp_path):
         stopped = start(tiny(), tmp_path / "run", stop=lambda: True)
         with (tmp_path / "run" / "log.csv").open("a") as file:
             file.write("1")  # of "10,..."
@@ -370,7 +370,7 @@ class TestDamage:
         assert rates == pytest.approx([tiny().training.learning_rate_at(i) for i in (0, 2, 5)])
 
 
-def test_loading_a_model_leaves_the_random_numbers_alone():
+def test_loading_a_model_does_not_change_the_random_state():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -396,7 +396,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     assert (tmp_path / "run" / "last.safetensors").read_bytes() == kept[0]
 
 
-def test_a_log_that_cannot_be_written_gets_a_sentence(tmp_path):
+def test_a_log_that_cannot_be_written_raises_a_clear_error(tmp_path):
     log = Log(tmp_path, 0, [])
     log.write({"step": 1, "loss": 2.0})
 
@@ -412,7 +412,7 @@ def test_a_log_that_cannot_be_written_gets_a_sentence(tmp_path):
         log.write({"step": 2, "loss": 1.0})
 
 
-def test_tensorboard_holds_the_figures_where_it_is_installed(tmp_path):
+def test_tensorboard_has_the_metrics_if_it_is_installed(tmp_path):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     start(tiny(), tmp_path / "run")
     read = events.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
@@ -420,14 +420,14 @@ def test_tensorboard_holds_the_figures_where_it_is_installed(tmp_path):
     assert [e.step for e in read.Scalars("validation_bits/dim")] == [3, 6]
 
 
-def test_without_tensorboard_there_is_the_csv(tmp_path, monkeypatch):
+def test_without_tensorboard_the_csv_is_written(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     start(tiny(), tmp_path / "run")
     assert not (tmp_path / "run" / "tensorboard").exists()
     assert len(Run.open(tmp_path / "run").log()) == 2
 
 
-def test_roulette_is_watched_with_a_series(tmp_path):
+def test_a_roulette_is_validated_with_a_series(tmp_path):
     experiment = tiny("mnist-flow-small", steps=2)
     path = tmp_path / "images.npz"
     np.savez(path, np.random.default_rng(0).integers(0, 256, (60, 1, 12, 12)).astype(np.uint8))
@@ -439,7 +439,7 @@ def test_roulette_is_watched_with_a_series(tmp_path):
 
 
 class TestFaultsOfFiles:
-    def test_data_json_is_written_on_resume_where_a_kill_came_before_it(self, tmp_path):
+    def test_data_json_is_written_on_resume_if_the_process_was_killed_before(self, tmp_path):
         folder = copy_of(trained("digits-hybrid"), tmp_path / "run")
         for name in ("data.json", "last.safetensors", "model.safetensors"):
             (folder / name).unlink()
@@ -448,20 +448,20 @@ class TestFaultsOfFiles:
 
     @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
     @pytest.mark.parametrize("name", ["schema.json", "best.safetensors"])
-    def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(self, tmp_path, name):
+    def test_a_pipe_in_place_of_a_file_is_refused(self, tmp_path, name):
         folder = copy_of(trained("digits-hybrid"), tmp_path / "run")
         (folder / name).unlink()
         os.mkfifo(folder / name)
         with pytest.raises(ValueError, match=f"{name} must be a regular file"):
             Run.open(folder)
 
-    def test_a_folder_that_is_no_utf_8_is_refused_before_anything_is_trained(self, tmp_path):
+    def test_a_folder_name_that_is_not_utf_8_is_refused_before_training(self, tmp_path):
         with pytest.raises(ValueError, match="the path of a run must be UTF-8"):
             start(tiny("digits-hybrid"), tmp_path / "a\udcff")
         assert not any(tmp_path.iterdir())
 
     @pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="needs a file that cannot be read")
-    def test_a_disk_that_fails_names_the_file(self, tmp_path):
+    def test_a_read_error_names_the_file(self, tmp_path):
         (tmp_path / "a.csv").symlink_to("/proc/self/mem")
         with pytest.raises(OSError, match="a.csv cannot be read: Input/output error"):
             delimited.read_delimited(tmp_path / "a.csv", lambda names: names)

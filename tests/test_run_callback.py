@@ -1,4 +1,4 @@
-"""The likelihood that training watches: the true one, whatever its own series leaves out, and what is said of that."""
+"""The validation likelihood during training: the true one, whatever the truncation of training's series."""
 
 import math
 
@@ -50,7 +50,7 @@ def truth(factor, x, blocks=1):
 
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("estimator", [PowerSeries(2), PowerSeries(200), RussianRoulette(2)], ids=str)
-def test_the_figure_is_the_true_one_whatever_trained_it(estimator, blocks):
+def test_the_validation_likelihood_is_the_true_one_for_any_training_estimator(estimator, blocks):
     """A contraction by 0.1 is where a short series errs most: it sees -0.9 - 0.405 of ln 0.1 = -2.303."""
     rows = points()
     metrics, criterion = validate(contraction(-0.9, estimator, blocks), rows, DENSITY)
@@ -67,7 +67,7 @@ def test_the_figure_is_the_true_one_whatever_trained_it(estimator, blocks):
     (0.5, 1, (0.5 - math.log(1.5)) / math.log(2)),
     (0.5, 2, 0.0),  # it errs to the other side: nothing to be gained by it
 ])  # fmt: skip
-def test_what_the_series_of_training_hides_is_known(factor, terms, known):
+def test_the_truncation_error_of_training_is_reported(factor, terms, known):
     metrics, _ = validate(contraction(factor, PowerSeries(terms)), points(), DENSITY)
     assert metrics[TRUNCATION] == pytest.approx(known, abs=BIAS)
 
@@ -79,7 +79,7 @@ def plane(j, estimator):
     return Flow(ResidualBlock(g), DiagonalNormal(4), estimator=estimator, event_shape=(4,)).eval()
 
 
-def test_few_dimensions_are_exact_and_tell_the_truncation_too():
+def test_few_dimensions_are_exact_and_report_the_truncation_too():
     metrics, _ = validate(
         plane(-0.9 * torch.eye(4), PowerSeries(2)), Dataset(torch.zeros(5, 4), None, Schema((4,))), DENSITY
     )
@@ -87,7 +87,7 @@ def test_few_dimensions_are_exact_and_tell_the_truncation_too():
     assert metrics[TRUNCATION] == pytest.approx((-1.305 - math.log(0.1)) / math.log(2), rel=1e-3)
 
 
-def test_noise_is_not_taken_for_flattery():
+def test_noise_is_not_taken_for_truncation_error():
     """tr J = 0 for an exchange of neighbours, while v' J v is 2, 0 or -2: nothing but noise."""
     flow, raw = plane(-0.5 * torch.eye(4)[[1, 0, 3, 2]], PowerSeries(16)), []
     for rows in (20, 40):
@@ -100,7 +100,7 @@ def test_noise_is_not_taken_for_flattery():
 
 
 @pytest.mark.parametrize(("estimator", "terms"), [(RussianRoulette(2), 20), (PowerSeries(15), 30)], ids=str)
-def test_where_no_constant_is_known_the_series_is_long(estimator, terms, monkeypatch):
+def test_without_a_known_constant_the_series_is_long(estimator, terms, monkeypatch):
     seen, free = [], UnconstrainedBlock(nn.Linear(D, D, bias=False))
     asserted = ResidualBlock(nn.Linear(D, D, bias=False), lipschitz=0.5)
     monkeypatch.setattr(Flow, "log_prob", lambda _, x, **options: seen.append(options["estimator"]) or x.sum(1))
@@ -112,7 +112,7 @@ def test_where_no_constant_is_known_the_series_is_long(estimator, terms, monkeyp
 
 
 def kept(folder, truncation):
-    """A finished run whose best weights were flattered by so much."""
+    """A finished run whose best weights have this truncation error."""
     run = Run.open(folder)
     best = checkpoint.load(folder / "best.safetensors")
     checkpoint.save(
@@ -136,12 +136,12 @@ def test_the_command_warns_once_that_the_network_exploits_the_truncation(call, t
     assert (code, text.count(sentence)) == (0, 1)
 
 
-def test_the_log_has_it_where_a_series_trains():
+def test_the_log_has_the_truncation_error_if_a_series_trains():
     assert all(row[TRUNCATION] is not None for row in Run.open(trained()).log())
     assert TRUNCATION not in Run.open(trained("digits-classifier")).log()[0]
 
 
-def test_a_job_says_it_of_the_cell_that_it_trained(tmp_path, monkeypatch):
+def test_a_reproduction_job_warns_about_the_cell_it_trained(tmp_path, monkeypatch):
     run, said = kept(copy_of(trained(), tmp_path / "run"), 0.2), []
     monkeypatch.setattr(job, "start", lambda *_, **__: FitResult(run, 6, True, 0.0))
     assert job.Work(job.Job(out=tmp_path), say=said.append).get_run(cells.find_cell("digits", "c=0.9"), 0) == run

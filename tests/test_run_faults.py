@@ -1,4 +1,4 @@
-"""Run folders under faults: two at once, kills between two files, files of other runs, damage; what is said of it."""
+"""Run folders under faults: concurrent processes, kills between two files, files of other runs, damage."""
 
 import errno
 import json
@@ -79,14 +79,14 @@ class TestOneAtATime:
         ],
         ids=["resume", "tighten", "start"],
     )
-    def test_a_second_one_is_refused_and_changes_nothing(self, call, folder, words):
+    def test_a_second_process_is_refused_and_changes_nothing(self, call, folder, words):
         with lock.lock_folder(folder):
             before = content(folder)
             code, text = call(*(w.format(folder) for w in words))
             assert (code, content(folder)) == (2, before)
         assert f"iresnet: {folder} {self.SENTENCE}" in text
 
-    def test_a_folder_that_is_being_made_is_in_use(self, call, tmp_path):
+    def test_a_folder_that_is_being_created_is_in_use(self, call, tmp_path):
         asked = []
 
         def second():
@@ -104,11 +104,11 @@ class TestOneAtATime:
         with lock.lock_folder(folder):
             assert call("certify", folder)[0] == 0
 
-    def test_nothing_of_it_stays(self, folder):
+    def test_the_lock_file_is_removed(self, folder):
         resume(folder)
         assert not (folder / "lock").exists()
 
-    def test_it_ends_with_a_failure(self, tmp_path):
+    def test_the_lock_ends_with_a_failure(self, tmp_path):
         def crash():
             raise KeyboardInterrupt
 
@@ -142,7 +142,7 @@ class TestBinding:
         assert call("report", folder)[0] == 0
         assert checkpoint.sha256(other / MODEL) in (folder / "report.html").read_text()
 
-    def test_figures_of_other_weights_are_made_anew(self, call, folder, other):
+    def test_metrics_of_other_weights_are_recomputed(self, call, folder, other):
         assert call("evaluate", folder, "--rows", 20, "--draws", 2)[0] == 0
         (folder / "evaluation.json").write_text(
             json.dumps({**json.loads((folder / "evaluation.json").read_text()), "mine": 1})
@@ -167,8 +167,8 @@ class TestBinding:
         without_digest(folder / MODEL)
         assert Run.open(folder).read_json("certificate.json")["passed"] is True
 
-    def test_figures_of_an_evaluation_under_way_name_the_weights_they_are_of(self, call, folder, other, monkeypatch):
-        """The model changes while it is judged: its figures are those of the one before."""
+    def test_metrics_of_a_running_evaluation_name_the_weights_they_describe(self, call, folder, other, monkeypatch):
+        """The model changes while it is evaluated: the metrics are those of the previous one."""
         digest = checkpoint.sha256(folder / MODEL)
 
         def evaluated(*_, **__):
@@ -180,7 +180,7 @@ class TestBinding:
         assert json.loads((folder / "evaluation.json").read_text())["model_sha256"] == digest
 
     @pytest.mark.parametrize("name", ["last", "best", "model"])
-    def test_one_bit_is_noticed(self, call, folder, name):
+    def test_one_flipped_bit_is_detected(self, call, folder, name):
         flip(folder / f"{name}.safetensors")
         words = {
             "last": ("train", "--resume", "--out", folder),
@@ -213,9 +213,7 @@ class TestBinding:
                 load()
 
     @pytest.mark.parametrize("removed", range(3))
-    def test_a_kill_while_room_is_made_for_a_run_leaves_a_folder_that_is_still_known(
-        self, folder, removed, monkeypatch
-    ):
+    def test_a_kill_while_a_run_is_removed_leaves_a_folder_that_is_still_a_run(self, folder, removed, monkeypatch):
         for path in folder.iterdir():
             if path.name not in ("config.toml", "schema.json", "data.json"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -246,7 +244,7 @@ class TestBinding:
         with pytest.raises(ValueError, match=f"config.toml: .*{why}"):
             Run.open(folder).splits()
 
-    def test_so_are_rows_of_another_kind(self, tmp_path):
+    def test_data_with_another_schema_are_named(self, tmp_path):
         folder = copy_of(trained(), tmp_path / "run")
         text = (folder / "schema.json").read_text()
         (folder / "schema.json").write_text(text.replace('"levels": 17', '"levels": 33'))
@@ -327,7 +325,7 @@ class TestKills:
         assert run.read_json("certificate.json")["passed"] is True
         assert not (folder / "report.html").exists() or name != MODEL
 
-    def test_figures_from_before_there_were_digests_do_not_outlive_their_model(self, call, folder, monkeypatch):
+    def test_metrics_without_a_digest_do_not_outlive_their_model(self, call, folder, monkeypatch):
         (folder / "evaluation.json").write_text('{"rows": 5}')
         with monkeypatch.context() as patch:
             killed_before(patch, "certificate.json")
@@ -356,7 +354,7 @@ class TestTensors:
         with pytest.raises(ValueError, match=f"model.safetensors is damaged: weights/{name} has values that are not"):
             iresnet.load(folder)
 
-    def test_nor_whole_numbers_for_weights(self, folder):
+    def test_integer_weights_are_not_loaded(self, folder):
         weights = dict(checkpoint.load(folder / MODEL).tensors["weights"])
         name = next(n for n in weights if n.endswith("original"))
         edited(folder / MODEL, weights={**weights, name: weights[name].view(torch.int32)})
@@ -369,7 +367,7 @@ class TestTensors:
         edited(folder / MODEL, weights={**weights, name: weights[name].half()})
         assert dict(iresnet.load(folder).named_parameters())[name].dtype == torch.float32
 
-    def test_moments_of_another_size_are_refused_on_resume(self, call, folder):
+    def test_optimiser_state_of_another_shape_is_refused_on_resume(self, call, folder):
         """Fused AdamW would write beyond them."""
         (folder / MODEL).unlink()
         moments = dict(checkpoint.load(folder / "last.safetensors").tensors["optimiser"])
@@ -381,7 +379,7 @@ class TestTensors:
         assert content(folder) == before
 
     @pytest.mark.parametrize("values", [torch.zeros(0), torch.zeros(3, 1), torch.tensor([math.nan]), torch.arange(3)])
-    def test_likelihoods_that_are_none(self, folder, values):
+    def test_invalid_likelihoods_are_refused(self, folder, values):
         edited(folder / MODEL, reference={"log_likelihood": values})
         with pytest.raises(ValueError, match=r"model.safetensors .*: reference/log_likelihood (must|has values)"):
             Run.open(folder).reference()
@@ -398,7 +396,7 @@ class TestTensors:
             ("model", {"tightened": [1]}, r"tightened must be a list of layer names; got \[1\]"),
         ],
     )
-    def test_states_that_are_none(self, call, folder, name, state, why):
+    def test_invalid_states_are_refused(self, call, folder, name, state, why):
         edited(folder / f"{name}.safetensors", state=state)
         code, text = call("train", "--resume", "--out", folder)
         assert code == 2
@@ -415,7 +413,7 @@ def use(board):
 
 
 class TestBoard:
-    """TensorBoard is a copy, and no reason to end a training."""
+    """TensorBoard's file is only a copy, so its failures must not stop training."""
 
     def test_a_folder_that_is_moved(self, tmp_path):
         pytest.importorskip("tensorboard")
@@ -459,7 +457,7 @@ class TestBoard:
             use(board)
         assert len(seen) == 1
 
-    def test_failures_of_other_threads_are_still_told(self, tmp_path, monkeypatch):
+    def test_exceptions_of_other_threads_are_still_reported(self, tmp_path, monkeypatch):
         pytest.importorskip("tensorboard")
         told = []
         monkeypatch.setattr(threading, "excepthook", told.append)
@@ -472,7 +470,7 @@ class TestBoard:
         assert [failure.exc_type for failure in told] == [ZeroDivisionError]
 
     @pytest.mark.parametrize("late", [False, True])
-    def test_a_thread_that_fails_while_the_file_is_opened_is_not_told_twice(self, tmp_path, monkeypatch, late):
+    def test_a_thread_that_fails_while_the_file_is_opened_is_not_reported_twice(self, tmp_path, monkeypatch, late):
         """Also where it fails after the writer has given up."""
         told, threads, go = [], [], threading.Event()
         monkeypatch.setattr(threading, "excepthook", told.append)
@@ -502,7 +500,7 @@ class TestBoard:
 
 
 class TestLearningRate:
-    """After divergence a lower rate is the remedy, and it needs no new run."""
+    """After divergence the remedy is a lower learning rate, and it needs no new run."""
 
     @pytest.fixture
     def stopped(self, tmp_path):
@@ -510,7 +508,7 @@ class TestLearningRate:
         start(tiny(KIND, steps=6), tmp_path / "run", stop=lambda: next(calls) == 2)
         return tmp_path / "run"
 
-    def test_is_taken_and_recorded(self, call, stopped):
+    def test_a_new_learning_rate_is_used_and_recorded(self, call, stopped):
         before = Run.open(stopped).experiment
         code, text = call("train", "--resume", "--out", stopped, "--set", "learning_rate=1e-5")
         assert code == 0, text
@@ -526,7 +524,7 @@ class TestLearningRate:
         assert call("report", stopped, "--rows", 20)[0] == 0
         assert note in (stopped / "report.html").read_text()
 
-    def test_twice_is_recorded_twice(self, stopped):
+    def test_two_changes_are_both_recorded(self, stopped):
         for rate in (1e-4, 1e-4, 1e-5):  # the same again is no change
             resume(stopped, learning_rate=rate, stop=lambda: True)
         assert len(Run.open(stopped).changes()) == 2
@@ -549,7 +547,7 @@ class TestLearningRate:
         assert (code, content(stopped)) == (2, before)
         assert sentence in text
 
-    def test_of_a_finished_run_it_is_too_late(self, call, folder):
+    def test_a_finished_run_refuses_a_new_learning_rate(self, call, folder):
         before = content(folder)
         code, text = call("train", "--resume", "--out", folder, "--set", "learning_rate=1e-4")
         assert (code, content(folder)) == (2, before)
@@ -566,10 +564,10 @@ class TestLearningRate:
 
 
 class TestDamage:
-    """Whatever a file of a run folder holds, it is read, or one sentence names it."""
+    """Whatever a file of a run folder holds, it is read, or a one-line error names it."""
 
     @pytest.mark.parametrize("name", ["config.toml", "log.csv", "evaluation.json", "certificate.json", "schema.json"])
-    def test_that_is_no_text(self, call, folder, name):
+    def test_a_file_that_is_not_text_is_refused(self, call, folder, name):
         (folder / "evaluation.json").touch()
         (folder / name).write_bytes(b"\xff\xfe" + (folder / name).read_bytes())
         code, text = call("report", folder)
@@ -578,13 +576,13 @@ class TestDamage:
 
     @pytest.mark.parametrize("name", ["evaluation.json", "certificate.json", "environment.json", "schema.json"])
     @pytest.mark.parametrize("depth", [40, 100_000])
-    def test_that_is_nested_too_deeply(self, call, folder, name, depth):
+    def test_a_file_that_is_nested_too_deeply_is_refused(self, call, folder, name, depth):
         (folder / name).write_text('{"a":' * depth + "1" + "}" * depth)
         code, text = call("report", folder)
         assert code == 2
         assert str(folder / name) in text
 
-    def test_of_the_log_on_resume(self, tmp_path):
+    def test_damage_to_the_log_is_named_on_resume(self, tmp_path):
         calls = iter(range(100))
         start(tiny(KIND), tmp_path / "run", stop=lambda: next(calls) == 2)
         whole = (tmp_path / "run" / "log.csv").read_bytes()
@@ -596,12 +594,12 @@ class TestDamage:
         assert resume(tmp_path / "run").finished
 
     @pytest.mark.parametrize("cell", ["nan", "-1", "1e308", "1e999", "", "x"])
-    def test_of_a_step(self, tmp_path, cell):
+    def test_an_invalid_step_in_the_log_is_named(self, tmp_path, cell):
         (tmp_path / "log.csv").write_text(f"step,loss\n1,2\n{cell},3\n")
         with pytest.raises(ValueError, match=r"log.csv is damaged: .*Remove it; the model does not need it."):
             reading.read_log(tmp_path / "log.csv")
 
-    def test_what_diverged_is_drawn_as_far_as_it_goes(self, tmp_path):
+    def test_a_diverged_run_is_plotted_as_far_as_possible(self, tmp_path):
         values = ["1e308", "-1e308", "nan", "inf", "", "1e299", "5e-324", "1e308", "2"]
         lines = [f"{10 * i},{v}" for i, v in enumerate(values * 100)]
         (tmp_path / "log.csv").write_text("\n".join(["step,loss", *lines, ""]))
@@ -638,7 +636,7 @@ VALUES: tuple[object, ...] = (
 
 
 @pytest.mark.parametrize("name", ["evaluation.json", "certificate.json", "environment.json"])
-def test_any_value_anywhere_gives_a_page_or_a_sentence(name, tmp_path):
+def test_any_value_anywhere_gives_a_page_or_a_clear_error(name, tmp_path):
     """A sample of all places times all values; what is refused names the file, in one line."""
     whole = plain()
     known, refused = getattr(whole, name.removesuffix(".json")), 0
@@ -664,24 +662,24 @@ def refusal(path):
 
 class TestSeeds:
     @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 10**30])
-    def test_beyond_64_bits_leave_no_folder(self, call, tmp_path, seed):
+    def test_seeds_beyond_64_bits_leave_no_folder(self, call, tmp_path, seed):
         code, text = call("train", "points-density", "--seed", seed, "--out", tmp_path / "run")
         assert code == 2
         assert text == f"iresnet: seed must fit 64 bits; got {seed}.\n"
         assert not (tmp_path / "run").exists()
 
     @pytest.mark.parametrize("words", [("sample", "{}"), ("report", "{}"), ("interpolate", "{}"), ("demo",)], ids=str)
-    def test_are_refused_by_every_command(self, call, folder, words):
+    def test_seeds_beyond_64_bits_are_refused_by_every_command(self, call, folder, words):
         code, text = call(*(w.format(folder) for w in words), "--seed", 2**64)
         assert code == 2
         assert "seed must fit 64 bits" in text
 
     @pytest.mark.parametrize("seed", [2**63 - 1, -(2**63)])
-    def test_of_64_bits_will_do(self, seed):
+    def test_seeds_of_64_bits_are_accepted(self, seed):
         assert torch.Generator().manual_seed(Experiment(seed=seed).seed)
 
 
-def test_a_resumed_run_is_bound_like_one_that_was_not_disturbed(tmp_path):
+def test_a_resumed_run_has_the_digests_of_an_undisturbed_one(tmp_path):
     experiment, calls = tiny(KIND, steps=4, validate_every=2, save_every=2), iter(range(100))
     start(experiment, tmp_path / "whole")
     start(experiment, tmp_path / "parts", stop=lambda: next(calls) == 1)

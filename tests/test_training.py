@@ -1,4 +1,4 @@
-"""The training loop: its schedule, its average, its guards, that it learns, and that it goes on where it stopped."""
+"""The training loop: schedule, average, guards, that it learns, and that it resumes exactly where it stopped."""
 
 import math
 from dataclasses import replace
@@ -61,12 +61,12 @@ class Plain(Objective):
 
 
 class TestSchedule:
-    def test_warm_up_reaches_the_full_rate_and_not_more(self):
+    def test_warmup_reaches_the_peak_learning_rate_and_not_more(self):
         settings = Training(steps=100, learning_rate=1.0, warmup=10, cooldown=0.0)
         assert [round(settings.learning_rate_at(i), 6) for i in (0, 4, 9, 10, 50)] == [0.1, 0.5, 1.0, 1.0, 1.0]
 
     @pytest.mark.parametrize("warmup", [0, 1])
-    def test_without_warm_up_the_first_step_has_the_full_rate(self, warmup):
+    def test_without_warmup_the_first_step_has_the_peak_learning_rate(self, warmup):
         assert Training(steps=10, learning_rate=0.5, warmup=warmup, schedule="constant").learning_rate_at(0) == 0.5
 
     def test_cools_down_linearly_over_the_last_part(self):
@@ -75,12 +75,12 @@ class TestSchedule:
         assert settings.learning_rate_at(80) == pytest.approx(0.5)
         assert 0 < settings.learning_rate_at(99) == pytest.approx(1 / 40)
 
-    def test_a_constant_rate_is_constant_after_the_warm_up(self):
+    def test_a_constant_learning_rate_is_constant_after_the_warmup(self):
         settings = Training(steps=100, learning_rate=0.3, warmup=4, schedule="constant", cooldown=0.9)
         assert [settings.learning_rate_at(i) for i in range(5)] == pytest.approx([0.075, 0.15, 0.225, 0.3, 0.3])
         assert {settings.learning_rate_at(i) for i in range(4, 100)} == {0.3}
 
-    def test_a_cosine_falls_from_the_full_rate_to_nearly_zero(self):
+    def test_a_cosine_falls_from_the_peak_learning_rate_to_nearly_zero(self):
         settings = Training(steps=1000, learning_rate=1.0, warmup=100, schedule="cosine")
         rates = [settings.learning_rate_at(i) for i in range(1000)]
         assert rates[:100] == pytest.approx([(i + 1) / 100 for i in range(100)])
@@ -90,15 +90,15 @@ class TestSchedule:
         assert 0 < rates[-1] < 1e-4
 
     @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
-    def test_a_warm_up_longer_than_the_training_never_ends(self, schedule):
+    def test_a_warmup_longer_than_training_never_ends(self, schedule):
         settings = Training(steps=10, learning_rate=1.0, warmup=100, schedule=schedule, cooldown=0.0)
         assert [settings.learning_rate_at(i) for i in range(10)] == pytest.approx([(i + 1) / 100 for i in range(10)])
 
-    def test_steps_follow_from_epochs_where_they_are_given(self):
+    def test_steps_are_computed_from_epochs_if_given(self):
         assert Training(epochs=3).resolve_epochs(40) == Training(epochs=3, steps=120)
         assert Training(steps=7).resolve_epochs(40) == Training(steps=7)
 
-    def test_the_optimiser_gets_the_rate_of_the_step(self):
+    def test_the_optimiser_gets_the_learning_rate_of_the_step(self):
         settings, rates = Training(steps=4, warmup=2, learning_rate=1.0, cooldown=0.5), []
 
         def callback(state):
@@ -134,7 +134,7 @@ class TestSchedule:
             ),
         ],
     )
-    def test_wrong_settings_get_a_sentence(self, wrong, sentence):
+    def test_invalid_settings_raise_a_clear_error(self, wrong, sentence):
         with pytest.raises(ValueError, match=sentence):
             Training(**wrong)
 
@@ -192,7 +192,7 @@ class TestDecay:
             torch.testing.assert_close(p.detach(), before[name] * (factor if decays else 1), msg=name)
 
     @pytest.mark.parametrize(("nesterov", "moved"), [(True, 1.9), (False, 1.0)])
-    def test_momentum_looks_ahead_only_where_it_is_nesterovs(self, nesterov, moved):
+    def test_only_nesterov_momentum_looks_ahead(self, nesterov, moved):
         model = nn.Linear(1, 1, bias=False)
         nn.init.constant_(model.weight, 1.0)
         settings = Training(steps=1, optimiser="sgd", learning_rate=0.1, warmup=0, schedule="constant")
@@ -200,7 +200,7 @@ class TestDecay:
         assert float(model.weight.detach()) == pytest.approx(1 - 0.05 * moved)
 
     @pytest.mark.parametrize("name", OPTIMISERS)
-    def test_every_optimiser_goes_downhill(self, name):
+    def test_every_optimiser_decreases_the_loss(self, name):
         model = nn.Linear(1, 1, bias=False)
         nn.init.constant_(model.weight, 1.0)
         settings = Training(steps=1, optimiser=name, learning_rate=0.1, warmup=0, schedule="constant", momentum=0.0)
@@ -276,7 +276,7 @@ class TestAverage:
         average.update(model)
         assert float(average.result(model)[0].weight.detach()) == pytest.approx(10 / 11)
 
-    def test_looking_at_the_average_does_not_change_the_training(self):
+    def test_validating_the_average_does_not_change_training(self):
         """Trap: a validation that settles the live model's norms trains another model, the more often it looks."""
         looked, alone = tiny_flow(), tiny_flow()
         settings, seen = Training(steps=8, learning_rate=0.02), []
@@ -318,7 +318,7 @@ class TestTrain:
         assert [(done, steps) for done, steps, _ in seen] == [(1, 3), (2, 3), (3, 3)]
         assert all(math.isfinite(metrics["nats"]) for _, _, metrics in seen)
 
-    def test_the_logged_figure_is_the_likelihood(self):
+    def test_the_logged_metric_is_the_likelihood(self):
         flow, x = tiny_flow(), next(moons())
         flow(x)  # initialises ActNorm
         flow.eval()
@@ -339,7 +339,7 @@ class TestTrain:
         )
         assert float(seen[-1][2]["error %"]) < 5 < float(seen[0][2]["error %"])
 
-    def test_a_watch_can_end_it(self):
+    def test_a_callback_can_stop_it(self):
         seen = []
         model = train(
             MaximumLikelihood(tiny_flow()),
@@ -355,7 +355,7 @@ class TestTrain:
         train(Plain(nn.Linear(1, 1)), (torch.ones(1, 1) * b for b in batches), Training(steps=4))
         assert next(batches) in (4, 5)
 
-    def test_without_a_batch(self):
+    def test_training_without_a_batch_raises(self):
         with pytest.raises(
             TrainingError, match="training needs at least one batch; got none. Give more data or more steps."
         ):
@@ -400,7 +400,7 @@ class TestGuards:
         with pytest.raises(TrainingError, match=r"step 3 is nan; model.weight is the first .* Lower learning_rate"):
             train(Broken(nn.Linear(1, 1)), [torch.ones(2, 1)] * 5, Training(steps=5))
 
-    def test_with_finite_parameters_it_names_the_first_layer_that_is_not(self):
+    def test_with_finite_parameters_it_names_the_first_layer_with_an_output_that_is_not_finite(self):
         model = nn.Sequential(nn.Linear(1, 2), nn.Sequential(nn.Tanh(), Explodes()), nn.Linear(2, 1))
         sentence = (
             r"the loss of step 3 is -?(inf|nan); the output of model.1.1 is the first that is not finite. "
@@ -430,7 +430,7 @@ class TestGuards:
             train(MaximumLikelihood(Flow(chain, DiagonalNormal(2))), moons(), Training(steps=1))
         assert "forward_and_logdet" not in vars(bad)  # the replay leaves nothing behind
 
-    def test_where_every_layer_is_finite_it_says_so(self):
+    def test_if_every_layer_is_finite_it_says_so(self):
         class Odd(Plain):
             def forward(self, x, y=None, *, estimator=None, generator=None):
                 loss = super().forward(x)[0] / 0
@@ -439,7 +439,7 @@ class TestGuards:
         with pytest.raises(TrainingError, match="step 1 is -?inf; every layer is finite: check the data. Lower"):
             train(Odd(nn.Linear(1, 1)), [torch.ones(2, 1)], Training(steps=1))
 
-    def test_a_gradient_that_is_not_a_number_leaves_the_weights(self):
+    def test_a_gradient_that_is_not_finite_does_not_reach_the_weights(self):
         class Second(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -488,7 +488,7 @@ def problem(kind):
 class TestResume:
     @pytest.mark.parametrize("optimiser", OPTIMISERS)
     @pytest.mark.parametrize("kind", ["images", "table"])
-    def test_training_goes_on_as_if_nothing_had_happened(self, kind, optimiser, tmp_path):
+    def test_resumed_training_continues_bit_for_bit(self, kind, optimiser, tmp_path):
         """Ten steps at once, and five, a file, another process (as far as one can tell), five: bit for bit."""
         settings = Training(
             steps=10, optimiser=optimiser, learning_rate=0.02, warmup=3, weight_decay=0.01, head_decay=0.01, average=0.7
@@ -519,7 +519,7 @@ class TestResume:
         assert same(half, whole)
         assert torch.equal(again.get_state(), generator.get_state())
 
-    def test_a_snapshot_is_of_its_moment(self):
+    def test_later_steps_do_not_change_a_snapshot(self):
         """The weights go on; what was taken must not."""
         objective, batches = problem("table")
         taken = []
@@ -566,7 +566,7 @@ class TestResume:
         assert all(torch.equal(t, start[n]) for n, t in objective.model.state_dict().items())
 
     @pytest.mark.parametrize("steps", [2, 1])
-    def test_a_training_that_was_finished_returns_its_result(self, steps):
+    def test_resuming_a_finished_training_returns_its_result(self, steps):
         objective, batches = problem("table")
         taken = []
         settings = Training(steps=2)
@@ -578,7 +578,7 @@ class TestResume:
         again = train(resumed, batches.starting_at(2), replace(settings, steps=steps), resume=taken[-1])
         assert same(done, again)
 
-    def test_another_devices_generator_is_left_alone(self):
+    def test_the_generator_state_of_another_device_is_ignored(self):
         objective, _ = problem("table")
         snapshot = State(objective, Training(), seeded(4)).snapshot()
         tensors = {**snapshot.tensors, "generator": {"state": torch.zeros(16, dtype=torch.uint8)}}
@@ -686,7 +686,7 @@ class TestForeignTensors:
     @pytest.mark.parametrize(
         ("optimiser", "name"), [("adam", "exp_avg"), ("adamax", "exp_inf"), ("sgd", "momentum_buffer")]
     )
-    def test_a_moment_is_that_of_its_weight(self, optimiser, name):
+    def test_the_optimiser_state_has_the_layout_of_its_weight(self, optimiser, name):
         state, saved = interrupted(optimiser=optimiser)
         tensors = {g: dict(named) for g, named in saved.tensors.items()}
         tensors["optimiser"][f"1.{name}"] = torch.ones(1)
@@ -702,7 +702,7 @@ class TestForeignTensors:
             ({"averaged": 1.5}, "averaged must be a non-negative integer"),
         ],
     )
-    def test_states_without_their_numbers_are_refused(self, changes, why):
+    def test_states_with_invalid_numbers_are_refused(self, changes, why):
         state, saved = interrupted()
         with pytest.raises(ValueError, match=why):
             state.restore(replace(saved, state={**saved.state, **changes}))
