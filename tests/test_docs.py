@@ -242,3 +242,7 @@ class TestGeneratedParts:
         table = tables.settings_table("network")
         assert '| `activation` | `"elu"` | `elu`, `lipswish`, `maxmin`, `sine`, `relu` |' in table
         assert re.search(r"^\| `lipschitz` \| `0\.9` \| number; in \(0, 1\) \| \w+", table, re.MULTILINE)
+
+    @pytest.mark.parametrize("group", GROUPS)
+    def test_every_setting_has_a_comment(self, group):
+        assert re.findall(r"^\| `(\w+)` .*\|  \|$", tables.settings_table(group), re.MULTILINE) == []

@@ -23,6 +23,7 @@ class Training:
     #: Batch size: samples per step.
     batch: Annotated[int, minimum(1)] = 256
 
+    #: adam has decoupled weight decay (AdamW).
     optimiser: Optimiser = "adam"
     #: Peak learning rate, reached after the warm-up.
     learning_rate: Annotated[float, positive] = 2e-3
@@ -31,10 +32,13 @@ class Training:
     schedule: Literal["linear", "cosine", "constant", "milestones"] = "linear"
     #: Steps over which the learning rate rises.
     warmup: Annotated[int, minimum(0)] = 50
+    #: For the schedule linear: the last fraction of training, over which the learning rate falls.
     cooldown: Annotated[float, in_interval("[0, 1]", "is a fraction of training,")] = 0.4
+    #: For the schedule milestones: the fractions of training after which the learning rate is multiplied by `decay`.
     milestones: Annotated[
         tuple[float, ...], Rule(lambda parts: all(0 < m < 1 for m in parts), "are fractions of training, in (0, 1)")
     ] = (0.3, 0.6, 0.8)
+    #: For the schedule milestones: that factor.
     decay: Annotated[float, positive] = 0.2
     #: Maximum gradient norm; larger gradients are scaled down to it.
     clip: Annotated[float, positive] = 1.0
@@ -42,6 +46,7 @@ class Training:
     betas: tuple[float, float] = (0.9, 0.99)
     #: For sgd.
     momentum: float = 0.9
+    #: For sgd: Nesterov momentum instead of plain momentum.
     nesterov: bool = True
     #: Weight decay of linear layers and convolutions in residual branches and conditioners only: decoupled for adam, an
     #: l2 penalty for adamax and sgd.
@@ -55,6 +60,7 @@ class Training:
     select: Literal["best", "last"] = "best"
     #: Steps between validations, and between checkpoints.
     validate_every: Annotated[int, minimum(1)] = 200
+    #: Steps between two checkpoints.
     save_every: Annotated[int, minimum(1)] = 200
 
     def __post_init__(self) -> None:
