@@ -131,8 +131,10 @@ def _allowed(kind: Any) -> str:
     if get_origin(kind) is Annotated:
         inner, *rules = get_args(kind)
         words = [rule.words for rule in rules if isinstance(rule, Rule)]
-        told = [re.sub(r"^(must be |must lie |must |is |are )", "", w) for w in words if " at most " not in w]
-        return "; ".join(filter(None, [_allowed(inner), *told]))
+        told = [
+            re.sub(r"^(.*(?=in [\[(])|must be |must lie |must |is |are )", "", w) for w in words if " at most " not in w
+        ]
+        return "; ".join(filter(None, [_allowed(inner), *told])).replace("not be ", "not ")
     if get_origin(kind) is tuple:
         return "list of numbers"
     return {int: "integer", float: "number", str: "text"}.get(kind, "")

@@ -58,7 +58,7 @@ class Training:
     average: Annotated[float, in_interval("[0, 1)", "is the decay of the averaged weights,")] = 0.99
     #: Which weights a run releases: the best on validation data, or the last.
     select: Literal["best", "last"] = "best"
-    #: Steps between validations, and between checkpoints.
+    #: Steps between two validations.
     validate_every: Annotated[int, minimum(1)] = 200
     #: Steps between two checkpoints.
     save_every: Annotated[int, minimum(1)] = 200
