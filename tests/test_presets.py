@@ -399,4 +399,4 @@ def test_the_list_says_that_a_coefficient_may_follow(capsys):
     assert stop.value.code == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in PRESETS)
-    assert "NAME-cX is the preset NAME with every layer's norm below X." in printed
+    assert "NAME-cX is the preset NAME with the Lipschitz constant of every layer below X." in printed

@@ -349,7 +349,7 @@ class TestCommand:
     def test_a_radius_that_is_no_number(self, tmp_path, capsys, word):
         code, text, kept = self.run(tmp_path, capsys, "--radius", word)
         assert (code, kept) == (2, {})
-        assert f"--radius is one number, in the units of the data; got {word!r}. For 36/255 of pixels" in text
+        assert f"--radius must be one number, in the units of the data; got {word!r}. For 36/255 of pixels" in text
 
     def test_figures_are_kept_before_an_attack_that_fails(self, tmp_path, capsys, monkeypatch):
         def fails(*_, **__):
