@@ -24,7 +24,7 @@ from tests.zoo import normal
 TABLE = Schema((3,), columns=tuple("abc"))
 FORMULA = ("glow", "glow-additive", "realnvp", "nice")
 ZUKO = ("made", "maf", "ffjord")
-RIVALS = [PRESETS[name] for name in GROUPS["rivals"] if name in PRESETS]
+OTHERS = [PRESETS[name] for name in GROUPS["others"] if name in PRESETS]
 
 
 def network(family, schema, **changes):
@@ -232,7 +232,7 @@ class TestPresets:
         layers = PRESETS["cifar10-glow"].network
         assert (layers.blocks, layers.width, layers.kernels) == ((32, 32, 32), 512, (3, 1, 3))
 
-    def test_the_rivals_of_table_3_have_one_layout(self):
+    def test_the_other_models_of_table_3_have_one_layout(self):
         affine, additive, ours = (
             PRESETS[f"cifar10-{name}"].network
             for name in ("glow-classifier", "additive-classifier", "iresnet-glow-style")
@@ -248,9 +248,9 @@ class TestPresets:
     @pytest.mark.parametrize(("prefix", "ours"), [("digits", "digits-density"), ("mnist", "mnist-flow")])
     def test_other_families_have_the_same_preprocessing(self, prefix, ours):
         network = PRESETS[ours].network
-        rivals = [e.network for e in RIVALS if e.name.startswith(prefix)]
-        assert len(rivals) == 7
-        assert {(n.preprocessing, n.alpha) for n in rivals} == {(network.preprocessing, network.alpha)}
+        others = [e.network for e in OTHERS if e.name.startswith(prefix)]
+        assert len(others) == 7
+        assert {(n.preprocessing, n.alpha) for n in others} == {(network.preprocessing, network.alpha)}
 
     def test_ink_where_the_first_batch_has_none_is_not_impossible(self):
         """A row's ActNorm has no more than the noise to go by there; the logit spreads that over several units."""
@@ -270,7 +270,7 @@ class TestPresets:
         with pytest.raises(ValueError, match="cifar10-glow is not constrained, so it has no coefficient"):
             find("cifar10-glow-c0.9")
 
-    @pytest.mark.parametrize("experiment", RIVALS, ids=lambda e: e.name)
+    @pytest.mark.parametrize("experiment", OTHERS, ids=lambda e: e.name)
     def test_they_survive_toml(self, experiment):
         assert config.parse(type(experiment), config.dump(experiment)) == experiment
 

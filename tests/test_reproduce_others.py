@@ -45,7 +45,7 @@ RESULTS = {r.name: r for r in (figure1.RESULT, figure2.RESULT, table1.RESULT, cl
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Every result of the budget smoke; the five classifiers of Table 3 with a few steps."""
-    work = Work(Job(out=tmp_path_factory.mktemp("rivals")))
+    work = Work(Job(out=tmp_path_factory.mktemp("others")))
     few = Work(replace(work.job, overrides=("training.steps=6",)))
     outcomes = {name: result.run(few if name == "table3" else work) for name, result in RESULTS.items()}
     return SimpleNamespace(work=work, few=few, out=work.job.out, outcomes=outcomes)

@@ -1,7 +1,7 @@
 """Presets: named experiments, and `find`, which looks one up.
 
 They are TOML files: `general` (digits, tables, points), `flows` (the paper's image densities, and others),
-`classifiers` (the paper's, and ResNets), `rivals` (baselines: Glow and others). `experiment` defines the settings of an
+`classifiers` (the paper's, and ResNets), `others` (Glow and other models). `experiment` defines the settings of an
 experiment (data, network, objective, training), `reading` reads them from TOML, `coefficient` sets the paper's c,
 `suitable` says which presets suit given data.
 """

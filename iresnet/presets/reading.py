@@ -21,7 +21,7 @@ GROUPS = {
     group: config.parse_tables(
         files(__package__).joinpath(f"{group}.toml").read_text(encoding="utf-8"), f"{group}.toml"
     )
-    for group in ("general", "flows", "classifiers", "rivals")
+    for group in ("general", "flows", "classifiers", "others")
 }
 TABLES: dict[str, dict[str, Any]] = {name: table for group in GROUPS.values() for name, table in group.items()}
 

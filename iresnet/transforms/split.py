@@ -58,7 +58,7 @@ class Split(ABC):
 class Halves(Split):
     """Keeps the first half of the channels, the larger one if their number is odd.
 
-    >>> [part.tolist() for part in Halves().take(torch.tensor([[1, 2, 3]]))]
+    >>> [part.tolist() for part in Halves().separate(torch.tensor([[1, 2, 3]]))]
     [[[1, 2]], [[3]]]
     """
 
@@ -81,7 +81,7 @@ class Halves(Split):
 class Alternate(Halves):
     """Keeps every other channel, beginning with the first.
 
-    >>> [part.tolist() for part in Alternate().take(torch.tensor([[1, 2, 3]]))]
+    >>> [part.tolist() for part in Alternate().separate(torch.tensor([[1, 2, 3]]))]
     [[[1, 3]], [[2]]]
     """
 
