@@ -69,7 +69,7 @@ def _load_toml(text: str) -> dict[str, Any]:
 def _longest_key(text: str) -> int:
     """Return the number of parts of the longest key; text in a comment that looks like one counts too.
 
-    >>> _longest_key('a = 1.5'), _parts('[a . "b".c]')
+    >>> _longest_key('a = 1.5'), _longest_key('[a . "b".c]')
     (2, 3)
     """
     longest = parts = end = 0

@@ -103,7 +103,7 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 def shorten(text: str) -> str:
     """Return a text, truncated if it is too long for a message.
 
-    >>> shorten("kind"), len(cut("kind" * 1000))
+    >>> shorten("kind"), len(shorten("kind" * 1000))
     ('kind', 80)
     """
     return text if len(text) <= LENGTH else f"{text[: LENGTH - 1]}…"
@@ -126,7 +126,7 @@ def with_path(error: OSError, path: object) -> OSError:
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or its class name if it has none.
 
-    >>> first_line(EOFError()), reason(ValueError("one\\ntwo"))
+    >>> first_line(EOFError()), first_line(ValueError("one\\ntwo"))
     ('EOFError', 'one')
     """
     return (str(error) or type(error).__name__).splitlines()[0]

@@ -75,10 +75,11 @@ def rounding_bound(
     `samples` is the batch size of the context among the tensors, if there is one.
 
     >>> from torch import nn
-    >>> from .constant import bound
-    >>> from .program import read
+    >>> from .constant import lipschitz_bound
+    >>> from .program import parse
     >>> g = nn.Sequential(nn.Linear(2, 2, bias=False)).double()
-    >>> found = rounding_bound(read(g).program, read(g).tensors(), bound(g).constants, (2,))
+    >>> parsed = parse(g)
+    >>> found = rounding_bound(parsed.program, parsed.tensors(), lipschitz_bound(g).constants, (2,))
     >>> 0 < found.relative < 1e-14, 0 <= found.absolute < 1e-14
     (True, True)
     """

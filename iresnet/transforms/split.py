@@ -99,7 +99,7 @@ class Alternate(Halves):
 class Checkerboard(Split):
     """Keeps the pixels (i, j) of an image with i + j even. Both parts have the full size, with zeros elsewhere.
 
-    >>> Checkerboard().take(torch.ones(1, 1, 2, 2))[0].tolist()
+    >>> Checkerboard().separate(torch.ones(1, 1, 2, 2))[0].tolist()
     [[[[1.0, 0.0], [0.0, 1.0]]]]
     """
 
