@@ -149,8 +149,8 @@ class TestOnDigits:
 @pytest.mark.parametrize(
     ("preset", "reason"),
     [
-        ("vanilla164", "Not certified: it was trained without the constraint, on purpose (constrained = false)."),
-        ("batchnorm164", "Not certified: it was trained without the constraint, on purpose (constrained = false)."),
+        ("vanilla164", "Not certified: it was trained without the Lipschitz constraint (constrained = false)."),
+        ("batchnorm164", "Not certified: it was trained without the Lipschitz constraint (constrained = false)."),
         ("resnet164", "Not certified: an ordinary ResNet has no inverse to prove."),
     ],
 )

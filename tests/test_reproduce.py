@@ -401,13 +401,13 @@ def test_the_printed_table_shows_budget_recipe_settings_and_the_spread_over_seed
     words = ("7.00", "± 0.25", "3 seeds", "-0.01", "6.78", "54 of 54", "1.2e-10", "cifar10", "ResNet-164")
     assert all(word in out for word in words)
     assert "…" not in out
-    assert out.endswith("made with budget short, recipe ours, settings as they are\n")
+    assert out.endswith("trained with budget short, recipe ours, settings unchanged\n")
     show(
         console(),
         Reproduction(Results("table2", [row, {**row, "settings": "epochs=7"}], [{}]), classification.COLUMNS2, ()),
     )
     out = capsys.readouterr().out
-    assert "made with a: budget short, recipe ours, settings as they are; b: budget short, recipe ours, set" in out
+    assert "trained with a: budget short, recipe ours, settings unchanged; b: budget short, recipe ours" in out
     assert "…" not in out
     assert out.count("6.78") == 2
 
@@ -682,7 +682,7 @@ def test_the_command_prints_tables_and_file_names(made, capsys, tmp_path):
     out = capsys.readouterr().out
     assert "table2  digits c=0.9: error" in out
     assert "3 of 3" in out
-    assert out.count("made with budget smoke, recipe ours, settings as they are") == 2
+    assert out.count("trained with budget smoke, recipe ours, settings unchanged") == 2
     assert "tightening: change of the error" in out
     assert str(tmp_path / "figure8.png") in out
     assert "…" not in out
