@@ -137,6 +137,7 @@ class TestProcesses:
         with pytest.raises(Violation, match="writes to .* outside its folder"):
             commands.check_exit(["train"], ended)
 
+    @pytest.mark.slow
     def test_nothing_is_found(self):
         assert cases("writes", 1) == []
         assert cases("commands", 1) == []

@@ -133,7 +133,9 @@ def test_a_block_trains_the_same(kind):
 
 
 @pytest.mark.parametrize("kind", kinds(NETWORKS, ("mlp",)))
-@pytest.mark.parametrize("estimator", [Exact(), PowerSeries(4)], ids=["exact", "series"])
+@pytest.mark.parametrize(
+    "estimator", [pytest.param(Exact(), id="exact", marks=pytest.mark.slow), pytest.param(PowerSeries(4), id="series")]
+)
 def test_a_block_with_its_logdet_trains_the_same(kind, estimator, monkeypatch):
     """Probes are drawn outside of the graph in real use; here both draw the same ones."""
     block, x = block_of(kind)
@@ -142,6 +144,7 @@ def test_a_block_with_its_logdet_trains_the_same(kind, estimator, monkeypatch):
     agree(block, copy.deepcopy(block), lambda module: module.forward_and_logdet(x, estimator=estimator))
 
 
+@pytest.mark.slow
 def test_a_flow_takes_the_same_training_steps():
     torch.manual_seed(0)
     flow, x = mlp_flow(2, blocks=2, hidden=(8,)), x_of(16, 2)

@@ -28,7 +28,11 @@ GROUPS = ["data", "network", "objective", "training", "acceleration"]
 DESIGN = TEXTS["docs/explanation/design.md"]
 
 
-@pytest.mark.parametrize("page", PAGES)
+#: Pages whose snippets train for more than a few seconds.
+LONG = {"docs/guide/train.md"}
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, marks=[pytest.mark.slow] * (p in LONG)) for p in PAGES])
 @pytest.mark.no_cover
 def test_snippets_run_in_order(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

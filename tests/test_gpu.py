@@ -146,6 +146,7 @@ def test_the_compiled_function_is_the_plain_one(monkeypatch):
     torch.testing.assert_close(quick_state, plain_state, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.no_cover
 def test_the_compiled_density_is_the_plain_one(monkeypatch):
     """The same for a unit with its log-determinant, whose convolutions are then products of matrices."""

@@ -21,6 +21,9 @@ from iresnet.transforms.mixing import InvertibleConv1x1, Reverse
 from iresnet.trust import why_modified
 from tests.zoo import DOUBLE, dense_jacobian, normal, roused
 
+# Numerical tests: the lines they run are covered by the tests of models and commands as well.
+pytestmark = pytest.mark.no_cover
+
 
 class TestFlows:
     @pytest.mark.parametrize(
@@ -177,6 +180,7 @@ class TestSteps:
         assert graphs[0] == 0
         assert 1 <= graphs[1] <= 3
 
+    @pytest.mark.slow
     @pytest.mark.no_cover
     def test_batch_norms_of_compiled_couplings_count_their_batches(self, monkeypatch):
         monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))

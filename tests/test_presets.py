@@ -87,28 +87,38 @@ class TestEvery:
         assert len(experiment.about) > 20
         assert experiment.data.source in [*names(), "table.csv"]
 
-    @pytest.mark.no_cover
-    def test_its_network_takes_a_training_step_on_data_of_its_kind(self, name):
-        """With one block a scale and narrow ones, where the full size takes long: the shapes are the same."""
-        experiment = PRESETS[name]
-        network = experiment.network
-        small = replace(
-            network,
-            blocks=(1,) * len(network.blocks),
-            width=0 if network.family == "irevnet" else min(network.width or 8, 8),
-            padding=min(network.padding, 1),
-            tail=min(network.tail, 1),
-            tail_width=8,
-        )
-        metrics = trained_one_step(replace(experiment, network=small), rows(schema(experiment)))
-        assert metrics
-        assert all(bool(torch.isfinite(value)) for value in metrics.values())
-
     @pytest.mark.slow
     def test_its_network_is_built_in_full(self, name):
         experiment = PRESETS[name]
         model = build(experiment.network, schema(experiment), experiment.objective.kind)
         assert type(model) is KINDS[experiment.objective.kind]
+
+
+#: One preset of each kind; the others are slow tests.
+QUICK = {
+    "points-density", "table-density", "digits-density", "digits-hybrid", "digits-certified", "mnist-flow-noise",
+    "cifar10-flow", "cifar10-flow-modern", "iresnet164", "resnet164", "vanilla164", "digits-glow", "toy-iresnet",
+    "cifar10-irevnet", "mnist-realnvp",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in PRESETS])
+@pytest.mark.no_cover
+def test_its_network_takes_a_training_step_on_data_of_its_kind(name):
+    """With one block a scale and narrow ones, where the full size takes long: the shapes are the same."""
+    experiment = PRESETS[name]
+    network = experiment.network
+    small = replace(
+        network,
+        blocks=(1,) * len(network.blocks),
+        width=0 if network.family == "irevnet" else min(network.width or 8, 8),
+        padding=min(network.padding, 1),
+        tail=min(network.tail, 1),
+        tail_width=8,
+    )
+    metrics = trained_one_step(replace(experiment, network=small), rows(schema(experiment)))
+    assert metrics
+    assert all(bool(torch.isfinite(value)) for value in metrics.values())
 
 
 def test_the_papers_classifiers_have_the_size_it_states():
