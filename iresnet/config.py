@@ -155,7 +155,7 @@ def _describe_type(kind: Any) -> str:
         count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
         return f"a list of {count}entries, each {_describe_type(arguments[0])}"
     if origin in (Union, types.UnionType):
-        return " or ".join(_describe_type(k) for k in arguments)
+        return " or ".join(_describe_type(k) for k in arguments if not (k is int and float in arguments))
     return TYPE_NAMES.get(kind, str(kind))
 
 

@@ -48,9 +48,9 @@ class DataSettings:
     #: The label column of a table.
     label: str = ""
     #: Held out from the training data if the source has no validation split.
-    validation: float = 0.15
+    validation: int | float = 0.15
     #: Held out first if the source has no test split.
-    test: float = 0.2
+    test: int | float = 0.2
     #: The fraction of the training labels that is kept; the others become -1.
     labelled: Annotated[float, in_interval("(0, 1]", "is the fraction of the labels that is kept,")] = 1.0
     #: Images of a folder are resized to size x size; 0: not resized, and all must have the same size.
