@@ -104,7 +104,7 @@ class TestCommand:
         monkeypatch.setattr(digits, "run", lambda *a, **k: again.append(run(*a, **k)) or again[0])
         assert self.run("demo", "--out", str(folder)) == 0
         out = capsys.readouterr().out
-        assert "classifies: error" in out
+        assert "classification error" in out
         assert "report.html" in out
         assert (again[0].error, again[0].density) == (outcome.error, outcome.density)
 

@@ -136,7 +136,7 @@ def _is_recomputing() -> bool:
 
 def _persistent(tensor: Tensor) -> Tensor:
     """Return a tensor that training can write to, also if created inside `torch.inference_mode`."""
-    if not torch.is_inference_mode_enabled():
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():  # which a compiler cannot trace
         return tensor
     with torch.inference_mode(False):
         return tensor.clone()
