@@ -17,10 +17,10 @@ setup: .venv/setup.stamp  ## make .venv and install the package with its develop
 demo: .venv/setup.stamp  ## one network, four jobs: train it on digits and write runs/demo/report.html
 	$(BIN)/iresnet demo
 
-test: lint  ## everything a change must pass: format, lint, types, layers, tests, coverage
-	$(PYTEST) --cov
+test: lint  ## everything a change must pass: format, lint, types, layers, tests (five minutes)
+	$(PYTEST)
 
-test-all: lint  ## the same with the slow tests
+test-all: lint  ## the same with the slow tests, and the coverage of all of them
 	$(PYTEST) --cov -m ""
 
 test-gpu: .venv/setup.stamp  ## the tests that need a GPU, the slow ones too

@@ -13,9 +13,6 @@ from iresnet.transforms.conditioner import NormalisedConv2d, ResidualConvolution
 from iresnet.transforms.mixing import Reverse
 from tests.zoo import DOUBLE, dense_jacobian, normal, roused
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 
 class Says(nn.Module):
     """A conditioner that says the same whatever it is given."""

@@ -26,9 +26,6 @@ from iresnet.data import toy
 from iresnet.fixed_point import default_tolerance, iteration_limit, solve
 from tests.zoo import DOUBLE, contraction, linear_block, normal, rouse_
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 SOLVERS = {"banach": Banach(), "anderson": Anderson()}
 CONSTANTS = [0.3, 0.5, 0.7, 0.9, 0.97]
 

@@ -35,9 +35,6 @@ from iresnet import (
 from iresnet.transforms import AffineCoupling
 from tests.zoo import DOUBLE, contraction, linear_block, normal, rouse_
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)

@@ -22,9 +22,6 @@ from iresnet.transforms.elementary import Flatten
 from iresnet.transforms.mixing import InvertibleConv1x1
 from tests.zoo import DOUBLE, dense_jacobian, normal
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 NAMES = [name for name in GROUPS["flows"] if name in PRESETS]
 DIGITS = Schema((1, 8, 8), levels=17)
 SMALL = Network(blocks=(1, 1), width=6, kernels=(1, 1), terms=3)

@@ -23,9 +23,6 @@ from iresnet.spectral import Geometry
 from tests.test_gpu_kernels import bent, bent_back
 from tests.zoo import DOUBLE, normal
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 LAYERS = {
     "3 x 3": nn.Conv2d(3, 30, 3, padding=1, bias=False),
     "3 x 3 back": nn.Conv2d(30, 3, 3, padding=1, bias=False),

@@ -15,9 +15,6 @@ from iresnet import ResidualBlock, certify, contractive_mlp
 from iresnet.logdet import Jacobian, power_series, series_weights
 from tests.zoo import rouse_
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 DIMENSION, TERMS = 3, range(1, 13)
 
 

@@ -35,9 +35,6 @@ from iresnet.transforms.elementary import Flatten
 from iresnet.transforms.mixing import InvertibleConv1x1
 from tests.zoo import contraction, linear_block, normal, rouse_
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 A = contraction(3, 0.8)
 INVERSE = torch.linalg.inv(torch.eye(3, dtype=A.dtype) + A)
 

@@ -36,9 +36,6 @@ from iresnet.logdet import Jacobian
 from iresnet.spectral import Geometry, NoBoundKnown
 from tests.zoo import ACTIVATIONS, DOUBLE, UserNet, constrained_layers, contraction, dense_jacobian, normal, rouse_
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 OPTIMISERS = {
     "sgd": partial(torch.optim.SGD, lr=0.003, momentum=0.9),
     "adam": partial(torch.optim.Adam, lr=0.001),

@@ -34,9 +34,6 @@ from iresnet.models import ACTIVATIONS, PREPROCESSING, READOUTS, Network, build
 from iresnet.models.resnet import PlainResNet, PreActResNet
 from tests.zoo import normal
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 
 def coefficients(g):
     return [cap_of(m).coefficient for m in g.modules() if cap_of(m) is not None]

@@ -21,9 +21,6 @@ from iresnet.transforms.mixing import InvertibleConv1x1, Reverse
 from iresnet.trust import why_modified
 from tests.zoo import DOUBLE, dense_jacobian, normal, roused
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 
 class TestFlows:
     @pytest.mark.parametrize(

@@ -24,9 +24,6 @@ from iresnet.lipschitz import ACTIVATIONS, lipschitz_constant
 from iresnet.lipschitz.activations import STRING_SETTINGS
 from tests.zoo import ZOO, normal
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 NAN, INF = math.nan, math.inf
 
 #: Activations, a setting, and values for which the function is not finite, or not computed as it should be.

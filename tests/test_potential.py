@@ -32,9 +32,6 @@ from iresnet.train import Training, train
 from iresnet.train.objective import ObjectiveSettings, requested_lipschitz
 from tests.zoo import ACTIVATIONS, dense_jacobian, normal, rouse_
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 MONOTONE = [name for name in ACTIVATIONS if name not in ("lipswish", "lipswish-sharp", "sine", "sine-fast", "maxmin")]
 IMAGE = (2, 4, 3)
 

@@ -30,9 +30,6 @@ from iresnet import (
 from iresnet.lipschitz import cap_of, refresh_
 from tests.zoo import DOUBLE, UserNet, constrained_layers, contraction, dense_jacobian, linear_block, normal, rouse_
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 SOLVERS = {"banach": Banach(), "anderson": Anderson()}
 
 solvers = pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)

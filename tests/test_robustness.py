@@ -38,9 +38,6 @@ from iresnet.train.objective import MISSING
 from tests.runs import copy_of, trained
 from tests.zoo import UserNet, linear_block, normal, rouse_
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 FLOAT = torch.float32
 
 

@@ -48,9 +48,6 @@ from iresnet.proof import SetAside, error_growth
 from iresnet.transform import StackOperation, flat_steps, run_forward, run_inverse
 from tests.zoo import contraction, linear_block, normal, rouse_
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 A = contraction(4, 0.6)
 
 

@@ -17,9 +17,6 @@ from iresnet.spectral import Geometry, NoBoundKnown, fourier, operator
 from iresnet.spectral.fourier import largest_singular_values, sample_symbols, symbols, to_stride_one
 from tests.zoo import DOUBLE, contraction, normal
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 

@@ -35,9 +35,6 @@ from iresnet.transforms import ClosedForm
 from tests.runs import copy_of, trained
 from tests.zoo import normal, rouse_
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 
 @pytest.fixture
 def chosen(monkeypatch):

@@ -23,9 +23,6 @@ from iresnet.lipschitz import Concatenated
 from iresnet.logdet import Jacobian
 from tests.zoo import DOUBLE, UserNet, contraction, dense_jacobian, normal, rouse_
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 ACTIVATIONS = {
     "elu": nn.ELU,
     "elu 0.4": lambda: nn.ELU(0.4),

@@ -11,9 +11,6 @@ from iresnet.evaluate import Truncation, truncation
 from tests.test_evaluate import image_hybrid, images, pixel_flow, table, table_flow
 from tests.test_protocol import BIT, linear
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 
 def partial_sum(a, n):
     """The trace of the first n terms, from eigenvalues, and ln det(I + A)."""

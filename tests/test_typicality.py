@@ -20,9 +20,6 @@ from iresnet.evaluate import (
 from tests.test_evaluate import images, pixel_flow, table
 from tests.zoo import normal
 
-# Numerical tests: the lines they run are covered by the tests of models and commands as well.
-pytestmark = pytest.mark.no_cover
-
 D = 60
 
 
