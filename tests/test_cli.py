@@ -506,7 +506,7 @@ class TestTables:
     def test_a_report_shows_interpolations_of_a_table(self, call, made, tmp_path):
         folder = copy_of(made / "run", tmp_path / "run")
         assert call("report", folder)[0] == 0
-        assert "One line for each pair of rows" in (folder / "report.html").read_text()
+        assert "One line for each pair of samples" in (folder / "report.html").read_text()
 
 
 def test_scores_of_images_name_the_files():

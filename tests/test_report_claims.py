@@ -27,9 +27,9 @@ def test_an_inverse_without_a_proof_is_shown_as_it_is():
     assert summary(m).startswith("One residual network of 8 blocks and 412,330 parameters that classifies")
     assert summary(m).endswith("gives their likelihood (2.05 bits/dim). Its inverse is not proven.")
     for part in [
-        "Largest block bound ∞ nothing is proven, for 360 rows: not every block is proven to be a contraction",
+        "Largest block bound ∞ nothing is proven, for 360 samples: not every block is proven to be a contraction",
         "Measured error 4.2 × 10⁻¹³ measured", "The errors are those of the iteration, without a proof.",
-        "Inverse, bound per block ∞ no bound: not every block is proven to be a contraction; 0 of 360 rows proven",
+        "Inverse, bound per block ∞ no bound: not every block is proven to be a contraction; 0 of 360 samples proven",
         "Left out: interpolation needs a proven inverse, and not every block is proven to be a contraction.",
     ]:  # fmt: skip
         assert part in text
@@ -51,8 +51,8 @@ def test_an_iteration_that_diverges_is_not_called_the_lack_of_an_inverse():
         )
         text = Read(page(m)).text
         for part in [
-            "Error of the inverse ∞ measured: the iteration diverges for the worst of 360 rows", "Code residual ∞",
-            "The iteration diverges, for the worst row at least; that does not say that there is no inverse.",
+            "Error of the inverse ∞ measured: the iteration diverges for the worst of 360 samples", "Code residual ∞",
+            "The iteration diverges, for the worst sample at least; that does not say that there is no inverse.",
             "What is far from all levels, or no number, is drawn as a level near them",
         ]:  # fmt: skip
             assert part in text
@@ -80,7 +80,7 @@ def test_certified_robustness_stands_between_an_attack_and_nothing():
     wide = material.ROBUST | {"radius": 4.0, "pixel_radius": 0.25, "value": 41.39, "low": 36.41, "high": 46.55}
     text = Read(page(digits(evaluation=digits().evaluation | {"robustness": [material.ROBUST, wide]}))).text
     for part in [
-        "Classes that are right and stay so, in percent of 360 rows", "for pixels in [0, 1]",
+        "Classes that are right and stay so, in percent of 360 samples", "for pixels in [0, 1]",
         "2 0.125 83.06 78.84 to 86.57 90.28 97.50", "4 0.25 41.39 36.41 to 46.55 90.28 97.50",
         "Lip(F) ≤ 11.6; the median certified radius is 3.41 grey levels.",
     ]:  # fmt: skip
@@ -103,7 +103,7 @@ def test_a_bound_without_a_margin_has_no_radius():
 
 def test_the_rows_for_which_an_iteration_diverges_are_counted():
     text = Read(page(digits(evaluation={"inverse": material.FREE | {"diverged": 7}}))).text
-    assert "The iteration diverges for 7 of 360 rows; that does not say that there is no inverse." in text
+    assert "The iteration diverges for 7 of 360 samples; that does not say that there is no inverse." in text
 
 
 def test_robustness_of_a_table_has_no_pixels():
@@ -115,7 +115,7 @@ def test_robustness_of_a_table_has_no_pixels():
 
 def test_a_linear_probe_stands_beside_one_on_the_inputs():
     text = Read(page(digits(evaluation=digits().evaluation | {"probe": material.PROBE}))).text
-    why = "95 % Wilson interval, 360 rows; fitted to 1,221 training rows"
+    why = "95 % Wilson interval, 360 samples; fitted to 1,221 training samples"
     assert f"error of a linear probe on codes 1.94 % 0.95 to 3.96 % {why}" in text
     assert f"error of a linear probe on inputs 3.89 % 2.33 to 6.42 % {why}" in text
 

@@ -46,9 +46,9 @@ def test_the_summaries():
 def test_the_numbers_stand_beside_their_error_bars(digits_page):
     text = Read(digits_page).text
     for part in [
-        "1.67 %", "0.77 to 3.59 %", "6 rows wrong; 95 % Wilson interval, 360 rows",
-        "2.051 bits/dim", "± 0.012", "one standard error over test data", "± 9.3 × 10⁻⁴", "8 draws a row", "no bias",
-        "0 of 360 rows", "3 layers scaled down",
+        "1.67 %", "0.77 to 3.59 %", "6 samples wrong; 95 % Wilson interval, 360 samples",
+        "2.051 bits/dim", "± 0.012", "one standard error over test data", "± 9.3 × 10⁻⁴", "8 draws per sample", "no bias",
+        "0 of 360 samples", "3 layers scaled down",
     ]:  # fmt: skip
         assert part in text
     assert "bar: one standard error over test data" in text
@@ -59,7 +59,7 @@ def test_the_three_numbers_of_an_inverse_are_never_merged(digits_page):
     for part in [
         "Largest block bound ≤ 9.4 × 10⁻¹³ proven", "Code residual 3.1 × 10⁻¹³ computed",
         "Measured error 4.2 × 10⁻¹³ measured", "Composed bound ≤ 7.3 × 10⁻⁶ proven",
-        "360 rows inverted in float64 with 41.3 evaluations of g a row on average",
+        "360 samples inverted in float64 with 41.3 evaluations of g per sample on average",
     ]:  # fmt: skip
         assert part in text
     assert "not informative" not in text
@@ -152,7 +152,7 @@ def test_columns_are_shown_in_their_units_and_rows_as_numbers():
     text = Read(page(m)).text
     assert "Pairs of the first 6 of 7 columns" in text
     assert f"{float(m.data[:, 0].double().quantile(0.5)):.3g}" in text
-    assert "Rows rebuilt from their codes, first 6 of 7 columns" in text
+    assert "Samples reconstructed from their codes, first 6 of 7 columns" in text
     assert f"{float(m.reconstruction.originals[0, 0]):.3g}" in text
 
 

@@ -45,14 +45,14 @@ def _numbers(i: dict[str, Any]) -> Markup:
     if _unbounded(i):
         del items[-1]
     shown = [(name, _number(i[key], show, note)) for name, key, show, note in items if key in i]
-    parts = [f"{count(i['rows'], 'row')} inverted"] if i.get("rows") else []
+    parts = [f"{count(i['rows'], 'sample')} inverted"] if i.get("rows") else []
     if i.get("precision"):
         parts.append(f"in {i['precision']}")
     if i.get("iterations") == 0:
         parts.append("without an iteration")
     elif i.get("iterations") is not None:
-        parts.append(f"with {fixed(i['iterations'], 1)} evaluations of g a row on average")
-    words = " ".join(parts) + ". Numbers are the largest over the rows, l₂ per row." if parts else ""
+        parts.append(f"with {fixed(i['iterations'], 1)} evaluations of g per sample on average")
+    words = " ".join(parts) + ". Numbers are the largest over the samples, l₂ per sample." if parts else ""
     if _unbounded(i) and i.get("iterations") != 0:
         words += f" {_iteration(i)}"
     return joined([pairs(shown, kind="key numbers"), tag("p", words, class_="note")])
@@ -72,17 +72,17 @@ def _unbounded(i: dict[str, Any]) -> bool:
 def _iteration(i: dict[str, Any]) -> str:
     """What the iteration came to, as it is."""
     if i.get("diverged"):
-        which = f"for {i['diverged']} of {count(i['rows'], 'row')}"
+        which = f"for {i['diverged']} of {count(i['rows'], 'sample')}"
         return f"The iteration diverges {which}; that does not say that there is no inverse."
     if nonfinite_to_none(i.get("measured_error")) is None:
-        return "The iteration diverges, for the worst row at least; that does not say that there is no inverse."
+        return "The iteration diverges, for the worst sample at least; that does not say that there is no inverse."
     return "The errors are those of the iteration, without a proof."
 
 
 def _proven(i: dict[str, Any]) -> str:
     if _unbounded(i):
-        return f"nothing is proven, for {count(i['rows'], 'row')}: {unproven(i)}"
-    rows = f", for {i['proven']:,} of {count(i['rows'], 'row')}" if "proven" in i and i.get("rows") else ""
+        return f"nothing is proven, for {count(i['rows'], 'sample')}: {unproven(i)}"
+    rows = f", for {i['proven']:,} of {count(i['rows'], 'sample')}" if "proven" in i and i.get("rows") else ""
     return f"proven: every block’s own solve is this close to its exact solution{rows}"
 
 
@@ -153,7 +153,7 @@ def _rows(material: Material, r: Reconstruction) -> Markup:
     head = ["row", *names, *(fact for fact, _, _ in _facts(r))]
     rows = [[str(k + 1), *_cells(r, k)] for k in range(min(ROWS, len(r.originals)))]
     first = f", first {COLUMNS} of {len(material.columns)} columns" if len(material.columns) > COLUMNS else ""
-    return table(f"Rows rebuilt from their codes{first}", head, rows, kind="data")
+    return table(f"Samples reconstructed from their codes{first}", head, rows, kind="data")
 
 
 def _cells(r: Reconstruction, k: int) -> list[str]:

@@ -102,7 +102,7 @@ def _error(material: Material) -> tuple[str, Markup] | None:
     if not e:
         return None
     bar = interval(e["low"], e["value"], e["high"], 2) if None not in (e.get("low"), e.get("high")) else ""
-    note = f"bar: {error_interval(material)}" if bar else "over all rows"
+    note = f"bar: {error_interval(material)}" if bar else "over all samples"
     return f"{material.split.capitalize()} error", _metric(fixed(e["value"], 2), "%", bar, note)
 
 
@@ -110,7 +110,7 @@ def error_interval(material: Material) -> str:
     """Describe the error bar of a classification error."""
     e = material.evaluation.get("error") or {}
     rows = e.get("rows") or material.evaluation.get("rows")
-    return "95 % Wilson interval" + (f", {count(rows, 'row')}" if rows else "")
+    return "95 % Wilson interval" + (f", {count(rows, 'sample')}" if rows else "")
 
 
 def _density(material: Material) -> tuple[str, Markup] | None:
@@ -131,7 +131,7 @@ def _measured(material: Material) -> tuple[str, Markup] | None:
     i: dict[str, Any] = material.evaluation.get("inverse") or {}
     if "measured_error" not in i:
         return None
-    found, rows = nonfinite_to_none(i["measured_error"]), count(i["rows"], "row")
+    found, rows = nonfinite_to_none(i["measured_error"]), count(i["rows"], "sample")
     note = f"measured: largest l₂ distance to the true input, {rows}"
     if found is None:
         note = f"measured: the iteration diverges for the worst of {rows}"
@@ -142,7 +142,7 @@ def _proven(material: Material) -> tuple[str, Markup] | None:
     i: dict[str, Any] = material.evaluation.get("inverse") or {}
     if "largest_block_bound" not in i:
         return None
-    bound, rows = nonfinite_to_none(i["largest_block_bound"]), f"{i['proven']:,} of {count(i['rows'], 'row')}"
+    bound, rows = nonfinite_to_none(i["largest_block_bound"]), f"{i['proven']:,} of {count(i['rows'], 'sample')}"
     note = f"proven: largest error bound of one block’s inverse, {rows}"
     if bound is None:
         note = f"no bound: {unproven(i)}; {rows} proven"

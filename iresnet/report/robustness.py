@@ -18,7 +18,7 @@ HOW = (
 
 def robustness(found: Sequence[dict[str, Any]], material: Material) -> Markup:
     """One line a radius, what it rests on, and why nothing is certified, where that is so."""
-    caption = f"Classes that are right and stay so, in percent of {count(found[0]['rows'], 'row')}"
+    caption = f"Classes that are right and stay so, in percent of {count(found[0]['rows'], 'sample')}"
     scaled = any(nonfinite_to_none(r.get("pixel_radius")) is not None for r in found)
     head = ["l₂ radius", *(["for pixels in [0, 1]"] if scaled else [])]
     head += ["certified", "95 % interval", "under attack", "clean"]

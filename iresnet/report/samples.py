@@ -72,7 +72,9 @@ def _columns(material: Material, data: Tensor, drawn: Tensor) -> Markup:
     square = tag(
         "div", joined(cells), class_="pairs", role="img", aria_label=f"Pairs of {which}", style=f"--columns:{d}"
     )
-    words = f"Pairs of {which}: real rows below the diagonal, samples (in colour) above it, both as histograms on it."
+    words = (
+        f"Pairs of {which}: real samples below the diagonal, samples (in colour) above it, both as histograms on it."
+    )
     return joined([figure(square, words, kind="matrix"), _moments(material, data, drawn)])
 
 
@@ -141,5 +143,5 @@ def _column_lines(material: Material, lines: Tensor) -> Markup:
         ways = [[(k / max(1, len(way) - 1), v) for k, v in enumerate(way)] for way in values.tolist()]
         content = plot(x, y, [line(x, y, way, "path") for way in ways], f"{name} along the lines", kind="wide")
         charts.append(tag("div", tag("div", tag("h3", name), class_="chart-head"), content))
-    words = "One line for each pair of rows; axes do not start at zero."
+    words = "One line for each pair of samples; axes do not start at zero."
     return figure(tag("div", joined(charts), class_="charts"), words)

@@ -22,7 +22,7 @@ def scores(material: Material) -> Markup:
     content = []
     if rows:
         counted = material.evaluation.get("rows")
-        caption = f"Metrics on the {material.split} split" + (f", {count(counted, 'row')}" if counted else "")
+        caption = f"Metrics on the {material.split} split" + (f", {count(counted, 'sample')}" if counted else "")
         content.append(table(caption, ["metric", "value", "error bar", "meaning"], rows, kind="figures"))
     if robust := material.evaluation.get("robustness"):
         content.append(robustness(robust, material))
@@ -37,14 +37,14 @@ def _rows(material: Material) -> list[list[object]]:
     if error := e.get("error"):
         bounded = None not in (error.get("low"), error.get("high"))
         bar = f"{fixed(error['low'], 2)} to {fixed(error['high'], 2)} %" if bounded else "–"
-        wrong = f"{count(error['wrong'], 'row')} wrong; " if error.get("wrong") is not None else ""
+        wrong = f"{count(error['wrong'], 'sample')} wrong; " if error.get("wrong") is not None else ""
         rows.append(["classification error", f"{fixed(error['value'], 2)} %", bar, wrong + error_interval(material)])
     if density := e.get("density"):
         rows += _density_rows(density, integrated=material.family == "ffjord")
     if probe := e.get("probe"):
         rows += _probe_rows(probe)
     if tightening := e.get("tightening"):
-        changed = f"{tightening['predictions_changed']} of {count(tightening['rows'], 'row')}"
+        changed = f"{tightening['predictions_changed']} of {count(tightening['rows'], 'sample')}"
         why = (
             f"{count(tightening['layers'], 'layer')} scaled down to the coefficient before these metrics were computed"
         )
@@ -57,7 +57,7 @@ def _probe_rows(p: dict[str, Any]) -> list[list[object]]:
     rows: list[list[object]] = []
     for name, e in (("codes", p["codes"]), ("inputs", p["inputs"])):
         bar = f"{fixed(e['low'], 2)} to {fixed(e['high'], 2)} %"
-        why = f"95 % Wilson interval, {count(e['rows'], 'row')}; fitted to {count(p['rows'], 'training row')}"
+        why = f"95 % Wilson interval, {count(e['rows'], 'sample')}; fitted to {count(p['rows'], 'training sample')}"
         rows.append([f"error of a linear probe on {name}", f"{fixed(e['value'], 2)} %", bar, why])
     return rows
 
@@ -70,7 +70,7 @@ def _density_rows(d: dict[str, Any], *, integrated: bool = False) -> list[list[o
     bar = [f"± {fixed(se, decimals)}", over] if se else ["", "no error bar is known"]
     rows: list[list[object]] = [["negative log-likelihood", value, *bar]]
     if estimator := nonfinite_to_none(d.get("estimator_error")):
-        draws = f", {count(d['draws'], 'draw')} a row" if d.get("draws") else ""
+        draws = f", {count(d['draws'], 'draw')} per sample" if d.get("draws") else ""
         rows.append(["", "", f"± {number(estimator)}", f"one standard error of the estimator{draws}"])
     if integrated:
         why = "the log-determinant is the integral of a trace, within the tolerances of its solver"
@@ -93,7 +93,7 @@ def _class_names(material: Material, n: int) -> list[str]:
 def _confusion(counts: Sequence[Sequence[int]], names: Sequence[str], split: str) -> Markup:
     if len(counts) > MATRIX:
         return _most_confused(counts, names)
-    caption = f"Rows of the {split} split: true class down, predicted class across"
+    caption = f"Samples of the {split} split: true class down, predicted class across"
     upright = "upright" if sum(len(name) for name in names) > 32 else None
     head = tag("tr", tag("td"), joined(tag("th", tag("span", name), scope="col") for name in names), class_=upright)
     body = joined(
@@ -115,4 +115,4 @@ def _most_confused(counts: Sequence[Sequence[int]], names: Sequence[str]) -> Mar
     rows = [[names[i], names[j], n] for n, i, j in sorted(wrong, key=lambda w: -w[0])[:LISTED]]
     if not rows:
         return Markup("")
-    return table(f"The most frequent confusions of {len(names)} classes", ["true", "predicted", "rows"], rows)
+    return table(f"The most frequent confusions of {len(names)} classes", ["true", "predicted", "samples"], rows)
