@@ -47,8 +47,8 @@ def test_the_numbers_stand_beside_their_error_bars(digits_page):
     text = Read(digits_page).text
     for part in [
         "1.67 %", "0.77 to 3.59 %", "6 samples wrong; 95 % Wilson interval, 360 samples",
-        "2.051 bits/dim", "± 0.012", "one standard error over test data", "± 9.3 × 10⁻⁴", "8 draws per sample", "no bias",
-        "0 of 360 samples", "3 layers scaled down",
+        "2.051 bits/dim", "± 0.012", "one standard error over test data", "± 9.3 × 10⁻⁴", "8 draws per sample",
+        "no bias", "0 of 360 samples", "3 layers scaled down",
     ]:  # fmt: skip
         assert part in text
     assert "bar: one standard error over test data" in text
