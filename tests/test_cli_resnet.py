@@ -191,7 +191,7 @@ def test_an_iteration_that_overflows_is_written_and_drawn(call, tmp_path):
     assert (folder / "inverse.png").is_file()
     assert call("report", folder, "--rows", 20)[0] == 0
     text = Read((folder / "report.html").read_text()).text
-    assert "measured: the iteration diverges for the worst of 20 rows" in text
+    assert "measured: the iteration diverges for the worst of 20 samples" in text
     assert "not invertible" not in text
 
 

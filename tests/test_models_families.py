@@ -306,7 +306,7 @@ class TestCommands:
             assert sentence in got[1], (words, got)
         page = " ".join((tmp_path / "page.html").read_text().split())
         assert "inverted in float64 without an iteration." in page
-        assert ("no bound: no bound is known for this inverse; 0 of 40 rows proven" in page) != formula
+        assert ("no bound: no bound is known for this inverse; 0 of 40 samples proven" in page) != formula
         assert "contraction" not in page
         assert not (folder / "certificate.json").exists()
         metrics = json.loads((folder / "evaluation.json").read_text())
