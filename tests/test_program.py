@@ -1,14 +1,23 @@
 """A branch read into a program computes what the branch computes."""
 
+import math
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from iresnet import ResidualBlock
+from iresnet import Chain, ResidualBlock, presets
 from iresnet.branch import Program, linearise, parse, run_program, try_parse
+from iresnet.branch.input_spec import InputSpec
 from iresnet.branch.program import interpret
+from iresnet.data import source
+from iresnet.gpu import planned
 from iresnet.lipschitz import ACTIVATIONS as RECORDS
 from iresnet.lipschitz import Concatenated, Conditioned, LipSwish, MaxMin, Potential, Sine, cap_of, constrain_
+from iresnet.lipschitz.constraint import SpectralCap
+from iresnet.models import build
 from iresnet.spectral import NoBoundKnown
 from tests.zoo import normal
 
@@ -47,6 +56,35 @@ def test_gradients_reach_the_weights_behind_the_constraint():
         try_parse(g).program, normal(2, 3, seed=1, dtype=torch.float32), try_parse(g).tensors()
     ).sum().backward()
     assert all(p.grad is not None for p in g.parameters())
+
+
+@pytest.mark.parametrize("padding", [1, "same"])
+def test_reading_a_branch_computes_no_constrained_weight(monkeypatch, padding):
+    """Parsing happens in every step, and would otherwise scale every weight again, on a GPU inside its CUDA graph."""
+    layers = [nn.Conv2d(3, 5, 3, padding=padding), nn.ELU(), nn.Conv2d(5, 3, 3, padding=padding)]
+    block = ResidualBlock(constrain_(nn.Sequential(*layers), 0.7))
+    with monkeypatch.context() as patched:
+        patched.setattr(SpectralCap, "forward", lambda cap, weight: pytest.fail("a constrained weight was computed"))
+        parse(block.g).record_sizes((8, 8))
+        InputSpec.of(block.g)
+        with planned(Chain(block), torch.float32, compiled=False):
+            pass
+    assert [cap_of(layer).seen for layer in layers[::2]] == [(8, 8), (8, 8)]
+
+
+@pytest.mark.parametrize("preset", ["iresnet64", "cifar10-flow", "points-density"])
+def test_a_training_step_reads_every_constrained_weight_once(monkeypatch, preset):
+    e, reads, forward = presets.find(preset), Counter(), SpectralCap.forward
+    network = replace(e.network, blocks=(2,) * len(e.network.blocks), width=min(4, e.network.width))
+    schema = source.schema_of(e.data.source)
+    data = torch.arange(6 * math.prod(schema.shape)).reshape(6, *schema.shape) % 251
+    x, y = data.float() if schema.levels is None else data.byte(), torch.arange(6) if schema.classes else None
+    objective = e.objective.build_objective(build(network, schema, e.objective.kind, data.float()), schema.levels)
+    objective.train()(x, y)  # initialises ActNorms
+    monkeypatch.setattr(SpectralCap, "forward", lambda cap, weight: reads.update([cap]) or forward(cap, weight))
+    objective(x, y)[0].backward()
+    assert set(reads) == {cap for m in objective.modules() if (cap := cap_of(m)) is not None}
+    assert set(reads.values()) == {1}
 
 
 class Own(nn.Sequential):

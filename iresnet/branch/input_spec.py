@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..lipschitz.activations import record_of
 from ..lipschitz.order import primitives
+from ..spectral import weight_shape
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class InputSpec:
             if isinstance(layer, nn.Linear):
                 return cls(-1, layer.in_features)
             if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-                return cls(1, layer.in_channels, layer.weight.dim())
+                return cls(1, layer.in_channels, len(weight_shape(layer)))
             record = record_of(layer)
             if record is not None and record.is_reshape:
                 return None

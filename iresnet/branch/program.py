@@ -25,7 +25,7 @@ from ..lipschitz.constraint import cap_of
 from ..lipschitz.dense import Concatenated, concatenate_weighted, mixing_weights
 from ..lipschitz.order import child_name, describe_layer, leaves_and_shifts
 from ..lipschitz.potential import Potential
-from ..spectral import Geometry
+from ..spectral import Geometry, weight_shape
 from ..trust import KNOWN_TORCH, NoBoundKnown, unwrap, why_untrusted
 
 #: Steps that multiply by a weight W, and those that multiply by W or -W'.
@@ -236,7 +236,7 @@ class ParsedBranch:
                 cap = cap_of(layer)
                 if cap is not None:
                     cap.record_size(size)
-                size = cast(Geometry, step.geometry).output_size(size, tuple(cast(Tensor, layer.weight).shape[2:]))
+                size = cast(Geometry, step.geometry).output_size(size, tuple(weight_shape(layer)[2:]))
             elif step.kind == "descent":  # back to the size of its layer's input
                 size = sizes[self.program.inputs[into[0] - 2][0]]
             sizes.append(size)

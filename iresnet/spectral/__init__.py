@@ -34,6 +34,7 @@ from .operator import (
     spatial_size,
     start_vector,
     weight_gradient,
+    weight_shape,
 )
 
 __all__ = [
@@ -49,7 +50,6 @@ __all__ = [
     "converged_power_iteration",
     "default_size",
     "dense_matrix",
-    "weight_gradient",
     "fourier_bound",
     "gram_bound",
     "rounding_margin",
@@ -60,4 +60,6 @@ __all__ = [
     "singular_values",
     "spatial_size",
     "start_vector",
+    "weight_gradient",
+    "weight_shape",
 ]

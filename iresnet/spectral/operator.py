@@ -94,15 +94,22 @@ def _padding(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[tuple[int, ...],
         return tuple(pads[1::2]), tuple(pads[0::2])
     if layer.padding == "same":
         dilation = _per_axis(layer.dilation, layer)
-        totals = [d * (k - 1) for d, k in zip(dilation, layer.weight.shape[2:], strict=True)]
+        totals = [d * (k - 1) for d, k in zip(dilation, weight_shape(layer)[2:], strict=True)]
         return tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
     sides = _per_axis(0 if layer.padding == "valid" else layer.padding, layer)
     return sides, sides
 
 
+def weight_shape(layer: nn.Module) -> torch.Size:
+    """Return the shape of a layer's weight, without computing the weight if it is parametrized."""
+    parametrizations: Any = getattr(layer, "parametrizations", {})
+    stored = getattr(parametrizations["weight"], "original", None) if "weight" in parametrizations else None
+    return cast(Tensor, layer.weight if stored is None else stored).shape
+
+
 def _per_axis(value: Any, layer: nn.Module) -> tuple[int, ...]:
     """Return a setting of a convolution per axis; torch also accepts one number for all axes."""
-    axes = cast(Tensor, layer.weight).dim() - 2
+    axes = len(weight_shape(layer)) - 2
     values = tuple(value) if isinstance(value, list | tuple) else (value,) * axes
     if len(values) != axes or not all(type(v) is int for v in values):
         raise NoBoundKnown(f"a convolution over {axes} axes needs {axes} integers; got {value!r}.")
