@@ -1,8 +1,8 @@
 """Allowed values of settings: declared once, on the field, and checked in one place.
 
     family: Literal["iresnet", "glow"] = "iresnet"
-    lipschitz: Annotated[float, within("(0, 1)")] = 0.9
-    blocks: Annotated[tuple[Annotated[int, most(1_000)], ...], entries(16)] = (4, 4)
+    lipschitz: Annotated[float, in_interval("(0, 1)")] = 0.9
+    blocks: Annotated[tuple[Annotated[int, maximum(1_000)], ...], max_entries(16)] = (4, 4)
 
 A rule on a list applies to the whole list; a rule inside the brackets applies to each entry. A settings class calls
 `check_settings(self)` before it checks conditions on several fields. A lambda in an annotation cannot see the names of

@@ -244,7 +244,7 @@ class TestGeneratedParts:
 
     def test_settings_have_defaults_allowed_values_and_comments(self):
         table = tables.settings_table("network")
-        assert '| `activation` | `"elu"` | `elu`, `lipswish`, `maxmin`, `sine`, `relu` |' in table
+        assert '| `activation` | `"elu"` | `elu`, `lipswish`, `maxmin`, `sine`, `relu`, `softplus`, `tanh` |' in table
         assert re.search(r"^\| `lipschitz` \| `0\.9` \| number; in \(0, 1\) \| \w+", table, re.MULTILINE)
 
     @pytest.mark.parametrize("group", GROUPS)

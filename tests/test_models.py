@@ -29,9 +29,11 @@ from iresnet import (
 )
 from iresnet.branch import lipschitz_bound
 from iresnet.data import Schema
-from iresnet.lipschitz import cap_of
+from iresnet.lipschitz import GramIteration, PowerIteration, cap_of, constrain_
+from iresnet.logdet import Estimator
 from iresnet.models import ACTIVATIONS, PREPROCESSING, READOUTS, Network, build
 from iresnet.models.resnet import PlainResNet, PreActResNet
+from iresnet.spectral import singular_values
 from tests.zoo import normal
 
 
@@ -41,6 +43,15 @@ def coefficients(g):
 
 def test_lipschitz_is_shared_among_the_layers():
     assert coefficients(contractive_mlp(3, (8, 8), lipschitz=0.5)) == pytest.approx([0.5 ** (1 / 3)] * 3)
+
+
+def test_a_layer_without_weights_keeps_them_at_any_initial_norm():
+    layer = nn.Linear(3, 3)
+    nn.init.zeros_(layer.weight)
+    constrain_(nn.Sequential(layer), 0.5, initial_norm=1.0)
+    assert not layer.weight.any()
+    with pytest.raises(ValueError, match=r"initial_norm must lie in \[0, 1\]; got 2"):
+        constrain_(nn.Sequential(nn.Linear(3, 3)), 0.5, initial_norm=2)
 
 
 def test_coefficient_is_per_layer():
@@ -205,6 +216,37 @@ class TestBuild:
         means = torch.cat([fine.mean((2, 3)), coarse.mean((2, 3))], dim=1)
         torch.testing.assert_close(model.head(z), model.head.layers(means))
 
+    @pytest.mark.parametrize(
+        ("settings", "rule"),
+        [
+            ({}, PowerIteration(1)),
+            ({"norm_iterations": 5}, PowerIteration(5)),
+            ({"norm": "gram-iteration"}, GramIteration(6)),
+            ({"norm": "gram-iteration", "norm_iterations": 3}, GramIteration(3)),
+        ],
+    )
+    def test_the_norm_rule_is_a_setting(self, settings, rule):
+        for network, schema in ((SMALL, IMAGES), (FLAT, TABLE)):
+            model = made(replace(network, **settings), schema, "density")
+            assert {cap.norm for m in model.modules() if (cap := cap_of(m)) is not None} == {rule}
+
+    @pytest.mark.parametrize("branch", ["chain", "dense", "potential"])
+    def test_layers_start_at_their_initial_norm(self, branch):
+        kernels, images = (3,) if branch == "potential" else (3, 1, 3), replace(IMAGES, shape=(IMAGES.shape[0], 8, 8))
+        for network, schema in ((replace(SMALL, kernels=kernels), images), (FLAT, TABLE)):
+            wide = replace(network, branch=branch, width=24, initial_norm=1.0)
+            norms = _layer_norms(made(wide, schema, "density"), schema)
+            assert all(0.98 * c < norm < 1.001 * c for norm, c in norms)
+            half = _layer_norms(made(replace(wide, initial_norm=0.5), schema, "density"), schema)
+            assert all(0.49 * c < norm < 0.51 * c for norm, c in half)
+
+    def test_the_last_layer_is_scaled_down_after_its_norm_is_raised(self):
+        for last, factor in ((1.0, 1.0), (0.1, 0.1)):
+            model = made(replace(FLAT, width=64, initial_norm=1.0, last_scale=last), TABLE, "density")
+            norms = _layer_norms(model, TABLE)
+            per_block = FLAT.depth + 1
+            assert all(norm == pytest.approx(factor * c, rel=0.1) for norm, c in norms[per_block - 1 :: per_block])
+
     def test_padding_is_for_classifiers(self):
         model = made(replace(SMALL, padding=3), IMAGES, "classification")
         assert kinds(model.transform)[:3] == ["Logit", "InjectivePad", "Squeeze"]
@@ -215,13 +257,19 @@ class TestBuild:
         assert made(replace(FLAT, padding=3), TABLE, "classification")(torch.rand(3, 5)).shape == (3, 2)
 
     @pytest.mark.parametrize(
-        ("name", "kind"), [("elu", nn.ELU), ("lipswish", LipSwish), ("maxmin", MaxMin), ("sine", Sine)]
-    )
+        ("name", "kind"),
+        [
+            ("elu", nn.ELU), ("lipswish", LipSwish), ("maxmin", MaxMin), ("sine", Sine), ("softplus", nn.Softplus),
+            ("tanh", nn.Tanh),
+        ],
+    )  # fmt: skip
     def test_every_activation(self, name, kind):
         assert name in ACTIVATIONS
         for network, schema in ((SMALL, IMAGES), (replace(FLAT, depth=3), TABLE)):
             model = made(replace(network, activation=name, frequency=3.0), schema, "density")
-            found = [m for m in model.modules() if isinstance(m, nn.ELU | LipSwish | MaxMin | Sine)]
+            found = [
+                m for m in model.modules() if isinstance(m, nn.ELU | LipSwish | MaxMin | Sine | nn.Softplus | nn.Tanh)
+            ]
             depth = len(network.kernels) - 1 if schema.is_image else 3
             assert len(found) == depth * sum(network.blocks)
             assert all(type(m) is kind for m in found)
@@ -232,12 +280,22 @@ class TestBuild:
         ("network", "schema", "expected"),
         [
             (replace(FLAT, estimator="series", terms=3), TABLE, PowerSeries(terms=3)),
+            (
+                replace(FLAT, estimator="series", probe="gaussian"),
+                TABLE,
+                PowerSeries(terms=FLAT.terms, probe="gaussian"),
+            ),
+            (
+                replace(SMALL, estimator="roulette", probe="gaussian"),
+                IMAGES,
+                RussianRoulette(terms=SMALL.terms, probe="gaussian"),
+            ),
             (replace(SMALL, terms=3), IMAGES, PowerSeries(terms=3)),
             (replace(FLAT, estimator="roulette", terms=5), TABLE, RussianRoulette(terms=5)),
             (replace(FLAT, estimator="exact"), TABLE, Exact()),
             (FLAT, TABLE, Exact()),
         ],
-        ids=["series", "auto, many dimensions", "roulette", "exact", "auto, few dimensions"],
+        ids=lambda value: str(value) if isinstance(value, Estimator) else "",
     )
     def test_the_estimator_of_training(self, network, schema, expected):
         model = made(network, schema, "density")
@@ -306,6 +364,18 @@ class TestScaling:
             made(FLAT, TABLE, "density", rows)
 
 
+def _layer_norms(model, schema):
+    """(largest singular value, coefficient) of every constrained layer, from dense matrices."""
+    model.train().transform(torch.full((2, *schema.shape), 0.5))  # shows every layer its input size
+    model.eval()
+    layers = [(m, cap) for m in model.modules() if (cap := cap_of(m)) is not None]
+    shapes = [(m.in_features,) if isinstance(m, nn.Linear) else (m.in_channels, *cap.seen) for m, cap in layers]
+    return [
+        (float(singular_values(m, shape).max()), cap.coefficient)
+        for (m, cap), shape in zip(layers, shapes, strict=True)
+    ]
+
+
 class TestNetwork:
     @pytest.mark.parametrize(
         ("wrong", "sentence"),
@@ -330,7 +400,10 @@ class TestNetwork:
             ({"last_scale": 1.5}, r"last_scale must lie in \(0, 1\]; got 1.5."),
             ({"branch": "potential", "last_scale": 0.1}, "branch 'potential' needs last_scale = 1.0; got 0.1."),
             ({"head": (8, 0)}, r"head must list widths of at least 1; got \[8, 0\]."),
-            ({"activation": "gelu"}, "activation must be one of elu, lipswish, maxmin, sine, relu; got 'gelu'."),
+            (
+                {"activation": "gelu"},
+                "activation must be one of elu, lipswish, maxmin, sine, relu, softplus, tanh; got 'gelu'.",
+            ),
             ({"estimator": "magic"}, "estimator must be one of auto, series, roulette, exact; got 'magic'."),
             ({"preprocessing": "none"}, "preprocessing must be one of logit, standardise, centre; got 'none'."),
             ({"normalisation": "layer"}, "normalisation must be one of actnorm, batchnorm, none; got 'layer'."),
@@ -351,6 +424,17 @@ class TestNetwork:
             ({"kernels": (3, 101)}, "kernels must be at most 99; got 101."),
             ({"head": (8,) * 101}, "head must have at most 100 entries; got 101."),
             ({"head": (8, 2**40)}, "head must be at most 65,536; got 1099511627776."),
+            (
+                {"norm": "gram-iteration", "norm_iterations": 1},
+                "norm_iterations of at least 2, or 0 for its default; got 1",
+            ),
+            ({"norm_iterations": -1}, "norm_iterations must not be negative; got -1."),
+            ({"initial_norm": 1.5}, r"initial_norm must lie in \[0, 1\]; got 1.5."),
+            (
+                {"initial_norm": 0.5, "constrained": False},
+                "initial_norm is .*, so it needs constrained = true; got 0.5",
+            ),
+            ({"probe": "normal"}, "probe must be one of rademacher, gaussian; got 'normal'."),
             ({"frequency": float("nan")}, "frequency must be at most 1,000; got nan."),
             ({"frequency": float("inf")}, "frequency must be at most 1,000; got inf."),
             *(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from .. import spectral
 from .activations import check_contractive, lipschitz_constant
 from .conditioned import Conditioned
 from .constraint import SpectralCap
@@ -17,6 +19,9 @@ from .parametrized import constrain_layer_
 from .potential import Potential
 from .rules import NormRule, PowerIteration
 
+#: Steps of power iteration for an initial norm, which need not be accurate.
+INITIAL_ITERATIONS = 20
+
 
 def constrain_(
     module: nn.Module,
@@ -24,12 +29,18 @@ def constrain_(
     *,
     lipschitz: float | None = None,
     norm: NormRule | None = None,
+    initial_norm: float = 0.0,
+    input_size: tuple[int, ...] | None = None,
 ) -> nn.Module:
     """Constrain every linear and convolution layer of a module, in place, so that your own network is contractive.
 
     Give `coefficient` per layer, or `lipschitz` for a whole `nn.Sequential`: each of n layers gets the n-th root. The
     layer of a `Potential` counts twice; layers inside a `Concatenated`, whose constant is at most 1 anyway, do not
     count. The embedding of a `Conditioned` network is not constrained: only layers that act on x are.
+
+    The constraint scales weights down, never up. With `initial_norm`, in (0, 1], the weights of every layer are first
+    scaled to that fraction of its coefficient: torch's initial weights of wide layers have small norms. Convolutions
+    have that norm for inputs of the spatial size `input_size`; by default a few kernels wide.
 
     >>> g = constrain_(nn.Sequential(nn.Linear(2, 16), nn.ELU(), nn.Linear(16, 2)), lipschitz=0.9)
     >>> from iresnet import certify, ResidualBlock
@@ -44,6 +55,8 @@ def constrain_(
         raise ValueError(f"a module to constrain must have a Linear or Conv layer; {type(module).__name__} has none.")
     if (coefficient is None) == (lipschitz is None):
         raise ValueError("give either coefficient (per layer) or lipschitz (for the whole module), not both or none.")
+    if not 0 <= initial_norm <= 1:
+        raise ValueError(f"initial_norm must lie in [0, 1]; got {initial_norm}. It is relative to the coefficient.")
     if lipschitz is not None:
         if not 0 < lipschitz < 1:
             raise ValueError(f"lipschitz must lie in (0, 1); got {lipschitz}.")
@@ -58,8 +71,19 @@ def constrain_(
     for layer in layers:  # check all of them before any is changed
         _refuse_foreign(layer)
     for layer in layers:
+        if initial_norm:
+            _scale_norm_(layer, initial_norm * coefficient, input_size)
         constrain_layer_(layer, coefficient, PowerIteration() if norm is None else norm)
     return module
+
+
+@torch.no_grad()
+def _scale_norm_(layer: nn.Module, norm: float, size: tuple[int, ...] | None) -> None:
+    """Scale the weight of a layer to this norm, as power iteration estimates it; a zero weight stays zero."""
+    weight = cast(nn.Parameter, layer.weight)
+    shape = None if size is None or isinstance(layer, nn.Linear) else (cast(nn.Conv2d, layer).in_channels, *size)
+    if (sigma := spectral.norm_estimate(layer, shape, INITIAL_ITERATIONS)) > 0:
+        weight.mul_(norm / sigma)
 
 
 def _count_factors(module: nn.Module, layers: list[nn.Module]) -> int:

@@ -88,8 +88,8 @@ def _check_positive(det: Tensor) -> None:
     if can_read_values(det) and bool((det <= 0).any()):
         raise ValueError(
             f"det(I + J) must be positive; got {float(det.detach().min()):.3g}. g is not a contraction here: constrain "
-            "its layers. If they are constrained, power iteration lags behind large steps: lower the learning rate or "
-            "use norm=GramIteration()."
+            "its layers. If they are constrained, power iteration lags behind large steps: lower the learning rate, "
+            'or use norm=GramIteration() (network.norm = "gram-iteration" in settings).'
         )
 
 

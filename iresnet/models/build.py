@@ -16,7 +16,8 @@ from ..classifier import Classifier
 from ..data import Schema
 from ..flow import Flow
 from ..hybrid import Hybrid
-from ..lipschitz import ACTIVATIONS, constrain_
+from ..lipschitz import ACTIVATIONS, GramIteration, NormRule, PowerIteration, constrain_
+from ..lipschitz.activations import MIN_SOFTPLUS_THRESHOLD
 from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
 from ..multiscale import Multiscale
 from ..residual import ResidualBlock
@@ -206,24 +207,30 @@ def _norm(network: Network, shape: Shape) -> list[Transform]:
 
 def _block(network: Network, shape: Shape, scale: int) -> ResidualBlock:
     g = _branch(network, shape, scale)
+    if network.constrained:
+        size, norm = tuple(shape[1:]) or None, norm_rule(network)
+        constrain_(g, lipschitz=network.lipschitz, norm=norm, initial_norm=network.initial_norm, input_size=size)
     if network.last_scale < 1:
         _shrink_(g, network.last_scale)
-    if not network.constrained:
-        return UnconstrainedBlock(g)
-    return ResidualBlock(constrain_(g, lipschitz=network.lipschitz))
+    return ResidualBlock(g) if network.constrained else UnconstrainedBlock(g)
+
+
+def norm_rule(network: Network) -> NormRule:
+    """Return the rule by which the norms of layers are computed in training."""
+    rule = GramIteration if network.norm == "gram-iteration" else PowerIteration
+    return rule(network.norm_iterations) if network.norm_iterations else rule()
 
 
 @torch.no_grad()
 def _shrink_(g: nn.Module, factor: float) -> None:
-    """Multiply the parameters of the last layer, and so g(x), by a factor."""
+    """Multiply the parameters of the last layer, and so g(x), by a factor; norms change by the same factor."""
     *_, last = (m for m in g.modules() if isinstance(m, nn.Linear | nn.Conv2d))
     for p in last.parameters():
         p.mul_(factor)
 
 
 def _branch(network: Network, shape: Shape, scale: int) -> nn.Module:
-    record = ACTIVATIONS[network.activation]
-    activation: Activation = partial(record.kind, *([network.frequency] if "frequency" in record.settings else []))
+    activation = _activation(network)
     width, batchnorm = network.width or shape[0], nn.BatchNorm1d if len(shape) == 1 else nn.BatchNorm2d
     if network.branch == "potential":
         return potential(shape, width, activation(), _kernel(network, scale) if len(shape) > 1 else 0)
@@ -240,6 +247,13 @@ def _branch(network: Network, shape: Shape, scale: int) -> nn.Module:
         else convolutions(shape[0], width, network.kernels)
     )
     return alternate(layers, between, preactivation=network.preactivation)
+
+
+def _activation(network: Network) -> Activation:
+    """Return the class of the activation with its settings; a softplus without torch's jump at its threshold."""
+    known = {"frequency": network.frequency, "threshold": MIN_SOFTPLUS_THRESHOLD}
+    record = ACTIVATIONS[network.activation]
+    return partial(record.kind, **{name: value for name, value in known.items() if name in record.settings})
 
 
 def _kernel(network: Network, scale: int) -> int:
@@ -264,8 +278,8 @@ def _estimator(network: Network, schema: Schema) -> Estimator | None:
     if network.estimator == "exact" or (network.estimator == "auto" and math.prod(schema.shape) <= EXACT_DIMENSIONS):
         return Exact()
     if network.estimator == "roulette":
-        return RussianRoulette(terms=network.terms)
-    return PowerSeries(terms=network.terms)
+        return RussianRoulette(terms=network.terms, probe=network.probe)
+    return PowerSeries(terms=network.terms, probe=network.probe)
 
 
 def _scale_shapes(transform: Transform, shape: Shape) -> Sequence[Shape]:

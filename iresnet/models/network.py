@@ -6,18 +6,19 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from ..allowed import Rule, check_settings, in_interval, max_entries, maximum, minimum
+from ..logdet import Probe
 
 Family: TypeAlias = Literal[
     "iresnet", "resnet", "resnet-plain", "glow", "glow-additive", "realnvp", "nice", "irevnet", "made", "maf", "ffjord",
 ]  # fmt: skip
-ActivationName: TypeAlias = Literal["elu", "lipswish", "maxmin", "sine", "relu"]
+ActivationName: TypeAlias = Literal["elu", "lipswish", "maxmin", "sine", "relu", "softplus", "tanh"]
 Preprocessing: TypeAlias = Literal["logit", "standardise", "centre"]
 ReadoutName: TypeAlias = Literal["linear", "batchnorm", "lipschitz"]
 
 FAMILIES: tuple[str, ...] = get_args(Family)
 ACTIVATIONS: tuple[str, ...] = get_args(ActivationName)
 #: Monotone activations, which a potential needs.
-MONOTONE = ("elu", "relu")
+MONOTONE = ("elu", "relu", "softplus", "tanh")
 PREPROCESSING: tuple[str, ...] = get_args(Preprocessing)
 READOUTS: tuple[str, ...] = get_args(ReadoutName)
 
@@ -68,12 +69,20 @@ class Network:
     constrained: bool = True
     #: The bound on Lip(g).
     lipschitz: Annotated[float, in_interval("(0, 1)", remedy="A block with 1 has no inverse.")] = 0.9
+    #: How training computes the norm of a layer, to scale it down: "power-iteration", an estimate from below, as in the
+    #: paper; or "gram-iteration", an upper bound, with which no layer ever exceeds its coefficient.
+    norm: Literal["power-iteration", "gram-iteration"] = "power-iteration"
+    #: The iterations per step; 0: 1 of power iteration, 6 of Gram iteration.
+    norm_iterations: Annotated[int, minimum(0), maximum(100)] = 0
     #: The activation between the layers.
     activation: ActivationName = "elu"
     #: The frequency of the activation "sine".
     frequency: Annotated[float, maximum(1_000)] = 2.0
     #: Whether an activation comes before the first layer too.
     preactivation: bool = False
+    #: The initial norm of every layer, relative to its coefficient; 0: that of torch's initial weights, which is small
+    #: for wide layers, and the constraint scales weights down, never up.
+    initial_norm: Annotated[float, in_interval("[0, 1]")] = 0.0
     #: A factor for the initial weights of the last layer.
     last_scale: Annotated[float, in_interval("(0, 1]", remedy="At 0 no gradient passes it.")] = 1.0
     #: "actnorm": an ActNorm before every block. "batchnorm": BatchNorm before every activation (unconstrained g only).
@@ -133,6 +142,9 @@ class Network:
     estimator: Literal["auto", "series", "roulette", "exact"] = "auto"
     #: The number of terms of the series, or of those that the roulette always computes.
     terms: Annotated[int, minimum(1), maximum(1_000)] = 6
+    #: The random vectors that estimate its traces: "rademacher" (signs), with less variance; or "gaussian", as in the
+    #: paper.
+    probe: Probe = "rademacher"
     #: The width of a network that learns the dequantisation noise with the density; 0: uniform noise.
     dequantiser: Annotated[int, minimum(0), maximum(2**14)] = 0
 
@@ -146,6 +158,13 @@ class Network:
             raise ValueError(
                 "normalisation 'batchnorm' has no Lipschitz bound, so it needs constrained = false; got true. "
                 "Use 'actnorm' for a network that is proven invertible."
+            )
+        if self.norm == "gram-iteration" and self.norm_iterations == 1:
+            raise ValueError("norm 'gram-iteration' needs norm_iterations of at least 2, or 0 for its default; got 1.")
+        if self.initial_norm and not self.constrained:
+            raise ValueError(
+                f"initial_norm is relative to a coefficient, so it needs constrained = true; got {self.initial_norm} "
+                "without. Set initial_norm = 0."
             )
         if self.readout == "lipschitz" and self.dropout:
             raise ValueError(

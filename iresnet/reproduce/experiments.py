@@ -72,8 +72,12 @@ def apply_appendix_c2(e: Experiment) -> Experiment:
 
 
 def apply_appendix_c3(e: Experiment) -> Experiment:
-    """Train a flow by Adamax at a constant learning rate; the paper gives neither batch size nor schedule."""
+    """Train a flow by Adamax at a constant learning rate; the paper gives neither batch size nor schedule.
+
+    Probes are Gaussian (Algorithm 2); the released script runs five power iterations per step.
+    """
     network = replace(e.network, estimator="series", terms=TERMS.get(e.data.source, e.network.terms))
+    network = replace(network, probe="gaussian", norm="power-iteration", norm_iterations=5)
     e = _with_training(e, optimiser="adamax", learning_rate=0.003, schedule="constant", warmup=0, clip=math.inf)
     return replace(_with_training(e, weight_decay=0.0, average=0.0, select="last"), network=network)
 
