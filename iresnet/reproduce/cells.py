@@ -39,7 +39,7 @@ class Cell:
     overrides: tuple[str, ...] = ()  # settings that replace those of the preset
     paper: Any = None  # the paper's value
     budget_of: str = ""  # a preset whose data, epochs, steps and batch size replace those of the cell's own
-    own_recipe: bool = False  # whether it keeps the recipe of its preset where the paper's recipe is requested
+    own_optimiser: bool = False  # whether it keeps its preset's optimiser where the paper's recipe is requested
 
     def __str__(self) -> str:
         return f"{self.dataset} {self.label}"
@@ -78,7 +78,7 @@ FLOWS = (
 #: The flows that Table 4 compares with, in its order, and Glow with additive couplings. They have the budget of our
 #: flow on the same dataset and their own learning rates.
 OTHER_FLOWS = tuple(
-    Cell(ours.dataset, label, preset, budget_of=ours.preset, own_recipe=True)
+    Cell(ours.dataset, label, preset, budget_of=ours.preset, own_optimiser=True)
     for ours in FLOWS
     for label in ("NICE", "MADE", "MAF", "Real NVP", "Glow", "additive", "FFJORD")
     if ours.label == "flow" and (preset := f"{ours.dataset}-{label.lower().replace(' ', '')}") in presets.PRESETS
@@ -91,7 +91,7 @@ PLANES = tuple(
 
 #: The classifiers that Table 3 compares with. Couplings need Adam and small learning rates (Sec. 5.2) in any recipe.
 OTHER_CLASSIFIERS = tuple(
-    Cell(d, label, f"cifar10-{name}", own_recipe=couplings)
+    Cell(d, label, f"cifar10-{name}", own_optimiser=couplings)
     for d in (DIGITS, "cifar10")
     for label, name, couplings in (
         ("affine Glow", "glow-classifier", True),
