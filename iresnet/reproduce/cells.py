@@ -26,6 +26,7 @@ DENSITIES = tuple(toy.names())
 #: Every dataset, in the order of the paper.
 ALL_DATASETS = (DIGITS, *DATASETS, *DENSITIES, NONE)
 
+NO_PADDING = "no padding"
 RESNET, VANILLA, BATCHNORM = BASELINES = "ResNet-164", "vanilla", "BatchNorm"
 
 
@@ -101,10 +102,26 @@ OTHER_CLASSIFIERS = tuple(
     )
 )
 
+#: Networks of the paper's text: c = 0.9 without its channels of zeros (App. C.2), and the Glows of Table 3 with the
+#: optimiser of the residual networks (Sec. 5.2).
+SGD = ("optimiser=sgd", "learning_rate=0.1", "weight_decay=5e-4", "head_decay=5e-4", "clip=10.0")
+TEXT_CLASSIFIERS = tuple(
+    Cell(d, label, preset, overrides)
+    for d in (DIGITS, "cifar10")
+    for label, preset, overrides in (
+        (NO_PADDING, "iresnet164-c0.9", ("network.padding=0",)),
+        ("affine Glow SGD", "cifar10-glow-classifier", SGD),
+        ("additive Glow SGD", "cifar10-additive-classifier", SGD),
+    )
+)
+
 #: The preset of the hybrid by dataset.
 HYBRIDS = {DIGITS: "digits-hybrid", "mnist": "mnist-hybrid", "cifar10": "cifar10-hybrid"}
 
-NAMED_CELLS = {(c.dataset, c.label): c for c in (*CLASSIFIERS, *FLOWS, *OTHER_FLOWS, *PLANES, *OTHER_CLASSIFIERS)}
+NAMED_CELLS = {
+    (c.dataset, c.label): c
+    for c in (*CLASSIFIERS, *FLOWS, *OTHER_FLOWS, *PLANES, *OTHER_CLASSIFIERS, *TEXT_CLASSIFIERS)
+}
 LABELS = tuple(dict.fromkeys(label for _, label in NAMED_CELLS))
 FLOW_LABELS, OTHER_FLOW_LABELS = (tuple(dict.fromkeys(c.label for c in cells)) for cells in (FLOWS, OTHER_FLOWS))
 
