@@ -57,8 +57,8 @@ def flat(table, prefix=""):
 
 
 class TestReference:
-    """tests/reference/presets.json has what the presets were when they were Python: the defaults under "", and of every
-    preset, and of some with a coefficient, what differs from them."""
+    """tests/reference/presets.json has every setting, so that none changes by accident: the defaults under "", and of
+    every preset, and of some with a coefficient, what differs from them."""
 
     def test_the_presets_are_listed_in_the_same_order(self):
         assert [name for name in REFERENCE if not re.search(r"-c[\d.]", name)] == ["", *PRESETS]

@@ -176,6 +176,25 @@ def test_overrides_of_the_user_are_applied_last():
     assert (made.training.epochs, made.training.batch, made.data.folder) == (7, 64, "/data/elsewhere")
 
 
+@pytest.mark.parametrize("budget", ["short", "paper"])
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("figure3", ["c=0.9", "vanilla", "BatchNorm"]),
+        ("figure6", ["vanilla", "BatchNorm", "c=0.9", "c=0.7", "c=0.5", "c=0.3"]),
+        ("figure8", ["c=0.9", "c=0.8", "c=0.7", "c=0.6", "c=0.5"]),
+    ],
+)
+def test_a_figure_shows_all_networks_of_the_paper(name, labels, budget):
+    job = Job(budget=budget)
+    chosen = RESULTS[name].plan.choose(job)
+    assert [(c.dataset, c.label) for c in chosen] == [("cifar10", label) for label in labels]
+    normalisations = {c.label: job.experiment(c, 0).network.normalisation for c in chosen}
+    assert [label for label, word in normalisations.items() if word == "batchnorm"] == [
+        label for label in labels if label == "BatchNorm"
+    ]
+
+
 def test_a_figure_uses_its_own_cells_among_those_requested_and_table_2_uses_all():
     job = Job(budget="short", models=("c=.9", "batchnorm", "c=0.3"))
     assert [str(c) for c in reconstruction.FIGURE8.plan.choose(job)] == ["cifar10 c=0.9"]
@@ -212,6 +231,11 @@ def test_table_2_has_a_row_for_every_cell(made):
     assert rows["ResNet-164"]["inverse"].startswith("none")
 
 
+def test_a_row_says_its_recipe_length_and_number_of_seeds(made):
+    for row in made.outcomes["table2"].results.rows:
+        assert (row["recipe"], row["epochs"], row["steps"], row["seeds"]) == ("ours", None, 30, 1)
+
+
 def test_a_run_records_its_provenance(made):
     run = made.outcomes["table2"].results.runs[0]
     assert {"command", "commit", "seconds", "hardware", "versions", "date", "budget", "recipe", "settings"} <= set(run)
@@ -233,7 +257,7 @@ def test_an_i_resnet_reconstructs_its_images(made, name):
     rows = {r["model"]: r for r in made.outcomes[name].results.rows}
     assert rows["c=0.9"]["iteration"] == "converges"
     assert rows["c=0.9"]["largest error"] < 1e-9
-    assert set(rows) == {"c=0.9", "vanilla"}
+    assert set(rows) == {"c=0.9", "vanilla"} | ({"BatchNorm"} if name == "figure3" else set())
 
 
 def test_no_layer_of_an_i_resnet_exceeds_its_coefficient(made):
@@ -468,6 +492,19 @@ def test_texts_of_a_plot_do_not_overlap(coefficients, tmp_path, figures):
     boxes = [text.get_window_extent(FigureCanvasAgg(figures[0]).get_renderer()) for text in figures[0].texts]
     assert len(boxes) == 2 + len(coefficients)
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+
+
+@pytest.mark.parametrize("top", [2.0, 200.0])
+def test_names_of_all_networks_of_figure_6_have_room(top, tmp_path, figures):
+    free = [SpectrumLine(name, None, [0.1, 1.0, top], [0.1, 1.0, top]) for name in ("vanilla", "BatchNorm")]
+    constrained = [SpectrumLine(f"c={c}", c, [0.1, c, c], [0.1, c, c]) for c in (0.9, 0.7, 0.5, 0.3)]
+    plot_spectra([*free, *constrained], tmp_path / "a.png")
+    renderer = FigureCanvasAgg(figures[0]).get_renderer()
+    names = [text.get_window_extent(renderer) for axes in figures[0].axes for text in axes.texts]
+    others = [axes.get_window_extent(renderer) for axes in figures[0].axes]
+    assert len(names) == 6
+    assert not any(a.overlaps(b) for a, b in combinations([*names, *others], 2))
+    assert max(box.x1 for box in names) <= figures[0].bbox.x1
 
 
 def test_the_slope_is_not_called_a_proof_and_the_legend_is_above_the_axes(tmp_path, figures):

@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from iresnet import Chain, ResidualBlock, contractive_mlp
+from iresnet import Chain, ResidualBlock, contractive_mlp, evaluate
 from iresnet.data import toy
 from iresnet.models.unconstrained import UnconstrainedBlock
 from iresnet.plots import Crossing, Dynamics, Plane, planes, plot_paths, plot_planes
@@ -34,7 +34,7 @@ from iresnet.reproduce import (
     table5,
 )
 from iresnet.reproduce.cells import DENSITIES
-from iresnet.reproduce.experiments import EPOCHS, experiment
+from iresnet.reproduce.experiments import BUDGETS, EPOCHS, RECIPES, experiment
 from iresnet.results import Results, write
 from iresnet.transforms import AdditiveCoupling
 from iresnet.transforms.elementary import ActNorm
@@ -401,11 +401,33 @@ def test_the_papers_table_3():
     assert (styles[0].blocks, styles[0].width) == (styles[1].blocks, styles[1].width) == ((32, 32, 32), 512)
 
 
-def test_couplings_keep_adam_under_the_papers_recipe():
-    glow, ours = (
-        experiment(cells.find_cell("cifar10", m), "paper", "paper").training for m in ("affine Glow", "c=0.9")
-    )
-    assert (glow.optimiser, ours.optimiser, glow.epochs, ours.epochs) == ("adam", "sgd", 200, 200)
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_all_cells_of_table_3_share_data_objective_and_budget(budget, recipe):
+    job = Job(budget=budget, recipe=recipe)
+    made = {c.label: job.experiment(c, 0) for c in classification.TABLE3.plan.choose(job)}
+    assert list(made) == list(classification.PAPER3)
+    ours = shared_settings(made["c=0.9"])
+    assert {label: differing(shared_settings(e), ours) for label, e in made.items()} == {label: {} for label in made}
+
+
+def shared_settings(e):
+    """The settings of an experiment by name, except its network and how its optimiser takes a step."""
+    own = {"optimiser", "learning_rate", "betas", "momentum", "nesterov", "weight_decay", "head_decay", "clip"}
+    own |= {"schedule", "warmup", "cooldown", "milestones", "decay"}
+    parts = {"data": asdict(e.data), "objective": asdict(e.objective), "training": asdict(e.training)}
+    return {f"{part}.{name}": v for part, values in parts.items() for name, v in values.items() if name not in own}
+
+
+def differing(a, b):
+    return {name: (a.get(name), b.get(name)) for name in {**a, **b} if a.get(name) != b.get(name)}
+
+
+def test_couplings_keep_adam_and_nothing_else_under_the_papers_recipe():
+    glow, ours = (experiment(cells.find_cell("cifar10", m), "paper", "paper") for m in ("affine Glow", "c=0.9"))
+    assert (glow.training.optimiser, ours.training.optimiser) == ("adam", "sgd")
+    assert (glow.training.learning_rate, ours.training.learning_rate) == (1e-4, 0.1)
+    assert (glow.data.cutout, glow.objective.label_smoothing, glow.training.epochs) == (0, 0, 200)
 
 
 def test_every_classifier_reconstructs_its_images(made):
@@ -414,6 +436,8 @@ def test_every_classifier_reconstructs_its_images(made):
     for row in rows:
         assert row["low"] < row["error %"] < row["high"]
         assert row["measured error"] < 1e-6
+        assert (row["recipe"], row["steps"], row["seeds"], row["batch"]) == ("ours", 6, 1, 64)
+        assert (row["cutout"], row["smoothing"]) == (0, 0.1)
         assert row["paper"] is None  # digits
         assert row["parameters"] > 1000
     assert [r["blocks proven"] for r in rows] == [None, None, "3 of 3", "3 of 3", None]
@@ -423,7 +447,7 @@ def test_test_images_are_read_once(made, monkeypatch):
     def fail(*_, **__):
         raise AssertionError("read twice")
 
-    monkeypatch.setattr(classification.evaluate, "error", fail)
+    monkeypatch.setattr(evaluate, "error", fail)
     assert classification.TABLE3.run(Work(made.few.job)).results.rows == made.outcomes["table3"].results.rows
 
 

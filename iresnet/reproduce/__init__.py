@@ -10,7 +10,7 @@ properties   the properties of Table 1, tested by running; systems: the transfor
 record       OUT/NAME.json, filled by several commands
 
 There is a file for every table and figure, but: classification has Tables 2 and 3, reconstruction Figures 3, 7 and 8,
-series Figures 4 and 9. Results beyond the paper: hybrid, outliers.
+series Figures 4 and 9. Claims of the paper's text: padding, sgd. Results beyond the paper: hybrid, outliers.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,10 @@ from . import (
     figure6,
     hybrid,
     outliers,
+    padding,
     reconstruction,
     series,
+    sgd,
     table1,
     table4,
     table5,
@@ -35,14 +37,14 @@ from .result import Reproduction, Result
 
 __all__ = ["RESULTS", "Job", "Reproduction", "Result", "Stopped", "Work", "find"]
 
-#: Every table and figure that can be reproduced, in the order of the paper; then results beyond the paper.
+#: Every table and figure that can be reproduced, in the order of the paper; claims of its text; results beyond it.
 RESULTS = {
     result.name: result
     for result in (
         *(figure1.RESULT, figure2.RESULT, table1.RESULT, reconstruction.FIGURE3),
         *(classification.TABLE2, classification.TABLE3, series.FIGURE4, table4.RESULT, figure5.RESULT, figure6.RESULT),
         *(reconstruction.FIGURE7, table5.RESULT, reconstruction.FIGURE8, series.FIGURE9),
-        *(hybrid.RESULT, outliers.RESULT),
+        *(padding.RESULT, sgd.RESULT, hybrid.RESULT, outliers.RESULT),
     )
 }
 

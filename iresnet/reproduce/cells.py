@@ -26,6 +26,7 @@ DENSITIES = tuple(toy.names())
 #: Every dataset, in the order of the paper.
 ALL_DATASETS = (DIGITS, *DATASETS, *DENSITIES, NONE)
 
+NO_PADDING = "no padding"
 RESNET, VANILLA, BATCHNORM = BASELINES = "ResNet-164", "vanilla", "BatchNorm"
 
 
@@ -39,7 +40,7 @@ class Cell:
     overrides: tuple[str, ...] = ()  # settings that replace those of the preset
     paper: Any = None  # the paper's value
     budget_of: str = ""  # a preset whose data, epochs, steps and batch size replace those of the cell's own
-    own_recipe: bool = False  # whether it keeps the recipe of its preset where the paper's recipe is requested
+    own_optimiser: bool = False  # whether it keeps its preset's optimiser where the paper's recipe is requested
 
     def __str__(self) -> str:
         return f"{self.dataset} {self.label}"
@@ -78,7 +79,7 @@ FLOWS = (
 #: The flows that Table 4 compares with, in its order, and Glow with additive couplings. They have the budget of our
 #: flow on the same dataset and their own learning rates.
 OTHER_FLOWS = tuple(
-    Cell(ours.dataset, label, preset, budget_of=ours.preset, own_recipe=True)
+    Cell(ours.dataset, label, preset, budget_of=ours.preset, own_optimiser=True)
     for ours in FLOWS
     for label in ("NICE", "MADE", "MAF", "Real NVP", "Glow", "additive", "FFJORD")
     if ours.label == "flow" and (preset := f"{ours.dataset}-{label.lower().replace(' ', '')}") in presets.PRESETS
@@ -91,7 +92,7 @@ PLANES = tuple(
 
 #: The classifiers that Table 3 compares with. Couplings need Adam and small learning rates (Sec. 5.2) in any recipe.
 OTHER_CLASSIFIERS = tuple(
-    Cell(d, label, f"cifar10-{name}", own_recipe=couplings)
+    Cell(d, label, f"cifar10-{name}", own_optimiser=couplings)
     for d in (DIGITS, "cifar10")
     for label, name, couplings in (
         ("affine Glow", "glow-classifier", True),
@@ -101,10 +102,26 @@ OTHER_CLASSIFIERS = tuple(
     )
 )
 
+#: Networks of the paper's text: c = 0.9 without its channels of zeros (App. C.2), and the Glows of Table 3 with the
+#: optimiser of the residual networks (Sec. 5.2).
+SGD = ("optimiser=sgd", "learning_rate=0.1", "weight_decay=5e-4", "head_decay=5e-4", "clip=10.0")
+TEXT_CLASSIFIERS = tuple(
+    Cell(d, label, preset, overrides)
+    for d in (DIGITS, "cifar10")
+    for label, preset, overrides in (
+        (NO_PADDING, "iresnet164-c0.9", ("network.padding=0",)),
+        ("affine Glow SGD", "cifar10-glow-classifier", SGD),
+        ("additive Glow SGD", "cifar10-additive-classifier", SGD),
+    )
+)
+
 #: The preset of the hybrid by dataset.
 HYBRIDS = {DIGITS: "digits-hybrid", "mnist": "mnist-hybrid", "cifar10": "cifar10-hybrid"}
 
-NAMED_CELLS = {(c.dataset, c.label): c for c in (*CLASSIFIERS, *FLOWS, *OTHER_FLOWS, *PLANES, *OTHER_CLASSIFIERS)}
+NAMED_CELLS = {
+    (c.dataset, c.label): c
+    for c in (*CLASSIFIERS, *FLOWS, *OTHER_FLOWS, *PLANES, *OTHER_CLASSIFIERS, *TEXT_CLASSIFIERS)
+}
 LABELS = tuple(dict.fromkeys(label for _, label in NAMED_CELLS))
 FLOW_LABELS, OTHER_FLOW_LABELS = (tuple(dict.fromkeys(c.label for c in cells)) for cells in (FLOWS, OTHER_FLOWS))
 

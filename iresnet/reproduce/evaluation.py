@@ -23,7 +23,7 @@ from ..train.objective import bin_centres
 from .cells import Cell
 from .iteration import Algorithm1, Reconstruction
 from .job import Work
-from .record import Row, damaged_file
+from .record import Row, cached, damaged_file
 
 #: The file of the metrics in a run folder.
 FILE = "reproduction.json"
@@ -93,6 +93,17 @@ def _evaluate_inverse(run: Run, model: nn.Module, images: Dataset) -> dict[str, 
     if certificate_summary(run)["passed"]:
         metrics["inverse"] = asdict(evaluate.inverse(model, images))
     return metrics
+
+
+def error_on_test_images(work: Work, run: Run, cell: Cell) -> dict[str, Any]:
+    """Return the error on all test images and its interval: that in RUN/evaluation.json, else computed and stored."""
+    test = work.splits(run).test
+
+    def compute() -> dict[str, Any]:
+        work.say(f"{cell}: reading the test images")
+        return asdict(evaluate.error(work.model(run), test.to(work.job.device)))
+
+    return cached(run, "error", compute, lambda known: known.get("rows") == len(test))
 
 
 def run_iteration(algorithm: Algorithm1, images: Dataset, steps: int) -> tuple[dict[str, Any], Reconstruction, Tensor]:

@@ -7,6 +7,7 @@ tables and figures that show a cell read it from there, so that it is trained on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -21,15 +22,18 @@ from ..data.download import REGISTRY, is_present
 from ..presets import Experiment
 from ..run import Run, resume, start, truncation_warning
 from ..spelling import nearest
-from ..train import Report
+from ..train import Report, TrainingError
 from .cells import Cell, to_label
 from .experiments import BUDGETS, KINDS, RECIPES, experiment
 
 #: Settings that do not affect a result: the dataset directory, the run's name, and the steps, which follow from epochs.
 IGNORED = ("name", "about", "data.folder", "training.steps")
 
-#: Settings that identify a cell, beside those of its kind: with other values it would be another cell.
+#: Settings that identify a cell, beside those of its kind and its overrides: with other values it would be another.
 FIXED = ("seed", "data.source")
+
+#: How the error of a diverged training begins: "the loss of step 17 is nan; ...".
+DIVERGED = re.compile(r"the (?:loss|gradient|weights) of step (\d+) [^;]*")
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ class Job:
 
     def experiment(self, cell: Cell, seed: int) -> Experiment:
         """Return the experiment of a cell; raise `ValueError` for an override that would make it another cell."""
-        fixed = (*FIXED, *KINDS[cell.purpose].fixed, *(("network.family",) if cell.budget_of else ()))
+        own = [config.setting_path(Experiment, assignment) for assignment in cell.overrides]
+        fixed = (*FIXED, *KINDS[cell.purpose].fixed, *own, *(("network.family",) if cell.budget_of else ()))
         for assignment in self.overrides:
             if config.setting_path(Experiment, assignment) in fixed:
                 raise ValueError(
@@ -132,6 +137,22 @@ class Work:
             self.say(f"{cell}: {warning}")
         return result.run
 
+    def attempt(self, cell: Cell, seed: int) -> Run:
+        """Return the run of a cell as `get_run` does, or one that diverged, which is noted and not trained again."""
+        folder = self.job.run_folder(cell, seed)
+        if (folder / "config.toml").is_file() and find_divergence(run := Run.open(folder)):
+            _check_settings(run, self.job.experiment(cell, seed))
+            return run
+        try:
+            return self.get_run(cell, seed)
+        except TrainingError as error:
+            if not (found := DIVERGED.match(str(error))):
+                raise
+            run = Run.open(folder)
+            note = {"diverged": {"step": int(found[1]), "why": found[0]}}
+            run.write_run_json("environment.json", run.read_json("environment.json") | note)
+            return run
+
     def splits(self, run: Run) -> Splits:
         """Return the data of a run, verified to be those it was trained on; read once for all runs that share them."""
         key = run.experiment.data
@@ -155,6 +176,11 @@ class Work:
         if key not in self._splits:
             self._splits[key] = data.load(settings)
         return self._splits[key]
+
+
+def find_divergence(run: Run) -> dict[str, Any]:
+    """Return the step at which a run diverged, and what was not finite; empty if `Work.attempt` noted no divergence."""
+    return dict(run.read_json("environment.json").get("diverged") or {})
 
 
 def _check_downloaded(settings: DataSettings) -> None:

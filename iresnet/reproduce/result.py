@@ -175,17 +175,18 @@ def trained_result(
     remarks: Callable[[Sequence[Row], Groups], Sequence[str]] = lambda rows, groups: (),
     rows: Callable[[Sequence[Entry]], list[Row]] = rows_per_run,
     all_seeds: bool = False,
+    get_run: Callable[[Work, Cell, int], Run] = Work.get_run,
     published: Callable[[Job], Sequence[Entry]] = lambda job: (),
     plots: Callable[[Work, Groups], Sequence[Path]] = lambda work, groups: (),
 ) -> Result:
     """Return a result of trained cells: a file and perhaps plots, from the first seed or from `all_seeds`.
 
-    Every cell is trained where it is missing, measured and recorded. `published` entries, which are no runs of ours,
-    are added to the file. `remarks` follow the notes.
+    Every cell is trained where it is missing (`get_run`), measured and recorded. `published` entries, which are no runs
+    of ours, are added to the file. `remarks` follow the notes.
     """
 
     def measure_cell(work: Work, cell: Cell, seed: int) -> tuple[Entry, str]:
-        run = work.get_run(cell, seed)
+        run = get_run(work, cell, seed)
         row, details, sentence = measure(work, run, cell)
         made, settings = run.read_json("environment.json"), work.job.overrides
         return new_entry(work.job, cell.dataset, cell.label, row, details, made, settings, seed), sentence

@@ -19,7 +19,7 @@ from ..migration import FORMER_FILES
 from ..models import INVERSES, build
 from ..presets import Experiment
 from ..results import provenance
-from ..train import Report, checkpoint, train
+from ..train import Report, TrainingError, checkpoint, train
 from ..train.checkpoint import Checkpoint
 from ..version import __version__
 from .callback import VALIDATION_SAMPLES, RunCallback
@@ -132,6 +132,9 @@ def _fit(
             objective, batches.starting_at(begin.read_count("step")), experiment.training,
             generator=generator, acceleration=experiment.acceleration, report=on_step, resume=state, callback=callback,
         )  # fmt: skip
+    except TrainingError:
+        _write_environment(run, callback, model, device)  # how a diverged run was made
+        raise
     finally:
         callback.close()
     finished = callback.step >= experiment.training.steps
