@@ -325,6 +325,26 @@ def test_the_tables_of_this_project_are_up_to_date():
     assert tables.main(["--check"]) == 0
 
 
+#: Results of networks that are not trained, and of laws and attacks.
+UNTRAINED = ("attack", "core", "flow", "freshness", "inverse", "redesign", "sampling", "step", "table1", "table5")
+
+
+def test_every_table_of_trained_networks_has_the_number_of_seeds():
+    pages = [results.ROOT / "README.md", *(results.ROOT / "docs").rglob("*.md")]
+    markers = [m for page in pages for m in re.findall(r"<!-- results:(\S+)( .*)? -->", page.read_text())]
+    shown = [(name, words) for name, words in markers if name not in UNTRAINED and "budget=published" not in words]
+    assert len(shown) > 30
+    assert [name for name, words in shown if " seeds " not in f"{words} "] == []
+
+
+def test_the_seeds_of_a_row_are_its_own_or_those_of_its_run(tmp_path):
+    rows = [{"x": "a", "run": 0}, {"x": "b", "seeds": 3, "run": 0}, {"x": "c", "run": 1}]
+    write(Results("some", rows, [{"seeds": [0]}, {"seeds": [0, 1]}]), tmp_path)
+    page = "<!-- results:some x seeds -->\n<!-- /results -->"
+    assert "| a | 1 |\n| b | 3 |\n| c | 2 |" in tables.render(page, tmp_path)
+    assert "seeds" not in tables.render("<!-- results:some x -->\n<!-- /results -->", tmp_path).partition("-->")[2]
+
+
 def test_a_marker_can_choose_rows(tmp_path):
     rows = [{"kind": "a", "good": True, "x": 1, "run": 0}, {"kind": "b c", "good": False, "x": 2, "run": 0}]
     write(Results("some", rows, [{}]), tmp_path)
