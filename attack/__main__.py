@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from iresnet.results import provenance
+from iresnet.results import provenance, require_commit
 
 from . import Kind, load
 from .count import Count, merge
@@ -33,6 +33,12 @@ def main() -> int:
         return 0
     if options.hypothesis is not None:
         return _find_smallest(chosen, options.hypothesis)
+    try:
+        if options.out:
+            require_commit(options.out.parent)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     begin = time.perf_counter()
     counts = _run(chosen, options)
     if options.out:

@@ -34,7 +34,7 @@ from iresnet import (
     truncation_bound,
 )
 from iresnet.logdet import Estimator
-from iresnet.results import Results, provenance, write
+from iresnet.results import Results, provenance, require_commit, write
 from iresnet.spectral import Geometry
 
 Row = dict[str, Any]
@@ -393,6 +393,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the core's claims; write results/core.json.")
     parser.add_argument("--quick", action="store_true", help="run fewer trials; print the results, do not write them")
     quick = parser.parse_args().quick
+    if not quick:
+        require_commit("results")
     torch.set_num_threads(1)
     start = time.perf_counter()
     parts: list[Callable[[], list[Row]]] = [

@@ -17,7 +17,7 @@ from digit_baselines import PLAIN, TUNED, mixture_bits, spline_bits, svm_error
 
 from iresnet import data
 from iresnet.demo import digits
-from iresnet.results import Results, provenance, write
+from iresnet.results import Results, provenance, require_commit, write
 
 SEEDS = (0, 1, 2)
 
@@ -27,6 +27,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, help="fewer training steps; the results are printed, not written")
     steps = parser.parse_args().steps
+    if steps is None:
+        require_commit("results")
     torch.set_num_threads(1)
     start, results, seconds = time.perf_counter(), [], []
     for seed in SEEDS:

@@ -34,7 +34,7 @@ from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.logdet import Estimator, PowerSeries, RussianRoulette
 from iresnet.models import build
 from iresnet.outermost import outermost_call
-from iresnet.results import Results, provenance, write
+from iresnet.results import Results, provenance, require_commit, write
 from iresnet.train import State
 from iresnet.train.objective import Loss, MaximumLikelihood, Objective, nats_per_unit, to_continuous, unit_name
 
@@ -243,6 +243,8 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="also measure an eager step")
     parser.add_argument("--profile", action="store_true", help="print the kernels of one step of each case")
     options = parser.parse_args()
+    if options.out:
+        require_commit(options.out)
     scale = Scale(options.blocks, options.width, options.device, options.steps)
     start, rows = time.perf_counter(), list[dict[str, Any]]()
     chosen = cases(options.batch, options.eager)

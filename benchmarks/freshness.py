@@ -23,7 +23,7 @@ from iresnet.fingerprint import Fingerprint, bitwise_equal, describe_function
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.models import build
 from iresnet.presets import find
-from iresnet.results import Results, provenance, write
+from iresnet.results import Results, provenance, require_commit, write
 
 
 def main() -> None:
@@ -34,6 +34,8 @@ def main() -> None:
     parser.add_argument("--preset", default="iresnet164")
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
+    if options.out:
+        require_commit(options.out.parent)
     begin, device = time.perf_counter(), torch.device(options.device)
     experiment = find(options.preset)
     schema = schema_of(experiment.data.source)

@@ -27,7 +27,6 @@ from statistics import median
 from typing import Any, cast
 
 import torch
-from iresnet.branch.form import to_channels_last
 from torch import Tensor, nn
 
 from iresnet import (
@@ -41,6 +40,7 @@ from iresnet import (
     contractive_convnet,
     tighten_,
 )
+from iresnet.branch import to_channels_last
 from iresnet.cuda_graph import as_cuda_graph
 from iresnet.inverse import refinement
 from iresnet.inverse.arithmetic import Arithmetic
@@ -48,7 +48,7 @@ from iresnet.inverse.inverter import Inverter
 from iresnet.inverse.refinement import Schedule
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.proof import sample_norms
-from iresnet.results import Results, provenance, write
+from iresnet.results import Results, provenance, require_commit, write
 from iresnet.transform import ChainSolution
 
 Row = dict[str, Any]
@@ -280,6 +280,8 @@ def main() -> None:
     parser.add_argument("--working", help="working precision: float16, bfloat16 or float32")
     parser.add_argument("--exact", help="float64 convolution: auto, native, im2col, im2col_by_row or shift_and_add")
     options = parser.parse_args()
+    if options.out:
+        require_commit(options.out.parent)
     begin, usual = time.perf_counter(), Arithmetic.on(torch.device(options.device))
     arithmetic = replace(usual, working=options.working or usual.working, exact=options.exact or usual.exact)
     names = options.weights if options.run is None else [options.run.name]

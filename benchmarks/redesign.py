@@ -342,6 +342,10 @@ def main() -> None:
     if options.threads is None:
         options.threads = 0 if options.device == "cuda" else 1
     sys.path.insert(0, str(options.new))
+    if options.out:
+        from iresnet.results import require_commit
+
+        require_commit(options.out.parent, {"commit": options.commit} if options.commit else None)
     compare(options)
 
 

@@ -32,7 +32,7 @@ from iresnet.models import build
 from iresnet.precision import full_precision
 from iresnet.presets import find
 from iresnet.proof import sample_norms
-from iresnet.results import Results, provenance, write
+from iresnet.results import Results, provenance, require_commit, write
 from iresnet.transform import ChainSolution, flat_steps, run_inverse
 
 Line = dict[str, Any]
@@ -179,6 +179,8 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, help="blocks per scale, instead of the preset's")
     parser.add_argument("--width", type=int, help="channels inside g, instead of the preset's")
     options = parser.parse_args()
+    if options.out:
+        require_commit(options.out.parent)
     begin, rows = time.perf_counter(), list[Line]()
     for name in options.run or options.presets:
         torch.manual_seed(0)

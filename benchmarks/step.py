@@ -24,7 +24,7 @@ from iresnet.data.source import schema_of
 from iresnet.gpu import Acceleration
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.models import build
-from iresnet.results import Results, provenance, write
+from iresnet.results import Results, provenance, require_commit, write
 from iresnet.train import State
 from iresnet.train.objective import Classification
 
@@ -95,6 +95,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--eager", action="store_true", help="also measure an eager step")
     options = parser.parse_args()
+    if options.out:
+        require_commit(options.out)
     cases = [Case("iresnet164", options.batch), Case("vanilla164", options.batch)]
     cases += [Case("iresnet164", 2 * options.batch)]
     cases += [Case("iresnet164", options.batch, PLAIN)] if options.eager else []

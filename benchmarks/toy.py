@@ -11,7 +11,7 @@ import torch
 
 from iresnet import mlp_flow
 from iresnet.demo import toy as demo
-from iresnet.results import Results, provenance, write
+from iresnet.results import Results, provenance, require_commit, write
 
 SEEDS = (0, 1, 2)
 
@@ -24,6 +24,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Run the toy demo over several seeds; write results/toy.json.")
     parser.add_argument("--steps", type=int, help="fewer training steps; the results are printed, not written")
     steps = parser.parse_args().steps
+    if steps is None:
+        require_commit("results")
     settings = demo.ToySettings()
     if steps is not None:
         settings = replace(settings, training=replace(settings.training, steps=steps))

@@ -4,6 +4,10 @@
 `"run"`, the index of the run they came from. A run records how they were computed: see `provenance`. The tables in the
 README and the documentation are generated from these files by `tools/tables.py`.
 
+What this project publishes, in its folder `results`, comes from a commit that a reader can check out: `write` refuses
+other runs there (`require_commit`). Pilots, which have `"purpose": "pilot"`, only chose settings and may come from a
+changed working tree.
+
 >>> rows = [{"model": "c=0.9", "error %": 6.7, "paper": 6.78, "run": 0}]
 >>> print(markdown_table(rows))
 | model | error % | paper |
@@ -21,14 +25,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from . import atomic
 
-__all__ = ["Results", "provenance", "nonfinite_to_none", "markdown_table", "read", "write"]
+__all__ = ["Results", "provenance", "nonfinite_to_none", "markdown_table", "read", "require_commit", "write"]
 
 ROOT = Path(__file__).resolve().parent.parent
+
+#: What `tools.pilots` and `tools.trial` add to their runs.
+PILOT = {"purpose": "pilot"}
 
 
 @dataclass(frozen=True)
@@ -56,13 +64,42 @@ class Results:
 
 
 def write(results: Results, folder: str | Path = "results") -> Path:
-    """Write `folder/NAME.json` atomically and return its path."""
+    """Write `folder/NAME.json` atomically and return its path. A new run is refused where `require_commit` says so."""
     path = Path(folder) / f"{results.name}.json"
     try:
         text = json.dumps(asdict(results), indent=2, ensure_ascii=False, allow_nan=False, default=_to_json) + "\n"
     except ValueError as error:
         raise ValueError(f"{results.name}: JSON has no NaN and no infinity ({error}). Write None instead.") from None
+    before = read(path).runs if _is_own(folder) and path.is_file() else []
+    for run in json.loads(text)["runs"]:
+        if run not in before:
+            require_commit(folder, run)
     return atomic.write(path, text)
+
+
+def require_commit(folder: str | Path, run: Mapping[str, Any] | None = None) -> None:
+    """Raise `ValueError` if a run must not be published in `folder`; without a run, one of the current working tree.
+
+    Only this project's own results need a commit. Call it before long computations, so that none is lost.
+    """
+    if not _is_own(folder) or not needs_commit(run or {}):
+        return
+    commit = _commit() if run is None else run.get("commit")
+    if commit is None or commit.endswith("-dirty"):
+        raise ValueError(
+            f"a published result must come from a commit without changes; got {commit}. Commit the changes and run the "
+            "command again, or write to another folder than results."
+        )
+
+
+def needs_commit(run: Mapping[str, Any]) -> bool:
+    """Whether a run must name a commit without changes: not a pilot, and not a value that others published."""
+    return run.get("purpose") != PILOT["purpose"] and run.get("budget") != "published"
+
+
+def _is_own(folder: str | Path) -> bool:
+    """Whether this is the folder of this project's published results."""
+    return Path(folder).resolve() == ROOT / "results"
 
 
 def read(path: str | Path) -> Results:
@@ -108,7 +145,8 @@ def provenance(
     """Return how a number was computed: one entry of `runs`.
 
     The caller gives the seeds, the seconds and the precision; the command line, commit, hardware, versions and date are
-    determined here. The commit ends in `-dirty` if tracked files differ from it, and is None outside a checkout.
+    determined here. The commit is that of the first call in this process. It ends in `-dirty` if tracked files differ
+    from it, except in `results`, which commands write themselves; it is None outside a checkout.
     """
     return {
         "command": _command() if command is None else command,
@@ -189,13 +227,18 @@ def _command() -> str:
 
 def _commit() -> str | None:
     """Return the checkout's commit; None for an installed copy, even inside another repository."""
-    if not (ROOT / ".git").exists():
-        return None
-    describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    return _commit_of(ROOT) if (ROOT / ".git").exists() else None
+
+
+@cache  # a process runs the code that it loaded, whatever is committed or edited while it runs
+def _commit_of(root: Path) -> str | None:
+    git = ["git", "-C", str(root)]
     try:
-        return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":!results"]).returncode
     except (OSError, subprocess.CalledProcessError):
         return None
+    return f"{head}-dirty" if changed else head
 
 
 def _hardware() -> dict[str, Any]:

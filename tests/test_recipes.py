@@ -106,6 +106,7 @@ class TestRunning:
         assert failed["note"].startswith("failed: the loss of step")
         assert [r["run"] for r in found.rows] == [0, 1, 2]
         assert all({"command", "hardware", "versions", "seconds"} <= set(r) for r in found.runs)
+        assert {r["purpose"] for r in found.runs} == {"pilot"}
         assert found.runs[0]["engine"].startswith("eager")
 
     def test_later_pilots_are_appended(self, made, capsys):
@@ -180,7 +181,7 @@ class TestTrial:
         assert {"network.blocks=[1,1]", "network.width=4", "training.steps=6", "training.batch=16"} <= set(changes)
         assert not any(c.startswith(("data.folder", "name", "about", "training.learning_rate")) for c in changes)
         assert (row["training rows"], row["steps"]) == (1389, 6)
-        assert read(path).runs[0] == run.read_json("environment.json")
+        assert read(path).runs[0] == {**run.read_json("environment.json"), "purpose": "pilot"}
 
     def test_its_bits_per_dim_are_those_that_selected_its_weights(self, monkeypatch):
         run = Run.open(trained("digits-density"))
@@ -223,7 +224,7 @@ class TestTrial:
         kept = read(tmp_path / "recipes-mnist-density.json")
         assert [(r["bits/dim"], r["note"], r["run"]) for r in kept.rows] == [(1.0, "n", 0), (None, "failed: c; n", 1)]
         assert {r["on"] for r in kept.rows} == {"a GPU"}
-        assert read(tmp_path / "recipes-cifar10-hybrid.json").runs == [runs[2]]
+        assert read(tmp_path / "recipes-cifar10-hybrid.json").runs == [{**runs[2], "purpose": "pilot"}]
         # rows recorded on another machine are added unchanged
         assert call(trial, tmp_path / "recipes-mnist-density.json", "--results", tmp_path / "here") == 0
         assert read(tmp_path / "here" / "recipes-mnist-density.json") == kept

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from dataclasses import replace
 from itertools import combinations, pairwise
 from types import SimpleNamespace
@@ -13,9 +14,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from torch import nn
 
-from iresnet import Chain, InjectivePad, cli
+from iresnet import Chain, InjectivePad, cli, presets, results
 from iresnet.cli.console import console
 from iresnet.cli.reproduce import show
+from iresnet.data.source import schema_of
 from iresnet.models.unconstrained import UnconstrainedBlock
 from iresnet.plots import (
     DecayLine,
@@ -241,6 +243,26 @@ def test_a_run_records_its_provenance(made):
     assert {"command", "commit", "seconds", "hardware", "versions", "date", "budget", "recipe", "settings"} <= set(run)
 
 
+@pytest.mark.parametrize("name", ["table2", "figure8"])
+def test_an_entry_holds_every_setting_of_its_run(made, name, tmp_path):
+    for run in made.outcomes[name].results.runs:
+        cell = cells.find_cell(run["dataset"], run["model"])
+        trained = Run.open(made.work.job.run_folder(cell, run["seed"])).experiment
+        (tmp_path / "again.toml").write_text("\n".join(run["experiment"]))
+        assert presets.read(tmp_path / "again.toml") == replace(trained, data=replace(trained.data, folder="data"))
+
+
+def test_every_setting_survives_except_the_folder_of_the_data(tmp_path):
+    odd = experiment(cells.find_cell("cifar10", "c=0.5"), "paper", "paper", data_dir="/home/me/data", seed=7)
+    lines = record.settings_lines(Run(tmp_path, odd, schema_of("cifar10")))
+    assert (odd.training.clip, odd.data.folder) == (math.inf, "/home/me/data")
+    assert not any("/home/me" in line for line in json.loads(json.dumps(lines, allow_nan=False)))
+    (tmp_path / "again.toml").write_text("\n".join(lines))
+    again = presets.read(tmp_path / "again.toml")
+    assert again == replace(odd, data=replace(odd.data, folder="data"))
+    assert len(lines) > sum(len(vars(getattr(odd, group))) for group in ("data", "network", "training"))
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_writes_a_results_file_and_a_plot_that_is_not_empty(made, name):
     assert json.loads((made.out / f"{name}.json").read_text())["name"] == name
@@ -409,6 +431,25 @@ def test_several_seeds_give_a_mean_and_a_standard_deviation():
     assert (row["low"], row["high"]) == (None, None)  # no interval is the mean of others
     assert (other["spread"], other["seeds"], other["run"]) == (None, 1, 2)
     assert (other["low"], other["high"]) == (4.5, 5.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "text"),
+    [
+        ("measured error", [3.270756796337088e-12, None, None], "3.271e-12 (1 of 3 seeds)"),
+        ("measured error", [None, 1.0, 2.0], "2 (2 of 3 seeds)"),  # the worst
+        ("error %", [1.0, 2.0, None], "1.5 (2 of 3 seeds)"),
+        ("error %", [1.0, 2.0], 1.5),
+        ("measured error", [1.0, 2.0], 2.0),
+        ("paper", [None, None], None),
+        ("inverse", ["proven", None], "proven / -"),
+        ("inverse", ["proven", "proven"], "proven"),
+        ("blocks proven", ["8 of 21", "9 of 21"], "8 of 21 / 9 of 21"),
+        ("certified", [True, False], "yes / no"),
+    ],
+)
+def test_values_of_several_seeds_read_well_where_some_are_missing(name, values, text):
+    assert record._mean(name, values) == text
 
 
 def test_the_printed_table_shows_budget_recipe_settings_and_the_spread_over_seeds(capsys):
@@ -703,6 +744,41 @@ def command(*words):
     with pytest.raises(SystemExit) as stop:
         cli.main(["reproduce", *words])
     return stop.value.code
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project whose working tree has changes, and its folder of published results."""
+    monkeypatch.setattr(results, "ROOT", tmp_path.resolve())
+    monkeypatch.setattr(results, "_commit", lambda: "0123-dirty")
+    return tmp_path / "results"
+
+
+@pytest.mark.parametrize("name", ["table1", "table2", "figure1", "table5"])
+def test_a_changed_tree_publishes_nothing_and_trains_nothing(project, capsys, monkeypatch, name):
+    monkeypatch.setattr(sys.modules["iresnet.cli.reproduce"], "Work", lambda *_, **__: pytest.fail("it began to work"))
+    assert command(name, "--out", str(project), "--device", "cpu") == 2
+    said = capsys.readouterr()
+    assert " ".join(said.err.split()) == (
+        "iresnet: a published result must come from a commit without changes; got 0123-dirty. "
+        "Commit the changes and run the command again, or write to another folder than results."
+    )
+    assert said.out == ""
+    assert not project.exists()
+
+
+def test_a_model_that_was_trained_by_a_changed_tree_is_not_published(project, made, monkeypatch):
+    monkeypatch.setattr(results, "_commit", lambda: "0123")
+    folder = made.work.job.run_folder(cells.find_cell("digits", "c=0.9"), 0)
+    copy_of(folder, project.parent / "runs" / folder.name)
+    job = Job(out=project, runs=project.parent / "runs", models=("c=0.9",))
+    path = job.runs / folder.name / "environment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "commit": "4567-dirty"}))
+    with pytest.raises(ValueError, match="a commit without changes; got 4567-dirty"):
+        RESULTS["table2"].check(job)
+    RESULTS["table2"].check(replace(job, out=project.parent / "elsewhere"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "commit": "4567"}))
+    RESULTS["table2"].check(job)
 
 
 def test_without_a_name_the_command_lists_results_and_costs(capsys):

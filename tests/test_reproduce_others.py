@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from iresnet import Chain, ResidualBlock, contractive_mlp, evaluate
+from iresnet import Chain, ResidualBlock, config, contractive_mlp, evaluate
 from iresnet.data import toy
 from iresnet.models.unconstrained import UnconstrainedBlock
 from iresnet.plots import Crossing, Dynamics, Plane, planes, plot_paths, plot_planes
@@ -104,6 +104,11 @@ def test_the_constraint_keeps_the_order_of_all_paths(made):
     # The theorem: gaps shrink by at most the product of 1 - L.
     assert ours["smallest gap"] >= ours["smallest gap, proven"] > 0
     assert [ours["paper"], free["paper"]] == ["none cross", "cross"]
+
+
+def test_the_paths_hold_every_setting_of_their_networks(made):
+    for entry in made.outcomes["figure1"].results.runs:
+        assert config.parse(figure1.Setting, "\n".join(entry["details"]["setting"])) == figure1.setting(made.work.job)
 
 
 def test_a_block_that_folds_the_line_crosses_paths():

@@ -3,7 +3,11 @@
 import errno
 import json
 import os
+import re
+import runpy
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +15,7 @@ import pytest
 import torch
 
 from iresnet import results
-from iresnet.results import Results, markdown_table, provenance, read, write
+from iresnet.results import PILOT, Results, markdown_table, provenance, read, require_commit, write
 from tools import tables
 
 ROWS = [{"dataset": "moons", "value": 1.25, "paper": None, "run": 0}, {"dataset": "board", "value": 3, "run": 0}]
@@ -96,6 +100,124 @@ def test_a_malformed_file_is_refused_with_its_path_and_the_reason(text, reason, 
         read(path)
 
 
+# Commits
+
+CLEAN, CHANGED = "0" * 40, "0" * 40 + "-dirty"
+REFUSED = "a published result must come from a commit without changes; got {}. Commit the changes and run the command "
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The folder of a project's published results."""
+    monkeypatch.setattr(results, "ROOT", tmp_path.resolve())
+    return tmp_path / "results"
+
+
+def of_runs(*runs):
+    return Results("example", [{"value": i, "run": i} for i in range(len(runs))], list(runs))
+
+
+@pytest.mark.parametrize("commit", [CHANGED, None])
+def test_a_published_run_needs_a_commit_without_changes(own, commit):
+    path = write(of_runs({"commit": CLEAN}), own)
+    with pytest.raises(ValueError, match=f"^{re.escape(REFUSED.format(commit))}"):
+        write(of_runs({"commit": CLEAN}, {"commit": commit}), own)
+    assert read(path) == of_runs({"commit": CLEAN})
+
+
+def test_runs_that_a_file_has_already_stay(own):
+    before = {"commit": CHANGED, "seeds": (0, 1)}
+    own.mkdir()
+    (own / "example.json").write_text(json.dumps({"name": "example", "rows": [], "runs": [before]}))
+    path = write(of_runs(before, {"commit": CLEAN}), own)
+    assert [run["commit"] for run in read(path).runs] == [CHANGED, CLEAN]
+    with pytest.raises(ValueError, match="got 0+-dirty"):
+        write(of_runs({**before, "seeds": [2]}), own)
+
+
+@pytest.mark.parametrize("more", [PILOT, {"budget": "published"}])
+def test_pilots_and_values_that_others_published_need_no_commit(own, more):
+    assert write(of_runs({"commit": None, **more}), own).is_file()
+
+
+def test_other_folders_are_free(own, monkeypatch):
+    monkeypatch.setattr(results, "_commit", lambda: CHANGED)
+    for folder in (own / "more", own.parent, own.parent / "runs" / "results"):
+        require_commit(folder)
+        assert write(of_runs({"commit": CHANGED}), folder).is_file()
+
+
+def test_the_folder_is_recognised_by_a_relative_path(own, monkeypatch):
+    monkeypatch.chdir(own.parent)
+    monkeypatch.setattr(results, "_commit", lambda: CHANGED)
+    for folder in ("results", "./runs/../results"):
+        with pytest.raises(ValueError, match="got 0+-dirty"):
+            require_commit(folder)
+    monkeypatch.setattr(results, "_commit", lambda: CLEAN)
+    require_commit("results")
+
+
+def git(folder, *words):
+    identity = ["-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", "-C", folder, *identity, *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_the_commit_tells_whether_files_other_than_results_have_changed(own):
+    own.mkdir()
+    code, table = own.parent / "code.py", own / "table2.json"
+    for file in (code, table):
+        file.write_text("1")
+    git(own.parent, "init", "--quiet")
+    git(own.parent, "add", ".")
+    git(own.parent, "commit", "--quiet", "-m", "first")
+    head = git(own.parent, "rev-parse", "HEAD")
+    table.write_text("2")
+    assert results._commit() == head
+    code.write_text("2")
+    assert results._commit() == head  # the process runs the code that it began with
+    results._commit_of.cache_clear()
+    assert results._commit() == f"{head}-dirty"
+
+
+@pytest.fixture
+def changed_tree(monkeypatch):
+    """This project as if it had changes; what begins to measure fails."""
+    monkeypatch.chdir(results.ROOT)
+    monkeypatch.setattr(results, "_commit", lambda: CHANGED)
+    monkeypatch.setattr(time, "perf_counter", lambda: pytest.fail("it began to measure"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "core.py",
+        "demo.py",
+        "toy.py",
+        "flow.py --out results",
+        "step.py --out results",
+        "freshness.py --out results/freshness.json",
+        "inverse.py --out results/inverse.json",
+        "sampling.py --out results/sampling.json",
+        "redesign.py --old old --out results/redesign.json",
+    ],
+)
+def test_a_benchmark_refuses_a_changed_tree_before_it_measures(words, monkeypatch, changed_tree):
+    folder, argv = results.ROOT / "benchmarks", words.split()
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    with pytest.raises(ValueError, match="a published result must come from a commit"):
+        runpy.run_path(str(folder / argv[0]), run_name="__main__")
+
+
+def test_attacks_refuse_a_changed_tree_before_they_begin(monkeypatch, changed_tree, capsys):
+    monkeypatch.setattr(sys, "argv", ["attack", "--kind", "layers", "--cases", "1", "--out", "results/attack.json"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("attack", run_name="__main__")
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith(REFUSED.format(CHANGED))
+
+
 # Circumstances
 
 
@@ -135,6 +257,7 @@ def test_no_commit_outside_a_checkout_or_without_git(monkeypatch, tmp_path):
     assert results._commit() is None
     (tmp_path / ".git").mkdir()
     assert results._commit() is None
+    results._commit_of.cache_clear()
     monkeypatch.setenv("PATH", "")
     assert results._commit() is None
 
@@ -200,6 +323,26 @@ def test_a_section_must_be_closed(project):
 
 def test_the_tables_of_this_project_are_up_to_date():
     assert tables.main(["--check"]) == 0
+
+
+#: Results of networks that are not trained, and of laws and attacks.
+UNTRAINED = ("attack", "core", "flow", "freshness", "inverse", "redesign", "sampling", "step", "table1", "table5")
+
+
+def test_every_table_of_trained_networks_has_the_number_of_seeds():
+    pages = [results.ROOT / "README.md", *(results.ROOT / "docs").rglob("*.md")]
+    markers = [m for page in pages for m in re.findall(r"<!-- results:(\S+)( .*)? -->", page.read_text())]
+    shown = [(name, words) for name, words in markers if name not in UNTRAINED and "budget=published" not in words]
+    assert len(shown) > 30
+    assert [name for name, words in shown if " seeds " not in f"{words} "] == []
+
+
+def test_the_seeds_of_a_row_are_its_own_or_those_of_its_run(tmp_path):
+    rows = [{"x": "a", "run": 0}, {"x": "b", "seeds": 3, "run": 0}, {"x": "c", "run": 1}]
+    write(Results("some", rows, [{"seeds": [0]}, {"seeds": [0, 1]}]), tmp_path)
+    page = "<!-- results:some x seeds -->\n<!-- /results -->"
+    assert "| a | 1 |\n| b | 3 |\n| c | 2 |" in tables.render(page, tmp_path)
+    assert "seeds" not in tables.render("<!-- results:some x -->\n<!-- /results -->", tmp_path).partition("-->")[2]
 
 
 def test_a_marker_can_choose_rows(tmp_path):

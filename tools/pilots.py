@@ -39,7 +39,7 @@ from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.logdet import EXACT_UP_TO, PowerSeries
 from iresnet.models import build
 from iresnet.presets import Experiment, find, with_overrides
-from iresnet.results import Results, markdown_table, nonfinite_to_none, provenance, read, write
+from iresnet.results import PILOT, Results, markdown_table, nonfinite_to_none, provenance, read, write
 from iresnet.run import validate
 from iresnet.train import State, Training, set_learning_rate
 from iresnet.train.objective import nats_per_unit
@@ -210,7 +210,7 @@ def run_all(
     rows, runs = list(kept.rows), list(kept.runs)
     for row, about in _results(pilots, budget, jobs, folder):
         rows.append({**row, "run": len(runs)})
-        runs.append(about)
+        runs.append(about | PILOT)
         write(Results(name, rows, runs), out)
         print(_line(row), flush=True)
     return Results(name, rows, runs)

@@ -21,7 +21,7 @@ from typing import Any
 
 from iresnet import atomic, config, migration
 from iresnet.data import DataSettings
-from iresnet.results import Results, write
+from iresnet.results import Results, require_commit, write
 from iresnet.run import Run
 from iresnet.run.folder import MODEL_SHA256
 from iresnet.run.weights import WEIGHTS, slim_state
@@ -32,6 +32,9 @@ from iresnet.version import __version__
 MODEL = "model.safetensors"
 COPIED, SAID = ("schema.json", "data.json", "environment.json"), ("certificate.json", "evaluation.json")
 KEPT = (*COPIED, MODEL, *SAID)
+
+#: The folder of the published results.
+RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 #: The largest size of a model in bytes.
 LARGEST = 16 * 2**20
@@ -122,5 +125,7 @@ def _row(run: Run) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(ship(Run.open(sys.argv[1]), sys.argv[2]))
-    print(write(results(), Path(__file__).resolve().parent.parent / "results"))
+    trained = Run.open(sys.argv[1])
+    require_commit(RESULTS, trained.read_json("environment.json"))
+    print(ship(trained, sys.argv[2]))
+    print(write(results(), RESULTS))

@@ -11,7 +11,7 @@ What stands between an opening and a closing marker is generated:
     ... <!-- value:NAME "column" key=value ... -->5.83<!-- /value --> ...  one number inside a sentence
 
 Without columns, a results table shows all of them. `key=value` selects the rows with that value (`yes` and `no` for
-booleans), and `key!=value` the other rows.
+booleans), and `key!=value` the other rows. The column `seeds` is the number of seeds of a row, else of its run.
 
 `python -m tools.tables` rewrites the pages; with `--check` it changes nothing and exits with 1 if one is out of date.
 """
@@ -89,10 +89,14 @@ def results_table(path: Path, words: list[str]) -> str:
 def _select(path: Path, words: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
     """The columns that a marker names, and the rows that it selects."""
     wanted = dict(word.split("=", 1) for word in words if "=" in word.strip("<>= "))
-    rows = [r for r in read(path).rows if all(_fits(r, key, value) for key, value in wanted.items())]
+    found = read(path)
+    rows = [r for r in found.rows if all(_fits(r, key, value) for key, value in wanted.items())]
     if wanted and not rows:
         raise ValueError(f"no row of {path.name} has {wanted}. Change the marker, or measure such a row.")
-    return [word for word in words if word.split("=", 1)[0] not in wanted], rows
+    columns = [word for word in words if word.split("=", 1)[0] not in wanted]
+    if "seeds" in columns:
+        rows = [{"seeds": len(found.runs[row["run"]].get("seeds", [])), **row} for row in rows]
+    return columns, rows
 
 
 def _fits(row: dict[str, Any], key: str, value: str) -> bool:

@@ -3,7 +3,7 @@
 A run folder gives one row: its differences from its preset, its training time, and the validation metrics by which its
 weights were selected. A results file of `tools.pilots`, or of this tool on another machine, gives all its rows. They
 are added to results/recipes-DATASET-TASK.json, which docs/results/recipes.md shows; rows that exist already are
-skipped. The test set is never read.
+skipped. The test set is never read. Their runs are marked as pilots: they choose settings, and publish no result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from iresnet import config
 from iresnet.logdet import EXACT_UP_TO
 from iresnet.presets import Experiment, find
-from iresnet.results import Results, nonfinite_to_none, read, write
+from iresnet.results import PILOT, Results, nonfinite_to_none, read, write
 from iresnet.run import Run
 from iresnet.run.callback import BIAS, VALIDATION_SAMPLES
 
@@ -111,7 +111,8 @@ def trials(path: Path) -> list[Trial]:
 def record(made: Sequence[Trial], folder: Path, note: str | None = None) -> dict[Path, int]:
     """Append trials to the files of their datasets and tasks; return the number of new rows for each file."""
     added: dict[Path, int] = {}
-    for row, about in made:
+    for row, environment in made:
+        about = environment | PILOT
         name = f"recipes-{row['dataset']}-{row['task']}"
         path = folder / f"{name}.json"
         kept = read(path) if path.is_file() else Results(name, [], [])

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from ..reproduce import RESULTS, Job, Reproduction, Stopped, Work, find
-from ..results import cell
+from ..results import cell, require_commit
 from .console import Device, Screen, choose_device, console, ctrl_c, progress, reporter, table, use_threads
 
 #: The dimension of the digits that the budget smoke uses.
@@ -86,6 +86,7 @@ def reproduce(
         runs=runs,
         device=choose_device(device),
     )
+    require_commit(job.out)
     for result in results:
         result.check(job)  # refuse what cannot be reproduced before training
     use_threads(SMALL if budget == "smoke" or job.datasets == ("digits",) else SMALL**2, threads)

@@ -88,8 +88,8 @@ def use_sgd_of_c2(e: Experiment) -> Experiment:
 def use_adamax_of_c3(e: Experiment) -> Experiment:
     """Train a flow by Adamax at a constant learning rate; the paper gives neither batch size nor schedule.
 
-    Probes are Gaussian (Algorithm 2). The released script runs five power iterations per step, and Adamax with its usual
-    betas.
+    Probes are Gaussian (Algorithm 2). The released script runs five power iterations per step, and Adamax with its
+    usual betas.
     """
     network = replace(e.network, estimator="series", terms=TERMS.get(e.data.source, e.network.terms))
     network = replace(network, probe="gaussian", norm="power-iteration", norm_iterations=5)

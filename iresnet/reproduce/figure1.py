@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from .. import config
 from ..certificate import certify, tighten_
 from ..chain import Chain
 from ..lipschitz import constrain_
@@ -205,6 +206,7 @@ def _measure_network(work: Work, name: str, s: Setting, seed: int, drawn: list[D
     precision, parameters = "float32; paths in float64", row["parameters"]
     made = provenance(seeds=[seed], seconds=seconds, precision=precision, parameters=parameters)
     details = {
+        "setting": config.dump(s).splitlines(),
         "paths": dynamics.paths.round(6).tolist(),
         "crossings": [[c.depth, c.value, *c.pair] for c in dynamics.crossings[:LISTED]],
     }

@@ -20,6 +20,7 @@ from .. import config, data, presets
 from ..data import Dataset, DataSettings, Splits, subsample
 from ..data.download import REGISTRY, is_present
 from ..presets import Experiment
+from ..results import require_commit
 from ..run import Run, resume, start, truncation_warning
 from ..spelling import nearest
 from ..train import Report, TrainingError
@@ -79,7 +80,7 @@ class Job:
         return experiment(cell, self.budget, self.recipe, seed=seed, **more)
 
     def check(self, cells: Sequence[Cell]) -> None:
-        """Raise an error for wrong folders, settings or missing data, before anything is trained."""
+        """Raise an error for wrong folders, settings, commits or missing data, before anything is trained."""
         for name, path in (("--out", self.out), ("--runs", self.runs)):
             if path is not None and (file := next((p for p in (path, *path.parents) if p.is_file()), None)):
                 raise ValueError(f"{name} must be a folder; {file} is a file. Choose another {name}.")
@@ -88,8 +89,11 @@ class Job:
             usual, chains = presets.find(cell.preset).network, cell.purpose in ("classification", "plane")
             if wanted.network.factor_out and chains and not usual.factor_out and usual.family != "irevnet":
                 raise ValueError("the paper's classifiers need factor_out=false; got factor_out=true. Leave it out.")
-            if not (self.run_folder(cell, seed) / "model.safetensors").is_file():
+            folder = self.run_folder(cell, seed)
+            if not (folder / "model.safetensors").is_file():
                 _check_downloaded(wanted.data)
+            if (folder / "environment.json").is_file():
+                require_commit(self.out, Run.open(folder).read_json("environment.json"))
 
     def run_folder(self, cell: Cell, seed: int) -> Path:
         """Return the run folder of a cell."""

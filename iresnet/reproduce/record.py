@@ -1,7 +1,8 @@
 """OUT/NAME.json: an entry in `runs` for every trained model, and rows for readers, which are computed from the entries.
 
 An entry holds how its run was made, which cell it is, and what was measured: `row`, a few named metrics, and `details`,
-the rest. A file can be filled by several commands, even on several machines: a new entry replaces the one with the same
+the rest. `experiment` has every setting of a trained network, so that the entry does not depend on defaults that change
+later. A file can be filled by several commands, even on several machines: a new entry replaces the one with the same
 cell, budget, recipe, settings and seed, and the others stay.
 """
 
@@ -14,8 +15,8 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from ..data import npy
-from ..results import Results, nonfinite_to_none, read, write
+from ..data import DataSettings, npy
+from ..results import Results, cell, nonfinite_to_none, read, write
 from ..run import Run
 from .cells import ALL_DATASETS, sort_key
 from .job import Job
@@ -47,6 +48,11 @@ def new_entry(
     """Return an entry; `made` says how its run was made."""
     keys = dict(zip(KEYS, (dataset, model, job.budget, job.recipe, list(settings), seed), strict=True))
     return {**made, **keys, "row": nonfinite_to_none(row), "details": nonfinite_to_none(details)}
+
+
+def settings_lines(run: Run) -> list[str]:
+    """Return the lines of a settings file for `iresnet train`: every setting, with the default dataset directory."""
+    return run.with_data_folder(DataSettings().folder).settings_text().splitlines()
 
 
 def cached(
@@ -134,12 +140,14 @@ def _row_over_seeds(entries: Sequence[Entry], members: list[int], metric: str) -
 
 
 def _mean(name: str, values: Sequence[Any]) -> Any:
-    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    if len(numbers) < len(values):
-        return values[0] if len({str(v) for v in values}) == 1 else " / ".join(map(str, values))
-    if name in WORST:
-        return max(numbers)
-    return numbers[0] if len(set(numbers)) == 1 else statistics.fmean(numbers)
+    """Return one value for several seeds: the mean or the worst number, or all texts that differ."""
+    if len({str(v) for v in values}) == 1:
+        return values[0]
+    known = [v for v in values if v is not None]
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in known):
+        return " / ".join(map(cell, values))
+    number = max(known) if name in WORST else statistics.fmean(known)
+    return number if len(known) == len(values) else f"{cell(number)} ({len(known)} of {len(values)} seeds)"
 
 
 def _row_head(e: Entry) -> Row:

@@ -19,7 +19,7 @@ from ..spelling import hint, nearest
 from .cells import DATASETS, DENSITIES, DIGITS, FLOWS, LABELS, Cell, find_cell, parse_number
 from .experiments import BUDGETS
 from .job import Job, Stopped, Work
-from .record import Entry, Row, comparable_entries, merge_entries, new_entry, rows_per_run
+from .record import Entry, Row, comparable_entries, merge_entries, new_entry, rows_per_run, settings_lines
 
 #: What is measured of a trained cell: named metrics, other details, and a sentence for the screen.
 Measurement: TypeAlias = tuple[Row, dict[str, Any], str]
@@ -188,8 +188,8 @@ def trained_result(
     def measure_cell(work: Work, cell: Cell, seed: int) -> tuple[Entry, str]:
         run = get_run(work, cell, seed)
         row, details, sentence = measure(work, run, cell)
-        made, settings = run.read_json("environment.json"), work.job.overrides
-        return new_entry(work.job, cell.dataset, cell.label, row, details, made, settings, seed), sentence
+        made = {**run.read_json("environment.json"), "experiment": settings_lines(run)}
+        return new_entry(work.job, cell.dataset, cell.label, row, details, made, work.job.overrides, seed), sentence
 
     def run(work: Work) -> Reproduction:
         job, cells = work.job, plan.choose(work.job)

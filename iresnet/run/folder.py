@@ -117,9 +117,13 @@ class Run:
             ) from None
         return lock.lock_folder(folder)
 
+    def settings_text(self, *comments: str) -> str:
+        """Return the text of a settings file with every setting of this run, as in its config.toml."""
+        lines = (migration.header_line(__version__), *comments)
+        return "".join(f"{line}\n" for line in lines) + config.dump(self.experiment)
+
     def _write_config(self, *comments: str) -> None:
-        text = "".join(f"{line}\n" for line in (migration.header_line(__version__), *comments))
-        atomic.write(self.folder / "config.toml", text + config.dump(self.experiment))
+        atomic.write(self.folder / "config.toml", self.settings_text(*comments))
 
     def with_learning_rate(self, learning_rate: float, step: int) -> Run:
         """Return this run with another learning rate from a step on, and note the change in its config.toml."""
