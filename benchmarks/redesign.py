@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -282,13 +283,13 @@ def compare(options: argparse.Namespace) -> list[Row]:
     """Measure everything for one device; parts for which no time is left are skipped with a message."""
     start, comparison = time.perf_counter(), Comparison(options)
     if options.device == "cuda" or options.tiny:
-        parts = [lambda what=w, preset=p: comparison.step(what, preset) for w, p in STEPS.items()]
+        parts: list[Any] = [partial(comparison.step, what, preset) for what, preset in STEPS.items()]
         parts += [comparison.inverse, comparison.again]
     if options.device != "cuda":
         parts = [*(parts if options.tiny else []), comparison.counts, comparison.plane, comparison.demo]
         parts += [comparison.reference]
     for part in parts:
-        if options.only and getattr(part, "__name__", "step") != options.only:
+        if options.only and getattr(part, "func", part).__name__ != options.only:
             continue
         if (spent := time.perf_counter() - start) > options.seconds:
             print(f"skipped, no time left after {spent:.0f} s: {part}")
