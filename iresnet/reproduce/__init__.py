@@ -10,7 +10,7 @@ properties   the properties of Table 1, tested by running; systems: the transfor
 record       OUT/NAME.json, filled by several commands
 
 There is a file for every table and figure, but: classification has Tables 2 and 3, reconstruction Figures 3, 7 and 8,
-series Figures 4 and 9. Results beyond the paper: hybrid, outliers.
+series Figures 4 and 9. Results beyond the paper: hybrid, semi_supervised, probe, outliers.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,9 @@ from . import (
     figure6,
     hybrid,
     outliers,
+    probe,
     reconstruction,
+    semi_supervised,
     series,
     table1,
     table4,
@@ -42,7 +44,7 @@ RESULTS = {
         *(figure1.RESULT, figure2.RESULT, table1.RESULT, reconstruction.FIGURE3),
         *(classification.TABLE2, classification.TABLE3, series.FIGURE4, table4.RESULT, figure5.RESULT, figure6.RESULT),
         *(reconstruction.FIGURE7, table5.RESULT, reconstruction.FIGURE8, series.FIGURE9),
-        *(hybrid.RESULT, outliers.RESULT),
+        *(hybrid.RESULT, semi_supervised.RESULT, probe.RESULT, outliers.RESULT),
     )
 }
 

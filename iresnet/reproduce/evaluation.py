@@ -23,7 +23,7 @@ from ..train.objective import bin_centres
 from .cells import Cell
 from .iteration import Algorithm1, Reconstruction
 from .job import Work
-from .record import Row, damaged_file
+from .record import Row, cached, damaged_file
 
 #: The file of the metrics in a run folder.
 FILE = "reproduction.json"
@@ -45,6 +45,16 @@ def evaluate_cell(work: Work, run: Run, cell: Cell) -> dict[str, Any]:
     content: dict[str, Any] = nonfinite_to_none(_evaluate(work, run))
     run.write_json(FILE, content, run.sha256())
     return content
+
+
+def evaluate_error(work: Work, run: Run) -> dict[str, Any]:
+    """Return the error on all test images: stored in the run folder, or computed now."""
+    test = work.splits(run).test
+
+    def compute() -> dict[str, Any]:
+        return asdict(evaluate.error(work.model(run), test.to(work.job.device)))
+
+    return cached(run, "error", compute, lambda known: known.get("rows") == len(test))
 
 
 def _is_valid(known: dict[str, Any]) -> bool:

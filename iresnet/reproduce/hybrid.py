@@ -12,18 +12,15 @@ other networks than the hybrid.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from .. import evaluate
 from ..plots import HybridPoint, plot_tradeoff
 from ..results import read
 from ..run import Run
 from .cells import DIGITS, FLOW_LABELS, Cell, cells_on, number_labels
-from .evaluation import run_facts
+from .evaluation import evaluate_error, run_facts
 from .job import Job, Work
-from .record import Entry, cached
+from .record import Entry
 from .result import Groups, Measurement, Plan, budget_costs, cells_by_dataset, columns, plot_path, trained_result
 from .table4 import evaluate_likelihood, likelihood_columns
 
@@ -45,13 +42,7 @@ COLUMNS = columns(
 
 def measure_hybrid(work: Work, run: Run, cell: Cell) -> Measurement:
     """Return the row of one hybrid."""
-    test = work.splits(run).test
-
-    def compute() -> dict[str, Any]:
-        return asdict(evaluate.error(work.model(run), test.to(work.job.device)))
-
-    error = cached(run, "error", compute, lambda known: known.get("rows") == len(test))
-    likelihood = evaluate_likelihood(work, run)
+    error, likelihood = evaluate_error(work, run), evaluate_likelihood(work, run)
     row = {
         "weight": run.experiment.objective.weight,
         "error %": error["value"],
