@@ -238,6 +238,22 @@ class TestBatches:
         assert torch.equal(x.flatten().long() % 2, y)
         assert x.dtype == torch.float32
 
+    def test_every_batch_can_have_samples_with_a_label(self):
+        y = torch.full((50,), -1)
+        y[[3, 4, 8, 11, 20]] = torch.tensor([1, 0, 0, 1, 0])
+        plain, more = Batches(numbered(50, y), 10, seed=1), Batches(numbered(50, y), 10, seed=1, labelled=2)
+        assert (more.per_epoch, more.labelled.size) == (plain.per_epoch, 2)
+        seen = []
+        for t in range(4):
+            (x, labels), (own, own_labels) = more[t], plain[t]
+            assert torch.equal(x[:10], own)
+            assert torch.equal(labels[:10], own_labels)
+            assert torch.equal(labels[10:], y[x[10:].flatten().long()])
+            seen.append(x[10:].flatten().tolist())
+        assert len({*seen[0], *seen[1]}) == 4  # an epoch of their own: none twice
+        assert {i for pair in seen for i in pair} <= {3, 4, 8, 11, 20}
+        assert len(Batches(numbered(50, y), 10, labelled=99)[0][0]) == 15  # all that there are
+
     def test_large_steps_and_sizes(self):
         batches = Batches(numbered(4), 100)
         assert (batches.size, batches.per_epoch) == (4, 1)
@@ -246,6 +262,12 @@ class TestBatches:
     def test_refuses(self):
         with pytest.raises(ValueError, match="the batch size must be at least 1; got 0."):
             Batches(numbered(3), 0)
+        for y in (None, torch.full((3,), -1)):
+            with pytest.raises(
+                ValueError,
+                match="batches with labelled samples need data with labels; got none. Set labelled_batch = 0.",
+            ):
+                Batches(numbered(3, y), 1, labelled=2)
         with pytest.raises(ValueError, match="step must be at least 0; got -1."):
             Batches(numbered(3), 1)[-1]
         with pytest.raises(ValueError, match=r"shift, flip and cutout are for images; got samples of shape \(1,\)."):
@@ -437,6 +459,14 @@ class TestSplit:
         assert bool(((kept == y) | (kept == -1)).all())
         assert (kept == 0).sum() == (kept == 1).sum() == 5
 
+    @given(st.integers(2, 40), st.integers(0, 20))
+    def test_a_number_of_labels_is_kept_in_turn(self, n, seed):
+        y = torch.tensor([0, 1] * 15 + [0] * 10 + [-1] * 5)
+        kept = keep_labels(numbered(45, y), n, seeded_generator(seed)).y
+        assert bool(((kept == y) | (kept == -1)).all())
+        zeros, ones = (int((kept == label).sum()) for label in (0, 1))
+        assert (zeros + ones, ones) == (n, min(n // 2, 15))
+
     def test_all_labels_kept_is_no_change(self):
         data = numbered(3)
         assert keep_labels(data, 1, seeded_generator(0)) is data
@@ -447,6 +477,8 @@ class TestSplit:
             held_out_count("validation", 5, 5)
         with pytest.raises(ValueError, match="labelled must be 1 for data without labels; got 0.5. Set labelled = 1."):
             keep_labels(numbered(3), 0.5, seeded_generator(0))
+        with pytest.raises(ValueError, match="labelled = 11 exceeds the 10 labels of the training data. Lower it."):
+            keep_labels(numbered(10, torch.tensor([0, 1] * 5)), 11, seeded_generator(0))
         with pytest.raises(
             ValueError, match=r"labelled = 0.1 keeps no label of class '(cat|dog)' out of 10 labels. Raise it."
         ):

@@ -78,7 +78,14 @@ class TestSettings:
             ),
             ({"test": 1.5}, r"test must be a fraction in \(0, 1\) or a number of samples; got 1.5."),
             ({"validation": float("nan")}, "validation must be a fraction"),
-            ({"labelled": 0}, r"labelled is the fraction of the labels that is kept, in \(0, 1\]; got 0."),
+            *(
+                (
+                    {"labelled": wrong},
+                    r"labelled must lie in \(0, 1\], as a fraction of the labels, or be their number; "
+                    rf"got {wrong}. Use e.g. 0.1 or 100.",
+                )
+                for wrong in (0, -3, 2.5, float("inf"))
+            ),
             ({"size": -1}, "size is that of an image, or 0 to keep it; got -1."),
             ({"shift": -1}, "shift must be at least 0 pixels; got -1."),
         ],
@@ -173,6 +180,15 @@ class TestDigits:
         assert bool((splits.validation.y >= 0).all())
         counts = splits.train.y[splits.train.y >= 0].bincount()
         assert 11 <= int(counts.min()) <= int(counts.max()) <= 14
+
+    def test_a_number_of_labels_is_balanced_and_drawn_by_the_seed(self):
+        ten, hundred, other = (
+            load(DataSettings(labelled=n, seed=seed)).train for n, seed in ((10, 0), (100, 0), (10, 1))
+        )
+        assert sorted(ten.y[ten.y >= 0].tolist()) == list(range(10))
+        assert hundred.y[hundred.y >= 0].bincount().tolist() == [10] * 10
+        assert bool((hundred.y[ten.y >= 0] >= 0).all())  # ten of the hundred
+        assert not torch.equal(ten.x[ten.y >= 0], other.x[other.y >= 0])
 
     def test_read_for_a_model(self):
         schema = load(DataSettings()).schema

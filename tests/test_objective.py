@@ -317,6 +317,25 @@ class TestJoint:
         assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
         assert (model.head.weight.grad == 0).all()
 
+    def test_the_last_samples_can_be_for_the_classes_and_the_others_for_the_density(self):
+        model, x, y = pixel_hybrid().eval(), pixels(), torch.tensor([2, MISSING, MISSING, MISSING, 0, 1])
+        loss, metrics = Joint(model, levels=4, weight=3.0, labelled=2)(x, y, generator=seeded())
+        generator = seeded()
+        bits = -model.log_prob(to_continuous(x[:4], 4, generator)).mean() / (16 * math.log(2))
+        ce = F.cross_entropy(model.logits(to_continuous(x[4:], 4, generator)), y[4:])
+        torch.testing.assert_close(loss, bits + 3 * ce)
+        assert float(metrics["bits/dim"]) == pytest.approx(number(bits))
+        assert float(metrics["cross-entropy"]) == pytest.approx(number(ce))
+
+    def test_without_the_density_no_likelihood_is_computed(self, monkeypatch):
+        model, x, y = hybrid().eval(), numbers(), torch.arange(6) % 4
+        monkeypatch.setattr(type(model), "forward", None)
+        objective = Joint(model, weight=2.0, density=0.0, labelled=2)
+        loss, metrics = objective(x, y)
+        torch.testing.assert_close(loss, 2 * F.cross_entropy(model.logits(x[4:]), y[4:]))
+        assert set(metrics) == {"loss", "cross-entropy", "error %"}
+        assert (objective.needs_logdet, Joint(model).needs_logdet) == (False, True)
+
     def test_augmentation_applies_only_to_the_cross_entropy(self):
         model, x, y = pixel_hybrid().eval(), pixels(), torch.arange(6) % 3
         plain, augmented = Joint(model, levels=4), Joint(model, levels=4, augment=Augment(shift=2))
@@ -404,6 +423,8 @@ class TestAim:
                 r"kind must be one of density, classification, hybrid, semi-supervised; got 'regression'.",
             ),
             ({"weight": -1.0}, "weight must not be negative; got -1.0."),
+            ({"density": -1.0}, "density must not be negative; got -1.0."),
+            ({"weight": 0.0, "density": 0.0}, "weight and density must not both be 0, which trains for nothing. Raise"),
             ({"shifted": -0.1}, r"shifted is the fraction of the images that is shifted, in \[0, 1\]; got -0.1."),
             ({"shifted": 1.1}, r"shifted is the fraction of the images that is shifted, in \[0, 1\]; got 1.1."),
             ({"label_smoothing": 1.0}, r"label_smoothing must lie in \[0, 1\); got 1.0."),

@@ -12,7 +12,7 @@ from iresnet import Classifier, Flow, Hybrid, cli, config
 from iresnet.data import Batches, Dataset, Schema
 from iresnet.data.source import names, schema_of
 from iresnet.models import Network, build
-from iresnet.presets import PRESETS, Experiment, find, read
+from iresnet.presets import PRESETS, Experiment, find, read, with_overrides
 from iresnet.presets.reading import GROUPS, TABLES
 from iresnet.train import Training, train
 from iresnet.train.objective import ObjectiveSettings
@@ -213,7 +213,14 @@ class TestCoefficient:
 
 def test_labels_are_missing_only_for_semi_supervised_learning():
     for name, experiment in PRESETS.items():
-        assert (experiment.data.labelled < 1) == (experiment.objective.kind == "semi-supervised"), name
+        assert (experiment.data.labelled != 1) == (experiment.objective.kind == "semi-supervised"), name
+
+
+def test_labelled_batches_are_for_hybrids():
+    assert with_overrides(find("digits-hybrid"), ["labelled_batch=8"]).training.labelled_batch == 8
+    sentence = "labelled_batch is for hybrids; got 8 for objective.kind = 'density'. Set labelled_batch = 0."
+    with pytest.raises(ValueError, match=sentence):
+        with_overrides(find("digits-density"), ["labelled_batch=8"])
 
 
 class TestFind:

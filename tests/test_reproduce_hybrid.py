@@ -14,7 +14,7 @@ from iresnet.cli.console import Screen
 from iresnet.cli.reproduce import show
 from iresnet.plots import HybridPoint, plot_tradeoff
 from iresnet.presets import PRESETS
-from iresnet.reproduce import RESULTS, Job, Stopped, Work, cells, classification, hybrid, job, table4
+from iresnet.reproduce import RESULTS, Job, Stopped, Work, cells, classification, evaluation, hybrid, job, table4
 from iresnet.reproduce.cells import HYBRIDS
 from iresnet.reproduce.experiments import experiment
 from iresnet.results import Results, write
@@ -119,7 +119,7 @@ def test_nothing_is_computed_twice_and_a_stopped_job_resumes(made, monkeypatch, 
         raise AssertionError("made twice")
 
     with monkeypatch.context() as patch:
-        for module, name in ((job, "start"), (job, "resume"), (table4, "protocol"), (hybrid.evaluate, "error")):
+        for module, name in ((job, "start"), (job, "resume"), (table4, "protocol"), (evaluation.evaluate, "error")):
             patch.setattr(module, name, fail)
         again = RESULTS["hybrid"].run(Work(made.work.job))
     assert again.results.rows == made.outcome.results.rows

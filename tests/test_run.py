@@ -103,6 +103,12 @@ class TestFolder:
         assert not bool((splits.test.y == -1).any())
         assert math.isfinite(outcome.run.log()[-1]["validation error %"])
 
+    def test_every_step_has_labels_where_they_are_few(self, tmp_path):
+        experiment = tiny("digits-semi-supervised", labelled_batch=99, batch=8, steps=1)
+        outcome = start(replace(experiment, data=replace(experiment.data, labelled=10)), tmp_path / "run")
+        assert int((outcome.run.splits().train.y >= 0).sum()) == 10
+        assert outcome.run.log()[-1]["cross-entropy"] > 0  # it is 0 for a batch without labels
+
     def test_epochs_become_steps(self, tmp_path):
         outcome = start(tiny(epochs=1, batch=600), tmp_path / "run")
         assert outcome.step == 2  # 1,389 images in batches of 600

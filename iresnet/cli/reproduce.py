@@ -18,6 +18,9 @@ SMALL = 64
 #: The message after a stop.
 RESUME = "Run the same command again to resume."
 
+#: Percentages: the names of these numbers end so.
+PERCENT = ("error %", "low", "high")
+
 #: Numbers whose name has one of these words are printed in scientific notation.
 SCIENTIFIC = ("error", "bias", "deviation", "bound")
 
@@ -161,7 +164,7 @@ def _spread(key: str, row: dict[str, Any]) -> str:
 
 
 def _cell(key: str, value: Any) -> str:
-    if isinstance(value, float) and key in ("error %", "paper", "spread"):
+    if isinstance(value, float) and (key.endswith(PERCENT) or key in ("paper", "spread")):
         return f"{value:.2f}"
     if isinstance(value, float) and key == "change by tightening":
         return f"{value:+.2f}"

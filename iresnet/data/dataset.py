@@ -182,16 +182,20 @@ class Batches:
     """An endless stream of batches of `size` samples (of all samples, if there are fewer); `batches[t]` is batch t.
 
     Every sample appears at most once in an epoch of `per_epoch` batches. An incomplete last batch is dropped; each
-    epoch drops other samples.
+    epoch drops other samples. With `labelled`, that many samples with a label (all, if there are fewer) are appended to
+    every batch, from an epoch of their own: where labels are few, most batches would have none.
     """
 
-    def __init__(self, dataset: Dataset, size: int, *, seed: int = 0, augment: Augment | None = None) -> None:
+    def __init__(
+        self, dataset: Dataset, size: int, *, seed: int = 0, augment: Augment | None = None, labelled: int = 0
+    ) -> None:
         if size < 1:
             raise ValueError(f"the batch size must be at least 1; got {size}.")
         self.dataset, self.seed, self.augment = dataset, seed, Augment() if augment is None else augment
         self.augment.check(dataset.schema.shape)
         self.size = min(size, len(dataset))
         self.per_epoch = len(dataset) // self.size
+        self.labelled = Batches(_labelled(dataset), labelled, seed=seed, augment=augment) if labelled else None
         self._epoch, self._order = -1, torch.empty(0)
 
     def __getitem__(self, step: int) -> Batch:
@@ -200,7 +204,10 @@ class Batches:
         epoch, place = divmod(step, self.per_epoch)
         indices = self._order_of(epoch)[place * self.size : (place + 1) * self.size]
         x = self.augment(self.dataset.x[indices], seeded_generator(self.seed, "augment", step))
-        return x, None if self.dataset.y is None else self.dataset.y[indices]
+        if self.dataset.y is None:
+            return x, None
+        y = self.dataset.y[indices]
+        return (x, y) if self.labelled is None else _joined((x, y), self.labelled[step])
 
     def starting_at(self, step: int) -> Iterator[Batch]:
         """Iterate over batches step, step + 1, ... without end."""
@@ -212,6 +219,20 @@ class Batches:
             order = torch.randperm(len(self.dataset), generator=seeded_generator(self.seed, "order", epoch))
             self._epoch, self._order = epoch, to_device(order, self.dataset.x.device)
         return self._order
+
+
+def _labelled(dataset: Dataset) -> Dataset:
+    """The samples that have a label."""
+    if dataset.y is None or not bool((dataset.y >= 0).any()):
+        raise ValueError("batches with labelled samples need data with labels; got none. Set labelled_batch = 0.")
+    return dataset.take((dataset.y >= 0).nonzero()[:, 0])
+
+
+def _joined(*batches: Batch) -> Batch:
+    (x, y), (more_x, more_y) = batches
+    assert y is not None
+    assert more_y is not None
+    return torch.cat([x, more_x]), torch.cat([y, more_y])
 
 
 def seeded_generator(seed: int, *key: int | str) -> torch.Generator:

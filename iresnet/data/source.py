@@ -11,6 +11,7 @@ CIFAR, and samples drawn by the seed, stratified by class, for other sources.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Annotated
 
 import torch
 
-from ..allowed import Rule, check_settings, in_interval
+from ..allowed import Rule, check_settings
 from ..spelling import hint, quoted
 from . import arrays, canonical, delimited, images, split, table, toy
 from .augment import Augment
@@ -31,6 +32,11 @@ TOY_SIZES = {"train": 50_000, "test": 10_000}  # points drawn from a toy density
 PLACEHOLDER = "table.csv"  # the source of presets for tables, which the user replaces by a file
 PATH_LENGTH, SIDE = 4096, 4096  # most characters of a path; most pixels of the side that images are resized to
 SIZE = Rule(lambda size: 0 <= size <= SIDE, "is that of an image, or 0 to keep it", f"Use up to {SIDE}.")
+LABELLED = Rule(
+    lambda n: 0 < n <= 1 or (n < math.inf and n == int(n) > 1),
+    "must lie in (0, 1], as a fraction of the labels, or be their number",
+    "Use e.g. 0.1 or 100.",
+)
 DIGITS = Schema((1, 8, 8), 17, classes=tuple("0123456789"))
 
 
@@ -51,8 +57,9 @@ class DataSettings:
     validation: int | float = 0.15
     #: Held out first if the source has no test split.
     test: int | float = 0.2
-    #: The fraction of the training labels that is kept; the others become -1.
-    labelled: Annotated[float, in_interval("(0, 1]", "is the fraction of the labels that is kept,")] = 1.0
+    #: The training labels that are kept, drawn by `seed`: a fraction of them, or from 2 on their number, as many of
+    #: every class; the others become -1.
+    labelled: Annotated[int | float, LABELLED] = 1.0
     #: Images of a folder are resized to size x size; 0: not resized, and all must have the same size.
     size: Annotated[int, SIZE] = 0
     #: Seed of the validation split, the kept labels and the toy points.

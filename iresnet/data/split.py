@@ -1,7 +1,8 @@
 """Splits: which samples are held out, and which labels are kept.
 
 Samples are held out by systematic sampling: shuffled, sorted by class, and every k-th one taken from a random start.
-Every sample is equally likely to be held out, and every class is represented in proportion, rounded up or down.
+Every sample is equally likely to be held out, and every class is represented in proportion, rounded up or down. So is a
+fraction of the labels; a number of labels is kept in turn, one of every class, so that all classes have as many.
 """
 
 from __future__ import annotations
@@ -64,22 +65,28 @@ def subsample(dataset: Dataset, n: int) -> Dataset:
     return dataset.take(torch.randperm(len(dataset), generator=seeded_generator(0, "some"))[:n].sort().values)
 
 
-def keep_labels(dataset: Dataset, fraction: float, generator: torch.Generator) -> Dataset:
-    """Keep a fraction of the labels, stratified by class; the others become -1."""
-    if fraction == 1:
+def keep_labels(dataset: Dataset, labelled: float, generator: torch.Generator) -> Dataset:
+    """Keep a fraction of the labels, stratified by class, or a number of them, balanced; the others become -1.
+
+    For generators of the same seed, the labels of a smaller number are among those of a larger one.
+    """
+    if labelled == 1:
         return dataset
     if dataset.y is None:
-        raise ValueError(f"labelled must be 1 for data without labels; got {fraction}. Set labelled = 1.")
+        raise ValueError(f"labelled must be 1 for data without labels; got {labelled}. Set labelled = 1.")
     known = (dataset.y >= 0).nonzero()[:, 0].cpu()
     classes = dataset.y.cpu()[known]
-    kept = known[stratified_indices(classes, round(fraction * len(known)), generator)]
+    if labelled > len(known):
+        raise ValueError(f"labelled = {labelled} exceeds the {len(known)} labels of the training data. Lower it.")
+    draw, n = (balanced_indices, int(labelled)) if labelled > 1 else (stratified_indices, round(labelled * len(known)))
+    kept = known[draw(classes, n, generator)]
     y = torch.full_like(dataset.y, -1)
     y[kept] = dataset.y[kept]
     lost = set(classes.tolist()) - set(y[kept].tolist())
     if lost:
         name = dataset.schema.classes[min(lost)]
         raise ValueError(
-            f"labelled = {fraction} keeps no label of class {name!r} out of {len(known)} labels. Raise it."
+            f"labelled = {labelled} keeps no label of class {name!r} out of {len(known)} labels. Raise it."
         )
     return replace(dataset, y=y)
 
@@ -91,3 +98,16 @@ def stratified_indices(classes: Tensor, n: int, generator: torch.Generator) -> T
     start = torch.rand((), generator=generator, dtype=torch.float64)
     steps = (torch.arange(n) + start) * (len(classes) / max(n, 1))
     return by_class[steps.long().clamp(max=len(classes) - 1)]
+
+
+def balanced_indices(classes: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """Draw n of the indices of `classes`, in turn one of every class that has one left.
+
+    >>> classes = torch.tensor([0, 0, 0, 0, 1, 1, 2])
+    >>> classes[balanced_indices(classes, 6, torch.Generator())].tolist()
+    [0, 1, 2, 0, 1, 0]
+    """
+    shuffled = torch.randperm(len(classes), generator=generator)
+    by_class, counts = shuffled[classes[shuffled].argsort(stable=True)], classes.bincount()
+    turn = torch.arange(len(classes)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    return by_class[turn.argsort(stable=True)[:n]]

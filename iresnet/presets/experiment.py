@@ -17,6 +17,9 @@ from ..train.objective import ObjectiveSettings
 #: Maximum number of steps or epochs.
 LONGEST = 10**9
 
+#: The objectives with a density and classes.
+HYBRIDS = ("hybrid", "semi-supervised")
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -36,6 +39,11 @@ class Experiment:
         for name in ("steps", "epochs"):
             if (got := getattr(self.training, name)) > LONGEST:
                 raise ValueError(f"{name} must be at most {LONGEST:,}; got {quoted(got)}.")
+        if (got := self.training.labelled_batch) and self.objective.kind not in HYBRIDS:
+            raise ValueError(
+                f"labelled_batch is for hybrids; got {got} for objective.kind = {self.objective.kind!r}. "
+                "Set labelled_batch = 0."
+            )
 
 
 def with_overrides(experiment: Experiment, assignments: Sequence[str]) -> Experiment:

@@ -10,7 +10,8 @@ properties   the properties of Table 1, tested by running; systems: the transfor
 record       OUT/NAME.json, filled by several commands
 
 There is a file for every table and figure, but: classification has Tables 2 and 3, reconstruction Figures 3, 7 and 8,
-series Figures 4 and 9. Claims of the paper's text: padding, sgd. Results beyond the paper: hybrid, outliers.
+series Figures 4 and 9. Claims of the paper's text: padding, sgd. Results beyond the paper: hybrid, semi_supervised,
+probe, outliers.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,9 @@ from . import (
     hybrid,
     outliers,
     padding,
+    probe,
     reconstruction,
+    semi_supervised,
     series,
     sgd,
     table1,
@@ -44,7 +47,7 @@ RESULTS = {
         *(figure1.RESULT, figure2.RESULT, table1.RESULT, reconstruction.FIGURE3),
         *(classification.TABLE2, classification.TABLE3, series.FIGURE4, table4.RESULT, figure5.RESULT, figure6.RESULT),
         *(reconstruction.FIGURE7, table5.RESULT, reconstruction.FIGURE8, series.FIGURE9),
-        *(padding.RESULT, sgd.RESULT, hybrid.RESULT, outliers.RESULT),
+        *(padding.RESULT, sgd.RESULT, hybrid.RESULT, semi_supervised.RESULT, probe.RESULT, outliers.RESULT),
     )
 }
 

@@ -57,7 +57,7 @@ class Cell:
 
     @property
     def purpose(self) -> str:
-        """What its network is for: classification, density or hybrid; or plane."""
+        """What its network is for: the kind of its objective; or plane."""
         return "plane" if self.experiment.data.source in DENSITIES else self.experiment.objective.kind
 
 
@@ -118,9 +118,25 @@ TEXT_CLASSIFIERS = tuple(
 #: The preset of the hybrid by dataset.
 HYBRIDS = {DIGITS: "digits-hybrid", "mnist": "mnist-hybrid", "cifar10": "cifar10-hybrid"}
 
+#: Hybrids with few labels, and the same networks trained on the labelled images alone.
+FEW_LABELS = tuple(
+    Cell(d, f"{name} {labels}", f"{d}-semi-supervised", (f"data.labelled={labels}", f"objective.density={density}"))
+    for d in (DIGITS, "mnist")
+    for labels in (10, 100, 1000)
+    for name, density in (("hybrid", 1.0), ("labels alone", 0.0))
+)
+
+#: Classifiers whose codes are compared with those of flows.
+CLASSIFIER = "classifier"
+PROBED_CLASSIFIERS = tuple(Cell(d, CLASSIFIER, f"{d}-classifier") for d in (DIGITS, "mnist"))
+
 NAMED_CELLS = {
     (c.dataset, c.label): c
-    for c in (*CLASSIFIERS, *FLOWS, *OTHER_FLOWS, *PLANES, *OTHER_CLASSIFIERS, *TEXT_CLASSIFIERS)
+    for cells in (
+        *(CLASSIFIERS, FLOWS, OTHER_FLOWS, PLANES, OTHER_CLASSIFIERS, TEXT_CLASSIFIERS),
+        *(FEW_LABELS, PROBED_CLASSIFIERS),
+    )
+    for c in cells
 }
 LABELS = tuple(dict.fromkeys(label for _, label in NAMED_CELLS))
 FLOW_LABELS, OTHER_FLOW_LABELS = (tuple(dict.fromkeys(c.label for c in cells)) for cells in (FLOWS, OTHER_FLOWS))

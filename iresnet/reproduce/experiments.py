@@ -3,8 +3,9 @@
 budget    smoke: 8x8 digits and a few blocks, or four in the plane; a few steps. short: classifiers with fewer epochs,
           flows as their presets say, 1,000 steps in the plane. paper: 200 epochs, and 20,000 steps in the plane
 recipe    ours: that of the preset. paper: App. C.2 for classifiers, App. C.3 for flows and hybrids, without weight
-          averaging and clipping. The paper does not describe training in the plane. A cell with an optimiser of its
-          own takes the images, objective and batch size of the recipe, and keeps how its steps are taken
+          averaging and clipping. The paper does not describe training in the plane, nor with few labels. A cell with
+          an optimiser of its own takes the images, objective and batch size of the recipe, and keeps how its steps are
+          taken
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def use_adamax_of_c3(e: Experiment) -> Experiment:
 
 def _budget_classifier(e: Experiment, budget: str) -> Experiment:
     if budget != "smoke":
-        return _with_training(e, epochs=EPOCHS[budget][e.data.source])
+        return _with_training(e, epochs=EPOCHS[budget].get(e.data.source, e.training.epochs))
     few = replace(e.network, blocks=(1, 1, 1), padding=3 if e.network.padding else 0)
     data = replace(e.data, validation=0.15, shift=1, flip=False, cutout=0)
     e = _with_training(e, learning_rate=0.1 if e.training.optimiser == "sgd" else 0.01)
@@ -112,6 +113,12 @@ def _budget_flow(e: Experiment, budget: str) -> Experiment:
         return _with_training(e, epochs=FLOW_EPOCHS) if budget == "paper" else e
     network = replace(e.network, blocks=(1,) * len(e.network.blocks), width=16)
     return _on_digits(replace(e, network=network), steps=40)
+
+
+def _budget_few_labels(e: Experiment, budget: str) -> Experiment:
+    """Draw the labels by the seed of the run; the paper has no such network, and no budget of its own for one."""
+    e = replace(e, data=replace(e.data, seed=e.seed))
+    return _budget_flow(e, budget) if budget == "smoke" else e
 
 
 def _on_digits(e: Experiment, steps: int) -> Experiment:
@@ -140,5 +147,12 @@ KINDS = {
     ),
     "density": Kind("table4", (), unchanged, use_adamax_of_c3, _budget_flow),
     "hybrid": Kind("hybrid", ("objective.kind", "objective.weight"), unchanged, use_adamax_of_c3, _budget_flow),
+    "semi-supervised": Kind(
+        "semi-supervised",
+        ("objective.kind", "objective.density", "data.labelled", "data.seed"),
+        unchanged,
+        unchanged,
+        _budget_few_labels,
+    ),
     "plane": Kind("figure2", (), unchanged, unchanged, _budget_plane),
 }

@@ -1,8 +1,9 @@
 """A job is what one command requests; its runs are trained where they are missing and resumed where they stopped.
 
 A cell's run folder is RUNS/DATASET-MODEL, with `-seedN` for a seed other than 0. Unless --runs is given, RUNS is
-OUT/table2 for classifiers, OUT/table4 for flows, OUT/figure2 for flows in the plane and OUT/hybrid for hybrids. All
-tables and figures that show a cell read it from there, so that it is trained once.
+OUT/table2 for classifiers, OUT/table4 for flows, OUT/figure2 for flows in the plane, OUT/hybrid for hybrids and
+OUT/semi-supervised for those with few labels. All tables and figures that show a cell read it from there, so that it is
+trained once.
 """
 
 from __future__ import annotations

@@ -116,8 +116,9 @@ def _fit(
     with defer_norms():  # the norms are estimated below, on the device
         model = run.untrained_model(splits.train.x).to(device)
     refresh_(model, settle=True)
-    objective = experiment.objective.build_objective(model, run.schema.levels, experiment.data.augment)
     batches = _make_batches(experiment, splits.train.to(device))
+    labelled = 0 if batches.labelled is None else batches.labelled.size
+    objective = experiment.objective.build_objective(model, run.schema.levels, experiment.data.augment, labelled)
     generator = torch.Generator(device).manual_seed(experiment.seed)
     begin = Checkpoint({}, {"step": 0}) if state is None else state
     callback = RunCallback(run, model, splits.validation.to(device), begin, stop)
@@ -146,7 +147,8 @@ def _fit(
 
 
 def _make_batches(experiment: Experiment, dataset: Dataset) -> Batches:
-    return Batches(dataset, experiment.training.batch, seed=experiment.seed, augment=experiment.data.augment)
+    training, augment = experiment.training, experiment.data.augment
+    return Batches(dataset, training.batch, seed=experiment.seed, augment=augment, labelled=training.labelled_batch)
 
 
 def release(run: Run, validation: Dataset, device: str = "cpu") -> tuple[Certificate | None, list[str]]:

@@ -3,8 +3,8 @@
 density           -log p(x)
 classification    cross-entropy of the logits
 margin            the same, with every other logit raised by the most that a perturbation within a radius can change it
-joint             -log p(x), in bits per dimension, + weight * cross-entropy; samples without a label (-1) contribute to
-                  the density term only, which makes this semi-supervised learning
+joint             density * (-log p(x), in bits per dimension) + weight * cross-entropy; samples without a label (-1)
+                  contribute to the density term only, which makes this semi-supervised learning
 
 Discrete data (`levels`) are dequantised for the density, so that the loss is a bound on -log P of the integers (with
 learned noise, -log p plus ln q of the noise: `dequantisation`). The classifier sees them at the centres of their bins.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, TypeAlias, cast, get_args
+from typing import Annotated, Literal, TypeAlias, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -56,7 +56,7 @@ class Objective(nn.Module, ABC):
     model: nn.Module
 
     #: Whether the loss needs log-determinants; False if it uses only the model's code.
-    needs_logdet: ClassVar[bool] = True
+    needs_logdet: bool = True
 
     @abstractmethod
     def forward(self, x: Tensor, y: Tensor | None = None, *, estimator: Estimator | None = None,
@@ -137,10 +137,12 @@ class Margin(Objective):
 
 
 class Joint(Objective):
-    """-log p(x) in bits per dimension + weight * cross-entropy of the same code: the loss of a hybrid.
+    """density * -log p(x) in bits per dimension + weight * cross-entropy of the same code: the loss of a hybrid.
 
     With `augment`, the cross-entropy is computed on an augmented copy of the batch, and the density on the original.
-    Metrics: `loss`, `bits/dim` or `nats`, `cross-entropy`, `error %`.
+    With `labelled`, the cross-entropy is that of the last `labelled` samples of a batch, and the density that of the
+    others (`Batches`). With `density = 0` no likelihood is computed.
+    Metrics: `loss`, `bits/dim` or `nats` unless `density = 0`, `cross-entropy`, `error %`.
     """
 
     model: Hybrid
@@ -151,27 +153,38 @@ class Joint(Objective):
         levels: int | None = None,
         *,
         weight: float = 1.0,
+        density: float = 1.0,
         label_smoothing: float = 0.0,
         augment: Augment | None = None,
+        labelled: int = 0,
     ) -> None:
         super().__init__()
-        self.model, self.levels, self.weight = model, levels, weight
-        self.label_smoothing, self.augment = label_smoothing, augment
+        self.model, self.levels, self.weight, self.density = model, levels, weight, density
+        self.label_smoothing, self.augment, self.labelled = label_smoothing, augment, labelled
+        self.needs_logdet = density > 0
 
     def forward(self, x: Tensor, y: Tensor | None = None, *, estimator: Estimator | None = None,
                 generator: torch.Generator | None = None) -> Loss:  # fmt: skip
-        point = to_continuous(x, self.levels, generator)
-        log_prob, logits = self.model(point, estimator=estimator, generator=generator)
-        nats = -log_prob.mean()
+        first = len(x) - self.labelled if self.labelled else 0  # of the samples whose class is predicted
+        metrics: dict[str, Tensor] = {}
+        loss, logits = x.new_zeros((), dtype=torch.get_default_dtype()), None
+        if self.density:
+            point = to_continuous(x[:first] if first else x, self.levels, generator)
+            log_prob, logits = self.model(point, estimator=estimator, generator=generator)
+            nats = -log_prob.mean()
+            metrics[unit_name(self.levels)] = (nats / nats_per_unit(x, self.levels)).detach()
+            loss = self.density * nats / (math.prod(x.shape[1:]) * math.log(2))
+        if logits is None or first or self.augment is not None:
+            logits = self._logits(x[first:], generator)
+        ce, classes = cross_entropy(logits, None if y is None else y[first:], self.label_smoothing)
+        loss = loss + self.weight * ce
+        return loss, {"loss": loss.detach(), **metrics, **classes}
+
+    def _logits(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The logits of the samples, augmented."""
         if self.augment is not None:
-            logits = self.model.logits(
-                to_continuous(self.augment(x, generator or torch.default_generator), self.levels, generator)
-            )
-        ce, metrics = cross_entropy(logits, y, self.label_smoothing)
-        density = nats / nats_per_unit(x, self.levels)
-        per_dimension = nats / (math.prod(x.shape[1:]) * math.log(2))
-        loss = per_dimension + self.weight * ce
-        return loss, {"loss": loss.detach(), unit_name(self.levels): density.detach(), **metrics}
+            x = self.augment(x, generator or torch.default_generator)
+        return self.model.logits(to_continuous(x, self.levels, generator))
 
 
 def cross_entropy(logits: Tensor, y: Tensor | None, label_smoothing: float = 0.0) -> Loss:
@@ -281,6 +294,8 @@ class ObjectiveSettings:
     kind: ObjectiveKind = "hybrid"
     #: For hybrids: weight of the cross-entropy, relative to the bits per dimension.
     weight: Annotated[float, minimum(0)] = 1.0
+    #: For hybrids: weight of the bits per dimension; 0: the same network, trained for its classes alone.
+    density: Annotated[float, minimum(0)] = 1.0
     #: Label smoothing of the cross-entropy.
     label_smoothing: Annotated[float, in_interval("[0, 1)")] = 0.0
     #: For hybrids: the fraction of images that are shifted, by up to `data.shift`, in the copy of the batch that the
@@ -295,9 +310,17 @@ class ObjectiveSettings:
             raise ValueError(
                 f"radius is for kind = 'classification'; got {self.radius} for {self.kind!r}. Set radius = 0."
             )
+        if not (self.weight or self.density):
+            raise ValueError("weight and density must not both be 0, which trains for nothing. Raise one of them.")
 
-    def build_objective(self, model: nn.Module, levels: int | None, augment: Augment | None = None) -> Objective:
-        """Return the objective for a model that was built for this kind; `augment` is the data augmentation."""
+    def build_objective(
+        self, model: nn.Module, levels: int | None, augment: Augment | None = None, labelled: int = 0
+    ) -> Objective:
+        """Return the objective for a model that was built for this kind.
+
+        `augment` is the data augmentation; `labelled` samples at the end of every batch are for the cross-entropy of a
+        hybrid.
+        """
         if self.kind == "density":
             return MaximumLikelihood(cast(Flow, model), levels)
         if self.kind == "classification" and self.radius:
@@ -308,5 +331,6 @@ class ObjectiveSettings:
             replace(augment, shifted=self.shifted) if augment is not None and augment.shift and self.shifted else None
         )
         return Joint(
-            cast(Hybrid, model), levels, weight=self.weight, label_smoothing=self.label_smoothing, augment=augment
-        )
+            cast(Hybrid, model), levels, weight=self.weight, density=self.density,
+            label_smoothing=self.label_smoothing, augment=augment, labelled=labelled,
+        )  # fmt: skip

@@ -22,6 +22,9 @@ class Training:
     epochs: Annotated[int, minimum(0)] = 0
     #: Batch size: samples per step.
     batch: Annotated[int, minimum(1)] = 256
+    #: For hybrids: samples with a label that are added to every batch, for the cross-entropy alone; the batch itself is
+    #: then for the density alone. Use it where labels are few. 0: the cross-entropy is that of the batch's own labels.
+    labelled_batch: Annotated[int, minimum(0)] = 0
 
     #: adam has decoupled weight decay (AdamW).
     optimiser: Optimiser = "adam"
