@@ -14,6 +14,7 @@ from PIL import Image
 from iresnet import cli, terms_needed
 from iresnet.cli.console import Screen
 from iresnet.cli.reproduce import show
+from iresnet.data.source import schema_of
 from iresnet.plots import SeriesLine, plot_bias, plot_convergence, series
 from iresnet.presets import PRESETS
 from iresnet.reproduce import RESULTS, Job, Work, cells, classification, figure5, job, record, table4
@@ -64,6 +65,12 @@ def test_the_papers_recipe_is_that_of_appendix_c3():
         t = made.training
         assert (t.optimiser, t.learning_rate, t.epochs, t.average, t.clip) == ("adamax", 0.003, 200, 0.0, math.inf)
         assert (made.network.estimator, made.network.terms, made.data.source) == ("series", terms, dataset)
+        assert (made.network.probe, made.network.norm, made.network.norm_iterations) == (
+            "gaussian",
+            "power-iteration",
+            5,
+        )
+        assert (made.network.activation, made.network.dequantiser, t.betas) == ("elu", 0, (0.9, 0.999))
 
 
 def test_the_short_budget_is_the_unchanged_preset():
@@ -193,6 +200,43 @@ def test_published_values_are_added_to_the_file(made, tmp_path, monkeypatch):
     assert [r["budget"] for r in rows] == ["smoke", *["published"] * 9]
     assert all(r["bits/dim"] is None for r in rows[1:])
     assert rows[1 + list(table4.PAPER).index("Glow")]["paper"] == 3.35
+
+
+@pytest.mark.parametrize(
+    ("dataset", "label", "recipe", "overrides", "own"),
+    [
+        ("mnist", "flow", "paper", (), True),
+        ("cifar10", "flow-appendix", "paper", ("training.epochs=80",), True),
+        ("mnist", "flow", "ours", (), False),
+        ("mnist", "flow-noise", "paper", (), False),
+        ("cifar10", "flow-principal", "paper", (), False),
+        ("cifar10", "flow", "paper", ("network.activation=sine",), False),
+        ("mnist", "Glow", "paper", (), False),
+    ],
+)
+def test_the_papers_value_stands_beside_its_own_network_and_recipe_alone(dataset, label, recipe, overrides, own):
+    job = Job("paper", recipe=recipe, overrides=overrides)
+    assert table4.is_papers_own(job, cells.find_cell(dataset, label)) == own
+
+
+def test_a_row_says_whose_network_it_is_and_how_it_is_trained(made):
+    cell = cells.find_cell("digits", "flow")
+    row, _, _ = table4.measure_flow(made.work, made.work.get_run(cell, 0), cell)
+    assert {key: row[key] for key in ("network", "activation", "estimator", "noise", "paper")} == {
+        "network": "ours",
+        "activation": "sine",
+        "estimator": "series, 4 terms, rademacher",
+        "noise": "uniform",
+        "paper": None,
+    }
+    wanted = experiment(cells.find_cell("mnist", "flow-released"), "paper", "paper")
+    run = SimpleNamespace(experiment=wanted, schema=schema_of("mnist"))
+    assert table4.network_columns(run, cells.find_cell("mnist", "flow-released")) == {
+        "network": "paper's script",
+        "activation": "elu",
+        "estimator": "series, 10 terms, gaussian",
+        "noise": "uniform",
+    }
 
 
 def test_the_papers_words_are_given_for_its_own_dataset_alone(made):

@@ -7,7 +7,7 @@ and samples of a given `Schema`: preprocessing, scales of residual blocks, and a
 """
 
 from .branches import Activation, contractive_convnet, contractive_mlp, mlp_flow
-from .build import build
+from .build import build, training_estimator
 from .families import ORIGINS
 from .network import ACTIVATIONS, FAMILIES, INVERSES, PREPROCESSING, READOUTS, Network
 from .readout import NormalisedReadout, Readout
@@ -24,6 +24,7 @@ __all__ = [
     "READOUTS",
     "Readout",
     "build",
+    "training_estimator",
     "contractive_convnet",
     "contractive_mlp",
     "mlp_flow",

@@ -59,7 +59,7 @@ def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = 
     transform = make(network, schema, first, _ends_with_actnorm(network, purpose))
     base = _base(network, transform.output_shape(schema.shape))
     if purpose == "density":
-        estimator, noise = _estimator(network, schema), _learned_noise(network, schema)
+        estimator, noise = training_estimator(network, schema), _learned_noise(network, schema)
         return Flow(transform, base, estimator=estimator, event_shape=schema.shape, dequantiser=noise)
     head = make_head(network, _scale_shapes(transform, schema.shape), len(schema.classes))
     if purpose == "classification":
@@ -67,7 +67,7 @@ def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = 
     if network.bayes:
         base = NormalMixture(transform.output_shape(schema.shape), len(schema.classes))
         head = Posterior(base)
-    return Hybrid(transform, base, head, estimator=_estimator(network, schema), event_shape=schema.shape)
+    return Hybrid(transform, base, head, estimator=training_estimator(network, schema), event_shape=schema.shape)
 
 
 def _check_purpose(network: Network, schema: Schema, purpose: str) -> None:
@@ -272,8 +272,9 @@ def _base(network: Network, shape: Shape) -> Base:
     return DiagonalNormal(shape, learned=network.learned_base)
 
 
-def _estimator(network: Network, schema: Schema) -> Estimator | None:
-    if families.is_other_flow(network):  # it computes its own log-determinant
+def training_estimator(network: Network, schema: Schema) -> Estimator | None:
+    """Return the estimator of log-determinants in training; None for a family that computes its own."""
+    if families.is_other_flow(network):
         return None
     if network.estimator == "exact" or (network.estimator == "auto" and math.prod(schema.shape) <= EXACT_DIMENSIONS):
         return Exact()
