@@ -85,9 +85,11 @@ OTHER_FLOWS = tuple(
     if ours.label == "flow" and (preset := f"{ours.dataset}-{label.lower().replace(' ', '')}") in presets.PRESETS
 )
 
-#: Flows in the plane (Figure 2).
+#: Flows in the plane (Figure 2): a Glow, the paper's i-ResNet with ELU, and ours with sines.
 PLANES = tuple(
-    Cell(d, label, f"toy-{label.lower().replace('-', '')}") for d in DENSITIES for label in ("Glow", "i-ResNet")
+    Cell(d, label, preset)
+    for d in DENSITIES
+    for label, preset in (("Glow", "toy-glow"), ("i-ResNet", "toy-iresnet"), ("i-ResNet sine", "toy-iresnet-sine"))
 )
 
 #: The classifiers that Table 3 compares with. Couplings need Adam and small learning rates (Sec. 5.2) in any recipe.
