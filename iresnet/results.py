@@ -84,12 +84,18 @@ def require_commit(folder: str | Path, run: Mapping[str, Any] | None = None) -> 
     """
     if not _is_own(folder) or not needs_commit(run or {}):
         return
-    commit = _commit() if run is None else run.get("commit")
-    if commit is None or commit.endswith("-dirty"):
+    for commit in [_commit()] if run is None else commits_of(run):
+        if not (commit is None or commit.endswith("-dirty")):
+            continue
         raise ValueError(
             f"a published result must come from a commit without changes; got {commit}. Commit the changes and run the "
             "command again, or write to another folder than results."
         )
+
+
+def commits_of(run: Mapping[str, Any]) -> list[str | None]:
+    """Return the commit of a run, and those of its earlier parts if it was resumed elsewhere."""
+    return [part.get("commit") for part in (run, *run.get("earlier", []))]
 
 
 def needs_commit(run: Mapping[str, Any]) -> bool:

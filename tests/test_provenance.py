@@ -30,7 +30,11 @@ def missing(run, history):
     """
     if run.get("budget") == "published":
         return [] if run["details"]["source"] else ["source"]
-    named = [run.get("combined into", run["commit"]), *filter(None, [run.get("old commit")])]
+    named = [
+        run.get("combined into", run["commit"]),
+        *filter(None, [run.get("old commit")]),
+        *results.commits_of(run)[1:],
+    ]
     return [c for c in named if not any(known.startswith((c or "none").removesuffix("-dirty")) for known in history)]
 
 
@@ -58,7 +62,11 @@ CHANGED = {
 
 def changed(runs):
     """The number of published runs without a commit, or whose working tree had changes."""
-    return sum(str(run.get("commit")).endswith(("-dirty", "None")) for run in runs if results.needs_commit(run))
+    return sum(
+        any(str(commit).endswith(("-dirty", "None")) for commit in results.commits_of(run))
+        for run in runs
+        if results.needs_commit(run)
+    )
 
 
 def test_published_runs_come_from_commits_without_changes():
@@ -73,6 +81,7 @@ def test_published_runs_come_from_commits_without_changes():
 def test_changed_runs_are_counted_unless_they_are_pilots_or_published_by_others():
     dirty = {"commit": "0" * 40 + "-dirty"}
     assert changed([dirty, {"commit": None}, {}, {"commit": "0" * 40}]) == 3
+    assert changed([{"commit": "0" * 40, "earlier": [dirty]}, {"commit": "0" * 40, "earlier": []}]) == 1
     assert changed([{**dirty, "purpose": "pilot"}, {"budget": "published"}]) == 0
 
 
@@ -82,5 +91,6 @@ def test_a_commit_that_is_nowhere_is_found(history):
     assert missing({"commit": f"{nowhere}-dirty"}, history) == [f"{nowhere}-dirty"]
     assert missing({"commit": nowhere, "combined into": nowhere}, history) == [nowhere]
     assert missing({"commit": nowhere, "combined into": somewhere, "old commit": nowhere}, history) == [nowhere]
+    assert missing({"commit": somewhere, "earlier": [{"commit": nowhere}]}, history) == [nowhere]
     assert missing({"commit": somewhere}, history) == []
     assert missing({"commit": nowhere, "combined into": somewhere}, history) == []

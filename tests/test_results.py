@@ -135,6 +135,12 @@ def test_runs_that_a_file_has_already_stay(own):
         write(of_runs({**before, "seeds": [2]}), own)
 
 
+def test_a_run_whose_earlier_part_comes_from_a_changed_tree_is_refused(own):
+    assert write(of_runs({"commit": CLEAN, "earlier": [{"commit": CLEAN}]}), own).is_file()
+    with pytest.raises(ValueError, match="must come from a commit without changes; got 0+-dirty"):
+        write(of_runs({"commit": CLEAN, "earlier": [{"commit": CLEAN}, {"commit": CHANGED}]}), own)
+
+
 @pytest.mark.parametrize("more", [PILOT, {"budget": "published"}])
 def test_pilots_and_values_that_others_published_need_no_commit(own, more):
     assert write(of_runs({"commit": None, **more}), own).is_file()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import iresnet
-from iresnet import Classifier, Flow, Hybrid, certify, evaluate, presets
+from iresnet import Classifier, Flow, Hybrid, certify, evaluate, presets, results
 from iresnet.data import delimited
 from iresnet.demo import digits
 from iresnet.run import TRUNCATION, Run, release, resume, start
@@ -72,6 +72,34 @@ class TestFolder:
         assert content["versions"]["iresnet"] == iresnet.__version__
         assert content["seeds"] == [0]
         assert content["parameters"] == sum(p.numel() for p in iresnet.load(trained()).parameters())
+
+    def test_a_run_that_is_resumed_elsewhere_says_how_its_earlier_parts_were_made(self, tmp_path, monkeypatch):
+        folder, asked = tmp_path / "run", iter(range(100))
+        monkeypatch.setattr(results, "_commit", lambda: "1" * 40 + "-dirty")
+        assert not start(tiny(), folder, stop=lambda: next(asked) >= 2).finished
+        assert "earlier" not in Run.open(folder).read_json("environment.json")
+        monkeypatch.setattr(results, "_commit", lambda: "2" * 40)
+        assert resume(folder).finished
+        content = Run.open(folder).read_json("environment.json")
+        assert (content["commit"], content["step"]) == ("2" * 40, 6)
+        (part,) = content["earlier"]
+        assert (part["commit"], part["step"], part["device"]) == ("1" * 40 + "-dirty", 3, "cpu")
+        assert results.commits_of(content) == ["2" * 40, "1" * 40 + "-dirty"]
+
+    def test_a_run_that_is_resumed_where_it_stopped_has_one_part(self, tmp_path):
+        asked = iter(range(100))
+        assert not start(tiny(), tmp_path / "run", stop=lambda: next(asked) >= 2).finished
+        assert resume(tmp_path / "run").finished
+        assert "earlier" not in Run.open(tmp_path / "run").read_json("environment.json")
+
+    def test_a_killed_process_leaves_its_part(self, tmp_path, monkeypatch):
+        def killed():
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(results, "_commit", lambda: "1" * 40)
+        with pytest.raises(KeyboardInterrupt):
+            start(tiny(), tmp_path / "run", stop=killed)
+        assert Run.open(tmp_path / "run").read_json("environment.json")["commit"] == "1" * 40
 
     def test_log_has_a_row_for_every_validation_and_the_end(self):
         log = Run.open(trained()).log()
@@ -260,7 +288,7 @@ class TestBadInput:
         sync, calls = os.fsync, iter(range(1000))
 
         def full(number):
-            if next(calls) >= 12:  # config, schema, data, log, step 2 and step 4, each a file and then its folder
+            if next(calls) >= 14:  # config, schema, data, log, environment, steps 2 and 4, each a file and its folder
                 raise OSError(errno.ENOSPC, "No space left on device")
             sync(number)
 

@@ -25,6 +25,9 @@ from ..version import __version__
 from .callback import VALIDATION_SAMPLES, RunCallback
 from .folder import Run, fingerprints
 
+#: What tells the parts of a run apart that were trained by other code or on other hardware.
+IDENTITY = ("commit", "versions", "hardware", "device")
+
 
 @dataclass(frozen=True)
 class FitResult:
@@ -122,8 +125,11 @@ def _fit(
     generator = torch.Generator(device).manual_seed(experiment.seed)
     begin = Checkpoint({}, {"step": 0}) if state is None else state
     callback = RunCallback(run, model, splits.validation.to(device), begin, stop)
+    first, resumed = callback.step, state is not None
 
     def on_step(step: int, steps: int, metrics: Mapping[str, Tensor]) -> None:
+        if callback.step == first:  # at once, in case the process is killed
+            _write_environment(run, callback, model, device, resumed=resumed)
         callback.collect(metrics)
         if report is not None:
             report(step, steps, metrics)
@@ -134,12 +140,12 @@ def _fit(
             generator=generator, acceleration=experiment.acceleration, report=on_step, resume=state, callback=callback,
         )  # fmt: skip
     except TrainingError:
-        _write_environment(run, callback, model, device)  # how a diverged run was made
+        _write_environment(run, callback, model, device, resumed=resumed)  # how a diverged run was made
         raise
     finally:
         callback.close()
     finished = callback.step >= experiment.training.steps
-    _write_environment(run, callback, model, device)
+    _write_environment(run, callback, model, device, resumed=resumed)
     if not finished or stop():  # stopped during the last step: `resume` does the rest
         return FitResult(run, callback.step, False, callback.seconds, engine=callback.engine)
     certificate, tightened = release(run, splits.validation, device)
@@ -196,8 +202,8 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def _write_environment(run: Run, callback: RunCallback, model: nn.Module, device: str) -> None:
-    content: dict[str, Any] = {"device": device, "engine": callback.engine} | provenance(
+def _write_environment(run: Run, callback: RunCallback, model: nn.Module, device: str, *, resumed: bool) -> None:
+    content: dict[str, Any] = {"device": device, "engine": callback.engine, "step": callback.step} | provenance(
         seeds=[run.experiment.seed],
         seconds=callback.seconds,
         precision=callback.precision,
@@ -206,4 +212,14 @@ def _write_environment(run: Run, callback: RunCallback, model: nn.Module, device
     )
     if changes := run.changes():
         content["changes"] = changes
+    if resumed and (earlier := _earlier_parts(run.read_json("environment.json"), content)):
+        content["earlier"] = earlier
     run.write_run_json("environment.json", content)
+
+
+def _earlier_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return how the earlier parts of a run were made, if it was resumed on other hardware or by other code."""
+    parts = list(before.get("earlier", []))
+    if any(before[key] != now[key] for key in IDENTITY if key in before):
+        parts.append({key: before[key] for key in (*IDENTITY, "engine", "precision", "step", "date") if key in before})
+    return parts
