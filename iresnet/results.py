@@ -33,6 +33,9 @@ from . import atomic
 
 __all__ = ["Results", "provenance", "nonfinite_to_none", "markdown_table", "read", "require_commit", "write"]
 
+#: Folders whose files a measurement may run.
+CODE = ("iresnet", "benchmarks", "attack", "tools")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 #: What `tools.pilots` and `tools.trial` add to their runs.
@@ -70,7 +73,7 @@ def write(results: Results, folder: str | Path = "results") -> Path:
         text = json.dumps(asdict(results), indent=2, ensure_ascii=False, allow_nan=False, default=_to_json) + "\n"
     except ValueError as error:
         raise ValueError(f"{results.name}: JSON has no NaN and no infinity ({error}). Write None instead.") from None
-    before = read(path).runs if _is_own(folder) and path.is_file() else []
+    before = read(path).runs if is_published(folder) and path.is_file() else []
     for run in json.loads(text)["runs"]:
         if run not in before:
             require_commit(folder, run)
@@ -82,7 +85,7 @@ def require_commit(folder: str | Path, run: Mapping[str, Any] | None = None) -> 
 
     Only this project's own results need a commit. Call it before long computations, so that none is lost.
     """
-    if not _is_own(folder) or not needs_commit(run or {}):
+    if not is_published(folder) or not needs_commit(run or {}):
         return
     for commit in [_commit()] if run is None else commits_of(run):
         if not (commit is None or commit.endswith("-dirty")):
@@ -103,7 +106,7 @@ def needs_commit(run: Mapping[str, Any]) -> bool:
     return run.get("purpose") != PILOT["purpose"] and run.get("budget") != "published"
 
 
-def _is_own(folder: str | Path) -> bool:
+def is_published(folder: str | Path) -> bool:
     """Whether this is the folder of this project's published results."""
     return Path(folder).resolve() == ROOT / "results"
 
@@ -152,7 +155,8 @@ def provenance(
 
     The caller gives the seeds, the seconds and the precision; the command line, commit, hardware, versions and date are
     determined here. The commit is that of the first call in this process. It ends in `-dirty` if tracked files differ
-    from it, except in `results`, which commands write themselves; it is None outside a checkout.
+    from it, except in `results`, which commands write themselves, or if the code has new files. It is None outside a
+    checkout.
     """
     return {
         "command": _command() if command is None else command,
@@ -242,9 +246,12 @@ def _commit_of(root: Path) -> str | None:
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":!results"]).returncode
+        new = subprocess.run(
+            [*git, "ls-files", "--others", "--exclude-standard", "--", *CODE], capture_output=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
-    return f"{head}-dirty" if changed else head
+    return f"{head}-dirty" if changed or new else head
 
 
 def _hardware() -> dict[str, Any]:

@@ -81,7 +81,7 @@ class TestSettings:
             *(
                 (
                     {"labelled": wrong},
-                    r"labelled must lie in \(0, 1\], as a fraction of the labels, or be their number; "
+                    r"labelled must be a fraction of the labels in \(0, 1\], or their number from 2 on; "
                     rf"got {wrong}. Use e.g. 0.1 or 100.",
                 )
                 for wrong in (0, -3, 2.5, float("inf"))

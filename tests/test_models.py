@@ -54,6 +54,18 @@ def test_a_layer_without_weights_keeps_them_at_any_initial_norm():
         constrain_(nn.Sequential(nn.Linear(3, 3)), 0.5, initial_norm=2)
 
 
+def test_weights_are_not_scaled_before_all_arguments_are_checked():
+    layers = [nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1)]
+    before = [layer.weight.clone() for layer in layers]
+    for wrong, sentence in (
+        ({"coefficient": -0.5}, r"coefficient must lie in \(0, 1\); got -0.5"),
+        ({"coefficient": 0.5, "input_size": (8,)}, r"input_size must have a number for each of 2 axes; got \(8,\)"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            constrain_(nn.Sequential(*layers), **wrong, initial_norm=1.0)
+        assert all(torch.equal(layer.weight, b) for layer, b in zip(layers, before, strict=True))
+
+
 def test_coefficient_is_per_layer():
     assert coefficients(contractive_convnet(3, 8, coefficient=0.7)) == [0.7] * 3
 
@@ -432,8 +444,9 @@ class TestNetwork:
             ({"initial_norm": 1.5}, r"initial_norm must lie in \[0, 1\]; got 1.5."),
             (
                 {"initial_norm": 0.5, "constrained": False},
-                "initial_norm is .*, so it needs constrained = true; got 0.5",
+                "initial_norm is .*, so it needs constrained = true .*; got 0.5",
             ),
+            ({"initial_norm": 0.5, "family": "glow"}, 'initial_norm is .*family = "iresnet"; got 0.5'),
             ({"probe": "normal"}, "probe must be one of rademacher, gaussian; got 'normal'."),
             ({"frequency": float("nan")}, "frequency must be at most 1,000; got nan."),
             ({"frequency": float("inf")}, "frequency must be at most 1,000; got inf."),

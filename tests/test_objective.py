@@ -423,7 +423,12 @@ class TestAim:
                 r"kind must be one of density, classification, hybrid, semi-supervised; got 'regression'.",
             ),
             ({"weight": -1.0}, "weight must not be negative; got -1.0."),
-            ({"density": -1.0}, "density must not be negative; got -1.0."),
+            ({"density": -1.0}, "density must be finite and not negative; got -1.0."),
+            ({"density": math.inf}, "density must be finite and not negative; got inf."),
+            (
+                {"kind": "density", "density": 0.5},
+                "density is for hybrids; got 0.5 for kind = 'density'. Set density = 1.",
+            ),
             ({"weight": 0.0, "density": 0.0}, "weight and density must not both be 0, which trains for nothing. Raise"),
             ({"shifted": -0.1}, r"shifted is the fraction of the images that is shifted, in \[0, 1\]; got -0.1."),
             ({"shifted": 1.1}, r"shifted is the fraction of the images that is shifted, in \[0, 1\]; got 1.1."),

@@ -212,6 +212,10 @@ def test_published_values_are_added_to_the_file(made, tmp_path, monkeypatch):
         ("cifar10", "flow-principal", "paper", (), False),
         ("cifar10", "flow", "paper", ("network.activation=sine",), False),
         ("mnist", "Glow", "paper", (), False),
+        ("mnist", "flow", "paper", ("lipschitz=0.5",), False),
+        ("mnist", "flow", "paper", ("terms=3",), False),
+        ("mnist", "flow", "paper", ("learning_rate=0.1",), False),
+        ("mnist", "flow", "paper", ("epochs=80", "validation=1000"), True),
     ],
 )
 def test_the_papers_value_stands_beside_its_own_network_and_recipe_alone(dataset, label, recipe, overrides, own):
@@ -237,6 +241,8 @@ def test_a_row_says_whose_network_it_is_and_how_it_is_trained(made):
         "estimator": "series, 10 terms, gaussian",
         "noise": "uniform",
     }
+    run = SimpleNamespace(experiment=replace(wanted, network=replace(wanted.network, width=8)), schema=run.schema)
+    assert table4.network_columns(run, cells.find_cell("mnist", "flow-released"))["network"] == "ours"
 
 
 def test_the_papers_words_are_given_for_its_own_dataset_alone(made):

@@ -284,6 +284,18 @@ def test_a_difference_within_two_standard_errors_is_a_tie(made, tmp_path, figure
     assert sentence in " ".join(texts)
 
 
+def test_the_best_of_three_is_highlighted_unless_it_ties_with_another():
+    noise = np.random.default_rng(0).normal(size=(4, 10_000))
+    base, (a, b, c) = noise[0], 0.1 * noise[1:]  # standard error of a difference: 0.0014
+    for values, nearest in (
+        ((base, base + a, base + b + 0.1), "i-ResNet sine"),
+        ((base, base + a + 0.1, base + b + 0.1), None),
+        ((base + 0.1, base + a, base + c), "Glow"),
+        ((base,), None),
+    ):
+        assert figure2.find_nearest(dict(zip(figure2.MODELS, values, strict=False))) == nearest
+
+
 def test_a_glow_with_other_settings_is_not_compared(made, tmp_path):
     work = Work(Job(out=tmp_path, models=("i-resnet",), overrides=("training.steps=3",)))
     (row,) = figure2.RESULT.run(work).results.rows

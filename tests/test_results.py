@@ -184,6 +184,14 @@ def test_the_commit_tells_whether_files_other_than_results_have_changed(own):
     assert results._commit() == head  # the process runs the code that it began with
     results._commit_of.cache_clear()
     assert results._commit() == f"{head}-dirty"
+    code.write_text("1")
+    (own.parent / "notes.py").write_text("3")  # no part of the code
+    results._commit_of.cache_clear()
+    assert results._commit() == head
+    (own.parent / "iresnet").mkdir()
+    (own.parent / "iresnet" / "new.py").write_text("3")
+    results._commit_of.cache_clear()
+    assert results._commit() == f"{head}-dirty"
 
 
 @pytest.fixture

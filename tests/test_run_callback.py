@@ -148,3 +148,17 @@ def test_a_reproduction_job_warns_about_the_cell_it_trained(tmp_path, monkeypatc
     assert [line.partition(" bits/dim")[0] for line in said] == [
         "digits c=0.9: Training's series of 2 terms overestimates likelihoods by at least 0.20"
     ]
+
+
+def test_the_best_hybrid_is_that_of_the_objective_it_is_trained_for():
+    run = Run.open(trained())
+    model, data = run.model(), run.splits().validation
+
+    def criterion(**settings):
+        return validate(model, data, ObjectiveSettings("hybrid", **settings))[1]
+
+    bits, loss = criterion(weight=0.0), criterion(density=0.0)
+    assert bits > 0
+    assert loss > 0
+    assert criterion(weight=3.0) == pytest.approx(bits + 3 * loss)
+    assert criterion(weight=3.0, density=0.5) == pytest.approx(bits / 2 + 3 * loss)

@@ -32,7 +32,7 @@ import torch
 from torch import nn
 
 from iresnet import data
-from iresnet.data import Batches, Dataset, subsample
+from iresnet.data import Dataset, subsample
 from iresnet.evaluate import as_flow, has_density
 from iresnet.evaluate.likelihood import log_prob_by_generator
 from iresnet.lipschitz import defer_norms, refresh_
@@ -41,6 +41,7 @@ from iresnet.models import build
 from iresnet.presets import Experiment, find, with_overrides
 from iresnet.results import PILOT, Results, markdown_table, nonfinite_to_none, provenance, read, write
 from iresnet.run import validate
+from iresnet.run.fit import make_batches
 from iresnet.train import State, Training, set_learning_rate
 from iresnet.train.objective import nats_per_unit
 
@@ -149,12 +150,14 @@ def _train(experiment: Experiment, budget: Budget) -> tuple[dict[str, Any], dict
     with defer_norms():
         model = build(experiment.network, splits.schema, experiment.objective.kind, train.x).to(device)
     refresh_(model, settle=True)
-    objective = experiment.objective.build_objective(model, splits.schema.levels, experiment.data.augment)
+    batches = make_batches(experiment, train)
+    objective = experiment.objective.build_objective(
+        model, splits.schema.levels, experiment.data.augment, batches.labelled_size
+    )
     settings, generator = experiment.training, torch.Generator(device).manual_seed(experiment.seed)
     state = State(objective, settings, generator, experiment.acceleration)
     clock = Clock(budget, FIRST if device.startswith("cuda") else 1)
     objective.train()
-    batches = Batches(train, settings.batch, seed=experiment.seed, augment=experiment.data.augment)
     for x, y in batches.starting_at(0):
         if (part := clock.part(state.step)) >= 1:
             break

@@ -141,7 +141,7 @@ def _allowed(kind: Any) -> str:
         return "; ".join(filter(None, [_allowed(inner), *told])).replace("not be ", "not ")
     if get_origin(kind) is tuple:
         return "list of numbers"
-    return {int: "integer", float: "number", int | float: "fraction, or count from 1 on", str: "text"}.get(kind, "")
+    return {int: "integer", float: "number", int | float: "fraction, or count", str: "text"}.get(kind, "")
 
 
 def presets_table(group: str) -> str:

@@ -164,7 +164,7 @@ def _spread(key: str, row: dict[str, Any]) -> str:
 
 
 def _cell(key: str, value: Any) -> str:
-    if isinstance(value, float) and (key.endswith(PERCENT) or key in ("paper", "spread")):
+    if isinstance(value, float) and (key.rsplit(", ", 1)[-1] in PERCENT or key in ("paper", "spread")):
         return f"{value:.2f}"
     if isinstance(value, float) and key == "change by tightening":
         return f"{value:+.2f}"

@@ -183,11 +183,19 @@ class Batches:
 
     Every sample appears at most once in an epoch of `per_epoch` batches. An incomplete last batch is dropped; each
     epoch drops other samples. With `labelled`, that many samples with a label (all, if there are fewer) are appended to
-    every batch, from an epoch of their own: where labels are few, most batches would have none.
+    every batch, from an epoch of their own: where labels are few, most batches would have none. `stream` names the
+    random numbers, so that those of the appended samples are independent of the others.
     """
 
     def __init__(
-        self, dataset: Dataset, size: int, *, seed: int = 0, augment: Augment | None = None, labelled: int = 0
+        self,
+        dataset: Dataset,
+        size: int,
+        *,
+        seed: int = 0,
+        augment: Augment | None = None,
+        labelled: int = 0,
+        stream: str = "",
     ) -> None:
         if size < 1:
             raise ValueError(f"the batch size must be at least 1; got {size}.")
@@ -195,7 +203,9 @@ class Batches:
         self.augment.check(dataset.schema.shape)
         self.size = min(size, len(dataset))
         self.per_epoch = len(dataset) // self.size
-        self.labelled = Batches(_labelled(dataset), labelled, seed=seed, augment=augment) if labelled else None
+        self.stream, self.labelled = stream, None
+        if labelled:
+            self.labelled = Batches(_labelled(dataset), labelled, seed=seed, augment=augment, stream="labelled ")
         self._epoch, self._order = -1, torch.empty(0)
 
     def __getitem__(self, step: int) -> Batch:
@@ -203,11 +213,16 @@ class Batches:
             raise ValueError(f"step must be at least 0; got {step}.")
         epoch, place = divmod(step, self.per_epoch)
         indices = self._order_of(epoch)[place * self.size : (place + 1) * self.size]
-        x = self.augment(self.dataset.x[indices], seeded_generator(self.seed, "augment", step))
+        x = self.augment(self.dataset.x[indices], seeded_generator(self.seed, f"{self.stream}augment", step))
         if self.dataset.y is None:
             return x, None
         y = self.dataset.y[indices]
         return (x, y) if self.labelled is None else _joined((x, y), self.labelled[step])
+
+    @property
+    def labelled_size(self) -> int:
+        """The number of samples with a label that are appended to every batch."""
+        return 0 if self.labelled is None else self.labelled.size
 
     def starting_at(self, step: int) -> Iterator[Batch]:
         """Iterate over batches step, step + 1, ... without end."""

@@ -34,7 +34,7 @@ PATH_LENGTH, SIDE = 4096, 4096  # most characters of a path; most pixels of the 
 SIZE = Rule(lambda size: 0 <= size <= SIDE, "is that of an image, or 0 to keep it", f"Use up to {SIDE}.")
 LABELLED = Rule(
     lambda n: 0 < n <= 1 or (n < math.inf and n == int(n) > 1),
-    "must lie in (0, 1], as a fraction of the labels, or be their number",
+    "must be a fraction of the labels in (0, 1], or their number from 2 on",
     "Use e.g. 0.1 or 100.",
 )
 DIGITS = Schema((1, 8, 8), 17, classes=tuple("0123456789"))

@@ -15,7 +15,7 @@ from .activations import check_contractive, lipschitz_constant
 from .conditioned import Conditioned
 from .constraint import SpectralCap
 from .dense import Concatenated
-from .parametrized import constrain_layer_
+from .parametrized import check_coefficient, constrain_layer_
 from .potential import Potential
 from .rules import NormRule, PowerIteration
 
@@ -68,8 +68,12 @@ def constrain_(
                 )
         coefficient = lipschitz ** (1 / _count_factors(module, layers))
     assert coefficient is not None
+    check_coefficient(coefficient)
     for layer in layers:  # check all of them before any is changed
         _refuse_foreign(layer)
+        axes = len(spectral.weight_shape(layer)) - 2
+        if axes and input_size is not None and len(input_size) != axes:
+            raise ValueError(f"input_size must have a number for each of {axes} axes; got {input_size}.")
     for layer in layers:
         if initial_norm:
             _scale_norm_(layer, initial_norm * coefficient, input_size)

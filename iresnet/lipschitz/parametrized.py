@@ -20,14 +20,19 @@ from .rules import NormRule
 
 def constrain_layer_(layer: nn.Module, coefficient: float, norm: NormRule) -> nn.Module:
     """Constrain one Linear or convolution layer, replacing an earlier constraint."""
-    if not 0 < coefficient < 1:
-        raise ValueError(f"coefficient must lie in (0, 1); got {coefficient}. The paper uses 0.5 to 0.9.")
+    check_coefficient(coefficient)
     if cap_of(layer) is not None:
         release_(layer)
     cap = SpectralCap(layer, coefficient, norm)
     parametrize.register_parametrization(layer, "weight", cap)
     layer.register_forward_pre_hook(prepare_layer)
     return _install_methods_(layer)
+
+
+def check_coefficient(coefficient: float) -> None:
+    """Raise for a coefficient that is no bound of a contraction."""
+    if not 0 < coefficient < 1:
+        raise ValueError(f"coefficient must lie in (0, 1); got {coefficient}. The paper uses 0.5 to 0.9.")
 
 
 def release_(module: nn.Module) -> nn.Module:

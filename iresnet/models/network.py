@@ -69,8 +69,8 @@ class Network:
     constrained: bool = True
     #: The bound on Lip(g).
     lipschitz: Annotated[float, in_interval("(0, 1)", remedy="A block with 1 has no inverse.")] = 0.9
-    #: How training computes the norm of a layer, to scale it down: "power-iteration", an estimate from below, as in the
-    #: paper; or "gram-iteration", an upper bound, with which no layer ever exceeds its coefficient.
+    #: How training computes the norm of a layer of g, to scale it down: "power-iteration", an estimate from below, as
+    #: in the paper; or "gram-iteration", an upper bound, with which no layer ever exceeds its coefficient.
     norm: Literal["power-iteration", "gram-iteration"] = "power-iteration"
     #: The iterations per step; 0: 1 of power iteration, 6 of Gram iteration.
     norm_iterations: Annotated[int, minimum(0), maximum(100)] = 0
@@ -161,10 +161,10 @@ class Network:
             )
         if self.norm == "gram-iteration" and self.norm_iterations == 1:
             raise ValueError("norm 'gram-iteration' needs norm_iterations of at least 2, or 0 for its default; got 1.")
-        if self.initial_norm and not self.constrained:
+        if self.initial_norm and not (self.constrained and self.family == "iresnet"):
             raise ValueError(
-                f"initial_norm is relative to a coefficient, so it needs constrained = true; got {self.initial_norm} "
-                "without. Set initial_norm = 0."
+                f'initial_norm is relative to a coefficient, so it needs constrained = true and family = "iresnet"; '
+                f"got {self.initial_norm} without. Set initial_norm = 0."
             )
         if self.readout == "lipschitz" and self.dropout:
             raise ValueError(

@@ -12,13 +12,10 @@ from ..gpu import Acceleration
 from ..models import Network
 from ..spelling import quoted
 from ..train import Training
-from ..train.objective import ObjectiveSettings
+from ..train.objective import HYBRID_KINDS, ObjectiveSettings
 
 #: Maximum number of steps or epochs.
 LONGEST = 10**9
-
-#: The objectives with a density and classes.
-HYBRIDS = ("hybrid", "semi-supervised")
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Experiment:
         for name in ("steps", "epochs"):
             if (got := getattr(self.training, name)) > LONGEST:
                 raise ValueError(f"{name} must be at most {LONGEST:,}; got {quoted(got)}.")
-        if (got := self.training.labelled_batch) and self.objective.kind not in HYBRIDS:
+        if (got := self.training.labelled_batch) and self.objective.kind not in HYBRID_KINDS:
             raise ValueError(
                 f"labelled_batch is for hybrids; got {got} for objective.kind = {self.objective.kind!r}. "
                 "Set labelled_batch = 0."

@@ -11,12 +11,13 @@ names, and no numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data import npy, toy
@@ -187,9 +188,16 @@ def _plane(density: str, entries: Sequence[Entry], job: Job) -> Plane:
     arrays = {m: load_arrays(job.run_folder(CELLS[density][m], e["seed"]) / FILE, *NAMES) for m, e in by.items()}
     first = next(iter(arrays.values()))
     panels = {m: (arrays[m]["density"], e["row"]["nats"]) for m, e in by.items()}
-    significant = len(by) > 1 and all(e["row"].get("nearer") not in (None, NEITHER) for m, e in by.items() if m != GLOW)
-    nearest = min(by, key=lambda m: float(by[m]["row"]["nats"])) if significant else None
+    nearest = find_nearest({m: a["values"] for m, a in arrays.items()})
     return Plane(_title(density), first["data"], tuple(first["window"]), toy.entropy(density), panels, nearest)
+
+
+def find_nearest(values: Mapping[str, NDArray[Any]]) -> str | None:
+    """Return the model with the highest likelihoods of the same points; None if it ties with another, or is alone."""
+    best = max(values, key=lambda m: float(values[m].mean()))
+    differences = [torch.from_numpy(values[best] - theirs) for m, theirs in values.items() if m != best]
+    ties = (float(d.mean()) <= 2 * float(d.std()) / math.sqrt(len(d)) for d in differences)
+    return best if differences and not any(ties) else None
 
 
 RESULT = trained_result(
@@ -200,7 +208,7 @@ RESULT = trained_result(
     says="plots of two densities without names: the i-ResNet fits them more accurately; no numbers",
     costs=budget_costs(
         "one density, four blocks, 30 steps: seconds",
-        "4 densities, three models with 100 layers: ten minutes each on one core",
+        "4 densities, three models of about 100 layers: ten minutes each on one core",
         "the same with 20,000 steps: hours each on one core",
     ),
     notes=(

@@ -21,7 +21,7 @@ from .. import config, data, presets
 from ..data import Dataset, DataSettings, Splits, subsample
 from ..data.download import REGISTRY, is_present
 from ..presets import Experiment
-from ..results import require_commit
+from ..results import is_published, require_commit
 from ..run import Run, resume, start, truncation_warning
 from ..spelling import nearest
 from ..train import Report, TrainingError
@@ -93,7 +93,7 @@ class Job:
             folder = self.run_folder(cell, seed)
             if not (folder / "model.safetensors").is_file():
                 _check_downloaded(wanted.data)
-            if (folder / "environment.json").is_file():
+            if is_published(self.out) and (folder / "environment.json").is_file():
                 require_commit(self.out, Run.open(folder).read_json("environment.json"))
 
     def run_folder(self, cell: Cell, seed: int) -> Path:
@@ -132,6 +132,8 @@ class Work:
             _check_settings(run, wanted)
             if (folder / "model.safetensors").is_file():
                 return run
+            if found := find_divergence(run):
+                raise TrainingError(f"{cell} diverged: {found['why']}. Remove {folder} to train it again.")
             result = resume(folder, device=device, report=self.report(str(cell)), stop=self.stop)
         else:
             splits = self._load(wanted.data)

@@ -25,7 +25,7 @@ DIGITS_CELLS, MNIST = (tuple(c for c in FEW_LABELS if c.dataset == dataset) for 
 PLAN = Plan(NAME, MNIST, tuple(c for c in DIGITS_CELLS if not c.label.endswith("1000")), DIGITS_CELLS)
 
 #: What is shown of the network that is trained without the likelihood, and how these columns begin.
-ALONE, SHOWN = "labels alone, ", ("error %", "low", "high", "spread")
+ALONE, SHOWN = "labels alone, ", ("error %", "low", "high", "spread", "seeds")
 COLUMNS = columns(
     *("dataset", "labels", "error %", "low", "high"),
     *(("alone\n%", ALONE + "error %"), ("alone\nlow", ALONE + "low"), ("alone\nhigh", ALONE + "high")),

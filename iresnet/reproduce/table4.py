@@ -18,19 +18,20 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from .. import presets
+from .. import config, presets
 from ..data import Dataset, subsample
 from ..evaluate import Likelihood, protocol
 from ..evaluate.likelihood import as_flow
 from ..evaluate.protocol import LIMIT
 from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
 from ..models import training_estimator
+from ..presets import Experiment
 from ..run import Run
 from ..train.objective import nats_per_unit
 from ..transforms import Imported, made
@@ -63,6 +64,8 @@ PAPERS_NETWORKS = {
     ("cifar10", "flow"): SCRIPT,
     ("cifar10", "flow-appendix"): APPENDIX,
 }
+#: Settings that belong to the budget, not to the paper's network or recipe.
+BUDGET_SETTINGS = {"training.epochs", "training.validate_every", "training.save_every", "data.validation"}
 REMARKS = {("NICE", "cifar10"): "ZCA-whitened: not directly comparable"}
 
 #: The network families of the package zuko.
@@ -133,15 +136,18 @@ def measure_flow(work: Work, run: Run, cell: Cell) -> Measurement:
 
 def is_papers_own(job: Job, cell: Cell) -> bool:
     """Whether a flow has the paper's network and recipe, so that its value may stand beside the paper's."""
-    changed = [assignment for assignment in job.overrides if assignment.startswith(("network.", "objective."))]
+    changed = {config.setting_path(Experiment, assignment) for assignment in job.overrides} - BUDGET_SETTINGS
     return (cell.dataset, cell.label) in PAPERS_NETWORKS and job.recipe == "paper" and not changed
 
 
 def network_columns(run: Run, cell: Cell) -> Row:
     """Return whose network it is, its activation, the estimator it is trained with, and its dequantisation noise."""
-    n = run.experiment.network
+    n, usual = run.experiment.network, cell.experiment.network
+    trained_alike = ("estimator", "terms", "probe", "norm", "norm_iterations")  # which are the recipe's
+    same = n == replace(usual, **{name: getattr(n, name) for name in trained_alike})
+    whose = PAPERS_NETWORKS.get((cell.dataset, cell.label), "ours") if same else "ours"
     return {
-        "network": PAPERS_NETWORKS.get((cell.dataset, cell.label), "ours"),
+        "network": whose if n.family == "iresnet" else None,
         "activation": n.activation if n.family == "iresnet" else None,
         "estimator": _describe_estimator(training_estimator(n, run.schema)),
         "noise": "learned" if n.dequantiser else "uniform",

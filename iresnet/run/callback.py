@@ -148,7 +148,8 @@ def validate(model: nn.Module, data: Dataset, objective: ObjectiveSettings) -> t
     metrics: dict[str, float] = {}
     criterion = 0.0
     if objective.kind != "classification":
-        metrics, criterion = _likelihood(evaluate.as_flow(model), subsample(data, VALIDATION_SAMPLES))
+        metrics, bits = _likelihood(evaluate.as_flow(model), subsample(data, VALIDATION_SAMPLES))
+        criterion = bits if objective.kind == "density" else objective.density * bits
     if objective.kind != "density":
         loss, found = cross_entropy(evaluate.logits(model, data), data.y)
         metrics |= {f"validation {name}": float(value) for name, value in found.items()}

@@ -55,7 +55,7 @@ def start(
     """Train an experiment in a new run folder. `splits` are its data, if they are already loaded."""
     splits = data.load(experiment.data) if splits is None else splits
     experiment = replace(
-        experiment, training=experiment.training.resolve_epochs(_make_batches(experiment, splits.train).per_epoch)
+        experiment, training=experiment.training.resolve_epochs(make_batches(experiment, splits.train).per_epoch)
     )
     # Settings that cannot be built raise before anything is written.
     with defer_norms():
@@ -119,9 +119,9 @@ def _fit(
     with defer_norms():  # the norms are estimated below, on the device
         model = run.untrained_model(splits.train.x).to(device)
     refresh_(model, settle=True)
-    batches = _make_batches(experiment, splits.train.to(device))
-    labelled = 0 if batches.labelled is None else batches.labelled.size
-    objective = experiment.objective.build_objective(model, run.schema.levels, experiment.data.augment, labelled)
+    batches = make_batches(experiment, splits.train.to(device))
+    augment, labelled = experiment.data.augment, batches.labelled_size
+    objective = experiment.objective.build_objective(model, run.schema.levels, augment, labelled)
     generator = torch.Generator(device).manual_seed(experiment.seed)
     begin = Checkpoint({}, {"step": 0}) if state is None else state
     callback = RunCallback(run, model, splits.validation.to(device), begin, stop)
@@ -152,7 +152,8 @@ def _fit(
     return FitResult(run, callback.step, True, callback.seconds, certificate, tuple(tightened), callback.engine)
 
 
-def _make_batches(experiment: Experiment, dataset: Dataset) -> Batches:
+def make_batches(experiment: Experiment, dataset: Dataset) -> Batches:
+    """Return the training batches of an experiment."""
     training, augment = experiment.training, experiment.data.augment
     return Batches(dataset, training.batch, seed=experiment.seed, augment=augment, labelled=training.labelled_batch)
 

@@ -283,7 +283,9 @@ def unit_name(levels: int | None) -> str:
 
 ObjectiveKind: TypeAlias = Literal["density", "classification", "hybrid", "semi-supervised"]
 OBJECTIVE_KINDS: tuple[str, ...] = get_args(ObjectiveKind)
-RADIUS = Rule(lambda radius: 0 <= radius < math.inf, "must be finite and not negative")
+#: Objectives of models with both a base and a head.
+HYBRID_KINDS = ("hybrid", "semi-supervised")
+FINITE = Rule(lambda radius: 0 <= radius < math.inf, "must be finite and not negative")
 
 
 @dataclass(frozen=True)
@@ -295,17 +297,19 @@ class ObjectiveSettings:
     #: For hybrids: weight of the cross-entropy, relative to the bits per dimension.
     weight: Annotated[float, minimum(0)] = 1.0
     #: For hybrids: weight of the bits per dimension; 0: the same network, trained for its classes alone.
-    density: Annotated[float, minimum(0)] = 1.0
+    density: Annotated[float, FINITE] = 1.0
     #: Label smoothing of the cross-entropy.
     label_smoothing: Annotated[float, in_interval("[0, 1)")] = 0.0
     #: For hybrids: the fraction of images that are shifted, by up to `data.shift`, in the copy of the batch that the
     #: cross-entropy is computed on.
     shifted: Shifted = 0.0
     #: For classifiers: train for predictions that are certified within this radius, in units of x (grey levels).
-    radius: Annotated[float, RADIUS] = 0.0
+    radius: Annotated[float, FINITE] = 0.0
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.density != 1 and self.kind not in HYBRID_KINDS:
+            raise ValueError(f"density is for hybrids; got {self.density} for kind = {self.kind!r}. Set density = 1.")
         if self.radius and self.kind != "classification":
             raise ValueError(
                 f"radius is for kind = 'classification'; got {self.radius} for {self.kind!r}. Set radius = 0."
