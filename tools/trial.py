@@ -27,8 +27,8 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 #: The columns of every row, present even if a trial failed.
 COLUMNS = (
-    "dataset", "task", "preset", "settings", "training rows", "batch", "steps", "seconds", "bits/dim", "±", "error %",
-    "held-out rows", "method", "on", "note",
+    "dataset", "task", "preset", "settings", "training rows", "batch", "steps", "seconds", "bits/dim", "nats", "±",
+    "error %", "held-out rows", "method", "on", "note",
 )  # fmt: skip
 
 #: Settings that do not affect a trial.
