@@ -14,7 +14,7 @@ from .canvas import DARK, LABEL, LINE, MARGIN, TITLE, Panels, check_not_empty, n
 from .toy import Window, draw_density, draw_points, plane_axes
 
 #: Inches: the side of a panel, between columns, below a row, the row names, and the head.
-SIDE, GAP, BELOW, NAMES, HEAD = 2.1, 0.12, 0.3, 1.15, 0.44
+SIDE, GAP, BELOW, NAMES, HEAD = 2.1, 0.12, 0.3, 1.35, 0.44
 LETTERS = 14  # of the caption, per inch
 BEST = "#f7c873"
 
