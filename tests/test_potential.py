@@ -320,7 +320,7 @@ class TestNetwork:
         [
             (
                 {"activation": "sine"},
-                "branch 'potential' needs a monotone activation, elu or relu; got 'sine'.",
+                "branch 'potential' needs a monotone activation, elu, relu, softplus or tanh; got 'sine'.",
             ),
             ({"preactivation": True}, "branch 'potential' needs preactivation = false; got true."),
             ({"constrained": False}, "branch 'potential' needs constrained = true; got false."),

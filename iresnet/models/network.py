@@ -182,7 +182,8 @@ class Network:
     def _check_potential(self) -> None:
         if self.activation not in MONOTONE:
             raise ValueError(
-                f"branch 'potential' needs a monotone activation, {' or '.join(MONOTONE)}; got {self.activation!r}."
+                f"branch 'potential' needs a monotone activation, {', '.join(MONOTONE[:-1])} or {MONOTONE[-1]}; "
+                f"got {self.activation!r}."
             )
         self._check_fixed("potential", (("preactivation", False), ("constrained", True), ("last_scale", 1.0)))
 
