@@ -226,6 +226,11 @@ class TestAsAnyBranch:
         assert [step.kind for step in try_parse(block().g).program.steps][-1] == "descent"
 
 
+def test_torch_fx_traces_a_potential_of_images():
+    g, x = Potential(nn.Conv2d(2, 7, 3, padding=1), nn.ELU()), normal(3, *IMAGE, dtype=torch.float32)
+    assert torch.equal(torch.fx.symbolic_trace(g)(x), g(x))
+
+
 class TestBadInput:
     @pytest.mark.parametrize("make", [MaxMin, Sine, LipSwish, nn.SiLU, partial(nn.ELU, alpha=-0.5), nn.Flatten])
     def test_an_activation_that_falls(self, make):

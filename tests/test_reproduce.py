@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -816,3 +817,9 @@ def test_mistakes_exit_with_2_before_training(words, capsys, tmp_path):
     assert command(*words, "--out", str(tmp_path / "x")) == 2
     assert capsys.readouterr().err.startswith("iresnet: ")
     assert not (tmp_path / "x").exists()
+
+
+def test_a_results_file_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "table2.json")
+    with pytest.raises(ValueError, match=r"table2.json is not a results file: it must be a file"):
+        record.merge_entries("table2", [], tmp_path, record.rows_per_run)

@@ -71,7 +71,7 @@ def merge_entries(
 ) -> Results:
     """Add entries to OUT/NAME.json, in the order of the paper, and compute its rows again."""
     path = folder / f"{name}.json"
-    before = read(path).runs if path.is_file() else []
+    before = read(path).runs if path.exists() else []  # a pipe or a folder is refused
     if not all(map(_is_valid, before)):
         raise damaged_file(path)
     new = [entry_key(e) for e in entries]

@@ -17,6 +17,9 @@ from torch.nn import functional
 
 from ..trust import NoBoundKnown, unwrap, why_untrusted
 
+#: The number of spatial axes of a convolution, by class: torch.fx cannot trace the shape of its weight.
+AXES = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -109,7 +112,7 @@ def weight_shape(layer: nn.Module) -> torch.Size:
 
 def _per_axis(value: Any, layer: nn.Module) -> tuple[int, ...]:
     """Return a setting of a convolution per axis; torch also accepts one number for all axes."""
-    axes = len(weight_shape(layer)) - 2
+    axes = next(n for kind, n in AXES.items() if isinstance(layer, kind))
     values = tuple(value) if isinstance(value, list | tuple) else (value,) * axes
     if len(values) != axes or not all(type(v) is int for v in values):
         raise NoBoundKnown(f"a convolution over {axes} axes needs {axes} integers; got {value!r}.")
