@@ -6,7 +6,8 @@ A layer is a linear operator T. Its Lipschitz constant is its largest singular v
 * `circular_singular_values` (Sec. 2.1): all singular values, where the operator is a circulant.
 * `norm_bound`: a proven upper bound, for every supported kind of layer.
 
-Reading order: `operator` (a layer as a linear map), `fourier` (why the upper bound holds), `bounds`.
+Reading order: `geometry` (what is not the weight), `operator` (a layer as a linear map), `fourier` (why the upper bound
+holds), `bounds`.
 """
 
 from ..trust import NoBoundKnown
@@ -23,8 +24,8 @@ from .bounds import (
     singular_values,
 )
 from .fourier import fourier_bound, gram_bound
+from .geometry import Geometry, weight_shape
 from .operator import (
-    Geometry,
     apply_adjoint,
     apply_operator,
     converged_power_iteration,
@@ -34,7 +35,6 @@ from .operator import (
     spatial_size,
     start_vector,
     weight_gradient,
-    weight_shape,
 )
 
 __all__ = [

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from .fourier import fourier_bound, gram_bound, largest_singular_values, sample_symbols, symbols, to_stride_one
+from .geometry import Geometry
 from .operator import (
-    Geometry,
     converged_power_iteration,
     default_size,
     dense_matrix,

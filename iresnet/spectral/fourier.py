@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from ..precision import float32_matmul_precision
-from .operator import Geometry, rescale, undo_rescale
+from .geometry import Geometry
+from .operator import rescale, undo_rescale
 
 #: Above this many grid points along an axis, the grid of `COARSE` points for any input size is used instead.
 LARGEST_GRID, COARSE = 40, 32
