@@ -30,7 +30,7 @@ SEEDS = (0, 1, 2)
 
 #: The hybrid with the log-determinants of whole Jacobians in training, and the density with learned noise.
 EXACT = ("network.estimator=exact",)
-DENSITY, LEARNED = "digits-density", ("network.dequantiser=32",)
+DENSITY, LEARNED = "digits-density", ("network.dequantiser=32", "network.alpha=1e-5")
 
 
 def main() -> None:
