@@ -168,9 +168,7 @@ def proportions(d: int) -> Known:
 
     def log_density(x: Rows) -> Rows:
         whole = np.concatenate([x, 1 - x.sum(1, keepdims=True)], 1)
-        parts = [
-            special.gammaln(a.sum()) - special.gammaln(a).sum() + (np.log(whole) * (a - 1)).sum(1) for a in alphas
-        ]
+        parts = [special.gammaln(a.sum()) - special.gammaln(a).sum() + (np.log(whole) * (a - 1)).sum(1) for a in alphas]
         return special.logsumexp(parts, 0) - math.log(2)
 
     return Known(draw, log_density)
@@ -204,9 +202,7 @@ def overdispersed(d: int) -> Known:
 
     def log_density(x: Rows) -> Rows:
         first = stats.nbinom(4, 0.4).logpmf(np.floor(x[:, 0]))
-        return first + sum(
-            stats.nbinom(3, probability(x[:, i])).logpmf(np.floor(x[:, i + 1])) for i in range(d - 1)
-        )
+        return first + sum(stats.nbinom(3, probability(x[:, i])).logpmf(np.floor(x[:, i + 1])) for i in range(d - 1))
 
     return Known(draw, log_density)
 

@@ -34,21 +34,34 @@ from table_methods import PLAIN, TIMED, Fitted, iresnet, zuko_flow
 
 from iresnet.results import provenance
 
-#: Candidates for the default: settings that replace those of table-density.
-MIXED = (
-    "network.covariance=full", "network.components=0", "network.normalisation=none", "network.last_scale=0.01",
-    "training.epochs=8", "training.min_steps=2000", "training.patience=12", "training.validate_every=50",
-    "training.save_every=100000", "training.schedule=cosine",
+#: Candidates for the default, as settings that replace those of the preset.
+START = (
+    "network.covariance=full", "network.components=0", "network.spline_bins=32", "network.normalisation=none",
+    "network.last_scale=0.01", "training.epochs=8", "training.min_steps=2000", "training.patience=12",
+    "training.validate_every=50", "training.save_every=100000", "training.schedule=cosine",
 )  # fmt: skip
-SINE = ("network.activation=sine", "network.frequency=4.0")
+CENTRE = (
+    *START, "network.activation=sine", "network.frequency=4.0", "training.learning_rate=4e-3",
+    "training.weight_decay=0.1",
+)  # fmt: skip
 CANDIDATES: dict[str, tuple[str, ...]] = {
     "default": (),
-    "mixed": MIXED,
-    "mixed sine": (*MIXED, *SINE),
-    "a1": (*MIXED, *SINE, "training.learning_rate=8e-3"),
-    "a2": (*MIXED, *SINE, "training.learning_rate=8e-3", "training.weight_decay=0.1"),
-    "a3": (*MIXED, *SINE, "training.learning_rate=8e-3", "network.frequency=8.0", "network.last_scale=0.1"),
-    "a4": (*MIXED, *SINE, "training.learning_rate=8e-3", "network.learned_base=false"),
+    "centre": CENTRE,
+    "fixed base": (*CENTRE, "network.learned_base=false"),
+    "roulette": (*CENTRE, "network.estimator=roulette", "network.terms=4"),
+    "elu": (*CENTRE, "network.activation=elu"),
+    "frequency 8": (*CENTRE, "network.frequency=8.0"),
+    "frequency 2": (*CENTRE, "network.frequency=2.0"),
+    "rate 1e-2": (*CENTRE, "training.learning_rate=1e-2"),
+    "rate 2e-3": (*CENTRE, "training.learning_rate=2e-3"),
+    "decay 1": (*CENTRE, "training.weight_decay=1.0"),
+    "decay 0": (*CENTRE, "training.weight_decay=0.0"),
+    "16 blocks": (*CENTRE, "network.blocks=[16]"),
+    "width 128": (*CENTRE, "network.width=128"),
+    "no splines": (*CENTRE, "network.spline_bins=0"),
+    "average 0.998": (*CENTRE, "training.average=0.998"),
+    "exact": (*CENTRE, "network.estimator=exact"),
+    "axes": (*CENTRE, "network.mixing=true", "network.principal=true", "network.normalisation=actnorm"),
 }
 
 LEAST_SECONDS = 20.0
@@ -110,9 +123,7 @@ def finished(path: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
     return {(row["table"], row["method"], row["seed"]): row for row in rows}
 
 
-def run_job(
-    stage: str, name: str, method: str, seed: int, seconds: float, clock: float
-) -> dict[str, Any] | None:
+def run_job(stage: str, name: str, method: str, seed: int, seconds: float, clock: float) -> dict[str, Any] | None:
     """Fit a method to a table and evaluate it: on validation rows to choose, on test rows to confirm."""
     if time.time() > clock:
         return None

@@ -26,9 +26,10 @@ from ..transforms.dequantisation import LearnedNoise
 from ..transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
 from ..transforms.mixing import InvertibleConv1x1, PrincipalAxes
 from ..transforms.preprocess import Logit, Standardise
+from ..transforms.spline import ColumnSpline, fit_columns
 from . import families
 from .branches import Activation, alternate, convolutions, dense, linears, potential
-from .mixture import choose_components, fit_mixture_
+from .mixture import choose_components, fit_mixture_, held_out_parts, mixture_log_likelihood
 from .network import Network
 from .readout import head as make_head
 from .resnet import PlainResNet, PreActResNet
@@ -56,6 +57,8 @@ def build(
     """
     _check_purpose(network, schema, purpose)
     first = _preprocessing(network, schema, data)
+    if network.spline_bins and not schema.is_image:
+        first = Chain(first, _columns(network, schema, first, data, validation))
     if network.family in RESNETS:
         width = network.width or RESNET_WIDTH
         return Classifier(first, RESNETS[network.family](schema.shape[0], len(schema.classes), network.blocks, width))
@@ -129,6 +132,20 @@ def _preprocessing(network: Network, schema: Schema, data: Tensor | None) -> Tra
     data = _random_samples(data, FIT_IMAGES) if schema.is_image else data
     # Dequantisation moves the mean by half a level; it adds 1/12 to the variance, which is left to ActNorm.
     return Standardise.fit(data.float() + (0.0 if schema.levels is None else 0.5))
+
+
+def _columns(
+    network: Network, schema: Schema, standardise: Transform, data: Tensor | None, validation: Tensor | None
+) -> ColumnSpline:
+    """Build a spline per column; the identity, where a mixture with full covariances suits plain columns better."""
+    identity = ColumnSpline(schema.shape[0], network.spline_bins)
+    if data is None:
+        return identity
+    x, held_out = map(standardise, held_out_parts(_random_samples(data, FIT_ROWS), validation))
+    spline = fit_columns(x, network.spline_bins, held_out)
+    if network.covariance == "diagonal":
+        return spline
+    return max((identity, spline), key=lambda columns: mixture_log_likelihood(columns, x, held_out))
 
 
 def _random_samples(data: Tensor, count: int) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..base import FullMixture
+from ..transform import Transform
 
 if TYPE_CHECKING:
     from sklearn.mixture import GaussianMixture
@@ -26,6 +27,9 @@ COMPONENTS, PATIENCE = (1, 2, 3, 5, 8, 12, 20, 30, 50), 2
 
 #: The variances that are added to every direction of the codes, and the most iterations of EM with each.
 ADDED_VARIANCES, ITERATIONS = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4, 1e-6), 20
+
+#: To compare transforms by the mixture that suits them: the most samples, and the numbers of components.
+PILOT, PILOT_COMPONENTS = 5_000, (1, 3, 8, 20)
 
 #: The fraction of the codes that is held out if no validation codes are given.
 HELD_OUT = 0.2
@@ -45,7 +49,7 @@ def choose_components(z: Tensor, held_out: Tensor | None = None) -> int:
 
 def best_mixture(z: Tensor, held_out: Tensor | None, components: tuple[int, ...]) -> GaussianMixture:
     """Return the mixture with the largest likelihood of held-out codes, among these numbers of components."""
-    z, held_out = _parts(z, held_out)
+    z, held_out = (t.detach().double().cpu().flatten(1) for t in held_out_parts(z, held_out))
     best, score, waited = None, -float("inf"), 0
     for number in components:
         waited += 1
@@ -81,10 +85,17 @@ def _fits(z: Tensor, number: int) -> Iterator[GaussianMixture]:
         yield mixture
 
 
-def _parts(z: Tensor, held_out: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the codes to fit and those to choose by, as float64 matrices."""
-    if held_out is None:
-        order, n = torch.randperm(len(z)), max(1, round(HELD_OUT * len(z)))
-        z, held_out = z[order[n:]], z[order[:n]]
-    fitted, chosen_by = (part.detach().double().cpu().flatten(1) for part in (z, held_out))
-    return fitted, chosen_by
+def held_out_parts(x: Tensor, held_out: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the samples to fit and those to choose by: a fifth of x, if none are given."""
+    if held_out is not None:
+        return x, held_out
+    order, n = torch.randperm(len(x)), max(1, round(HELD_OUT * len(x)))
+    return x[order[n:]], x[order[:n]]
+
+
+def mixture_log_likelihood(transform: Transform, x: Tensor, held_out: Tensor) -> float:
+    """Return the mean log-likelihood of held-out samples for the mixture that suits their codes best."""
+    with torch.no_grad():
+        z, (held_out_z, logdet) = transform(x[:PILOT]), transform.forward_and_logdet(held_out)
+    best = best_mixture(z, held_out_z, PILOT_COMPONENTS)
+    return float(best.score(held_out_z.double().numpy())) + float(logdet.double().mean())
