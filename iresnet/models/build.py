@@ -29,7 +29,7 @@ from ..transforms.preprocess import Logit, Standardise
 from ..transforms.spline import ColumnSpline, fit_columns
 from . import families
 from .branches import Activation, alternate, convolutions, dense, linears, potential
-from .mixture import choose_components, fit_mixture_, held_out_parts, mixture_log_likelihood
+from .mixture import fit_mixture, held_out_parts, mixture_log_likelihood
 from .network import Network
 from .readout import head as make_head
 from .resnet import PlainResNet, PreActResNet
@@ -37,7 +37,7 @@ from .unconstrained import UnconstrainedBlock
 
 #: The number of images that the standardisation is fitted on, of rows that full covariances are fitted on, and the
 #: dimension up to which the exact determinant costs no more than a series.
-FIT_IMAGES, FIT_ROWS, EXACT_DIMENSIONS = 10_000, 20_000, 8
+FIT_IMAGES, FIT_ROWS, EXACT_DIMENSIONS = 10_000, 10_000, 8
 
 #: The default width of a ResNet's first stage.
 RESNET_WIDTH = 16
@@ -315,8 +315,7 @@ def _full_mixture(
     transform.train()(x)  # the first batch in training initialises ActNorms and principal axes
     with torch.no_grad():
         z, held_out = transform(x), None if validation is None else transform(_random_samples(validation, FIT_ROWS))
-    components = network.components or choose_components(z, held_out)
-    return fit_mixture_(FullMixture(shape, components, learned=network.learned_base), z, held_out)
+    return fit_mixture(partial(FullMixture, shape, learned=network.learned_base), z, held_out, network.components)
 
 
 def training_estimator(network: Network, schema: Schema) -> Estimator | None:

@@ -9,11 +9,14 @@ develop from a wide one. Training then starts at this mixture instead of at one 
 from __future__ import annotations
 
 import copy
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..base import FullMixture
@@ -26,35 +29,46 @@ if TYPE_CHECKING:
 COMPONENTS, PATIENCE = (1, 2, 3, 5, 8, 12, 20, 30, 50), 2
 
 #: The variances that are added to every direction of the codes, and the most iterations of EM with each.
-ADDED_VARIANCES, ITERATIONS = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4, 1e-6), 20
+ADDED_VARIANCES, ITERATIONS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-6), 15
 
-#: To compare transforms by the mixture that suits them: the most samples, and the numbers of components.
-PILOT, PILOT_COMPONENTS = 5_000, (1, 3, 8, 20)
+#: To compare transforms by the mixtures that suit them: the most samples, and the numbers of components.
+PILOT_SAMPLES, PILOT_COMPONENTS = 4_000, (1, 3, 8, 20)
 
 #: The fraction of the codes that is held out if no validation codes are given.
 HELD_OUT = 0.2
 
 
-def fit_mixture_(base: FullMixture, z: Tensor, held_out: Tensor | None = None) -> FullMixture:
-    """Set a base to the mixture of its number of components that EM fits to the codes z, and return it."""
-    best = best_mixture(z, held_out, (base.components,))
-    found = (torch.from_numpy(part) for part in (best.weights_, best.means_, best.covariances_))
-    return base.set_(*found)
+def fit_mixture(base: Callable[[int], FullMixture], z: Tensor, held_out: Tensor | None, components: int) -> FullMixture:
+    """Return the base of a number of components, set to the mixture that EM fits to the codes z; 0: the best number."""
+    best = best_mixture(*held_out_parts(z, held_out), (components,) if components else COMPONENTS)
+    parts = (torch.from_numpy(part) for part in (best.weights_, best.means_, best.covariances_))
+    return base(best.n_components).set_(*parts)
 
 
-def choose_components(z: Tensor, held_out: Tensor | None = None) -> int:
-    """Return the number of components with the largest likelihood of held-out codes."""
-    return len(best_mixture(z, held_out, COMPONENTS).weights_)
+def mixture_log_likelihood(transform: Transform, x: Tensor, held_out: Tensor) -> float:
+    """Return the mean log-likelihood of held-out samples for the mixture that suits their codes best."""
+    with torch.no_grad():
+        z, (held_out_z, logdet) = transform(x[:PILOT_SAMPLES]), transform.forward_and_logdet(held_out)
+    best = best_mixture(z, held_out_z, PILOT_COMPONENTS)
+    return float(best.score(_matrix(held_out_z))) + float(logdet.double().mean())
 
 
-def best_mixture(z: Tensor, held_out: Tensor | None, components: tuple[int, ...]) -> GaussianMixture:
+def held_out_parts(x: Tensor, held_out: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the samples to fit and those to choose by: a fifth of x, if none are given."""
+    if held_out is not None:
+        return x, held_out
+    order, n = torch.randperm(len(x)), max(1, round(HELD_OUT * len(x)))
+    return x[order[n:]], x[order[:n]]
+
+
+def best_mixture(z: Tensor, held_out: Tensor, components: Sequence[int]) -> GaussianMixture:
     """Return the mixture with the largest likelihood of held-out codes, among these numbers of components."""
-    z, held_out = (t.detach().double().cpu().flatten(1) for t in held_out_parts(z, held_out))
-    best, score, waited = None, -float("inf"), 0
+    rows, others = _matrix(z), _matrix(held_out)
+    best, score, waited = None, -math.inf, 0
     for number in components:
         waited += 1
-        for mixture in _fits(z, number):
-            if (found := mixture.score(held_out.numpy())) > score:
+        for mixture in _fits(rows, number):
+            if (found := mixture.score(others)) > score:
                 best, score, waited = copy.deepcopy(mixture), found, 0
         if waited == PATIENCE:
             break
@@ -66,12 +80,12 @@ def best_mixture(z: Tensor, held_out: Tensor | None, components: tuple[int, ...]
     return best
 
 
-def _fits(z: Tensor, number: int) -> Iterator[GaussianMixture]:
+def _fits(rows: NDArray[np.float64], number: int) -> Iterator[GaussianMixture]:
     """Fit mixtures of a number of components, each with less added variance than the one before."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
 
-    if len(z) < 2 * number:
+    if len(rows) < 2 * number:
         return
     seed = int(torch.randint(2**31, ()))
     mixture = GaussianMixture(number, max_iter=ITERATIONS, init_params="k-means++", warm_start=True, random_state=seed)
@@ -79,23 +93,11 @@ def _fits(z: Tensor, number: int) -> Iterator[GaussianMixture]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             try:
-                mixture.set_params(reg_covar=variance).fit(z.numpy())
+                mixture.set_params(reg_covar=variance).fit(rows)
             except ValueError:  # a covariance is singular, and would stay so with less added variance
                 return
         yield mixture
 
 
-def held_out_parts(x: Tensor, held_out: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the samples to fit and those to choose by: a fifth of x, if none are given."""
-    if held_out is not None:
-        return x, held_out
-    order, n = torch.randperm(len(x)), max(1, round(HELD_OUT * len(x)))
-    return x[order[n:]], x[order[:n]]
-
-
-def mixture_log_likelihood(transform: Transform, x: Tensor, held_out: Tensor) -> float:
-    """Return the mean log-likelihood of held-out samples for the mixture that suits their codes best."""
-    with torch.no_grad():
-        z, (held_out_z, logdet) = transform(x[:PILOT]), transform.forward_and_logdet(held_out)
-    best = best_mixture(z, held_out_z, PILOT_COMPONENTS)
-    return float(best.score(held_out_z.double().numpy())) + float(logdet.double().mean())
+def _matrix(z: Tensor) -> NDArray[np.float64]:
+    return z.detach().double().cpu().flatten(1).numpy()

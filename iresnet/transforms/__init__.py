@@ -1,9 +1,10 @@
 """Transforms with a closed form, coupling layers, and flows imported from zuko.
 
 In reading order: `closed_form` (base classes), `first_batch` (data-dependent initialisation), `elementary` (ActNorm,
-Squeeze, Flatten, InjectivePad), `mixing` (linear maps of the channels), `preprocess` (logit, standardisation), `spline`
-(columns made nearly normal), `split` (which part a coupling keeps and which it transforms), `conditioner` (the networks inside a coupling), `coupling`
-(affine and additive), `dequantisation` (noise for integer data), `imported` (MADE, MAF and FFJORD from zuko).
+Squeeze, Flatten, InjectivePad), `mixing` (linear maps of the channels), `preprocess` (logit, standardisation),
+`spline` (columns made nearly normal), `split` (which part a coupling keeps and which it transforms), `conditioner`
+(the networks inside a coupling), `coupling` (affine and additive), `dequantisation` (noise for integer data),
+`imported` (MADE, MAF and FFJORD from zuko).
 """
 
 from .closed_form import ClosedForm
