@@ -1,6 +1,6 @@
 """Densities of tables: the preset `table-density` against mixtures, kernel densities, other flows and detectors.
 
-python benchmarks/tables.py --stage choose --out runs/tables      candidates for the default, on validation rows alone
+python benchmarks/tables.py --stage choose --out runs/tables      candidates for the default, without test rows
 python benchmarks/tables.py --stage confirm --out runs/tables     the default and all others, on test rows, read once
 python benchmarks/tables.py --stage publish --out runs/tables     results/tables.json from what these stages wrote
 
@@ -132,15 +132,15 @@ def finished(path: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
 
 
 def run_job(stage: str, name: str, method: str, seed: int, seconds: float, clock: float) -> dict[str, Any] | None:
-    """Fit a method to a table and evaluate it: on validation rows to choose, on test rows to confirm."""
+    """Fit a method to a table and evaluate it: on rows kept for that to choose, on test rows to confirm."""
     if time.time() > clock:
         return None
     torch.set_num_threads(1)
-    table = TABLES[name](seed)
+    table = TABLES[name](seed) if stage == "confirm" else TABLES[name](seed).for_choosing()
     begin = time.perf_counter()
     fitted = fit(method)(table, seed) if method not in TIMED else zuko_flow(table, seed, kind=method, seconds=seconds)
     took = time.perf_counter() - begin
-    rows = table.validation if stage == "choose" else table.test
+    rows = table.test if table.choice is None or stage == "confirm" else table.choice
     row: dict[str, Any] = {"table": name, "method": method, "seed": seed}
     row |= {"rows": len(table.train), "columns": rows.shape[1], "held out": len(rows), "seconds": round(took, 2)}
     score = fitted.score(rows)
