@@ -29,7 +29,7 @@ from ..transforms.preprocess import Logit, Standardise
 from ..transforms.spline import ColumnSpline, fit_columns
 from . import families
 from .branches import Activation, alternate, convolutions, dense, linears, potential
-from .mixture import fit_mixture, held_out_parts, mixture_log_likelihood
+from .mixture import fit_mixture, held_out_parts, suits_better
 from .network import Network
 from .readout import head as make_head
 from .resnet import PlainResNet, PreActResNet
@@ -143,9 +143,9 @@ def _columns(
         return identity
     x, held_out = map(standardise, held_out_parts(_random_samples(data, FIT_ROWS), validation))
     spline = fit_columns(x, network.spline_bins, held_out)
-    if network.covariance == "diagonal":
+    if network.covariance == "diagonal" or suits_better(spline, identity, x, held_out):
         return spline
-    return max((identity, spline), key=lambda columns: mixture_log_likelihood(columns, x, held_out))
+    return identity
 
 
 def _random_samples(data: Tensor, count: int) -> Tensor:

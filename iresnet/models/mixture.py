@@ -12,7 +12,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -25,11 +25,16 @@ from ..transform import Transform
 if TYPE_CHECKING:
     from sklearn.mixture import GaussianMixture
 
+Matrix: TypeAlias = NDArray[np.float64]
+
 #: The numbers of components that are tried, until PATIENCE of them in a row are no better than the best.
 COMPONENTS, PATIENCE = (1, 2, 3, 5, 8, 12, 20, 30, 50), 2
 
 #: The variances that are added to every direction of the codes, and the most iterations of EM with each.
 ADDED_VARIANCES, ITERATIONS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-6), 15
+
+#: The number of codes below which they are also held out in turn, and the number of folds.
+FEW, FOLDS = 1_000, 4
 
 #: To compare transforms by the mixtures that suit them: the most samples, and the numbers of components.
 PILOT_SAMPLES, PILOT_COMPONENTS = 4_000, (1, 3, 8, 20)
@@ -45,12 +50,18 @@ def fit_mixture(base: Callable[[int], FullMixture], z: Tensor, held_out: Tensor 
     return base(best.n_components).set_(*parts)
 
 
-def mixture_log_likelihood(transform: Transform, x: Tensor, held_out: Tensor) -> float:
-    """Return the mean log-likelihood of held-out samples for the mixture that suits their codes best."""
+def suits_better(transform: Transform, other: Transform, x: Tensor, held_out: Tensor) -> bool:
+    """Whether held-out samples are more likely by a mixture of codes of `transform`, by more than a standard error."""
+    difference = mixture_log_likelihood(transform, x, held_out) - mixture_log_likelihood(other, x, held_out)
+    return bool(difference.mean() > difference.std(correction=0) / math.sqrt(len(difference)))
+
+
+def mixture_log_likelihood(transform: Transform, x: Tensor, held_out: Tensor) -> Tensor:
+    """Return the log-likelihoods of held-out samples for the mixture that suits their codes best."""
     with torch.no_grad():
         z, (held_out_z, logdet) = transform(x[:PILOT_SAMPLES]), transform.forward_and_logdet(held_out)
     best = best_mixture(z, held_out_z, PILOT_COMPONENTS)
-    return float(best.score(_matrix(held_out_z))) + float(logdet.double().mean())
+    return torch.from_numpy(best.score_samples(_matrix(held_out_z))) + logdet.double().cpu()
 
 
 def held_out_parts(x: Tensor, held_out: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -62,14 +73,18 @@ def held_out_parts(x: Tensor, held_out: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def best_mixture(z: Tensor, held_out: Tensor, components: Sequence[int]) -> GaussianMixture:
-    """Return the mixture with the largest likelihood of held-out codes, among these numbers of components."""
-    rows, others = _matrix(z), _matrix(held_out)
+    """Return the mixture with the largest likelihood of held-out codes, among these numbers of components.
+
+    Few codes are also held out in turn, a fold at a time, since the other held-out codes are then few as well.
+    """
+    splits = _splits(_matrix(z), _matrix(held_out))
     best, score, waited = None, -math.inf, 0
     for number in components:
         waited += 1
-        for mixture in _fits(rows, number):
-            if (found := mixture.score(others)) > score:
-                best, score, waited = copy.deepcopy(mixture), found, 0
+        for mixtures in zip(*(_fits(rows, number) for rows, _ in splits), strict=False):
+            found = np.concatenate([m.score_samples(others) for m, (_, others) in zip(mixtures, splits, strict=True)])
+            if found.mean() > score:
+                best, score, waited = copy.deepcopy(mixtures[0]), found.mean(), 0
         if waited == PATIENCE:
             break
     if best is None:
@@ -80,7 +95,14 @@ def best_mixture(z: Tensor, held_out: Tensor, components: Sequence[int]) -> Gaus
     return best
 
 
-def _fits(rows: NDArray[np.float64], number: int) -> Iterator[GaussianMixture]:
+def _splits(rows: Matrix, held_out: Matrix) -> list[tuple[Matrix, Matrix]]:
+    """Return pairs of codes to fit and to evaluate: all and the held-out ones, then folds of the former if few."""
+    folds = np.array_split(np.random.default_rng(0).permutation(len(rows)), FOLDS if len(rows) < FEW else 1)
+    pairs = [(np.delete(rows, fold, axis=0), rows[fold]) for fold in folds] if len(folds) > 1 else []
+    return [(rows, held_out), *pairs]
+
+
+def _fits(rows: Matrix, number: int) -> Iterator[GaussianMixture]:
     """Fit mixtures of a number of components, each with less added variance than the one before."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
@@ -99,5 +121,5 @@ def _fits(rows: NDArray[np.float64], number: int) -> Iterator[GaussianMixture]:
         yield mixture
 
 
-def _matrix(z: Tensor) -> NDArray[np.float64]:
+def _matrix(z: Tensor) -> Matrix:
     return z.detach().double().cpu().flatten(1).numpy()
