@@ -116,17 +116,26 @@ PLAIN = Spline((128, 128), transforms=3, learning_rate=2e-3, weight_decay=1e-2, 
 
 NOISY = replace(TUNED, noise=16, alpha=1e-5)
 
-#: Settings to try: the best with uniform noise and its neighbours, and the same with learned noise.
+#: Settings to try: the best with uniform noise and its neighbours, then with learned noise.
+NEIGHBOURS: dict[str, tuple[Any, ...]] = {
+    "learning_rate": (2e-3, 8e-3),
+    "weight_decay": (0.1, 3.0),
+    "transforms": (1, 3),
+    "bins": (16,),
+    "hidden": ((256,), (1024,), (512, 512)),
+    "batch": (128,),
+    "alpha": (0.0001, 0.0005, 0.01),
+}
+WIDE_BATCH = replace(TUNED, batch=128)
 TRIALS = (
     TUNED,
     PLAIN,
-    *(replace(TUNED, **{name: value}) for name, values in (
-        ("learning_rate", (2e-3, 8e-3)), ("weight_decay", (0.1, 3.0)), ("transforms", (1, 3)), ("bins", (16,)),
-        ("hidden", ((256,), (1024,), (512, 512))), ("batch", (128,)), ("alpha", (0.0005, 0.01)),
-    ) for value in values),
-    *(replace(TUNED, noise=noise, alpha=alpha) for noise in (16, 32) for alpha in (0.002, 1e-5)),
-    *(replace(TUNED, noise=32, alpha=1e-5, learning_rate=rate) for rate in (2e-3, 8e-3)),
-)  # fmt: skip
+    *(replace(TUNED, **{name: value}) for name, values in NEIGHBOURS.items() for value in values),
+    *(replace(WIDE_BATCH, alpha=alpha) for alpha in (0.0001, 0.0005)),
+    *(replace(TUNED, noise=noise, alpha=alpha) for noise in (16, 32) for alpha in (0.002, 0.0005, 1e-5)),
+    *(replace(WIDE_BATCH, noise=16, alpha=alpha) for alpha in (0.002, 0.0005, 1e-5)),
+    *(replace(TUNED, noise=16, learning_rate=rate) for rate in (2e-3, 8e-3)),
+)
 
 
 def spline_bits(splits: Splits, seconds: float, seed: int, settings: Spline) -> float:
