@@ -29,7 +29,8 @@ def _cells(dataset: str, *labels: str) -> tuple[Cell, ...]:
     return tuple(c for c in (*FLOWS, *PROBED_CLASSIFIERS) if c.dataset == dataset and c.label in labels)
 
 
-MNIST, SMALL = _cells("mnist", "flow", "flow-small", "flow-noise", CLASSIFIER), _cells(DIGITS, "flow", CLASSIFIER)
+MNIST = _cells("mnist", "flow", "flow-released", "flow-small", "flow-noise", CLASSIFIER)
+SMALL = _cells(DIGITS, "flow", CLASSIFIER)
 PLAN = Plan("probe", MNIST, SMALL, other_datasets=SMALL)
 COLUMNS = columns(
     *("dataset", "model", "trained for", ("codes\n%", "codes, error %"), ("codes\n95 %", "codes, 95 % interval")),
