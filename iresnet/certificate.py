@@ -89,11 +89,11 @@ class Certificate:
         return "\n".join([*lines, *(f"unknown: {reason}" for reason in self.unknown), self.summary()])
 
     def summary(self) -> str:
-        """Return the result in one sentence."""
+        """Return the result in words."""
         good = sum(b.passed for b in self.blocks)
         largest = max((b.lipschitz for b in self.blocks), default=math.nan)
-        text = f"{'PASSED' if self.passed else 'FAILED'}: {good} of {len(self.blocks)} blocks proven contractive, "
-        text += f"largest Lip(g) <= {largest:.4f}"
+        text = f"Invertible: {'proven' if self.passed else 'not proven'}. {good} of {len(self.blocks)} blocks proven "
+        text += f"contractive, largest Lip(g) <= {largest:.4f}"
         if self.unknown:
             text += f"; unknown: {self.unknown[0].rstrip('.')}"
         elif self.stretch is not None:

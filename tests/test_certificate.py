@@ -91,7 +91,9 @@ class TestNesting:
         assert not broken.passed
         assert {b.status for b in broken.blocks} >= {"not proven (bound >= 1)"}
         assert "not proven (bound >= 1)" in str(broken)
-        assert broken.summary().startswith(f"FAILED: {sum(b.passed for b in broken.blocks)} of {len(names)} blocks")
+        assert broken.summary().startswith(
+            f"Invertible: not proven. {sum(b.passed for b in broken.blocks)} of {len(names)} blocks"
+        )
         changed = tighten_(model, shape)
         assert all(name.rpartition(".g.")[0] in names for name in changed)
         assert certify(model, shape).passed
@@ -140,7 +142,7 @@ class TestContent:
         assert lines[0].split() == ["block", "layer", "kind", "coefficient", "estimate", "bound", "status"]
         assert lines[1].split() == ["0", lines[1].split()[1], "proven"]
         assert lines[2].split()[:3] == ["0", "Linear", "0.7000"]
-        assert lines[-1].startswith("PASSED: 1 of 1 blocks proven contractive, largest Lip(g) <= 0.4")
+        assert lines[-1].startswith("Invertible: proven. 1 of 1 blocks proven contractive, largest Lip(g) <= 0.4")
         assert "Lip(F) <= " in lines[-1]
         assert "ln det in [" in lines[-1]
 

@@ -72,7 +72,7 @@ class TestTrain:
     def test_from_a_preset(self, call, tmp_path):
         code, text = call("train", "digits-hybrid", *self.SMALL, "--set", "steps=3", "--out", tmp_path / "a")
         assert code == 0
-        assert "PASSED: 2 of 2 blocks proven contractive" in text
+        assert "Invertible: proven. 2 of 2 blocks proven contractive" in text
         assert f"iresnet evaluate {tmp_path / 'a'}" in text.replace("\n", "")
         assert Run.open(tmp_path / "a").experiment.network.width == 4
 
@@ -264,7 +264,7 @@ class TestWorkOnARun:
     def test_certify(self, call, folder):
         code, text = call("certify", folder)
         assert code == 0
-        assert "PASSED: 2 of 2 blocks" in text
+        assert "Invertible: proven. 2 of 2 blocks" in text
 
     def test_tighten_saves_the_tightened_model(self, call, folder):
         code, text = call("certify", folder, "--weights", "best", "--tighten")

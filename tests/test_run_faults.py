@@ -293,7 +293,7 @@ class TestKills:
         assert not (folder / "certificate.json").exists()
         code, text = call("train", "--resume", "--out", folder)
         assert code == 0
-        assert "PASSED" in text
+        assert "Invertible: proven" in text
         assert json.loads((folder / "certificate.json").read_text()) == before
 
     def test_between_another_model_and_its_certificate(self, folder, other):

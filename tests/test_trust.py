@@ -392,7 +392,7 @@ class TestModels:
         certificate = certify(Chain(ResidualBlock(network()), Mine(3)))
         assert not certificate.passed
         assert certificate.stretch is None
-        assert "FAILED: 1 of 1 blocks proven contractive" in certificate.summary()
+        assert "Invertible: not proven. 1 of 1 blocks proven contractive" in certificate.summary()
         assert "unknown: Mine is a ActNorm with its own forward" in certificate.summary()
 
     @pytest.mark.parametrize("kind", ["block hook", "chain hook", "subclass", "forward replaced"])
