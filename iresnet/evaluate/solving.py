@@ -21,6 +21,7 @@ from ..inverse import Decoder
 from ..inverse import solve as solve_batch
 from ..train.objective import bin_centres
 from ..transform import ChainSolution, Transform
+from ..transforms.columns import ColumnTransform
 from ..transforms.preprocess import Logit, Standardise
 from .chunks import CHUNK, chunk_size, in_chunks
 
@@ -79,7 +80,7 @@ class Inverse:
 def has_inverse(model: nn.Module) -> bool:
     """Whether the model has invertible blocks; the code of an ordinary ResNet is only its scaled input."""
     parts = [part for part in cast(Any, model).transform.modules() if isinstance(part, Transform)]
-    return any(not isinstance(part, Chain | Logit | Standardise) for part in parts)
+    return any(not isinstance(part, Chain | ColumnTransform | Logit | Standardise) for part in parts)
 
 
 @torch.no_grad()

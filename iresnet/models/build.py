@@ -22,6 +22,7 @@ from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
 from ..multiscale import Multiscale
 from ..residual import ResidualBlock
 from ..transform import Shape, Transform
+from ..transforms.columns import ColumnTransform
 from ..transforms.dequantisation import LearnedNoise
 from ..transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
 from ..transforms.mixing import InvertibleConv1x1, PrincipalAxes
@@ -51,7 +52,7 @@ def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = 
     none.
     """
     _check_purpose(network, schema, purpose)
-    first = _preprocessing(network, schema, data)
+    first = _preprocessing(network, schema, purpose, data)
     if network.family in RESNETS:
         width = network.width or RESNET_WIDTH
         return Classifier(first, RESNETS[network.family](schema.shape[0], len(schema.classes), network.blocks, width))
@@ -113,7 +114,9 @@ def _ends_with_actnorm(network: Network, purpose: str) -> bool:
     return not (purpose == "classification" and network.readout == "batchnorm")
 
 
-def _preprocessing(network: Network, schema: Schema, data: Tensor | None) -> Transform:
+def _preprocessing(network: Network, schema: Schema, purpose: str, data: Tensor | None) -> Transform:
+    if schema.kinds and purpose != "classification":  # the kinds of columns are about densities and samples
+        return _column_transform(schema, data)
     if schema.levels is not None and network.preprocessing == "logit":
         return Logit(schema.levels, network.alpha)
     if schema.levels is not None and network.preprocessing == "centre":  # x / levels - 1/2
@@ -124,6 +127,12 @@ def _preprocessing(network: Network, schema: Schema, data: Tensor | None) -> Tra
         data = data[torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:FIT_IMAGES].to(data.device)]
     # Dequantisation moves the mean by half a level; it adds 1/12 to the variance, which is left to ActNorm.
     return Standardise.fit(data.float() + (0.0 if schema.levels is None else 0.5))
+
+
+def _column_transform(schema: Schema, data: Tensor | None) -> ColumnTransform:
+    lower, upper, margin = zip(*(kind.interval for kind in schema.kinds), strict=True)
+    made = ColumnTransform(lower, upper, margin, [kind.step for kind in schema.kinds])
+    return made if data is None else made.to(data.device).fit(data)
 
 
 def _residual_transform(network: Network, schema: Schema, first: Transform, normalised: bool) -> Transform:

@@ -45,7 +45,7 @@ def gather(run: Run, *, device: str = "cpu", seed: int = 0) -> Material:
         log=run.log(),
         evaluation=run.read_json("evaluation.json"),
         certificate=run.read_json("certificate.json"),
-        samples=_samples(model, len(shown), device, seed) if density and proven else None,
+        samples=run.schema.restore(_samples(model, len(shown), device, seed)) if density and proven else None,
         data=shown.x,
         reconstruction=_rebuilt(model, _first(shown, REBUILT).to(device)),
         interpolation=_lines(model, test.to(device), seed) if proven and len(test) > 1 else None,

@@ -164,7 +164,7 @@ class Run:
     def splits(self) -> Splits:
         """Load the training, validation and test data; raise if they have changed since training."""
         try:
-            splits = data.load(self.experiment.data)
+            splits = data.load(self.experiment.data, self.schema)
         except (ValueError, OSError) as error:
             raise ValueError(f"{self.folder / 'config.toml'}: {error}") from None
         expected = self.read_json("data.json")
@@ -213,7 +213,9 @@ class Run:
     def made_with(self) -> dict[str, Any]:
         """Return the settings that, with the weights, determine the model's function; checkpoints store them."""
         network = {f"network.{k}": v for k, v in config.to_mapping(self.experiment.network).items()}
-        rows = {"schema.shape": list(self.schema.shape), "schema.levels": self.schema.levels}
+        rows: dict[str, Any] = {"schema.shape": list(self.schema.shape), "schema.levels": self.schema.levels}
+        if self.schema.kinds:
+            rows["schema.kinds"] = [str(kind) for kind in self.schema.kinds]
         return {**network, "objective.kind": self.experiment.objective.kind, **rows}
 
     def reference(self) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from .. import atomic, migration
 from ..lipschitz import SpectralCap
+from ..transforms.columns import ColumnTransform
 from ..transforms.mixing import InvertibleConv1x1
 from ..transforms.preprocess import Standardise
 
@@ -183,6 +184,8 @@ BUFFER_RULES: tuple[tuple[type, str, str, Callable[[Tensor], bool]], ...] = (
     (InvertibleConv1x1, "sign", "be 1 or -1", lambda sign: bool((sign.abs() == 1).all())),
     (SpectralCap, "size", "not be negative", lambda size: bool((size >= 0).all())),
     (Standardise, "std", "be positive", lambda std: bool((std > 0).all())),
+    (ColumnTransform, "std", "be positive", lambda std: bool((std > 0).all())),
+    (ColumnTransform, "reach", "be positive", lambda reach: bool((reach > 0).all())),
 )
 
 
