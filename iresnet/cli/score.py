@@ -25,7 +25,7 @@ from .output import DataFolder, RunFolder, open_run, read_data
 def score(
     run: RunFolder,
     file: Annotated[str, typer.Argument(metavar="FILE", help="A table, a folder of images, or a dataset.")],
-    out: Annotated[Path | None, typer.Option(help="The CSV file to write; - prints it.", show_default="-")] = None,
+    out: Annotated[Path | None, typer.Option(help="The CSV file to write; - prints it.", show_default="print it")] = None,
     id_: Annotated[
         str | None,
         typer.Option("--id", help="The column of a table that names its rows.", show_default="as in training"),
@@ -86,7 +86,7 @@ def on_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def _columns(run: Run, model: nn.Module, rows: Dataset, draws: int, name: str) -> dict[str, list[Any]]:
+def _columns(run: Run, model: nn.Module, rows: Dataset, draws: int, name: str = "file") -> dict[str, list[Any]]:
     """Return the table, column by column: the names of the samples, in a column `name`, and all scores of the model."""
     columns: dict[str, list[Any]] = {"row": list(rows.rows or range(len(rows)))}
     if rows.names:
