@@ -48,11 +48,10 @@ def read_data(run: Run, source: str | None, split: str = "test", *, labels: bool
     if source is not None:
         settings = run.experiment.data
         return read(source, run.schema, folder=settings.folder, size=settings.size, labels=labels, **options)
-    splits = run.splits()
-    parts = {"test": splits.test, "validation": splits.validation, "train": splits.train}
-    if split not in parts:
-        raise ValueError(f"--split must be one of {', '.join(parts)}; got {split!r}.")
-    return parts[split]
+    splits, known = run.splits(), ("test", "validation", "train")
+    if split not in known:
+        raise ValueError(f"--split must be one of {', '.join(known)}; got {split!r}.")
+    return splits.test if split == "test" else splits.parts[split]
 
 
 def check_tolerance(tolerance: float | None) -> None:

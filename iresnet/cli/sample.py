@@ -19,7 +19,7 @@ from ..inverse import Decoder
 from ..run import Run
 from ..spelling import counted, hint, quoted
 from .console import Device, console, waiting
-from .output import MOST, RunFolder, check_tolerance, format_rows, open_run, plot_samples, read_data, save_samples
+from .output import MOST, RunFolder, check_tolerance, format_rows, open_run, plot_samples, save_samples
 
 
 def sample(
@@ -78,9 +78,9 @@ def _describe_time(seconds: float, decoder: Decoder, z: Tensor) -> str:
 
 
 def _plot(path: Path, x: Tensor, run: Run) -> str:
-    """Plot samples, those of a table beside test data; return where, or why not if the data cannot be read."""
+    """Plot samples, those of a table beside held-out data; return where, or why not if the data cannot be read."""
     try:
-        data = x if run.schema.is_image else read_data(run, None).x
+        data = x if run.schema.is_image else run.splits().held_out_data.x
     except (OSError, ValueError) as error:
         return f". No plot, since it needs the test data: {error}"
     return f", plotted in {plot_samples(path, x, data, run.schema)}"

@@ -131,7 +131,7 @@ def describe_table(experiment: Experiment, splits: Splits | None) -> list[str]:
         return []
     lines, schema = list[str](), splits.schema
     if splits.train.rows:
-        count = sum(len(part) for part in (splits.train, splits.validation, splits.test))
+        count = sum(map(len, splits.parts.values()))
         lines.append(f"Rows with missing cells are left out; {count:,} are complete.")
     if schema.kinds and experiment.objective.kind != "classification":
         lines.append("Columns that are not just real numbers (change one with --kind COLUMN=KIND):")
@@ -225,7 +225,9 @@ def finish(result: FitResult) -> None:
     reason, certified = why_uncertified(result), result.certificate is not None and result.certificate.passed
     if reason and not certified:
         screen.say(f"Not certified: {reason}")
-    screen.say(f"Model in {folder}. Next: iresnet evaluate {folder}; iresnet report {folder}")
+    own = "" if "test" in result.run.read_json("data.json") else " --data FILE"
+    following = f"iresnet evaluate {folder}{own}" + ("" if own else f"; iresnet report {folder}")
+    screen.say(f"Model in {folder}. Next: {following}")
     if not (certified or reason):
         raise RuntimeError(f"the model is not certified; {folder / 'certificate.json'} shows the block that fails.")
 

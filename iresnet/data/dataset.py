@@ -200,15 +200,18 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """The training, validation and test splits of a dataset; no sample is in two of them."""
+    """The training, validation and test splits of a dataset; no sample is in two of them.
+
+    `held_out` is the test split, None if nothing is held out; `test` raises an error then.
+    """
 
     train: Dataset
     validation: Dataset
-    test: Dataset
+    held_out: Dataset | None
 
     def __post_init__(self) -> None:
-        for name, part in (("validation", self.validation), ("test", self.test)):
-            if part.schema != self.schema:
+        for name, part in (("validation", self.validation), ("test", self.held_out)):
+            if part is not None and part.schema != self.schema:
                 raise ValueError(f"all splits must have one schema; train has {self.schema}, {name} has {part.schema}.")
 
     @property
@@ -216,9 +219,31 @@ class Splits:
         """The schema that all splits share."""
         return self.train.schema
 
+    @property
+    def test(self) -> Dataset:
+        """The test split."""
+        if self.held_out is None:
+            raise ValueError(
+                "no test data are held out (data.test = 0). Give a file of your own with --data, or use --split "
+                "validation."
+            )
+        return self.held_out
+
+    @property
+    def held_out_data(self) -> Dataset:
+        """The test split or, if nothing is held out for it, the validation split."""
+        return self.validation if self.held_out is None else self.held_out
+
+    @property
+    def parts(self) -> dict[str, Dataset]:
+        """The splits by name."""
+        known = {"train": self.train, "validation": self.validation}
+        return known if self.held_out is None else {**known, "test": self.held_out}
+
     def to(self, device: torch.device | str) -> Splits:
-        """Copy all three splits to another device."""
-        return Splits(self.train.to(device), self.validation.to(device), self.test.to(device))
+        """Copy all splits to another device."""
+        held_out = None if self.held_out is None else self.held_out.to(device)
+        return Splits(self.train.to(device), self.validation.to(device), held_out)
 
 
 class Batches:

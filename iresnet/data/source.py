@@ -47,7 +47,7 @@ DIGITS = Schema((1, 8, 8), 17, classes=tuple("0123456789"))
 class DataSettings:
     """Which data to use, how to split them, and how to augment images.
 
-    `validation` and `test` are fractions below 1, or numbers of samples.
+    `validation` and `test` are fractions below 1, or numbers of samples; `test` may be 0.
     """
 
     #: A built-in dataset, a folder of images, or a table.
@@ -69,7 +69,7 @@ class DataSettings:
     missing: Literal["refuse", "drop"] = "refuse"
     #: Held out from the training data if the source has no validation split.
     validation: int | float = 0.15
-    #: Held out first if the source has no test split.
+    #: Held out first if the source has no test split; 0: nothing, for users with a test file of their own.
     test: int | float = 0.2
     #: The training labels that are kept, drawn by `seed`: a fraction of them, or from 2 on their number, as many of
     #: every class; the others become -1.
@@ -101,7 +101,8 @@ class DataSettings:
             raise ValueError("columns and drop exclude each other: give the columns to keep, or those to leave out.")
         columns.parse_kinds(self.kinds)  # refuses what is no kind
         split.check_fraction("validation", self.validation)
-        split.check_fraction("test", self.test)
+        if self.test:
+            split.check_fraction("test", self.test)
         _ = self.augment  # checks its settings
 
     @property
@@ -148,12 +149,12 @@ def load(settings: DataSettings, schema: Schema | None = None) -> Splits:
 
     The kinds of a table's columns are those of the `schema` of an earlier run, if it is given, else detected.
 
-    >>> [len(part) for part in vars(load(DataSettings("digits"))).values()]
+    >>> [len(part) for part in load(DataSettings("digits")).parts.values()]
     [1221, 216, 360]
     """
     train, validation, test = _own_splits(settings, schema)
     with prefix_errors(settings.source):
-        if test is None:
+        if test is None and settings.test:
             n = split.held_out_count("test", settings.test, len(train))
             train, test = split.hold_out(train, n, seeded_generator(0, "test"))
         if validation is None:

@@ -314,8 +314,7 @@ class Run:
 
 def fingerprints(splits: Splits) -> dict[str, Any]:
     """Return the content of data.json: number of samples and hash of each split."""
-    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    return {name: {"rows": len(part), "sha256": part.fingerprint()} for name, part in parts.items()}
+    return {name: {"rows": len(part), "sha256": part.fingerprint()} for name, part in splits.parts.items()}
 
 
 def load(folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
