@@ -32,6 +32,9 @@ SEX = ColumnKind.category(("f", "m"))
 COUNT = ColumnKind("integer", 0.0, None, 1.0)
 SHARE = ColumnKind("bounded", 0.0, 1.0)
 TENTHS = ColumnKind("rounded", 0.0, None, 0.1)
+PIECES = ColumnKind("rounded", -5.0, 5.0, 2.5)
+LARGE = ColumnKind("integer", 60_000.0, 65_000.0, 1.0)
+CAPPED = ColumnKind("integer", None, 3.0, 1.0)
 
 
 def draw(seed=0, n=500):
@@ -131,7 +134,7 @@ class TestSpelling:
         ("kind", "words"),
         [
             (SHARE, "bounded, from 0 to 1"), (COUNT, "integer, from 0 on"), (TENTHS, "multiples of 0.1, from 0 on"),
-            (SEX, "category: f, m"), (POSITIVE, "positive"), (ColumnKind("integer", None, 3.0, 1.0), "integer, up to 3"),
+            (SEX, "category: f, m"), (POSITIVE, "positive"), (CAPPED, "integer, up to 3"),
         ],
     )  # fmt: skip
     def test_in_words(self, kind, words):
@@ -139,8 +142,7 @@ class TestSpelling:
 
 
 class TestValues:
-    @pytest.mark.parametrize("kind", [POSITIVE, SHARE, COUNT, TENTHS, SEX, ColumnKind("integer", 60_000.0, 65_000.0, 1.0),
-                                      ColumnKind("rounded", -5.0, 5.0, 2.5)], ids=str)  # fmt: skip
+    @pytest.mark.parametrize("kind", [POSITIVE, SHARE, COUNT, TENTHS, SEX, LARGE, CAPPED, PIECES], ids=str)
     def test_every_code_becomes_a_value_of_the_column(self, kind):
         codes = torch.tensor([-1e6, *torch.linspace(-30, 30, 501), 1e6])[:, None]
         x = transform_of(kind).float().undo(codes)
@@ -149,7 +151,7 @@ class TestValues:
         values = kind.restore(x[:, 0].double().numpy())
         assert kind.contains(values).all()
 
-    @pytest.mark.parametrize("kind", [SHARE, COUNT, SEX, TENTHS, ColumnKind("integer", 60_000.0, 65_000.0, 1.0)], ids=str)
+    @pytest.mark.parametrize("kind", [SHARE, COUNT, SEX, TENTHS, LARGE, CAPPED, PIECES], ids=str)
     def test_a_value_at_a_bound_has_a_finite_likelihood(self, kind):
         """In float32, and with the largest noise to either side."""
         ends = torch.tensor([end for end in (kind.lower, kind.upper) if end is not None])[:, None]
@@ -294,8 +296,8 @@ class TestDegenerate:
         assert detect(x[:, 0]) == REAL
         words = degenerate(x, ["rain"], (REAL,))
         assert words.startswith("column 'rain' is 0 in ")
-        assert words.endswith("has no upper bound. Say how finely it is rounded, e.g. --kind rain=rounded:0.01, or leave "
-                              "it out: --drop rain.")  # fmt: skip
+        remedy = "Say how finely it is rounded, e.g. --kind rain=rounded:0.01, or leave it out: --drop rain."
+        assert words.endswith(f"has no upper bound. {remedy}")
         assert degenerate(x, ["rain"], (ColumnKind("rounded", 0.0, None, 0.01),)) == ""
 
     @pytest.mark.parametrize("seed", SEEDS)

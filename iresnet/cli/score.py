@@ -25,7 +25,9 @@ from .output import DataFolder, RunFolder, open_run, read_data
 def score(
     run: RunFolder,
     file: Annotated[str, typer.Argument(metavar="FILE", help="A table, a folder of images, or a dataset.")],
-    out: Annotated[Path | None, typer.Option(help="The CSV file to write; - prints it.", show_default="print it")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The CSV file to write; - prints it.", show_default="print it")
+    ] = None,
     id_: Annotated[
         str | None,
         typer.Option("--id", help="The column of a table that names its rows.", show_default="as in training"),

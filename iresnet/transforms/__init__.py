@@ -1,12 +1,14 @@
 """Transforms with a closed form, coupling layers, and flows imported from zuko.
 
 In reading order: `closed_form` (base classes), `first_batch` (data-dependent initialisation), `elementary` (ActNorm,
-Squeeze, Flatten, InjectivePad), `mixing` (linear maps of the channels), `preprocess` (logit, standardisation), `split`
-(which part a coupling keeps and which it transforms), `conditioner` (the networks inside a coupling), `coupling`
-(affine and additive), `dequantisation` (noise for integer data), `imported` (MADE, MAF and FFJORD from zuko).
+Squeeze, Flatten, InjectivePad), `mixing` (linear maps of the channels), `preprocess` (logit, standardisation),
+`columns` (tables whose columns have bounds), `split` (which part a coupling keeps and which it transforms),
+`conditioner` (the networks inside a coupling), `coupling` (affine and additive), `dequantisation` (noise for discrete
+data), `imported` (MADE, MAF and FFJORD from zuko).
 """
 
 from .closed_form import ClosedForm
+from .columns import ColumnTransform
 from .coupling import AdditiveCoupling, AffineCoupling, Coupling, preserves_volume
 from .elementary import ActNorm, Flatten, InjectivePad, Squeeze
 from .imported import Imported, ffjord, made, maf
@@ -21,6 +23,7 @@ __all__ = [
     "Alternate",
     "Checkerboard",
     "ClosedForm",
+    "ColumnTransform",
     "Coupling",
     "Flatten",
     "Halves",
