@@ -254,7 +254,7 @@ class TestNoise:
         log_p = torch.stack([flow.log_prob(dequantise_for(flow, values, None, noise=n)[0]) for n in u])
         bound, probability = log_p.mean(0).exp(), log_p.exp().mean(0)
         assert (bound <= probability).all()
-        assert 0.99 < float(probability.sum()) <= 1 + 1e-6
+        assert 0.98 < float(probability.sum()) <= 1 + 1e-6
 
     def test_the_loss_of_zeros_and_ones_has_a_lower_bound(self):
         """A density that is ever narrower around 0 and 1 does not help: the mean -ln p over the cells stays above 0."""

@@ -66,7 +66,7 @@ class TestColumns:
             ({"columns": ("age",), "kinds": ("age=bounded:0:25",)},
              "column 'age' is declared as bounded:0:25; got 26 in line 8. Correct it, or declare another kind."),
             ({"kinds": ("note=category", "plan=category"), "id": "name"},
-             "has 12 different values in 12 rows of column 'note'; a category has few. If it names the rows: --id note"),
+             "has 12 different values in 12 rows of column 'note'; a category has few. If it names the rows: --id no"),
             ({"missing": "skip"}, "missing must be one of refuse, drop; got 'skip'"),
         ],
     )  # fmt: skip

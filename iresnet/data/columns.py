@@ -11,7 +11,7 @@ A density of real numbers has no upper bound on values that repeat: on a column 
 for ever. So the columns with a step are `discrete`: the model adds noise from the cell (x - step/2, x + step/2) around
 the value x, and ln p is a lower bound of the logarithm of the mean density in that cell, which for whole numbers is the
 probability of x. Samples are rounded to the nearest value. A bound is part of the interval; the density extends a
-thousandth of the width (of the step, if there is one) beyond it, and samples from there are set to the bound.
+thousandth of the width beyond it (a tenth of the step, if there is one), and samples from there are set to the bound.
 
 `detect` chooses kinds from the values, by few and conservative rules; `degenerate` finds what no density can fit.
 """
@@ -41,8 +41,9 @@ SPELLINGS = {
     "category": "category",
 }
 
-#: The part of the width, or of the step, by which the density extends beyond a bound.
-MARGIN = 1e-3
+#: The part of the width, or of the step, by which the density extends beyond a bound. With less, noise that comes close
+#: to the end would have extreme codes, which make training unstable.
+WIDTH_MARGIN, STEP_MARGIN = 1e-3, 0.1
 
 #: Fewer rows than this say too little about a column: it is taken as real.
 DETECT_FROM = 50
@@ -110,11 +111,12 @@ class ColumnKind:
         """The open interval of the density: the bounds, moved outwards by half a step and a margin."""
         if self.name == "positive":
             return Interval(0.0, None, 0.0)
-        width = self.step if self.step is not None else (self.upper or 0.0) - (self.lower or 0.0)
+        width = (self.upper or 0.0) - (self.lower or 0.0)
+        margin = STEP_MARGIN * self.step if self.step is not None else WIDTH_MARGIN * width
         ends = [abs(end) for end in (self.lower, self.upper) if end is not None]
         if not ends:
             return Interval(None, None, 0.0)
-        margin = max(MARGIN * width, max(ends) * 2.0**-21)  # float32 has to tell the end from the bound
+        margin = max(margin, max(ends) * 2.0**-21)  # float32 has to tell the end from the bound
         out = margin + (self.step or 0.0) / 2
         lower, upper = (None if end is None else end + sign * out for end, sign in ((self.lower, -1), (self.upper, 1)))
         return Interval(lower, upper, margin)
@@ -181,7 +183,7 @@ def parse_kind(text: str) -> ColumnKind | None:
     """Return the kind that a text such as bounded:0:1 describes; None for category, whose names the data tell.
 
     >>> parse_kind("rounded:0.5:0").interval.lower
-    -0.2505
+    -0.3
     """
     name, *numbers = text.split(":")
     if name not in SPELLINGS:
