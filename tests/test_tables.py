@@ -14,6 +14,7 @@ import torch
 from iresnet.config import dump, parse
 from iresnet.data import DataSettings, Schema, load, read
 from iresnet.data.columns import POSITIVE, REAL, ColumnKind
+from iresnet.evaluate import robustness
 from iresnet.run import Run, start
 from tests.runs import tiny
 from tests.test_data_sources import all_rows
@@ -330,3 +331,21 @@ class TestCommands:
         code, text = call("train", "--resume", "--out", run, "--drop", "t")
         assert code == 2
         assert "a resumed run keeps its settings; got --drop." in text
+
+
+class TestHybrid:
+    def test_its_radius_is_limited_to_the_columns(self, tmp_path):
+        """An attack stays where the model is defined; a logarithm has no Lipschitz constant."""
+        rng, n = np.random.default_rng(0), 120
+        rows = zip(
+            rng.uniform(size=n), rng.integers(0, 3, n), rng.lognormal(size=n), rng.integers(0, 2, n), strict=True
+        )
+        path = write(tmp_path, "share,count,size,kind\n" + "".join(f"{a},{b},{c},{y}\n" for a, b, c, y in rows))
+        for drop, sentence in (((), "A positive column has a logarithm"), (("size",), "")):
+            preset = tiny("table-hybrid")
+            data = replace(preset.data, source=str(path), label="kind", drop=drop)
+            network = replace(preset.network, head=())
+            run = start(replace(preset, data=data, network=network), tmp_path / f"run{len(drop)}").run
+            found = robustness(run.model(), run.splits().test, 10.0, steps=3, restarts=2)
+            assert sentence in found.remark
+            assert found.value <= found.attacked

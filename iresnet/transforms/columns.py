@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..compiler import can_read_values
-from ..float64 import ELEMENTARY, OUTWARD, UNIT
+from ..float64 import ELEMENTARY, OUTWARD, UNIT, Rounding
 from ..proof import sample_norms
 from ..transform import Shape, Stretch, check_batch, check_finite
 from .closed_form import ClosedForm
@@ -147,6 +147,12 @@ class ColumnTransform(ClosedForm):
         low, high = (sum(math.log(s[end] / std[i]) for i, s in enumerate(slopes)) for end in (0, 1))
         forward = max(s[1] / std[i] for i, s in enumerate(slopes))
         return Stretch(forward, max(std[i] / s[0] for i, s in enumerate(slopes)), (low, high))
+
+    def rounding(self, input_shape: Shape) -> Rounding:
+        """Bound the rounding of two logarithms, relative to their size, a difference and the standardisation."""
+        sizes = (self.mean, self.reach.log(), (self.upper - self.lower).abs().clamp_min(1).log())
+        largest = ((2 + sum(size.double().abs() for size in sizes)) / self.std.double().abs()).norm()
+        return Rounding.of(0.0, 32 * UNIT * float(largest), math.prod(input_shape), result=32 * UNIT)
 
     def extra_repr(self) -> str:
         return f"{len(self.mean)}"
