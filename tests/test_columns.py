@@ -10,16 +10,8 @@ from torch import nn
 
 from iresnet import Chain, DiagonalNormal, Flow
 from iresnet.data import Dataset, Schema
-from iresnet.data.columns import (
-    DETECT_FROM,
-    POSITIVE,
-    REAL,
-    ColumnKind,
-    degenerate,
-    detect,
-    parse_kind,
-    parse_kinds,
-)
+from iresnet.data.columns import POSITIVE, REAL, ColumnKind, parse_kind, parse_kinds
+from iresnet.data.detection import DETECT_FROM, degenerate, detect
 from iresnet.evaluate import column_gains, density, log_likelihood
 from iresnet.models import Network, build
 from iresnet.train.objective import MaximumLikelihood

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from ..spelling import quoted
 from .choice import TableOptions
-from .columns import REAL, ColumnKind, degenerate, detect, parse_kinds
+from .columns import REAL, ColumnKind, parse_kinds
 from .dataset import Dataset, Schema, prefix_errors
+from .detection import degenerate, detect
 from .labels import MISSING, class_name, class_names, encode_labels
 
 
@@ -246,7 +247,7 @@ def refuse_constant_columns(train: Dataset) -> None:
 
 
 def refuse_degenerate_columns(train: Dataset) -> None:
-    """Refuse to train a density that has no upper bound on these rows; `columns.degenerate` says where."""
+    """Refuse to train a density that has no upper bound on these rows; `detection` says where."""
     schema = train.schema
     rows, names = train.x.cpu().double().numpy(), schema.names
     if not schema.is_image and (reason := degenerate(rows, names, schema.column_kinds)):
