@@ -79,6 +79,11 @@ class TestColumns:
         with pytest.raises(ValueError, match=sentence):
             load(settings(path, **given))
 
+    def test_a_column_of_names_may_be_the_ids(self, tmp_path):
+        text = "name,a\n" + "".join(f"p{i},{i}\n" for i in range(11))
+        with pytest.raises(ValueError, match="If it names the rows: --id name; else leave it out: --drop name.$"):
+            load(settings(write(tmp_path, text)))
+
     def test_they_are_for_tables(self):
         with pytest.raises(ValueError, match=r"columns, drop, id and kinds are for tables; got \('a',\) for digits."):
             load(DataSettings("digits", drop=("a",)))
