@@ -155,7 +155,8 @@ class TestValues:
 
     def test_values_outside(self):
         assert POSITIVE.contains(np.array([1e-30, 0.0, -1.0, math.inf])).tolist() == [True, False, False, False]
-        assert SHARE.contains(np.array([0.0, 1.0, 1.01, -0.01])).tolist() == [True, True, False, False]
+        assert SHARE.contains(np.array([0.0, 1.0, 1.00001, -0.00001])).tolist() == [True, True, False, False]
+        assert ColumnKind("bounded", 0.0, 0.1).contains(np.float32([0.1]).astype(float)).all()
         assert COUNT.contains(np.array([0.0, 7.0, 7.5, -1.0])).tolist() == [True, True, False, False]
         assert SEX.contains(np.array([0.0, 1.0, -1.0, 2.0])).tolist() == [True, True, False, False]
         assert TENTHS.contains(np.float32([0.3, 1234.5, 0.25]).astype(float)).tolist() == [True, True, False]

@@ -307,6 +307,10 @@ class TestCommands:
         assert (new["log_likelihood"], new["anomaly"], new["column_1"], new["gain_1"]) == ("-inf", "1", "plan", "inf")
         assert (new["column_2"], new["gain_2"]) == ("", "")
 
+    def test_an_id_called_like_a_score(self, trained, tmp_path, call):
+        path = write(tmp_path, "row,t,n,plan,r,p,rain\nr7,20,2,free,0.5,20,0\n")
+        assert call("score", trained / "run", path, "--id", "row")[1].startswith("row,id: row,log_likelihood,")
+
     def test_scores_through_pipes(self, trained, call, monkeypatch):
         rows = b"t;n;plan;r;p;rain\n20,5;2;pro;0,5;20;0\n"
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(rows)))

@@ -110,13 +110,13 @@ class ColumnKind:
         inside = np.isfinite(x)
         if self.name == "positive":
             return inside & (x > 0)
-        slack = 0.0 if self.lower is None and self.upper is None else self.interval.margin / 2
-        inside &= (x >= (-math.inf if self.lower is None else self.lower - slack)) & (
-            x <= (math.inf if self.upper is None else self.upper + slack)
-        )
+        lower = -math.inf if self.lower is None else self.lower
+        upper = math.inf if self.upper is None else self.upper
+        slack = max(abs(end) for end in (lower, upper, 0.0) if math.isfinite(end)) * 2.0**-22
         if self.step is not None:
             inside &= np.abs(x - self.step * np.round(x / self.step)) <= 1e-3 * self.step + 1e-6 * np.abs(x)
-        return inside
+            slack += 1e-3 * self.step
+        return inside & (x >= lower - slack) & (x <= upper + slack)
 
     def restore(self, x: Values) -> Values:
         """Return samples as values of the column: rounded to a multiple of the step, and within the bounds."""
