@@ -357,6 +357,12 @@ class TestModel:
         everything = log_likelihood(flow, Dataset(x[1:2], None, MIXED))
         assert everything.value.tolist() == [-math.inf]
 
+    def test_the_scale_is_that_of_the_values_with_noise(self, flow):
+        """Codes of a column of zeros and ones, as the density sees it, have variance one."""
+        x, _ = dequantise_for(flow, mixed_rows().x, None, torch.Generator().manual_seed(1))
+        std = flow.transform[0](x).std(0)
+        assert ((std - 1).abs() < 0.05).all(), std
+
     def test_a_classifier_takes_numbers_as_they_are(self):
         schema = Schema((1,), classes=("a", "b"), kinds=(POSITIVE,))
         model = build(Network(blocks=(1,), width=4), schema, "classification", torch.tensor([[1.0], [2.0]]))

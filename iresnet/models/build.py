@@ -52,6 +52,7 @@ def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = 
     none.
     """
     _check_purpose(network, schema, purpose)
+    data = data if data is None or purpose == "classification" else with_noise(schema, data)
     first = _preprocessing(network, schema, purpose, data)
     if network.family in RESNETS:
         width = network.width or RESNET_WIDTH
@@ -69,6 +70,15 @@ def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = 
         base = NormalMixture(transform.output_shape(schema.shape), len(schema.classes))
         head = Posterior(base)
     return Hybrid(transform, base, head, estimator=training_estimator(network, schema), event_shape=schema.shape)
+
+
+def with_noise(schema: Schema, data: Tensor) -> Tensor:
+    """Add noise to the discrete columns of a table, so that everything is fitted to what the density sees of them."""
+    step = torch.tensor([kind.step or 0.0 for kind in schema.kinds])
+    if not step.any():
+        return data
+    u = torch.rand(data.shape, generator=torch.Generator().manual_seed(0))
+    return data + ((u - 0.5) * step).to(data)
 
 
 def _check_purpose(network: Network, schema: Schema, purpose: str) -> None:
