@@ -219,6 +219,15 @@ class TestText:
         with pytest.raises(ValueError, match=r"people.csv.gz is damaged \(Not a gzipped file"):
             load(settings(path, **options()))
 
+    def test_a_file_that_unpacks_to_far_more(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("iresnet.data.npy.FREE", 1000)
+        path = tmp_path / "zeros.csv.gz"
+        path.write_bytes(gzip.compress(b"a\n" + b"0\n" * 50_000))
+        with pytest.raises(
+            ValueError, match=r"zeros.csv.gz unpacks from .* to more than .* Save it without compression."
+        ):
+            load(settings(path))
+
     def test_from_the_standard_input(self, monkeypatch):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\ufeffb,a\n2,1\n".encode())))
         assert read("-", Schema((2,), columns=("a", "b"))).x.tolist() == [[1, 2]]
@@ -401,11 +410,10 @@ class TestArrow:
         return data.x.tolist(), None if data.y is None else data.y.tolist(), data.names
 
     @pytest.mark.parametrize("name", FILES)
-    @pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
-    def test_it_makes_no_difference(self, tmp_path, monkeypatch, name, suffix):
+    def test_it_makes_no_difference(self, tmp_path, monkeypatch, name):
         pytest.importorskip("pyarrow")
-        path, content = tmp_path / f"t{suffix}", self.FILES[name].encode()
-        path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+        path = tmp_path / "t.csv"
+        path.write_bytes(self.FILES[name].encode())
         monkeypatch.setattr(arrow, "LARGE", 10**9)
         expected = self.result(path)
         monkeypatch.setattr(arrow, "LARGE", 0)

@@ -7,7 +7,6 @@ file line by line, so that results and error messages do not depend on what is i
 
 from __future__ import annotations
 
-import gzip
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,10 +26,10 @@ def read_columns(
 ) -> tuple[NDArray[np.float64], dict[int, list[str]]] | None:
     """Return the numbers of the chosen columns, 0 for categories, and the cells of the columns of text, by position.
 
-    `header` is the line of the header, 0 if there is none. None if the file is small, not regular, or there is no
-    pyarrow.
+    `header` is the line of the header, 0 if there is none. None if the file is small, compressed or not regular, or
+    there is no pyarrow.
     """
-    if header > 1 or not path.is_file() or path.stat().st_size < LARGE:
+    if header > 1 or not path.is_file() or path.suffix.lower() == ".gz" or path.stat().st_size < LARGE:
         return None
     try:
         found = _read(path, separator, names, choice, header)
@@ -50,7 +49,7 @@ def _read(path: Path, separator: str, names: Sequence[str], choice: ColumnChoice
     numbers = [names[i] for i in choice.columns if i not in choice.words]
     text = [names[i] for i in text_columns(choice)]
     kinds = {**dict.fromkeys(numbers, arrow.float64()), **dict.fromkeys(text, arrow.string())}
-    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+    with path.open("rb") as file:
         return csv.read_csv(
             file,
             read_options=csv.ReadOptions(column_names=list(names), skip_rows=header),

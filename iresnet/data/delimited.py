@@ -32,6 +32,7 @@ from ..spelling import quoted, with_path
 from . import arrow
 from .choice import ColumnChoice, ColumnChooser, text_columns
 from .labels import MISSING, class_name
+from .npy import FREE, RATIO, is_overpacked
 from .table import (
     Table,
     check_names,
@@ -132,8 +133,16 @@ def _line_of_row(path: Path, separator: str, header: int, row: int) -> int:
 
 
 def _bounded(path: Path, file: TextIO) -> Iterator[str]:
+    """Iterate over the lines; refuse one that is too long, and a compressed file that unpacks to far too much."""
+    packed, size = path.stat().st_size if path.suffix.lower() == ".gz" else 0, 0
     for i in count(1):
         line = file.readline(LINE_LENGTH)
+        size += len(line)
+        if packed and is_overpacked(size, packed):
+            raise ValueError(
+                f"{path} unpacks from {packed:,} to more than {size:,} bytes; above {FREE:,} bytes it may unpack to "
+                f"{RATIO} times its size. Save it without compression."
+            )
         if len(line) == LINE_LENGTH:
             raise ValueError(f"{path}: line {i} is longer than {LINE_LENGTH:,} characters. Break it into rows.")
         if not line:
