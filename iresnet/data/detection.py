@@ -35,22 +35,34 @@ LARGEST_TIE = 0.05
 #: A dependent column is explained by the others up to this part of its standard deviation (float32 has 6e-8).
 EXPLAINED = 1e-5
 
-#: The number of rows in which a dependence is looked for, before it is confirmed in all.
+#: The number of rows in which ties and dependences are looked for, before they are confirmed in all.
 SOME_ROWS = 10_000
 
 
 def detect(x: Values) -> ColumnKind | None:
     """Return the kind of a column by its values; None for a category. Constant columns and short ones are real."""
-    distinct, counts = np.unique(x, return_counts=True)
-    if len(x) < DETECT_FROM or len(distinct) == 1:
+    if len(x) < DETECT_FROM or (x == x[0]).all():
         return REAL
-    if len(distinct) == 2:
+    if len(np.unique(_some(x))) <= 2 and len(np.unique(x)) == 2:
         return None
     if np.abs(x).max() <= LARGEST_INTEGER and bool((x == np.round(x)).all()):
         return ColumnKind("integer", _natural_lower(x), None, 1.0)
-    if counts.max() > LARGEST_TIE * len(x) and (step := _step(distinct)) is not None:
+    if _tie(x) is not None and (step := _step(x)) is not None:
         return ColumnKind("rounded", _natural_lower(x), None, step)
     return next((ColumnKind("bounded", 0.0, top) for top in (1.0, 100.0) if _fills(x, top)), _unbounded(x))
+
+
+def _some(x: Values, rows: int = SOME_ROWS) -> Values:
+    """Every k-th row, so that there are at most `rows`."""
+    return x[:: -(-len(x) // rows)]
+
+
+def _tie(x: Values) -> tuple[float, int] | None:
+    """A value that fills too many rows for a column of real numbers, and their number; None if there is none."""
+    values, counts = np.unique(_some(x), return_counts=True)
+    value = float(values[counts.argmax()])
+    count = int((x == value).sum())
+    return (value, count) if count > LARGEST_TIE * len(x) else None
 
 
 def _natural_lower(x: Values) -> float | None:
@@ -82,18 +94,18 @@ def _skewness(x: Values) -> float:
     return float((((x - x.mean()) / x.std()) ** 3).mean())
 
 
-def _step(distinct: Values) -> float | None:
+def _step(x: Values) -> float | None:
     """The largest power of ten of which all values are multiples, up to float32's precision, if it is not tiny.
 
     >>> _step(np.array([0.0, 0.5, 1.25])), _step(np.array([0.0, math.pi, math.e]))
     (0.01, None)
     """
-    size, spread = float(np.abs(distinct).max()), float(distinct.std())
+    size, spread = float(np.abs(x).max()), float(x.std())
     for power in range(math.floor(math.log10(size)), math.floor(math.log10(spread)) - 4, -1):
         step, lost = float(f"1e{power}"), 1e-7 * size
         if lost > 0.05 * step:
             return None
-        if bool((np.abs(distinct - step * np.round(distinct / step)) <= lost).all()):
+        if bool((np.abs(x - step * np.round(x / step)) <= lost).all()):
             return step
     return None
 
@@ -109,9 +121,8 @@ def degenerate(x: Values, names: Sequence[str], kinds: Sequence[ColumnKind]) -> 
     for i, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         if kind.discrete or len(x) < DETECT_FROM:
             continue
-        values, counts = np.unique(x[:, i], return_counts=True)
-        if len(values) > 1 and (most := int(counts.max())) > LARGEST_TIE * len(x):
-            value = float(values[counts.argmax()])
+        if (tie := _tie(x[:, i])) is not None and tie[1] < len(x):
+            value, most = tie
             return (
                 f"column {quoted(name)} is {value:g} in {most} of {len(x)} training rows, so its density as {kind} has "
                 f"no upper bound. Say how finely it is rounded, e.g. --kind {shlex.quote(name)}=rounded:0.01, or "
@@ -121,34 +132,29 @@ def degenerate(x: Values, names: Sequence[str], kinds: Sequence[ColumnKind]) -> 
 
 
 def _dependence(x: Values, names: Sequence[str], kinds: Sequence[ColumnKind]) -> str:
-    """Find a column without noise that is a linear combination of the others, by orthogonalising one after another."""
+    """Find a column without noise that is a linear combination of others: R_ii of a QR decomposition, its residual."""
     if len(x) <= len(names) + 1:
         return ""
     z = x - x.mean(0)
     z = z / np.maximum(z.std(0), np.finfo(np.float64).tiny)
-    some = z[:: -(-len(z) // SOME_ROWS)]
     # Columns with noise first: they explain others, and need no explanation themselves.
-    order, basis = sorted(range(len(names)), key=lambda i: not kinds[i].discrete), np.empty((0, len(some)))
+    order = sorted(range(len(names)), key=lambda i: not kinds[i].discrete)
+    some = _some(z, 2 * len(names) + 1000)[:, order]
+    left = np.abs(np.diagonal(np.linalg.qr(some, mode="r"))) / math.sqrt(len(some))
     for place, i in enumerate(order):
-        left = some[:, i] - basis.T @ (basis @ some[:, i])
-        left = left - basis.T @ (basis @ left)  # once more, for what rounding left
-        size = float(np.linalg.norm(left))
-        if size > EXPLAINED * math.sqrt(len(some)):
-            basis = np.concatenate([basis, left[None] / size])
-        elif not kinds[i].discrete and (words := _say_dependence(z, i, order[:place], names)):
-            return words
+        if place and left[place] <= EXPLAINED and not kinds[i].discrete:
+            weights = np.linalg.lstsq(some[:, :place], some[:, place], rcond=None)[0]
+            others = order[:place]
+            used = [names[k] for k, weight in zip(others, weights, strict=True) if abs(weight) > 1e-4]
+            if used and (z[:, i] - z[:, others] @ weights).std() <= EXPLAINED:
+                return _say_dependence(names[i], used, len(z))
     return ""
 
 
-def _say_dependence(z: Values, i: int, others: Sequence[int], names: Sequence[str]) -> str:
-    """Say what column i follows from; empty if it does not in all rows."""
-    weights = np.linalg.lstsq(z[:, others], z[:, i], rcond=None)[0]
-    if (z[:, i] - z[:, others] @ weights).std() > EXPLAINED:
-        return ""
-    used = [quoted(names[k]) for k, weight in zip(others, weights, strict=True) if abs(weight) > 1e-4]
-    what = f"follows from {used[0]}" if len(used) == 1 else f"is a linear combination of {listed(used)}"
-    name = names[i]
+def _say_dependence(name: str, used: Sequence[str], rows: int) -> str:
+    words = [quoted(other) for other in used]
+    what = f"follows from {words[0]}" if len(words) == 1 else f"is a linear combination of {listed(words)}"
     return (
-        f"column {quoted(name)} {what} in all {len(z)} training rows, so the density has no upper bound. "
+        f"column {quoted(name)} {what} in all {rows} training rows, so the density has no upper bound. "
         f"Leave it out: --drop {shlex.quote(name)}."
     )
