@@ -116,12 +116,14 @@ class Dataset:
     """Samples x, uint8 (N, C, H, W) or float32 (N, D), and labels y, int64 (N,), or None; -1 is a missing label.
 
     `names` holds the name of each sample, e.g. the file it came from; it is empty where samples have no names.
+    `weights`, float64 (N,), say how often a sample counts: batches draw it in proportion. None: all equally often.
     """
 
     x: Tensor
     y: Tensor | None
     schema: Schema
     names: tuple[str, ...] = ()
+    weights: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_kind(self.x, self.schema)
@@ -132,24 +134,39 @@ class Dataset:
             raise ValueError(
                 f"there must be one name per sample; got {len(self.names)} for {len(self.x)}. Give all, or none."
             )
+        if self.weights is not None:
+            _check_weights(self.weights, len(self.x))
 
     def __len__(self) -> int:
         return len(self.x)
 
     def to(self, device: torch.device | str) -> Dataset:
         """Copy the samples and labels to another device."""
-        return Dataset(self.x.to(device), None if self.y is None else self.y.to(device), self.schema, self.names)
+        y, weights = (None if t is None else t.to(device) for t in (self.y, self.weights))
+        return Dataset(self.x.to(device), y, self.schema, self.names, weights)
 
     def take(self, indices: Tensor | Sequence[int]) -> Dataset:
         """Select the samples with these indices, in this order."""
         i = torch.as_tensor(indices, dtype=torch.int64, device=self.x.device)
         names = tuple(self.names[k] for k in i.tolist()) if self.names else ()
-        return Dataset(self.x[i], None if self.y is None else self.y[i], self.schema, names)
+        y, weights = (None if t is None else t[i] for t in (self.y, self.weights))
+        return Dataset(self.x[i], y, self.schema, names, weights)
+
+    def repeated(self, at_least: int = 1000) -> Dataset:
+        """Return a dataset without weights in which a sample occurs in proportion to its weight; itself without any.
+
+        It has `at_least` samples and those of this dataset; each occurs as often as its weight says, rounded up or down.
+        """
+        if self.weights is None:
+            return self
+        n = len(self) * math.ceil(max(at_least, len(self)) / len(self))
+        drawn = self.take(weighted_indices(self.weights.cpu(), n, seeded_generator(0, "repeated")))
+        return Dataset(drawn.x, drawn.y, self.schema, drawn.names)
 
     def fingerprint(self) -> str:
-        """Hash the samples, labels and schema, not the names, to sixteen hexadecimal digits."""
+        """Hash the samples, labels, weights and schema, not the names, to sixteen hexadecimal digits."""
         digest = hashlib.sha256()
-        for tensor in (self.x,) if self.y is None else (self.x, self.y):
+        for tensor in (t for t in (self.x, self.y, self.weights) if t is not None):
             digest.update(tensor.cpu().contiguous().view(-1).numpy().data)
         digest.update(json.dumps(self.schema.to_dict(), sort_keys=True).encode())
         return digest.hexdigest()[:16]
@@ -181,8 +198,8 @@ class Splits:
 class Batches:
     """An endless stream of batches of `size` samples (of all samples, if there are fewer); `batches[t]` is batch t.
 
-    Every sample appears at most once in an epoch of `per_epoch` batches. An incomplete last batch is dropped; each
-    epoch drops other samples. With `labelled`, that many samples with a label (all, if there are fewer) are appended to
+    Every sample appears at most once in an epoch of `per_epoch` batches, or as often as its weight says if the dataset
+    has weights. An incomplete last batch is dropped; each epoch drops other samples. With `labelled`, that many samples with a label (all, if there are fewer) are appended to
     every batch, from an epoch of their own: where labels are few, most batches would have none. `stream` names the
     random numbers, so that those of the appended samples are independent of the others.
     """
@@ -231,7 +248,10 @@ class Batches:
     def _order_of(self, epoch: int) -> Tensor:
         """The order of the samples in an epoch; the last one computed is cached."""
         if epoch != self._epoch:
-            order = torch.randperm(len(self.dataset), generator=seeded_generator(self.seed, "order", epoch))
+            generator, n = seeded_generator(self.seed, "order", epoch), len(self.dataset)
+            order = torch.randperm(n, generator=generator)
+            if self.dataset.weights is not None:
+                order = weighted_indices(self.dataset.weights.cpu(), n, generator)[order]
             self._epoch, self._order = epoch, to_device(order, self.dataset.x.device)
         return self._order
 
@@ -248,6 +268,19 @@ def _joined(*batches: Batch) -> Batch:
     assert y is not None
     assert more_y is not None
     return torch.cat([x, more_x]), torch.cat([y, more_y])
+
+
+def weighted_indices(weights: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """Draw n indices by systematic sampling: index i occurs n w_i / sum(w) times on average, rounded up or down.
+
+    >>> weighted_indices(torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64), 6, torch.Generator()).tolist()
+    [0, 0, 2, 2, 2, 2]
+    """
+    total = weights.cumsum(0)
+    start = torch.rand((), generator=generator, dtype=torch.float64)
+    places = (torch.arange(n) + start) * (total[-1] / n)
+    last = int(weights.nonzero()[-1])  # rounding may put the last place at the very end
+    return torch.searchsorted(total, places, right=True).clamp(max=last)
 
 
 def seeded_generator(seed: int, *key: int | str) -> torch.Generator:
@@ -311,6 +344,17 @@ def _check_labels(y: Tensor, samples: int, classes: int) -> None:
         raise ValueError(
             f"labels of {classes} classes must lie in 0 .. {classes - 1}, or be -1 where one is missing; got "
             f"{int(y[i])} for sample {i}. Correct the labels or add the class."
+        )
+
+
+def _check_weights(weights: Tensor, samples: int) -> None:
+    if weights.dtype != torch.float64 or weights.shape != (samples,):
+        got = f"{_name(weights.dtype)} {tuple(weights.shape)} for {samples} samples"
+        raise ValueError(f"weights must be float64, one per sample; got {got}.")
+    if not bool((weights.isfinite() & (weights >= 0)).all()) or not bool((weights > 0).any()):
+        raise ValueError(
+            f"weights must be finite and not negative, and one of them positive; got {float(weights.min()):g} to "
+            f"{float(weights.max()):g}. Remove samples that should not count."
         )
 
 

@@ -21,14 +21,13 @@ from ..precision import full_precision
 from ..residual import ResidualBlock
 from ..spectral import NoBoundKnown
 from ..spelling import counted
-from ..train import State, checkpoint
+from ..train import State
 from ..train.checkpoint import Checkpoint
 from ..train.guard import REMEDY, TrainingError
 from ..train.objective import ObjectiveSettings, cross_entropy, unit_name
 from ..transforms.dequantisation import dequantise_for
-from ..version import __version__
 from .folder import Run
-from .log import Log
+from .memory import MemoryRun
 
 LOG_EVERY = 10
 
@@ -47,16 +46,19 @@ TRUNCATION_WARNED = 0.01
 
 
 class RunCallback:
-    """The callback of a run: logs, validates the averaged weights and saves the best and last checkpoints."""
+    """The callback of a run: logs, validates the averaged weights and saves the best and last checkpoints.
+
+    A run that cannot be resumed ends where it is stopped: its weights are validated first, and no state is saved.
+    """
 
     def __init__(
-        self, run: Run, model: nn.Module, validation: Dataset, state: Checkpoint, stop: Callable[[], bool]
+        self, run: Run | MemoryRun, model: nn.Module, validation: Dataset, state: Checkpoint, stop: Callable[[], bool]
     ) -> None:
         self.run, self.validation, self.stop = run, validation, stop
         self.step, self.seconds_before = state.read_count("step"), state.read_number("seconds", 0.0)
         self.best = state.read_number("best", math.inf)
         self.start = time.perf_counter()
-        self.log = Log(run.folder, self.step, _validation_columns(run.experiment.objective, run.schema, model))
+        self.log = run.open_log(self.step, _validation_columns(run.experiment.objective, run.schema, model))
         self.unlogged: list[Mapping[str, Tensor]] = []
         self.engine, self.precision = "", "float32"
 
@@ -72,10 +74,11 @@ class RunCallback:
     def __call__(self, state: State) -> bool:
         settings, self.step = self.run.experiment.training, state.step
         self.engine, self.precision = str(state.engine), state.engine.precision
-        done, halt = state.step >= settings.steps, self.stop()
+        halt = self.stop()
+        done = state.step >= settings.steps or (halt and not self.run.resumable)
         metrics: dict[str, float] = {}
         if done or state.step % settings.validate_every == 0:
-            metrics = self._validate(state)
+            metrics = self._validate(state, done=done)
         save = done or halt or state.step % settings.save_every == 0
         if save or metrics or state.step % LOG_EVERY == 0:
             means = {k: float(torch.stack([f[k].float() for f in self.unlogged]).mean()) for k in self.unlogged[0]}
@@ -83,9 +86,9 @@ class RunCallback:
             learning_rate = settings.learning_rate_at(state.step - 1)
             row = {"step": state.step, "seconds": round(self.seconds, 2), "learning_rate": learning_rate}
             self.log.write({**row, **means, **metrics})
-        if save:
+        if save and self.run.resumable:
             self._save(state)
-        return halt and not done
+        return halt
 
     def _save(self, state: State) -> None:
         """Save the training state to resume from."""
@@ -101,16 +104,16 @@ class RunCallback:
                 f"the weights of step {step} are not finite; the last checkpoint is kept. {REMEDY} "
                 f"Then train again, or resume from it."
             )
-        checkpoint.save(content, self.run.folder / name, version=__version__)
+        self.run.save_checkpoint(content, name)
 
-    def _validate(self, state: State) -> dict[str, float]:
+    def _validate(self, state: State, *, done: bool) -> dict[str, float]:
         model = state.averaged_model()
         metrics, criterion = validate(model, self.validation, self.run.experiment.objective)
         criterion = criterion if math.isfinite(criterion) else math.inf
         last = self.run.experiment.training.select == "last"
-        if last and state.step < self.run.experiment.training.steps:
+        if last and not done:
             return metrics
-        if last or criterion < self.best or not (self.run.folder / "best.safetensors").exists():
+        if last or criterion < self.best or not self.run.has_checkpoint("best.safetensors"):
             self.best = criterion
             finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
             content = {"step": state.step, **finite, "made_with": self.run.made_with()}

@@ -24,6 +24,7 @@ from ..train.checkpoint import Checkpoint
 from ..version import __version__
 from .callback import VALIDATION_SAMPLES, RunCallback
 from .folder import Run, fingerprints
+from .memory import MemoryRun
 
 #: What tells the parts of a run apart that were trained by other code or on other hardware.
 IDENTITY = ("commit", "versions", "hardware", "device")
@@ -114,22 +115,47 @@ def _certificate_of(run: Run) -> Certificate | None:
 def _fit(
     run: Run, splits: Splits, state: Checkpoint | None, device: str, report: Report | None, stop: Callable[[], bool]
 ) -> FitResult:
+    def note(callback: RunCallback, model: nn.Module) -> None:
+        _write_environment(run, environment(callback, model, device), resumed=state is not None)
+
+    callback = train_model(run, splits.train, splits.validation, device, report, stop, state, note)
+    if callback.step < run.experiment.training.steps or stop():  # stopped during the last step: `resume` does the rest
+        return FitResult(run, callback.step, False, callback.seconds, engine=callback.engine)
+    certificate, tightened = release(run, splits.validation, device)
+    return FitResult(run, callback.step, True, callback.seconds, certificate, tuple(tightened), callback.engine)
+
+
+def train_model(
+    run: Run | MemoryRun,
+    samples: Dataset,
+    validation: Dataset,
+    device: str,
+    report: Report | None,
+    stop: Callable[[], bool],
+    state: Checkpoint | None = None,
+    note: Callable[[RunCallback, nn.Module], None] = lambda callback, model: None,
+) -> RunCallback:
+    """Train the model of a run on datasets in memory, from a checkpoint if given, and return how far it came.
+
+    The run keeps the best weights. `note` is called after the first step, in case the process is killed, and at the
+    end, also that of a run that diverged.
+    """
     experiment = run.experiment
     torch.manual_seed(experiment.seed)
     with defer_norms():  # the norms are estimated below, on the device
-        model = run.untrained_model(splits.train.x).to(device)
+        model = run.untrained_model(samples.repeated().x).to(device)
     refresh_(model, settle=True)
-    batches = make_batches(experiment, splits.train.to(device))
+    batches = make_batches(experiment, samples.to(device))
     augment, labelled = experiment.data.augment, batches.labelled_size
     objective = experiment.objective.build_objective(model, run.schema.levels, augment, labelled)
     generator = torch.Generator(device).manual_seed(experiment.seed)
     begin = Checkpoint({}, {"step": 0}) if state is None else state
-    callback = RunCallback(run, model, splits.validation.to(device), begin, stop)
-    first, resumed = callback.step, state is not None
+    callback = RunCallback(run, model, validation.repeated().to(device), begin, stop)
+    first = callback.step
 
     def on_step(step: int, steps: int, metrics: Mapping[str, Tensor]) -> None:
-        if callback.step == first:  # at once, in case the process is killed
-            _write_environment(run, callback, model, device, resumed=resumed)
+        if callback.step == first:
+            note(callback, model)
         callback.collect(metrics)
         if report is not None:
             report(step, steps, metrics)
@@ -140,16 +166,12 @@ def _fit(
             generator=generator, acceleration=experiment.acceleration, report=on_step, resume=state, callback=callback,
         )  # fmt: skip
     except TrainingError:
-        _write_environment(run, callback, model, device, resumed=resumed)  # how a diverged run was made
+        note(callback, model)
         raise
     finally:
         callback.close()
-    finished = callback.step >= experiment.training.steps
-    _write_environment(run, callback, model, device, resumed=resumed)
-    if not finished or stop():  # stopped during the last step: `resume` does the rest
-        return FitResult(run, callback.step, False, callback.seconds, engine=callback.engine)
-    certificate, tightened = release(run, splits.validation, device)
-    return FitResult(run, callback.step, True, callback.seconds, certificate, tuple(tightened), callback.engine)
+    note(callback, model)
+    return callback
 
 
 def make_batches(experiment: Experiment, dataset: Dataset) -> Batches:
@@ -167,7 +189,7 @@ def release(run: Run, validation: Dataset, device: str = "cpu") -> tuple[Certifi
     return certificate, tightened
 
 
-def certify_model(run: Run, model: nn.Module) -> Certificate | None:
+def certify_model(run: Run | MemoryRun, model: nn.Module) -> Certificate | None:
     """Certify a run's model; None for a model of another family, which has no residual blocks to certify."""
     return None if run.experiment.network.family in INVERSES else certify(model, run.schema.shape)
 
@@ -175,15 +197,28 @@ def certify_model(run: Run, model: nn.Module) -> Certificate | None:
 def publish(
     run: Run, model: nn.Module, certificate: Certificate | None, validation: Dataset, state: Mapping[str, Any]
 ) -> None:
+    """Write a model and its certificate into the run folder, with the likelihoods of validation samples."""
+    write_model(run, model, certificate, reference_likelihoods(model, validation), state)
+
+
+def reference_likelihoods(model: nn.Module, validation: Dataset) -> Tensor | None:
+    """Return the log-likelihoods of validation samples, the reference for anomaly scores; None without a density."""
+    if not evaluate.has_density(model):
+        return None
+    return evaluate.log_likelihood(model, subsample(validation.to(device_of(model)), VALIDATION_SAMPLES)).value
+
+
+def write_model(
+    run: Run, model: nn.Module, certificate: Certificate | None, reference: Tensor | None, state: Mapping[str, Any]
+) -> None:
     """Write a model and its certificate into the run folder, and remove the files that describe the previous model.
 
     The new model is written first. If the process is killed, nothing is lost, and files that describe other weights are
     recognised by their digest.
     """
     tensors: dict[str, dict[str, Tensor]] = {"weights": dict(model.state_dict())}
-    if evaluate.has_density(model):
-        likelihood = evaluate.log_likelihood(model, subsample(validation.to(device_of(model)), VALIDATION_SAMPLES))
-        tensors["reference"] = {"log_likelihood": likelihood.value}
+    if reference is not None:
+        tensors["reference"] = {"log_likelihood": reference}
     run.add_missing_digests()
     content = Checkpoint(tensors, {**state, "made_with": run.made_with()})
     path = checkpoint.save(content, run.folder / "model.safetensors", version=__version__)
@@ -203,14 +238,19 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def _write_environment(run: Run, callback: RunCallback, model: nn.Module, device: str, *, resumed: bool) -> None:
-    content: dict[str, Any] = {"device": device, "engine": callback.engine, "step": callback.step} | provenance(
-        seeds=[run.experiment.seed],
+def environment(callback: RunCallback, model: nn.Module, device: str) -> dict[str, Any]:
+    """Return how a model was trained, up to the current step: the content of environment.json."""
+    experiment = callback.run.experiment
+    return {"device": device, "engine": callback.engine, "step": callback.step} | provenance(
+        seeds=[experiment.seed],
         seconds=callback.seconds,
         precision=callback.precision,
-        epochs=run.experiment.training.epochs or None,
+        epochs=experiment.training.epochs or None,
         parameters=sum(p.numel() for p in model.parameters()),
     )
+
+
+def _write_environment(run: Run, content: dict[str, Any], *, resumed: bool) -> None:
     if changes := run.changes():
         content["changes"] = changes
     if resumed and (earlier := _earlier_parts(run.read_json("environment.json"), content)):
