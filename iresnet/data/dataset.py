@@ -153,9 +153,9 @@ class Dataset:
         return Dataset(self.x[i], y, self.schema, names, weights)
 
     def repeated(self, at_least: int = 1000) -> Dataset:
-        """Return a dataset without weights in which a sample occurs in proportion to its weight; itself without any.
+        """Return a dataset without weights in which samples occur in proportion to theirs, rounded up or down.
 
-        It has `at_least` samples and those of this dataset; each occurs as often as its weight says, rounded up or down.
+        It has a multiple of the samples of this dataset, and `at_least` so many. Without weights, it is this dataset.
         """
         if self.weights is None:
             return self
@@ -199,9 +199,10 @@ class Batches:
     """An endless stream of batches of `size` samples (of all samples, if there are fewer); `batches[t]` is batch t.
 
     Every sample appears at most once in an epoch of `per_epoch` batches, or as often as its weight says if the dataset
-    has weights. An incomplete last batch is dropped; each epoch drops other samples. With `labelled`, that many samples with a label (all, if there are fewer) are appended to
-    every batch, from an epoch of their own: where labels are few, most batches would have none. `stream` names the
-    random numbers, so that those of the appended samples are independent of the others.
+    has weights. An incomplete last batch is dropped; each epoch drops other samples. With `labelled`, that many samples
+    with a label (all, if there are fewer) are appended to every batch, from an epoch of their own: where labels are
+    few, most batches would have none. `stream` names the random numbers, so that those of the appended samples are
+    independent of the others.
     """
 
     def __init__(

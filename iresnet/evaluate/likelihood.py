@@ -125,6 +125,7 @@ def log_prob_by_generator(
             point, log_noise = dequantise_for(flow, x, data.schema.levels, generator, noise=noise)
             if shared:
                 generator.set_state(probes)
+            point = point.to(flow.base.mean.dtype)
             return flow.log_prob(point, estimator=estimator, generator=generator).double() - log_noise.double()
 
         return in_chunks(log_prob, data.x, chunk_size(flow, data.x, CHUNK * memory_factor(data.x.device)))

@@ -1,0 +1,16 @@
+"""scikit-learn's API on top of the models: estimators for tables.
+
+FlowDensity              the density of a table, like KernelDensity and GaussianMixture
+FlowOutlierDetector      rows of low density, like EllipticEnvelope
+FlowClassifier           classes, with the density of every row
+FlowTransformer          codes and back, like PowerTransformer
+
+They are trained like the presets `table-density` and `table-hybrid`, certified, and saved as run folders.
+"""
+
+from .classifier import FlowClassifier
+from .density import FlowDensity
+from .outliers import FlowOutlierDetector
+from .transformer import FlowTransformer
+
+__all__ = ["FlowClassifier", "FlowDensity", "FlowOutlierDetector", "FlowTransformer"]
