@@ -7,8 +7,7 @@ out to validate, the best averaged weights are kept, tightened to their bounds a
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -49,10 +48,10 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
     | `width` | the hidden units of each layer of a block |
     | `learning_rate` | the peak learning rate |
     | `max_steps` | the number of training steps, unless training ends early |
-    | `max_time` | the time after which training ends, in seconds; None: no limit |
+    | `max_time` | the time after which training ends, in seconds |
     | `batch_size` | rows per step |
     | `validation_fraction` | the fraction of the rows (or, from 1 on, their number) that is held out, to choose the best weights; with fewer than 20 rows none is |
-    | `patience` | the number of validations without an improvement after which training ends; None: it goes on |
+    | `patience` | the number of validations without an improvement after which training ends; 0: it goes on |
     | `settings` | any other settings of an experiment, by name: `{"network.lipschitz": 0.9}` |
     | `device` | where to train: "cpu", or "cuda" |
     | `random_state` | the seed of weights, batches and held-out rows: an integer for the same result every time |
@@ -150,23 +149,14 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         experiment = self._experiment(seed)
         train, validation = dataset, dataset
         if len(dataset) < FEW_ROWS:
-            experiment = replace(experiment, training=replace(experiment.training, select="last"))
+            experiment = replace(experiment, training=replace(experiment.training, select="last", patience=0))
         else:
             count = split.held_out_count("validation", experiment.data.validation, len(dataset))
             train, validation = split.hold_out(dataset, count, seeded_generator(seed, "validation"))
         table.refuse_constant_columns(train)
         with _forked_generators(self.device), _reporting(type(self).__name__, self.verbose) as report:
-            trained = train_in_memory(
-                experiment, train, validation, device=self.device, report=report, stop=self._time_is_up(),
-                patience=self.patience,
-            )  # fmt: skip
+            trained = train_in_memory(experiment, train, validation, device=self.device, report=report)
         self._set_trained(trained)
-
-    def _time_is_up(self) -> Callable[[], bool]:
-        begin, limit = time.perf_counter(), self.max_time
-        if limit is not None and not limit > 0:
-            raise ValueError(f"max_time must be positive, in seconds, or None; got {limit}.")
-        return lambda: limit is not None and time.perf_counter() - begin > limit
 
     def _set_trained(self, trained: TrainedModel) -> None:
         self.trained_, self.model_ = trained, in_float64(trained.model)

@@ -19,6 +19,8 @@ SETTINGS = {
     "width": "network.width",
     "learning_rate": "training.learning_rate",
     "max_steps": "training.steps",
+    "max_time": "training.max_seconds",
+    "patience": "training.patience",
     "batch_size": "training.batch",
     "validation_fraction": "data.validation",
 }

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..base import Base, DiagonalNormal, NormalMixture, Posterior
+from ..base import Base, DiagonalNormal, FullMixture, NormalMixture, Posterior
 from ..chain import Chain
 from ..classifier import Classifier
 from ..data import Schema
@@ -28,14 +28,15 @@ from ..transforms.mixing import InvertibleConv1x1, PrincipalAxes
 from ..transforms.preprocess import Logit, Standardise
 from . import families
 from .branches import Activation, alternate, convolutions, dense, linears, potential
+from .mixture import choose_components, fit_mixture_
 from .network import Network
 from .readout import head as make_head
 from .resnet import PlainResNet, PreActResNet
 from .unconstrained import UnconstrainedBlock
 
-#: The number of images that the standardisation is fitted on, and the dimension up to which the exact determinant costs
-#: no more than a series.
-FIT_IMAGES, EXACT_DIMENSIONS = 10_000, 8
+#: The number of images that the standardisation is fitted on, of rows that full covariances are fitted on, and the
+#: dimension up to which the exact determinant costs no more than a series.
+FIT_IMAGES, FIT_ROWS, EXACT_DIMENSIONS = 10_000, 20_000, 8
 
 #: The default width of a ResNet's first stage.
 RESNET_WIDTH = 16
@@ -44,11 +45,14 @@ RESNET_WIDTH = 16
 RESNETS = {"resnet": PreActResNet, "resnet-plain": PlainResNet}
 
 
-def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = None) -> Flow | Classifier | Hybrid:
+def build(
+    network: Network, schema: Schema, purpose: str, data: Tensor | None = None, validation: Tensor | None = None
+) -> Flow | Classifier | Hybrid:
     """Build a model for samples of this schema: a Flow for "density", a Classifier for "classification", else a Hybrid.
 
-    `data`, a batch of samples, is used to fit the standardisation; a model whose weights are loaded from a file needs
-    none.
+    `data`, a batch of samples, is used to fit the standardisation and a base with full covariances, whose number of
+    components is chosen on the `validation` samples if the settings leave it open. A model whose weights are loaded
+    from a file needs neither.
     """
     _check_purpose(network, schema, purpose)
     first = _preprocessing(network, schema, data)
@@ -57,16 +61,16 @@ def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = 
         return Classifier(first, RESNETS[network.family](schema.shape[0], len(schema.classes), network.blocks, width))
     make = families.build_transform if families.is_other_flow(network) else _residual_transform
     transform = make(network, schema, first, _ends_with_actnorm(network, purpose))
-    base = _base(network, transform.output_shape(schema.shape))
+    shape, samples = transform.output_shape(schema.shape), (data, validation)
     if purpose == "density":
+        base = _base(network, shape, transform, *samples)
         estimator, noise = training_estimator(network, schema), _learned_noise(network, schema)
         return Flow(transform, base, estimator=estimator, event_shape=schema.shape, dequantiser=noise)
     head = make_head(network, _scale_shapes(transform, schema.shape), len(schema.classes))
     if purpose == "classification":
         return Classifier(transform, head)
-    if network.bayes:
-        base = NormalMixture(transform.output_shape(schema.shape), len(schema.classes))
-        head = Posterior(base)
+    base = NormalMixture(shape, len(schema.classes)) if network.bayes else _base(network, shape, transform, *samples)
+    head = Posterior(base) if isinstance(base, NormalMixture) and network.bayes else head
     return Hybrid(transform, base, head, estimator=training_estimator(network, schema), event_shape=schema.shape)
 
 
@@ -91,6 +95,8 @@ def _check_purpose(network: Network, schema: Schema, purpose: str) -> None:
         )
     if purpose == "classification":
         return
+    if network.covariance == "full" and schema.is_image:
+        raise ValueError('covariance = "full" is for tables; got images. Use covariance = "diagonal".')
     if network.padding:
         raise ValueError(
             f"padding must be 0 for a density, which is unbounded on constant channels; got {network.padding}."
@@ -120,10 +126,16 @@ def _preprocessing(network: Network, schema: Schema, data: Tensor | None) -> Tra
         return Standardise([schema.levels / 2] * schema.shape[0], [float(schema.levels)] * schema.shape[0])
     if data is None:
         return Standardise(torch.zeros(schema.shape[0]), torch.ones(schema.shape[0]))
-    if len(data) > FIT_IMAGES and schema.is_image:  # a random subset, since the first images may be of one class
-        data = data[torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:FIT_IMAGES].to(data.device)]
+    data = _random_samples(data, FIT_IMAGES) if schema.is_image else data
     # Dequantisation moves the mean by half a level; it adds 1/12 to the variance, which is left to ActNorm.
     return Standardise.fit(data.float() + (0.0 if schema.levels is None else 0.5))
+
+
+def _random_samples(data: Tensor, count: int) -> Tensor:
+    """Return at most `count` samples, drawn at random, since the first ones may be of one class."""
+    if len(data) <= count:
+        return data
+    return data[torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:count].to(data.device)]
 
 
 def _residual_transform(network: Network, schema: Schema, first: Transform, normalised: bool) -> Transform:
@@ -266,10 +278,28 @@ def _kernel(network: Network, scale: int) -> int:
     return network.kernels[scale if len(network.kernels) > 1 else 0]
 
 
-def _base(network: Network, shape: Shape) -> Base:
+def _base(network: Network, shape: Shape, transform: Transform, data: Tensor | None, validation: Tensor | None) -> Base:
+    if network.covariance == "full":
+        return _full_mixture(network, shape, transform, data, validation)
     if network.components > 1:
         return NormalMixture(shape, network.components)
     return DiagonalNormal(shape, learned=network.learned_base)
+
+
+def _full_mixture(
+    network: Network, shape: Shape, transform: Transform, data: Tensor | None, validation: Tensor | None
+) -> FullMixture:
+    """Initialise the transform on the data, and fit a mixture with full covariances to the codes."""
+    if data is None:
+        if not network.components:
+            raise ValueError("components must be at least 1 without data to choose it on; got 0.")
+        return FullMixture(shape, network.components, learned=network.learned_base)
+    x = _random_samples(data, FIT_ROWS)
+    transform.train()(x)  # the first batch in training initialises ActNorms and principal axes
+    with torch.no_grad():
+        z, held_out = transform(x), None if validation is None else transform(_random_samples(validation, FIT_ROWS))
+    components = network.components or choose_components(z, held_out)
+    return fit_mixture_(FullMixture(shape, components, learned=network.learned_base), z, held_out)
 
 
 def training_estimator(network: Network, schema: Schema) -> Estimator | None:

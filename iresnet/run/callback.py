@@ -22,6 +22,7 @@ from ..residual import ResidualBlock
 from ..spectral import NoBoundKnown
 from ..spelling import counted
 from ..train import State
+from ..train.average import Average
 from ..train.checkpoint import Checkpoint
 from ..train.guard import REMEDY, TrainingError
 from ..train.objective import ObjectiveSettings, cross_entropy, unit_name
@@ -48,7 +49,7 @@ TRUNCATION_WARNED = 0.01
 class RunCallback:
     """The callback of a run: logs, validates the averaged weights and saves the best and last checkpoints.
 
-    A run that cannot be resumed ends where it is stopped: its weights are validated first, and no state is saved.
+    The last checkpoint is not saved for a run without a folder, which cannot be resumed.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class RunCallback:
         self.run, self.validation, self.stop = run, validation, stop
         self.step, self.seconds_before = state.read_count("step"), state.read_number("seconds", 0.0)
         self.best = state.read_number("best", math.inf)
+        #: Validations since the best one; and whether training has ended, by its number of steps or early.
+        self.waited, self.ended = int(state.read_number("waited", 0.0)), bool(state.read_number("ended", 0.0))
         self.start = time.perf_counter()
         self.log = run.open_log(self.step, _validation_columns(run.experiment.objective, run.schema, model))
         self.unlogged: list[Mapping[str, Tensor]] = []
@@ -74,12 +77,12 @@ class RunCallback:
     def __call__(self, state: State) -> bool:
         settings, self.step = self.run.experiment.training, state.step
         self.engine, self.precision = str(state.engine), state.engine.precision
-        halt = self.stop()
-        done = state.step >= settings.steps or (halt and not self.run.resumable)
+        done, halt = state.step >= settings.steps or self._is_late(), self.stop()
         metrics: dict[str, float] = {}
         if done or state.step % settings.validate_every == 0:
-            metrics = self._validate(state, done=done)
-        save = done or halt or state.step % settings.save_every == 0
+            metrics = self._validate(state.averaged_model(), state.step, last=done)
+        self.ended = done or 0 < settings.patience <= self.waited
+        save = self.ended or halt or state.step % settings.save_every == 0
         if save or metrics or state.step % LOG_EVERY == 0:
             means = {k: float(torch.stack([f[k].float() for f in self.unlogged]).mean()) for k in self.unlogged[0]}
             self.unlogged.clear()
@@ -88,11 +91,15 @@ class RunCallback:
             self.log.write({**row, **means, **metrics})
         if save and self.run.resumable:
             self._save(state)
-        return halt
+        return halt or self.ended
+
+    def _is_late(self) -> bool:
+        return 0 < self.run.experiment.training.max_seconds <= self.seconds
 
     def _save(self, state: State) -> None:
         """Save the training state to resume from."""
         snapshot, extra = state.snapshot(), {"seconds": self.seconds, "made_with": self.run.made_with()}
+        extra |= {"waited": self.waited, "ended": int(self.ended)}
         if math.isfinite(self.best):
             extra["best"] = self.best
         self._write_checkpoint(replace(snapshot, state={**snapshot.state, **extra}), "last.safetensors", state.step)
@@ -106,19 +113,23 @@ class RunCallback:
             )
         self.run.save_checkpoint(content, name)
 
-    def _validate(self, state: State, *, done: bool) -> dict[str, float]:
-        model = state.averaged_model()
+    def validate_initial(self, model: nn.Module) -> None:
+        """Validate the model before its first step: if no step improves it, it is the one that is released."""
+        self._validate(Average(model, 0.0).result(model), 0, last=False)
+
+    def _validate(self, model: nn.Module, step: int, *, last: bool) -> dict[str, float]:
         metrics, criterion = validate(model, self.validation, self.run.experiment.objective)
         criterion = criterion if math.isfinite(criterion) else math.inf
-        last = self.run.experiment.training.select == "last"
-        if last and not done:
+        select_last = self.run.experiment.training.select == "last"
+        self.waited += 1
+        if select_last and not last:
             return metrics
-        if last or criterion < self.best or not self.run.has_checkpoint("best.safetensors"):
-            self.best = criterion
+        if select_last or criterion < self.best or not self.run.has_checkpoint("best.safetensors"):
+            self.best, self.waited = criterion, 0
             finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-            content = {"step": state.step, **finite, "made_with": self.run.made_with()}
+            content = {"step": step, **finite, "made_with": self.run.made_with()}
             best = Checkpoint({"weights": dict(model.state_dict())}, content)
-            self._write_checkpoint(best, "best.safetensors", state.step)
+            self._write_checkpoint(best, "best.safetensors", step)
         return metrics
 
     def close(self) -> None:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from .. import data, evaluate, lock
+from ..base import FullMixture
 from ..certificate import Certificate, certify, tighten_
 from ..data import Batches, Dataset, Splits, subsample
 from ..lipschitz import defer_norms, refresh_
 from ..migration import FORMER_FILES
-from ..models import INVERSES, build
+from ..models import INVERSES, Network, build
 from ..presets import Experiment
 from ..results import provenance
 from ..train import Report, TrainingError, checkpoint, train
@@ -58,16 +59,29 @@ def start(
     experiment = replace(
         experiment, training=experiment.training.resolve_epochs(make_batches(experiment, splits.train).per_epoch)
     )
-    # Settings that cannot be built raise before anything is written.
-    with defer_norms():
-        build(experiment.network, splits.schema, experiment.objective.kind, splits.train.x)
+    experiment, model = initial_model(experiment, splits.train, splits.validation)  # raises before anything is written
     experiment = replace(
         experiment, data=experiment.data.resolved()
     )  # absolute paths: the working directory may change
     with Run.lock_new_folder(folder):
         run = Run.create(folder, experiment, splits.schema, overwrite=overwrite)
         run.write_run_json("data.json", fingerprints(splits))
-        return _fit(run, splits, None, device, report, stop)
+        return _fit(run, splits, None, device, report, stop, model)
+
+
+def initial_model(experiment: Experiment, samples: Dataset, validation: Dataset) -> tuple[Experiment, nn.Module]:
+    """Build the untrained model of an experiment; return it with the settings that were chosen for these samples."""
+    torch.manual_seed(experiment.seed)
+    rows = samples.repeated().x, validation.repeated().x
+    with defer_norms():  # the norms are estimated on the device
+        model = build(experiment.network, samples.schema, experiment.objective.kind, *rows)
+    return replace(experiment, network=_with_components(experiment.network, model)), model
+
+
+def _with_components(network: Network, model: nn.Module) -> Network:
+    """Return the settings with the number of components that was chosen for the model."""
+    base = getattr(model, "base", None)
+    return replace(network, components=base.components) if isinstance(base, FullMixture) else network
 
 
 def resume(
@@ -87,9 +101,9 @@ def resume(
         run = Run.open(folder)
         last = run.folder / "last.safetensors"
         state = run.load_checkpoint(last) if last.is_file() else None
-        step, steps = state.read_count("step") if state else 0, run.experiment.training.steps
-        finished = step >= steps and (run.folder / "model.safetensors").is_file()
-        if state is None or not finished:
+        step = state.read_count("step") if state else 0
+        ended = state is not None and _has_ended(run, state)
+        if state is None or not (ended and (run.folder / "model.safetensors").is_file()):
             splits = run.splits()
             if not (run.folder / "data.json").is_file():  # the process was killed before it was written
                 run.write_run_json("data.json", fingerprints(splits))
@@ -101,7 +115,12 @@ def resume(
             )
         certificate = _certificate_of(run)
         seconds = state.read_number("seconds", 0.0)
-        return FitResult(run, steps, True, seconds, certificate, tuple(run.tightened_layers()))
+        return FitResult(run, step, True, seconds, certificate, tuple(run.tightened_layers()))
+
+
+def _has_ended(run: Run | MemoryRun, state: Checkpoint) -> bool:
+    """Whether the training of a checkpoint has ended, early or by its number of steps."""
+    return state.read_count("step") >= run.experiment.training.steps or bool(state.read_number("ended", 0.0))
 
 
 def _certificate_of(run: Run) -> Certificate | None:
@@ -113,13 +132,26 @@ def _certificate_of(run: Run) -> Certificate | None:
 
 
 def _fit(
-    run: Run, splits: Splits, state: Checkpoint | None, device: str, report: Report | None, stop: Callable[[], bool]
+    run: Run,
+    splits: Splits,
+    state: Checkpoint | None,
+    device: str,
+    report: Report | None,
+    stop: Callable[[], bool],
+    model: nn.Module | None = None,
 ) -> FitResult:
-    def note(callback: RunCallback, model: nn.Module) -> None:
+    if model is None:
+        torch.manual_seed(run.experiment.seed)
+        with defer_norms():  # the norms are estimated on the device
+            rows = (splits.train.x, splits.validation.x) if state is None else ()  # a checkpoint has what was fitted
+            model = run.untrained_model(*rows)
+
+    def note(callback: RunCallback) -> None:
         _write_environment(run, environment(callback, model, device), resumed=state is not None)
 
-    callback = train_model(run, splits.train, splits.validation, device, report, stop, state, note)
-    if callback.step < run.experiment.training.steps or stop():  # stopped during the last step: `resume` does the rest
+    callback = train_model(run, model, splits.train, splits.validation, device, report, stop, state, note)
+    finished = callback.ended or callback.step >= run.experiment.training.steps
+    if not finished or stop():  # stopped during the last step: `resume` does the rest
         return FitResult(run, callback.step, False, callback.seconds, engine=callback.engine)
     certificate, tightened = release(run, splits.validation, device)
     return FitResult(run, callback.step, True, callback.seconds, certificate, tuple(tightened), callback.engine)
@@ -127,24 +159,22 @@ def _fit(
 
 def train_model(
     run: Run | MemoryRun,
+    model: nn.Module,
     samples: Dataset,
     validation: Dataset,
     device: str,
     report: Report | None,
     stop: Callable[[], bool],
     state: Checkpoint | None = None,
-    note: Callable[[RunCallback, nn.Module], None] = lambda callback, model: None,
+    note: Callable[[RunCallback], None] = lambda callback: None,
 ) -> RunCallback:
-    """Train the model of a run on datasets in memory, from a checkpoint if given, and return how far it came.
+    """Train a model on datasets in memory, from a checkpoint if given; return how far it came.
 
     The run keeps the best weights. `note` is called after the first step, in case the process is killed, and at the
     end, also that of a run that diverged.
     """
     experiment = run.experiment
-    torch.manual_seed(experiment.seed)
-    with defer_norms():  # the norms are estimated below, on the device
-        model = run.untrained_model(samples.repeated().x).to(device)
-    refresh_(model, settle=True)
+    refresh_(model.to(device), settle=True)
     batches = make_batches(experiment, samples.to(device))
     augment, labelled = experiment.data.augment, batches.labelled_size
     objective = experiment.objective.build_objective(model, run.schema.levels, augment, labelled)
@@ -155,22 +185,25 @@ def train_model(
 
     def on_step(step: int, steps: int, metrics: Mapping[str, Tensor]) -> None:
         if callback.step == first:
-            note(callback, model)
+            note(callback)
         callback.collect(metrics)
         if report is not None:
             report(step, steps, metrics)
 
     try:
-        train(
-            objective, batches.starting_at(begin.read_count("step")), experiment.training,
-            generator=generator, acceleration=experiment.acceleration, report=on_step, resume=state, callback=callback,
-        )  # fmt: skip
+        if state is None and isinstance(getattr(model, "base", None), FullMixture):
+            callback.validate_initial(model)
+        if state is None or not _has_ended(run, state):
+            train(
+                objective, batches.starting_at(begin.read_count("step")), experiment.training, generator=generator,
+                acceleration=experiment.acceleration, report=on_step, resume=state, callback=callback,
+            )  # fmt: skip
     except TrainingError:
-        note(callback, model)
+        note(callback)
         raise
     finally:
         callback.close()
-    note(callback, model)
+    note(callback)
     return callback
 
 

@@ -179,10 +179,10 @@ class Run:
             )
         return splits
 
-    def untrained_model(self, rows: Tensor | None = None) -> nn.Module:
+    def untrained_model(self, rows: Tensor | None = None, validation: Tensor | None = None) -> nn.Module:
         """Build the untrained model, initialised by torch's global generator; preprocessing is fitted to `rows`."""
         try:
-            return build(self.experiment.network, self.schema, self.experiment.objective.kind, rows)
+            return build(self.experiment.network, self.schema, self.experiment.objective.kind, rows, validation)
         except ValueError as error:
             raise ValueError(f"{self.folder}: config.toml and schema.json do not fit: {error}") from None
 

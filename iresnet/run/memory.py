@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..data import Schema
 from ..lipschitz import defer_norms
@@ -58,13 +58,9 @@ class MemoryRun:
         """Whether a checkpoint of this name is kept."""
         return name in self.checkpoints
 
-    def untrained_model(self, rows: Tensor | None = None) -> nn.Module:
-        """Build the untrained model, initialised by torch's global generator; preprocessing is fitted to `rows`."""
-        return build(self.experiment.network, self.schema, self.experiment.objective.kind, rows)
-
     def model(self, device: str | torch.device = "cpu") -> nn.Module:
         """Return the model with the best averaged weights, in eval mode."""
         with torch.random.fork_rng(devices=[]), defer_norms():  # leave the user's random state unchanged
-            model = self.untrained_model().eval()
+            model = build(self.experiment.network, self.schema, self.experiment.objective.kind).eval()
         model.load_state_dict(dict(self.checkpoints["best.safetensors"].tensors["weights"]))
         return model.to(device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,15 @@ from ..certificate import Certificate, tighten_
 from ..data import Dataset, Schema
 from ..presets import Experiment
 from ..train import Report
-from .fit import certify_model, environment, make_batches, reference_likelihoods, train_model, write_model
+from .fit import (
+    certify_model,
+    environment,
+    initial_model,
+    make_batches,
+    reference_likelihoods,
+    train_model,
+    write_model,
+)
 from .folder import Run, fingerprint
 from .memory import MemoryRun
 
@@ -65,39 +73,24 @@ class TrainedModel:
 
 
 def train_in_memory(
-    experiment: Experiment,
-    samples: Dataset,
-    validation: Dataset,
-    *,
-    device: str = "cpu",
-    report: Report | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    patience: int | None = None,
+    experiment: Experiment, samples: Dataset, validation: Dataset, *, device: str = "cpu", report: Report | None = None
 ) -> TrainedModel:
-    """Train an experiment on datasets in memory: the best weights, tightened and certified.
-
-    Training ends early if `stop` returns True, or after `patience` validations that were no better than an earlier one;
-    the weights are then the best so far.
-    """
-    per_epoch = make_batches(experiment, samples).per_epoch
-    run = MemoryRun(replace(experiment, training=experiment.training.resolve_epochs(per_epoch)), samples.schema)
-    callback = train_model(run, samples, validation, device, report, lambda: stop() or _is_stalled(run, patience))
+    """Train an experiment on datasets in memory: the best weights, tightened and certified."""
+    training = experiment.training.resolve_epochs(make_batches(experiment, samples).per_epoch)
+    experiment, model = initial_model(replace(experiment, training=training), samples, validation)
+    run = MemoryRun(experiment, samples.schema)
+    callback = train_model(run, model, samples, validation, device, report, lambda: False)
     model = run.model(device)
     tightened = tighten_(model, run.schema.shape)
     reference = reference_likelihoods(model, validation.repeated())
-    parts = {"train": fingerprint(samples), "validation": fingerprint(validation)}
-    made = environment(callback, model, device)
-    certificate = certify_model(run, model)
     return TrainedModel(
-        run.experiment, run.schema, model.cpu(), certificate, None if reference is None else reference.cpu(),
-        run.log.rows, tuple(tightened), parts, made,
-    )  # fmt: skip
-
-
-def _is_stalled(run: MemoryRun, patience: int | None) -> bool:
-    """Whether the last `patience` validations were no better than an earlier one."""
-    best = run.checkpoints.get("best.safetensors")
-    if patience is None or best is None:
-        return False
-    since = (run.log.rows[-1]["step"] or 0) - best.read_count("step")
-    return since >= patience * run.experiment.training.validate_every
+        run.experiment,
+        run.schema,
+        model.cpu(),
+        certify_model(run, model),
+        None if reference is None else reference.cpu(),
+        run.log.rows,
+        tuple(tightened),
+        {"train": fingerprint(samples), "validation": fingerprint(validation)},
+        environment(callback, model, device),
+    )
