@@ -33,7 +33,8 @@ class Schema:
     """The format of one sample: an image of integers 0 .. levels - 1, shape (C, H, W), or real numbers, shape (D,).
 
     The schema of a table names its `columns` and, where there is one, the column `label` that holds the labels.
-    `classes` are the names of the labels 0, 1, ...; it is empty for data without labels. It is saved with the model.
+    `classes` are the names of the labels 0, 1, ...; it is empty for data without labels. `targets` are the columns
+    whose density a model learns, given the other columns; it is empty for a density of all. It is saved with the model.
 
     >>> print(Schema((1, 8, 8), levels=17))
     images of shape (1, 8, 8) with 17 levels
@@ -46,6 +47,7 @@ class Schema:
     columns: tuple[str, ...] = ()
     label: str = ""
     classes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.shape) not in (1, 3) or not all(type(n) is int and n > 0 for n in self.shape):
@@ -63,12 +65,16 @@ class Schema:
             raise ValueError(f"levels are for images; got {got} for samples of shape {self.shape}. Use None.")
         if not isinstance(self.label, str):
             raise ValueError(f"label must be a column's name or empty; got {quoted(self.label)}.")
-        for name, words in (("columns", self.columns), ("classes", self.classes)):
+        for name, words in (("columns", self.columns), ("classes", self.classes), ("targets", self.targets)):
             if not all(isinstance(w, str) for w in words) or len(set(words)) < len(words):
                 raise ValueError(f"{name} must be different names; got {listed([*map(quoted, words)])}.")
         if self.columns and (self.is_image or len(self.columns) != self.shape[0]):
             raise ValueError(
                 f"columns must name every number of a sample, {self.shape}; got {len(self.columns)} names."
+            )
+        if self.targets and not set(self.targets) < set(self.columns):
+            raise ValueError(
+                f"targets must be some of the columns, and not all; got {listed([*map(quoted, self.targets)])}."
             )
 
     @property
@@ -86,9 +92,17 @@ class Schema:
         """A name for every value of a sample: the columns, or x0, x1, ..."""
         return self.columns or tuple(f"x{i}" for i in range(self.dimension))
 
+    def select(self, columns: Sequence[str]) -> Schema:
+        """Return the schema of some of the columns."""
+        return Schema((len(columns),), columns=tuple(columns))
+
     def to_dict(self) -> dict[str, Any]:
-        """Convert to a dictionary that JSON can hold; `from_dict` reads it back."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+        """Convert to a dictionary that JSON can hold; `from_dict` reads it back.
+
+        Without targets there is no such key, so that fingerprints are those of earlier versions.
+        """
+        content = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+        return content if self.targets else {name: v for name, v in content.items() if name != "targets"}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Schema:
@@ -99,7 +113,7 @@ class Schema:
         for key, value in content.items():
             if key not in known:
                 raise ValueError(f"a schema has no key {quoted(key)}. {hint(key, known)}")
-            if isinstance(value, list) != (key in ("shape", "columns", "classes")):
+            if isinstance(value, list) != (key in ("shape", "columns", "classes", "targets")):
                 raise ValueError(f"{key} of a schema cannot be {quoted(value)}. Write it with Schema.to_dict.")
         values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
         return cls(**values)

@@ -4,13 +4,15 @@ FlowDensity              the density of a table, like KernelDensity and Gaussian
 FlowOutlierDetector      rows of low density, like EllipticEnvelope
 FlowClassifier           classes, with the density of every row
 FlowTransformer          codes and back, like PowerTransformer
+ConditionalFlowDensity   the density of y given X: a regression that predicts a whole distribution
 
 They are trained like the presets `table-density` and `table-hybrid`, certified, and saved as run folders.
 """
 
 from .classifier import FlowClassifier
+from .conditional import ConditionalFlowDensity
 from .density import FlowDensity
 from .outliers import FlowOutlierDetector
 from .transformer import FlowTransformer
 
-__all__ = ["FlowClassifier", "FlowDensity", "FlowOutlierDetector", "FlowTransformer"]
+__all__ = ["ConditionalFlowDensity", "FlowClassifier", "FlowDensity", "FlowOutlierDetector", "FlowTransformer"]

@@ -64,6 +64,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
 
     _preset: ClassVar[str] = "table-density"
     _kinds: ClassVar[tuple[str, ...]] = ("density",)
+    _conditional: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -112,9 +113,13 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         trained = TrainedModel.open(folder)
         if trained.schema.is_image:
             raise ValueError(f"an estimator needs a table; {folder} has {trained.schema}. Use iresnet.load.")
+        if bool(trained.schema.targets) != cls._conditional:
+            kind = "conditional" if trained.schema.targets else "not conditional"
+            right = "ConditionalFlowDensity" if trained.schema.targets else "FlowDensity"
+            raise ValueError(f"{cls.__name__} cannot open {folder}, whose density is {kind}. Use {right}.")
         estimator = cls(preset=str(Path(folder) / "config.toml"), **parameters)
         estimator._set_trained(trained)
-        estimator._set_columns(trained.schema.names)
+        estimator._set_columns([name for name in trained.schema.names if name not in trained.schema.targets])
         estimator._opened()
         return estimator
 
@@ -153,10 +158,14 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         else:
             count = split.held_out_count("validation", experiment.data.validation, len(dataset))
             train, validation = split.hold_out(dataset, count, seeded_generator(seed, "validation"))
-        table.refuse_constant_columns(train)
+        self._refuse_constant_columns(train)
         with _forked_generators(self.device), _reporting(type(self).__name__, self.verbose) as report:
             trained = train_in_memory(experiment, train, validation, device=self.device, report=report)
         self._set_trained(trained)
+
+    def _refuse_constant_columns(self, train: Dataset) -> None:
+        """Refuse columns without a density."""
+        table.refuse_constant_columns(train)
 
     def _set_trained(self, trained: TrainedModel) -> None:
         self.trained_, self.model_ = trained, in_float64(trained.model)

@@ -46,6 +46,9 @@ class DensityFit(FlowEstimator):
         self._fit_rows(rows, checked_weights(sample_weight, rows))
         return self
 
+    def _opened(self) -> None:
+        evaluate.as_flow(self.model_, f"a {type(self).__name__}")
+
     def _fit_rows(self, X: Array, weights: Array | None) -> None:
         kept = slice(None) if weights is None else weights > 0
         dataset = table.training_dataset(as_table(X[kept], self._columns()))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import OutlierMixin
+from torch import Tensor
 
 from .base import Array
 from .density import DensityFit, LikelihoodMixin
@@ -60,10 +61,9 @@ class FlowOutlierDetector(LikelihoodMixin, OutlierMixin, DensityFit):  # type: i
         self._set_offset(self._log_density(self._dataset(X)), weights)
 
     def _opened(self) -> None:
+        super()._opened()
         self._check_contamination()
-        if self.trained_.reference is None:
-            raise ValueError("an outlier detector needs a density; this model only classifies. Open another run.")
-        self._set_offset(self.trained_.reference.numpy(), None)
+        self._set_offset(cast(Tensor, self.trained_.reference).numpy(), None)
 
     def _check_contamination(self) -> None:
         if not 0 < self.contamination <= 0.5:

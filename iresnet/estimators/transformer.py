@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted
 
-from .. import evaluate
 from ..evaluate.chunks import CHUNK, in_chunks
 from ..evaluate.solving import decode
 from .base import Array
@@ -51,6 +50,3 @@ class FlowTransformer(LikelihoodMixin, ClassNamePrefixFeaturesOutMixin, Transfor
     @property
     def _n_features_out(self) -> int:
         return int(self.n_features_in_)
-
-    def _opened(self) -> None:
-        evaluate.as_flow(self.model_, "a transformer")

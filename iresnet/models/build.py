@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +22,15 @@ from ..lipschitz.activations import MIN_SOFTPLUS_THRESHOLD
 from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
 from ..multiscale import Multiscale
 from ..residual import ResidualBlock
+from ..spelling import listed
 from ..transform import Shape, Transform
 from ..transforms.dequantisation import LearnedNoise
 from ..transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
+from ..transforms.given import Given
 from ..transforms.mixing import InvertibleConv1x1, PrincipalAxes
 from ..transforms.preprocess import Logit, Standardise
 from . import families
-from .branches import Activation, alternate, convolutions, dense, linears, potential
+from .branches import Activation, alternate, conditioned, convolutions, dense, linears, potential
 from .mixture import choose_components, fit_mixture_
 from .network import Network
 from .readout import head as make_head
@@ -55,6 +58,8 @@ def build(
     from a file needs neither.
     """
     _check_purpose(network, schema, purpose)
+    if schema.targets:
+        return _conditional_flow(network, schema, data, validation)
     first = _preprocessing(network, schema, data)
     if network.family in RESNETS:
         width = network.width or RESNET_WIDTH
@@ -74,7 +79,38 @@ def build(
     return Hybrid(transform, base, head, estimator=training_estimator(network, schema), event_shape=schema.shape)
 
 
+def _conditional_flow(network: Network, schema: Schema, data: Tensor | None, validation: Tensor | None) -> Flow:
+    """Build the density of the target columns of a row, given the other columns, as a flow of whole rows."""
+    targets = [schema.columns.index(name) for name in schema.targets]
+    others = [i for i in range(schema.dimension) if i not in targets]
+    inner = schema.select(schema.targets)
+    first = _preprocessing(network, inner, None if data is None else data[:, targets])
+    chain = cast(Chain, _residual_transform(network, inner, first, True))
+    parts = [
+        ResidualBlock(conditioned(t.g, inner.dimension, len(others))) if isinstance(t, ResidualBlock) else t
+        for t in chain
+    ]
+    transform = Given(Chain(*parts), _context_scale(len(others), None if data is None else data[:, others]), targets)
+    base = _base(network, transform.output_shape(schema.shape), transform, data, validation)
+    return Flow(transform, base, estimator=training_estimator(network, inner), event_shape=schema.shape)
+
+
+def _context_scale(columns: int, data: Tensor | None) -> Standardise:
+    """Standardise the given columns; one that is constant keeps its scale."""
+    if data is None:
+        return Standardise(torch.zeros(columns), torch.ones(columns))
+    std, mean = torch.std_mean(data.double(), dim=0, correction=0)
+    varies = std > torch.finfo(data.dtype).eps * data.double().abs().amax(dim=0)
+    return Standardise(mean.to(data.dtype), torch.where(varies, std, 1.0).to(data.dtype))
+
+
 def _check_purpose(network: Network, schema: Schema, purpose: str) -> None:
+    if schema.targets and (purpose != "density" or families.is_other_flow(network)):
+        what = purpose if purpose != "density" else f"the family {network.family}"
+        raise ValueError(
+            f"a conditional density, of {listed(schema.targets)} given the other columns, needs the objective "
+            f'"density" and family = "iresnet"; got {what}.'
+        )
     if families.is_other_flow(network):
         families.check_family(network, schema, purpose)
     if purpose != "density" and len(schema.classes) < 2:
