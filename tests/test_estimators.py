@@ -27,7 +27,6 @@ from iresnet.estimators import (
     FlowOutlierDetector,
     FlowTransformer,
 )
-from iresnet.estimators.classifier import class_names
 from iresnet.run import Run
 
 from .runs import trained
@@ -345,8 +344,13 @@ class TestClassifier:
         X = pd.DataFrame(skewed(60), columns=["y", "class"])
         assert FlowClassifier(**TINY).fit(X, X["y"] > 1).trained_.schema.label == "label"
 
-    def test_names_of_classes(self):
-        assert class_names(np.array([True, False])) == ["1", "0"]
+    @pytest.mark.parametrize("names", [[-1, 3], [False, True], ["a", "b"], [2.0, 10.0]])
+    def test_classes_come_back_from_a_folder(self, names, tmp_path):
+        X = np.concatenate([normal(40) - 5, normal(40, seed=1) + 5])
+        model = FlowClassifier(**SMALL).fit(X, np.array(names)[np.repeat([0, 1], 40)])
+        again = FlowClassifier.from_run(model.save(tmp_path / "run"))
+        assert again.classes_.tolist() == names
+        assert again.predict(X).tolist() == model.predict(X).tolist()
 
 
 class TestTransformer:
@@ -505,6 +509,7 @@ class TestRunFolders:
             scores = [float(row["log_likelihood"]) for row in csv.DictReader(file)]
         assert scores == pytest.approx(model.log_prob(X, target(X)).tolist(), abs=1e-4)
         assert call("certify", folder)[0] == 0
+        assert call("audit", folder)[0] == 0
         assert call("evaluate", folder, "--data", tmp_path / "new.csv")[0] == 0
         assert call("report", folder, "--data", tmp_path / "new.csv")[0] == 0
         code, text = call("sample", folder)

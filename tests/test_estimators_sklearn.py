@@ -1,5 +1,7 @@
 """scikit-learn's own checks of an estimator. All of them are slow tests; a part runs every time."""
 
+from typing import Any
+
 import pytest
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
@@ -11,7 +13,7 @@ from iresnet.estimators import (
     FlowTransformer,
 )
 
-SMALL = {"blocks": 1, "width": 8, "max_steps": 15, "learning_rate": 1e-2, "random_state": 0}
+SMALL: dict[str, Any] = {"blocks": 1, "width": 8, "max_steps": 15, "learning_rate": 1e-2, "random_state": 0}
 ESTIMATORS = [
     FlowDensity(**SMALL),
     FlowOutlierDetector(**SMALL),

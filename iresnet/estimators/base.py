@@ -180,7 +180,8 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
     def n_steps_(self) -> int:
         """The number of training steps."""
         check_is_fitted(self)
-        return int(self.trained_.environment.get("step") or 0)
+        last = self.trained_.log[-1]["step"] if self.trained_.log else 0
+        return int(self.trained_.environment.get("step") or last or 0)
 
     @property
     def validation_scores_(self) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -71,16 +73,27 @@ class FlowClassifier(LikelihoodMixin, ClassifierMixin, FlowEstimator):  # type: 
 
     def _opened(self) -> None:
         evaluate.classes.as_classifier(self.model_)
-        names = self.trained_.schema.classes
-        integers = all(name.lstrip("-").isdecimal() for name in names)
-        self.classes_ = np.unique(np.array(names, dtype=np.int64 if integers else None))
+        self.classes_ = classes_of(self.trained_.schema.classes)
 
 
 def class_names(classes: NDArray[np.generic]) -> list[str]:
     """Return a name for every class, as in a file: integers without a decimal point.
 
-    >>> class_names(np.array([1.0, 2.0])), class_names(np.array(["no", "yes"]))
-    (['1', '2'], ['no', 'yes'])
+    >>> class_names(np.array([1.0, 2.0])), class_names(np.array([False, True]))
+    (['1', '2'], ['False', 'True'])
     """
-    names = [class_name(value) for value in classes.tolist()]
-    return names if all(names) and len(set(names)) == len(names) else [str(value) for value in classes.tolist()]
+    texts = [str(value) for value in classes.tolist()]
+    names = [class_name(text) for text in texts]
+    return names if all(names) and len(set(names)) == len(names) else texts
+
+
+def classes_of(names: Sequence[str]) -> NDArray[np.generic]:
+    """Return the classes of these names, sorted: integers or truth values, if all are, else text.
+
+    >>> classes_of(["10", "9"]), classes_of(["True", "False"])
+    (array([ 9, 10]), array([False,  True]))
+    """
+    if all(name in ("True", "False") for name in names):
+        return np.unique([name == "True" for name in names])
+    integers = all(re.fullmatch("-?[0-9]{1,18}", name) for name in names)
+    return np.unique(np.array(names, dtype=np.int64 if integers else None))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import evaluate
 from ..data import Dataset, table
+from ..evaluate.chunks import CHUNK
 from ..flow import Flow
 from .base import Array, FlowEstimator, Self, as_table, checked_weights, generator_from, weighted
 from .quantiles import base_cdf, base_quantile, has_quantiles
@@ -115,8 +116,7 @@ class ConditionalFlowDensity(FlowEstimator):
         if has_quantiles(self._flow.base):
             found = self._exact_quantiles(contexts, torch.from_numpy(levels))
         else:
-            drawn = self._flow.sample((DRAWS,), contexts, generator=generator_from(random_state))
-            found = torch.quantile(drawn, torch.from_numpy(levels), dim=0)
+            found = self._estimated_quantiles(contexts, torch.from_numpy(levels), generator_from(random_state))
         values = self._values(found.transpose(0, 1))
         return values[:, 0] if np.ndim(q) == 0 else values
 
@@ -127,6 +127,11 @@ class ConditionalFlowDensity(FlowEstimator):
         z = base_quantile(flow.base, levels if self._increases(contexts[:1]) else 1 - levels)
         codes, repeated = z.repeat_interleave(len(contexts))[:, None], contexts.repeat(len(levels), 1)
         return flow.transform.inverse(codes, repeated).reshape(len(levels), len(contexts), -1)
+
+    def _estimated_quantiles(self, contexts: Tensor, levels: Tensor, generator: torch.Generator) -> Tensor:
+        """Return rows with the quantiles of samples, shape (levels, rows, columns), some rows at a time."""
+        drawn = (self._flow.sample((DRAWS,), some, generator=generator) for some in torch.split(contexts, CHUNK))
+        return torch.cat([torch.quantile(samples, levels, dim=0) for samples in drawn], dim=1)
 
     @torch.no_grad()
     def _increases(self, context: Tensor) -> bool:

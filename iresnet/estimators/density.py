@@ -37,6 +37,14 @@ class LikelihoodMixin:
         return drawn
 
 
+class MeanScoreMixin(LikelihoodMixin):
+    """These methods, and the score of an estimator that is only a density."""
+
+    def score(self, X: ArrayLike, y: object = None) -> float:
+        """Return the mean log-density of the rows, in nats."""
+        return float(self.score_samples(X).mean())
+
+
 class DensityFit(FlowEstimator):
     """The `fit` of estimators that are trained as a density of the rows."""
 
@@ -55,7 +63,7 @@ class DensityFit(FlowEstimator):
         self._train(weighted(dataset, None if weights is None else weights[kept]))
 
 
-class FlowDensity(LikelihoodMixin, DensityMixin, DensityFit):  # type: ignore[misc]
+class FlowDensity(MeanScoreMixin, DensityMixin, DensityFit):  # type: ignore[misc]
     """A normalizing flow of residual blocks: the density of a table.
 
     >>> import numpy as np
@@ -64,7 +72,3 @@ class FlowDensity(LikelihoodMixin, DensityMixin, DensityFit):  # type: ignore[mi
     >>> density.score_samples(rows).shape, density.sample(3, random_state=0).shape, density.certificate_.passed
     ((200,), (3, 2), True)
     """
-
-    def score(self, X: ArrayLike, y: object = None) -> float:
-        """Return the mean log-density of the rows, in nats."""
-        return float(self.score_samples(X).mean())

@@ -10,10 +10,10 @@ from sklearn.base import OutlierMixin
 from torch import Tensor
 
 from .base import Array
-from .density import DensityFit, LikelihoodMixin
+from .density import DensityFit, MeanScoreMixin
 
 
-class FlowOutlierDetector(LikelihoodMixin, OutlierMixin, DensityFit):  # type: ignore[misc]
+class FlowOutlierDetector(MeanScoreMixin, OutlierMixin, DensityFit):  # type: ignore[misc]
     """Calls the rows of lowest density outliers, like scikit-learn's EllipticEnvelope with any density.
 
     `contamination` is the fraction of the training rows, by weight, that are outliers, in (0, 0.5]; `offset_` is the

@@ -13,10 +13,10 @@ from sklearn.utils.validation import check_array, check_is_fitted
 from ..evaluate.chunks import CHUNK, in_chunks
 from ..evaluate.solving import decode
 from .base import Array
-from .density import DensityFit, LikelihoodMixin
+from .density import DensityFit, MeanScoreMixin
 
 
-class FlowTransformer(LikelihoodMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityFit):  # type: ignore[misc]
+class FlowTransformer(MeanScoreMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityFit):  # type: ignore[misc]
     """Maps rows to the codes of a density, which are close to independent normals, and codes back to rows.
 
     It is a nonlinear whitening, like scikit-learn's PowerTransformer of all columns together. Nothing is lost:
@@ -42,10 +42,6 @@ class FlowTransformer(LikelihoodMixin, ClassNamePrefixFeaturesOutMixin, Transfor
             )
         rows: Array = decode(self.model_.transform, torch.from_numpy(codes.copy()), decoder=self.model_.decoder).numpy()
         return rows
-
-    def score(self, X: ArrayLike, y: object = None) -> float:
-        """Return the mean log-density of the rows, in nats."""
-        return float(self.score_samples(X).mean())
 
     @property
     def _n_features_out(self) -> int:

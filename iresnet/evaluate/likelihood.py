@@ -82,7 +82,7 @@ def log_prob_draws(
     check_eval(model)
     flow, shape = as_flow(model), data.schema.shape
     estimator: Estimator | None = None
-    bias_bound, dimension = 0.0, math.prod(shape)
+    bias_bound, dimension = 0.0, math.prod(flow.base.shape)
     blocks = len(list(residual_blocks(flow, shape)))
     if dimension > EXACT_UP_TO and blocks:  # other transforms have determinants in closed form
         bias_bound = bias * dimension * math.log(2)

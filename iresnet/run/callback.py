@@ -27,7 +27,7 @@ from ..train.checkpoint import Checkpoint
 from ..train.guard import REMEDY, TrainingError
 from ..train.objective import ObjectiveSettings, cross_entropy, unit_name
 from ..transforms.dequantisation import dequantise_for
-from .folder import Run
+from .folder import Run, made_with
 from .memory import MemoryRun
 
 LOG_EVERY = 10
@@ -62,6 +62,7 @@ class RunCallback:
         self.waited, self.ended = int(state.read_number("waited", 0.0)), bool(state.read_number("ended", 0.0))
         self.start = time.perf_counter()
         self.log = run.open_log(self.step, _validation_columns(run.experiment.objective, run.schema, model))
+        self._made_with = made_with(run.experiment, run.schema)
         self.unlogged: list[Mapping[str, Tensor]] = []
         self.engine, self.precision = "", "float32"
 
@@ -98,7 +99,7 @@ class RunCallback:
 
     def _save(self, state: State) -> None:
         """Save the training state to resume from."""
-        snapshot, extra = state.snapshot(), {"seconds": self.seconds, "made_with": self.run.made_with()}
+        snapshot, extra = state.snapshot(), {"seconds": self.seconds, "made_with": self._made_with}
         extra |= {"waited": self.waited, "ended": int(self.ended)}
         if math.isfinite(self.best):
             extra["best"] = self.best
@@ -127,7 +128,7 @@ class RunCallback:
         if select_last or criterion < self.best or not self.run.has_checkpoint("best.safetensors"):
             self.best, self.waited = criterion, 0
             finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-            content = {"step": step, **finite, "made_with": self.run.made_with()}
+            content = {"step": step, **finite, "made_with": self._made_with}
             best = Checkpoint({"weights": dict(model.state_dict())}, content)
             self._write_checkpoint(best, "best.safetensors", step)
         return metrics
@@ -186,7 +187,7 @@ def _likelihood(flow: Flow, data: Dataset) -> tuple[dict[str, float], float]:
         return spent.double() - found.double()
 
     blocks = [block for _, block, _ in residual_blocks(flow, data.schema.shape)]
-    true = nats(_validation_estimator(flow, blocks, x))
+    true = nats(_validation_estimator(flow, blocks))
     mean = float(true.mean())
     metrics = {f"validation {unit_name(levels)}": mean if levels is None else mean / unit}
     if isinstance(flow.estimator, PowerSeries):
@@ -194,13 +195,13 @@ def _likelihood(flow: Flow, data: Dataset) -> tuple[dict[str, float], float]:
     return metrics, mean / unit
 
 
-def _validation_estimator(flow: Flow, blocks: list[ResidualBlock], x: Tensor) -> Estimator | None:
+def _validation_estimator(flow: Flow, blocks: list[ResidualBlock]) -> Estimator | None:
     """Return None (exact determinants) for few dimensions, else a series that stops when its remainder is small.
 
     Training's own estimator would hide the error that training exploits. Proving the constant of weights that are not
     tightened would take longer than many steps, so the requested constant is taken as true.
     """
-    d = math.prod(x.shape[1:])
+    d = math.prod(flow.base.shape)
     if d <= EXACT_UP_TO or not blocks:  # other transforms have closed-form determinants
         return None
     lipschitz = max(_requested_lipschitz(block) for block in blocks)

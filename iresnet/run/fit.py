@@ -24,7 +24,7 @@ from ..train import Report, TrainingError, checkpoint, train
 from ..train.checkpoint import Checkpoint
 from ..version import __version__
 from .callback import VALIDATION_SAMPLES, RunCallback
-from .folder import Run, fingerprints
+from .folder import Run, fingerprints, made_with
 from .memory import MemoryRun
 
 #: What tells the parts of a run apart that were trained by other code or on other hardware.
@@ -253,7 +253,7 @@ def write_model(
     if reference is not None:
         tensors["reference"] = {"log_likelihood": reference}
     run.add_missing_digests()
-    content = Checkpoint(tensors, {**state, "made_with": run.made_with()})
+    content = Checkpoint(tensors, {**state, "made_with": made_with(run.experiment, run.schema)})
     path = checkpoint.save(content, run.folder / "model.safetensors", version=__version__)
     if certificate is not None:
         write_certificate(run, certificate, checkpoint.sha256(path))

@@ -206,17 +206,13 @@ class Run:
     def load_checkpoint(self, path: Path) -> Checkpoint:
         """Load a checkpoint of this run; raise if it was made with other network settings or another schema."""
         saved = checkpoint.load(path)
-        made, here = saved.state.get("made_with", {}), self.made_with()
+        made, here = saved.state.get("made_with", {}), made_with(self.experiment, self.schema)
         for key, value in made.items() if isinstance(made, dict) else ():
             if here.get(key, value) != value:
                 where = self.folder / ("schema.json" if key.startswith("schema.") else "config.toml")
                 why = f"it was made with {key} = {value!r:.40}; got {here[key]!r:.40}"
                 raise saved.mismatch_error(str(where), why, "Restore that value, or train again.")
         return saved
-
-    def made_with(self) -> dict[str, Any]:
-        """Return the settings that, with the weights, determine the model's function; checkpoints store them."""
-        return made_with(self.experiment, self.schema)
 
     def open_log(self, step: int, validation: list[str]) -> Log:
         """Open log.csv to write rows after this step; `validation` lists the columns of validation metrics."""
@@ -325,7 +321,7 @@ class Run:
 
 
 def made_with(experiment: Experiment, schema: Schema) -> dict[str, Any]:
-    """Return the settings that, with the weights, determine a model's function."""
+    """Return the settings that, with the weights, determine a model's function; checkpoints store them."""
     network = {f"network.{k}": v for k, v in config.to_mapping(experiment.network).items()}
     rows = {"schema.shape": list(schema.shape), "schema.levels": schema.levels}
     return {**network, "objective.kind": experiment.objective.kind, **rows}

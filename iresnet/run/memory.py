@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -14,7 +14,6 @@ from ..lipschitz import defer_norms
 from ..models import build
 from ..presets import Experiment
 from ..train.checkpoint import Checkpoint
-from .folder import made_with
 
 
 @dataclass
@@ -41,10 +40,6 @@ class MemoryRun:
     log: MemoryLog = field(default_factory=MemoryLog)
 
     resumable: ClassVar[bool] = False
-
-    def made_with(self) -> dict[str, Any]:
-        """Return the settings that, with the weights, determine the model's function."""
-        return made_with(self.experiment, self.schema)
 
     def open_log(self, step: int, validation: list[str]) -> MemoryLog:
         """Return the log to write to."""
