@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -23,12 +23,23 @@ LogDensity = Callable[[Rows], Rows]
 
 @dataclass(frozen=True)
 class Table:
-    """Training, validation and test rows, and the true ln p of a row where it is known."""
+    """Training, validation and test rows, and the true ln p of a row where it is known.
+
+    Methods use the validation rows themselves, to stop and to tune. So settings are compared on other rows, `choice`:
+    for a real table, which has none to spare, on a quarter of its training rows (`for_choosing`).
+    """
 
     train: Rows
     validation: Rows
     test: Rows
     log_density: LogDensity | None = None
+    choice: Rows | None = None
+
+    def for_choosing(self) -> Table:
+        """Return a table without test rows, to compare settings on `choice`."""
+        n = len(self.train) * 3 // 4
+        parts = (self.train[:n], self.train[n:]) if self.choice is None else (self.train, self.choice)
+        return replace(self, train=parts[0], choice=parts[1], test=self.test[:0])
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,7 @@ def _digits_patches() -> Rows:
 def _generated(make: Callable[[], Known], rows: int, seed: int) -> Table:
     known, rng = make(), np.random.default_rng((seed, 1))
     counts = (rows, min(2000, max(30, rows // 4)), 2000)
-    return Table(*(known.draw(n, rng) for n in counts), known.log_density)
+    return Table(*(known.draw(n, rng) for n in counts), known.log_density, known.draw(2000, rng))
 
 
 def _mixing(d: int, seed: int, spread: float) -> Rows:

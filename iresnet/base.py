@@ -181,8 +181,8 @@ class FullMixture(Mixture):
 
     def _draw(self, k: Tensor, noise: Tensor) -> Tensor:
         u = noise.flatten(1).unsqueeze(-1)
-        z = torch.linalg.solve_triangular(self.precision_factors[k], u, upper=False).squeeze(-1)
-        return (self.mean[k] + z).reshape(noise.shape)
+        z: Tensor = torch.linalg.solve_triangular(self.precision_factors[k], u, upper=False)
+        return (self.mean[k] + z.squeeze(-1)).reshape(noise.shape)
 
 
 class Posterior(nn.Module):

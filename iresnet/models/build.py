@@ -29,9 +29,10 @@ from ..transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
 from ..transforms.given import Given
 from ..transforms.mixing import InvertibleConv1x1, PrincipalAxes
 from ..transforms.preprocess import Logit, Standardise
+from ..transforms.spline import ColumnSpline, fit_columns
 from . import families
 from .branches import Activation, alternate, conditioned, convolutions, dense, linears, potential
-from .mixture import choose_components, fit_mixture_
+from .mixture import fit_mixture, held_out_parts, suits_better
 from .network import Network
 from .readout import head as make_head
 from .resnet import PlainResNet, PreActResNet
@@ -39,7 +40,7 @@ from .unconstrained import UnconstrainedBlock
 
 #: The number of images that the standardisation is fitted on, of rows that full covariances are fitted on, and the
 #: dimension up to which the exact determinant costs no more than a series.
-FIT_IMAGES, FIT_ROWS, EXACT_DIMENSIONS = 10_000, 20_000, 8
+FIT_IMAGES, FIT_ROWS, EXACT_DIMENSIONS = 10_000, 10_000, 8
 
 #: The default width of a ResNet's first stage.
 RESNET_WIDTH = 16
@@ -60,7 +61,7 @@ def build(
     _check_purpose(network, schema, purpose)
     if schema.targets:
         return _conditional_flow(network, schema, data, validation)
-    first = _preprocessing(network, schema, data)
+    first = _fixed_transform(network, schema, data, validation)
     if network.family in RESNETS:
         width = network.width or RESNET_WIDTH
         return Classifier(first, RESNETS[network.family](schema.shape[0], len(schema.classes), network.blocks, width))
@@ -84,7 +85,7 @@ def _conditional_flow(network: Network, schema: Schema, data: Tensor | None, val
     targets = [schema.columns.index(name) for name in schema.targets]
     others = [i for i in range(schema.dimension) if i not in targets]
     inner = schema.select(schema.targets)
-    first = _preprocessing(network, inner, None if data is None else data[:, targets])
+    first = _fixed_transform(network, inner, *(None if x is None else x[:, targets] for x in (data, validation)))
     chain = cast(Chain, _residual_transform(network, inner, first, True))
     parts = [
         ResidualBlock(conditioned(t.g, inner.dimension, len(others))) if isinstance(t, ResidualBlock) else t
@@ -155,6 +156,14 @@ def _ends_with_actnorm(network: Network, purpose: str) -> bool:
     return not (purpose == "classification" and network.readout == "batchnorm")
 
 
+def _fixed_transform(network: Network, schema: Schema, data: Tensor | None, validation: Tensor | None) -> Transform:
+    """Build what comes before the network and is fixed before training: preprocessing, and the splines of a table."""
+    first = _preprocessing(network, schema, data)
+    if network.spline_bins and not schema.is_image:
+        return Chain(first, _columns(network, schema, first, data, validation))
+    return first
+
+
 def _preprocessing(network: Network, schema: Schema, data: Tensor | None) -> Transform:
     if schema.levels is not None and network.preprocessing == "logit":
         return Logit(schema.levels, network.alpha)
@@ -165,6 +174,20 @@ def _preprocessing(network: Network, schema: Schema, data: Tensor | None) -> Tra
     data = _random_samples(data, FIT_IMAGES) if schema.is_image else data
     # Dequantisation moves the mean by half a level; it adds 1/12 to the variance, which is left to ActNorm.
     return Standardise.fit(data.float() + (0.0 if schema.levels is None else 0.5))
+
+
+def _columns(
+    network: Network, schema: Schema, standardise: Transform, data: Tensor | None, validation: Tensor | None
+) -> ColumnSpline:
+    """Build a spline per column; the identity, where a mixture with full covariances suits plain columns better."""
+    identity = ColumnSpline(schema.shape[0], network.spline_bins)
+    if data is None:
+        return identity
+    x, held_out = map(standardise, held_out_parts(_random_samples(data, FIT_ROWS), validation))
+    spline = fit_columns(x, network.spline_bins, held_out)
+    if network.covariance == "diagonal" or suits_better(spline, identity, x, held_out):
+        return spline
+    return identity
 
 
 def _random_samples(data: Tensor, count: int) -> Tensor:
@@ -334,8 +357,7 @@ def _full_mixture(
     transform.train()(x)  # the first batch in training initialises ActNorms and principal axes
     with torch.no_grad():
         z, held_out = transform(x), None if validation is None else transform(_random_samples(validation, FIT_ROWS))
-    components = network.components or choose_components(z, held_out)
-    return fit_mixture_(FullMixture(shape, components, learned=network.learned_base), z, held_out)
+    return fit_mixture(partial(FullMixture, shape, learned=network.learned_base), z, held_out, network.components)
 
 
 def training_estimator(network: Network, schema: Schema) -> Estimator | None:

@@ -94,6 +94,9 @@ class Network:
     #: The preprocessing of images: "logit", "standardise" (mean 0, variance 1 per channel) or "centre" (to
     #: [-1/2, 1/2]). Tables are always standardised.
     preprocessing: Preprocessing = "logit"
+    #: For tables: the most pieces of a monotone spline per column, which makes the column nearly normal; 0: columns are
+    #: only standardised. Splines are fitted before training, and left out where validation samples do not need them.
+    spline_bins: Annotated[int, minimum(0), maximum(1_000)] = 0
     #: The margin of the logit: pixels are mapped to [alpha, 1 - alpha] first.
     alpha: float = 0.05
     #: The number of channels of zeros that are appended to the input (classification only).

@@ -1,9 +1,10 @@
 """Transforms with a closed form, coupling layers, and flows imported from zuko.
 
 In reading order: `closed_form` (base classes), `first_batch` (data-dependent initialisation), `elementary` (ActNorm,
-Squeeze, Flatten, InjectivePad), `mixing` (linear maps of the channels), `preprocess` (logit, standardisation), `split`
-(which part a coupling keeps and which it transforms), `conditioner` (the networks inside a coupling), `coupling`
-(affine and additive), `dequantisation` (noise for integer data), `imported` (MADE, MAF and FFJORD from zuko).
+Squeeze, Flatten, InjectivePad), `mixing` (linear maps of the channels), `preprocess` (logit, standardisation),
+`spline` (columns made nearly normal), `split` (which part a coupling keeps and which it transforms), `conditioner`
+(the networks inside a coupling), `coupling` (affine and additive), `dequantisation` (noise for integer data),
+`imported` (MADE, MAF and FFJORD from zuko).
 """
 
 from .closed_form import ClosedForm
@@ -12,6 +13,7 @@ from .elementary import ActNorm, Flatten, InjectivePad, Squeeze
 from .imported import Imported, ffjord, made, maf
 from .mixing import InvertibleConv1x1, PrincipalAxes, Reverse
 from .preprocess import Logit, Standardise, dequantise
+from .spline import ColumnSpline
 from .split import Alternate, Checkerboard, Halves, Split
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "Alternate",
     "Checkerboard",
     "ClosedForm",
+    "ColumnSpline",
     "Coupling",
     "Flatten",
     "Halves",
