@@ -158,6 +158,13 @@ class TestEveryEstimator:
 
 
 class TestTraining:
+    def test_columns_without_an_upper_bound_of_the_density_are_reported(self):
+        X = np.column_stack([normal(60, 1), np.round(normal(60, 1)) / 7])
+        with pytest.warns(UserWarning, match=r"column 'x1' is .* so its density as real has no upper bound. Leave it"):
+            FlowDensity(**TINY).fit(X)
+        with pytest.warns(UserWarning, match="column 'x1' follows from 'x0' in all 51 training rows"):
+            FlowDensity(**TINY).fit(np.column_stack([X[:, 0], 2 * X[:, 0]]))
+
     def test_patience_ends_it_early(self):
         model = fitted(FlowDensity, normal(60), max_steps=2000, patience=2, settings={"validate_every": 5})
         assert model.n_steps_ < 1000
@@ -450,6 +457,75 @@ class TestConditional:
     def test_the_wrong_number_of_targets_is_refused(self):
         with pytest.raises(ValueError, match=r"y must have 3 rows of 1 numbers; got \(2, 1\)"):
             example(ConditionalFlowDensity).log_prob(skewed(3), [1.0, 2.0])
+
+
+def mixed(n=300, seed=0):
+    """Whole numbers, positive numbers and one of two values."""
+    rng = np.random.default_rng(seed)
+    return np.column_stack([rng.poisson(4, n), np.exp(1.5 * rng.normal(size=n)), rng.choice([1.0, 2.5], n)])
+
+
+class TestKindsOfColumns:
+    def test_a_sample_has_only_values_that_its_columns_may_have(self):
+        drawn = fitted(FlowDensity, mixed()).sample(200, random_state=0)
+        assert (drawn[:, 0] == drawn[:, 0].round()).all()
+        assert drawn[:, 0].min() >= 0
+        assert drawn[:, 1].min() > 0
+        assert np.unique(drawn[:, 2]).tolist() == [1.0, 2.5]
+
+    def test_a_value_that_a_column_cannot_have_is_impossible(self):
+        model, X = fitted(FlowOutlierDetector, mixed()), mixed(3)
+        X[0, 1], X[1, 0], X[2, 2] = -1.0, 0.5, 2.0
+        assert (model.score_samples(X) == -np.inf).all()
+        assert model.predict(X).tolist() == [-1, -1, -1]
+
+    def test_whole_numbers_have_probabilities(self):
+        model = fitted(FlowDensity, mixed()[:, :1], max_steps=60)
+        total = np.exp(model.score_samples(np.arange(40.0)[:, None])).sum()
+        assert 0.9 < total < 1.01  # each is a lower bound
+
+    def test_codes_of_them_are_inverted(self):
+        model, X = fitted(FlowTransformer, mixed()), mixed(20, seed=1)
+        again = model.inverse_transform(model.transform(X))
+        assert np.array_equal(again[:, [0, 2]], X[:, [0, 2]])
+        assert np.allclose(again[:, 1], X[:, 1], rtol=1e-5)
+
+    def test_kinds_may_be_declared(self):
+        model = fitted(FlowDensity, mixed()[:, :2], settings={"data.kinds": ["x0=integer:0:20"]})
+        assert [str(kind) for kind in model.trained_.schema.kinds] == ["integer:0:20", "positive"]
+
+    @pytest.mark.parametrize("seed", [0, 1])
+    def test_quantiles_of_whole_numbers(self, seed):
+        X, y = normal(200, seed=seed), mixed(200, seed=seed)[:, 0]
+        model = ConditionalFlowDensity(**SMALL).fit(X, y)
+        assert [kind.name for kind in model.trained_.schema.kinds] == ["real", "real", "integer"]
+        quantile = model.quantiles(X, 0.6)
+        assert (quantile == quantile.round()).all()
+        assert (model.cdf(X, quantile) >= 0.6 - 1e-6).all()
+        below = quantile > 0
+        assert (model.cdf(X[below], quantile[below] - 1) < 0.6 + 1e-6).all()
+
+    def test_given_columns_may_have_any_value(self):
+        X, y = mixed(200), normal(200)[:, 0]
+        model = ConditionalFlowDensity(**TINY).fit(X, y)
+        assert np.isfinite(model.log_prob(X - 7.3, y)).all()
+
+    def test_a_target_of_few_values(self):
+        X, y = normal(200), mixed(200)[:, 2]
+        model = ConditionalFlowDensity(**TINY).fit(X, y)
+        assert set(model.sample(X, 5, random_state=0).ravel().tolist()) == {1.0, 2.5}
+        assert np.isfinite(model.log_prob(X, y)).all()
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_they_come_back_from_a_folder(self, kind, tmp_path):
+        X = mixed(100)
+        y = mixed(100, seed=1)[:, 0] if kind is ConditionalFlowDensity else X[:, 1] > 1
+        model = kind(**TINY).fit(X, y)
+        again = kind.from_run(model.save(tmp_path / "run"))
+        if kind is ConditionalFlowDensity:
+            assert np.allclose(again.log_prob(X, y), model.log_prob(X, y))
+        else:
+            assert np.allclose(outputs(again, X), outputs(model, X))
 
 
 class TestRunFolders:

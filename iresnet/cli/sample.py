@@ -19,7 +19,7 @@ from ..inverse import Decoder
 from ..run import Run
 from ..spelling import counted, hint, quoted
 from .console import Device, console, waiting
-from .output import MOST, RunFolder, check_tolerance, open_run, plot_samples, read_data, save_samples
+from .output import MOST, RunFolder, check_tolerance, format_rows, open_run, plot_samples, save_samples
 
 
 def sample(
@@ -35,7 +35,10 @@ def sample(
     tolerance: Annotated[
         float | None, typer.Option(help="Largest proven l2 error of each block's solve, in the block's units.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Output path, without suffix.", show_default="RUN/samples")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Output path, without suffix; - prints the rows of a table.", show_default="RUN/samples"),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Draw samples by inverting every block, with a proven error bound.
@@ -57,7 +60,10 @@ def sample(
     decoder, begin = Decoder(), time.perf_counter()
     with torch.no_grad(), waiting(screen, f"Inverting {count:,} codes …"):
         z = flow.base.rsample(count, torch.Generator(chosen).manual_seed(seed), temperature=temperature, **options)
-        x = decode(flow.transform, z, tolerance=tolerance, decoder=decoder).cpu()
+        x = opened.schema.restore(decode(flow.transform, z, tolerance=tolerance, decoder=decoder).cpu().double())
+    if out is not None and str(out) == "-" and not opened.schema.is_image:
+        typer.echo(format_rows(x, opened.schema), nl=False)
+        return
     screen.say(f"Inverted in {_describe_time(time.perf_counter() - begin, decoder, z)}.")
     path = opened.output / "samples" if out is None else out
     saved = save_samples(path, x, opened.schema)
@@ -72,9 +78,9 @@ def _describe_time(seconds: float, decoder: Decoder, z: Tensor) -> str:
 
 
 def _plot(path: Path, x: Tensor, run: Run) -> str:
-    """Plot samples, those of a table beside test data; return where, or why not if the data cannot be read."""
+    """Plot samples, those of a table beside held-out data; return where, or why not if the data cannot be read."""
     try:
-        data = x if run.schema.is_image else read_data(run, None).x
+        data = x if run.schema.is_image else run.splits().held_out_data.x
     except (OSError, ValueError) as error:
         return f". No plot, since it needs the test data: {error}"
     return f", plotted in {plot_samples(path, x, data, run.schema)}"

@@ -7,6 +7,7 @@ out to validate, the best averaged weights are kept, tightened to their bounds a
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,10 +20,11 @@ from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-from torch import nn
+from torch import Tensor, nn
 
 from ..certificate import Certificate
 from ..data import Dataset, Schema, split, table
+from ..data.choice import TableOptions
 from ..data.dataset import seeded_generator
 from ..presets import Experiment
 from ..run import TrainedModel, train_in_memory
@@ -113,6 +115,9 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         trained = TrainedModel.open(folder)
         if trained.schema.is_image:
             raise ValueError(f"an estimator needs a table; {folder} has {trained.schema}. Use iresnet.load.")
+        words = [kind for kind in trained.schema.kinds if not all(map(table.is_number, kind.categories))]
+        if words:
+            raise ValueError(f"an estimator takes numbers; {folder} has a {words[0].describe()}. Use the commands.")
         if bool(trained.schema.targets) != cls._conditional:
             kind = "conditional" if trained.schema.targets else "not conditional"
             right = "ConditionalFlowDensity" if trained.schema.targets else "FlowDensity"
@@ -148,24 +153,23 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
             experiment = replace(experiment, objective=objective)
         return experiment
 
-    def _train(self, dataset: Dataset) -> None:
-        """Train on a dataset, part of which is held out."""
+    def _train(self, rows: table.Table, weights: Array | None, targets: tuple[str, ...] = ()) -> None:
+        """Train on the rows of a table, part of which is held out."""
         seed = seed_from(self.random_state)
         experiment = self._experiment(seed)
+        dataset = training_dataset(rows, weights, experiment.data.kinds, targets)
         train, validation = dataset, dataset
         if len(dataset) < FEW_ROWS:
             experiment = replace(experiment, training=replace(experiment.training, select="last", patience=0))
         else:
             count = split.held_out_count("validation", experiment.data.validation, len(dataset))
             train, validation = split.hold_out(dataset, count, seeded_generator(seed, "validation"))
-        self._refuse_constant_columns(train)
+        table.refuse_constant_columns(train)
+        if experiment.objective.kind != "classification":
+            _warn_of_degenerate_columns(train)
         with _forked_generators(self.device), _reporting(type(self).__name__, self.verbose) as report:
             trained = train_in_memory(experiment, train, validation, device=self.device, report=report)
         self._set_trained(trained)
-
-    def _refuse_constant_columns(self, train: Dataset) -> None:
-        """Refuse columns without a density."""
-        table.refuse_constant_columns(train)
 
     def _set_trained(self, trained: TrainedModel) -> None:
         self.trained_, self.model_ = trained, in_float64(trained.model)
@@ -204,6 +208,15 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         return self._dataset(validate_data(self, X, reset=False, dtype=np.float64))
 
+    def _values(self, rows: Tensor) -> Array:
+        """Return samples as values that the columns may have, categories in their own numbers."""
+        schema = self.trained_.schema
+        values: Array = schema.restore(rows.flatten(0, -2)).numpy()
+        for i, kind in enumerate(schema.kinds):
+            if kind.categories:
+                values[:, i] = np.array([float(name) for name in kind.categories])[values[:, i].astype(int)]
+        return values.reshape(rows.shape)
+
     def _dataset(self, X: Array) -> Dataset:
         return table.dataset_for_schema(as_table(X, self._columns()), self.trained_.schema)
 
@@ -218,8 +231,19 @@ def unnamed(count: int) -> tuple[str, ...]:
     return Schema((count,)).names
 
 
-def weighted(dataset: Dataset, weights: Array | None) -> Dataset:
-    """Return the dataset with weights; equal ones change nothing, and are left out."""
+def training_dataset(
+    rows: table.Table, weights: Array | None, kinds: tuple[str, ...], targets: tuple[str, ...]
+) -> Dataset:
+    """Return the dataset to train on: rows of weight zero are left out, and so are weights that are all equal.
+
+    `kinds` are declared kinds of columns. Columns that are only given, because there are `targets`, are real numbers.
+    """
+    if weights is not None:
+        rows, weights = rows.take(np.flatnonzero(weights)), weights[weights > 0]
+    if targets:
+        kinds = (*(f"{name}=real" for name in rows.columns if name not in targets), *kinds)
+    dataset = table.training_dataset(rows, TableOptions(kinds=kinds))
+    dataset = replace(dataset, schema=replace(dataset.schema, targets=targets))
     if weights is None or (weights == weights[0]).all():
         return dataset
     return replace(dataset, weights=torch.from_numpy(weights))
@@ -233,6 +257,19 @@ def checked_weights(sample_weight: ArrayLike | None, X: Array) -> Array | None:
     if not weights.any():
         raise ValueError("sample_weight is zero for all rows; at least one weight must be positive.")
     return weights
+
+
+def _warn_of_degenerate_columns(train: Dataset) -> None:
+    """Warn of columns whose density has no upper bound, which `iresnet train` refuses.
+
+    A pipeline makes such columns: if one is rounded, its standardised values still repeat, but have no step.
+    """
+    try:
+        table.refuse_degenerate_columns(train)
+    except ValueError as error:
+        sentence = str(error).partition(". ")[0]
+        remedy = 'Leave it out, or declare its kind: settings={"data.kinds": ["NAME=rounded:0.01"]}.'
+        warnings.warn(f"{sentence}. {remedy}", UserWarning, stacklevel=4)
 
 
 def in_float64(model: nn.Module) -> nn.Module:

@@ -13,9 +13,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from .. import evaluate
-from ..data import table
-from ..data.labels import class_name
-from .base import Array, FlowEstimator, Self, as_table, checked_weights, weighted
+from ..data.labels import MISSING, class_name
+from .base import Array, FlowEstimator, Self, as_table, checked_weights
 from .density import LikelihoodMixin
 
 #: Names for the label column of a saved run: the first that is not a column of numbers.
@@ -42,15 +41,15 @@ class FlowClassifier(LikelihoodMixin, ClassifierMixin, FlowEstimator):  # type: 
         rows, targets = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         targets = column_or_1d(targets, warn=True)
         check_classification_targets(targets)
-        if (weights := checked_weights(sample_weight, rows)) is not None:
-            rows, targets, weights = (values[weights > 0] for values in (rows, targets, weights))
-        self.classes_, codes = np.unique(targets, return_inverse=True)
+        weights = checked_weights(sample_weight, rows)
+        counted = targets if weights is None else targets[weights > 0]
+        self.classes_ = np.unique(counted)
         if len(self.classes_) < 2:
             raise ValueError(f"{type(self).__name__} needs at least two classes; y has only 1 class. Add others.")
-        names, columns = class_names(self.classes_), self._columns()
+        names, columns = dict(zip(self.classes_.tolist(), class_names(self.classes_), strict=True)), self._columns()
         label = next(name for name in (*LABELS, *map(str, range(len(columns) + 1))) if name not in columns)
-        dataset = table.training_dataset(as_table(rows, columns, label, [names[i] for i in codes]))
-        self._train(weighted(dataset, weights))
+        labels = [names.get(value, MISSING) for value in targets.tolist()]
+        self._train(as_table(rows, columns, label, labels), weights)
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[np.generic]:

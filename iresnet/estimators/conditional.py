@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -16,7 +15,8 @@ from .. import evaluate
 from ..data import Dataset, table
 from ..evaluate.chunks import CHUNK
 from ..flow import Flow
-from .base import Array, FlowEstimator, Self, as_table, checked_weights, generator_from, weighted
+from ..transforms.dequantisation import column_steps
+from .base import Array, FlowEstimator, Self, as_table, checked_weights, generator_from
 from .quantiles import base_cdf, base_quantile, has_quantiles
 
 #: Samples of every row from which quantiles are estimated where there is no formula.
@@ -53,20 +53,9 @@ class ConditionalFlowDensity(FlowEstimator):
         model = cast(ConditionalFlowDensity, self)
         model.n_targets_, model.is_scalar_ = (1, True) if targets.ndim == 1 else (targets.shape[1], False)
         model.target_names_ = target_names(names, model.n_targets_, self._columns())
-        model._fit_rows(np.column_stack([rows, targets]), weights)
+        columns = (*self._columns(), *model.target_names_)
+        self._train(as_table(np.column_stack([rows, targets]), columns), weights, model.target_names_)
         return self
-
-    def _fit_rows(self, rows: Array, weights: Array | None) -> None:
-        kept = slice(None) if weights is None else weights > 0
-        columns = (*self._columns(), *self.target_names_)
-        dataset = table.training_dataset(as_table(rows[kept], columns))
-        dataset = replace(dataset, schema=replace(dataset.schema, targets=self.target_names_))
-        self._train(weighted(dataset, None if weights is None else weights[kept]))
-
-    def _refuse_constant_columns(self, train: Dataset) -> None:
-        """A given column may be constant; a target may not."""
-        targets = train.x[:, -self.n_targets_ :]
-        table.refuse_constant_columns(Dataset(targets, None, train.schema.select(self.target_names_)))
 
     def log_prob(self, X: ArrayLike, y: ArrayLike) -> Array:
         """Return ln p(y | X) of every row, in nats and in the units of y."""
@@ -86,13 +75,15 @@ class ConditionalFlowDensity(FlowEstimator):
             raise ValueError(f"n_samples must be at least 1; got {n_samples}.")
         contexts = self._contexts(X)
         drawn = self._flow.sample((int(n_samples),), contexts, generator=generator_from(random_state))
-        return self._values(drawn.transpose(0, 1))
+        return self._targets(drawn.transpose(0, 1))
 
     def cdf(self, X: ArrayLike, y: ArrayLike) -> Array:
         """Return P(Y <= y | X) of every row, for a y of one number; uniform for new rows if the model is calibrated."""
         rows, flow = self._pairs(X, y).x.double(), self._flow
         if not has_quantiles(flow.base):
             raise ValueError("cdf needs a y of one number, with a base of normals. Use the share of samples below y.")
+        if (step := column_steps(flow)) is not None:
+            rows = rows + step / 2  # the upper end of the cell around a discrete value
         with torch.no_grad():
             below = base_cdf(flow.base, flow.transform(rows)[:, 0])
         values: Array = (below if self._increases(rows[:1, :-1]) else 1 - below).numpy()
@@ -117,7 +108,7 @@ class ConditionalFlowDensity(FlowEstimator):
             found = self._exact_quantiles(contexts, torch.from_numpy(levels))
         else:
             found = self._estimated_quantiles(contexts, torch.from_numpy(levels), generator_from(random_state))
-        values = self._values(found.transpose(0, 1))
+        values = self._targets(found.transpose(0, 1))
         return values[:, 0] if np.ndim(q) == 0 else values
 
     @torch.no_grad()
@@ -143,9 +134,9 @@ class ConditionalFlowDensity(FlowEstimator):
     def _flow(self) -> Flow:
         return cast(Flow, self.model_)
 
-    def _values(self, rows: Tensor) -> Array:
+    def _targets(self, rows: Tensor) -> Array:
         """Return the targets of rows; a y of one number has no axis for its column."""
-        targets: Array = rows[..., -self.n_targets_ :].numpy()
+        targets: Array = self._values(rows)[..., -self.n_targets_ :]
         return targets[..., 0] if self.is_scalar_ else targets
 
     def _contexts(self, X: ArrayLike) -> Tensor:

@@ -10,8 +10,8 @@ from sklearn.base import DensityMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .. import evaluate
-from ..data import Dataset, table
-from .base import Array, FlowEstimator, Self, as_table, checked_weights, generator_from, weighted
+from ..data import Dataset
+from .base import Array, FlowEstimator, Self, as_table, checked_weights, generator_from
 
 
 class LikelihoodMixin:
@@ -33,8 +33,8 @@ class LikelihoodMixin:
         flow = evaluate.as_flow(self.model_, "a sample")
         if n_samples < 1:
             raise ValueError(f"n_samples must be at least 1; got {n_samples}.")
-        drawn: Array = flow.sample((int(n_samples),), generator=generator_from(random_state)).numpy()
-        return drawn
+        drawn = flow.sample((int(n_samples),), generator=generator_from(random_state))
+        return self._values(drawn)  # type: ignore[attr-defined, no-any-return]
 
 
 class MeanScoreMixin(LikelihoodMixin):
@@ -58,9 +58,7 @@ class DensityFit(FlowEstimator):
         evaluate.as_flow(self.model_, f"a {type(self).__name__}")
 
     def _fit_rows(self, X: Array, weights: Array | None) -> None:
-        kept = slice(None) if weights is None else weights > 0
-        dataset = table.training_dataset(as_table(X[kept], self._columns()))
-        self._train(weighted(dataset, None if weights is None else weights[kept]))
+        self._train(as_table(X, self._columns()), weights)
 
 
 class FlowDensity(MeanScoreMixin, DensityMixin, DensityFit):  # type: ignore[misc]

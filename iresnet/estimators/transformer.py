@@ -40,8 +40,7 @@ class FlowTransformer(MeanScoreMixin, ClassNamePrefixFeaturesOutMixin, Transform
             raise ValueError(
                 f"X has {codes.shape[1]} features, but codes of {type(self).__name__} have {self.n_features_in_}."
             )
-        rows: Array = decode(self.model_.transform, torch.from_numpy(codes.copy()), decoder=self.model_.decoder).numpy()
-        return rows
+        return self._values(decode(self.model_.transform, torch.from_numpy(codes.copy()), decoder=self.model_.decoder))
 
     @property
     def _n_features_out(self) -> int:

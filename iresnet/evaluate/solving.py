@@ -21,6 +21,7 @@ from ..inverse import Decoder
 from ..inverse import solve as solve_batch
 from ..train.objective import bin_centres
 from ..transform import ChainSolution, Transform
+from ..transforms.columns import ColumnTransform
 from ..transforms.preprocess import Logit, Standardise
 from .chunks import CHUNK, chunk_size, in_chunks
 
@@ -83,7 +84,10 @@ def has_inverse(model: nn.Module) -> bool:
     """
     transform = cast(Transform, cast(Any, model).transform)
     parts = [part for part in transform.modules() if isinstance(part, Transform)]
-    return any(not isinstance(part, Chain | Logit | Standardise) for part in parts) and not transform.takes_context
+    return (
+        any(not isinstance(part, Chain | ColumnTransform | Logit | Standardise) for part in parts)
+        and not transform.takes_context
+    )
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from ..multiscale import Multiscale
 from ..residual import ResidualBlock
 from ..spelling import listed
 from ..transform import Shape, Transform
+from ..transforms.columns import ColumnTransform
 from ..transforms.dequantisation import LearnedNoise
 from ..transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
 from ..transforms.given import Given
@@ -61,7 +62,7 @@ def build(
     _check_purpose(network, schema, purpose)
     if schema.targets:
         return _conditional_flow(network, schema, data, validation)
-    first = _fixed_transform(network, schema, data, validation)
+    first = _fixed_transform(network, schema, purpose, data, validation)
     if network.family in RESNETS:
         width = network.width or RESNET_WIDTH
         return Classifier(first, RESNETS[network.family](schema.shape[0], len(schema.classes), network.blocks, width))
@@ -85,7 +86,9 @@ def _conditional_flow(network: Network, schema: Schema, data: Tensor | None, val
     targets = [schema.columns.index(name) for name in schema.targets]
     others = [i for i in range(schema.dimension) if i not in targets]
     inner = schema.select(schema.targets)
-    first = _fixed_transform(network, inner, *(None if x is None else x[:, targets] for x in (data, validation)))
+    first = _fixed_transform(
+        network, inner, "density", *(None if x is None else x[:, targets] for x in (data, validation))
+    )
     chain = cast(Chain, _residual_transform(network, inner, first, True))
     parts = [
         ResidualBlock(conditioned(t.g, inner.dimension, len(others))) if isinstance(t, ResidualBlock) else t
@@ -156,15 +159,19 @@ def _ends_with_actnorm(network: Network, purpose: str) -> bool:
     return not (purpose == "classification" and network.readout == "batchnorm")
 
 
-def _fixed_transform(network: Network, schema: Schema, data: Tensor | None, validation: Tensor | None) -> Transform:
+def _fixed_transform(
+    network: Network, schema: Schema, purpose: str, data: Tensor | None, validation: Tensor | None
+) -> Transform:
     """Build what comes before the network and is fixed before training: preprocessing, and the splines of a table."""
-    first = _preprocessing(network, schema, data)
+    first = _preprocessing(network, schema, purpose, data)
     if network.spline_bins and not schema.is_image:
         return Chain(first, _columns(network, schema, first, data, validation))
     return first
 
 
-def _preprocessing(network: Network, schema: Schema, data: Tensor | None) -> Transform:
+def _preprocessing(network: Network, schema: Schema, purpose: str, data: Tensor | None) -> Transform:
+    if schema.kinds and purpose != "classification":  # the kinds of columns are about densities and samples
+        return _column_transform(schema, data)
     if schema.levels is not None and network.preprocessing == "logit":
         return Logit(schema.levels, network.alpha)
     if schema.levels is not None and network.preprocessing == "centre":  # x / levels - 1/2
@@ -195,6 +202,12 @@ def _random_samples(data: Tensor, count: int) -> Tensor:
     if len(data) <= count:
         return data
     return data[torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:count].to(data.device)]
+
+
+def _column_transform(schema: Schema, data: Tensor | None) -> ColumnTransform:
+    lower, upper, margin = zip(*(kind.interval for kind in schema.kinds), strict=True)
+    made = ColumnTransform(lower, upper, margin, [kind.step for kind in schema.kinds])
+    return made if data is None else made.to(data.device).fit(data)
 
 
 def _residual_transform(network: Network, schema: Schema, first: Transform, normalised: bool) -> Transform:

@@ -55,7 +55,7 @@ def gather(
         log=run.log(),
         evaluation=run.read_json("evaluation.json") if evaluation is None else evaluation,
         certificate=run.read_json("certificate.json"),
-        samples=_samples(model, len(shown), device, seed) if density and decodes else None,
+        samples=run.schema.restore(_samples(model, len(shown), device, seed)) if density and decodes else None,
         data=shown.x,
         reconstruction=_rebuilt(model, _first(shown, REBUILT).to(device)),
         interpolation=_lines(model, test.to(device), seed) if decodes and len(test) > 1 else None,

@@ -15,6 +15,7 @@ from .. import data, evaluate, lock
 from ..base import FullMixture
 from ..certificate import Certificate, certify, tighten_
 from ..data import Batches, Dataset, Splits, subsample
+from ..data.table import refuse_degenerate_columns
 from ..lipschitz import defer_norms, refresh_
 from ..migration import FORMER_FILES
 from ..models import INVERSES, Network, build
@@ -56,6 +57,8 @@ def start(
 ) -> FitResult:
     """Train an experiment in a new run folder. `splits` are its data, if they are already loaded."""
     splits = data.load(experiment.data) if splits is None else splits
+    if experiment.objective.kind != "classification":
+        refuse_degenerate_columns(splits.train)
     experiment = replace(
         experiment, training=experiment.training.resolve_epochs(make_batches(experiment, splits.train).per_epoch)
     )

@@ -168,7 +168,7 @@ class Run:
     def splits(self) -> Splits:
         """Load the training, validation and test data; raise if they have changed since training."""
         try:
-            splits = data.load(self.experiment.data)
+            splits = data.load(self.experiment.data, self.schema)
         except (ValueError, OSError) as error:
             raise ValueError(f"{self.folder / 'config.toml'}: {error}") from None
         expected = self.read_json("data.json")
@@ -323,14 +323,17 @@ class Run:
 def made_with(experiment: Experiment, schema: Schema) -> dict[str, Any]:
     """Return the settings that, with the weights, determine a model's function; checkpoints store them."""
     network = {f"network.{k}": v for k, v in config.to_mapping(experiment.network).items()}
-    rows = {"schema.shape": list(schema.shape), "schema.levels": schema.levels}
+    rows: dict[str, Any] = {"schema.shape": list(schema.shape), "schema.levels": schema.levels}
+    if schema.kinds:
+        rows["schema.kinds"] = [str(kind) for kind in schema.kinds]
+    if schema.targets:
+        rows["schema.targets"] = list(schema.targets)
     return {**network, "objective.kind": experiment.objective.kind, **rows}
 
 
 def fingerprints(splits: Splits) -> dict[str, Any]:
     """Return the content of data.json: number of samples and hash of each split."""
-    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    return {name: fingerprint(part) for name, part in parts.items()}
+    return {name: fingerprint(part) for name, part in splits.parts.items()}
 
 
 def fingerprint(part: Dataset) -> dict[str, Any]:

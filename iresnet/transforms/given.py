@@ -98,6 +98,12 @@ class Given(Transform):
         """The columns that are given."""
         return tuple(i for i in range(self.columns) if i not in self.targets)
 
+    def spread(self, values: Tensor) -> Tensor:
+        """Return one number per column of a row: these for the targets, 0 for the others."""
+        whole = values.new_zeros(self.columns)
+        whole[list(self.targets)] = values
+        return whole
+
     def _split(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the targets of rows and their context."""
         if context is not None:

@@ -1,0 +1,55 @@
+"""Which columns make a row unlikely: how much more likely it would be with an ordinary value in one column.
+
+For values r_1, ..., r_K of column j from samples of the model, and x with x_j replaced by r_k,
+
+    gain_j  =  ln ( 1/K sum_k p(x with x_j = r_k) )  -  ln p(x)    in nats.
+
+It is large where x_j does not fit the other columns, even if x_j alone is an ordinary value, and it does not depend on
+the unit of the column. Gains do not add up to a total: a row may need two changes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ..data import Dataset
+from ..flow import Flow
+from .chunks import chunk_size, in_chunks
+from .likelihood import as_flow, check_eval
+
+#: Values of a column that are tried; rows that are changed together, and changed rows that are evaluated together.
+VALUES, ROWS, CHUNK = 32, 1024, 4096
+
+
+@torch.no_grad()
+def column_gains(model: nn.Module, data: Dataset, *, values: int = VALUES, seed: int = 0) -> Tensor:
+    """Compute the gain of every column for every row of a table, (rows, columns), in nats.
+
+    It is infinite for a value that the column cannot have; the other columns of such a row have the gain 0.
+    """
+    check_eval(model, "the gain of a column")
+    if data.schema.is_image:
+        raise ValueError(f"gains are for the columns of a table; got {data.schema}.")
+    if values < 1:
+        raise ValueError(f"values must be at least 1; got {values}.")
+    flow, allowed = as_flow(model), data.schema.allowed(data.x)
+    gains = torch.where(allowed, 0.0, math.inf).double()
+    drawn = flow.sample((values,), generator=torch.Generator(data.x.device).manual_seed(seed))
+    ordinary = data.schema.restore(drawn)
+    for rows in torch.split(allowed.all(1).nonzero()[:, 0], ROWS):
+        gains[rows] = _gains(flow, data.x[rows], ordinary)
+    return gains
+
+
+def _gains(flow: Flow, x: Tensor, ordinary: Tensor) -> Tensor:
+    size = chunk_size(flow, x, CHUNK)
+    own, values, gains = in_chunks(flow.log_prob, x, size).double(), len(ordinary), list[Tensor]()
+    for j in range(x.shape[1]):
+        changed = x.repeat_interleave(values, 0)
+        changed[:, j] = ordinary[:, j].repeat(len(x))
+        found = in_chunks(flow.log_prob, changed, size).double().view(len(x), values)
+        gains.append(found.logsumexp(1) - math.log(values) - own)
+    return torch.stack(gains, dim=1)
