@@ -4,6 +4,8 @@ import copy
 import csv
 import io
 import pickle
+import subprocess
+import sys
 import warnings
 from functools import cache
 
@@ -186,6 +188,15 @@ class TestTraining:
         assert capsys.readouterr().out == ""
         fitted(FlowDensity, normal(30), **TINY, verbose=True)
         assert "FlowDensity" in capsys.readouterr().out
+
+    def test_threads_are_restored(self):
+        before = torch.get_num_threads()
+        torch.set_num_threads(2)
+        try:
+            fitted(FlowDensity, normal(30), **TINY)
+            assert torch.get_num_threads() == 2
+        finally:
+            torch.set_num_threads(before)
 
     def test_settings_reach_the_network(self):
         model = fitted(FlowDensity, normal(30), max_steps=2, settings={"network.lipschitz": 0.5, "depth": 1})
@@ -628,6 +639,11 @@ class TestRunFolders:
     def test_images_are_refused(self):
         with pytest.raises(ValueError, match="an estimator needs a table; .* has images of shape"):
             FlowDensity.from_run(trained())
+
+
+def test_scikit_learn_is_imported_only_with_the_estimators():
+    code = "import sys, iresnet, iresnet.run; assert 'sklearn' not in sys.modules; iresnet.estimators.FlowDensity()"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.slow

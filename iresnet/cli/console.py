@@ -19,9 +19,7 @@ from rich.text import Text
 
 from ..spelling import printable
 from ..train import train
-
-#: Up to this dimension one thread is fastest: more would wait for each other.
-SMALL = 256
+from ..train.threads import SMALL
 
 #: A second signal within so many seconds counts as the same: `timeout` signals a command and then its process group.
 SAME_SIGNAL = 1.0

@@ -6,7 +6,8 @@ FlowClassifier           classes, with the density of every row
 FlowTransformer          codes and back, like PowerTransformer
 ConditionalFlowDensity   the density of y given X: a regression that predicts a whole distribution
 
-They are trained like the presets `table-density` and `table-hybrid`, certified, and saved as run folders.
+They are trained like the presets `table-density` and `table-hybrid`, certified, and saved as run folders. Their
+parameters and attributes are those of `base.FlowEstimator`.
 """
 
 from .classifier import FlowClassifier
@@ -15,4 +16,4 @@ from .density import FlowDensity
 from .outliers import FlowOutlierDetector
 from .transformer import FlowTransformer
 
-__all__ = ["ConditionalFlowDensity", "FlowClassifier", "FlowDensity", "FlowOutlierDetector", "FlowTransformer"]
+__all__ = ["FlowDensity", "FlowOutlierDetector", "FlowClassifier", "FlowTransformer", "ConditionalFlowDensity"]

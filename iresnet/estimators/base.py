@@ -31,6 +31,7 @@ from ..run import TrainedModel, train_in_memory
 from ..run.progress import progress, reporter
 from ..run.weights import complete_state, slim_state
 from ..train import Report
+from ..train.threads import suitable_threads
 from .parameters import SETTINGS, make_experiment, seed_from
 
 Array = NDArray[np.float64]
@@ -167,7 +168,11 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         table.refuse_constant_columns(train)
         if experiment.objective.kind != "classification":
             _warn_of_degenerate_columns(train)
-        with _forked_generators(self.device), _reporting(type(self).__name__, self.verbose) as report:
+        with (
+            _forked_generators(self.device),
+            suitable_threads(dataset.schema.dimension),
+            _reporting(type(self).__name__, self.verbose) as report,
+        ):
             trained = train_in_memory(experiment, train, validation, device=self.device, report=report)
         self._set_trained(trained)
 

@@ -24,6 +24,8 @@ LABELS = ("y", "class", "label", "target")
 class FlowClassifier(LikelihoodMixin, ClassifierMixin, FlowEstimator):  # type: ignore[misc]
     """One invertible network that classifies rows and gives their log-density (`score_samples`).
 
+    Parameters and attributes are those of `base.FlowEstimator`.
+
     With the preset "table-classifier" it only classifies.
 
     >>> import numpy as np

@@ -26,6 +26,8 @@ DRAWS = 1000
 class ConditionalFlowDensity(FlowEstimator):
     """The density p(y | X) of one or more numbers y, given the columns of X, as a flow whose blocks depend on X.
 
+    Parameters and attributes are those of `base.FlowEstimator`.
+
     Like a regression, but it predicts the whole distribution: skewed, with several modes, wider for some X.
 
     >>> import numpy as np

@@ -64,6 +64,8 @@ class DensityFit(FlowEstimator):
 class FlowDensity(MeanScoreMixin, DensityMixin, DensityFit):  # type: ignore[misc]
     """A normalizing flow of residual blocks: the density of a table.
 
+    Parameters and attributes are those of `base.FlowEstimator`.
+
     >>> import numpy as np
     >>> rows = np.random.default_rng(0).normal(size=(200, 2))
     >>> density = FlowDensity(blocks=2, width=8, max_steps=20, random_state=0).fit(rows)

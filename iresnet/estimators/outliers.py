@@ -16,6 +16,8 @@ from .density import DensityFit, MeanScoreMixin
 class FlowOutlierDetector(MeanScoreMixin, OutlierMixin, DensityFit):  # type: ignore[misc]
     """Calls the rows of lowest density outliers, like scikit-learn's EllipticEnvelope with any density.
 
+    Parameters and attributes are those of `base.FlowEstimator`.
+
     `contamination` is the fraction of the training rows, by weight, that are outliers, in (0, 0.5]; `offset_` is the
     log-density below which a row is one. An opened run has its validation rows in place of the training rows.
     """

@@ -19,6 +19,8 @@ from .density import DensityFit, MeanScoreMixin
 class FlowTransformer(MeanScoreMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityFit):  # type: ignore[misc]
     """Maps rows to the codes of a density, which are close to independent normals, and codes back to rows.
 
+    Parameters and attributes are those of `base.FlowEstimator`.
+
     It is a nonlinear whitening, like scikit-learn's PowerTransformer of all columns together. Nothing is lost:
     `inverse_transform` solves for the row of a code, and every block's solve is proven.
     """
