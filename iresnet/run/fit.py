@@ -17,7 +17,7 @@ from ..certificate import Certificate, certify, tighten_
 from ..data import Batches, Dataset, Splits, subsample
 from ..lipschitz import defer_norms, refresh_
 from ..migration import FORMER_FILES
-from ..models import INVERSES, Network, build
+from ..models import INVERSES, Network
 from ..presets import Experiment
 from ..results import provenance
 from ..train import Report, TrainingError, checkpoint, train
@@ -25,6 +25,7 @@ from ..train.checkpoint import Checkpoint
 from ..version import __version__
 from .callback import VALIDATION_SAMPLES, RunCallback
 from .folder import Run, fingerprints
+from .pilot import build_start
 
 #: What tells the parts of a run apart that were trained by other code or on other hardware.
 IDENTITY = ("commit", "versions", "hardware", "device")
@@ -59,9 +60,7 @@ def start(
         experiment, training=experiment.training.resolve_epochs(make_batches(experiment, splits.train).per_epoch)
     )
     # Settings that cannot be built raise before anything is written.
-    torch.manual_seed(experiment.seed)
-    with defer_norms():
-        model = build(experiment.network, splits.schema, experiment.objective.kind, splits.train.x, splits.validation.x)
+    model = build_start(experiment, splits, stop)
     experiment = replace(experiment, network=_with_components(experiment.network, model))
     experiment = replace(
         experiment, data=experiment.data.resolved()
