@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from table_data import CHOOSE, TABLES, anomalies
 from table_methods import PLAIN, TIMED, Fitted, iresnet, zuko_flow
-from table_results import candidate_rows, density_rows, detector_rows, read_jobs, summary_rows
+from table_results import FORMER, OURS, candidate_rows, density_rows, detector_rows, read_jobs, summary_rows
 
 from iresnet.results import PILOT, Results, provenance, write
 
@@ -47,8 +47,23 @@ CENTRE = (
 )  # fmt: skip
 AXES = ("network.mixing=true", "network.principal=true", "network.normalisation=actnorm")
 CANDIDATES: dict[str, tuple[str, ...]] = {
-    "default": (),
     "centre": CENTRE,
+    "former default": (
+        "network.covariance=diagonal",
+        "network.components=1",
+        "network.spline_bins=0",
+        "network.normalisation=actnorm",
+        "network.last_scale=1.0",
+        "network.activation=elu",
+        "training.epochs=0",
+        "training.steps=1000",
+        "training.min_steps=0",
+        "training.patience=0",
+        "training.validate_every=20",
+        "training.schedule=linear",
+        "training.learning_rate=2e-3",
+        "training.weight_decay=2.0",
+    ),
     "one normal": (*CENTRE, "network.components=1"),
     "roulette": (*CENTRE, "network.estimator=roulette", "network.terms=4"),
     "elu": (*CENTRE, "network.activation=elu"),
@@ -93,7 +108,7 @@ def main() -> None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
     tables = options.tables or list(CHOOSE if options.stage == "choose" else TABLES)
-    methods = options.methods or (list(CANDIDATES) if options.stage == "choose" else ["default", *PLAIN, *TIMED])
+    methods = options.methods or (list(CANDIDATES) if options.stage == "choose" else [OURS, FORMER, *PLAIN, *TIMED])
     begin, path = time.perf_counter(), options.out / f"{options.stage}.jsonl"
     for timed in (False, True):  # flows of zuko come second, when it is known how long ours took
         chosen = [m for m in methods if (m in TIMED) == timed]
@@ -126,7 +141,7 @@ def run_jobs(jobs: list[tuple[str, str, int]], path: Path, options: argparse.Nam
     with ProcessPoolExecutor(options.jobs, mp_context=context) as pool, path.open("a") as file:
         pending = {}
         for table, method, seed in missing:
-            ours = done.get((table, "default", seed), {}).get("seconds", 0.0)
+            ours = done.get((table, OURS, seed), {}).get("seconds", 0.0)
             seconds = max(LEAST_SECONDS, ours)
             last = begin + options.seconds
             clock = time.time() + last - time.perf_counter()
@@ -171,7 +186,7 @@ def run_job(stage: str, name: str, method: str, seed: int, seconds: float, clock
 
 def fit(method: str) -> Any:
     """The function that fits a method."""
-    return PLAIN[method] if method in PLAIN else partial(iresnet, overrides=CANDIDATES[method])
+    return PLAIN[method] if method in PLAIN else partial(iresnet, overrides=CANDIDATES.get(method, ()))
 
 
 def auroc(fitted: Fitted, rows: np.ndarray, unusual: np.ndarray, score: np.ndarray) -> float:
