@@ -21,7 +21,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from iresnet import run
+from iresnet import FullMixture, run
 from iresnet.estimators import (
     ConditionalFlowDensity,
     FlowClassifier,
@@ -33,8 +33,15 @@ from iresnet.run import Run
 
 from .runs import trained
 
-SMALL = {"blocks": 2, "width": 8, "max_steps": 30, "learning_rate": 1e-2, "random_state": 0}
-TINY = {"blocks": 1, "width": 4, "max_steps": 3, "random_state": 0}
+#: A network that starts at one normal: EM would take longer than all else.
+PLAIN = {
+    "covariance": "diagonal", "components": 1, "spline_bins": 0, "normalisation": "actnorm", "last_scale": 1.0,
+    "activation": "elu", "validate_every": 20,
+}  # fmt: skip
+SMALL = {
+    "blocks": 2, "width": 8, "max_steps": 30, "learning_rate": 1e-2, "random_state": 0, "settings": PLAIN,
+}  # fmt: skip
+TINY = {"blocks": 1, "width": 4, "max_steps": 3, "random_state": 0, "settings": PLAIN}
 KINDS = [FlowDensity, FlowOutlierDetector, FlowTransformer, FlowClassifier, ConditionalFlowDensity]
 
 
@@ -54,7 +61,8 @@ def target(X):
 
 
 def fitted(kind, X, **parameters):
-    model = kind(**{**SMALL, **parameters})
+    settings = {**PLAIN, **parameters.pop("settings", {})}
+    model = kind(**{**SMALL, **parameters, "settings": settings})
     if kind is FlowClassifier:
         return model.fit(X, np.where(target(X) > np.median(target(X)), "high", "low"))
     return model.fit(X, target(X)) if kind is ConditionalFlowDensity else model.fit(X)
@@ -256,6 +264,20 @@ def lognormal():
     return fitted(FlowDensity, np.exp(normal(300, 1)), max_steps=60)
 
 
+class TestPresets:
+    def test_a_density_starts_at_a_mixture_of_normals(self, tmp_path):
+        """`table-density` as it is: EM, splines and kinds of columns reach the estimators."""
+        X = np.concatenate([normal(40) - 4, normal(40, seed=1) + 4])
+        model = FlowDensity(blocks=1, width=4, max_steps=2, random_state=0).fit(X)
+        base = model.model_.base
+        assert isinstance(base, FullMixture)
+        assert base.components == model.trained_.experiment.network.components > 1
+        assert model.certificate_.passed
+        assert model.score(X) > stats.multivariate_normal(X.mean(0), np.cov(X.T)).logpdf(X).mean() + 0.5
+        again = FlowDensity.from_run(model.save(tmp_path / "run"))
+        assert np.allclose(again.score_samples(X), model.score_samples(X))
+
+
 class TestDensity:
     def test_it_integrates_to_one(self):
         model, grid = lognormal(), np.linspace(-20, 40, 6001)
@@ -293,7 +315,7 @@ class TestDensity:
 
     def test_more_than_64_columns(self):
         X = normal(60, 70)
-        model = FlowDensity(blocks=1, width=8, max_steps=2, random_state=0).fit(X)
+        model = FlowDensity(**{**TINY, "max_steps": 2}).fit(X)
         scores = model.score_samples(X[:4])
         assert np.allclose(scores[[2, 0]], model.score_samples(X[[2, 0]]), rtol=1e-9)
 
@@ -414,7 +436,7 @@ class TestConditional:
     @pytest.mark.parametrize("settings", [{"components": 3}, {"covariance": "full", "components": 2}])
     def test_quantiles_of_a_mixture(self, settings):
         X = skewed(80)
-        model = fitted(ConditionalFlowDensity, X, **TINY, settings=settings)
+        model = fitted(ConditionalFlowDensity, X, **{**TINY, "settings": settings})
         assert np.allclose(model.cdf(X, model.quantiles(X, 0.2)), 0.2, atol=1e-5)
 
     def test_a_transform_that_decreases(self):
@@ -435,7 +457,7 @@ class TestConditional:
     def test_it_depends_on_the_rows(self):
         X = normal(600)
         y = 100 + 10 * (2 * X[:, 0] + np.exp(X[:, 1] / 2) * normal(600, 1, seed=5)[:, 0])
-        model = ConditionalFlowDensity(blocks=2, width=16, max_steps=80, learning_rate=2e-2, random_state=0).fit(X, y)
+        model = ConditionalFlowDensity(**{**SMALL, "width": 16, "max_steps": 80, "learning_rate": 2e-2}).fit(X, y)
         assert np.corrcoef(model.quantiles(X, 0.5), X[:, 0])[0, 1] > 0.95
         width = np.diff(model.quantiles(X, [0.25, 0.75]))[:, 0]
         assert np.corrcoef(width, X[:, 1])[0, 1] > 0.7
@@ -664,7 +686,8 @@ def test_a_weight_of_two_is_a_row_twice(kind):
     """
     X, new = skewed(150), skewed(500, seed=1)
     counts = np.where(X[:, 1] > np.median(X[:, 1]), 3, 1)
-    settings = {**SMALL, "max_steps": 60, "batch_size": 64, "validation_fraction": 1, "settings": {"select": "last"}}
+    settings = {**SMALL, "max_steps": 60, "batch_size": 64, "validation_fraction": 1}
+    settings["settings"] = {**PLAIN, "select": "last", "patience": 0}
 
     def score(model, rows, weights):
         if kind is ConditionalFlowDensity:

@@ -12,7 +12,7 @@ from iresnet.data import Dataset, Schema, Splits
 from iresnet.models import Network, build, mixture
 from iresnet.models.mixture import COMPONENTS, best_mixture, suits_better
 from iresnet.presets import PRESETS
-from iresnet.run import Run, resume, start
+from iresnet.run import Run, pilot, resume, start
 from iresnet.train import checkpoint
 from iresnet.transforms.preprocess import Standardise
 from iresnet.transforms.spline import fit_columns
@@ -47,6 +47,13 @@ class TestChoice:
         found = best_mixture(x[:1500], x[1500:2000], COMPONENTS)
         truth = 0.5 * x[2000:].square().sum(1).mean() + np.log(2 * np.pi)
         assert -found.score(x[2000:].numpy()) < float(truth) + 0.02
+
+    def test_a_few_rows_are_enough(self):
+        assert best_mixture(clusters(3), clusters(1), COMPONENTS).n_components == 1
+
+    def test_work_grows_with_columns_so_that_wide_tables_get_few_components(self):
+        x = torch.randn(1200, 400, generator=torch.Generator().manual_seed(0))
+        assert best_mixture(x[:1000], x[1000:], (1, 50)).n_components == 1
 
     def test_few_codes_are_held_out_in_turn(self):
         """Four held-out codes alone would accept a component for each."""
@@ -108,6 +115,10 @@ class TestBuild:
         with pytest.raises(ValueError, match="components must be at least 1 without data to choose it on; got 0"):
             build(NETWORK, SCHEMA, "density")
 
+    def test_very_wide_tables_are_refused(self):
+        with pytest.raises(ValueError, match='at most 1,000 columns; got 1,001. Use covariance = "diagonal" with'):
+            build(NETWORK, Schema((1001,)), "density", torch.randn(5, 1001))
+
     def test_images_are_refused(self):
         with pytest.raises(ValueError, match='covariance = "full" is for tables; got images'):
             build(replace(NETWORK, components=2), Schema((1, 4, 4), levels=2), "density")
@@ -158,3 +169,38 @@ class TestRun:
         for file in ("last", "best", "model"):
             whole, parts = (checkpoint.load(tmp_path / f / f"{file}.safetensors").tensors for f in ("whole", "parts"))
             assert all(torch.equal(whole[g][name], t) for g, named in parts.items() for name, t in named.items())
+
+
+class TestPilot:
+    """Which of two starts is trained: the mixture, or one normal."""
+
+    def chosen(self, monkeypatch, losses, *, components=0, samples=100, steps=500):
+        monkeypatch.setattr(pilot, "MIN_SAMPLES", samples)
+        monkeypatch.setattr(pilot, "_pilot", lambda _, __, model, ___: losses[model.base.components])
+        one = experiment(steps=steps)
+        one = replace(one, network=replace(one.network, components=components))
+        return pilot.build_start(one, splits()).base.components
+
+    def test_the_one_that_is_ahead_is_trained(self, monkeypatch):
+        assert self.chosen(monkeypatch, {2: 1.0, 1: 2.0}) == 2
+        assert self.chosen(monkeypatch, {2: 2.0, 1: 1.0}) == 1
+
+    @pytest.mark.parametrize("options", [{"components": 2}, {"samples": 301}, {"steps": 400}])
+    def test_a_given_number_few_samples_or_few_steps_need_none(self, monkeypatch, options):
+        assert self.chosen(monkeypatch, {}, **options) == 2
+
+    def test_it_trains_a_copy(self, monkeypatch):
+        monkeypatch.setattr(pilot, "PILOT_STEPS", 3)
+        monkeypatch.setattr(pilot, "MIN_SAMPLES", 100)
+        torch.manual_seed(0)
+        found = pilot.build_start(experiment(steps=5), splits())
+        alone = pilot._build(experiment(), splits(), found.base.components)
+        assert all(torch.equal(a, b) for a, b in zip(found.parameters(), alone.parameters(), strict=True))
+
+    def test_it_is_the_validation_loss_after_its_steps(self, monkeypatch):
+        """In bits per dimension; tiny steps leave it as it was."""
+        monkeypatch.setattr(pilot, "PILOT_STEPS", 2)
+        slow = experiment(learning_rate=1e-6)
+        model = pilot._build(slow, splits(), 2)
+        before = nats(model, splits().validation.x) / (3 * np.log(2))
+        assert pilot._pilot(slow, splits(), model, lambda: False) == pytest.approx(before, abs=1e-3)

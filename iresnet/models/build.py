@@ -43,6 +43,9 @@ from .unconstrained import UnconstrainedBlock
 #: dimension up to which the exact determinant costs no more than a series.
 FIT_IMAGES, FIT_ROWS, EXACT_DIMENSIONS = 10_000, 10_000, 8
 
+#: The most columns of a base with full covariances.
+FULL_COLUMNS = 1_000
+
 #: The default width of a ResNet's first stage.
 RESNET_WIDTH = 16
 
@@ -137,6 +140,11 @@ def _check_purpose(network: Network, schema: Schema, purpose: str) -> None:
         return
     if network.covariance == "full" and schema.is_image:
         raise ValueError('covariance = "full" is for tables; got images. Use covariance = "diagonal".')
+    if network.covariance == "full" and schema.dimension > FULL_COLUMNS:
+        raise ValueError(
+            f'covariance = "full" is for at most {FULL_COLUMNS:,} columns; got {schema.dimension:,}. '
+            'Use covariance = "diagonal" with components = 1.'
+        )
     if network.padding:
         raise ValueError(
             f"padding must be 0 for a density, which is unbounded on constant channels; got {network.padding}."

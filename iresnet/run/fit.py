@@ -18,7 +18,7 @@ from ..data import Batches, Dataset, Splits, subsample
 from ..data.table import refuse_degenerate_columns
 from ..lipschitz import defer_norms, refresh_
 from ..migration import FORMER_FILES
-from ..models import INVERSES, Network, build
+from ..models import INVERSES, Network
 from ..presets import Experiment
 from ..results import provenance
 from ..train import Report, TrainingError, checkpoint, train
@@ -27,6 +27,7 @@ from ..version import __version__
 from .callback import VALIDATION_SAMPLES, RunCallback
 from .folder import Run, fingerprints, made_with
 from .memory import MemoryRun
+from .pilot import build_start
 
 #: What tells the parts of a run apart that were trained by other code or on other hardware.
 IDENTITY = ("commit", "versions", "hardware", "device")
@@ -62,7 +63,7 @@ def start(
     experiment = replace(
         experiment, training=experiment.training.resolve_epochs(make_batches(experiment, splits.train).per_epoch)
     )
-    experiment, model = initial_model(experiment, splits.train, splits.validation)  # raises before anything is written
+    experiment, model = initial_model(experiment, splits, stop)  # raises before anything is written
     experiment = replace(
         experiment, data=experiment.data.resolved()
     )  # absolute paths: the working directory may change
@@ -72,12 +73,11 @@ def start(
         return _fit(run, splits, None, device, report, stop, model)
 
 
-def initial_model(experiment: Experiment, samples: Dataset, validation: Dataset) -> tuple[Experiment, nn.Module]:
+def initial_model(
+    experiment: Experiment, splits: Splits, stop: Callable[[], bool] = lambda: False
+) -> tuple[Experiment, nn.Module]:
     """Build the untrained model of an experiment; return it with the settings that were chosen for these samples."""
-    torch.manual_seed(experiment.seed)
-    rows = samples.repeated().x, validation.repeated().x
-    with defer_norms():  # the norms are estimated on the device
-        model = build(experiment.network, samples.schema, experiment.objective.kind, *rows)
+    model = build_start(experiment, splits, stop)
     return replace(experiment, network=_with_components(experiment.network, model)), model
 
 

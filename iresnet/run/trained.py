@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..certificate import Certificate, tighten_
-from ..data import Dataset, Schema
+from ..data import Dataset, Schema, Splits
 from ..presets import Experiment
 from ..train import Report
 from .fit import (
@@ -77,12 +77,13 @@ def train_in_memory(
 ) -> TrainedModel:
     """Train an experiment on datasets in memory: the best weights, tightened and certified."""
     training = experiment.training.resolve_epochs(make_batches(experiment, samples).per_epoch)
-    experiment, model = initial_model(replace(experiment, training=training), samples, validation)
+    splits = Splits(samples.repeated(), validation.repeated(), None)
+    experiment, model = initial_model(replace(experiment, training=training), splits)
     run = MemoryRun(experiment, samples.schema)
     callback = train_model(run, model, samples, validation, device, report, lambda: False)
     model = run.model(device)
     tightened = tighten_(model, run.schema.shape)
-    reference = reference_likelihoods(model, validation.repeated())
+    reference = reference_likelihoods(model, splits.validation)
     return TrainedModel(
         run.experiment,
         run.schema,
