@@ -35,7 +35,6 @@ RANDOM = {
 #: Checks that run every time, of what is most easily broken.
 QUICK = {
     "check_dont_overwrite_parameters",
-    "check_estimators_dtypes",
     "check_estimators_nan_inf",
     "check_estimators_unfitted",
     "check_fit2d_1feature",
@@ -48,7 +47,6 @@ QUICK = {
     "check_readonly_memmap_input",
     "check_sample_weights_list",
     "check_supervised_y_2d",
-    "check_transformer_general",
 }
 
 
