@@ -10,16 +10,8 @@ from torch import nn
 
 from iresnet import Chain, DiagonalNormal, Flow
 from iresnet.data import Dataset, Schema
-from iresnet.data.columns import (
-    DETECT_FROM,
-    POSITIVE,
-    REAL,
-    ColumnKind,
-    degenerate,
-    detect,
-    parse_kind,
-    parse_kinds,
-)
+from iresnet.data.columns import POSITIVE, REAL, ColumnKind, parse_kind, parse_kinds
+from iresnet.data.detection import DETECT_FROM, degenerate, detect
 from iresnet.evaluate import column_gains, density, log_likelihood
 from iresnet.models import Network, build
 from iresnet.train.objective import MaximumLikelihood
@@ -163,7 +155,8 @@ class TestValues:
 
     def test_values_outside(self):
         assert POSITIVE.contains(np.array([1e-30, 0.0, -1.0, math.inf])).tolist() == [True, False, False, False]
-        assert SHARE.contains(np.array([0.0, 1.0, 1.01, -0.01])).tolist() == [True, True, False, False]
+        assert SHARE.contains(np.array([0.0, 1.0, 1.00001, -0.00001])).tolist() == [True, True, False, False]
+        assert ColumnKind("bounded", 0.0, 0.1).contains(np.float32([0.1]).astype(float)).all()
         assert COUNT.contains(np.array([0.0, 7.0, 7.5, -1.0])).tolist() == [True, True, False, False]
         assert SEX.contains(np.array([0.0, 1.0, -1.0, 2.0])).tolist() == [True, True, False, False]
         assert TENTHS.contains(np.float32([0.3, 1234.5, 0.25]).astype(float)).tolist() == [True, True, False]
@@ -363,6 +356,12 @@ class TestModel:
             density(flow, Dataset(x, None, MIXED))
         everything = log_likelihood(flow, Dataset(x[1:2], None, MIXED))
         assert everything.value.tolist() == [-math.inf]
+
+    def test_the_scale_is_that_of_the_values_with_noise(self, flow):
+        """Codes of a column of zeros and ones, as the density sees it, have variance one."""
+        x, _ = dequantise_for(flow, mixed_rows().x, None, torch.Generator().manual_seed(1))
+        std = flow.transform[0](x).std(0)
+        assert ((std - 1).abs() < 0.05).all(), std
 
     def test_a_classifier_takes_numbers_as_they_are(self):
         schema = Schema((1,), classes=("a", "b"), kinds=(POSITIVE,))

@@ -5,14 +5,17 @@ import gzip
 import io
 import json
 import sys
+import types
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 from iresnet.config import dump, parse
-from iresnet.data import DataSettings, Schema, load, read
+from iresnet.data import DataSettings, Schema, arrow, load, read
+from iresnet.data.choice import ColumnChoice
 from iresnet.data.columns import POSITIVE, REAL, ColumnKind
 from iresnet.evaluate import robustness
 from iresnet.run import Run, start
@@ -75,6 +78,11 @@ class TestColumns:
         path = write(tmp_path, PEOPLE)
         with pytest.raises(ValueError, match=sentence):
             load(settings(path, **given))
+
+    def test_a_column_of_names_may_be_the_ids(self, tmp_path):
+        text = "name,a\n" + "".join(f"p{i},{i}\n" for i in range(11))
+        with pytest.raises(ValueError, match="If it names the rows: --id name; else leave it out: --drop name.$"):
+            load(settings(write(tmp_path, text)))
 
     def test_they_are_for_tables(self):
         with pytest.raises(ValueError, match=r"columns, drop, id and kinds are for tables; got \('a',\) for digits."):
@@ -211,6 +219,15 @@ class TestText:
         with pytest.raises(ValueError, match=r"people.csv.gz is damaged \(Not a gzipped file"):
             load(settings(path, **options()))
 
+    def test_a_file_that_unpacks_to_far_more(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("iresnet.data.npy.FREE", 1000)
+        path = tmp_path / "zeros.csv.gz"
+        path.write_bytes(gzip.compress(b"a\n" + b"0\n" * 50_000))
+        with pytest.raises(
+            ValueError, match=r"zeros.csv.gz unpacks from .* to more than .* Save it without compression."
+        ):
+            load(settings(path))
+
     def test_from_the_standard_input(self, monkeypatch):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\ufeffb,a\n2,1\n".encode())))
         assert read("-", Schema((2,), columns=("a", "b"))).x.tolist() == [[1, 2]]
@@ -299,6 +316,10 @@ class TestCommands:
         assert (new["log_likelihood"], new["anomaly"], new["column_1"], new["gain_1"]) == ("-inf", "1", "plan", "inf")
         assert (new["column_2"], new["gain_2"]) == ("", "")
 
+    def test_an_id_called_like_a_score(self, trained, tmp_path, call):
+        path = write(tmp_path, "row,t,n,plan,r,p,rain\nr7,20,2,free,0.5,20,0\n")
+        assert call("score", trained / "run", path, "--id", "row")[1].startswith("row,id: row,log_likelihood,")
+
     def test_scores_through_pipes(self, trained, call, monkeypatch):
         rows = b"t;n;plan;r;p;rain\n20,5;2;pro;0,5;20;0\n"
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(rows)))
@@ -349,3 +370,94 @@ class TestHybrid:
             found = robustness(run.model(), run.splits().test, 10.0, steps=3, restarts=2)
             assert sentence in found.remark
             assert found.value <= found.attacked
+
+
+class TestArrow:
+    """A file is read in the same way, with the same errors, whether pyarrow is installed or not."""
+
+    SCHEMA = Schema((2,), columns=("a", "b"), label="kind", classes=("x", "y z"), id="id")
+    REGULAR = "id,a,kind,b\n" + "".join(f"r{i},{i / 7!r},{('x', 'y z')[i % 2]},{-i}e-3\n" for i in range(50))
+    FILES: ClassVar = {
+        "regular": REGULAR,
+        "semicolons": REGULAR.replace(",", ";"),
+        "windows": REGULAR.replace("\n", "\r\n"),
+        "blank lines": REGULAR.replace("r7", "\n\nr7"),
+        "quoted": REGULAR.replace("y z", '"y z"').replace("r9,", '"r, 9",'),
+        "spaces": REGULAR.replace(",", ", "),
+        "mark": "\ufeff" + REGULAR,
+        "no header": "1.5,2\n3,4\n",
+        "late header": "\n" + REGULAR,
+        "quote inside": REGULAR.replace("r9", 'r"9'),
+        "two lines": REGULAR.replace("r9,", '"r\n9",'),
+        "plus": REGULAR.replace("-1e-3", "+1e-3"),
+        "missing": REGULAR.replace("-9e-3", ""),
+        "unknown": REGULAR.replace("-9e-3", "NA"),
+        "infinite": REGULAR.replace("-9e-3", "inf"),
+        "huge": REGULAR.replace("-9e-3", "1e39"),
+        "short": REGULAR.replace("r9,", ""),
+        "long": REGULAR.replace("r9,", "r9,r9,"),
+        "underscore": REGULAR.replace("-9e-3", "1_0"),
+        "other digits": REGULAR.replace("-9e-3", "\u0663"),
+        "other class": REGULAR.replace("r9,1.2857142857142858,y z", "r9,1.2857142857142858,z"),
+        "decimal comma": REGULAR.replace(",", ";").replace(".", ","),
+    }
+
+    def result(self, path):
+        try:
+            data = read(path, self.SCHEMA)
+        except ValueError as error:
+            return str(error)
+        return data.x.tolist(), None if data.y is None else data.y.tolist(), data.names
+
+    @pytest.mark.parametrize("name", FILES)
+    def test_it_makes_no_difference(self, tmp_path, monkeypatch, name):
+        pytest.importorskip("pyarrow")
+        path = tmp_path / "t.csv"
+        path.write_bytes(self.FILES[name].encode())
+        monkeypatch.setattr(arrow, "LARGE", 10**9)
+        expected = self.result(path)
+        monkeypatch.setattr(arrow, "LARGE", 0)
+        assert self.result(path) == expected
+        read_by_arrow = isinstance(expected, tuple) or name in ("huge", "other class")
+        unusual = ("late header", "quote inside", "spaces", "plus", "no header", "decimal comma")
+        if name not in unusual:
+            choice = ColumnChoice([1, 3], 2, id=0)
+            found = arrow.read_columns(path, ";" if name == "semicolons" else ",", ["id", "a", "kind", "b"], choice, 1)
+            assert (found is not None) == read_by_arrow
+
+    def test_without_pyarrow(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(arrow, "LARGE", 0)
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        assert self.result(write(tmp_path, self.REGULAR))[2][:2] == ("r0", "r1")
+
+    def test_what_pyarrow_returns(self, tmp_path, monkeypatch):
+        """With as much of pyarrow as is used, for where it is not installed."""
+        given = {}
+
+        class Column(list):
+            def to_numpy(self):
+                return np.array(self)
+
+            def to_pylist(self):
+                return list(self)
+
+        class Found(dict):
+            num_rows = 2
+
+        def read_csv(file, **options):
+            given.update(options, text=file.read())
+            columns = {"id": ["r0", "r1"], "a": [1.0, 2.0], "kind": ["x", " y z"], "b": [3.0, 4.0]}
+            return Found({name: Column(cells) for name, cells in columns.items()})
+
+        whole, module = types.ModuleType("pyarrow"), types.ModuleType("pyarrow.csv")
+        whole.float64, whole.string, module.read_csv = (lambda: float), (lambda: str), read_csv
+        module.ReadOptions = module.ParseOptions = module.ConvertOptions = dict
+        monkeypatch.setitem(sys.modules, "pyarrow", whole)
+        monkeypatch.setitem(sys.modules, "pyarrow.csv", module)
+        monkeypatch.setattr(arrow, "LARGE", 0)
+        path = write(tmp_path, "id;a;kind;b\nr0;1;x;3\nr1;2;y z;4\n")
+        assert self.result(path) == ([[1, 3], [2, 4]], [0, 1], ("r0", "r1"))
+        assert given["text"].startswith(b"id;a")
+        assert given["read_options"] == {"column_names": ["id", "a", "kind", "b"], "skip_rows": 1}
+        assert given["parse_options"] == {"delimiter": ";"}
+        assert given["convert_options"]["column_types"] == {"a": float, "b": float, "id": str, "kind": str}

@@ -21,6 +21,9 @@ from ..spelling import counted, printable
 from .console import Device, console, waiting
 from .output import DataFolder, RunFolder, open_run, read_data
 
+#: The names of columns that are written; an id column with such a name gets another.
+SCORES = ("row", "log_likelihood", "standard_error", "bias_bound", "anomaly", "atypicality", "class", "probability")
+
 
 def score(
     run: RunFolder,
@@ -92,7 +95,7 @@ def _columns(run: Run, model: nn.Module, rows: Dataset, draws: int, name: str = 
     """Return the table, column by column: the names of the samples, in a column `name`, and all scores of the model."""
     columns: dict[str, list[Any]] = {"row": list(rows.rows or range(len(rows)))}
     if rows.names:
-        columns[name] = list(rows.names)
+        columns[name if name not in SCORES else f"id: {name}"] = list(rows.names)
     if has_density(model):
         e = log_likelihood(model, rows, draws=draws)
         columns["log_likelihood"] = e.value.tolist()

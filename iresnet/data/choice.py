@@ -42,6 +42,11 @@ class ColumnChoice(NamedTuple):
     skip_missing: bool = False
 
 
+def text_columns(choice: ColumnChoice) -> list[int]:
+    """Return the positions of the columns that are read as text: categories, labels and ids."""
+    return sorted({*choice.words, *(i for i in (choice.label, choice.id) if i is not None)})
+
+
 #: Chooses columns, given (file, column names, whether the file has a header with these names).
 ColumnChooser: TypeAlias = Callable[[Path, Sequence[str], bool], ColumnChoice]
 

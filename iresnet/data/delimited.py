@@ -19,17 +19,20 @@ import re
 import sys
 import zlib
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, TypeAlias, cast
+from typing import Any, NamedTuple, NoReturn, TextIO, TypeAlias, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..spelling import quoted, with_path
-from .choice import ColumnChoice, ColumnChooser
+from . import arrow
+from .choice import ColumnChoice, ColumnChooser, text_columns
 from .labels import MISSING, class_name
+from .npy import FREE, RATIO, is_overpacked
 from .table import (
     Table,
     check_names,
@@ -55,7 +58,13 @@ def read_delimited(path: Path, choose: ColumnChooser, known: Collection[str] = (
     try:
         with _open(path) as file:
             separator = _separator(file)
-            return _parse(path, _lines(path, file, separator), choose, known, separator)
+            head = _read_head(path, _lines(path, file, separator), choose, known)
+            if (fast := arrow.read_columns(path, separator, head.names, head.choice, head.header)) is not None:
+                return _table(path, head, *fast, lambda i: f"line {_line_of_row(path, separator, head.header, i)}")
+            parser = _Parser(path, head, separator)
+            for line, cells in head.rows:
+                parser.add(line, cells)
+            return parser.table()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8; byte {error.start} is not valid. Save it as UTF-8.") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -116,9 +125,24 @@ def _lines(path: Path, file: TextIO, separator: str) -> Iterator[Line]:
             yield reader.line_num, cells
 
 
+def _line_of_row(path: Path, separator: str, header: int, row: int) -> int:
+    """Return the line of a row, counted from 0."""
+    with _open(path) as file:
+        lines = _lines(path, file, separator)
+        return next(islice(lines, row + bool(header), None))[0]
+
+
 def _bounded(path: Path, file: TextIO) -> Iterator[str]:
+    """Iterate over the lines; refuse one that is too long, and a compressed file that unpacks to far too much."""
+    packed, size = path.stat().st_size if path.suffix.lower() == ".gz" else 0, 0
     for i in count(1):
         line = file.readline(LINE_LENGTH)
+        size += len(line)
+        if packed and is_overpacked(size, packed):
+            raise ValueError(
+                f"{path} unpacks from {packed:,} to more than {size:,} bytes; above {FREE:,} bytes it may unpack to "
+                f"{RATIO} times its size. Save it without compression."
+            )
         if len(line) == LINE_LENGTH:
             raise ValueError(f"{path}: line {i} is longer than {LINE_LENGTH:,} characters. Break it into rows.")
         if not line:
@@ -126,43 +150,74 @@ def _bounded(path: Path, file: TextIO) -> Iterator[str]:
         yield line
 
 
-def _parse(path: Path, lines: Iterator[Line], choose: ColumnChooser, known: Collection[str], separator: str) -> Table:
+class Head(NamedTuple):
+    """What the first lines of a file tell: the names of its columns, which of them are read, and where its rows are."""
+
+    names: list[str]
+    choice: ColumnChoice
+    header: int  # the line of the header; 0 if there is none
+    rows: Iterator[Line]
+
+
+def _read_head(path: Path, lines: Iterator[Line], choose: ColumnChooser, known: Collection[str]) -> Head:
     head = list(islice(lines, 2))
     if not head:
         raise ValueError(f"{path} is empty. Give a table with at least one row.")
     first = [_unescape(cell.strip()) for cell in head[0][1]]
     header = _is_header(first, head[1][1] if len(head) > 1 else [], known)
     names = check_names(path, first) if header else [f"x{i}" for i in range(len(first))]
-    choice = choose(path, names, header)
-    columns = tuple(names[i] for i in choice.columns)
-    numbers, places = array("d"), array("q")
-    aside = {i: list[str]() for i in {*choice.words, choice.label, choice.id} - {None}}  # columns of text
-    decimal = _Decimal(path, separator)
-    rows = chain(head[header:], lines)
-    for line, cells in rows:
-        picked = ["0" if i in choice.words else cells[i] for i in choice.columns]
+    return Head(names, choose(path, names, header), head[0][0] if header else 0, chain(head[header:], lines))
+
+
+class _Parser:
+    """Collects the rows of a table: numbers, columns of text, and the line of each row."""
+
+    def __init__(self, path: Path, head: Head, separator: str) -> None:
+        self.path, self.head, self.choice = path, head, head.choice
+        self.columns = tuple(head.names[i] for i in head.choice.columns)
+        self.numbers, self.places, self.decimal = array("d"), array("q"), _Decimal(path, separator)
+        self.text = {i: list[str]() for i in text_columns(head.choice)}
+
+    def add(self, line: int, cells: list[str]) -> None:
+        """Add a row."""
+        words, columns = self.choice.words, self.choice.columns
+        picked = ["0" if i in words else cells[i] for i in columns] if words else [cells[i] for i in columns]
         try:
             joined = "".join(picked)  # float and `parse_number` agree on nearly every line, and float is faster
-            numbers.extend(map(float if joined.isascii() and "_" not in joined else parse_number, picked))
-            if not decimal.point and "." in joined:
-                decimal.point = next(cell for cell in picked if "." in cell)
+            self.numbers.extend(map(float if joined.isascii() and "_" not in joined else parse_number, picked))
+            if not self.decimal.point and "." in joined:
+                self.decimal.point = next(cell for cell in picked if "." in cell)
         except ValueError:
-            values = [decimal.parse(cell, choice.skip_missing) for cell in picked]
-            if None in values:
-                above = _columns_of(numbers, len(places), len(columns))
-                _refuse(path, choice, columns, (line, picked), values.index(None), above, rows)
-            numbers[len(places) * len(columns) :] = array("d", cast(list[float], values))
-        for i, cells_of in aside.items():
-            cells_of.append(_unescape(cells[cast(int, i)].strip()))
-        places.append(line)
-    decimal.check()
-    words = {names[i]: list(map(class_name, aside[i])) for i in choice.words}
-    x = np.array(numbers, dtype=np.float64).reshape(-1, len(columns))
-    label = "" if choice.label is None else names[choice.label]
-    return Table(
-        path, columns, x, label, list(map(class_name, aside[choice.label])) if label else None,
-        lambda i: f"line {places[i]}", words, aside[choice.id] if choice.id is not None else None,
-    )  # fmt: skip
+            self._add_unusual(line, picked)
+        for i, column in self.text.items():
+            column.append(cells[i])
+        self.places.append(line)
+
+    def _add_unusual(self, line: int, picked: list[str]) -> None:
+        values = [self.decimal.parse(cell, self.choice.skip_missing) for cell in picked]
+        start, width = len(self.places) * len(self.columns), len(self.columns)
+        if None in values:
+            bad = values.index(None)
+            _refuse(self.path, self.head, (line, picked), bad, self.numbers[bad:start:width])
+        self.numbers[start:] = array("d", cast(list[float], values))
+
+    def table(self) -> Table:
+        """Return the table of all rows."""
+        self.decimal.check()
+        x = np.array(self.numbers, dtype=np.float64).reshape(-1, len(self.columns))
+        return _table(self.path, self.head, x, self.text, lambda i: f"line {self.places[i]}")
+
+
+def _table(
+    path: Path, head: Head, x: NDArray[np.float64], text: Mapping[int, list[str]], place: Callable[[int], str]
+) -> Table:
+    """Make a table of its numbers and its cells of text, by position."""
+    names, choice = head.names, head.choice
+    cells = {i: [_unescape(cell.strip()) for cell in column] for i, column in text.items()}
+    words = {names[i]: list(map(class_name, cells[i])) for i in choice.words}
+    label, ids = "" if choice.label is None else names[choice.label], None if choice.id is None else cells[choice.id]
+    labels = None if choice.label is None else list(map(class_name, cells[choice.label]))
+    return Table(path, tuple(names[i] for i in choice.columns), x, label, labels, place, words, ids)
 
 
 class _Decimal:
@@ -194,29 +249,23 @@ class _Decimal:
             )
 
 
-def _columns_of(numbers: array[float], rows: int, width: int) -> Callable[[int], Sequence[float]]:
-    return lambda i: numbers[i : rows * width : width]
-
-
-def _refuse(
-    path: Path, choice: ColumnChoice, columns: Sequence[str], at: Line, bad: int,
-    above: Callable[[int], Sequence[float]], rows: Iterator[Line],
-) -> NoReturn:  # fmt: skip
+def _refuse(path: Path, head: Head, at: Line, bad: int, above: Sequence[float]) -> NoReturn:
     """Raise the error for the first cell of the file that is not a number, with what the lines below it tell."""
-    (line, picked), positions = at, [i for i in choice.columns if i not in choice.words]
-    below = list(islice(rows, LOOK_AHEAD))
+    (line, picked), choice = at, head.choice
+    column, below = head.names[choice.columns[bad]], list(islice(head.rows, LOOK_AHEAD))
     remedy = ""
     if choice.suggest_label:
-        remedy = label_hint(columns[bad], chain(above(bad), [picked[bad]], (c[choice.columns[bad]] for _, c in below)))
-    if not remedy and "," in picked[bad] and DECIMAL_COMMA.fullmatch(picked[bad].strip()):
+        remedy = label_hint(column, chain(above, [picked[bad]], (cells[choice.columns[bad]] for _, cells in below)))
+    if not remedy and DECIMAL_COMMA.fullmatch(picked[bad].strip()):
         remedy = " A decimal comma needs semicolons or tabs between the columns."
     if not remedy and class_name(picked[bad]) == MISSING:
         with suppress(ValueError, csv.Error):  # a line below that cannot be read either is not counted
-            below.extend(rows)
-        counts = [sum(class_name(c[i]) == MISSING for i in positions) for _, c in below]
+            below.extend(head.rows)
+        positions = [i for i in choice.columns if i not in choice.words]
+        counts = [sum(class_name(cells[i]) == MISSING for i in positions) for _, cells in below]
         here = sum(class_name(cell) == MISSING for cell in picked)
         remedy = missing_count(here + sum(counts), 1 + sum(map(bool, counts)))
-    refuse_cell(path, picked[bad], f"line {line}", columns[bad], remedy)
+    refuse_cell(path, picked[bad], f"line {line}", column, remedy)
 
 
 def _is_header(first: Sequence[str], second: Sequence[str], known: Collection[str]) -> bool:

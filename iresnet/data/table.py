@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from ..spelling import quoted
 from .choice import TableOptions
-from .columns import REAL, ColumnKind, degenerate, detect, parse_kinds
+from .columns import REAL, ColumnKind, parse_kinds
 from .dataset import Dataset, Schema, prefix_errors
+from .detection import degenerate, detect
 from .labels import MISSING, class_name, class_names, encode_labels
 
 
@@ -104,13 +105,20 @@ def is_number(cell: str) -> bool:
 
 
 def label_hint(column: str, cells: Iterable[object]) -> str:
-    """Return advice to name a label column, if nearly all cells of this column are text; else nothing."""
+    """Return advice on what a column may be, if nearly all of its cells are text; else nothing."""
     filled = [cell for cell in cells if class_name(cell) != MISSING]
     text = sum(isinstance(cell, str) and not is_number(cell) for cell in filled)
     if text < 2 or text < 0.9 * len(filled):
         return ""
     name = shlex.quote(column)
+    if _names_rows(len(set(map(str, filled))), len(filled)):
+        return f" If it names the rows: --id {name}; else leave it out: --drop {name}."
     return f" If it holds the classes, name it: --label {name}. If it is data, a category: --kind {name}=category."
+
+
+def _names_rows(distinct: int, rows: int) -> bool:
+    """Whether a column has too many different values for classes or categories."""
+    return distinct > 10 and 2 * distinct > rows
 
 
 def refuse_cell(path: Path, cell: object, place: str, column: str, remedy: str) -> NoReturn:
@@ -129,7 +137,7 @@ def training_dataset(
     table, rows = _without_missing(table) if options.skip_missing else (table, ())
     classes = class_names(table.labels or ())
     known = sum(label != MISSING for label in table.labels or ())
-    if len(classes) > 10 and 2 * len(classes) > known:
+    if _names_rows(len(classes), known):
         raise ValueError(
             f"{table.path} has {len(classes)} different labels in {known} rows of column {quoted(table.label)}; "
             "labels must be classes. Choose another label column."
@@ -225,7 +233,7 @@ def _kind(table: Table, i: int, column: str, declared: Mapping[str, ColumnKind |
 def _category(table: Table, column: str) -> ColumnKind:
     """Return the kind of a column of categories; one with a single name is a constant, which is refused later."""
     names, rows = class_names(table.categories(column)), len(table.x)
-    if len(names) > 10 and 2 * len(names) > rows:
+    if _names_rows(len(names), rows):
         raise ValueError(
             f"{table.path} has {len(names)} different values in {rows} rows of column {quoted(column)}; a category has "
             f"few. If it names the rows: --id {shlex.quote(column)}; else leave it out: --drop {shlex.quote(column)}."
@@ -248,7 +256,7 @@ def refuse_constant_columns(train: Dataset) -> None:
 
 
 def refuse_degenerate_columns(train: Dataset) -> None:
-    """Refuse to train a density that has no upper bound on these rows; `columns.degenerate` says where."""
+    """Refuse to train a density that has no upper bound on these rows; `detection` says where."""
     schema = train.schema
     if schema.is_image:
         return

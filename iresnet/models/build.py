@@ -63,6 +63,8 @@ def build(
     from a file needs neither.
     """
     _check_purpose(network, schema, purpose)
+    if purpose != "classification":
+        data, validation = (None if x is None else with_noise(schema, x) for x in (data, validation))
     if schema.targets:
         return _conditional_flow(network, schema, data, validation)
     first = _fixed_transform(network, schema, purpose, data, validation)
@@ -109,6 +111,15 @@ def _context_scale(columns: int, data: Tensor | None) -> Standardise:
     std, mean = torch.std_mean(data.double(), dim=0, correction=0)
     varies = std > torch.finfo(data.dtype).eps * data.double().abs().amax(dim=0)
     return Standardise(mean.to(data.dtype), torch.where(varies, std, 1.0).to(data.dtype))
+
+
+def with_noise(schema: Schema, data: Tensor) -> Tensor:
+    """Add noise to the discrete columns of a table, so that everything is fitted to what the density sees of them."""
+    step = torch.tensor([kind.step or 0.0 for kind in schema.kinds])
+    if not step.any():
+        return data
+    u = torch.rand(data.shape, generator=torch.Generator().manual_seed(0))
+    return data + ((u - 0.5) * step).to(data)
 
 
 def _check_purpose(network: Network, schema: Schema, purpose: str) -> None:

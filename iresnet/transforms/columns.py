@@ -79,16 +79,14 @@ class ColumnTransform(ClosedForm):
 
     @torch.no_grad()
     def fit(self, x: Tensor) -> ColumnTransform:
-        """Estimate mean, std and reach from data, in place; a discrete column counts with the variance of its noise."""
+        """Estimate mean, std and reach from data, with the noise of discrete columns, in place."""
         x = x.double()
         check_finite(x, "x")
         a, b = self._distances(x)
         farthest = torch.where(self.has_lower, a, b).amax(0)
         self.reach.copy_(torch.where(self.has_lower ^ self.has_upper, REACH * farthest, self.reach))
         y = self._to_line(self._checked(x))
-        slope = self._log_slope(x).exp()
-        noise = (slope * self.discrete_step).square() / 12
-        std = (y.var(dim=0, correction=0) + noise.mean(0)).sqrt()
+        std = y.std(dim=0, correction=0)
         constant = (std <= torch.finfo(torch.float32).eps * y.abs().amax(0)).nonzero().flatten().tolist()
         if constant:
             raise ValueError(
