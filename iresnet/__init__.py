@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from . import early, fixed_point, lipschitz, logdet, spectral  # noqa: F401 (early comes first)
-from .base import DiagonalNormal, NormalMixture, Posterior
+from .base import DiagonalNormal, FullMixture, NormalMixture, Posterior
 from .certificate import Certificate, certify, tighten_
 from .chain import Chain
 from .classifier import Classifier
@@ -56,6 +56,7 @@ __all__ = [
     "Exact",
     "Flatten",
     "Flow",
+    "FullMixture",
     "GramIteration",
     "Hybrid",
     "InjectivePad",

@@ -3,6 +3,7 @@
 DiagonalNormal      N(z; mean, scale^2) for every coordinate
 NormalMixture       sum_k w_k N(z; mean_k, scale_k^2): suits clustered data, which need not be mapped to one mode; with
                     one component per class, its posterior is a classifier
+FullMixture         sum_k w_k N(z; mean_k, C_k) with full covariances, for numbers that are correlated
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from .spelling import at_least
 from .transform import Shape
 
 
@@ -20,7 +22,6 @@ class Base(nn.Module, ABC):
     """A distribution over codes of `shape`. `reparametrised`: whether `rsample` can be differentiated."""
 
     mean: Tensor
-    log_scale: Tensor
     reparametrised: bool = True
 
     def __init__(self, shape: Shape | int) -> None:
@@ -47,6 +48,8 @@ class Base(nn.Module, ABC):
 class DiagonalNormal(Base):
     """A normal distribution with a mean and a scale per coordinate; the standard normal unless they are `learned`."""
 
+    log_scale: Tensor
+
     def __init__(self, shape: Shape | int, *, learned: bool = False) -> None:
         super().__init__(shape)
         for name in ("mean", "log_scale"):
@@ -63,27 +66,24 @@ class DiagonalNormal(Base):
         return self.mean + temperature * torch.exp(self.log_scale) * self._noise(count, generator)
 
 
-class NormalMixture(Base):
-    """A learned mixture of diagonal normals. Their initial means are drawn from torch's global generator.
+class Mixture(Base):
+    """A mixture of normals, with the weights softmax(`weight_logits`)."""
 
-    >>> NormalMixture((2, 2), components=3).log_prob(torch.zeros(5, 2, 2)).shape
-    torch.Size([5])
-    """
-
+    weight_logits: Tensor
     reparametrised = False
 
-    def __init__(self, shape: Shape | int, components: int) -> None:
-        super().__init__(shape)
-        if components < 2:
-            raise ValueError(f"components must be at least 2; got {components}. Use DiagonalNormal for one.")
-        self.mean = nn.Parameter(0.1 * (2 * torch.rand(components, *self.shape) - 1))
-        self.log_scale = nn.Parameter(torch.zeros(components, *self.shape))
-        self.weight_logits = nn.Parameter(torch.zeros(components))
-
+    @abstractmethod
     def joint(self, z: Tensor) -> Tensor:
-        """Return ln w_k N(z; mean_k, scale_k^2) for every component k, the last axis."""
-        z = z.unsqueeze(-len(self.shape) - 1)
-        return self._log_normal(z, self.mean, self.log_scale) + self.weight_logits.log_softmax(0)
+        """Return ln w_k p_k(z) for every component k, the last axis."""
+
+    @abstractmethod
+    def _draw(self, k: Tensor, noise: Tensor) -> Tensor:
+        """Return a code of component k[i] for every row of standard normal noise."""
+
+    @property
+    def components(self) -> int:
+        """The number of components."""
+        return len(self.weight_logits)
 
     def log_prob(self, z: Tensor) -> Tensor:
         return self.joint(z).logsumexp(-1)
@@ -102,7 +102,87 @@ class NormalMixture(Base):
             k = torch.multinomial(weights, count, replacement=True, generator=generator)
         else:
             k = torch.full((count,), component, device=self.mean.device)
-        return self.mean[k] + temperature * torch.exp(self.log_scale[k]) * self._noise(count, generator)
+        return self._draw(k, temperature * self._noise(count, generator))
+
+
+class NormalMixture(Mixture):
+    """A learned mixture of diagonal normals. Their initial means are drawn from torch's global generator.
+
+    >>> NormalMixture((2, 2), components=3).log_prob(torch.zeros(5, 2, 2)).shape
+    torch.Size([5])
+    """
+
+    def __init__(self, shape: Shape | int, components: int) -> None:
+        super().__init__(shape)
+        if components < 2:
+            raise ValueError(f"components must be at least 2; got {components}. Use DiagonalNormal for one.")
+        self.mean = nn.Parameter(0.1 * (2 * torch.rand(components, *self.shape) - 1))
+        self.log_scale = nn.Parameter(torch.zeros(components, *self.shape))
+        self.weight_logits = nn.Parameter(torch.zeros(components))
+
+    def joint(self, z: Tensor) -> Tensor:
+        z = z.unsqueeze(-len(self.shape) - 1)
+        return self._log_normal(z, self.mean, self.log_scale) + self.weight_logits.log_softmax(0)
+
+    def _draw(self, k: Tensor, noise: Tensor) -> Tensor:
+        return self.mean[k] + torch.exp(self.log_scale[k]) * noise
+
+
+class FullMixture(Mixture):
+    """A mixture of normals with full covariances. `set_` gives it means and covariances, such as those found by EM.
+
+    `factors[k]` holds a lower triangular matrix P_k with P_k' P_k = C_k^-1, the logarithms of its diagonal in place of
+    the diagonal, so that C_k is a covariance for all parameters. They are fixed unless `learned`.
+
+    >>> FullMixture(2, components=3).log_prob(torch.zeros(5, 2)).shape
+    torch.Size([5])
+    """
+
+    factors: Tensor
+
+    def __init__(self, shape: Shape | int, components: int = 1, *, learned: bool = True) -> None:
+        super().__init__(shape)
+        at_least(1, "Give the number of normals.", components=components)
+        d = math.prod(self.shape)
+        mean = torch.zeros(components, d) if components == 1 else torch.randn(components, d)
+        for name, value in (
+            ("mean", mean),
+            ("factors", torch.zeros(components, d, d)),
+            ("weight_logits", torch.zeros(components)),
+        ):
+            if learned:
+                self.register_parameter(name, nn.Parameter(value))
+            else:
+                self.register_buffer(name, value)
+
+    @torch.no_grad()
+    def set_(self, weights: Tensor, means: Tensor, covariances: Tensor) -> FullMixture:
+        """Set the weights (K), means (K, d) and covariances (K, d, d), and return self."""
+        inverse = torch.linalg.inv(torch.linalg.cholesky(covariances.double()))
+        self.factors.copy_(inverse.tril(-1) + torch.diag_embed(inverse.diagonal(dim1=1, dim2=2).log()))
+        self.mean.copy_(means)
+        self.weight_logits.copy_(weights.double().log())
+        return self
+
+    @property
+    def precision_factors(self) -> Tensor:
+        """The matrices P_k, shape (K, d, d)."""
+        return self.factors.tril(-1) + torch.diag_embed(self._log_diagonal.exp())
+
+    @property
+    def _log_diagonal(self) -> Tensor:
+        return self.factors.diagonal(dim1=1, dim2=2)
+
+    def joint(self, z: Tensor) -> Tensor:
+        z = z.flatten(-len(self.shape))
+        u: Tensor = torch.einsum("kij,...kj->...ki", self.precision_factors, z.unsqueeze(-2) - self.mean)
+        constant = self._log_diagonal.sum(-1) - 0.5 * z.shape[-1] * math.log(2 * math.pi)
+        return constant - 0.5 * u.square().sum(-1) + self.weight_logits.log_softmax(0)
+
+    def _draw(self, k: Tensor, noise: Tensor) -> Tensor:
+        u = noise.flatten(1).unsqueeze(-1)
+        z: Tensor = torch.linalg.solve_triangular(self.precision_factors[k], u, upper=False)
+        return (self.mean[k] + z.squeeze(-1)).reshape(noise.shape)
 
 
 class Posterior(nn.Module):
@@ -111,7 +191,7 @@ class Posterior(nn.Module):
     The class probabilities follow from the density by Bayes' rule, p(y | z) = p(z, y) / p(z).
     """
 
-    def __init__(self, base: NormalMixture) -> None:
+    def __init__(self, base: Mixture) -> None:
         super().__init__()
         self.base = base
 

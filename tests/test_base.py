@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import distributions as D
 
-from iresnet import ActNorm, Chain, DiagonalNormal, Flow, NormalMixture, Posterior
+from iresnet import ActNorm, Chain, DiagonalNormal, Flow, FullMixture, NormalMixture, Posterior
 from iresnet.data import Schema
 from iresnet.models import Network, build
 
@@ -117,3 +117,60 @@ def test_components_of_a_network_make_the_base():
     flow = build(network, Schema((2,)), "density")
     assert isinstance(flow.base, NormalMixture)
     assert flow.base.mean.shape == (3, 2)
+
+
+def full_mixture(d=3, components=2, **options):
+    """A mixture with random covariances, and the same by torch."""
+    generator = torch.Generator().manual_seed(3)
+    a = torch.randn(components, d, d, generator=generator, dtype=torch.float64)
+    means = 2 * torch.randn(components, d, generator=generator, dtype=torch.float64)
+    weights = torch.rand(components, generator=generator, dtype=torch.float64) + 0.2
+    covariances = a @ a.mT + 0.1 * torch.eye(d, dtype=torch.float64)
+    base = FullMixture(d, components, **options).double().set_(weights / weights.sum(), means, covariances)
+    parts = D.MultivariateNormal(means, covariances)
+    return base, D.MixtureSameFamily(D.Categorical(weights), parts)
+
+
+class TestFullMixture:
+    @pytest.mark.parametrize("components", [1, 2, 5])
+    def test_density_is_that_of_torch(self, components):
+        base, truth = full_mixture(components=components)
+        z = 3 * torch.randn(7, 3, dtype=torch.float64)
+        assert torch.allclose(base.log_prob(z), truth.log_prob(z))
+        assert base.log_prob(z.expand(5, *z.shape)).shape == (5, 7)
+        assert base.components == components
+
+    def test_samples_have_its_mean_and_covariance(self):
+        base, truth = full_mixture()
+        z = base.rsample(40_000, torch.Generator().manual_seed(0)).detach()
+        assert bool(((z.mean(0) - truth.mean).abs() < 4 * truth.variance.sqrt() / 200).all())
+        one = base.rsample(40_000, torch.Generator().manual_seed(0), component=1).detach()
+        covariance = truth.component_distribution.covariance_matrix[1]
+        assert torch.allclose(torch.cov(one.T), covariance, atol=0.05 * float(covariance.abs().max()))
+
+    def test_at_temperature_zero_samples_are_the_means(self):
+        base, _ = full_mixture()
+        z = base.rsample(50, torch.Generator().manual_seed(0), temperature=0.0)
+        assert float((z[:, None] - base.mean).abs().sum(-1).min(1).values.detach().max()) == 0.0
+
+    def test_codes_of_any_shape_are_flattened(self):
+        base = FullMixture((2, 2), 3)
+        z = torch.randn(5, 2, 2)
+        assert torch.allclose(
+            base.log_prob(z),
+            D.MixtureSameFamily(
+                D.Categorical(torch.ones(3)), D.MultivariateNormal(base.mean, torch.eye(4).expand(3, 4, 4))
+            ).log_prob(z.flatten(1)),
+        )
+        assert base.rsample(6).shape == (6, 2, 2)
+
+    def test_it_is_learned_or_fixed(self):
+        assert len(list(full_mixture()[0].parameters())) == 3
+        fixed, truth = full_mixture(learned=False)
+        assert not list(fixed.parameters())
+        z = torch.randn(4, 3, dtype=torch.float64)
+        assert torch.allclose(fixed.log_prob(z), truth.log_prob(z))
+
+    def test_no_component_is_refused(self):
+        with pytest.raises(ValueError, match="components must be at least 1; got 0"):
+            FullMixture(3, 0)

@@ -37,6 +37,7 @@ from iresnet.transforms.columns import ColumnTransform
 from iresnet.transforms.conditioner import ResidualConvolutions, convnet, mlp
 from iresnet.transforms.elementary import Flatten
 from iresnet.transforms.mixing import InvertibleConv1x1, PrincipalAxes, Reverse
+from iresnet.transforms.spline import ColumnSpline
 
 DOUBLE = torch.float64
 
@@ -196,6 +197,12 @@ def _autoregressive(make: Callable[..., list[Transform]]) -> Chain:
     return Chain(*make(4 if make is made else 3, hidden=(6, 6), activation=nn.ELU))
 
 
+def _spline() -> ColumnSpline:
+    knots = torch.tensor([[-1.0, 0.5, 1.0], [0.0, 2.0, 2.5]])
+    codes, slopes = torch.tensor([[-2.0, 0.0, 3.0], [-1.0, 0.0, 0.1]]), torch.tensor([[2.0, 1.0, 6.0], [1.0, 0.3, 0.2]])
+    return ColumnSpline(2, 2).set_(knots, codes, slopes)
+
+
 def _uniform(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
 
@@ -326,6 +333,7 @@ ZOO = [
     Case("mixing-image", lambda: InvertibleConv1x1(3), (3, 2, 2)),
     Case("principal-axes", lambda: PrincipalAxes(3), (3, 2, 2)),
     Case("flatten", lambda: Flatten((2, 3, 2)), (2, 3, 2)),
+    Case("spline", _spline, (2,)),
     Case("standardise", lambda: Standardise([1.0, -2.0], [0.5, 3.0]), (2, 3)),
     Case("logit", lambda: Logit(levels=1), (2, 3), data=_uniform),
     Case("columns", _columns, (5,), data=_uniform),

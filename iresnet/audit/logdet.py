@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..base import DiagonalNormal
+from ..base import DiagonalNormal, FullMixture
 from ..evaluate import as_flow, has_density
 from ..flow import Flow
 from ..logdet import EXACT_UP_TO, CertifiedSeries
@@ -148,11 +148,25 @@ def dense_log_prob(flow: Flow, x: Tensor) -> Tensor:
         z = flow.transform(x)
     base: Any = flow.base
     weight = getattr(base, "weight_logits", torch.zeros(1, dtype=x.dtype)).log_softmax(0)
-    mean, log_scale = (t.reshape(len(weight), -1) for t in (base.mean, base.log_scale))
-    u = (z.flatten(1)[:, None] - mean) / log_scale.exp()
-    normals = -(0.5 * u.square() + log_scale + 0.5 * math.log(2 * math.pi)).sum(-1)
+    mean = base.mean.reshape(len(weight), -1)
+    normals = log_normal(z.flatten(1)[:, None], mean, _covariances(base))
     logdet = torch.linalg.slogdet(dense_jacobian(flow.transform, x))[1]
     return cast(Tensor, (normals + weight).logsumexp(-1) + logdet)
+
+
+def log_normal(z: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+    """Compute ln N(z; mean, covariance) from a solve and a determinant, without a factorisation of the covariance."""
+    off = (z - mean).unsqueeze(-1)
+    square: Tensor = (off * torch.linalg.solve(covariance, off)).sum((-2, -1))
+    return -0.5 * (square + torch.logdet(covariance) + z.shape[-1] * math.log(2 * math.pi))
+
+
+def _covariances(base: Any) -> Tensor:
+    """The covariances of the normals of a base, shape (components, d, d)."""
+    if isinstance(base, FullMixture):
+        p = base.precision_factors
+        return cast(Tensor, torch.linalg.inv(p.mT @ p))
+    return torch.diag_embed(base.log_scale.reshape(getattr(base, "components", 1), -1).mul(2).exp())
 
 
 def _require_density(s: Subject) -> Flow:

@@ -104,6 +104,11 @@ class Subject:
         written = migration.read_format(header, self.run.folder / "model.safetensors")
         return migration.migrate(tensors, migration.TENSORS, written)
 
+    @property
+    def takes_context(self) -> bool:
+        """Whether the model depends on a context."""
+        return bool(cast(Transform, self.model.transform).takes_context)
+
     @cached_property
     def model(self) -> nn.Module:
         """The model with the weights of the file, loaded without the library's loader."""

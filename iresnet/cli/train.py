@@ -17,9 +17,10 @@ from ..data.columns import SPELLINGS
 from ..models import INVERSES
 from ..presets import Experiment
 from ..run import TRUNCATION, FitResult, Run, resume, start, truncation_warning
+from ..run.progress import progress, reporter
 from ..spelling import counted
 from ..train.guard import TrainingError
-from .console import Device, choose_device, console, ctrl_c, progress, reporter, use_threads
+from .console import Device, choose_device, console, ctrl_c, use_threads
 from .preset_choice import choose_preset, run_folder
 
 #: The one setting that may change when a run is resumed.

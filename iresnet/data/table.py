@@ -242,11 +242,13 @@ def _category(table: Table, column: str) -> ColumnKind:
 
 
 def refuse_constant_columns(train: Dataset) -> None:
-    """Refuse to train on a constant column: a density has no upper bound there."""
-    constant = (train.x == train.x[0]).all(dim=0).nonzero()
+    """Refuse to train on a constant column: a density has no upper bound there. One that is only given may be."""
+    schema = train.schema
+    modelled = torch.tensor([name in (schema.targets or schema.names) for name in schema.names])
+    constant = ((train.x == train.x[0]).all(dim=0).cpu() & modelled).nonzero()
     if len(constant):
         i = int(constant[0])
-        name = train.schema.names[i]
+        name = schema.names[i]
         raise ValueError(
             f"column {quoted(name)} is {float(train.x[0, i]):g} in all {len(train)} training rows, so its density has "
             f"no upper bound. Remove the column, or leave it out: --drop {shlex.quote(name)}."
@@ -256,8 +258,11 @@ def refuse_constant_columns(train: Dataset) -> None:
 def refuse_degenerate_columns(train: Dataset) -> None:
     """Refuse to train a density that has no upper bound on these rows; `detection` says where."""
     schema = train.schema
-    rows, names = train.x.cpu().double().numpy(), schema.names
-    if not schema.is_image and (reason := degenerate(rows, names, schema.column_kinds)):
+    if schema.is_image:
+        return
+    names = schema.targets or schema.names
+    rows = train.x[:, [schema.names.index(name) for name in names]].cpu().double().numpy()
+    if reason := degenerate(rows, names, schema.select(names).column_kinds if schema.columns else schema.column_kinds):
         raise ValueError(reason)
 
 

@@ -83,7 +83,7 @@ def log_prob_draws(
     check_eval(model)
     flow, shape = as_flow(model), data.schema.shape
     estimator: Estimator | None = None
-    bias_bound, dimension = 0.0, math.prod(shape)
+    bias_bound, dimension = 0.0, math.prod(flow.base.shape)
     blocks = len(list(residual_blocks(flow, shape)))
     if dimension > EXACT_UP_TO and blocks:  # other transforms have determinants in closed form
         bias_bound = bias * dimension * math.log(2)
@@ -138,6 +138,7 @@ def log_prob_by_generator(
             point, log_noise = dequantise_for(flow, x, data.schema.levels, generator, noise=noise)
             if shared:
                 generator.set_state(probes)
+            point = point.to(flow.base.mean.dtype)
             return flow.log_prob(point, estimator=estimator, generator=generator).double() - log_noise.double()
 
         return in_chunks(log_prob, data.x, chunk_size(flow, data.x, CHUNK * memory_factor(data.x.device)))

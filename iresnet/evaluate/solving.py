@@ -78,9 +78,16 @@ class Inverse:
 
 
 def has_inverse(model: nn.Module) -> bool:
-    """Whether the model has invertible blocks; the code of an ordinary ResNet is only its scaled input."""
-    parts = [part for part in cast(Any, model).transform.modules() if isinstance(part, Transform)]
-    return any(not isinstance(part, Chain | ColumnTransform | Logit | Standardise) for part in parts)
+    """Whether codes alone can be inverted: there are invertible blocks, and they take no context.
+
+    The code of an ordinary ResNet is only its scaled input.
+    """
+    transform = cast(Transform, cast(Any, model).transform)
+    parts = [part for part in transform.modules() if isinstance(part, Transform)]
+    return (
+        any(not isinstance(part, Chain | ColumnTransform | Logit | Standardise) for part in parts)
+        and not transform.takes_context
+    )
 
 
 @torch.no_grad()
@@ -112,6 +119,11 @@ def _copy_transform(model: nn.Module, precision: torch.dtype) -> Transform:
 
 
 def _check_blocks(model: nn.Module) -> None:
+    if cast(Any, model).transform.takes_context:
+        raise ValueError(
+            "an inverse of a conditional density needs the given columns too; codes alone have none. Use Flow.sample "
+            "or Transform.inverse with a context."
+        )
     if not has_inverse(model):
         raise ValueError(
             "an inverse needs invertible blocks; this model (an ordinary ResNet) has none. Train one with "

@@ -10,10 +10,13 @@ from ..transform import Transform, flat_steps
 from ..transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
 from ..transforms.mixing import InvertibleConv1x1, PrincipalAxes
 from ..transforms.preprocess import Logit, Standardise
+from ..transforms.spline import ColumnSpline
 from ..trust import why_untrusted
 
 #: Transforms whose inverse is a formula.
-CLOSED_FORMS = (ActNorm, Flatten, InjectivePad, InvertibleConv1x1, PrincipalAxes, Squeeze, Standardise, Logit)
+CLOSED_FORMS = (
+    ActNorm, Flatten, InjectivePad, InvertibleConv1x1, PrincipalAxes, Squeeze, Standardise, Logit, ColumnSpline,
+)  # fmt: skip
 
 
 def why_not_accelerated(transform: Transform) -> str:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from ..base import Base, DiagonalNormal, NormalMixture, Posterior
+from ..base import Base, DiagonalNormal, FullMixture, NormalMixture, Posterior
 from ..chain import Chain
 from ..classifier import Classifier
 from ..data import Schema
@@ -21,22 +22,29 @@ from ..lipschitz.activations import MIN_SOFTPLUS_THRESHOLD
 from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
 from ..multiscale import Multiscale
 from ..residual import ResidualBlock
+from ..spelling import listed
 from ..transform import Shape, Transform
 from ..transforms.columns import ColumnTransform
 from ..transforms.dequantisation import LearnedNoise
 from ..transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
+from ..transforms.given import Given
 from ..transforms.mixing import InvertibleConv1x1, PrincipalAxes
 from ..transforms.preprocess import Logit, Standardise
+from ..transforms.spline import ColumnSpline, fit_columns
 from . import families
-from .branches import Activation, alternate, convolutions, dense, linears, potential
+from .branches import Activation, alternate, conditioned, convolutions, dense, linears, potential
+from .mixture import fit_mixture, held_out_parts, suits_better
 from .network import Network
 from .readout import head as make_head
 from .resnet import PlainResNet, PreActResNet
 from .unconstrained import UnconstrainedBlock
 
-#: The number of images that the standardisation is fitted on, and the dimension up to which the exact determinant costs
-#: no more than a series.
-FIT_IMAGES, EXACT_DIMENSIONS = 10_000, 8
+#: The number of images that the standardisation is fitted on, of rows that full covariances are fitted on, and the
+#: dimension up to which the exact determinant costs no more than a series.
+FIT_IMAGES, FIT_ROWS, EXACT_DIMENSIONS = 10_000, 10_000, 8
+
+#: The most columns of a base with full covariances.
+FULL_COLUMNS = 1_000
 
 #: The default width of a ResNet's first stage.
 RESNET_WIDTH = 16
@@ -45,31 +53,64 @@ RESNET_WIDTH = 16
 RESNETS = {"resnet": PreActResNet, "resnet-plain": PlainResNet}
 
 
-def build(network: Network, schema: Schema, purpose: str, data: Tensor | None = None) -> Flow | Classifier | Hybrid:
+def build(
+    network: Network, schema: Schema, purpose: str, data: Tensor | None = None, validation: Tensor | None = None
+) -> Flow | Classifier | Hybrid:
     """Build a model for samples of this schema: a Flow for "density", a Classifier for "classification", else a Hybrid.
 
-    `data`, a batch of samples, is used to fit the standardisation; a model whose weights are loaded from a file needs
-    none.
+    `data`, a batch of samples, is used to fit the standardisation and a base with full covariances, whose number of
+    components is chosen on the `validation` samples if the settings leave it open. A model whose weights are loaded
+    from a file needs neither.
     """
     _check_purpose(network, schema, purpose)
-    data = data if data is None or purpose == "classification" else with_noise(schema, data)
-    first = _preprocessing(network, schema, purpose, data)
+    if purpose != "classification":
+        data, validation = (None if x is None else with_noise(schema, x) for x in (data, validation))
+    if schema.targets:
+        return _conditional_flow(network, schema, data, validation)
+    first = _fixed_transform(network, schema, purpose, data, validation)
     if network.family in RESNETS:
         width = network.width or RESNET_WIDTH
         return Classifier(first, RESNETS[network.family](schema.shape[0], len(schema.classes), network.blocks, width))
     make = families.build_transform if families.is_other_flow(network) else _residual_transform
     transform = make(network, schema, first, _ends_with_actnorm(network, purpose))
-    base = _base(network, transform.output_shape(schema.shape))
+    shape, samples = transform.output_shape(schema.shape), (data, validation)
     if purpose == "density":
+        base = _base(network, shape, transform, *samples)
         estimator, noise = training_estimator(network, schema), _learned_noise(network, schema)
         return Flow(transform, base, estimator=estimator, event_shape=schema.shape, dequantiser=noise)
     head = make_head(network, _scale_shapes(transform, schema.shape), len(schema.classes))
     if purpose == "classification":
         return Classifier(transform, head)
-    if network.bayes:
-        base = NormalMixture(transform.output_shape(schema.shape), len(schema.classes))
-        head = Posterior(base)
+    base = NormalMixture(shape, len(schema.classes)) if network.bayes else _base(network, shape, transform, *samples)
+    head = Posterior(base) if isinstance(base, NormalMixture) and network.bayes else head
     return Hybrid(transform, base, head, estimator=training_estimator(network, schema), event_shape=schema.shape)
+
+
+def _conditional_flow(network: Network, schema: Schema, data: Tensor | None, validation: Tensor | None) -> Flow:
+    """Build the density of the target columns of a row, given the other columns, as a flow of whole rows."""
+    targets = [schema.columns.index(name) for name in schema.targets]
+    others = [i for i in range(schema.dimension) if i not in targets]
+    inner = schema.select(schema.targets)
+    first = _fixed_transform(
+        network, inner, "density", *(None if x is None else x[:, targets] for x in (data, validation))
+    )
+    chain = cast(Chain, _residual_transform(network, inner, first, True))
+    parts = [
+        ResidualBlock(conditioned(t.g, inner.dimension, len(others))) if isinstance(t, ResidualBlock) else t
+        for t in chain
+    ]
+    transform = Given(Chain(*parts), _context_scale(len(others), None if data is None else data[:, others]), targets)
+    base = _base(network, transform.output_shape(schema.shape), transform, data, validation)
+    return Flow(transform, base, estimator=training_estimator(network, inner), event_shape=schema.shape)
+
+
+def _context_scale(columns: int, data: Tensor | None) -> Standardise:
+    """Standardise the given columns; one that is constant keeps its scale."""
+    if data is None:
+        return Standardise(torch.zeros(columns), torch.ones(columns))
+    std, mean = torch.std_mean(data.double(), dim=0, correction=0)
+    varies = std > torch.finfo(data.dtype).eps * data.double().abs().amax(dim=0)
+    return Standardise(mean.to(data.dtype), torch.where(varies, std, 1.0).to(data.dtype))
 
 
 def with_noise(schema: Schema, data: Tensor) -> Tensor:
@@ -82,6 +123,12 @@ def with_noise(schema: Schema, data: Tensor) -> Tensor:
 
 
 def _check_purpose(network: Network, schema: Schema, purpose: str) -> None:
+    if schema.targets and (purpose != "density" or families.is_other_flow(network)):
+        what = purpose if purpose != "density" else f"the family {network.family}"
+        raise ValueError(
+            f"a conditional density, of {listed(schema.targets)} given the other columns, needs the objective "
+            f'"density" and family = "iresnet"; got {what}.'
+        )
     if families.is_other_flow(network):
         families.check_family(network, schema, purpose)
     if purpose != "density" and len(schema.classes) < 2:
@@ -102,6 +149,13 @@ def _check_purpose(network: Network, schema: Schema, purpose: str) -> None:
         )
     if purpose == "classification":
         return
+    if network.covariance == "full" and schema.is_image:
+        raise ValueError('covariance = "full" is for tables; got images. Use covariance = "diagonal".')
+    if network.covariance == "full" and schema.dimension > FULL_COLUMNS:
+        raise ValueError(
+            f'covariance = "full" is for at most {FULL_COLUMNS:,} columns; got {schema.dimension:,}. '
+            'Use covariance = "diagonal" with components = 1.'
+        )
     if network.padding:
         raise ValueError(
             f"padding must be 0 for a density, which is unbounded on constant channels; got {network.padding}."
@@ -124,6 +178,16 @@ def _ends_with_actnorm(network: Network, purpose: str) -> bool:
     return not (purpose == "classification" and network.readout == "batchnorm")
 
 
+def _fixed_transform(
+    network: Network, schema: Schema, purpose: str, data: Tensor | None, validation: Tensor | None
+) -> Transform:
+    """Build what comes before the network and is fixed before training: preprocessing, and the splines of a table."""
+    first = _preprocessing(network, schema, purpose, data)
+    if network.spline_bins and not schema.is_image:
+        return Chain(first, _columns(network, schema, first, data, validation))
+    return first
+
+
 def _preprocessing(network: Network, schema: Schema, purpose: str, data: Tensor | None) -> Transform:
     if schema.kinds and purpose != "classification":  # the kinds of columns are about densities and samples
         return _column_transform(schema, data)
@@ -133,10 +197,30 @@ def _preprocessing(network: Network, schema: Schema, purpose: str, data: Tensor 
         return Standardise([schema.levels / 2] * schema.shape[0], [float(schema.levels)] * schema.shape[0])
     if data is None:
         return Standardise(torch.zeros(schema.shape[0]), torch.ones(schema.shape[0]))
-    if len(data) > FIT_IMAGES and schema.is_image:  # a random subset, since the first images may be of one class
-        data = data[torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:FIT_IMAGES].to(data.device)]
+    data = _random_samples(data, FIT_IMAGES) if schema.is_image else data
     # Dequantisation moves the mean by half a level; it adds 1/12 to the variance, which is left to ActNorm.
     return Standardise.fit(data.float() + (0.0 if schema.levels is None else 0.5))
+
+
+def _columns(
+    network: Network, schema: Schema, standardise: Transform, data: Tensor | None, validation: Tensor | None
+) -> ColumnSpline:
+    """Build a spline per column; the identity, where a mixture with full covariances suits plain columns better."""
+    identity = ColumnSpline(schema.shape[0], network.spline_bins)
+    if data is None:
+        return identity
+    x, held_out = map(standardise, held_out_parts(_random_samples(data, FIT_ROWS), validation))
+    spline = fit_columns(x, network.spline_bins, held_out)
+    if network.covariance == "diagonal" or suits_better(spline, identity, x, held_out):
+        return spline
+    return identity
+
+
+def _random_samples(data: Tensor, count: int) -> Tensor:
+    """Return at most `count` samples, drawn at random, since the first ones may be of one class."""
+    if len(data) <= count:
+        return data
+    return data[torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:count].to(data.device)]
 
 
 def _column_transform(schema: Schema, data: Tensor | None) -> ColumnTransform:
@@ -285,10 +369,27 @@ def _kernel(network: Network, scale: int) -> int:
     return network.kernels[scale if len(network.kernels) > 1 else 0]
 
 
-def _base(network: Network, shape: Shape) -> Base:
+def _base(network: Network, shape: Shape, transform: Transform, data: Tensor | None, validation: Tensor | None) -> Base:
+    if network.covariance == "full":
+        return _full_mixture(network, shape, transform, data, validation)
     if network.components > 1:
         return NormalMixture(shape, network.components)
     return DiagonalNormal(shape, learned=network.learned_base)
+
+
+def _full_mixture(
+    network: Network, shape: Shape, transform: Transform, data: Tensor | None, validation: Tensor | None
+) -> FullMixture:
+    """Initialise the transform on the data, and fit a mixture with full covariances to the codes."""
+    if data is None:
+        if not network.components:
+            raise ValueError("components must be at least 1 without data to choose it on; got 0.")
+        return FullMixture(shape, network.components, learned=network.learned_base)
+    x = _random_samples(data, FIT_ROWS)
+    transform.train()(x)  # the first batch in training initialises ActNorms and principal axes
+    with torch.no_grad():
+        z, held_out = transform(x), None if validation is None else transform(_random_samples(validation, FIT_ROWS))
+    return fit_mixture(partial(FullMixture, shape, learned=network.learned_base), z, held_out, network.components)
 
 
 def training_estimator(network: Network, schema: Schema) -> Estimator | None:

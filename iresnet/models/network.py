@@ -94,6 +94,9 @@ class Network:
     #: The preprocessing of images: "logit", "standardise" (mean 0, variance 1 per channel) or "centre" (to
     #: [-1/2, 1/2]). Tables are always standardised.
     preprocessing: Preprocessing = "logit"
+    #: For tables: the most pieces of a monotone spline per column, which makes the column nearly normal; 0: columns are
+    #: only standardised. Splines are fitted before training, and left out where validation samples do not need them.
+    spline_bins: Annotated[int, minimum(0), maximum(1_000)] = 0
     #: The margin of the logit: pixels are mapped to [alpha, 1 - alpha] first.
     alpha: float = 0.05
     #: The number of channels of zeros that are appended to the input (classification only).
@@ -114,9 +117,12 @@ class Network:
 
     # ------------------------------------------------------------------------------------------ the base of a density
 
-    #: The number of normals in the base; more than one form a learned mixture.
-    components: Annotated[int, minimum(1), maximum(10_000)] = 1
-    #: Whether mean and scale of a single normal are learned.
+    #: "diagonal": every number of the code has a scale of its own. "full": covariances, fitted by EM before training.
+    covariance: Literal["diagonal", "full"] = "diagonal"
+    #: The number of normals in the base; more than one form a mixture. 0: as many as suit the validation samples best
+    #: (with covariance = "full").
+    components: Annotated[int, minimum(0), maximum(10_000)] = 1
+    #: Whether mean and scale of a single normal, or a mixture with full covariances, are learned.
     learned_base: bool = True
     #: For hybrids: the base has one component per class, and its posterior replaces the head.
     bayes: bool = False
@@ -172,6 +178,8 @@ class Network:
             )
         if self.principal and not self.mixing:
             raise ValueError("principal needs mixing = true, whose convolutions it initialises; got mixing = false.")
+        if self.components == 0 and self.covariance == "diagonal":
+            raise ValueError('components must be at least 1 unless covariance = "full"; got 0.')
         if self.tail and self.pool:
             raise ValueError(f"pool needs tail = 0: a tail leaves no positions to pool; got {self.tail}.")
         if self.branch == "potential":

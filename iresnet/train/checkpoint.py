@@ -25,6 +25,7 @@ from ..lipschitz import SpectralCap
 from ..transforms.columns import ColumnTransform
 from ..transforms.mixing import InvertibleConv1x1
 from ..transforms.preprocess import Standardise
+from ..transforms.spline import ColumnSpline
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,9 @@ BUFFER_RULES: tuple[tuple[type, str, str, Callable[[Tensor], bool]], ...] = (
     (InvertibleConv1x1, "sign", "be 1 or -1", lambda sign: bool((sign.abs() == 1).all())),
     (SpectralCap, "size", "not be negative", lambda size: bool((size >= 0).all())),
     (Standardise, "std", "be positive", lambda std: bool((std > 0).all())),
+    (ColumnSpline, "knots", "increase", lambda knots: bool((knots.diff(dim=1) > 0).all())),
+    (ColumnSpline, "codes", "increase", lambda codes: bool((codes.diff(dim=1) > 0).all())),
+    (ColumnSpline, "slopes", "be positive", lambda slopes: bool((slopes > 0).all())),
     (ColumnTransform, "std", "be positive", lambda std: bool((std > 0).all())),
     (ColumnTransform, "reach", "be positive", lambda reach: bool((reach > 0).all())),
 )

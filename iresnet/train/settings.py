@@ -20,6 +20,12 @@ class Training:
     steps: Annotated[int, minimum(1)] = 1000
     #: If positive, `steps` is computed from it and the size of the training data.
     epochs: Annotated[int, minimum(0)] = 0
+    #: The least number of steps that is computed from `epochs`.
+    min_steps: Annotated[int, minimum(0)] = 0
+    #: Training ends early after this many validations in a row that are no better than the best one; 0: it does not.
+    patience: Annotated[int, minimum(0)] = 0
+    #: Training ends early after this many seconds; 0: it does not.
+    max_seconds: Annotated[float, minimum(0)] = 0.0
     #: Batch size: samples per step.
     batch: Annotated[int, minimum(1)] = 256
     #: For hybrids: samples with a label that are added to every batch, for the cross-entropy alone; the batch itself is
@@ -68,10 +74,12 @@ class Training:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.patience and self.select == "last":
+            raise ValueError(f"patience needs select = 'best', the weights it waits for; got {self.patience}.")
 
     def resolve_epochs(self, batches_per_epoch: int) -> Training:
         """Return these settings with `steps` computed from `epochs`, if epochs are given."""
-        return replace(self, steps=self.epochs * batches_per_epoch) if self.epochs else self
+        return replace(self, steps=max(self.min_steps, self.epochs * batches_per_epoch)) if self.epochs else self
 
     def learning_rate_at(self, step: int) -> float:
         """Return the learning rate of step 0, 1, ...: step 0 has peak / warmup, and the last step is above zero."""

@@ -2,9 +2,10 @@
 
 In reading order: `closed_form` (base classes), `first_batch` (data-dependent initialisation), `elementary` (ActNorm,
 Squeeze, Flatten, InjectivePad), `mixing` (linear maps of the channels), `preprocess` (logit, standardisation),
-`columns` (tables whose columns have bounds), `split` (which part a coupling keeps and which it transforms),
-`conditioner` (the networks inside a coupling), `coupling` (affine and additive), `dequantisation` (noise for discrete
-data), `imported` (MADE, MAF and FFJORD from zuko).
+`columns` (tables whose columns have bounds), `spline` (columns made nearly normal), `split` (which part a coupling
+keeps and which it transforms), `conditioner` (the networks inside a coupling), `coupling` (affine and additive),
+`given` (some columns of a row, given the others), `dequantisation` (noise for discrete data), `imported` (MADE, MAF and
+FFJORD from zuko).
 """
 
 from .closed_form import ClosedForm
@@ -14,6 +15,7 @@ from .elementary import ActNorm, Flatten, InjectivePad, Squeeze
 from .imported import Imported, ffjord, made, maf
 from .mixing import InvertibleConv1x1, PrincipalAxes, Reverse
 from .preprocess import Logit, Standardise, dequantise
+from .spline import ColumnSpline
 from .split import Alternate, Checkerboard, Halves, Split
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "Alternate",
     "Checkerboard",
     "ClosedForm",
+    "ColumnSpline",
     "ColumnTransform",
     "Coupling",
     "Flatten",

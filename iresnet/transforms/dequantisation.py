@@ -27,6 +27,7 @@ from .columns import ColumnTransform
 from .conditioner import zero_last_layer_
 from .coupling import MAX_LOG_SCALE, AffineCoupling
 from .elementary import Squeeze
+from .given import Given
 from .preprocess import dequantise
 from .split import Halves
 
@@ -128,7 +129,10 @@ def has_noise(flow: nn.Module, levels: int | None) -> bool:
 def column_steps(flow: nn.Module) -> Tensor | None:
     """Return the steps between the values of each column of a table, 0 for real numbers; None if all are real."""
     first = next((m for m in flow.modules() if isinstance(m, ColumnTransform)), None)
-    return None if first is None or not first.has_steps else first.discrete_step
+    if first is None or not first.has_steps:
+        return None
+    given = getattr(flow, "transform", None)
+    return given.spread(first.discrete_step) if isinstance(given, Given) else first.discrete_step
 
 
 def learned_noise(flow: nn.Module) -> nn.Module | None:

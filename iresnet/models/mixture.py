@@ -1,0 +1,129 @@
+"""The base of a density as a mixture of normals with full covariances, fitted to the codes before training.
+
+EM finds a local maximum of the likelihood of the codes z at the initial weights. The number of components and the
+variance that is added to every direction are those with the largest likelihood of held-out codes. For every number of
+components that variance falls step by step, each fit starting at the previous one, so that a narrow component has to
+develop from a wide one. Training then starts at this mixture instead of at one normal.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..base import FullMixture
+from ..transform import Transform
+
+if TYPE_CHECKING:
+    from sklearn.mixture import GaussianMixture
+
+Matrix: TypeAlias = NDArray[np.float64]
+
+#: The numbers of components that are tried, until PATIENCE of them in a row are no better than the best.
+COMPONENTS, PATIENCE = (1, 2, 3, 5, 8, 12, 20, 30, 50), 2
+
+#: The variances that are added to every direction of the codes, and the most iterations of EM with each.
+ADDED_VARIANCES, ITERATIONS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-6), 15
+
+#: The most work of an iteration, as components x codes x dimensions^2, unless there is one component: some seconds.
+WORK = 3e9
+
+#: The number of codes below which they are also held out in turn, and the number of folds.
+FEW, FOLDS = 1_000, 4
+
+#: To compare transforms by the mixtures that suit them: the most samples, and the numbers of components.
+PILOT_SAMPLES, PILOT_COMPONENTS = 4_000, (1, 3, 8, 20)
+
+#: The fraction of the codes that is held out if no validation codes are given.
+HELD_OUT = 0.2
+
+
+def fit_mixture(base: Callable[[int], FullMixture], z: Tensor, held_out: Tensor | None, components: int) -> FullMixture:
+    """Return the base of a number of components, set to the mixture that EM fits to the codes z; 0: the best number."""
+    best = best_mixture(*held_out_parts(z, held_out), (components,) if components else COMPONENTS)
+    parts = (torch.from_numpy(part) for part in (best.weights_, best.means_, best.covariances_))
+    return base(best.n_components).set_(*parts)
+
+
+def suits_better(transform: Transform, other: Transform, x: Tensor, held_out: Tensor) -> bool:
+    """Whether held-out samples are more likely by a mixture of codes of `transform`, by more than a standard error."""
+    difference = mixture_log_likelihood(transform, x, held_out) - mixture_log_likelihood(other, x, held_out)
+    return bool(difference.mean() > difference.std(correction=0) / math.sqrt(len(difference)))
+
+
+def mixture_log_likelihood(transform: Transform, x: Tensor, held_out: Tensor) -> Tensor:
+    """Return the log-likelihoods of held-out samples for the mixture that suits their codes best."""
+    with torch.no_grad():
+        z, (held_out_z, logdet) = transform(x[:PILOT_SAMPLES]), transform.forward_and_logdet(held_out)
+    best = best_mixture(z, held_out_z, PILOT_COMPONENTS)
+    return torch.from_numpy(best.score_samples(_matrix(held_out_z))) + logdet.double().cpu()
+
+
+def held_out_parts(x: Tensor, held_out: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the samples to fit and those to choose by: a fifth of x, if none are given."""
+    if held_out is not None:
+        return x, held_out
+    order, n = torch.randperm(len(x)), max(1, round(HELD_OUT * len(x)))
+    return x[order[n:]], x[order[:n]]
+
+
+def best_mixture(z: Tensor, held_out: Tensor, components: Sequence[int]) -> GaussianMixture:
+    """Return the mixture with the largest likelihood of held-out codes, among these numbers of components.
+
+    Few codes are also held out in turn, a fold at a time, since the other held-out codes are then few as well.
+    """
+    splits = _splits(_matrix(z), _matrix(held_out))
+    best, score, waited = None, -math.inf, 0
+    for number in components:
+        waited += 1
+        for mixtures in zip(*(_fits(rows, number) for rows, _ in splits), strict=False):
+            found = np.concatenate([m.score_samples(others) for m, (_, others) in zip(mixtures, splits, strict=True)])
+            if found.mean() > score:
+                best, score, waited = copy.deepcopy(mixtures[0]), found.mean(), 0
+        if waited == PATIENCE:
+            break
+    if best is None:
+        raise ValueError(
+            f"a mixture of {components[0]} normals cannot be fitted to {len(z)} samples. Use fewer components, or "
+            'covariance = "diagonal".'
+        )
+    return best
+
+
+def _splits(rows: Matrix, held_out: Matrix) -> list[tuple[Matrix, Matrix]]:
+    """Return pairs of codes to fit and to evaluate: all and the held-out ones, then folds of the former if few."""
+    if not 4 * FOLDS <= len(rows) < FEW:
+        return [(rows, held_out)]
+    folds = np.array_split(np.random.default_rng(0).permutation(len(rows)), FOLDS)
+    return [(rows, held_out), *((np.delete(rows, fold, axis=0), rows[fold]) for fold in folds)]
+
+
+def _fits(rows: Matrix, number: int) -> Iterator[GaussianMixture]:
+    """Fit mixtures of a number of components, each with less added variance than the one before."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.mixture import GaussianMixture
+
+    if len(rows) < 2 * number or (number > 1 and number * rows.size * rows.shape[1] > WORK):
+        return
+    seed = int(torch.randint(2**31, ()))
+    mixture = GaussianMixture(number, max_iter=ITERATIONS, init_params="k-means++", warm_start=True, random_state=seed)
+    for variance in ADDED_VARIANCES:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            try:
+                mixture.set_params(reg_covar=variance).fit(rows)
+            except ValueError:  # a covariance is singular, and would stay so with less added variance
+                return
+        yield mixture
+
+
+def _matrix(z: Tensor) -> Matrix:
+    return z.detach().double().cpu().flatten(1).numpy()
