@@ -17,7 +17,7 @@ from iresnet.config import dump, parse
 from iresnet.data import DataSettings, Schema, arrow, load, read
 from iresnet.data.choice import ColumnChoice
 from iresnet.data.columns import POSITIVE, REAL, ColumnKind
-from iresnet.evaluate import robustness
+from iresnet.evaluate import column_gains, robustness
 from iresnet.run import Run, start
 from tests.runs import tiny
 from tests.test_data_sources import all_rows
@@ -71,6 +71,10 @@ class TestColumns:
              "column 'age' is declared as bounded:0:25; got 26 in line 8. Correct it, or declare another kind."),
             ({"kinds": ("note=category", "plan=category"), "id": "name"},
              "has 12 different values in 12 rows of column 'note'; a category has few. If it names the rows: --id no"),
+            ({"context": ("agee",)}, "has no column 'agee', which --context names. Did you mean 'age'?"),
+            ({"context": ("age", "note"), "drop": ("note",)},
+             "the context must be some of the columns, and leave at least one other; got 'note'."),
+            ({"columns": ("age",), "context": ("age",)}, "the context must be some of the columns, and leave at least"),
             ({"missing": "skip"}, "missing must be one of refuse, drop; got 'skip'"),
         ],
     )  # fmt: skip
@@ -85,7 +89,7 @@ class TestColumns:
             load(settings(write(tmp_path, text)))
 
     def test_they_are_for_tables(self):
-        with pytest.raises(ValueError, match=r"columns, drop, id and kinds are for tables; got \('a',\) for digits."):
+        with pytest.raises(ValueError, match=r"context, id and kinds are for tables; got \('a',\) for digits."):
             load(DataSettings("digits", drop=("a",)))
 
     def test_categories_of_a_new_file(self, tmp_path):
@@ -352,6 +356,69 @@ class TestCommands:
         code, text = call("train", "--resume", "--out", run, "--drop", "t")
         assert code == 2
         assert "a resumed run keeps its settings; got --drop." in text
+
+
+@pytest.fixture(scope="module")
+def run(trained):
+    """The density of n and p, given plan and t."""
+    preset = tiny("table-density")
+    options = {"id": "name", "drop": ("rain", "r"), "context": ("plan", "t"), "kinds": ("plan=category",)}
+    data = replace(preset.data, source=str(trained / "mixed.csv"), **options)
+    return start(replace(preset, data=data), trained / "conditional").run
+
+
+class TestContext:
+    """The density of some columns, given the others."""
+
+    def test_the_targets_are_the_other_columns(self, run, tmp_path):
+        assert run.schema.columns == ("t", "n", "plan", "p")
+        assert run.schema.targets == ("n", "p")
+        assert run.splits().schema == run.schema
+        path = write(tmp_path, PEOPLE)
+        some = load(settings(path, columns=("income",), context=("age",)))
+        assert (some.schema.columns, some.schema.targets) == (("income", "age"), ("income",))
+
+    def test_scores_and_their_explanation(self, run, tmp_path, call):
+        path = write(tmp_path, "name,t,n,plan,p\na,20,2,free,20\nb,20,2,free,1e9\n")
+        code, text = call("score", run.folder, path, "--explain", 4)
+        assert code == 0, text
+        a, b = csv.DictReader(io.StringIO(text))
+        assert float(a["log_likelihood"]) > float(b["log_likelihood"])
+        assert (b["column_1"], b["column_3"], b["column_4"]) == ("p", "", "")  # given columns have no gain
+        gains = column_gains(run.model(), read(path, run.schema))
+        assert not gains[:, [0, 2]].any()
+
+    def test_samples_for_given_rows(self, run, tmp_path, call):
+        path = write(tmp_path, "plan,t\npro,10\nteam,30.5\n")
+        code, text = call("sample", run.folder, "-n", 5, "--given", path, "--out", "-")
+        assert code == 0, text
+        rows = list(csv.DictReader(io.StringIO(text)))
+        assert [row["plan"] for row in rows] == ["pro", "team", "pro", "team", "pro"]
+        assert [float(row["t"]) for row in rows] == [10, 30.5, 10, 30.5, 10]
+        assert all(float(row["n"]) >= 0 and float(row["p"]) > 0 for row in rows)
+        assert len({row["p"] for row in rows}) == 5
+
+    def test_what_sample_needs(self, run, trained, tmp_path, call):
+        path = write(tmp_path, "plan,t\ngold,10\n")
+        for folder, words, sentence in (
+            (run.folder, (), "this density is conditional: it needs a table of t, plan with --given FILE."),
+            (run.folder, ("--given", path), "holds a value that a column of the model cannot have."),
+            (trained / "run", ("--given", path), "this density is not conditional: it needs no --given"),
+        ):
+            code, text = call("sample", folder, *words)
+            assert code == 2
+            assert sentence in text
+
+    @pytest.mark.parametrize("words", ["audit", "certify", "evaluate --rows 20", "report"])
+    def test_the_other_commands(self, run, call, words):
+        command, *others = words.split()
+        assert call(command, run.folder, *others)[0] == 0
+
+    def test_it_is_shown(self, trained, tmp_path, call):
+        words = ("--columns", "t,p", "--context", "n", "--set", "steps=1", "--set", "epochs=0")
+        code, text = call("train", trained / "mixed.csv", *words, "--out", tmp_path / "run")
+        assert code == 0, text
+        assert "The density of t, p, given n.\n" in text
 
 
 class TestHybrid:

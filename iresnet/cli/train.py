@@ -18,7 +18,7 @@ from ..models import INVERSES
 from ..presets import Experiment
 from ..run import TRUNCATION, FitResult, Run, resume, start, truncation_warning
 from ..run.progress import progress, reporter
-from ..spelling import counted
+from ..spelling import counted, listed
 from ..train.guard import TrainingError
 from .console import Device, choose_device, console, ctrl_c, use_threads
 from .preset_choice import choose_preset, run_folder
@@ -44,6 +44,10 @@ def train(
         str | None, typer.Option(metavar="A,B,…", help="The columns of a table to train on.", show_default="all")
     ] = None,
     drop: Annotated[str | None, typer.Option(metavar="A,B,…", help="The columns of a table to leave out.")] = None,
+    context: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="The columns of a table that are given: the density of the others."),
+    ] = None,
     id_: Annotated[
         str | None, typer.Option("--id", help="The column of a table that names its rows; `score` writes it.")
     ] = None,
@@ -86,7 +90,8 @@ def train(
         raise ValueError(f"a run has one preset; got {what!r} and --preset {preset!r}. Leave one out.")
     what = preset if what is None else what
     learning_rate, splits, note = None, None, ""
-    table = {"--columns": columns, "--drop": drop, "--id": id_, "--kind": kind or [], "--missing": missing}
+    table = {"--columns": columns, "--drop": drop, "--context": context, "--id": id_, "--kind": kind or []}
+    table["--missing"] = missing
     if resume_:
         given = {"a preset": what, "--data": data, "--label": label, "--data-dir": data_dir, "--seed": seed}
         _refuse_changes({**given, **{word: value or None for word, value in table.items()}})
@@ -96,8 +101,8 @@ def train(
         experiment, schema = run.experiment, run.schema
     else:
         choice = choose_preset(what, data, label, out, _words(table))
-        options = {"columns": _names(columns), "drop": _names(drop), "id": id_, "missing": missing}
-        options["kinds"] = tuple(kind) if kind else None
+        options = {"columns": _names(columns), "drop": _names(drop), "context": _names(context), "id": id_}
+        options |= {"missing": missing, "kinds": tuple(kind) if kind else None}
         experiment = override(choice.experiment, choice.source, label, data_dir, set_ or [], seed, **options)
         folder = out or choice.folder or run_folder(experiment.name)
         splits, note = load(experiment.data), choice.note
@@ -134,6 +139,9 @@ def describe_table(experiment: Experiment, splits: Splits | None) -> list[str]:
     if splits.train.rows:
         count = sum(map(len, splits.parts.values()))
         lines.append(f"Rows with missing cells are left out; {count:,} are complete.")
+    if schema.targets:
+        given = [name for name in schema.names if name not in schema.targets]
+        lines.append(f"The density of {listed(schema.targets)}, given {listed(given)}.")
     if schema.kinds and experiment.objective.kind != "classification":
         lines.append("Columns that are not just real numbers (change one with --kind COLUMN=KIND):")
         kinds = zip(schema.names, schema.kinds, strict=True)

@@ -16,7 +16,8 @@ from .dataset import Schema
 class TableOptions:
     """Which columns of a table are data, labels and ids, of which kinds they are, and whether cells may be missing.
 
-    Without `columns`, all columns are data but the label, the id and those to `drop`.
+    Without `columns`, all columns are data but the label, the id and those to `drop`. The density is that of the data
+    without the `context`, conditional on it.
     """
 
     label: str = ""
@@ -25,6 +26,7 @@ class TableOptions:
     id: str = ""
     kinds: tuple[str, ...] = ()
     skip_missing: bool = False
+    context: tuple[str, ...] = ()
 
 
 class ColumnChoice(NamedTuple):
@@ -58,15 +60,21 @@ def choose_training_columns(options: TableOptions) -> ColumnChooser:
     def choose(path: Path, names: Sequence[str], named: bool) -> ColumnChoice:
         if label and label not in names:
             raise ValueError(f"{path} has no column {quoted(label)} for the labels. {hint(label, names)}")
-        for what, columns in (("columns", options.columns), ("drop", options.drop), ("id", (options.id,))):
-            _check_known(path, what, columns, names)
+        for what in ("columns", "drop", "context"):
+            _check_known(path, what, getattr(options, what), names)
+        _check_known(path, "id", (options.id,), names)
         others = {label, options.id, *options.drop}
-        chosen = [name for name in options.columns or names if name not in others]
+        chosen = [name for name in dict.fromkeys((*(options.columns or names), *options.context)) if name not in others]
         if not chosen and label:
             raise ValueError(f"{path} has no column of numbers beside the labels {quoted(label)}. Give at least one.")
         if not chosen:
             raise ValueError(f"{path} has no column left. Give at least one.")
         _check_known(path, "kind", kinds, chosen)
+        if options.context and not set(options.context) < set(chosen):
+            wrong = next((name for name in options.context if name not in chosen), options.context[0])
+            raise ValueError(
+                f"{path}: the context must be some of the columns, and leave at least one other; got {quoted(wrong)}."
+            )
         words = frozenset(names.index(column) for column, kind in kinds.items() if kind is None)
         return ColumnChoice(
             [names.index(name) for name in chosen],

@@ -60,6 +60,8 @@ class DataSettings:
     columns: tuple[str, ...] = ()
     #: The columns of a table that are left out.
     drop: tuple[str, ...] = ()
+    #: The columns of a table that are given: the density is that of the others, conditional on these.
+    context: tuple[str, ...] = ()
     #: The column of a table that names its rows: it is not data, and `score` writes it beside the scores.
     id: str = ""
     #: Kinds of columns, as "COLUMN=KIND", in place of those that are detected: real, positive, bounded:LOWER:UPPER,
@@ -113,7 +115,8 @@ class DataSettings:
     @property
     def table_options(self) -> TableOptions:
         """The settings for a table."""
-        return TableOptions(self.label, self.columns, self.drop, self.id, self.kinds, self.missing == "drop")
+        skip = self.missing == "drop"
+        return TableOptions(self.label, self.columns, self.drop, self.id, self.kinds, skip, self.context)
 
     def resolved(self) -> DataSettings:
         """Make paths absolute, so that they are valid in every working directory; built-in names stay.
@@ -231,7 +234,7 @@ def _hold_out_validation(train: Dataset, settings: DataSettings) -> tuple[Datase
 def _load_file(path: Path, options: TableOptions, kinds: tuple[columns.ColumnKind, ...] | None) -> Dataset:
     label = options.label
     if path.suffix.lower() not in ARRAYS:
-        known = (label, options.id, *options.columns, *options.drop)
+        known = (label, options.id, *options.columns, *options.drop, *options.context)
         read = _read_table(path, choice.choose_training_columns(options), *known)
         return table.training_dataset(read, options, kinds)
     content = arrays.read_arrays(path)
@@ -354,10 +357,12 @@ def _refuse_unused(settings: DataSettings, *, table: bool = True, size: bool = F
         raise ValueError(
             f"label is a column of a table; got {quoted(settings.label)} for {settings.source}. Leave it empty."
         )
-    given = next(filter(None, (settings.columns, settings.drop, settings.id, settings.kinds)), None)
+    options = (settings.columns, settings.drop, settings.context, settings.id, settings.kinds)
+    given = next(filter(None, options), None)
     if not table and given:
         raise ValueError(
-            f"columns, drop, id and kinds are for tables; got {quoted(given)} for {settings.source}. Leave them empty."
+            f"columns, drop, context, id and kinds are for tables; got {quoted(given)} for {settings.source}. Leave "
+            "them empty."
         )
     if size and settings.size:
         raise ValueError(f"size is for a folder of images; got {settings.size} for {settings.source}. Set size = 0.")

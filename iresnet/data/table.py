@@ -146,8 +146,11 @@ def training_dataset(
         raise ValueError(f"{table.path} has no label in column {quoted(table.label)}. Add some, or set label = ''.")
     _check_finite(table)
     found = _kinds(table, parse_kinds(options.kinds)) if kinds is None else tuple(kinds)
+    targets = tuple(name for name in table.columns if name not in options.context) if options.context else ()
     with prefix_errors(table.path):
-        schema = Schema((len(table.columns),), None, table.columns, table.label, classes, found, options.id)
+        schema = Schema(
+            (len(table.columns),), None, table.columns, table.label, classes, found, options.id, targets=targets
+        )
     dataset = dataset_for_schema(table, schema)
     _check_precision(table, dataset)
     return replace(dataset, rows=rows)

@@ -5,7 +5,8 @@ For values r_1, ..., r_K of column j from samples of the model, and x with x_j r
     gain_j  =  ln ( 1/K sum_k p(x with x_j = r_k) )  -  ln p(x)    in nats.
 
 It is large where x_j does not fit the other columns, even if x_j alone is an ordinary value, and it does not depend on
-the unit of the column. Gains do not add up to a total: a row may need two changes.
+the unit of the column. Gains do not add up to a total: a row may need two changes. For a conditional density the
+samples are those for the given columns of the row, which have no gain themselves.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..data import Dataset
+from ..data import Dataset, Schema
 from ..flow import Flow
+from ..transforms.given import Given
 from .chunks import chunk_size, in_chunks
 from .likelihood import as_flow, check_eval
 
@@ -37,19 +39,21 @@ def column_gains(model: nn.Module, data: Dataset, *, values: int = VALUES, seed:
         raise ValueError(f"values must be at least 1; got {values}.")
     flow, allowed = as_flow(model), data.schema.allowed(data.x)
     gains = torch.where(allowed, 0.0, math.inf).double()
-    drawn = flow.sample((values,), generator=torch.Generator(data.x.device).manual_seed(seed))
-    ordinary = data.schema.restore(drawn)
     for rows in torch.split(allowed.all(1).nonzero()[:, 0], ROWS):
-        gains[rows] = _gains(flow, data.x[rows], ordinary)
+        generator = torch.Generator(data.x.device).manual_seed(seed)
+        gains[rows] = _gains(flow, data.x[rows], data.schema, values, generator)
     return gains
 
 
-def _gains(flow: Flow, x: Tensor, ordinary: Tensor) -> Tensor:
-    size = chunk_size(flow, x, CHUNK)
-    own, values, gains = in_chunks(flow.log_prob, x, size).double(), len(ordinary), list[Tensor]()
-    for j in range(x.shape[1]):
-        changed = x.repeat_interleave(values, 0)
-        changed[:, j] = ordinary[:, j].repeat(len(x))
-        found = in_chunks(flow.log_prob, changed, size).double().view(len(x), values)
-        gains.append(found.logsumexp(1) - math.log(values) - own)
-    return torch.stack(gains, dim=1)
+def _gains(flow: Flow, x: Tensor, schema: Schema, values: int, generator: torch.Generator) -> Tensor:
+    size, transform = chunk_size(flow, x, CHUNK), flow.transform
+    context = x[:, list(transform.others)] if isinstance(transform, Given) else None
+    drawn = flow.sample((values,), context, generator=generator)  # (values, D), or one for each context
+    ordinary = schema.restore(drawn.reshape(-1, x.shape[1])).reshape(values, -1, x.shape[1]).expand(-1, len(x), -1)
+    own, gains = in_chunks(flow.log_prob, x, size).double(), torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    for j in transform.targets if isinstance(transform, Given) else range(x.shape[1]):
+        changed = x.expand(values, *x.shape).clone()
+        changed[:, :, j] = ordinary[:, :, j]
+        found = in_chunks(flow.log_prob, changed.flatten(0, 1), size).double().view(values, len(x))
+        gains[:, j] = found.logsumexp(0) - math.log(values) - own
+    return gains

@@ -146,11 +146,19 @@ def concatenate_solutions(solutions: Sequence[ChainSolution]) -> ChainSolution:
 
 @torch.no_grad()
 def decode(
-    transform: Transform, z: Tensor, *, tolerance: float | None = None, decoder: Decoder | None = None
+    transform: Transform,
+    z: Tensor,
+    context: Tensor | None = None,
+    *,
+    tolerance: float | None = None,
+    decoder: Decoder | None = None,
 ) -> Tensor:
     """Decode codes to samples, every solve proven; a `decoder` caches what it has prepared."""
     decoder = Decoder() if decoder is None else decoder
-    return _map_chunks(transform, z, lambda chunk: decoder(transform, chunk, tolerance=tolerance))
+    if context is None:
+        return _map_chunks(transform, z, lambda chunk: decoder(transform, chunk, tolerance=tolerance))
+    d, rows = z.shape[1], torch.cat([z, context.to(z)], dim=1)
+    return _map_chunks(transform, rows, lambda row: decoder(transform, row[:, :d], row[:, d:], tolerance=tolerance))
 
 
 def _map_chunks(transform: Transform, x: Tensor, function: Callable[[Tensor], Tensor] | None = None) -> Tensor:
