@@ -623,7 +623,8 @@ class TestRunFolders:
         assert call("report", folder, "--data", tmp_path / "new.csv")[0] == 0
         code, text = call("sample", folder)
         assert code == 2
-        assert "the inverse of a conditional density needs the 2 given columns of every row" in text
+        assert "this density is conditional: it needs a table of x0, x1 with --given FILE." in text
+        assert call("sample", folder, "-n", 3, "--given", tmp_path / "new.csv", "--out", "-")[0] == 0
 
     def test_a_run_opens_as_an_estimator(self, tmp_path):
         X = pd.DataFrame(skewed(), columns=["length", "mass"])
