@@ -14,8 +14,9 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from .. import evaluate
 from ..data.labels import MISSING, class_name
-from .base import Array, FlowEstimator, Self, as_table, checked_weights
+from .base import FlowEstimator, Self
 from .density import LikelihoodMixin
+from .rows import Array, as_table, checked_weights
 
 #: Names for the label column of a saved run: the first that is not a column of numbers.
 LABELS = ("y", "class", "label", "target")

@@ -16,8 +16,9 @@ from ..data import Dataset, table
 from ..evaluate.chunks import CHUNK
 from ..flow import Flow
 from ..transforms.dequantisation import column_steps
-from .base import Array, FlowEstimator, Self, as_table, checked_weights, generator_from
+from .base import FlowEstimator, Self, generator_from
 from .quantiles import base_cdf, base_quantile, has_quantiles
+from .rows import Array, as_table, checked_weights
 
 #: Samples of every row from which quantiles are estimated where there is no formula.
 DRAWS = 1000

@@ -11,7 +11,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .. import evaluate
 from ..data import Dataset
-from .base import Array, FlowEstimator, Self, as_table, checked_weights, generator_from
+from .base import FlowEstimator, Self, generator_from
+from .rows import Array, as_table, checked_weights
 
 
 class LikelihoodMixin:
