@@ -35,8 +35,8 @@ from .rows import Array, as_table, training_dataset, unnamed, warn_of_degenerate
 
 Self = TypeVar("Self", bound="FlowEstimator")
 
-#: With fewer rows none is held out: all train, and the last weights are kept.
-FEW_ROWS = 20
+#: The number of rows that is held out even if they are more than the fraction, unless they are a quarter of all.
+FEW_HELD_OUT = 3
 
 
 class FlowEstimator(BaseEstimator):  # type: ignore[misc]
@@ -51,7 +51,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
     | `max_steps` | the number of training steps, unless training ends early |
     | `max_time` | the time after which training ends, in seconds |
     | `batch_size` | rows per step |
-    | `validation_fraction` | the fraction of the rows (or, from 1 on, their number) that is held out, to choose the best weights; with fewer than 20 rows none is |
+    | `validation_fraction` | the fraction of the rows (or, from 1 on, their number) that is held out, to choose the best weights; of few rows, up to 3 are |
     | `patience` | the number of validations without an improvement after which training ends; 0: it goes on |
     | `settings` | any other settings of an experiment, by name: `{"network.lipschitz": 0.9}` |
     | `device` | where to train: "cpu", or "cuda" |
@@ -157,12 +157,9 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         seed = seed_from(self.random_state)
         experiment = self._experiment(seed)
         dataset = training_dataset(rows, weights, experiment.data.kinds, targets)
-        train, validation = dataset, dataset
-        if len(dataset) < FEW_ROWS:
-            experiment = replace(experiment, training=replace(experiment.training, select="last", patience=0))
-        else:
-            count = split.held_out_count("validation", experiment.data.validation, len(dataset))
-            train, validation = split.hold_out(dataset, count, seeded_generator(seed, "validation"))
+        count = split.held_out_count("validation", experiment.data.validation, len(dataset))
+        count = max(count, min(FEW_HELD_OUT, len(dataset) // 4))  # without any, a table of few rows is learned by heart
+        train, validation = split.hold_out(dataset, count, seeded_generator(seed, "validation"))
         table.refuse_constant_columns(train)
         if experiment.objective.kind != "classification":
             warn_of_degenerate_columns(train)

@@ -18,6 +18,9 @@ from ..data.choice import TableOptions
 
 Array: TypeAlias = NDArray[np.float64]
 
+#: The fewest rows that a density is trained on.
+MIN_ROWS = 5
+
 
 def as_table(x: Array, columns: Sequence[str], label: str = "", labels: list[str] | None = None) -> table.Table:
     """Return an array as a table, whose errors name row and column."""
@@ -38,6 +41,8 @@ def training_dataset(
     """
     if weights is not None:
         rows, weights = rows.take(np.flatnonzero(weights)), weights[weights > 0]
+        if len(rows.x) < MIN_ROWS:
+            raise ValueError(f"at least {MIN_ROWS} rows must have a positive weight; got {len(rows.x)}. Add rows.")
     if targets:
         kinds = (*(f"{name}=real" for name in rows.columns if name not in targets), *kinds)
     dataset = table.training_dataset(rows, TableOptions(kinds=kinds))
