@@ -151,8 +151,12 @@ class TestEveryEstimator:
     def test_a_table_of_few_rows(self, kind):
         X = skewed(10)
         model = fitted(kind, X, **TINY)
-        assert model.trained_.data["train"] == model.trained_.data["validation"]  # none is held out
+        assert [model.trained_.data[part]["rows"] for part in ("train", "validation")] == [8, 2]
         assert np.isfinite(outputs(model, X)).all()
+        with pytest.raises(ValueError, match=r"4 sample\(s\).* minimum of 5 is required"):
+            fitted(kind, X[:4], **TINY)
+        with pytest.raises(ValueError, match="at least 5 rows must have a positive weight; got 4. Add rows."):
+            kind(**TINY).fit(X, np.arange(10) % 2, sample_weight=np.arange(10) < 4)
 
     def test_names_of_columns(self, kind):
         X = pd.DataFrame(skewed(60), columns=["length", "mass"])
@@ -276,6 +280,15 @@ class TestPresets:
         assert model.score(X) > stats.multivariate_normal(X.mean(0), np.cov(X.T)).logpdf(X).mean() + 0.5
         again = FlowDensity.from_run(model.save(tmp_path / "run"))
         assert np.allclose(again.score_samples(X), model.score_samples(X))
+
+
+@pytest.mark.slow
+def test_few_rows_are_not_learned_by_heart():
+    """With the preset as it is, new rows are about as likely as by the normal distribution that has their moments."""
+    for seed in range(3):
+        X, new = normal(15, seed=seed), normal(2000, seed=99)
+        model = FlowDensity(random_state=seed).fit(X)
+        assert model.score(new) > stats.multivariate_normal(X.mean(0), np.cov(X.T)).logpdf(new).mean() - 2
 
 
 class TestDensity:

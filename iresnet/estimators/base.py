@@ -7,7 +7,6 @@ out to validate, the best averaged weights are kept, tightened to their bounds a
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,15 +15,14 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from rich.console import Console
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from ..certificate import Certificate
-from ..data import Dataset, Schema, split, table
-from ..data.choice import TableOptions
+from ..data import Dataset, split, table
 from ..data.dataset import seeded_generator
 from ..presets import Experiment
 from ..run import TrainedModel, train_in_memory
@@ -33,12 +31,12 @@ from ..run.weights import complete_state, slim_state
 from ..train import Report
 from ..train.threads import suitable_threads
 from .parameters import SETTINGS, make_experiment, seed_from
+from .rows import Array, as_table, training_dataset, unnamed, warn_of_degenerate_columns
 
-Array = NDArray[np.float64]
 Self = TypeVar("Self", bound="FlowEstimator")
 
-#: With fewer rows none is held out: all train, and the last weights are kept.
-FEW_ROWS = 20
+#: The number of rows that is held out even if they are more than the fraction, unless they are a quarter of all.
+FEW_HELD_OUT = 3
 
 
 class FlowEstimator(BaseEstimator):  # type: ignore[misc]
@@ -53,7 +51,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
     | `max_steps` | the number of training steps, unless training ends early |
     | `max_time` | the time after which training ends, in seconds |
     | `batch_size` | rows per step |
-    | `validation_fraction` | the fraction of the rows (or, from 1 on, their number) that is held out, to choose the best weights; with fewer than 20 rows none is |
+    | `validation_fraction` | the fraction of the rows (or, from 1 on, their number) that is held out, to choose the best weights; of few rows, up to 3 are |
     | `patience` | the number of validations without an improvement after which training ends; 0: it goes on |
     | `settings` | any other settings of an experiment, by name: `{"network.lipschitz": 0.9}` |
     | `device` | where to train: "cpu", or "cuda" |
@@ -159,15 +157,12 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         seed = seed_from(self.random_state)
         experiment = self._experiment(seed)
         dataset = training_dataset(rows, weights, experiment.data.kinds, targets)
-        train, validation = dataset, dataset
-        if len(dataset) < FEW_ROWS:
-            experiment = replace(experiment, training=replace(experiment.training, select="last", patience=0))
-        else:
-            count = split.held_out_count("validation", experiment.data.validation, len(dataset))
-            train, validation = split.hold_out(dataset, count, seeded_generator(seed, "validation"))
+        count = split.held_out_count("validation", experiment.data.validation, len(dataset))
+        count = max(count, min(FEW_HELD_OUT, len(dataset) // 4))  # without any, a table of few rows is learned by heart
+        train, validation = split.hold_out(dataset, count, seeded_generator(seed, "validation"))
         table.refuse_constant_columns(train)
         if experiment.objective.kind != "classification":
-            _warn_of_degenerate_columns(train)
+            warn_of_degenerate_columns(train)
         with (
             _forked_generators(self.device),
             suitable_threads(dataset.schema.dimension),
@@ -224,57 +219,6 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _dataset(self, X: Array) -> Dataset:
         return table.dataset_for_schema(as_table(X, self._columns()), self.trained_.schema)
-
-
-def as_table(x: Array, columns: Sequence[str], label: str = "", labels: list[str] | None = None) -> table.Table:
-    """Return an array as a table, whose errors name row and column."""
-    return table.Table(Path("X"), tuple(columns), x, label, labels, lambda i: f"row {i}")
-
-
-def unnamed(count: int) -> tuple[str, ...]:
-    """Return the names of columns without names."""
-    return Schema((count,)).names
-
-
-def training_dataset(
-    rows: table.Table, weights: Array | None, kinds: tuple[str, ...], targets: tuple[str, ...]
-) -> Dataset:
-    """Return the dataset to train on: rows of weight zero are left out, and so are weights that are all equal.
-
-    `kinds` are declared kinds of columns. Columns that are only given, because there are `targets`, are real numbers.
-    """
-    if weights is not None:
-        rows, weights = rows.take(np.flatnonzero(weights)), weights[weights > 0]
-    if targets:
-        kinds = (*(f"{name}=real" for name in rows.columns if name not in targets), *kinds)
-    dataset = table.training_dataset(rows, TableOptions(kinds=kinds))
-    dataset = replace(dataset, schema=replace(dataset.schema, targets=targets))
-    if weights is None or (weights == weights[0]).all():
-        return dataset
-    return replace(dataset, weights=torch.from_numpy(weights))
-
-
-def checked_weights(sample_weight: ArrayLike | None, X: Array) -> Array | None:
-    """Return one weight per row, not negative; None without weights."""
-    if sample_weight is None:
-        return None
-    weights: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True, copy=True)
-    if not weights.any():
-        raise ValueError("sample_weight is zero for all rows; at least one weight must be positive.")
-    return weights
-
-
-def _warn_of_degenerate_columns(train: Dataset) -> None:
-    """Warn of columns whose density has no upper bound, which `iresnet train` refuses.
-
-    A pipeline makes such columns: if one is rounded, its standardised values still repeat, but have no step.
-    """
-    try:
-        table.refuse_degenerate_columns(train)
-    except ValueError as error:
-        sentence = str(error).partition(". ")[0]
-        remedy = 'Leave it out, or declare its kind: settings={"data.kinds": ["NAME=rounded:0.01"]}.'
-        warnings.warn(f"{sentence}. {remedy}", UserWarning, stacklevel=4)
 
 
 def in_float64(model: nn.Module) -> nn.Module:

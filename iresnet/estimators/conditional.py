@@ -16,8 +16,9 @@ from ..data import Dataset, table
 from ..evaluate.chunks import CHUNK
 from ..flow import Flow
 from ..transforms.dequantisation import column_steps
-from .base import Array, FlowEstimator, Self, as_table, checked_weights, generator_from
+from .base import FlowEstimator, Self, generator_from
 from .quantiles import base_cdf, base_quantile, has_quantiles
+from .rows import MIN_ROWS, Array, as_table, checked_weights
 
 #: Samples of every row from which quantiles are estimated where there is no formula.
 DRAWS = 1000
@@ -49,7 +50,7 @@ class ConditionalFlowDensity(FlowEstimator):
         """Train by maximum likelihood of y given X. A row of weight 2 counts like two rows."""
         names = getattr(y, "columns", [getattr(y, "name", None)])
         rows, targets = validate_data(
-            self, X, y, dtype=np.float64, y_numeric=True, multi_output=True, ensure_min_samples=2
+            self, X, y, dtype=np.float64, y_numeric=True, multi_output=True, ensure_min_samples=MIN_ROWS
         )
         weights = checked_weights(sample_weight, rows)
         model = cast(ConditionalFlowDensity, self)

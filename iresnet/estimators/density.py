@@ -11,7 +11,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .. import evaluate
 from ..data import Dataset
-from .base import Array, FlowEstimator, Self, as_table, checked_weights, generator_from
+from .base import FlowEstimator, Self, generator_from
+from .rows import MIN_ROWS, Array, as_table, checked_weights
 
 
 class LikelihoodMixin:
@@ -50,7 +51,7 @@ class DensityFit(FlowEstimator):
 
     def fit(self: Self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> Self:
         """Train a density by maximum likelihood; `y` is ignored. A row of weight 2 counts like two rows."""
-        rows: Array = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
+        rows: Array = validate_data(self, X, dtype=np.float64, ensure_min_samples=MIN_ROWS)
         self._fit_rows(rows, checked_weights(sample_weight, rows))
         return self
 

@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import OutlierMixin
 from torch import Tensor
 
-from .base import Array
 from .density import DensityFit, MeanScoreMixin
+from .rows import Array
 
 
 class FlowOutlierDetector(MeanScoreMixin, OutlierMixin, DensityFit):  # type: ignore[misc]

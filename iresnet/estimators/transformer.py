@@ -12,8 +12,8 @@ from sklearn.utils.validation import check_array, check_is_fitted
 
 from ..evaluate.chunks import CHUNK, in_chunks
 from ..evaluate.solving import decode
-from .base import Array
 from .density import DensityFit, MeanScoreMixin
+from .rows import Array
 
 
 class FlowTransformer(MeanScoreMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityFit):  # type: ignore[misc]

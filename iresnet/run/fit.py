@@ -170,11 +170,13 @@ def train_model(
     stop: Callable[[], bool],
     state: Checkpoint | None = None,
     note: Callable[[RunCallback], None] = lambda callback: None,
+    *,
+    seconds: float = 0.0,
 ) -> RunCallback:
     """Train a model on datasets in memory, from a checkpoint if given; return how far it came.
 
-    The run keeps the best weights. `note` is called after the first step, in case the process is killed, and at the
-    end, also that of a run that diverged.
+    `seconds` are those that building the model took, which count. The run keeps the best weights. `note` is called
+    after the first step, in case the process is killed, and at the end, also that of a run that diverged.
     """
     experiment = run.experiment
     refresh_(model.to(device), settle=True)
@@ -182,7 +184,7 @@ def train_model(
     augment, labelled = experiment.data.augment, batches.labelled_size
     objective = experiment.objective.build_objective(model, run.schema.levels, augment, labelled)
     generator = torch.Generator(device).manual_seed(experiment.seed)
-    begin = Checkpoint({}, {"step": 0}) if state is None else state
+    begin = Checkpoint({}, {"step": 0, "seconds": seconds}) if state is None else state
     callback = RunCallback(run, model, validation.repeated().to(device), begin, stop)
     first = callback.step
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,10 +78,14 @@ def train_in_memory(
 ) -> TrainedModel:
     """Train an experiment on datasets in memory: the best weights, tightened and certified."""
     training = experiment.training.resolve_epochs(make_batches(experiment, samples).per_epoch)
-    splits = Splits(samples.repeated(), validation.repeated(), None)
-    experiment, model = initial_model(replace(experiment, training=training), splits)
-    run = MemoryRun(experiment, samples.schema)
-    callback = train_model(run, model, samples, validation, device, report, lambda: False)
+    splits, begin = Splits(samples.repeated(), validation.repeated(), None), time.perf_counter()
+
+    def is_late() -> bool:
+        return 0 < training.max_seconds <= time.perf_counter() - begin
+
+    experiment, model = initial_model(replace(experiment, training=training), splits, is_late)
+    run, seconds = MemoryRun(experiment, samples.schema), time.perf_counter() - begin
+    callback = train_model(run, model, samples, validation, device, report, lambda: False, seconds=seconds)
     model = run.model(device)
     tightened = tighten_(model, run.schema.shape)
     reference = reference_likelihoods(model, splits.validation)
