@@ -36,7 +36,8 @@ from iresnet.models import build
 from iresnet.outermost import outermost_call
 from iresnet.results import Results, provenance, require_commit, write
 from iresnet.train import State
-from iresnet.train.objective import Loss, MaximumLikelihood, Objective, nats_per_unit, to_continuous, unit_name
+from iresnet.train.objective import Loss, MaximumLikelihood, Objective, nats_per_unit, unit_name
+from iresnet.transforms.dequantisation import dequantise_for
 
 #: The targets in milliseconds; the paper's released code on the same hardware; the target ratio with / without log-det.
 TARGETS = {"cifar10-flow": 36.0, "cifar10-flow-appendix": 100.0}
@@ -86,7 +87,7 @@ class WithoutDeterminant(Objective):
         estimator: Estimator | None = None,
         generator: torch.Generator | None = None,
     ) -> Loss:
-        x = to_continuous(x, self.levels, generator)
+        x, _ = dequantise_for(self.model, x, self.levels, generator)
         with outermost_call(self.model, x):
             nats = -self.model.base.log_prob(self.model.transform(x)).mean()
         loss = nats / nats_per_unit(x, self.levels)

@@ -141,7 +141,7 @@ def heavy_tails(d: int, freedom: float) -> Known:
 
 
 def student_copula(d: int, freedom: float) -> Known:
-    """Multivariate Student t, seen through x = sinh(t / 2): heavy tails that occur together."""
+    """Arcsinh of a multivariate Student t: columns whose large values occur together."""
     a = _mixing(d, 31, 0.3)
     t = stats.multivariate_t(np.zeros(d), a @ a.T, df=freedom)
 
@@ -271,9 +271,7 @@ def curved(d: int, frequency: float) -> Known:
 
 
 def rings(d: int) -> Known:
-    """Pairs of columns on two noisy rings, of radius 1 and 3; the noise of a last odd column is the sine of them."""
-    if d % 2:
-        raise ValueError(f"rings need an even number of columns; got {d}.")
+    """Pairs of columns, each on one of two noisy rings, at an angle that drifts from pair to pair."""
 
     def draw(n: int, rng: np.random.Generator) -> Rows:
         radius = rng.choice([1.0, 3.0], (n, d // 2)) + 0.15 * rng.normal(size=(n, d // 2))
@@ -281,16 +279,11 @@ def rings(d: int) -> Known:
         return np.stack([radius * np.cos(angle), radius * np.sin(angle)], 2).reshape(n, d)
 
     def log_density(x: Rows) -> Rows:
-        pairs = x.reshape(len(x), -1, 2)
-        total = np.zeros(len(x))
-        for sign in (1.0,):  # a radius below zero has probability 1e-11
-            radius = np.hypot(pairs[..., 0], pairs[..., 1])
-            angle = np.arctan2(pairs[..., 1], pairs[..., 0])
-            parts = [stats.norm.logpdf(sign * radius, r, 0.15) for r in (1.0, 3.0)]
-            total = special.logsumexp(parts, 0).sum(1) - math.log(2) * radius.shape[1] - np.log(radius).sum(1)
-            steps = np.diff(angle, axis=1, prepend=0.0)
-            total = total + stats.vonmises.logpdf(steps, 2.0).sum(1)
-        return total
+        a, b = x[:, ::2], x[:, 1::2]
+        radius, angle = np.hypot(a, b), np.arctan2(b, a)  # a radius below zero has probability 1e-11
+        density = special.logsumexp([stats.norm.logpdf(radius, r, 0.15) - math.log(2) for r in (1.0, 3.0)], 0)
+        drift = stats.vonmises.logpdf(np.diff(angle, axis=1, prepend=0.0), 2.0)
+        return np.asarray((density - np.log(radius) + drift).sum(1))
 
     return Known(draw, log_density)
 

@@ -31,8 +31,9 @@ import numpy as np
 import torch
 from table_data import CHOOSE, TABLES, anomalies
 from table_methods import PLAIN, TIMED, Fitted, iresnet, zuko_flow
+from table_results import FORMER, OURS, candidate_rows, density_rows, detector_rows, read_jobs, summary_rows
 
-from iresnet.results import provenance
+from iresnet.results import PILOT, Results, provenance, write
 
 #: Candidates for the default, as settings that replace those of the preset.
 START = (
@@ -46,9 +47,24 @@ CENTRE = (
 )  # fmt: skip
 AXES = ("network.mixing=true", "network.principal=true", "network.normalisation=actnorm")
 CANDIDATES: dict[str, tuple[str, ...]] = {
-    "default": (),
     "centre": CENTRE,
-    "fixed base": (*CENTRE, "network.learned_base=false"),
+    "former default": (
+        "network.covariance=diagonal",
+        "network.components=1",
+        "network.spline_bins=0",
+        "network.normalisation=actnorm",
+        "network.last_scale=1.0",
+        "network.activation=elu",
+        "training.epochs=0",
+        "training.steps=1000",
+        "training.min_steps=0",
+        "training.patience=0",
+        "training.validate_every=20",
+        "training.schedule=linear",
+        "training.learning_rate=2e-3",
+        "training.weight_decay=2.0",
+    ),
+    "one normal": (*CENTRE, "network.components=1"),
     "roulette": (*CENTRE, "network.estimator=roulette", "network.terms=4"),
     "elu": (*CENTRE, "network.activation=elu"),
     "lipswish": (*CENTRE, "network.activation=lipswish"),
@@ -58,17 +74,17 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
     "rate 1e-2": (*CENTRE, "training.learning_rate=1e-2"),
     "decay 1": (*CENTRE, "training.weight_decay=1.0"),
     "decay 0": (*CENTRE, "training.weight_decay=0.0"),
-    "last 0.1": (*CENTRE, "network.last_scale=0.1"),
     "lipschitz 0.9": (*CENTRE, "network.lipschitz=0.9"),
     "average 0.998": (*CENTRE, "training.average=0.998"),
     "axes": (*CENTRE, *AXES),
     "no splines": (*CENTRE, "network.spline_bins=0"),
     "16 blocks": (*CENTRE, "network.blocks=[16]"),
-    "small": (*CENTRE, "network.blocks=[4]", "network.width=32"),
+    "width 128": (*CENTRE, "network.width=128"),
     "long": (*CENTRE, "training.min_steps=5000", "training.epochs=20"),
-    "one normal": (*CENTRE, "network.components=1"),
-    "8 normals": (*CENTRE, "network.components=8"),
 }
+
+#: The candidate that became the default.
+CHOSEN = "centre"
 
 #: The least time that a flow of zuko gets; and tables that take long, which are started first.
 LEAST_SECONDS = 20.0
@@ -78,7 +94,7 @@ SIZES = {"many rows": 4, "many rows, rings": 4, "curved": 3, "many columns": 3, 
 def main() -> None:
     """Run the missing jobs of a stage."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--stage", choices=("choose", "confirm"), required=True)
+    parser.add_argument("--stage", choices=("choose", "confirm", "publish"), required=True)
     parser.add_argument("--out", type=Path, default=Path("runs/tables"))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -87,9 +103,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="no job is started after this time")
     parser.add_argument("--commit", help="the commit of this code, where there is no git")
     options = parser.parse_args()
+    if options.stage == "publish":
+        print(publish(options.out))
+        return
     options.out.mkdir(parents=True, exist_ok=True)
     tables = options.tables or list(CHOOSE if options.stage == "choose" else TABLES)
-    methods = options.methods or (list(CANDIDATES) if options.stage == "choose" else ["default", *PLAIN, *TIMED])
+    methods = options.methods or (list(CANDIDATES) if options.stage == "choose" else [OURS, FORMER, *PLAIN, *TIMED])
     begin, path = time.perf_counter(), options.out / f"{options.stage}.jsonl"
     for timed in (False, True):  # flows of zuko come second, when it is known how long ours took
         chosen = [m for m in methods if (m in TIMED) == timed]
@@ -100,6 +119,20 @@ def main() -> None:
         file.write(json.dumps(record) + "\n")
 
 
+def publish(folder: Path) -> Path:
+    """Write results/tables.json: the confirmed numbers, and what the default was chosen from."""
+    runs, rows = [], []
+    for stage in ("confirm", "choose"):
+        records = [json.loads(line) for line in (folder / f"{stage}.runs.jsonl").read_text().splitlines()]
+        jobs = read_jobs(folder / f"{stage}.jsonl")
+        made = density_rows(jobs) + detector_rows(jobs) if stage == "confirm" else candidate_rows(jobs, CHOSEN)
+        made += summary_rows(made) if stage == "confirm" else []
+        rows += [row | {"run": len(runs)} for row in made]
+        runs.append(records[-1] | {"seconds": sum(r["seconds"] for r in records)})
+        runs[-1] |= PILOT if stage == "choose" else {}
+    return write(Results("tables", rows, runs))
+
+
 def run_jobs(jobs: list[tuple[str, str, int]], path: Path, options: argparse.Namespace, begin: float) -> None:
     """Run the jobs that the file does not have yet, and append their results to it."""
     done = finished(path)
@@ -108,7 +141,7 @@ def run_jobs(jobs: list[tuple[str, str, int]], path: Path, options: argparse.Nam
     with ProcessPoolExecutor(options.jobs, mp_context=context) as pool, path.open("a") as file:
         pending = {}
         for table, method, seed in missing:
-            ours = done.get((table, "default", seed), {}).get("seconds", 0.0)
+            ours = done.get((table, OURS, seed), {}).get("seconds", 0.0)
             seconds = max(LEAST_SECONDS, ours)
             last = begin + options.seconds
             clock = time.time() + last - time.perf_counter()
@@ -153,7 +186,7 @@ def run_job(stage: str, name: str, method: str, seed: int, seconds: float, clock
 
 def fit(method: str) -> Any:
     """The function that fits a method."""
-    return PLAIN[method] if method in PLAIN else partial(iresnet, overrides=CANDIDATES[method])
+    return PLAIN[method] if method in PLAIN else partial(iresnet, overrides=CANDIDATES.get(method, ()))
 
 
 def auroc(fitted: Fitted, rows: np.ndarray, unusual: np.ndarray, score: np.ndarray) -> float:

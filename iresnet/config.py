@@ -176,8 +176,8 @@ def dump(settings: Any) -> str:
     import tomli_w
 
     text = tomli_w.dumps(to_mapping(settings))
-    # Lists are short and hold numbers: one line per list reads better than one line per entry.
-    return re.sub(r"\[\n([^\[\]]*)\]", lambda m: f"[{', '.join(m[1].replace(',', ' ').split())}]", text)
+    # Lists of numbers are short: one line per list reads better than one line per entry.
+    return re.sub(r"\[\n([^\[\]\"]*)\]", lambda m: f"[{', '.join(m[1].replace(',', ' ').split())}]", text)
 
 
 def override(settings: T, *assignments: str) -> T:

@@ -56,7 +56,7 @@ def large() -> Path:
     folder = Path(mkdtemp())
     np.savez(folder / "t.npz", x=np.random.default_rng(0).normal(size=(200, 66)) @ np.diag(np.linspace(1, 2, 66)))
     preset = tiny("table-density")
-    settings = replace(preset.network, lipschitz=0.9, width=66, depth=1, terms=4, activation="sine")
+    settings = replace(preset.network, lipschitz=0.9, width=66, depth=1, terms=4, activation="sine", last_scale=1.0)
     start(replace(preset, data=replace(preset.data, source=str(folder / "t.npz")), network=settings), folder / "run")
     return folder / "run"
 

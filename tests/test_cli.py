@@ -13,13 +13,14 @@ import torch
 from rich.console import Console
 
 from iresnet import __version__, certify, cli
-from iresnet.cli.console import choose_device, console, progress, reporter, table, waiting
+from iresnet.cli.console import choose_device, console, table, waiting
 from iresnet.cli.score import _columns
 from iresnet.cli.train import finish
 from iresnet.data import DataSettings
 from iresnet.inverse import decoder
 from iresnet.presets import PRESETS
 from iresnet.run import FitResult, Run, start
+from iresnet.run.progress import progress, reporter
 from iresnet.train import checkpoint
 from tests.runs import copy_of, tiny, trained
 

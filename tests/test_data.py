@@ -29,6 +29,24 @@ def values(batch):
     return batch[0].flatten().int().tolist()
 
 
+class TestTargets:
+    COLUMNS = Schema((3,), columns=("a", "b", "c"), targets=("c", "a"))
+
+    def test_survive_json_and_leave_other_schemas_as_they_were(self):
+        assert Schema.from_dict(json.loads(json.dumps(self.COLUMNS.to_dict()))) == self.COLUMNS
+        assert "targets" not in Schema((3,)).to_dict()
+
+    def test_some_columns_have_a_schema(self):
+        assert self.COLUMNS.select(("c", "b")) == Schema((2,), columns=("c", "b"))
+
+    @pytest.mark.parametrize("targets", [("d",), ("a", "b", "c")])
+    def test_they_are_some_of_the_columns(self, targets):
+        with pytest.raises(ValueError, match="targets must be some of the columns, and not all; got"):
+            replace(self.COLUMNS, targets=targets)
+        with pytest.raises(ValueError, match="targets must be different names"):
+            replace(self.COLUMNS, targets=("a", "a"))
+
+
 class TestSchema:
     @pytest.mark.parametrize(
         "schema",
@@ -79,7 +97,10 @@ class TestSchema:
     @pytest.mark.parametrize(
         ("content", "sentence"),
         [
-            ([1, 8, 8], "a schema is an object with the keys shape, levels, columns, label, classes; got"),
+            (
+                [1, 8, 8],
+                "a schema is an object with the keys shape, levels, columns, label, classes, kinds, id, targets; got",
+            ),
             ({"levels": 17}, "a schema is an object with the keys"),
             ({"shape": [2], "colunms": []}, "a schema has no key 'colunms'. Did you mean 'columns'?"),
             ({"shape": 2}, "shape of a schema cannot be 2. Write it with Schema.to_dict."),
@@ -195,6 +216,34 @@ class TestDataset:
         assert len({d.fingerprint() for d in [data, *others]}) == 5
         assert replace(data, x=data.x.repeat(1, 2)[:, :1], names=tuple("abcd")).fingerprint() == data.fingerprint()
 
+    def test_weights_go_with_their_samples(self):
+        data = replace(numbered(4), weights=torch.tensor([0.0, 1.0, 2.0, 1.0], dtype=torch.float64))
+        assert data.take([2, 1]).weights.tolist() == [2, 1]
+        assert data.to("cpu").weights.tolist() == [0, 1, 2, 1]
+        assert data.fingerprint() != numbered(4).fingerprint()
+
+    @pytest.mark.parametrize(
+        ("weights", "sentence"),
+        [
+            ([1.0, 2.0], r"weights must be float64, one per sample; got float64 \(2,\) for 3 samples"),
+            ([0.0, 0.0, 0.0], "not negative, and one of them positive; got 0 to 0"),
+            ([1.0, -1.0, 0.0], "not negative, and one of them positive; got -1 to 1"),
+            ([1.0, float("nan"), 0.0], "weights must be finite"),
+        ],
+    )
+    def test_wrong_weights_are_refused(self, weights, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            replace(numbered(3), weights=torch.tensor(weights, dtype=torch.float64))
+
+    def test_repeated_samples_are_in_proportion_to_their_weights(self):
+        data = replace(numbered(4), weights=torch.tensor([0.0, 1.0, 2.0, 0.5], dtype=torch.float64))
+        counts = data.repeated(at_least=1000).x.flatten().int().bincount(minlength=4)
+        assert counts.sum() == 1000
+        assert (counts - 1000 / 3.5 * data.weights).abs().max() < 1
+        assert data.repeated().weights is None
+        assert len(data.repeated(at_least=5)) == 8
+        assert (plain := numbered(4)).repeated() is plain
+
     def test_splits_have_one_schema(self):
         with pytest.raises(
             ValueError, match="all splits must have one schema; train has .*, test has rows of 2 numbers."
@@ -203,6 +252,22 @@ class TestDataset:
 
 
 class TestBatches:
+    @given(st.lists(st.integers(0, 4), min_size=2, max_size=8).filter(any), st.integers(0, 5), st.integers(0, 3))
+    def test_a_sample_is_drawn_as_often_as_its_weight_says(self, weights, epoch, seed):
+        w, n = torch.tensor(weights, dtype=torch.float64), len(weights)
+        batches = Batches(replace(numbered(n), weights=w), 1, seed=seed)
+        seen = torch.tensor([i for t in range(epoch * n, (epoch + 1) * n) for i in values(batches[t])])
+        counts, expected = seen.bincount(minlength=n), n * w / w.sum()
+        assert ((counts - expected).abs() < 1 + 1e-9).all()
+        assert counts[w == 0].sum() == 0
+
+    def test_on_average_the_weights_are_exact(self):
+        w = torch.tensor([0.3, 1.0, 2.2], dtype=torch.float64)
+        batches = Batches(replace(numbered(3), weights=w), 3)
+        seen = torch.tensor([i for t in range(3000) for i in values(batches[t])])
+        shares = seen.bincount(minlength=3) / len(seen)
+        assert (shares - w / w.sum()).abs().max() < 4 * 0.5 / 3000**0.5 / 3  # a count varies by less than one
+
     @given(st.integers(1, 30), st.integers(1, 40), st.integers(0, 2**40), st.integers(0, 5))
     def test_an_epoch_visits_every_row_at_most_once(self, n, size, seed, epoch):
         batches = Batches(numbered(n), size, seed=seed)

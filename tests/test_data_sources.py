@@ -593,7 +593,8 @@ class TestText:
     def test_a_column_of_text_may_be_the_labels(self, tmp_path, text, place, name):
         with pytest.raises(ValueError, match=place) as error:
             self.load(tmp_path, text)
-        assert str(error.value).endswith(f". Correct it, or remove the row or the column.{self.HINT}{name}.")
+        more = f" If it is data, a category: --kind {name}=category."
+        assert str(error.value).endswith(f". Correct it, or remove the row or the column.{self.HINT}{name}.{more}")
 
     def test_a_cell_of_text_is_not(self, tmp_path):
         texts = ("a,b\n1,x\n2,3\n3,4\n", "a,b\n1,2\n2,x\n3,y\n4,5\n", "a,b\n1,x\n")
@@ -879,7 +880,8 @@ class TestParquet:
         with pytest.raises(ValueError, match="'rose' is not a number in row 1, column 'species'.") as error:
             load(DataSettings(str(path)))
         assert str(error.value).endswith(
-            " Correct it, or remove the row or the column. If it holds the classes, name it: --label species."
+            " Correct it, or remove the row or the column. If it holds the classes, name it: --label species. "
+            "If it is data, a category: --kind species=category."
         )
         with pytest.raises(ValueError, match="remove the row or the column.$"):
             read(path, Schema((2,), columns=("length", "species")))

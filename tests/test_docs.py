@@ -29,7 +29,7 @@ DESIGN = TEXTS["docs/explanation/design.md"]
 
 
 #: Pages whose snippets train for more than a few seconds.
-LONG = {"docs/guide/train.md"}
+LONG = {"docs/guide/estimators.md", "docs/guide/train.md"}
 
 
 @pytest.mark.parametrize("page", [pytest.param(p, marks=[pytest.mark.slow] * (p in LONG)) for p in PAGES])

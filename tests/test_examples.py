@@ -9,7 +9,13 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("[0-9]*.py"))
 
 
 #: Examples that run a whole training.
-LONG = ("02_your_own_resnet", "04_conditional_density", "05_scores_for_a_table", "06_one_network_four_jobs")
+LONG = (
+    "02_your_own_resnet",
+    "04_conditional_density",
+    "05_scores_for_a_table",
+    "06_one_network_four_jobs",
+    "07_prediction_intervals",
+)
 
 
 @pytest.mark.no_cover

@@ -43,9 +43,10 @@ from iresnet.train.objective import (
     nats_per_unit,
     pairwise_distances,
     requested_lipschitz,
-    to_continuous,
     unit_name,
 )
+from iresnet.transforms.dequantisation import dequantise_for
+from iresnet.transforms.preprocess import dequantise
 from tests.zoo import contraction, linear_block, normal
 
 
@@ -301,7 +302,7 @@ class TestJoint:
     def test_of_integers_in_bits_per_dimension(self):
         model, x, y = pixel_hybrid().eval(), pixels(), torch.arange(6) % 3
         loss, metrics = Joint(model, levels=4)(x, y, generator=seeded())
-        point = to_continuous(x, 4, seeded())
+        point = dequantise(x, 4, seeded())
         bits = -model.log_prob(point).mean() / (16 * math.log(2))
         torch.testing.assert_close(loss, bits + F.cross_entropy(model.logits(point), y))
         assert float(metrics["bits/dim"]) == pytest.approx(number(bits))
@@ -321,8 +322,8 @@ class TestJoint:
         model, x, y = pixel_hybrid().eval(), pixels(), torch.tensor([2, MISSING, MISSING, MISSING, 0, 1])
         loss, metrics = Joint(model, levels=4, weight=3.0, labelled=2)(x, y, generator=seeded())
         generator = seeded()
-        bits = -model.log_prob(to_continuous(x[:4], 4, generator)).mean() / (16 * math.log(2))
-        ce = F.cross_entropy(model.logits(to_continuous(x[4:], 4, generator)), y[4:])
+        bits = -model.log_prob(dequantise(x[:4], 4, generator)).mean() / (16 * math.log(2))
+        ce = F.cross_entropy(model.logits(dequantise(x[4:], 4, generator)), y[4:])
         torch.testing.assert_close(loss, bits + 3 * ce)
         assert float(metrics["bits/dim"]) == pytest.approx(number(bits))
         assert float(metrics["cross-entropy"]) == pytest.approx(number(ce))
@@ -343,9 +344,9 @@ class TestJoint:
         assert float(after["bits/dim"]) == float(before["bits/dim"])
         assert float(after["cross-entropy"]) != float(before["cross-entropy"])
         generator = seeded()
-        to_continuous(x, 4, generator)  # the density's noise comes first
+        dequantise(x, 4, generator)  # the density's noise comes first
         shifted = Augment(shift=2)(x, generator)
-        ce = F.cross_entropy(model.logits(to_continuous(shifted, 4, generator)), y)
+        ce = F.cross_entropy(model.logits(dequantise(shifted, 4, generator)), y)
         torch.testing.assert_close(after["cross-entropy"], ce.detach())
         torch.testing.assert_close(loss, before["bits/dim"] + ce)
 
@@ -365,14 +366,14 @@ class TestJoint:
 class TestUnits:
     def test_integers_get_noise_or_the_centres_of_their_bins(self):
         x = pixels()
-        noisy = to_continuous(x, 4, seeded())
+        noisy = dequantise(x, 4, seeded())
         assert torch.equal(noisy.floor(), x.float())
         assert not torch.equal(noisy, x.float())
         assert torch.equal(bin_centres(x, 4), x.float() + 0.5)
 
     def test_real_numbers_are_unchanged(self):
         x = normal(2, 3)
-        assert to_continuous(x, None) is x
+        assert dequantise_for(nn.Identity(), x, None)[0] is x
         assert bin_centres(x, None) is x
 
     def test_names_and_sizes(self):

@@ -18,9 +18,9 @@ from iresnet.reproduce import RESULTS, Job, Work, cells, table4
 from iresnet.reproduce.cells import OTHER_FLOW_LABELS, OTHER_FLOWS
 from iresnet.reproduce.experiments import experiment
 from iresnet.run import Run
-from iresnet.train.objective import to_continuous
 from iresnet.transforms import ffjord, maf
 from iresnet.transforms.elementary import Flatten
+from iresnet.transforms.preprocess import dequantise
 
 zuko = pytest.mark.skipif(not importlib.util.find_spec("zuko"), reason="MADE, MAF and FFJORD are zuko's")
 
@@ -115,7 +115,7 @@ def test_nice_preserves_volume_so_that_its_bits_follow_from_its_base_alone(made)
     run = Run.open(made.job.run_folder(cells.find_cell("digits", "NICE"), 0))
     flow, test = run.model(), run.splits().test
     with torch.no_grad():
-        x = to_continuous(test.x, test.schema.levels, torch.Generator().manual_seed(7))
+        x = dequantise(test.x, test.schema.levels, torch.Generator().manual_seed(7))
         logit, *couplings = flow.transform.transforms
         y, volume = logit.forward_and_logdet(x)
         z, logdet = Chain(*couplings).forward_and_logdet(y)

@@ -16,7 +16,7 @@ import iresnet
 from iresnet import Classifier, Flow, Hybrid, certify, evaluate, presets, results
 from iresnet.data import delimited
 from iresnet.demo import digits
-from iresnet.run import TRUNCATION, Run, release, resume, start
+from iresnet.run import TRUNCATION, Run, callback, release, resume, start
 from iresnet.run.callback import RunCallback
 from iresnet.run.log import Log
 from iresnet.train import checkpoint
@@ -141,6 +141,58 @@ class TestFolder:
         outcome = start(tiny(epochs=1, batch=600), tmp_path / "run")
         assert outcome.step == 2  # 1,389 images in batches of 600
         assert Run.open(tmp_path / "run").experiment.training.steps == 2
+
+
+class TestEarlyStopping:
+    """The criterion of validation t is `values[t]`; the weights are real."""
+
+    def run(self, monkeypatch, folder, values, stop=lambda: False, **training):
+        numbers = iter(values)
+        monkeypatch.setattr(callback, "validate", lambda *_: ({"validation nats": 0.0}, next(numbers)))
+        settings = {"steps": 40, "validate_every": 2, "save_every": 100, "patience": 3} | training
+        return start(tiny("points-density", **settings), folder, stop=stop)
+
+    def test_it_ends_after_that_many_validations_without_improvement(self, tmp_path, monkeypatch):
+        result = self.run(monkeypatch, tmp_path / "run", [5, 4, 4.5, 3, 3.5, 3.2, 3.1, 0])
+        assert (result.step, result.finished) == (14, True)
+        assert result.run.best_metrics()["step"] == 8
+        assert (tmp_path / "run" / "model.safetensors").is_file()
+
+    def test_a_run_that_ended_early_is_finished(self, tmp_path, monkeypatch):
+        self.run(monkeypatch, tmp_path / "run", [3, 4, 4, 4])
+        before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
+        again = resume(tmp_path / "run")
+        assert (again.step, again.finished) == (8, True)
+        assert before == {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
+
+    def test_a_model_that_was_not_written_is_released_without_another_step(self, tmp_path, monkeypatch):
+        self.run(monkeypatch, tmp_path / "run", [3, 4, 4, 4])
+        (tmp_path / "run" / "model.safetensors").unlink()
+        again = resume(tmp_path / "run")
+        assert (again.step, again.finished) == (8, True)
+        assert (tmp_path / "run" / "model.safetensors").is_file()
+
+    def test_validations_before_an_interruption_count(self, tmp_path, monkeypatch):
+        calls = iter(range(100))
+        stopped = self.run(monkeypatch, tmp_path / "run", [3, 4, 4, 4, 4], stop=lambda: next(calls) == 4)
+        assert (stopped.step, stopped.finished) == (5, False)  # after one validation without improvement
+        assert resume(tmp_path / "run").step == 8
+
+    def test_without_patience_it_takes_all_steps(self, tmp_path, monkeypatch):
+        assert self.run(monkeypatch, tmp_path / "run", [3] + 50 * [4], patience=0).step == 40
+
+    def test_a_time_limit_ends_it(self, tmp_path, monkeypatch):
+        result = self.run(monkeypatch, tmp_path / "run", 50 * [4], patience=0, max_seconds=1e-3)
+        assert (result.step, result.finished) == (1, True)
+
+    def test_min_steps_bound_the_steps_of_epochs_from_below(self):
+        training = presets.PRESETS["points-density"].training
+        assert replace(training, epochs=2, min_steps=50).resolve_epochs(10).steps == 50
+        assert replace(training, epochs=9, min_steps=50).resolve_epochs(10).steps == 90
+
+    def test_the_last_weights_need_no_patience(self):
+        with pytest.raises(ValueError, match="patience needs select = 'best', the weights it waits for; got 3"):
+            tiny("points-density", select="last", patience=3)
 
 
 class TestResume:

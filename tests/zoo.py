@@ -33,6 +33,7 @@ from iresnet import (
 from iresnet.lipschitz import Concatenated, Potential, cap_of, refresh_
 from iresnet.models.glow import additive_glow, glow, i_revnet, nice, real_nvp
 from iresnet.transforms import AdditiveCoupling, AffineCoupling, Alternate, Checkerboard, Halves, Split, made, maf
+from iresnet.transforms.columns import ColumnTransform
 from iresnet.transforms.conditioner import ResidualConvolutions, convnet, mlp
 from iresnet.transforms.elementary import Flatten
 from iresnet.transforms.mixing import InvertibleConv1x1, PrincipalAxes, Reverse
@@ -206,6 +207,16 @@ def _uniform(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
 
 
+def _columns() -> ColumnTransform:
+    """A column of every interval; the logarithm of the last one is linear from 1/2 on."""
+    lower, upper, margin = [None, -0.1, None, -0.2, -0.1], [None, None, 1.1, 1.2, None], [0.0, 0.1, 0.1, 0.2, 0.1]
+    made = ColumnTransform(lower, upper, margin)
+    made.mean.copy_(torch.arange(5) - 2.0)
+    made.std.copy_(torch.tensor([2.0, 0.5, 1.5, 0.7, 3.0]))
+    made.reach[4] = 0.5
+    return made
+
+
 @dataclass(frozen=True)
 class Case:
     name: str
@@ -325,6 +336,8 @@ ZOO = [
     Case("spline", _spline, (2,)),
     Case("standardise", lambda: Standardise([1.0, -2.0], [0.5, 3.0]), (2, 3)),
     Case("logit", lambda: Logit(levels=1), (2, 3), data=_uniform),
+    Case("columns", _columns, (5,), data=_uniform),
+    Case("columns-positive", lambda: ColumnTransform([0.0, None], [None, 2.0], [0.0, 1.0]), (2,), data=_uniform),
     Case("chain-of-nothing", Chain, (3,)),
     Case("chain", lambda: Chain(ActNorm(4), _mlp_block(), Chain(_mlp_block(lipschitz=0.5), ActNorm(4))), (4,)),
     Case("chain-shared-block", lambda: Chain(*[_mlp_block(lipschitz=0.6)] * 2), (4,)),

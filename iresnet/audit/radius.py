@@ -51,6 +51,5 @@ def _attack(s: Subject, x: Tensor, y: Tensor, within: Tensor, start: int) -> Ten
         left = torch.minimum(left, margin.detach())
         change = change - 2.5 / STEPS * size * normalise(torch.autograd.grad(margin.sum(), at)[0])
         change = change * (within / lengths(change).clamp_min(1e-300)).clamp_max(1.0).reshape(size.shape)
-        if s.schema.levels is not None:
-            change = (x + change).clamp(0, s.schema.levels) - x
+        change = s.clamp(x + change) - x
     return left

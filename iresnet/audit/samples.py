@@ -31,11 +31,11 @@ def check_samples(s: Subject) -> Verdict:
     drawn = as_flow(s.model).sample((PLACING + COUNTED,), generator=generator).double()
     placed, counted = drawn[:PLACING], drawn[PLACING:]
     points, log_q = _importance_points(placed, generator)
-    w = (dense_log_prob(as_flow(s.plain), points) - log_q).exp()
-    scale, inside = placed.std(0), torch.eye(CELLS, dtype=torch.float64)
-    of_points, of_samples = (
-        inside[torch.cdist(x / scale, placed[:CELLS] / scale).argmin(1)] for x in (points, counted)
-    )
+    inside = torch.ones(POINTS, dtype=torch.bool) if s.columns is None else s.columns.inside(points)
+    w = torch.zeros_like(log_q)
+    w[inside] = (dense_log_prob(as_flow(s.plain), points[inside]) - log_q[inside]).exp()
+    scale, cells = placed.std(0), torch.eye(CELLS, dtype=torch.float64)
+    of_points, of_samples = (cells[torch.cdist(x / scale, placed[:CELLS] / scale).argmin(1)] for x in (points, counted))
     mass, share = w[:, None] * of_points, of_samples.mean(0)
     expected = mass.mean(0)
     spread = (mass.var(0) / POINTS + (expected * (1 - expected)).clamp_min(1 / COUNTED) / COUNTED).sqrt()

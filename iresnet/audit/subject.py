@@ -25,6 +25,7 @@ from ..residual import ResidualBlock
 from ..run import Run
 from ..spectral import NoBoundKnown
 from ..transform import Shape, Transform
+from ..transforms.columns import ColumnTransform
 from ..transforms.preprocess import Logit, Standardise
 
 #: Whether a claim holds, and a description of what was compared.
@@ -103,6 +104,11 @@ class Subject:
         written = migration.read_format(header, self.run.folder / "model.safetensors")
         return migration.migrate(tensors, migration.TENSORS, written)
 
+    @property
+    def takes_context(self) -> bool:
+        """Whether the model depends on a context."""
+        return bool(cast(Transform, self.model.transform).takes_context)
+
     @cached_property
     def model(self) -> nn.Module:
         """The model with the weights of the file, loaded without the library's loader."""
@@ -163,12 +169,25 @@ class Subject:
     def samples(self) -> Tensor:
         """Synthetic samples in the units of the data, in float64, around the mean that the model's scaling expects."""
         x = torch.randn(SAMPLES, *self.schema.shape, generator=self.generator("rows"), dtype=torch.float64)
-        first = next((m for m in self.transform.modules() if isinstance(m, Logit | Standardise)), None)
+        first = next(
+            (m for m in self.transform.modules() if isinstance(m, ColumnTransform | Logit | Standardise)), None
+        )
         x = x if first is None else first.inverse(x)
         if self.schema.levels is None:
             return x
         u = torch.rand(x.shape, generator=self.generator("noise"), dtype=torch.float64)
         return x.floor().clamp(0, self.schema.levels - 1) + u
+
+    @property
+    def columns(self) -> ColumnTransform | None:
+        """The preprocessing of a table whose columns have kinds; None for other data."""
+        return next((m for m in self.transform.modules() if isinstance(m, ColumnTransform)), None)
+
+    def clamp(self, x: Tensor) -> Tensor:
+        """Move inputs to where the model is defined, and its bounds are claimed."""
+        if self.schema.levels is not None:
+            return x.clamp(0, self.schema.levels)
+        return x if self.columns is None else self.columns.clamp(x)
 
     @cached_property
     def block_inputs(self) -> dict[str, Tensor]:

@@ -1,12 +1,11 @@
-"""Shared by the commands: the console, the progress bar, the spinner, the device, Ctrl-C."""
+"""Shared by the commands: the console, the spinner, the device, Ctrl-C."""
 
 from __future__ import annotations
 
 import re
 import signal
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Annotated, Any
@@ -15,22 +14,12 @@ import torch
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
 from ..spelling import printable
-from ..train import Report, train
-
-#: The bar shows metrics averaged over this many recent steps, and is redrawn at this interval, in seconds.
-RECENT, REDRAW = 50, 0.2
-
-#: Metrics that are logged but not shown in the bar, which has no room: bits/dim and error say the same.
-LOGGED_ONLY = ("loss", "cross-entropy")
-
-#: Up to this dimension one thread is fastest: more would wait for each other.
-SMALL = 256
+from ..train import train
+from ..train.threads import SMALL
 
 #: A second signal within so many seconds counts as the same: `timeout` signals a command and then its process group.
 SAME_SIGNAL = 1.0
@@ -87,62 +76,6 @@ def use_threads(dimension: int, requested: int | None = None) -> None:
 def waiting(to: Console, what: str) -> AbstractContextManager[object]:
     """Show a spinner with a text on a terminal; show nothing if the output goes to a file."""
     return to.status(Text(what)) if to.is_terminal else nullcontext()
-
-
-@contextmanager
-def progress(to: Console) -> Iterator[Progress]:
-    """Show a progress bar with speed, metrics and the time left."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=10),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[metrics]}", markup=False),
-        TimeRemainingColumn(compact=True),
-        TextColumn("left"),
-    )
-    bars = Progress(*columns, console=to)  # started by the first step: an error before it leaves no bar
-    try:
-        yield bars
-    finally:
-        if bars.live.is_started:
-            bars.stop()
-
-
-def reporter(bars: Progress, name: str) -> Report:
-    """Return a callback that moves a bar. Metrics are means over recent steps, read a few times a second."""
-    tasks: list[TaskID] = []
-    recent: deque[Mapping[str, Tensor]] = deque(maxlen=RECENT)
-    steps_done: deque[tuple[float, int]] = deque(maxlen=RECENT)
-    drawn = [0.0]
-
-    def report(step: int, steps: int, metrics: Mapping[str, Tensor]) -> None:
-        if not tasks:
-            bars.start()
-            tasks.append(bars.add_task(name, total=steps, metrics=""))
-        recent.append(metrics)
-        now = time.perf_counter()
-        steps_done.append((now, step))
-        if now - drawn[0] < REDRAW and step < steps:
-            return
-        drawn[0] = now
-        (then, first), count = steps_done[0], len(recent)
-        speed = f"{(step - first) / (now - then):.1f}/s" if now > then and step > first else ""
-        means = {k: sum(float(f[k]) for f in recent) / count for k in metrics if k not in LOGGED_ONLY}
-        words = [_metric(name, mean) for name, mean in means.items()]
-        bars.update(tasks[0], completed=step, total=steps, metrics="  ".join([speed, *words]))
-
-    return report
-
-
-def _metric(name: str, value: float) -> str:
-    """Format a metric with its unit: one digit for percentages.
-
-    >>> _metric("error %", 3.04), _metric("certified %", 51.734), _metric("loss", 1.0)
-    ('3.0 % wrong', '51.7 % certified', '1.000 loss')
-    """
-    if name.endswith(" %"):
-        return f"{value:.1f} % {'wrong' if name == 'error %' else name[:-2]}"
-    return f"{value:.3f} {name}"
 
 
 @contextmanager

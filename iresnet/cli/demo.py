@@ -14,7 +14,8 @@ from ..data import toy
 from ..data.dataset import check_seed
 from ..demo import digits
 from ..demo import toy as plane
-from .console import console, ctrl_c, progress, reporter, table
+from ..run.progress import progress, reporter
+from .console import console, ctrl_c, table
 
 
 def demo(

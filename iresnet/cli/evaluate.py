@@ -111,7 +111,10 @@ def evaluate(
     sha256, available, model = opened.sha256(), read_data(opened, data, split, labels=True), opened.model(device=chosen)
     radii, kept = [_radius(word) for word in radius or []], data is None and split == "test"
     if linear and not has_inverse(model):
-        raise ValueError("--probe needs an invertible model; an ordinary ResNet has no codes. Leave it out.")
+        raise ValueError(
+            "--probe needs an invertible model; an ordinary ResNet has no codes, and those of a conditional density "
+            "need a context. Leave it out."
+        )
     if bits or ood:
         as_flow(model, "--protocol" if bits else "--ood")  # refuse models without a density before the evaluation
     if kept:

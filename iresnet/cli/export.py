@@ -27,6 +27,7 @@ def export(
     schema = opened.schema
     kind = torch.float32 if schema.levels is None else torch.uint8
     example = bin_centres(torch.zeros(2, *schema.shape, dtype=kind), schema.levels)
+    example = schema.restore(example + 1) if schema.kinds else example  # 0 is not positive
     folder = opened.output / "export" if out is None else out
     written = write_files(opened.model(), example, folder, about={"schema": schema.to_dict()})
     for name, path in written.items():

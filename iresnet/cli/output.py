@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from torch import Tensor
@@ -40,16 +40,18 @@ def open_run(folder: Path, device: str, data_dir: Path | None = None) -> tuple[R
     return run, choose_device(device)
 
 
-def read_data(run: Run, source: str | None, split: str = "test", *, labels: bool = False) -> Dataset:
-    """Return the data of a source in the form that the run's model takes, or one split of the run's own data."""
+def read_data(run: Run, source: str | None, split: str = "test", *, labels: bool = False, **options: Any) -> Dataset:
+    """Return the data of a source in the form that the run's model takes, or one split of the run's own data.
+
+    `options` are those of `data.read` for a table.
+    """
     if source is not None:
         settings = run.experiment.data
-        return read(source, run.schema, folder=settings.folder, size=settings.size, labels=labels)
-    splits = run.splits()
-    parts = {"test": splits.test, "validation": splits.validation, "train": splits.train}
-    if split not in parts:
-        raise ValueError(f"--split must be one of {', '.join(parts)}; got {split!r}.")
-    return parts[split]
+        return read(source, run.schema, folder=settings.folder, size=settings.size, labels=labels, **options)
+    splits, known = run.splits(), ("test", "validation", "train")
+    if split not in known:
+        raise ValueError(f"--split must be one of {', '.join(known)}; got {split!r}.")
+    return splits.test if split == "test" else splits.parts[split]
 
 
 def check_tolerance(tolerance: float | None) -> None:
@@ -72,10 +74,18 @@ def with_suffix(path: Path, suffix: str) -> Path:
 
 def save_samples(path: Path, rows: Tensor, schema: Schema) -> Path:
     """Save samples in the units of the data: a table as CSV with column names, images as NPZ with the array `x`."""
-    values = rows.detach().cpu().numpy()
     if schema.is_image:
-        return npy.save_npz(with_suffix(path, ".npz"), x=values)
-    return atomic.write(with_suffix(path, ".csv"), delimited.format_csv(schema.names, values.tolist()))
+        return npy.save_npz(with_suffix(path, ".npz"), x=rows.detach().cpu().numpy())
+    return atomic.write(with_suffix(path, ".csv"), format_rows(rows, schema))
+
+
+def format_rows(rows: Tensor, schema: Schema) -> str:
+    """Format rows of a table as CSV, with values that its columns may have, and the names of categories."""
+    columns: list[list[Any]] = schema.restore(rows.detach().cpu().double()).T.tolist()
+    for i, kind in enumerate(schema.kinds):
+        if kind.name == "category":
+            columns[i] = ["" if math.isnan(code) else kind.categories[int(code)] for code in columns[i]]
+    return delimited.format_csv(schema.names, zip(*columns, strict=True))
 
 
 def plot_samples(path: Path, rows: Tensor, data: Tensor, schema: Schema) -> Path:

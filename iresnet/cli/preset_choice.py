@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import join
@@ -23,8 +24,13 @@ class Choice:
     note: str = ""
 
 
-def choose_preset(what: str | None, source: str | None, label: str | None, out: Path | None) -> Choice:
-    """Return the preset named by `what`, or the natural one for a dataset or file; refuse an ambiguous choice."""
+def choose_preset(
+    what: str | None, source: str | None, label: str | None, out: Path | None, options: Sequence[str] = ()
+) -> Choice:
+    """Return the preset named by `what`, or the natural one for a dataset or file; refuse an ambiguous choice.
+
+    `options` are other options of the command, for the note.
+    """
     if source is not None and presets.is_preset(source) and not _is_data(source):
         raise ValueError(
             f"--data must be a dataset, a file or a folder; {source} is a preset. Use: iresnet train {source}"
@@ -32,12 +38,12 @@ def choose_preset(what: str | None, source: str | None, label: str | None, out: 
     if what is None and source is None:
         raise ValueError("name a preset, a dataset or a file. See them with: iresnet presets; iresnet data list")
     if what is None:
-        return _for_data(str(source), label, out)
+        return _for_data(str(source), label, out, options)
     if presets.is_preset(what) or not _is_data(what) or Path(what).suffix == ".toml":
         return Choice(_find(what), source)
     if source not in (None, what):
         raise ValueError(f"a run has one dataset; got {what!r} and --data {source!r}. Leave one out.")
-    return _for_data(what, label, out)
+    return _for_data(what, label, out, options)
 
 
 def _find(name: str) -> Experiment:
@@ -48,7 +54,7 @@ def _find(name: str) -> Experiment:
     return presets.find(name)
 
 
-def _for_data(source: str, label: str | None, out: Path | None) -> Choice:
+def _for_data(source: str, label: str | None, out: Path | None, options: Sequence[str]) -> Choice:
     """Return the natural preset for the data; data with labels have several, which the error lists as commands."""
     if is_run(Path(source)):
         raise ValueError(
@@ -60,7 +66,7 @@ def _for_data(source: str, label: str | None, out: Path | None) -> Choice:
         commands = [f"{_command(name, source, label)} ({use})" for name, use in zip(names, PURPOSES, strict=True)]
         raise ValueError(f"{source} has labels, so a preset must be named. Use one of: {'; '.join(commands)}.")
     folder = out or run_folder(source if known else Path(source).expanduser().resolve().stem)
-    command = f"{_command(names[0], source, label)} {join(['--out', str(folder)])}"
+    command = f"{_command(names[0], source, label)} {join([*options, '--out', str(folder)])}"
     kind = "a dataset" if known else "a folder" if Path(source).expanduser().is_dir() else "a file"
     note = f"{source} is {kind}: training the preset {names[0]} on it; the same as: {command}"
     return Choice(PRESETS[names[0]], source, folder, note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,7 +12,7 @@ from ..report import write
 from ..report.gather import gather
 from .console import Device, console, waiting
 from .evaluate import Rows, evaluate_some, save_metrics, warn_stale
-from .output import DataFolder, RunFolder, open_run
+from .output import DataFolder, DataOption, RunFolder, open_run, read_data
 
 
 def report(
@@ -20,26 +20,35 @@ def report(
     out: Annotated[Path | None, typer.Option(help="The file to write.", show_default="RUN/report.html")] = None,
     seed: Annotated[int, typer.Option(help="Seed for the samples and for the choice of test data shown.")] = 0,
     rows: Rows = None,
+    data: DataOption = None,
     data_dir: DataFolder = None,
     device: Device = "auto",
 ) -> None:
     """Write one HTML page about a run: metrics, curves, samples, reconstructions and certificate.
 
     The page needs no other file. The test split is evaluated first, unless that was done before; `--rows` repeats it.
+    With `--data`, other data take its place in the page.
 
     Example: iresnet report runs/demo --out demo.html
+
+    Example: iresnet report runs/mine --data new.csv
     """
     check_seed(seed)
     (opened, chosen), screen = open_run(run, device, data_dir), console()
     for name in ("certificate.json", "environment.json"):
         opened.read_json(name)  # refuse files that are damaged, or of other weights, before evaluating
     opened.log()
-    if rows is not None or not opened.read_current_json("evaluation.json"):
+    other = None if data is None else read_data(opened, data, labels=True)
+    evaluation: dict[str, Any] | None = None
+    if other is not None:
+        evaluation = evaluate_some(opened.model(device=chosen), other, rows, screen, split=data)
+    elif rows is not None or not opened.read_current_json("evaluation.json"):
         warn_stale(opened, screen)
         sha256 = opened.sha256()
         content = evaluate_some(opened.model(device=chosen), opened.splits().test, rows, screen)
         save_metrics(opened, content, sha256)
         screen.print(f"Evaluated {content['rows']:,} of {content['of']:,} test samples.", highlight=False)
     with waiting(screen, "Drawing samples and solving codes …"):
-        path = write(gather(opened, device=chosen, seed=seed), opened.output / "report.html" if out is None else out)
+        material = gather(opened, device=chosen, seed=seed, data=other, evaluation=evaluation)
+        path = write(material, opened.output / "report.html" if out is None else out)
     screen.say(f"Report in {path}")

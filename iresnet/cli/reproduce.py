@@ -10,7 +10,8 @@ from rich.table import Table
 
 from ..reproduce import RESULTS, Job, Reproduction, Stopped, Work, find
 from ..results import cell, require_commit
-from .console import Device, Screen, choose_device, console, ctrl_c, progress, reporter, table, use_threads
+from ..run.progress import progress, reporter
+from .console import Device, Screen, choose_device, console, ctrl_c, table, use_threads
 
 #: The dimension of the digits that the budget smoke uses.
 SMALL = 64

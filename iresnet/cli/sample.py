@@ -12,14 +12,15 @@ import typer
 from torch import Tensor, nn
 
 from ..base import Posterior
+from ..data import read
 from ..data.dataset import check_seed
 from ..evaluate import as_flow
 from ..evaluate.solving import decode
 from ..inverse import Decoder
 from ..run import Run
-from ..spelling import counted, hint, quoted
+from ..spelling import counted, hint, listed, quoted
 from .console import Device, console, waiting
-from .output import MOST, RunFolder, check_tolerance, open_run, plot_samples, read_data, save_samples
+from .output import MOST, RunFolder, check_tolerance, format_rows, open_run, plot_samples, save_samples
 
 
 def sample(
@@ -32,10 +33,17 @@ def sample(
     kind: Annotated[
         str | None, typer.Option("--class", help="Sample only this class (hybrids with network.bayes=true).")
     ] = None,
+    given: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="For a conditional density: a table of the given columns, used in turn."),
+    ] = None,
     tolerance: Annotated[
         float | None, typer.Option(help="Largest proven l2 error of each block's solve, in the block's units.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Output path, without suffix.", show_default="RUN/samples")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Output path, without suffix; - prints the rows of a table.", show_default="RUN/samples"),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Draw samples by inverting every block, with a proven error bound.
@@ -45,6 +53,8 @@ def sample(
     Example: iresnet sample runs/demo -n 100 --seed 1
 
     Example: iresnet sample runs/demo -n 16 --class 7 --out sevens
+
+    Example: iresnet sample runs/plans -n 100 --given people.csv
     """
     check_seed(seed)
     check_tolerance(tolerance)
@@ -54,14 +64,36 @@ def sample(
     model = opened.model(device=chosen)
     flow = as_flow(model, "a sample")
     options = {} if kind is None else {"component": _component(kind, opened, model)}
+    context = _context(opened, given, count, chosen)
     decoder, begin = Decoder(), time.perf_counter()
     with torch.no_grad(), waiting(screen, f"Inverting {count:,} codes …"):
         z = flow.base.rsample(count, torch.Generator(chosen).manual_seed(seed), temperature=temperature, **options)
-        x = decode(flow.transform, z, tolerance=tolerance, decoder=decoder).cpu()
+        x = decode(flow.transform, z, context, tolerance=tolerance, decoder=decoder).cpu().double()
+    x = opened.schema.restore(x)
+    if out is not None and str(out) == "-" and not opened.schema.is_image:
+        typer.echo(format_rows(x, opened.schema), nl=False)
+        return
     screen.say(f"Inverted in {_describe_time(time.perf_counter() - begin, decoder, z)}.")
     path = opened.output / "samples" if out is None else out
     saved = save_samples(path, x, opened.schema)
     screen.say(f"{counted(count, 'sample')} in {saved}{_plot(path, x, opened)}")
+
+
+def _context(run: Run, file: str | None, count: int, device: str) -> Tensor | None:
+    """Return the given columns of `count` rows, those of a file in turn; None if the density is not conditional."""
+    schema = run.schema
+    columns = [name for name in schema.names if name not in schema.targets] if schema.targets else []
+    if bool(columns) != (file is not None):
+        listing = f"a table of {listed(columns)} with --given FILE." if columns else "no --given, which is for others."
+        what = "conditional" if columns else "not conditional"
+        raise ValueError(f"this density is {what}: it needs {listing}")
+    if file is None:
+        return None
+    some = schema.select(columns)
+    rows = read(file, some, labels=False).x
+    if not bool(some.inside(rows).all()):
+        raise ValueError(f"{file} holds a value that a column of the model cannot have. `iresnet score` shows which.")
+    return rows[torch.arange(count) % len(rows)].to(device)
 
 
 def _describe_time(seconds: float, decoder: Decoder, z: Tensor) -> str:
@@ -72,9 +104,9 @@ def _describe_time(seconds: float, decoder: Decoder, z: Tensor) -> str:
 
 
 def _plot(path: Path, x: Tensor, run: Run) -> str:
-    """Plot samples, those of a table beside test data; return where, or why not if the data cannot be read."""
+    """Plot samples, those of a table beside held-out data; return where, or why not if the data cannot be read."""
     try:
-        data = x if run.schema.is_image else read_data(run, None).x
+        data = x if run.schema.is_image else run.splits().held_out_data.x
     except (OSError, ValueError) as error:
         return f". No plot, since it needs the test data: {error}"
     return f", plotted in {plot_samples(path, x, data, run.schema)}"

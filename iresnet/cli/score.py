@@ -13,7 +13,7 @@ from torch import nn
 
 from .. import atomic
 from ..data import Dataset, delimited
-from ..evaluate import anomaly, atypicality, has_density, has_head, log_likelihood, logits
+from ..evaluate import anomaly, atypicality, column_gains, has_density, has_head, log_likelihood, logits
 from ..run import Run
 from ..run.missing import is_run
 from ..run.weights import resolve_folder
@@ -21,11 +21,26 @@ from ..spelling import counted, printable
 from .console import Device, console, waiting
 from .output import DataFolder, RunFolder, open_run, read_data
 
+#: The names of columns that are written; an id column with such a name gets another.
+SCORES = ("row", "log_likelihood", "standard_error", "bias_bound", "anomaly", "atypicality", "class", "probability")
+
 
 def score(
     run: RunFolder,
     file: Annotated[str, typer.Argument(metavar="FILE", help="A table, a folder of images, or a dataset.")],
-    out: Annotated[Path | None, typer.Option(help="The CSV file to write.", show_default="print it")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The CSV file to write; - prints it.", show_default="print it")
+    ] = None,
+    id_: Annotated[
+        str | None,
+        typer.Option("--id", help="The column of a table that names its rows.", show_default="as in training"),
+    ] = None,
+    missing: Annotated[
+        str, typer.Option(metavar="refuse|drop", help="What to do with rows of a table with missing cells.")
+    ] = "refuse",
+    explain: Annotated[
+        int, typer.Option(help="Write this many columns of a table that make a row unlikely.", min=0, max=1000)
+    ] = 0,
     draws: Annotated[int, typer.Option(help="Noise draws per sample for the likelihood.", min=2, max=100_000)] = 8,
     data_dir: DataFolder = None,
     device: Device = "auto",
@@ -39,21 +54,32 @@ def score(
     atypicality is the fraction of validation data whose log-likelihood is closer to the mean (1: all of it). It also
     detects inputs that are too likely, such as blank images.
 
+    --explain 3 adds, for each row of a table, the three columns in which an ordinary value would raise its
+    log-likelihood most, and by how many nats.
+
+    A value that a column cannot have, such as an unknown category, has the log-likelihood -inf and the anomaly 1.
+
     A model with a classifier adds the class and its probability.
 
     A class or file name that begins like a formula (=, +, -, @) gets a leading apostrophe, which iresnet ignores when
     reading.
 
     Example: iresnet score runs/mine new.csv --out scores.csv
+
+    Example: zcat new.csv.gz | iresnet score runs/mine - --id name --explain 3
     """
+    if missing not in ("refuse", "drop"):
+        raise ValueError(f"--missing must be refuse or drop; got {missing!r}.")
     if is_run(Path(file)) and not is_run(resolve_folder(run)):
         raise ValueError(f"the run folder comes first. Use: {join(['iresnet', 'score', file, str(run)])}")
     (opened, chosen), screen = open_run(run, device, data_dir), console()
-    rows, model = read_data(opened, file).to(chosen), opened.model(device=chosen)
+    rows = read_data(opened, file, id=id_ or "", skip_missing=missing == "drop").to(chosen)
+    model = opened.model(device=chosen)
     with waiting(screen, f"Scoring {len(rows):,} samples …"):
-        columns = _columns(opened, model, rows, draws)
+        columns = _columns(opened, model, rows, draws, "file" if rows.schema.is_image else id_ or rows.schema.id)
+        columns |= _explanations(model, rows, explain) if explain else {}
     text = delimited.format_csv(list(columns), list(zip(*columns.values(), strict=True)))
-    if out is None:
+    if out is None or str(out) == "-":
         typer.echo(printable(text, lines=True) if on_terminal() else text, nl=False)
         return
     atomic.write(out, text)
@@ -65,11 +91,11 @@ def on_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def _columns(run: Run, model: nn.Module, rows: Dataset, draws: int) -> dict[str, list[Any]]:
-    """Return the table, column by column: the names of the samples and all scores of the model."""
-    columns: dict[str, list[Any]] = {"row": list(range(len(rows)))}
+def _columns(run: Run, model: nn.Module, rows: Dataset, draws: int, name: str = "file") -> dict[str, list[Any]]:
+    """Return the table, column by column: the names of the samples, in a column `name`, and all scores of the model."""
+    columns: dict[str, list[Any]] = {"row": list(rows.rows or range(len(rows)))}
     if rows.names:
-        columns["file"] = list(rows.names)
+        columns[name if name not in SCORES else f"id: {name}"] = list(rows.names)
     if has_density(model):
         e = log_likelihood(model, rows, draws=draws)
         columns["log_likelihood"] = e.value.tolist()
@@ -83,4 +109,15 @@ def _columns(run: Run, model: nn.Module, rows: Dataset, draws: int) -> dict[str,
         best = torch.softmax(logits(model, rows).double(), dim=1).max(dim=1)
         columns["class"] = [run.schema.classes[i] for i in best.indices.tolist()]
         columns["probability"] = best.values.tolist()
+    return columns
+
+
+def _explanations(model: nn.Module, rows: Dataset, count: int) -> dict[str, list[Any]]:
+    """Return the columns with the largest gains, and these, for every row; empty where no change is a gain."""
+    gains = column_gains(model, rows)
+    best = gains.topk(min(count, gains.shape[1]), dim=1)
+    columns: dict[str, list[Any]] = {}
+    for k, (places, values) in enumerate(zip(best.indices.T.tolist(), best.values.T.tolist(), strict=True), 1):
+        columns[f"column_{k}"] = [rows.schema.names[i] if g > 0 else "" for i, g in zip(places, values, strict=True)]
+        columns[f"gain_{k}"] = [g if g > 0 else "" for g in values]
     return columns

@@ -5,6 +5,7 @@
 
 from . import toy
 from .augment import Augment
+from .columns import ColumnKind
 from .dataset import Batches, Dataset, Schema, Splits
 from .source import DataSettings, load, names, read
 from .split import subsample
@@ -12,6 +13,7 @@ from .split import subsample
 __all__ = [
     "toy",
     "Schema",
+    "ColumnKind",
     "Dataset",
     "Splits",
     "Batches",

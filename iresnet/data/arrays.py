@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from ..spelling import MOST, listed
 from . import npy
+from .choice import ColumnChooser
 from .dataset import Dataset, Schema, prefix_errors
 from .labels import class_name, class_names, encode_labels
-from .table import ColumnChooser, Table, check_names, label_hint, parse_number, refuse_cell
+from .table import Table, check_names, label_hint, parse_number, refuse_cell
 
 
 class Arrays(NamedTuple):
@@ -93,8 +94,10 @@ def array_table(path: Path, arrays: Arrays, choose: ColumnChooser) -> Table:
         tuple(names[i] for i in choice.columns),
         x,
         "" if labels is None else label,
-        None if labels is None else [class_name(cell) for cell in labels.tolist()],
+        None if labels is None else _words(labels),
         _row,
+        {names[i]: _words(arrays.x[:, i]) for i in choice.words},
+        None if choice.id is None else _words(arrays.x[:, choice.id]),
     )
 
 
@@ -125,10 +128,18 @@ def read_parquet(path: Path, choose: ColumnChooser) -> Table:
     names = check_names(path, [str(name) for name in frame.columns])
     choice = choose(path, names, True)
     columns = [_values(frame[name]) for name in frame.columns]
-    chosen = [_numbers(path, names[i], columns[i], suggest_label=choice.suggest_label) for i in choice.columns]
+    chosen = [
+        np.zeros(len(columns[i]))
+        if i in choice.words
+        else _numbers(path, names[i], columns[i], suggest_label=choice.suggest_label)
+        for i in choice.columns
+    ]
     label = "" if choice.label is None else names[choice.label]
-    labels = None if choice.label is None else [class_name(cell) for cell in columns[choice.label].tolist()]
-    return Table(path, tuple(names[i] for i in choice.columns), np.stack(chosen, axis=1), label, labels, _row)
+    labels, ids = (None if i is None else _words(columns[i]) for i in (choice.label, choice.id))
+    words = {names[i]: _words(columns[i]) for i in choice.words}
+    return Table(
+        path, tuple(names[i] for i in choice.columns), np.stack(chosen, axis=1), label, labels, _row, words, ids
+    )
 
 
 def _check_size(path: Path) -> None:
@@ -151,6 +162,10 @@ def _values(series: Any) -> NDArray[Any]:
     if values.dtype.kind not in "biuf":
         values = series.astype(object).where(series.notna(), None).to_numpy()
     return values
+
+
+def _words(column: NDArray[Any]) -> list[str]:
+    return [class_name(cell) for cell in column.tolist()]
 
 
 def _numbers(path: Path, name: str, column: NDArray[Any], *, suggest_label: bool) -> NDArray[np.float64]:

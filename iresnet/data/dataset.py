@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..spelling import hint, listed, quoted
 from .augment import Augment, to_device
+from .columns import REAL, ColumnKind
 
 Batch: TypeAlias = tuple[Tensor, Tensor | None]
 
@@ -30,10 +31,12 @@ NUMBERS, CLASSES = 2**26, 2**16
 
 @dataclass(frozen=True)
 class Schema:
-    """The format of one sample: an image of integers 0 .. levels - 1, shape (C, H, W), or real numbers, shape (D,).
+    """The format of one sample: an image of integers 0 .. levels - 1, shape (C, H, W), or numbers, shape (D,).
 
-    The schema of a table names its `columns` and, where there is one, the column `label` that holds the labels.
-    `classes` are the names of the labels 0, 1, ...; it is empty for data without labels. It is saved with the model.
+    The schema of a table names its `columns`, with a kind for each (`kinds`; empty if all are real numbers) and, where
+    there are such, the column `label` that holds the labels and the column `id` that names the rows. `classes` are the
+    names of the labels 0, 1, ...; it is empty for data without labels. `targets` are the columns whose density a model
+    learns, given the other columns; it is empty for a density of all. It is saved with the model.
 
     >>> print(Schema((1, 8, 8), levels=17))
     images of shape (1, 8, 8) with 17 levels
@@ -46,6 +49,9 @@ class Schema:
     columns: tuple[str, ...] = ()
     label: str = ""
     classes: tuple[str, ...] = ()
+    kinds: tuple[ColumnKind, ...] = ()
+    id: str = ""
+    targets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.shape) not in (1, 3) or not all(type(n) is int and n > 0 for n in self.shape):
@@ -61,14 +67,21 @@ class Schema:
         if not self.is_image and self.levels is not None:
             got = quoted(self.levels)
             raise ValueError(f"levels are for images; got {got} for samples of shape {self.shape}. Use None.")
-        if not isinstance(self.label, str):
-            raise ValueError(f"label must be a column's name or empty; got {quoted(self.label)}.")
-        for name, words in (("columns", self.columns), ("classes", self.classes)):
+        for name, column in (("label", self.label), ("id", self.id)):
+            if not isinstance(column, str):
+                raise ValueError(f"{name} must be a column's name or empty; got {quoted(column)}.")
+        for name, words in (("columns", self.columns), ("classes", self.classes), ("targets", self.targets)):
             if not all(isinstance(w, str) for w in words) or len(set(words)) < len(words):
                 raise ValueError(f"{name} must be different names; got {listed([*map(quoted, words)])}.")
         if self.columns and (self.is_image or len(self.columns) != self.shape[0]):
             raise ValueError(
                 f"columns must name every number of a sample, {self.shape}; got {len(self.columns)} names."
+            )
+        if self.kinds and (self.is_image or len(self.kinds) != self.shape[0]):
+            raise ValueError(f"there must be one kind per column, {self.shape}; got {len(self.kinds)} kinds.")
+        if self.targets and not set(self.targets) < set(self.columns):
+            raise ValueError(
+                f"targets must be some of the columns, and not all; got {listed([*map(quoted, self.targets)])}."
             )
 
     @property
@@ -86,9 +99,47 @@ class Schema:
         """A name for every value of a sample: the columns, or x0, x1, ..."""
         return self.columns or tuple(f"x{i}" for i in range(self.dimension))
 
+    def select(self, columns: Sequence[str]) -> Schema:
+        """Return the schema of some of the columns."""
+        kinds = [self.column_kinds[self.columns.index(name)] for name in columns]
+        some = () if all(kind == REAL for kind in kinds) else tuple(kinds)
+        return Schema((len(columns),), columns=tuple(columns), kinds=some)
+
+    @property
+    def column_kinds(self) -> tuple[ColumnKind, ...]:
+        """The kind of every column of a table."""
+        return self.kinds or (REAL,) * self.dimension
+
+    def allowed(self, x: Tensor) -> Tensor:
+        """Whether each value of a sample is one that its column may have."""
+        allowed = torch.ones(x.shape, dtype=torch.bool)
+        for i, kind in enumerate(self.kinds):
+            if kind != REAL:
+                allowed[:, i] = torch.from_numpy(kind.contains(x[:, i].cpu().double().numpy()))
+        return allowed.to(x.device)
+
+    def inside(self, x: Tensor) -> Tensor:
+        """Whether each sample holds only values that its columns may have; outside, the density is 0."""
+        return self.allowed(x).flatten(1).all(dim=1) if self.kinds else x.new_ones(len(x), dtype=torch.bool)
+
+    def restore(self, x: Tensor) -> Tensor:
+        """Return samples of a table as values that its columns may have: rounded where values have a step."""
+        kinds = enumerate(self.kinds)
+        columns = {i: kind.restore(x[:, i].cpu().double().numpy()) for i, kind in kinds if kind != REAL}
+        x = x.clone()
+        for i, column in columns.items():
+            x[:, i] = torch.from_numpy(column).to(x)
+        return x
+
     def to_dict(self) -> dict[str, Any]:
-        """Convert to a dictionary that JSON can hold; `from_dict` reads it back."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+        """Convert to a dictionary that JSON can hold; `from_dict` reads it back.
+
+        What earlier versions did not know is omitted where it is empty, so that fingerprints stay the same.
+        """
+        content = {field.name: getattr(self, field.name) for field in fields(self)}
+        content = {name: list(v) if isinstance(v, tuple) else v for name, v in content.items()}
+        content["kinds"] = [kind.to_dict() for kind in self.kinds]
+        return {name: v for name, v in content.items() if v or name not in ("kinds", "id", "targets")}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Schema:
@@ -99,10 +150,10 @@ class Schema:
         for key, value in content.items():
             if key not in known:
                 raise ValueError(f"a schema has no key {quoted(key)}. {hint(key, known)}")
-            if isinstance(value, list) != (key in ("shape", "columns", "classes")):
+            if isinstance(value, list) != (key in ("shape", "columns", "classes", "kinds", "targets")):
                 raise ValueError(f"{key} of a schema cannot be {quoted(value)}. Write it with Schema.to_dict.")
         values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
-        return cls(**values)
+        return cls(**{**values, "kinds": tuple(map(ColumnKind.from_dict, content.get("kinds", ())))})
 
     def __str__(self) -> str:
         if self.is_image:
@@ -115,41 +166,62 @@ class Schema:
 class Dataset:
     """Samples x, uint8 (N, C, H, W) or float32 (N, D), and labels y, int64 (N,), or None; -1 is a missing label.
 
-    `names` holds the name of each sample, e.g. the file it came from; it is empty where samples have no names.
+    `names` holds the name of each sample: the file it came from, or the id of the row; it is empty where samples have
+    no names. `rows` holds the row of the table, counted from 0, that each sample came from, if some were left out.
+    `weights`, float64 (N,), say how often a sample counts: batches draw it in proportion. None: all equally often.
     """
 
     x: Tensor
     y: Tensor | None
     schema: Schema
     names: tuple[str, ...] = ()
+    rows: tuple[int, ...] = ()
+    weights: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_kind(self.x, self.schema)
         (_check_pixels if self.schema.is_image else _check_numbers)(self.x, self.schema)
         if self.y is not None:
             _check_labels(self.y, len(self.x), len(self.schema.classes))
-        if self.names and len(self.names) != len(self.x):
-            raise ValueError(
-                f"there must be one name per sample; got {len(self.names)} for {len(self.x)}. Give all, or none."
-            )
+        for what, given in (("name", self.names), ("row", self.rows)):
+            if given and len(given) != len(self.x):
+                raise ValueError(
+                    f"there must be one {what} per sample; got {len(given)} for {len(self.x)}. Give all, or none."
+                )
+        if self.weights is not None:
+            _check_weights(self.weights, len(self.x))
 
     def __len__(self) -> int:
         return len(self.x)
 
     def to(self, device: torch.device | str) -> Dataset:
         """Copy the samples and labels to another device."""
-        return Dataset(self.x.to(device), None if self.y is None else self.y.to(device), self.schema, self.names)
+        y, weights = (None if t is None else t.to(device) for t in (self.y, self.weights))
+        return replace(self, x=self.x.to(device), y=y, weights=weights)
 
     def take(self, indices: Tensor | Sequence[int]) -> Dataset:
         """Select the samples with these indices, in this order."""
         i = torch.as_tensor(indices, dtype=torch.int64, device=self.x.device)
-        names = tuple(self.names[k] for k in i.tolist()) if self.names else ()
-        return Dataset(self.x[i], None if self.y is None else self.y[i], self.schema, names)
+        chosen = i.tolist() if self.names or self.rows else []
+        names, rows = (tuple(given[k] for k in chosen) if given else () for given in (self.names, self.rows))
+        y, weights = (None if t is None else t[i] for t in (self.y, self.weights))
+        return Dataset(self.x[i], y, self.schema, names, rows, weights)
+
+    def repeated(self, at_least: int = 1000) -> Dataset:
+        """Return a dataset without weights in which samples occur in proportion to theirs, rounded up or down.
+
+        It has a multiple of the samples of this dataset, and `at_least` so many. Without weights, it is this dataset.
+        """
+        if self.weights is None:
+            return self
+        n = len(self) * math.ceil(max(at_least, len(self)) / len(self))
+        drawn = self.take(weighted_indices(self.weights.cpu(), n, seeded_generator(0, "repeated")))
+        return replace(drawn, weights=None)
 
     def fingerprint(self) -> str:
-        """Hash the samples, labels and schema, not the names, to sixteen hexadecimal digits."""
+        """Hash the samples, labels, weights and schema, not the names, to sixteen hexadecimal digits."""
         digest = hashlib.sha256()
-        for tensor in (self.x,) if self.y is None else (self.x, self.y):
+        for tensor in (t for t in (self.x, self.y, self.weights) if t is not None):
             digest.update(tensor.cpu().contiguous().view(-1).numpy().data)
         digest.update(json.dumps(self.schema.to_dict(), sort_keys=True).encode())
         return digest.hexdigest()[:16]
@@ -157,15 +229,18 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """The training, validation and test splits of a dataset; no sample is in two of them."""
+    """The training, validation and test splits of a dataset; no sample is in two of them.
+
+    `held_out` is the test split, None if nothing is held out; `test` raises an error then.
+    """
 
     train: Dataset
     validation: Dataset
-    test: Dataset
+    held_out: Dataset | None
 
     def __post_init__(self) -> None:
-        for name, part in (("validation", self.validation), ("test", self.test)):
-            if part.schema != self.schema:
+        for name, part in (("validation", self.validation), ("test", self.held_out)):
+            if part is not None and part.schema != self.schema:
                 raise ValueError(f"all splits must have one schema; train has {self.schema}, {name} has {part.schema}.")
 
     @property
@@ -173,18 +248,41 @@ class Splits:
         """The schema that all splits share."""
         return self.train.schema
 
+    @property
+    def test(self) -> Dataset:
+        """The test split."""
+        if self.held_out is None:
+            raise ValueError(
+                "no test data are held out (data.test = 0). Give a file of your own with --data, or use --split "
+                "validation."
+            )
+        return self.held_out
+
+    @property
+    def held_out_data(self) -> Dataset:
+        """The test split or, if nothing is held out for it, the validation split."""
+        return self.validation if self.held_out is None else self.held_out
+
+    @property
+    def parts(self) -> dict[str, Dataset]:
+        """The splits by name."""
+        known = {"train": self.train, "validation": self.validation}
+        return known if self.held_out is None else {**known, "test": self.held_out}
+
     def to(self, device: torch.device | str) -> Splits:
-        """Copy all three splits to another device."""
-        return Splits(self.train.to(device), self.validation.to(device), self.test.to(device))
+        """Copy all splits to another device."""
+        held_out = None if self.held_out is None else self.held_out.to(device)
+        return Splits(self.train.to(device), self.validation.to(device), held_out)
 
 
 class Batches:
     """An endless stream of batches of `size` samples (of all samples, if there are fewer); `batches[t]` is batch t.
 
-    Every sample appears at most once in an epoch of `per_epoch` batches. An incomplete last batch is dropped; each
-    epoch drops other samples. With `labelled`, that many samples with a label (all, if there are fewer) are appended to
-    every batch, from an epoch of their own: where labels are few, most batches would have none. `stream` names the
-    random numbers, so that those of the appended samples are independent of the others.
+    Every sample appears at most once in an epoch of `per_epoch` batches, or as often as its weight says if the dataset
+    has weights. An incomplete last batch is dropped; each epoch drops other samples. With `labelled`, that many samples
+    with a label (all, if there are fewer) are appended to every batch, from an epoch of their own: where labels are
+    few, most batches would have none. `stream` names the random numbers, so that those of the appended samples are
+    independent of the others.
     """
 
     def __init__(
@@ -231,7 +329,10 @@ class Batches:
     def _order_of(self, epoch: int) -> Tensor:
         """The order of the samples in an epoch; the last one computed is cached."""
         if epoch != self._epoch:
-            order = torch.randperm(len(self.dataset), generator=seeded_generator(self.seed, "order", epoch))
+            generator, n = seeded_generator(self.seed, "order", epoch), len(self.dataset)
+            order = torch.randperm(n, generator=generator)
+            if self.dataset.weights is not None:
+                order = weighted_indices(self.dataset.weights.cpu(), n, generator)[order]
             self._epoch, self._order = epoch, to_device(order, self.dataset.x.device)
         return self._order
 
@@ -248,6 +349,19 @@ def _joined(*batches: Batch) -> Batch:
     assert y is not None
     assert more_y is not None
     return torch.cat([x, more_x]), torch.cat([y, more_y])
+
+
+def weighted_indices(weights: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """Draw n indices by systematic sampling: index i occurs n w_i / sum(w) times on average, rounded up or down.
+
+    >>> weighted_indices(torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64), 6, torch.Generator()).tolist()
+    [0, 0, 2, 2, 2, 2]
+    """
+    total = weights.cumsum(0)
+    start = torch.rand((), generator=generator, dtype=torch.float64)
+    places = (torch.arange(n) + start) * (total[-1] / n)
+    last = int(weights.nonzero()[-1])  # rounding may put the last place at the very end
+    return torch.searchsorted(total, places, right=True).clamp(max=last)
 
 
 def seeded_generator(seed: int, *key: int | str) -> torch.Generator:
@@ -311,6 +425,17 @@ def _check_labels(y: Tensor, samples: int, classes: int) -> None:
         raise ValueError(
             f"labels of {classes} classes must lie in 0 .. {classes - 1}, or be -1 where one is missing; got "
             f"{int(y[i])} for sample {i}. Correct the labels or add the class."
+        )
+
+
+def _check_weights(weights: Tensor, samples: int) -> None:
+    if weights.dtype != torch.float64 or weights.shape != (samples,):
+        got = f"{_name(weights.dtype)} {tuple(weights.shape)} for {samples} samples"
+        raise ValueError(f"weights must be float64, one per sample; got {got}.")
+    if not bool((weights.isfinite() & (weights >= 0)).all()) or not bool((weights > 0).any()):
+        raise ValueError(
+            f"weights must be finite and not negative, and one of them positive; got {float(weights.min()):g} to "
+            f"{float(weights.max()):g}. Remove samples that should not count."
         )
 
 

@@ -1,7 +1,9 @@
 """Tables as text: CSV in UTF-8, separated by commas, semicolons or tabs (whichever the first line has most of).
 
 The first line is a header if none of its cells is a number, if one of them is an expected column name, or if one of
-them is text above a number. Without a header the columns are called x0, x1, ... Errors name the line.
+them is text above a number. Without a header the columns are called x0, x1, ... Errors name the line. Files that end in
+.gz are decompressed, and the path - is the standard input. Where the separator is no comma, 1,5 is a number, unless
+1.5 is one too: a file has one decimal sign. (A lone 1,234 could mean two numbers, and is refused.)
 
 `format_csv` writes such a table. Spreadsheets run cells that begin with =, +, -, @, a tab or a carriage return as
 formulas. Such a cell is escaped by an apostrophe, unless it is a number; `read_delimited` removes it.
@@ -10,34 +12,63 @@ formulas. Such a cell is escaped by an apostrophe, unless it is a number; `read_
 from __future__ import annotations
 
 import csv
+import gzip
+import io
+import math
 import re
+import sys
+import zlib
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TextIO, TypeAlias, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..spelling import with_path
-from .labels import class_name
-from .table import ColumnChooser, Table, check_names, is_number, label_hint, parse_number, refuse_cell
+from ..spelling import quoted, with_path
+from . import arrow
+from .choice import ColumnChoice, ColumnChooser, text_columns
+from .labels import MISSING, class_name
+from .npy import FREE, RATIO, is_overpacked
+from .table import (
+    Table,
+    check_names,
+    is_number,
+    label_hint,
+    missing_count,
+    parse_number,
+    refuse_cell,
+)
 
 Line: TypeAlias = tuple[int, list[str]]  # its number, counted from 1, and its cells
 LOOK_AHEAD = 1000  # lines read after a cell that is not a number, to see whether its column is text
 HEAD_LENGTH, LINE_LENGTH = 2**16, 2**26  # most characters of the first line that decide the separator; of any line
 
 FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # the last four are full-width = + - @
+DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?")
+THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2},[0-9]{3}")
 SEPARATORS = re.compile(r'[",;\t\r\n]')
 
 
 def read_delimited(path: Path, choose: ColumnChooser, known: Collection[str] = ()) -> Table:
     """Read the chosen columns of a file; a first line with one of the `known` names is a header."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            return _parse(path, _lines(path, file), choose, known)
+        with _open(path) as file:
+            separator = _separator(file)
+            head = _read_head(path, _lines(path, file, separator), choose, known)
+            if (fast := arrow.read_columns(path, separator, head.names, head.choice, head.header)) is not None:
+                return _table(path, head, *fast, lambda i: f"line {_line_of_row(path, separator, head.header, i)}")
+            parser = _Parser(path, head, separator)
+            for line, cells in head.rows:
+                parser.add(line, cells)
+            return parser.table()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8; byte {error.start} is not valid. Save it as UTF-8.") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is damaged ({error}). Compress it again with gzip.") from None
     except csv.Error as error:
         raise ValueError(f"{path} cannot be read as CSV ({error}). Save it as comma-separated text.") from None
     except OSError as error:
@@ -67,11 +98,24 @@ def _unescape(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 
-def _lines(path: Path, file: TextIO) -> Iterator[Line]:
-    """Iterate over the lines that are not empty; all must have as many cells as the first."""
+def _open(path: Path) -> TextIO:
+    """Open a file of text, compressed or not, or the standard input, which is read at once, since it has no start."""
+    if str(path) == "-":
+        return io.StringIO(io.TextIOWrapper(sys.stdin.buffer, newline="", encoding="utf-8-sig").read(), newline="")
+    if path.suffix.lower() == ".gz":
+        return cast(TextIO, gzip.open(path, "rt", newline="", encoding="utf-8-sig"))
+    return path.open(newline="", encoding="utf-8-sig")
+
+
+def _separator(file: TextIO) -> str:
     first = re.sub(r'"[^"]*"', "", file.readline(HEAD_LENGTH))
     file.seek(0)
-    reader = csv.reader(_bounded(path, file), delimiter=max(",;\t", key=first.count), skipinitialspace=True)
+    return max(",;\t", key=first.count)
+
+
+def _lines(path: Path, file: TextIO, separator: str) -> Iterator[Line]:
+    """Iterate over the lines that are not empty; all must have as many cells as the first."""
+    reader = csv.reader(_bounded(path, file), delimiter=separator, skipinitialspace=True)
     width = 0
     for cells in reader:
         width = width or len(cells)
@@ -81,9 +125,24 @@ def _lines(path: Path, file: TextIO) -> Iterator[Line]:
             yield reader.line_num, cells
 
 
+def _line_of_row(path: Path, separator: str, header: int, row: int) -> int:
+    """Return the line of a row, counted from 0."""
+    with _open(path) as file:
+        lines = _lines(path, file, separator)
+        return next(islice(lines, row + bool(header), None))[0]
+
+
 def _bounded(path: Path, file: TextIO) -> Iterator[str]:
+    """Iterate over the lines; refuse one that is too long, and a compressed file that unpacks to far too much."""
+    packed, size = path.stat().st_size if path.suffix.lower() == ".gz" else 0, 0
     for i in count(1):
         line = file.readline(LINE_LENGTH)
+        size += len(line)
+        if packed and is_overpacked(size, packed):
+            raise ValueError(
+                f"{path} unpacks from {packed:,} to more than {size:,} bytes; above {FREE:,} bytes it may unpack to "
+                f"{RATIO} times its size. Save it without compression."
+            )
         if len(line) == LINE_LENGTH:
             raise ValueError(f"{path}: line {i} is longer than {LINE_LENGTH:,} characters. Break it into rows.")
         if not line:
@@ -91,36 +150,122 @@ def _bounded(path: Path, file: TextIO) -> Iterator[str]:
         yield line
 
 
-def _parse(path: Path, lines: Iterator[Line], choose: ColumnChooser, known: Collection[str]) -> Table:
+class Head(NamedTuple):
+    """What the first lines of a file tell: the names of its columns, which of them are read, and where its rows are."""
+
+    names: list[str]
+    choice: ColumnChoice
+    header: int  # the line of the header; 0 if there is none
+    rows: Iterator[Line]
+
+
+def _read_head(path: Path, lines: Iterator[Line], choose: ColumnChooser, known: Collection[str]) -> Head:
     head = list(islice(lines, 2))
     if not head:
         raise ValueError(f"{path} is empty. Give a table with at least one row.")
     first = [_unescape(cell.strip()) for cell in head[0][1]]
     header = _is_header(first, head[1][1] if len(head) > 1 else [], known)
     names = check_names(path, first) if header else [f"x{i}" for i in range(len(first))]
-    choice = choose(path, names, header)
-    columns = tuple(names[i] for i in choice.columns)
-    numbers, labels, places = array("d"), list[str](), array("q")
-    rows = chain(head[header:], lines)
-    for line, cells in rows:
-        picked = [cells[i] for i in choice.columns]
+    return Head(names, choose(path, names, header), head[0][0] if header else 0, chain(head[header:], lines))
+
+
+class _Parser:
+    """Collects the rows of a table: numbers, columns of text, and the line of each row."""
+
+    def __init__(self, path: Path, head: Head, separator: str) -> None:
+        self.path, self.head, self.choice = path, head, head.choice
+        self.columns = tuple(head.names[i] for i in head.choice.columns)
+        self.numbers, self.places, self.decimal = array("d"), array("q"), _Decimal(path, separator)
+        self.text = {i: list[str]() for i in text_columns(head.choice)}
+
+    def add(self, line: int, cells: list[str]) -> None:
+        """Add a row."""
+        words, columns = self.choice.words, self.choice.columns
+        picked = ["0" if i in words else cells[i] for i in columns] if words else [cells[i] for i in columns]
         try:
             joined = "".join(picked)  # float and `parse_number` agree on nearly every line, and float is faster
-            numbers.extend(map(float if joined.isascii() and "_" not in joined else parse_number, picked))
+            self.numbers.extend(map(float if joined.isascii() and "_" not in joined else parse_number, picked))
+            if not self.decimal.point and "." in joined:
+                self.decimal.point = next(cell for cell in picked if "." in cell)
         except ValueError:
-            bad = next(i for i, cell in enumerate(picked) if not is_number(cell))
-            above = numbers[bad : len(places) * len(columns) : len(columns)]
-            below = (row[choice.columns[bad]] for _, row in islice(rows, LOOK_AHEAD))
-            remedy = (
-                label_hint(columns[bad], chain(above, picked[bad : bad + 1], below)) if choice.suggest_label else ""
+            self._add_unusual(line, picked)
+        for i, column in self.text.items():
+            column.append(cells[i])
+        self.places.append(line)
+
+    def _add_unusual(self, line: int, picked: list[str]) -> None:
+        values = [self.decimal.parse(cell, self.choice.skip_missing) for cell in picked]
+        start, width = len(self.places) * len(self.columns), len(self.columns)
+        if None in values:
+            bad = values.index(None)
+            _refuse(self.path, self.head, (line, picked), bad, self.numbers[bad:start:width])
+        self.numbers[start:] = array("d", cast(list[float], values))
+
+    def table(self) -> Table:
+        """Return the table of all rows."""
+        self.decimal.check()
+        x = np.array(self.numbers, dtype=np.float64).reshape(-1, len(self.columns))
+        return _table(self.path, self.head, x, self.text, lambda i: f"line {self.places[i]}")
+
+
+def _table(
+    path: Path, head: Head, x: NDArray[np.float64], text: Mapping[int, list[str]], place: Callable[[int], str]
+) -> Table:
+    """Make a table of its numbers and its cells of text, by position."""
+    names, choice = head.names, head.choice
+    cells = {i: [_unescape(cell.strip()) for cell in column] for i, column in text.items()}
+    words = {names[i]: list(map(class_name, cells[i])) for i in choice.words}
+    label, ids = "" if choice.label is None else names[choice.label], None if choice.id is None else cells[choice.id]
+    labels = None if choice.label is None else list(map(class_name, cells[choice.label]))
+    return Table(path, tuple(names[i] for i in choice.columns), x, label, labels, place, words, ids)
+
+
+class _Decimal:
+    """Reads the numbers that Python does not: those with a decimal comma, and missing ones."""
+
+    def __init__(self, path: Path, separator: str) -> None:
+        self.path, self.separator = path, separator
+        self.comma, self.point, self.clear = "", "", False
+
+    def parse(self, cell: str, skip_missing: bool) -> float | None:
+        """Return the number in a cell, NaN for a missing one that may be skipped, and None for other text."""
+        if skip_missing and class_name(cell) == MISSING:
+            return math.nan
+        if is_number(cell):
+            self.point = self.point or (cell if "." in cell else "")
+            return parse_number(cell)
+        if self.separator == "," or not DECIMAL_COMMA.fullmatch(cell.strip()):
+            return None
+        self.comma, self.clear = self.comma or cell, self.clear or not THOUSANDS.fullmatch(cell.strip())
+        return float(cell.replace(",", "."))
+
+    def check(self) -> None:
+        """Refuse a file whose commas may be something else than decimal signs."""
+        if self.comma and (self.point or not self.clear):
+            why = f"{quoted(self.point)} has a decimal point" if self.point else "no other number shows which"
+            raise ValueError(
+                f"{self.path}: {quoted(self.comma)} may have a decimal comma or separate thousands; {why}. "
+                "Write numbers with a decimal point, without separators."
             )
-            refuse_cell(path, picked[bad], f"line {line}", columns[bad], remedy)
-        if choice.label is not None:
-            labels.append(class_name(_unescape(cells[choice.label].strip())))
-        places.append(line)
-    x = np.array(numbers, dtype=np.float64).reshape(-1, len(columns))
-    label = "" if choice.label is None else names[choice.label]
-    return Table(path, columns, x, label, labels if label else None, lambda i: f"line {places[i]}")
+
+
+def _refuse(path: Path, head: Head, at: Line, bad: int, above: Sequence[float]) -> NoReturn:
+    """Raise the error for the first cell of the file that is not a number, with what the lines below it tell."""
+    (line, picked), choice = at, head.choice
+    column, below = head.names[choice.columns[bad]], list(islice(head.rows, LOOK_AHEAD))
+    remedy = ""
+    if choice.suggest_label:
+        remedy = label_hint(column, chain(above, [picked[bad]], (cells[choice.columns[bad]] for _, cells in below)))
+    if not remedy and DECIMAL_COMMA.fullmatch(picked[bad].strip()):
+        remedy = " A decimal comma needs semicolons or tabs between the columns."
+    if not remedy and class_name(picked[bad]) == MISSING:
+        with suppress(ValueError, csv.Error):  # a line below that cannot be read either is not counted
+            below.extend(head.rows)
+        positions = [i for i in choice.columns if i not in choice.words]
+        counts = [sum(class_name(cells[i]) == MISSING for i in positions) for _, cells in below]
+        here = sum(class_name(cell) == MISSING for cell in picked)
+        remedy = missing_count(here + sum(counts), 1 + sum(map(bool, counts)))
+    refuse_cell(path, picked[bad], f"line {line}", column, remedy)
 
 
 def _is_header(first: Sequence[str], second: Sequence[str], known: Collection[str]) -> bool:

@@ -1,7 +1,8 @@
 """Load data by name or path: `load` for training, as three splits; `read` for a model whose schema is known.
 
-A source is a built-in dataset (`names()`), a folder of images, or a table (.csv, .tsv, .npy, .npz, .parquet). Built-in
-names take precedence: write ./digits for a folder of that name.
+A source is a built-in dataset (`names()`), a folder of images, or a table (.csv, .tsv, .npy, .npz, .parquet; .csv.gz
+and .tsv.gz too, and - for the standard input). Built-in names take precedence: write ./digits for a folder of that
+name.
 
 The test split is the source's own if it has one. Otherwise it is held out from the training data, with the same samples
 for every seed, so that runs with different seeds are comparable and none trains on test samples. The validation split
@@ -15,17 +16,19 @@ import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 
 from ..allowed import Rule, check_settings
 from ..spelling import hint, quoted
-from . import arrays, canonical, delimited, images, split, table, toy
+from . import arrays, canonical, choice, columns, delimited, images, split, table, toy
 from .augment import Augment
+from .choice import TableOptions
 from .dataset import Dataset, Schema, Splits, prefix_errors, seeded_generator
 
 TEXT, ARRAYS, PARQUET = (".csv", ".tsv"), (".npy", ".npz"), (".parquet",)
+COMPRESSED, STDIN = (".csv.gz", ".tsv.gz"), "-"
 PARTS = ("train", "validation", "test")
 KINDS = ", ".join((*TEXT, *ARRAYS, *PARQUET))
 TOY_SIZES = {"train": 50_000, "test": 10_000}  # points drawn from a toy density
@@ -44,7 +47,7 @@ DIGITS = Schema((1, 8, 8), 17, classes=tuple("0123456789"))
 class DataSettings:
     """Which data to use, how to split them, and how to augment images.
 
-    `validation` and `test` are fractions below 1, or numbers of samples.
+    `validation` and `test` are fractions below 1, or numbers of samples; `test` may be 0.
     """
 
     #: A built-in dataset, a folder of images, or a table.
@@ -53,9 +56,22 @@ class DataSettings:
     folder: str = "data"
     #: The label column of a table.
     label: str = ""
+    #: The columns of a table that are data; empty: all but the label, the id and those to drop.
+    columns: tuple[str, ...] = ()
+    #: The columns of a table that are left out.
+    drop: tuple[str, ...] = ()
+    #: The columns of a table that are given: the density is that of the others, conditional on these.
+    context: tuple[str, ...] = ()
+    #: The column of a table that names its rows: it is not data, and `score` writes it beside the scores.
+    id: str = ""
+    #: Kinds of columns, as "COLUMN=KIND", in place of those that are detected: real, positive, bounded:LOWER:UPPER,
+    #: integer[:LOWER[:UPPER]], rounded:STEP[:LOWER[:UPPER]] or category.
+    kinds: tuple[str, ...] = ()
+    #: Rows of a table with missing cells: "refuse" them with an error, or "drop" them.
+    missing: Literal["refuse", "drop"] = "refuse"
     #: Held out from the training data if the source has no validation split.
     validation: int | float = 0.15
-    #: Held out first if the source has no test split.
+    #: Held out first if the source has no test split; 0: nothing, for users with a test file of their own.
     test: int | float = 0.2
     #: The training labels that are kept, drawn by `seed`: a fraction of them, or from 2 on their number, as many of
     #: every class; the others become -1.
@@ -83,14 +99,24 @@ class DataSettings:
             raise ValueError(f"source must be a dataset or a path; got ''. Use one of {', '.join(names())}.")
         for name in ("source", "folder"):
             _check_path(name, getattr(self, name))
+        if self.columns and self.drop:
+            raise ValueError("columns and drop exclude each other: give the columns to keep, or those to leave out.")
+        columns.parse_kinds(self.kinds)  # refuses what is no kind
         split.check_fraction("validation", self.validation)
-        split.check_fraction("test", self.test)
+        if self.test:
+            split.check_fraction("test", self.test)
         _ = self.augment  # checks its settings
 
     @property
     def augment(self) -> Augment:
         """The augmentation that `Batches` applies to training images."""
         return Augment(self.shift, self.flip, self.shifted, self.border, self.cutout)
+
+    @property
+    def table_options(self) -> TableOptions:
+        """The settings for a table."""
+        skip = self.missing == "drop"
+        return TableOptions(self.label, self.columns, self.drop, self.id, self.kinds, skip, self.context)
 
     def resolved(self) -> DataSettings:
         """Make paths absolute, so that they are valid in every working directory; built-in names stay.
@@ -121,15 +147,17 @@ def split_sizes(name: str) -> dict[str, int]:
     return {"train": 1437, "test": 360} if name == "digits" else TOY_SIZES
 
 
-def load(settings: DataSettings) -> Splits:
+def load(settings: DataSettings, schema: Schema | None = None) -> Splits:
     """Load the training, validation and test splits, on the CPU.
 
-    >>> [len(part) for part in vars(load(DataSettings("digits"))).values()]
+    The kinds of a table's columns are those of the `schema` of an earlier run, if it is given, else detected.
+
+    >>> [len(part) for part in load(DataSettings("digits")).parts.values()]
     [1221, 216, 360]
     """
-    train, validation, test = _own_splits(settings)
+    train, validation, test = _own_splits(settings, schema)
     with prefix_errors(settings.source):
-        if test is None:
+        if test is None and settings.test:
             n = split.held_out_count("test", settings.test, len(train))
             train, test = split.hold_out(train, n, seeded_generator(0, "test"))
         if validation is None:
@@ -150,37 +178,41 @@ def read(
     part: str = "test",
     size: int = 0,
     labels: bool = True,
+    id: str = "",
+    skip_missing: bool = False,
 ) -> Dataset:
     """Read samples for a model of this schema, from a file, a folder, or one split of a built-in dataset or folder.
 
     The columns of a table are found by name, in any order; others are ignored, and labels may be absent. Labels of a
     dataset with other classes are dropped. With `labels=False` no labels are read, so a file may hold classes that the
-    model does not know. `size` resizes the images of a folder, as in training.
+    model does not know. `size` resizes the images of a folder, as in training. `id` is the column of a table that names
+    its rows; with `skip_missing`, rows of a table with missing cells are left out.
     """
     if part not in PARTS:
         raise ValueError(f"part must be one of {', '.join(PARTS)}; got {part!r}.")
     if str(source) in names():
         dataset = _with_schema(str(source), _builtin(str(source), folder, part), schema)
         return dataset if labels else replace(dataset, y=None)
-    path = _existing_path(source)
+    path = Path(STDIN) if str(source) == STDIN else _existing_path(source)
     if path.is_dir() or images.is_image(path):
         _check_kind(path, schema, images=True)
         parts = images.split_folders(path)
         if parts and part not in parts:
             raise ValueError(f"{path} has no sub-folder {part!r}. Give the folder that holds the images.")
         return images.read_image_folder(parts.get(part, path), schema, size, path, labels=labels)
-    return _read_file(path, schema, labels=labels)
+    choose = choice.choose_schema_columns(schema, labels=labels, id=id, skip_missing=skip_missing)
+    return _read_file(path, schema, choose, labels=labels, skip_missing=skip_missing)
 
 
-def _own_splits(settings: DataSettings) -> tuple[Dataset, Dataset | None, Dataset | None]:
+def _own_splits(settings: DataSettings, schema: Schema | None) -> tuple[Dataset, Dataset | None, Dataset | None]:
     """Load the training data and, where the source has them, the validation and test splits."""
     if settings.source in names():
-        _refuse_unused(settings, label=True, size=True)
+        _refuse_unused(settings, table=False, size=True)
         train, test = (_builtin(settings.source, settings.folder, p, settings.seed) for p in ("train", "test"))
         return train, None, test
     path = _existing_path(settings.source)
     if path.is_dir() or images.is_image(path):
-        _refuse_unused(settings, label=True)
+        _refuse_unused(settings, table=False)
         parts = images.split_folders(path)
         train = images.load_image_folder(parts.get("train", path), settings.size, path)
         validation, held = (
@@ -189,7 +221,7 @@ def _own_splits(settings: DataSettings) -> tuple[Dataset, Dataset | None, Datase
         )
         return train, validation, held
     _refuse_unused(settings, size=True)
-    return _load_file(path, settings.label), None, None
+    return _load_file(path, settings.table_options, None if schema is None else schema.kinds), None, None
 
 
 def _hold_out_validation(train: Dataset, settings: DataSettings) -> tuple[Dataset, Dataset]:
@@ -199,24 +231,29 @@ def _hold_out_validation(train: Dataset, settings: DataSettings) -> tuple[Datase
     return split.hold_out(train, n, seeded_generator(settings.seed, "validation"))
 
 
-def _load_file(path: Path, label: str) -> Dataset:
+def _load_file(path: Path, options: TableOptions, kinds: tuple[columns.ColumnKind, ...] | None) -> Dataset:
+    label = options.label
     if path.suffix.lower() not in ARRAYS:
-        return table.training_dataset(_read_table(path, table.choose_all_columns(label), label))
+        known = (label, options.id, *options.columns, *options.drop, *options.context)
+        read = _read_table(path, choice.choose_training_columns(options), *known)
+        return table.training_dataset(read, options, kinds)
     content = arrays.read_arrays(path)
     if content.y is not None and label not in ("", "y"):
         raise ValueError(f"{path} has its labels in 'y'; got label = {quoted(label)}. Leave it empty.")
     if content.x.ndim == 4:
         return arrays.array_images(path, content, None)
-    return table.training_dataset(
-        arrays.array_table(path, content, table.choose_all_columns("" if content.y is not None else label))
-    )
+    options = options if content.y is None else replace(options, label="")
+    choose = choice.choose_training_columns(options)
+    return table.training_dataset(arrays.array_table(path, content, choose), options, kinds)
 
 
-def _read_file(path: Path, schema: Schema, *, labels: bool) -> Dataset:
-    choose = table.choose_schema_columns(schema, labels=labels)
+def _read_file(
+    path: Path, schema: Schema, choose: choice.ColumnChooser, *, labels: bool, skip_missing: bool
+) -> Dataset:
     if path.suffix.lower() not in ARRAYS:
         _check_kind(path, schema, images=False)
-        return table.dataset_for_schema(_read_table(path, choose, *schema.names, schema.label), schema)
+        read = _read_table(path, choose, *schema.names, schema.label, schema.id)
+        return table.dataset_for_schema(read, schema, skip_missing=skip_missing)
     content = arrays.read_arrays(path, labels=labels, schema=schema)
     if schema.is_image and content.x.ndim == 2 and content.x.shape[1] == schema.dimension:
         raise ValueError(
@@ -225,10 +262,10 @@ def _read_file(path: Path, schema: Schema, *, labels: bool) -> Dataset:
     _check_kind(path, schema, images=content.x.ndim == 4)
     if schema.is_image:
         return arrays.array_images(path, content, schema)
-    return table.dataset_for_schema(arrays.array_table(path, content, choose), schema)
+    return table.dataset_for_schema(arrays.array_table(path, content, choose), schema, skip_missing=skip_missing)
 
 
-def _read_table(path: Path, choose: table.ColumnChooser, *known: str) -> table.Table:
+def _read_table(path: Path, choose: choice.ColumnChooser, *known: str) -> table.Table:
     if path.suffix.lower() in PARQUET:
         return arrays.read_parquet(path, choose)
     return delimited.read_delimited(path, choose, {*known} - {""})
@@ -281,9 +318,12 @@ def _reshape_hint(schema: Schema) -> str:
 def _existing_path(source: str | Path) -> Path:
     path = Path(source).expanduser()
     if path.is_dir() or (
-        path.is_file() and (images.is_image(path) or path.suffix.lower() in (*TEXT, *ARRAYS, *PARQUET))
+        path.is_file()
+        and (images.is_image(path) or path.name.lower().endswith((*TEXT, *ARRAYS, *PARQUET, *COMPRESSED)))
     ):
         return path
+    if str(source) == STDIN:
+        raise ValueError("a run reads its data more than once, so they cannot come from -. Save them to a file.")
     if "://" in str(source):
         raise FileNotFoundError(
             f"data must be files on this machine; got the address {str(source)!r}. Download it first."
@@ -312,10 +352,17 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
-def _refuse_unused(settings: DataSettings, *, label: bool = False, size: bool = False) -> None:
-    if label and settings.label:
+def _refuse_unused(settings: DataSettings, *, table: bool = True, size: bool = False) -> None:
+    if not table and settings.label:
         raise ValueError(
             f"label is a column of a table; got {quoted(settings.label)} for {settings.source}. Leave it empty."
+        )
+    options = (settings.columns, settings.drop, settings.context, settings.id, settings.kinds)
+    given = next(filter(None, options), None)
+    if not table and given:
+        raise ValueError(
+            f"columns, drop, context, id and kinds are for tables; got {quoted(given)} for {settings.source}. Leave "
+            "them empty."
         )
     if size and settings.size:
         raise ValueError(f"size is for a folder of images; got {settings.size} for {settings.source}. Set size = 0.")

@@ -1,45 +1,38 @@
-"""Tables: rows of real numbers with a name for each column and, optionally, a column of labels.
+"""Tables: rows of numbers and categories with a name and a kind for each column and, optionally, labels and ids.
 
 Numbers are parsed as float64 and stored as float32, the type that models compute in; a column whose differences would
-be lost in float32 is refused. Also refused are missing and infinite numbers and, in training data, constant columns,
-since no density exists for them. `delimited` reads text files; `arrays` reads NumPy and Parquet files.
+be lost in float32 is refused. Categories are stored as 0, 1, ... Also refused are infinite numbers, missing cells
+(unless their rows are left out on request) and, in training data, constant columns, since no density exists for them.
+`choice` says which columns are read, `columns` has their kinds; `delimited` reads text files, `arrays` NumPy and
+Parquet files.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, NoReturn, TypeAlias
+from typing import NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..spelling import hint, quoted
+from ..spelling import quoted
+from .choice import TableOptions
+from .columns import REAL, ColumnKind, parse_kinds
 from .dataset import Dataset, Schema, prefix_errors
+from .detection import degenerate, detect
 from .labels import MISSING, class_name, class_names, encode_labels
-
-
-class ColumnChoice(NamedTuple):
-    """The positions in a file of the columns of numbers and of the label column (None: no labels).
-
-    `suggest_label` is true where the user named no label column but could: errors then say how.
-    """
-
-    columns: list[int]
-    label: int | None
-    suggest_label: bool = False
-
-
-#: Chooses columns, given (file, column names, whether the file has a header with these names).
-ColumnChooser: TypeAlias = Callable[[Path, Sequence[str], bool], ColumnChoice]
 
 
 @dataclass(frozen=True)
 class Table:
-    """The content of a file: numbers (N, D) in float64, labels ("" where missing), and where in the file row i is."""
+    """The content of a file: numbers (N, D) in float64, labels ("" where missing), and where in the file row i is.
+
+    `words` holds the cells of columns of categories ("" where missing), which are 0 in x, and `ids` the names of rows.
+    """
 
     path: Path
     columns: tuple[str, ...]
@@ -47,6 +40,30 @@ class Table:
     label: str
     labels: list[str] | None
     place: Callable[[int], str]
+    words: Mapping[str, list[str]] = field(default_factory=dict)
+    ids: list[str] | None = None
+
+    def categories(self, column: str) -> list[str]:
+        """Return the cells of a column as names of categories."""
+        if column in self.words:
+            return self.words[column]
+        return [class_name(value) for value in self.x[:, self.columns.index(column)].tolist()]
+
+    def take(self, rows: NDArray[np.int64]) -> Table:
+        """Select rows."""
+        chosen = rows.tolist()
+
+        def some(cells: list[str]) -> list[str]:
+            return [cells[i] for i in chosen]
+
+        return replace(
+            self,
+            x=self.x[rows],
+            labels=None if self.labels is None else some(self.labels),
+            place=lambda i: self.place(chosen[i]),
+            words={name: some(cells) for name, cells in self.words.items()},
+            ids=None if self.ids is None else some(self.ids),
+        )
 
 
 def check_names(path: Path, names: list[str]) -> list[str]:
@@ -59,41 +76,6 @@ def check_names(path: Path, names: list[str]) -> list[str]:
             raise ValueError(f"{path}: two columns are called {quoted(name)}. Give every column a unique name.")
         seen.add(name)
     return names
-
-
-def choose_all_columns(label: str) -> ColumnChooser:
-    """Choose every column as data, except the label column."""
-
-    def choose(path: Path, names: Sequence[str], named: bool) -> ColumnChoice:
-        if label and label not in names:
-            raise ValueError(f"{path} has no column {quoted(label)} for the labels. {hint(label, names)}")
-        columns = [i for i, name in enumerate(names) if name != label]
-        if not columns:
-            raise ValueError(f"{path} has no column of numbers beside the labels {quoted(label)}. Give at least one.")
-        return ColumnChoice(columns, names.index(label) if label else None, suggest_label=not label)
-
-    return choose
-
-
-def choose_schema_columns(schema: Schema, *, labels: bool = True) -> ColumnChooser:
-    """Choose the columns of a schema, by name; in a file without a header, by position. Labels may be absent."""
-
-    def choose(path: Path, names: Sequence[str], named: bool) -> ColumnChoice:
-        wanted = schema.names
-        if not named and len(names) == len(wanted):
-            return ColumnChoice(list(range(len(names))), None)
-        position = {name: i for i, name in enumerate(names)}
-        missing = next((column for column in wanted if column not in position), None)
-        if missing is not None and not named:
-            raise ValueError(f"{path} has {len(names)} columns and no header; the model takes {schema}, in this order.")
-        if missing is not None:
-            others = set(names).difference(wanted)
-            remedy = hint(missing, [name for name in names if name in others] or names)
-            raise ValueError(f"{path} has no column {quoted(missing)}, which the model needs. {remedy}")
-        label = position.get(schema.label) if labels else None
-        return ColumnChoice([position[column] for column in wanted], label)
-
-    return choose
 
 
 def parse_number(cell: str) -> float:
@@ -123,72 +105,174 @@ def is_number(cell: str) -> bool:
 
 
 def label_hint(column: str, cells: Iterable[object]) -> str:
-    """Return advice to name a label column, if nearly all cells of this column are text; else nothing."""
+    """Return advice on what a column may be, if nearly all of its cells are text; else nothing."""
     filled = [cell for cell in cells if class_name(cell) != MISSING]
     text = sum(isinstance(cell, str) and not is_number(cell) for cell in filled)
     if text < 2 or text < 0.9 * len(filled):
         return ""
-    return f" If it holds the classes, name it: --label {shlex.quote(column)}."
+    name = shlex.quote(column)
+    if _names_rows(len(set(map(str, filled))), len(filled)):
+        return f" If it names the rows: --id {name}; else leave it out: --drop {name}."
+    return f" If it holds the classes, name it: --label {name}. If it is data, a category: --kind {name}=category."
+
+
+def _names_rows(distinct: int, rows: int) -> bool:
+    """Whether a column has too many different values for classes or categories."""
+    return distinct > 10 and 2 * distinct > rows
 
 
 def refuse_cell(path: Path, cell: object, place: str, column: str, remedy: str) -> NoReturn:
-    """Raise the error for a cell that is not a number."""
+    """Raise the error for a cell that is not a number; `remedy` follows the sentence."""
     what = "a number is missing" if isinstance(cell, str) and not cell.strip() else f"{quoted(cell)} is not a number"
     raise ValueError(
         f"{path}: {what} in {place}, column {quoted(column)}. Correct it, or remove the row or the column.{remedy}"
     ) from None
 
 
-def training_dataset(table: Table) -> Dataset:
-    """Convert a table to a dataset to train on, with a schema of its own."""
+def training_dataset(
+    table: Table, options: TableOptions | None = None, kinds: Sequence[ColumnKind] | None = None
+) -> Dataset:
+    """Convert a table to a dataset to train on, with a schema of its own. `kinds` replaces the detected kinds."""
+    options = options or TableOptions()
+    table, rows = _without_missing(table) if options.skip_missing else (table, ())
     classes = class_names(table.labels or ())
     known = sum(label != MISSING for label in table.labels or ())
-    if len(classes) > 10 and 2 * len(classes) > known:
+    if _names_rows(len(classes), known):
         raise ValueError(
             f"{table.path} has {len(classes)} different labels in {known} rows of column {quoted(table.label)}; "
             "labels must be classes. Choose another label column."
         )
     if table.labels is not None and not classes:
         raise ValueError(f"{table.path} has no label in column {quoted(table.label)}. Add some, or set label = ''.")
+    _check_finite(table)
+    found = _kinds(table, parse_kinds(options.kinds)) if kinds is None else tuple(kinds)
+    targets = tuple(name for name in table.columns if name not in options.context) if options.context else ()
     with prefix_errors(table.path):
-        schema = Schema((len(table.columns),), columns=table.columns, label=table.label, classes=classes)
+        schema = Schema(
+            (len(table.columns),), None, table.columns, table.label, classes, found, options.id, targets=targets
+        )
     dataset = dataset_for_schema(table, schema)
     _check_precision(table, dataset)
-    return dataset
+    return replace(dataset, rows=rows)
 
 
-def dataset_for_schema(table: Table, schema: Schema) -> Dataset:
-    """Convert a table, whose columns were chosen for this schema, to a dataset."""
-    with np.errstate(over="ignore"):  # numbers that overflow become infinite, which is refused below
-        x = table.x.astype(np.float32)
-    finite = np.isfinite(x)
-    if not finite.all():
-        row, column = (int(i) for i in np.argwhere(~finite)[0])
-        raise ValueError(
-            f"{table.path}: numbers must be finite and fit float32; got {table.x[row, column]} in {table.place(row)}, "
-            f"column {quoted(table.columns[column])}. Fill it in, or remove the row."
-        )
+def dataset_for_schema(table: Table, schema: Schema, *, skip_missing: bool = False) -> Dataset:
+    """Convert a table, whose columns were chosen for this schema, to a dataset.
+
+    A category that the schema does not know becomes -1, a value that its column cannot have.
+    """
+    table, rows = _without_missing(table) if skip_missing else (table, ())
+    _check_finite(table)
+    x = table.x.astype(np.float32)
+    for i, (column, kind) in enumerate(zip(table.columns, schema.column_kinds, strict=True)):
+        if kind.name == "category":
+            codes = {name: code for code, name in enumerate(kind.categories)}
+            x[:, i] = [codes.get(name, -1) for name in table.categories(column)]
     if not len(x):
         raise ValueError(f"{table.path} has no rows. Give at least one.")
     y = encode_labels(table.labels, schema.classes, lambda i: f"{table.path}, {table.place(i)}")
-    return Dataset(torch.from_numpy(x), y, schema)
+    return Dataset(torch.from_numpy(x), y, schema, tuple(table.ids or ()), rows)
+
+
+def _without_missing(table: Table) -> tuple[Table, tuple[int, ...]]:
+    """Leave out the rows with a missing cell; return the others and their positions, empty if all are there."""
+    whole = ~np.isnan(table.x).any(axis=1)
+    for cells in table.words.values():
+        whole &= np.array([cell != MISSING for cell in cells], dtype=bool)
+    if whole.all():
+        return table, ()
+    rows = np.flatnonzero(whole)
+    if not len(rows):
+        raise ValueError(f"{table.path}: every row has a missing cell, so none is left. Drop the columns they are in.")
+    return table.take(rows), tuple(rows.tolist())
+
+
+def _check_finite(table: Table) -> None:
+    """Refuse cells that are missing or no finite float32."""
+    with np.errstate(over="ignore"):  # numbers that overflow become infinite, which is refused
+        finite = np.isfinite(table.x.astype(np.float32))
+    if not finite.all():
+        row, column = (int(i) for i in np.argwhere(~finite)[0])
+        missing = np.isnan(table.x)
+        raise ValueError(
+            f"{table.path}: numbers must be finite and fit float32; got {table.x[row, column]} in {table.place(row)}, "
+            f"column {quoted(table.columns[column])}. Fill it in, or remove the row."
+            f"{missing_count(int(missing.sum()), int(missing.any(axis=1).sum()))}"
+        )
+    for name, cells in table.words.items():
+        if MISSING in cells:
+            row, count = cells.index(MISSING), cells.count(MISSING)
+            raise ValueError(
+                f"{table.path}: a category is missing in {table.place(row)}, column {quoted(name)}. Fill it in, or "
+                f"remove the row.{missing_count(count, count)}"
+            )
+
+
+def missing_count(cells: int, rows: int) -> str:
+    """Say how many cells are missing and what can be done; empty for a single one."""
+    return "" if cells < 2 else f" {cells} cells in {rows} rows are missing; --missing drop leaves these rows out."
+
+
+def _kinds(table: Table, declared: Mapping[str, ColumnKind | None]) -> tuple[ColumnKind, ...]:
+    """Return the kind of every column, declared or detected; empty if all are real."""
+    kinds = [_kind(table, i, column, declared) for i, column in enumerate(table.columns)]
+    return () if all(kind == REAL for kind in kinds) else tuple(kinds)
+
+
+def _kind(table: Table, i: int, column: str, declared: Mapping[str, ColumnKind | None]) -> ColumnKind:
+    x = table.x[:, i]
+    kind = declared[column] if column in declared else detect(x) if len(x) else REAL
+    if kind is None:
+        return _category(table, column)
+    outside = np.flatnonzero(~kind.contains(x))
+    if len(outside):
+        raise ValueError(
+            f"{table.path}: column {quoted(column)} is declared as {kind}; got {x[outside[0]]:g} in "
+            f"{table.place(int(outside[0]))}. Correct it, or declare another kind."
+        )
+    return kind
+
+
+def _category(table: Table, column: str) -> ColumnKind:
+    """Return the kind of a column of categories; one with a single name is a constant, which is refused later."""
+    names, rows = class_names(table.categories(column)), len(table.x)
+    if _names_rows(len(names), rows):
+        raise ValueError(
+            f"{table.path} has {len(names)} different values in {rows} rows of column {quoted(column)}; a category has "
+            f"few. If it names the rows: --id {shlex.quote(column)}; else leave it out: --drop {shlex.quote(column)}."
+        )
+    return ColumnKind.category(names) if len(names) > 1 else REAL
 
 
 def refuse_constant_columns(train: Dataset) -> None:
-    """Refuse to train on a constant column: a density has no upper bound there."""
-    constant = (train.x == train.x[0]).all(dim=0).nonzero()
+    """Refuse to train on a constant column: a density has no upper bound there. One that is only given may be."""
+    schema = train.schema
+    modelled = torch.tensor([name in (schema.targets or schema.names) for name in schema.names])
+    constant = ((train.x == train.x[0]).all(dim=0).cpu() & modelled).nonzero()
     if len(constant):
         i = int(constant[0])
-        name = train.schema.names[i]
+        name = schema.names[i]
         raise ValueError(
             f"column {quoted(name)} is {float(train.x[0, i]):g} in all {len(train)} training rows, so its density has "
-            "no upper bound. Remove the column."
+            f"no upper bound. Remove the column, or leave it out: --drop {shlex.quote(name)}."
         )
+
+
+def refuse_degenerate_columns(train: Dataset) -> None:
+    """Refuse to train a density that has no upper bound on these rows; `detection` says where."""
+    schema = train.schema
+    if schema.is_image:
+        return
+    names = schema.targets or schema.names
+    rows = train.x[:, [schema.names.index(name) for name in names]].cpu().double().numpy()
+    if reason := degenerate(rows, names, schema.select(names).column_kinds if schema.columns else schema.column_kinds):
+        raise ValueError(reason)
 
 
 def _check_precision(table: Table, dataset: Dataset) -> None:
     """Refuse columns whose differences float32, with its 24 bits, would lose, such as seconds since 1970."""
-    lost = np.abs(table.x - dataset.x.numpy()).max(axis=0)
+    real = [kind.name != "category" for kind in dataset.schema.column_kinds]
+    lost = np.abs(table.x - dataset.x.numpy()).max(axis=0) * real
     spread = np.where(np.ptp(table.x, axis=0) > 0, table.x.std(axis=0), np.inf)  # a constant has nothing to lose
     for i in np.flatnonzero(lost > 1e-3 * spread):
         raise ValueError(

@@ -10,6 +10,7 @@ truncation     bias and standard deviation of a power series by its number of te
 probe          the error of logistic regression on codes, next to that on the inputs
 anomaly        the fraction of held-out samples that are more likely than a sample
 typicality     the distance of a sample's -ln p from the entropy, next to how likely it is
+column_gains   how much more likely a row of a table would be with an ordinary value in one column
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import nn
 from ..data import Dataset, subsample
 from ..train.objective import MISSING
 from .classes import Error, confusion, error, error_from_counts, has_head, logits, require_labels
+from .contributions import column_gains
 from .likelihood import Density, Draws, as_flow, density, has_density, log_likelihood, log_prob_draws
 from .probe import Probe, probe
 from .protocol import Likelihood, protocol
@@ -57,6 +59,7 @@ __all__ = [
     "auroc",
     "below_chance",
     "certified_radius",
+    "column_gains",
     "confusion",
     "corrupted_datasets",
     "corruption_detection",

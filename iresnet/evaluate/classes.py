@@ -50,7 +50,8 @@ def as_classifier(model: nn.Module, wish: str = "classes need a head") -> Classi
 def logits(model: nn.Module, data: Dataset) -> Tensor:
     """Compute the logits of every sample; integers are placed at the centres of their bins."""
     view = as_classifier(model)
-    return in_chunks(lambda x: view(bin_centres(x, data.schema.levels)), data.x, CHUNK)
+    dtype = next((p.dtype for p in view.parameters()), torch.float32)
+    return in_chunks(lambda x: view(bin_centres(x, data.schema.levels).to(dtype)), data.x, CHUNK)
 
 
 def error(model: nn.Module, data: Dataset) -> Error:

@@ -1,8 +1,9 @@
 """The likelihood of a dataset, in the units of the data, with its errors reported separately.
 
 Integers x are dequantised: E ln p(x + u) over uniform u in [0, 1) (App. C.3) is a lower bound of ln P(x), estimated by
-a mean over draws of u. Beyond 64 dimensions, draws of the probes of the log-determinant are averaged too, and the bias
-of the truncated series is bounded by Theorem 3. The likelihood of real numbers of up to 64 dimensions is exact.
+a mean over draws of u. So are the discrete columns of a table. Beyond 64 dimensions, draws of the probes of the
+log-determinant are averaged too, and the bias of the truncated series is bounded by Theorem 3. The likelihood of real
+numbers of up to 64 dimensions is exact. A row with a value that its column cannot have has the likelihood 0.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..flow import Flow, LogProb
 from ..hybrid import Hybrid
 from ..logdet import EXACT_UP_TO, CertifiedSeries, Estimator
 from ..train.objective import nats_per_unit, unit_name
-from ..transforms.dequantisation import dequantise_for, raw_noise
+from ..transforms.dequantisation import dequantise_for, has_noise, raw_noise
 from .chunks import CHUNK, chunk_size, in_chunks, memory_factor
 
 #: The allowed bias of the truncated series beyond 64 dimensions, in bits per dimension, proven by Theorem 3: of a mean
@@ -82,15 +83,20 @@ def log_prob_draws(
     check_eval(model)
     flow, shape = as_flow(model), data.schema.shape
     estimator: Estimator | None = None
-    bias_bound, dimension = 0.0, math.prod(shape)
+    bias_bound, dimension = 0.0, math.prod(flow.base.shape)
     blocks = len(list(residual_blocks(flow, shape)))
     if dimension > EXACT_UP_TO and blocks:  # other transforms have determinants in closed form
         bias_bound = bias * dimension * math.log(2)
         estimator = CertifiedSeries(bias_bound / blocks, shared=shared)
-    elif data.schema.levels is None:
+    elif not has_noise(flow, data.schema.levels):
         count = 1
     generators = [torch.Generator(data.x.device).manual_seed(seed + k) for k in range(count)]
-    return Draws(log_prob_by_generator(flow, data, estimator, generators, shared=shared), bias_bound)
+    inside = data.schema.inside(data.x)
+    values = torch.full((count, len(data)), -math.inf, dtype=torch.float64, device=data.x.device)
+    if bool(inside.any()):
+        rows = data if bool(inside.all()) else data.take(inside.nonzero()[:, 0])
+        values[:, inside] = log_prob_by_generator(flow, rows, estimator, generators, shared=shared)
+    return Draws(values, bias_bound)
 
 
 def check_eval(model: nn.Module, what: str = "a likelihood") -> None:
@@ -100,10 +106,17 @@ def check_eval(model: nn.Module, what: str = "a likelihood") -> None:
 
 
 def check_mean(data: Dataset) -> None:
-    """Refuse a dataset too small for a mean with a standard error."""
+    """Refuse a dataset whose mean log-likelihood has no standard error, or is infinite."""
     if len(data) < 2:
         raise ValueError(
             f"a mean with a standard error needs at least two samples; got {len(data)}. Give more, or score it alone."
+        )
+    outside = int((~data.schema.inside(data.x)).sum())
+    if outside:
+        raise ValueError(
+            f"{outside} of {len(data)} rows hold values that a column of the model cannot have, so their likelihood is "
+            "0 and the mean has no finite logarithm. `iresnet score` shows which: remove them, or train with other "
+            "kinds of columns."
         )
 
 
@@ -125,6 +138,7 @@ def log_prob_by_generator(
             point, log_noise = dequantise_for(flow, x, data.schema.levels, generator, noise=noise)
             if shared:
                 generator.set_state(probes)
+            point = point.to(flow.base.mean.dtype)
             return flow.log_prob(point, estimator=estimator, generator=generator).double() - log_noise.double()
 
         return in_chunks(log_prob, data.x, chunk_size(flow, data.x, CHUNK * memory_factor(data.x.device)))
@@ -136,7 +150,7 @@ def log_likelihood(model: nn.Module, data: Dataset, *, draws: int = 8, seed: int
     """Compute ln p of every sample in nats, with its errors; the value of one sample does not depend on the others."""
     d = log_prob_draws(model, data, draws, seed=seed, shared=True, bias=ROW_BIAS)
     count, value = len(d.values), d.values.mean(0)
-    spread = torch.zeros_like(value) if count == 1 else d.values.std(0) / math.sqrt(count)
+    spread = torch.zeros_like(value) if count == 1 else (d.values.std(0) / math.sqrt(count)).nan_to_num(0.0)
     proven = as_flow(model).proof_status(data.schema.shape)[1]
     return LogProb(value, torch.full_like(value, d.bias_bound), spread, math.prod(data.schema.shape), count, proven)
 

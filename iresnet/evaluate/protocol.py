@@ -24,6 +24,7 @@ from ..flow import Flow
 from ..logdet import EXACT_UP_TO, CertifiedSeries, Estimator, Exact, RussianRoulette, terms_needed, truncation_bound
 from ..train.objective import nats_per_unit, unit_name
 from ..transforms import Imported
+from ..transforms.dequantisation import has_noise
 from .likelihood import as_flow, check_eval, check_mean, log_prob_by_generator
 
 #: The paper's limit for the bias, and for the standard error of the mean, in bits per dimension.
@@ -119,7 +120,7 @@ def protocol(
     method = _Method(_closed_form(flow), Exact()) if d <= exact_up_to else _method(flow, data.schema.shape, bias * nat)
     generator = torch.Generator(data.x.device).manual_seed(seed)
 
-    random = method.method not in ("exact", "trace") or data.schema.levels is not None
+    random = method.method not in ("exact", "trace") or has_noise(flow, data.schema.levels)
     count = 1
     if random:
         pilot = log_prob_by_generator(flow, subsample(data, PILOT_SAMPLES), method.estimator, [generator] * PILOT_DRAWS)

@@ -14,7 +14,9 @@ gradient descent) searches for inputs of another class; it cannot succeed within
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +31,15 @@ from ..precision import full_precision
 from ..proof import sample_norms
 from ..train.objective import MISSING, bin_centres, class_vectors
 from ..transform import Transform, stretch_of
+from ..transforms.columns import ColumnTransform
 from ..trust import NoBoundKnown, why_untrusted
 from .chunks import CHUNK
 from .classes import as_classifier, error_from_counts, labelled_samples, require_labels
 from .classes import logits as dataset_logits
 from .likelihood import check_eval
+
+#: Moves points into the range of the data.
+Move: TypeAlias = Callable[[Tensor], Tensor]
 
 #: The product of the blocks' factors above which a radius is vacuous.
 VACUOUS = 1e3
@@ -157,6 +163,12 @@ def lipschitz_bound(model: nn.Module, data: Dataset) -> float:
     stretch = stretch_of(_classifier(model).transform, data.schema.shape)
     if reason := why_untrusted(model):
         raise NoBoundKnown(reason)
+    columns = _columns(_classifier(model))
+    if columns is not None and not math.isfinite(columns.stretch().forward):
+        raise NoBoundKnown(
+            "A positive column has a logarithm, whose slope near 0 has no bound. Train a classifier, which only "
+            "standardises, or declare a smallest value: --kind COLUMN=bounded:LOWER:UPPER."
+        )
     if not math.isfinite(stretch.forward):
         raise NoBoundKnown("A block has no Lipschitz bound; `certify` says which and why.")
     if not stretch.proven:
@@ -172,8 +184,8 @@ def certified_radius(model: nn.Module, data: Dataset) -> Tensor:
     """Compute the radius within which every sample provably keeps its correct class, in float64 and the units of x.
 
     It is 0 for a misclassified sample. With a `Logit` the ball is limited to inputs inside [0, levels], where the data
-    are: the slope of the logit has no bound outside. Raises `NoBoundKnown` for a head that is not linear and for a
-    transform without a proven bound.
+    are, and with a `ColumnTransform` to the intervals of its columns: the slope has no bound outside. Raises
+    `NoBoundKnown` for a head that is not linear and for a transform without a proven bound.
     """
     classifier, y = _classifier(model), require_labels(data)
     class_vectors(classifier.head)  # refuses the live head: a copy may have lost what makes it another function
@@ -244,20 +256,33 @@ def survives_attack(
         if value < 1:
             raise ValueError(f"an attack needs {name} of at least 1; got {value}.")
     classifier, y = _classifier(model), require_labels(data)
+    inside = _range(classifier, data.schema.levels)
     generator = torch.Generator(data.x.device).manual_seed(seed)
     held = _is_correct(classifier, data)
     for start in range(restarts):
         for rows in torch.split(held.nonzero().flatten(), CHUNK) if bool(held.any()) else ():
             x = bin_centres(data.x[rows], data.schema.levels)
             noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype) if start else None
-            held[rows] = ~_is_fooled(classifier, x, y[rows], radius * (1 - 1e-6), steps, noise, data.schema.levels)
+            held[rows] = ~_is_fooled(classifier, x, y[rows], radius * (1 - 1e-6), steps, noise, inside)
     return held
 
 
+def _range(classifier: Classifier, levels: int | None) -> Move:
+    """Return the function that moves points into the range of the data: of pixels, or of the columns of a table."""
+    if levels is not None:
+        return lambda at: at.clamp(0.5, levels - 0.5)
+    columns = _columns(classifier)
+    return (lambda at: at) if columns is None else columns.clamp
+
+
+def _columns(classifier: Classifier) -> ColumnTransform | None:
+    return next((m for m in classifier.transform.modules() if isinstance(m, ColumnTransform)), None)
+
+
 def _is_fooled(
-    classifier: Classifier, x: Tensor, y: Tensor, radius: float, steps: int, noise: Tensor | None, levels: int | None
+    classifier: Classifier, x: Tensor, y: Tensor, radius: float, steps: int, noise: Tensor | None, inside: Move
 ) -> Tensor:
-    at = x if noise is None else _project(x, x + noise * (radius / noise.flatten(1).norm(dim=1).amax()), radius, levels)
+    at = x if noise is None else _project(x, x + noise * (radius / noise.flatten(1).norm(dim=1).amax()), radius, inside)
     fooled = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     for step in range(steps + 1):
         at = at.detach().requires_grad_()
@@ -270,16 +295,15 @@ def _is_fooled(
             (gradient,) = torch.autograd.grad(margin.sum(), at)
             length = gradient.flatten(1).norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
             move = gradient * (2.5 * radius / steps / length).view(-1, *[1] * (x.dim() - 1))
-            at = _project(x, at.detach() - move, radius, levels)
+            at = _project(x, at.detach() - move, radius, inside)
     return fooled
 
 
-def _project(x: Tensor, at: Tensor, radius: float, levels: int | None) -> Tensor:
+def _project(x: Tensor, at: Tensor, radius: float, inside: Move) -> Tensor:
     """Project a point into the ball around x and into the range of the data."""
     change = at - x
     length = change.flatten(1).norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
-    at = x + change * (radius / length).clamp_max(1.0).view(-1, *[1] * (x.dim() - 1))
-    return at if levels is None else at.clamp(0.5, levels - 0.5)
+    return inside(x + change * (radius / length).clamp_max(1.0).view(-1, *[1] * (x.dim() - 1)))
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from ..inverse import Decoder
 from ..inverse import solve as solve_batch
 from ..train.objective import bin_centres
 from ..transform import ChainSolution, Transform
+from ..transforms.columns import ColumnTransform
 from ..transforms.preprocess import Logit, Standardise
 from .chunks import CHUNK, chunk_size, in_chunks
 
@@ -77,9 +78,16 @@ class Inverse:
 
 
 def has_inverse(model: nn.Module) -> bool:
-    """Whether the model has invertible blocks; the code of an ordinary ResNet is only its scaled input."""
-    parts = [part for part in cast(Any, model).transform.modules() if isinstance(part, Transform)]
-    return any(not isinstance(part, Chain | Logit | Standardise) for part in parts)
+    """Whether codes alone can be inverted: there are invertible blocks, and they take no context.
+
+    The code of an ordinary ResNet is only its scaled input.
+    """
+    transform = cast(Transform, cast(Any, model).transform)
+    parts = [part for part in transform.modules() if isinstance(part, Transform)]
+    return (
+        any(not isinstance(part, Chain | ColumnTransform | Logit | Standardise) for part in parts)
+        and not transform.takes_context
+    )
 
 
 @torch.no_grad()
@@ -111,6 +119,11 @@ def _copy_transform(model: nn.Module, precision: torch.dtype) -> Transform:
 
 
 def _check_blocks(model: nn.Module) -> None:
+    if cast(Any, model).transform.takes_context:
+        raise ValueError(
+            "an inverse of a conditional density needs the given columns too; codes alone have none. Use Flow.sample "
+            "or Transform.inverse with a context."
+        )
     if not has_inverse(model):
         raise ValueError(
             "an inverse needs invertible blocks; this model (an ordinary ResNet) has none. Train one with "
@@ -133,11 +146,19 @@ def concatenate_solutions(solutions: Sequence[ChainSolution]) -> ChainSolution:
 
 @torch.no_grad()
 def decode(
-    transform: Transform, z: Tensor, *, tolerance: float | None = None, decoder: Decoder | None = None
+    transform: Transform,
+    z: Tensor,
+    context: Tensor | None = None,
+    *,
+    tolerance: float | None = None,
+    decoder: Decoder | None = None,
 ) -> Tensor:
     """Decode codes to samples, every solve proven; a `decoder` caches what it has prepared."""
     decoder = Decoder() if decoder is None else decoder
-    return _map_chunks(transform, z, lambda chunk: decoder(transform, chunk, tolerance=tolerance))
+    if context is None:
+        return _map_chunks(transform, z, lambda chunk: decoder(transform, chunk, tolerance=tolerance))
+    d, rows = z.shape[1], torch.cat([z, context.to(z)], dim=1)
+    return _map_chunks(transform, rows, lambda row: decoder(transform, row[:, :d], row[:, d:], tolerance=tolerance))
 
 
 def _map_chunks(transform: Transform, x: Tensor, function: Callable[[Tensor], Tensor] | None = None) -> Tensor:

@@ -117,10 +117,24 @@ def contractive_mlp(
     check_contractive(activation())
     g = alternate(linears(dimension, hidden), lambda _: [activation()])
     _constrain(g, coefficient, lipschitz, norm)
-    if context is None:
-        return g
-    embed = nn.Sequential(nn.Linear(context, 64), nn.SiLU(), nn.Linear(64, hidden[0]))
+    return g if context is None else conditioned(g, dimension, context)
+
+
+def conditioned(g: nn.Module, dimension: int, context: int) -> Conditioned:
+    """Give a branch on R^dimension a context: an unconstrained network of it shifts the output of the first layer."""
+    if not isinstance(g, nn.Sequential) or len(g) < 2:
+        raise ValueError(
+            f"a branch with a context must be a sequence of layers; got a {type(g).__name__}. Use branch = 'chain'."
+        )
+    embed = nn.Sequential(nn.Linear(context, 64), nn.SiLU(), nn.Linear(64, _units(g[0], dimension)))
     return Conditioned(g[:1], embed, g[1:])
+
+
+def _units(layer: nn.Module, dimension: int) -> int:
+    """Return the size of the output of a branch's first layer."""
+    if isinstance(layer, Concatenated):
+        return dimension + next(m.out_features for m in layer.modules() if isinstance(m, nn.Linear))
+    return layer.out_features if isinstance(layer, nn.Linear) else dimension
 
 
 def contractive_convnet(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +22,17 @@ from ..lipschitz.activations import MIN_SOFTPLUS_THRESHOLD
 from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
 from ..multiscale import Multiscale
 from ..residual import ResidualBlock
+from ..spelling import listed
 from ..transform import Shape, Transform
+from ..transforms.columns import ColumnTransform
 from ..transforms.dequantisation import LearnedNoise
 from ..transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
+from ..transforms.given import Given
 from ..transforms.mixing import InvertibleConv1x1, PrincipalAxes
 from ..transforms.preprocess import Logit, Standardise
 from ..transforms.spline import ColumnSpline, fit_columns
 from . import families
-from .branches import Activation, alternate, convolutions, dense, linears, potential
+from .branches import Activation, alternate, conditioned, convolutions, dense, linears, potential
 from .mixture import fit_mixture, held_out_parts, suits_better
 from .network import Network
 from .readout import head as make_head
@@ -38,6 +42,9 @@ from .unconstrained import UnconstrainedBlock
 #: The number of images that the standardisation is fitted on, of rows that full covariances are fitted on, and the
 #: dimension up to which the exact determinant costs no more than a series.
 FIT_IMAGES, FIT_ROWS, EXACT_DIMENSIONS = 10_000, 10_000, 8
+
+#: The most columns of a base with full covariances.
+FULL_COLUMNS = 1_000
 
 #: The default width of a ResNet's first stage.
 RESNET_WIDTH = 16
@@ -56,9 +63,11 @@ def build(
     from a file needs neither.
     """
     _check_purpose(network, schema, purpose)
-    first = _preprocessing(network, schema, data)
-    if network.spline_bins and not schema.is_image:
-        first = Chain(first, _columns(network, schema, first, data, validation))
+    if purpose != "classification":
+        data, validation = (None if x is None else with_noise(schema, x) for x in (data, validation))
+    if schema.targets:
+        return _conditional_flow(network, schema, data, validation)
+    first = _fixed_transform(network, schema, purpose, data, validation)
     if network.family in RESNETS:
         width = network.width or RESNET_WIDTH
         return Classifier(first, RESNETS[network.family](schema.shape[0], len(schema.classes), network.blocks, width))
@@ -77,7 +86,52 @@ def build(
     return Hybrid(transform, base, head, estimator=training_estimator(network, schema), event_shape=schema.shape)
 
 
+def _conditional_flow(network: Network, schema: Schema, data: Tensor | None, validation: Tensor | None) -> Flow:
+    """Build the density of the target columns of a row, given the other columns, as a flow of whole rows."""
+    targets = [schema.columns.index(name) for name in schema.targets]
+    others = [i for i in range(schema.dimension) if i not in targets]
+    inner = schema.select(schema.targets)
+    first = _fixed_transform(
+        network, inner, "density", *(None if x is None else x[:, targets] for x in (data, validation))
+    )
+    chain = cast(Chain, _residual_transform(network, inner, first, True))
+    parts = [
+        ResidualBlock(conditioned(t.g, inner.dimension, len(others))) if isinstance(t, ResidualBlock) else t
+        for t in chain
+    ]
+    transform = Given(Chain(*parts), _context_scale(len(others), None if data is None else data[:, others]), targets)
+    base = _base(network, transform.output_shape(schema.shape), transform, data, validation)
+    return Flow(transform, base, estimator=training_estimator(network, inner), event_shape=schema.shape)
+
+
+def _context_scale(columns: int, data: Tensor | None) -> Standardise:
+    """Standardise the given columns; one that is constant keeps its scale."""
+    if data is None:
+        return Standardise(torch.zeros(columns), torch.ones(columns))
+    std, mean = torch.std_mean(data.double(), dim=0, correction=0)
+    varies = std > torch.finfo(data.dtype).eps * data.double().abs().amax(dim=0)
+    return Standardise(mean.to(data.dtype), torch.where(varies, std, 1.0).to(data.dtype))
+
+
+def with_noise(schema: Schema, data: Tensor) -> Tensor:
+    """Add noise to the discrete columns of a table, so that everything is fitted to what the density sees of them."""
+    columns = zip(schema.names, schema.kinds, strict=True) if schema.kinds else ()
+    step = torch.tensor(
+        [kind.step or 0.0 if name in (schema.targets or schema.names) else 0.0 for name, kind in columns]
+    )
+    if not step.any():
+        return data
+    u = torch.rand(data.shape, generator=torch.Generator().manual_seed(0))
+    return data + ((u - 0.5) * step).to(data)
+
+
 def _check_purpose(network: Network, schema: Schema, purpose: str) -> None:
+    if schema.targets and (purpose != "density" or families.is_other_flow(network)):
+        what = purpose if purpose != "density" else f"the family {network.family}"
+        raise ValueError(
+            f"a conditional density, of {listed(schema.targets)} given the other columns, needs the objective "
+            f'"density" and family = "iresnet"; got {what}.'
+        )
     if families.is_other_flow(network):
         families.check_family(network, schema, purpose)
     if purpose != "density" and len(schema.classes) < 2:
@@ -100,6 +154,11 @@ def _check_purpose(network: Network, schema: Schema, purpose: str) -> None:
         return
     if network.covariance == "full" and schema.is_image:
         raise ValueError('covariance = "full" is for tables; got images. Use covariance = "diagonal".')
+    if network.covariance == "full" and schema.dimension > FULL_COLUMNS:
+        raise ValueError(
+            f'covariance = "full" is for at most {FULL_COLUMNS:,} columns; got {schema.dimension:,}. '
+            'Use covariance = "diagonal" with components = 1.'
+        )
     if network.padding:
         raise ValueError(
             f"padding must be 0 for a density, which is unbounded on constant channels; got {network.padding}."
@@ -122,7 +181,19 @@ def _ends_with_actnorm(network: Network, purpose: str) -> bool:
     return not (purpose == "classification" and network.readout == "batchnorm")
 
 
-def _preprocessing(network: Network, schema: Schema, data: Tensor | None) -> Transform:
+def _fixed_transform(
+    network: Network, schema: Schema, purpose: str, data: Tensor | None, validation: Tensor | None
+) -> Transform:
+    """Build what comes before the network and is fixed before training: preprocessing, and the splines of a table."""
+    first = _preprocessing(network, schema, purpose, data)
+    if network.spline_bins and not schema.is_image:
+        return Chain(first, _columns(network, schema, first, data, validation))
+    return first
+
+
+def _preprocessing(network: Network, schema: Schema, purpose: str, data: Tensor | None) -> Transform:
+    if schema.kinds and purpose != "classification":  # the kinds of columns are about densities and samples
+        return _column_transform(schema, data)
     if schema.levels is not None and network.preprocessing == "logit":
         return Logit(schema.levels, network.alpha)
     if schema.levels is not None and network.preprocessing == "centre":  # x / levels - 1/2
@@ -153,6 +224,12 @@ def _random_samples(data: Tensor, count: int) -> Tensor:
     if len(data) <= count:
         return data
     return data[torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:count].to(data.device)]
+
+
+def _column_transform(schema: Schema, data: Tensor | None) -> ColumnTransform:
+    lower, upper, margin = zip(*(kind.interval for kind in schema.kinds), strict=True)
+    made = ColumnTransform(lower, upper, margin, [kind.step for kind in schema.kinds])
+    return made if data is None else made.to(data.device).fit(data)
 
 
 def _residual_transform(network: Network, schema: Schema, first: Transform, normalised: bool) -> Transform:

@@ -33,6 +33,9 @@ COMPONENTS, PATIENCE = (1, 2, 3, 5, 8, 12, 20, 30, 50), 2
 #: The variances that are added to every direction of the codes, and the most iterations of EM with each.
 ADDED_VARIANCES, ITERATIONS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-6), 15
 
+#: The most work of an iteration, as components x codes x dimensions^2, unless there is one component: some seconds.
+WORK = 3e9
+
 #: The number of codes below which they are also held out in turn, and the number of folds.
 FEW, FOLDS = 1_000, 4
 
@@ -97,9 +100,10 @@ def best_mixture(z: Tensor, held_out: Tensor, components: Sequence[int]) -> Gaus
 
 def _splits(rows: Matrix, held_out: Matrix) -> list[tuple[Matrix, Matrix]]:
     """Return pairs of codes to fit and to evaluate: all and the held-out ones, then folds of the former if few."""
-    folds = np.array_split(np.random.default_rng(0).permutation(len(rows)), FOLDS if len(rows) < FEW else 1)
-    pairs = [(np.delete(rows, fold, axis=0), rows[fold]) for fold in folds] if len(folds) > 1 else []
-    return [(rows, held_out), *pairs]
+    if not 4 * FOLDS <= len(rows) < FEW:
+        return [(rows, held_out)]
+    folds = np.array_split(np.random.default_rng(0).permutation(len(rows)), FOLDS)
+    return [(rows, held_out), *((np.delete(rows, fold, axis=0), rows[fold]) for fold in folds)]
 
 
 def _fits(rows: Matrix, number: int) -> Iterator[GaussianMixture]:
@@ -107,7 +111,7 @@ def _fits(rows: Matrix, number: int) -> Iterator[GaussianMixture]:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
 
-    if len(rows) < 2 * number:
+    if len(rows) < 2 * number or (number > 1 and number * rows.size * rows.shape[1] > WORK):
         return
     seed = int(torch.randint(2**31, ()))
     mixture = GaussianMixture(number, max_iter=ITERATIONS, init_params="k-means++", warm_start=True, random_state=seed)

@@ -29,12 +29,22 @@ LARGEST_MATRIX = 4_000_000
 
 
 @torch.no_grad()
-def gather(run: Run, *, device: str = "cpu", seed: int = 0) -> Material:
-    """Return everything a report shows of a run, computed on a device and returned on the CPU."""
-    model, test = run.model(device=device), run.splits().test
+def gather(
+    run: Run,
+    *,
+    device: str = "cpu",
+    seed: int = 0,
+    data: Dataset | None = None,
+    evaluation: dict[str, Any] | None = None,
+) -> Material:
+    """Return everything a report shows of a run, computed on a device and returned on the CPU.
+
+    `data`, with their `evaluation`, take the place of the run's test split and what is saved about it.
+    """
+    model, test = run.model(device=device), run.splits().test if data is None else data
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))
     shown = test.take(order[: IMAGES if run.schema.is_image else POINTS])
-    density, proven = evaluate.has_density(model), _is_proven(run)
+    density, decodes = evaluate.has_density(model), _is_proven(run) and evaluate.has_inverse(model)
     return Material(
         name=run.experiment.name,
         objective=run.experiment.objective.kind,
@@ -43,12 +53,12 @@ def gather(run: Run, *, device: str = "cpu", seed: int = 0) -> Material:
         environment=_local_environment(run.read_json("environment.json")),
         parameters=sum(p.numel() for p in model.parameters()),
         log=run.log(),
-        evaluation=run.read_json("evaluation.json"),
+        evaluation=run.read_json("evaluation.json") if evaluation is None else evaluation,
         certificate=run.read_json("certificate.json"),
-        samples=_samples(model, len(shown), device, seed) if density and proven else None,
+        samples=run.schema.restore(_samples(model, len(shown), device, seed)) if density and decodes else None,
         data=shown.x,
         reconstruction=_rebuilt(model, _first(shown, REBUILT).to(device)),
-        interpolation=_lines(model, test.to(device), seed) if proven and len(test) > 1 else None,
+        interpolation=_lines(model, test.to(device), seed) if decodes and len(test) > 1 else None,
         spectra=list(spectra(model, run.schema.shape)),
         anomalies=_anomalies(run, model, shown, device) if density and run.schema.levels else [],
         family=run.experiment.network.family,
@@ -76,8 +86,8 @@ def _is_proven(run: Run) -> bool:
     return bool(run.read_json("certificate.json").get("passed", True))
 
 
-def _lines(model: nn.Module, rows: Dataset, seed: int) -> Tensor | None:
-    return evaluate.interpolate(model, rows, seed=seed).cpu() if evaluate.has_inverse(model) else None
+def _lines(model: nn.Module, rows: Dataset, seed: int) -> Tensor:
+    return evaluate.interpolate(model, rows, seed=seed).cpu()
 
 
 def _rebuilt(model: nn.Module, rows: Dataset) -> Reconstruction | None:

@@ -3,9 +3,10 @@
 from .callback import TRUNCATION, truncation_warning, validate
 from .fit import FitResult, publish, release, resume, start, write_certificate
 from .folder import Run, load
+from .trained import TrainedModel, train_in_memory
 from .weights import shipped
 
 __all__ = [
-    "TRUNCATION", "FitResult", "Run", "load", "publish", "release", "resume", "shipped", "start",
-    "truncation_warning", "validate", "write_certificate",
+    "TRUNCATION", "FitResult", "Run", "TrainedModel", "load", "publish", "release", "resume", "shipped", "start",
+    "train_in_memory", "truncation_warning", "validate", "write_certificate",
 ]  # fmt: skip

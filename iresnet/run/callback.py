@@ -21,15 +21,14 @@ from ..precision import full_precision
 from ..residual import ResidualBlock
 from ..spectral import NoBoundKnown
 from ..spelling import counted
-from ..train import State, checkpoint
+from ..train import State
 from ..train.average import Average
 from ..train.checkpoint import Checkpoint
 from ..train.guard import REMEDY, TrainingError
 from ..train.objective import ObjectiveSettings, cross_entropy, unit_name
 from ..transforms.dequantisation import dequantise_for
-from ..version import __version__
-from .folder import Run
-from .log import Log
+from .folder import Run, made_with
+from .memory import MemoryRun
 
 LOG_EVERY = 10
 
@@ -48,10 +47,13 @@ TRUNCATION_WARNED = 0.01
 
 
 class RunCallback:
-    """The callback of a run: logs, validates the averaged weights and saves the best and last checkpoints."""
+    """The callback of a run: logs, validates the averaged weights and saves the best and last checkpoints.
+
+    The last checkpoint is not saved for a run without a folder, which cannot be resumed.
+    """
 
     def __init__(
-        self, run: Run, model: nn.Module, validation: Dataset, state: Checkpoint, stop: Callable[[], bool]
+        self, run: Run | MemoryRun, model: nn.Module, validation: Dataset, state: Checkpoint, stop: Callable[[], bool]
     ) -> None:
         self.run, self.validation, self.stop = run, validation, stop
         self.step, self.seconds_before = state.read_count("step"), state.read_number("seconds", 0.0)
@@ -59,7 +61,8 @@ class RunCallback:
         #: Validations since the best one; and whether training has ended, by its number of steps or early.
         self.waited, self.ended = int(state.read_number("waited", 0.0)), bool(state.read_number("ended", 0.0))
         self.start = time.perf_counter()
-        self.log = Log(run.folder, self.step, _validation_columns(run.experiment.objective, run.schema, model))
+        self.log = run.open_log(self.step, _validation_columns(run.experiment.objective, run.schema, model))
+        self._made_with = made_with(run.experiment, run.schema)
         self.unlogged: list[Mapping[str, Tensor]] = []
         self.engine, self.precision = "", "float32"
 
@@ -87,7 +90,7 @@ class RunCallback:
             learning_rate = settings.learning_rate_at(state.step - 1)
             row = {"step": state.step, "seconds": round(self.seconds, 2), "learning_rate": learning_rate}
             self.log.write({**row, **means, **metrics})
-        if save:
+        if save and self.run.resumable:
             self._save(state)
         return halt or self.ended
 
@@ -96,7 +99,7 @@ class RunCallback:
 
     def _save(self, state: State) -> None:
         """Save the training state to resume from."""
-        snapshot, extra = state.snapshot(), {"seconds": self.seconds, "made_with": self.run.made_with()}
+        snapshot, extra = state.snapshot(), {"seconds": self.seconds, "made_with": self._made_with}
         extra |= {"waited": self.waited, "ended": int(self.ended)}
         if math.isfinite(self.best):
             extra["best"] = self.best
@@ -109,7 +112,7 @@ class RunCallback:
                 f"the weights of step {step} are not finite; the last checkpoint is kept. {REMEDY} "
                 f"Then train again, or resume from it."
             )
-        checkpoint.save(content, self.run.folder / name, version=__version__)
+        self.run.save_checkpoint(content, name)
 
     def validate_initial(self, model: nn.Module) -> None:
         """Validate the model before its first step: if no step improves it, it is the one that is released."""
@@ -122,10 +125,10 @@ class RunCallback:
         self.waited += 1
         if select_last and not last:
             return metrics
-        if select_last or criterion < self.best or not (self.run.folder / "best.safetensors").exists():
+        if select_last or criterion < self.best or not self.run.has_checkpoint("best.safetensors"):
             self.best, self.waited = criterion, 0
             finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-            content = {"step": step, **finite, "made_with": self.run.made_with()}
+            content = {"step": step, **finite, "made_with": self._made_with}
             best = Checkpoint({"weights": dict(model.state_dict())}, content)
             self._write_checkpoint(best, "best.safetensors", step)
         return metrics
@@ -184,7 +187,7 @@ def _likelihood(flow: Flow, data: Dataset) -> tuple[dict[str, float], float]:
         return spent.double() - found.double()
 
     blocks = [block for _, block, _ in residual_blocks(flow, data.schema.shape)]
-    true = nats(_validation_estimator(flow, blocks, x))
+    true = nats(_validation_estimator(flow, blocks))
     mean = float(true.mean())
     metrics = {f"validation {unit_name(levels)}": mean if levels is None else mean / unit}
     if isinstance(flow.estimator, PowerSeries):
@@ -192,13 +195,13 @@ def _likelihood(flow: Flow, data: Dataset) -> tuple[dict[str, float], float]:
     return metrics, mean / unit
 
 
-def _validation_estimator(flow: Flow, blocks: list[ResidualBlock], x: Tensor) -> Estimator | None:
+def _validation_estimator(flow: Flow, blocks: list[ResidualBlock]) -> Estimator | None:
     """Return None (exact determinants) for few dimensions, else a series that stops when its remainder is small.
 
     Training's own estimator would hide the error that training exploits. Proving the constant of weights that are not
     tightened would take longer than many steps, so the requested constant is taken as true.
     """
-    d = math.prod(x.shape[1:])
+    d = math.prod(flow.base.shape)
     if d <= EXACT_UP_TO or not blocks:  # other transforms have closed-form determinants
         return None
     lipschitz = max(_requested_lipschitz(block) for block in blocks)

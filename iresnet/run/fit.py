@@ -15,16 +15,19 @@ from .. import data, evaluate, lock
 from ..base import FullMixture
 from ..certificate import Certificate, certify, tighten_
 from ..data import Batches, Dataset, Splits, subsample
+from ..data.table import refuse_degenerate_columns
 from ..lipschitz import defer_norms, refresh_
 from ..migration import FORMER_FILES
-from ..models import INVERSES, Network, build
+from ..models import INVERSES, Network
 from ..presets import Experiment
 from ..results import provenance
 from ..train import Report, TrainingError, checkpoint, train
 from ..train.checkpoint import Checkpoint
 from ..version import __version__
 from .callback import VALIDATION_SAMPLES, RunCallback
-from .folder import Run, fingerprints
+from .folder import Run, fingerprints, made_with
+from .memory import MemoryRun
+from .pilot import build_start
 
 #: What tells the parts of a run apart that were trained by other code or on other hardware.
 IDENTITY = ("commit", "versions", "hardware", "device")
@@ -55,14 +58,12 @@ def start(
 ) -> FitResult:
     """Train an experiment in a new run folder. `splits` are its data, if they are already loaded."""
     splits = data.load(experiment.data) if splits is None else splits
+    if experiment.objective.kind != "classification":
+        refuse_degenerate_columns(splits.train)
     experiment = replace(
         experiment, training=experiment.training.resolve_epochs(make_batches(experiment, splits.train).per_epoch)
     )
-    # Settings that cannot be built raise before anything is written.
-    torch.manual_seed(experiment.seed)
-    with defer_norms():
-        model = build(experiment.network, splits.schema, experiment.objective.kind, splits.train.x, splits.validation.x)
-    experiment = replace(experiment, network=_with_components(experiment.network, model))
+    experiment, model = initial_model(experiment, splits, stop)  # raises before anything is written
     experiment = replace(
         experiment, data=experiment.data.resolved()
     )  # absolute paths: the working directory may change
@@ -70,6 +71,14 @@ def start(
         run = Run.create(folder, experiment, splits.schema, overwrite=overwrite)
         run.write_run_json("data.json", fingerprints(splits))
         return _fit(run, splits, None, device, report, stop, model)
+
+
+def initial_model(
+    experiment: Experiment, splits: Splits, stop: Callable[[], bool] = lambda: False
+) -> tuple[Experiment, nn.Module]:
+    """Build the untrained model of an experiment; return it with the settings that were chosen for these samples."""
+    model = build_start(experiment, splits, stop)
+    return replace(experiment, network=_with_components(experiment.network, model)), model
 
 
 def _with_components(network: Network, model: nn.Module) -> Network:
@@ -112,7 +121,7 @@ def resume(
         return FitResult(run, step, True, seconds, certificate, tuple(run.tightened_layers()))
 
 
-def _has_ended(run: Run, state: Checkpoint) -> bool:
+def _has_ended(run: Run | MemoryRun, state: Checkpoint) -> bool:
     """Whether the training of a checkpoint has ended, early or by its number of steps."""
     return state.read_count("step") >= run.experiment.training.steps or bool(state.read_number("ended", 0.0))
 
@@ -126,27 +135,62 @@ def _certificate_of(run: Run) -> Certificate | None:
 
 
 def _fit(
-    run: Run, splits: Splits, state: Checkpoint | None, device: str, report: Report | None, stop: Callable[[], bool],
+    run: Run,
+    splits: Splits,
+    state: Checkpoint | None,
+    device: str,
+    report: Report | None,
+    stop: Callable[[], bool],
     model: nn.Module | None = None,
-) -> FitResult:  # fmt: skip
-    experiment = run.experiment
+) -> FitResult:
     if model is None:
-        torch.manual_seed(experiment.seed)
-        with defer_norms():  # the norms are estimated below, on the device
+        torch.manual_seed(run.experiment.seed)
+        with defer_norms():  # the norms are estimated on the device
             rows = (splits.train.x, splits.validation.x) if state is None else ()  # a checkpoint has what was fitted
             model = run.untrained_model(*rows)
+
+    def note(callback: RunCallback) -> None:
+        _write_environment(run, environment(callback, model, device), resumed=state is not None)
+
+    callback = train_model(run, model, splits.train, splits.validation, device, report, stop, state, note)
+    finished = callback.ended or callback.step >= run.experiment.training.steps
+    if not finished or stop():  # stopped during the last step: `resume` does the rest
+        return FitResult(run, callback.step, False, callback.seconds, engine=callback.engine)
+    certificate, tightened = release(run, splits.validation, device)
+    return FitResult(run, callback.step, True, callback.seconds, certificate, tuple(tightened), callback.engine)
+
+
+def train_model(
+    run: Run | MemoryRun,
+    model: nn.Module,
+    samples: Dataset,
+    validation: Dataset,
+    device: str,
+    report: Report | None,
+    stop: Callable[[], bool],
+    state: Checkpoint | None = None,
+    note: Callable[[RunCallback], None] = lambda callback: None,
+    *,
+    seconds: float = 0.0,
+) -> RunCallback:
+    """Train a model on datasets in memory, from a checkpoint if given; return how far it came.
+
+    `seconds` are those that building the model took, which count. The run keeps the best weights. `note` is called
+    after the first step, in case the process is killed, and at the end, also that of a run that diverged.
+    """
+    experiment = run.experiment
     refresh_(model.to(device), settle=True)
-    batches = make_batches(experiment, splits.train.to(device))
+    batches = make_batches(experiment, samples.to(device))
     augment, labelled = experiment.data.augment, batches.labelled_size
     objective = experiment.objective.build_objective(model, run.schema.levels, augment, labelled)
     generator = torch.Generator(device).manual_seed(experiment.seed)
-    begin = Checkpoint({}, {"step": 0}) if state is None else state
-    callback = RunCallback(run, model, splits.validation.to(device), begin, stop)
-    first, resumed = callback.step, state is not None
+    begin = Checkpoint({}, {"step": 0, "seconds": seconds}) if state is None else state
+    callback = RunCallback(run, model, validation.repeated().to(device), begin, stop)
+    first = callback.step
 
     def on_step(step: int, steps: int, metrics: Mapping[str, Tensor]) -> None:
-        if callback.step == first:  # at once, in case the process is killed
-            _write_environment(run, callback, model, device, resumed=resumed)
+        if callback.step == first:
+            note(callback)
         callback.collect(metrics)
         if report is not None:
             report(step, steps, metrics)
@@ -160,16 +204,12 @@ def _fit(
                 acceleration=experiment.acceleration, report=on_step, resume=state, callback=callback,
             )  # fmt: skip
     except TrainingError:
-        _write_environment(run, callback, model, device, resumed=resumed)  # how a diverged run was made
+        note(callback)
         raise
     finally:
         callback.close()
-    finished = callback.ended or callback.step >= experiment.training.steps
-    _write_environment(run, callback, model, device, resumed=resumed)
-    if not finished or stop():  # stopped during the last step: `resume` does the rest
-        return FitResult(run, callback.step, False, callback.seconds, engine=callback.engine)
-    certificate, tightened = release(run, splits.validation, device)
-    return FitResult(run, callback.step, True, callback.seconds, certificate, tuple(tightened), callback.engine)
+    note(callback)
+    return callback
 
 
 def make_batches(experiment: Experiment, dataset: Dataset) -> Batches:
@@ -187,7 +227,7 @@ def release(run: Run, validation: Dataset, device: str = "cpu") -> tuple[Certifi
     return certificate, tightened
 
 
-def certify_model(run: Run, model: nn.Module) -> Certificate | None:
+def certify_model(run: Run | MemoryRun, model: nn.Module) -> Certificate | None:
     """Certify a run's model; None for a model of another family, which has no residual blocks to certify."""
     return None if run.experiment.network.family in INVERSES else certify(model, run.schema.shape)
 
@@ -195,17 +235,30 @@ def certify_model(run: Run, model: nn.Module) -> Certificate | None:
 def publish(
     run: Run, model: nn.Module, certificate: Certificate | None, validation: Dataset, state: Mapping[str, Any]
 ) -> None:
+    """Write a model and its certificate into the run folder, with the likelihoods of validation samples."""
+    write_model(run, model, certificate, reference_likelihoods(model, validation), state)
+
+
+def reference_likelihoods(model: nn.Module, validation: Dataset) -> Tensor | None:
+    """Return the log-likelihoods of validation samples, the reference for anomaly scores; None without a density."""
+    if not evaluate.has_density(model):
+        return None
+    return evaluate.log_likelihood(model, subsample(validation.to(device_of(model)), VALIDATION_SAMPLES)).value
+
+
+def write_model(
+    run: Run, model: nn.Module, certificate: Certificate | None, reference: Tensor | None, state: Mapping[str, Any]
+) -> None:
     """Write a model and its certificate into the run folder, and remove the files that describe the previous model.
 
     The new model is written first. If the process is killed, nothing is lost, and files that describe other weights are
     recognised by their digest.
     """
     tensors: dict[str, dict[str, Tensor]] = {"weights": dict(model.state_dict())}
-    if evaluate.has_density(model):
-        likelihood = evaluate.log_likelihood(model, subsample(validation.to(device_of(model)), VALIDATION_SAMPLES))
-        tensors["reference"] = {"log_likelihood": likelihood.value}
+    if reference is not None:
+        tensors["reference"] = {"log_likelihood": reference}
     run.add_missing_digests()
-    content = Checkpoint(tensors, {**state, "made_with": run.made_with()})
+    content = Checkpoint(tensors, {**state, "made_with": made_with(run.experiment, run.schema)})
     path = checkpoint.save(content, run.folder / "model.safetensors", version=__version__)
     if certificate is not None:
         write_certificate(run, certificate, checkpoint.sha256(path))
@@ -223,14 +276,19 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def _write_environment(run: Run, callback: RunCallback, model: nn.Module, device: str, *, resumed: bool) -> None:
-    content: dict[str, Any] = {"device": device, "engine": callback.engine, "step": callback.step} | provenance(
-        seeds=[run.experiment.seed],
+def environment(callback: RunCallback, model: nn.Module, device: str) -> dict[str, Any]:
+    """Return how a model was trained, up to the current step: the content of environment.json."""
+    experiment = callback.run.experiment
+    return {"device": device, "engine": callback.engine, "step": callback.step} | provenance(
+        seeds=[experiment.seed],
         seconds=callback.seconds,
         precision=callback.precision,
-        epochs=run.experiment.training.epochs or None,
+        epochs=experiment.training.epochs or None,
         parameters=sum(p.numel() for p in model.parameters()),
     )
+
+
+def _write_environment(run: Run, content: dict[str, Any], *, resumed: bool) -> None:
     if changes := run.changes():
         content["changes"] = changes
     if resumed and (earlier := _earlier_parts(run.read_json("environment.json"), content)):

@@ -24,13 +24,13 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from .. import atomic, config, data, lock, migration
-from ..data import Schema, Splits
+from ..data import Dataset, Schema, Splits
 from ..lipschitz import defer_norms
 from ..models import build
 from ..presets import Experiment
@@ -41,6 +41,7 @@ from ..train import checkpoint
 from ..train.checkpoint import Checkpoint, check_tensors, check_weights
 from ..version import __version__
 from . import reading
+from .log import Log
 from .missing import explain_missing, is_run
 from .weights import complete_state, is_shipped, output_folder, resolve_folder, shipped
 
@@ -66,6 +67,9 @@ class Run:
     folder: Path
     experiment: Experiment
     schema: Schema
+
+    #: Whether a training that was stopped can be resumed.
+    resumable: ClassVar[bool] = True
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
@@ -164,7 +168,7 @@ class Run:
     def splits(self) -> Splits:
         """Load the training, validation and test data; raise if they have changed since training."""
         try:
-            splits = data.load(self.experiment.data)
+            splits = data.load(self.experiment.data, self.schema)
         except (ValueError, OSError) as error:
             raise ValueError(f"{self.folder / 'config.toml'}: {error}") from None
         expected = self.read_json("data.json")
@@ -202,7 +206,7 @@ class Run:
     def load_checkpoint(self, path: Path) -> Checkpoint:
         """Load a checkpoint of this run; raise if it was made with other network settings or another schema."""
         saved = checkpoint.load(path)
-        made, here = saved.state.get("made_with", {}), self.made_with()
+        made, here = saved.state.get("made_with", {}), made_with(self.experiment, self.schema)
         for key, value in made.items() if isinstance(made, dict) else ():
             if here.get(key, value) != value:
                 where = self.folder / ("schema.json" if key.startswith("schema.") else "config.toml")
@@ -210,11 +214,17 @@ class Run:
                 raise saved.mismatch_error(str(where), why, "Restore that value, or train again.")
         return saved
 
-    def made_with(self) -> dict[str, Any]:
-        """Return the settings that, with the weights, determine the model's function; checkpoints store them."""
-        network = {f"network.{k}": v for k, v in config.to_mapping(self.experiment.network).items()}
-        rows = {"schema.shape": list(self.schema.shape), "schema.levels": self.schema.levels}
-        return {**network, "objective.kind": self.experiment.objective.kind, **rows}
+    def open_log(self, step: int, validation: list[str]) -> Log:
+        """Open log.csv to write rows after this step; `validation` lists the columns of validation metrics."""
+        return Log(self.folder, step, validation)
+
+    def save_checkpoint(self, content: Checkpoint, name: str) -> None:
+        """Write a checkpoint."""
+        checkpoint.save(content, self.folder / name, version=__version__)
+
+    def has_checkpoint(self, name: str) -> bool:
+        """Whether a checkpoint of this name was written."""
+        return (self.folder / name).exists()
 
     def reference(self) -> Tensor:
         """Return the log-likelihoods of validation samples, the reference for anomaly scores."""
@@ -310,10 +320,25 @@ class Run:
         return next((path for path in paths if path.is_file()), self.folder / name)
 
 
+def made_with(experiment: Experiment, schema: Schema) -> dict[str, Any]:
+    """Return the settings that, with the weights, determine a model's function; checkpoints store them."""
+    network = {f"network.{k}": v for k, v in config.to_mapping(experiment.network).items()}
+    rows: dict[str, Any] = {"schema.shape": list(schema.shape), "schema.levels": schema.levels}
+    if schema.kinds:
+        rows["schema.kinds"] = [str(kind) for kind in schema.kinds]
+    if schema.targets:
+        rows["schema.targets"] = list(schema.targets)
+    return {**network, "objective.kind": experiment.objective.kind, **rows}
+
+
 def fingerprints(splits: Splits) -> dict[str, Any]:
     """Return the content of data.json: number of samples and hash of each split."""
-    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    return {name: {"rows": len(part), "sha256": part.fingerprint()} for name, part in parts.items()}
+    return {name: fingerprint(part) for name, part in splits.parts.items()}
+
+
+def fingerprint(part: Dataset) -> dict[str, Any]:
+    """Return the number of samples of a split, and their hash."""
+    return {"rows": len(part), "sha256": part.fingerprint()}
 
 
 def load(folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:

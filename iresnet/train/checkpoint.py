@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from .. import atomic, migration
 from ..lipschitz import SpectralCap
+from ..transforms.columns import ColumnTransform
 from ..transforms.mixing import InvertibleConv1x1
 from ..transforms.preprocess import Standardise
 from ..transforms.spline import ColumnSpline
@@ -187,6 +188,8 @@ BUFFER_RULES: tuple[tuple[type, str, str, Callable[[Tensor], bool]], ...] = (
     (ColumnSpline, "knots", "increase", lambda knots: bool((knots.diff(dim=1) > 0).all())),
     (ColumnSpline, "codes", "increase", lambda codes: bool((codes.diff(dim=1) > 0).all())),
     (ColumnSpline, "slopes", "be positive", lambda slopes: bool((slopes > 0).all())),
+    (ColumnTransform, "std", "be positive", lambda std: bool((std > 0).all())),
+    (ColumnTransform, "reach", "be positive", lambda reach: bool((reach > 0).all())),
 )
 
 

@@ -38,7 +38,7 @@ from ..residual import ResidualBlock
 from ..transform import Transform
 from ..transforms.dequantisation import LearnedNoise, dequantise_for, learned_noise
 from ..transforms.elementary import ActNorm
-from ..transforms.preprocess import Standardise, dequantise
+from ..transforms.preprocess import Standardise
 from ..trust import NoBoundKnown, why_untrusted
 
 #: The label of a sample without a label.
@@ -169,7 +169,7 @@ class Joint(Objective):
         metrics: dict[str, Tensor] = {}
         loss, logits = x.new_zeros((), dtype=torch.get_default_dtype()), None
         if self.density:
-            point = to_continuous(x[:first] if first else x, self.levels, generator)
+            point, _ = dequantise_for(self.model, x[:first] if first else x, self.levels, generator)
             log_prob, logits = self.model(point, estimator=estimator, generator=generator)
             nats = -log_prob.mean()
             metrics[unit_name(self.levels)] = (nats / nats_per_unit(x, self.levels)).detach()
@@ -184,7 +184,7 @@ class Joint(Objective):
         """The logits of the samples, augmented."""
         if self.augment is not None:
             x = self.augment(x, generator or torch.default_generator)
-        return self.model.logits(to_continuous(x, self.levels, generator))
+        return self.model.logits(dequantise_for(self.model, x, self.levels, generator)[0])
 
 
 def cross_entropy(logits: Tensor, y: Tensor | None, label_smoothing: float = 0.0) -> Loss:
@@ -261,13 +261,8 @@ def requested_lipschitz(transform: Transform) -> Tensor | float:
     return total
 
 
-def to_continuous(x: Tensor, levels: int | None, generator: torch.Generator | None = None) -> Tensor:
-    """Return the input of a density: integers dequantised, other data unchanged."""
-    return x if levels is None else dequantise(x, levels, generator)
-
-
 def bin_centres(x: Tensor, levels: int | None) -> Tensor:
-    """Return the input of a classifier: integers at the centres of their bins, other data unchanged."""
+    """Return the input of a classifier: integers at the centres of their bins; numbers of a table are there already."""
     return x if levels is None else x.to(torch.get_default_dtype()) + 0.5
 
 

@@ -2,12 +2,14 @@
 
 In reading order: `closed_form` (base classes), `first_batch` (data-dependent initialisation), `elementary` (ActNorm,
 Squeeze, Flatten, InjectivePad), `mixing` (linear maps of the channels), `preprocess` (logit, standardisation),
-`spline` (columns made nearly normal), `split` (which part a coupling keeps and which it transforms), `conditioner`
-(the networks inside a coupling), `coupling` (affine and additive), `dequantisation` (noise for integer data),
-`imported` (MADE, MAF and FFJORD from zuko).
+`columns` (tables whose columns have bounds), `spline` (columns made nearly normal), `split` (which part a coupling
+keeps and which it transforms), `conditioner` (the networks inside a coupling), `coupling` (affine and additive),
+`given` (some columns of a row, given the others), `dequantisation` (noise for discrete data), `imported` (MADE, MAF and
+FFJORD from zuko).
 """
 
 from .closed_form import ClosedForm
+from .columns import ColumnTransform
 from .coupling import AdditiveCoupling, AffineCoupling, Coupling, preserves_volume
 from .elementary import ActNorm, Flatten, InjectivePad, Squeeze
 from .imported import Imported, ffjord, made, maf
@@ -24,6 +26,7 @@ __all__ = [
     "Checkerboard",
     "ClosedForm",
     "ColumnSpline",
+    "ColumnTransform",
     "Coupling",
     "Flatten",
     "Halves",

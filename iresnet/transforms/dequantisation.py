@@ -1,4 +1,4 @@
-"""Dequantisation noise for integer data: uniform, or learned (variational; Ho et al., Flow++, ICML 2019).
+"""Dequantisation noise for discrete data: uniform, or learned (variational; Ho et al., Flow++, ICML 2019).
 
 P(x) = E_q [p(x + u) / q(u | x)] for every density q of the noise u in [0, 1)^d that is positive where p is, so that
 
@@ -23,9 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..transform import Shape
+from .columns import ColumnTransform
 from .conditioner import zero_last_layer_
 from .coupling import MAX_LOG_SCALE, AffineCoupling
 from .elementary import Squeeze
+from .given import Given
 from .preprocess import dequantise
 from .split import Halves
 
@@ -93,14 +95,19 @@ def dequantise_for(
     *,
     noise: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (x + u, ln q(u | x)) with the noise of this flow; (x, 0) for data that are not integers (levels None).
+    """Return (x + u, ln q(u | x)) with the noise of this flow; (x, 0) for real numbers.
 
-    ln p(x + u) - ln q(u | x) is a lower bound of ln P(x) in expectation. `noise` is the raw noise (see `raw_noise`),
-    the same for all samples; by default it is drawn from the generator.
+    Images of integers have `levels`. The columns of a table have none; a flow that was built for discrete columns adds
+    uniform noise from the cell around each of their values. ln p(x + u) - ln q(u | x) is a lower bound of ln P(x) in
+    expectation. `noise` is the raw noise (see `raw_noise`), the same for all samples; by default it is drawn from the
+    generator.
     """
     zero = torch.zeros(len(x), device=x.device)  # ln q of uniform noise
     if levels is None:
-        return x, zero
+        if (step := column_steps(flow)) is None:
+            return x, zero
+        u = raw_noise(flow, x.shape, x.device, generator) if noise is None else noise
+        return x + (u.to(x.dtype) - 0.5) * step.to(x.dtype), zero
     if (learned := learned_noise(flow)) is None:
         return dequantise(x, levels, generator, noise=noise), zero
     e = raw_noise(flow, x.shape, x.device, generator) if noise is None else noise.expand(x.shape)
@@ -112,6 +119,20 @@ def raw_noise(flow: nn.Module, shape: Shape, device: torch.device, generator: to
     """Draw the random numbers that the noise is computed from: normal if the noise is learned, otherwise uniform."""
     draw = torch.rand if learned_noise(flow) is None else torch.randn
     return draw(shape, generator=generator, device=device if generator is None else generator.device).to(device)
+
+
+def has_noise(flow: nn.Module, levels: int | None) -> bool:
+    """Whether noise is added to the data, so that a likelihood is the mean over draws of it."""
+    return levels is not None or column_steps(flow) is not None
+
+
+def column_steps(flow: nn.Module) -> Tensor | None:
+    """Return the steps between the values of each column of a table, 0 for real numbers; None if all are real."""
+    first = next((m for m in flow.modules() if isinstance(m, ColumnTransform)), None)
+    if first is None or not first.has_steps:
+        return None
+    given = getattr(flow, "transform", None)
+    return given.spread(first.discrete_step) if isinstance(given, Given) else first.discrete_step
 
 
 def learned_noise(flow: nn.Module) -> nn.Module | None:

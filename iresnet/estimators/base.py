@@ -1,0 +1,253 @@
+"""What all estimators share: parameters, training on arrays, saving and opening run folders.
+
+An estimator's settings are those of a preset, and its training is that of a run (`run.train_in_memory`): rows are held
+out to validate, the best averaged weights are kept, tightened to their bounds and certified. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from rich.console import Console
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from ..certificate import Certificate
+from ..data import Dataset, split, table
+from ..data.dataset import seeded_generator
+from ..presets import Experiment
+from ..run import TrainedModel, train_in_memory
+from ..run.progress import progress, reporter
+from ..run.weights import complete_state, slim_state
+from ..train import Report
+from ..train.threads import suitable_threads
+from .parameters import SETTINGS, make_experiment, seed_from
+from .rows import Array, as_table, training_dataset, unnamed, warn_of_degenerate_columns
+
+Self = TypeVar("Self", bound="FlowEstimator")
+
+#: The number of rows that is held out even if they are more than the fraction, unless they are a quarter of all.
+FEW_HELD_OUT = 3
+
+
+class FlowEstimator(BaseEstimator):  # type: ignore[misc]
+    """Base class of the estimators. A parameter that is None has the value of the preset.
+
+    | parameter | meaning |
+    | :-- | :-- |
+    | `preset` | the name of a preset, or a path to a TOML file of settings; None: the one for this estimator |
+    | `blocks` | the number of residual blocks |
+    | `width` | the hidden units of each layer of a block |
+    | `learning_rate` | the peak learning rate |
+    | `max_steps` | the number of training steps, unless training ends early |
+    | `max_time` | the time after which training ends, in seconds |
+    | `batch_size` | rows per step |
+    | `validation_fraction` | the fraction of the rows (or, from 1 on, their number) that is held out, to choose the best weights; of few rows, up to 3 are |
+    | `patience` | the number of validations without an improvement after which training ends; 0: it goes on |
+    | `settings` | any other settings of an experiment, by name: `{"network.lipschitz": 0.9}` |
+    | `device` | where to train: "cpu", or "cuda" |
+    | `random_state` | the seed of weights, batches and held-out rows: an integer for the same result every time |
+    | `verbose` | whether to show a progress bar |
+
+    After `fit`: `model_` is the trained model, in float64; `certificate_` what is proven of it; `n_steps_` the number
+    of steps; `validation_scores_` the score of the held-out rows at every validation; `n_features_in_` and, for tables
+    with column names, `feature_names_in_`.
+    """  # noqa: E501
+
+    _preset: ClassVar[str] = "table-density"
+    _kinds: ClassVar[tuple[str, ...]] = ("density",)
+    _conditional: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        preset: str | None = None,
+        blocks: int | None = None,
+        width: int | None = None,
+        learning_rate: float | None = None,
+        max_steps: int | None = None,
+        max_time: float | None = None,
+        batch_size: int | None = None,
+        validation_fraction: float | None = None,
+        patience: int | None = None,
+        settings: dict[str, Any] | None = None,
+        device: str = "cpu",
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.preset = preset
+        self.blocks = blocks
+        self.width = width
+        self.learning_rate = learning_rate
+        self.max_steps = max_steps
+        self.max_time = max_time
+        self.batch_size = batch_size
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.settings = settings
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # ------------------------------------------------------------------------------------------------ run folders
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Write a run folder, which every command accepts; return its path.
+
+        The rows are not saved: give them to commands that need some, with --data.
+        """
+        check_is_fitted(self)
+        return self.trained_.save(folder, overwrite=overwrite).folder
+
+    @classmethod
+    def from_run(cls: type[Self], folder: str | Path, **parameters: Any) -> Self:
+        """Open a run folder as a fitted estimator. Fitting it, or a clone, trains again with the run's settings."""
+        trained = TrainedModel.open(folder)
+        if trained.schema.is_image:
+            raise ValueError(f"an estimator needs a table; {folder} has {trained.schema}. Use iresnet.load.")
+        words = [kind for kind in trained.schema.kinds if not all(map(table.is_number, kind.categories))]
+        if words:
+            raise ValueError(f"an estimator takes numbers; {folder} has a {words[0].describe()}. Use the commands.")
+        if bool(trained.schema.targets) != cls._conditional:
+            kind = "conditional" if trained.schema.targets else "not conditional"
+            right = "ConditionalFlowDensity" if trained.schema.targets else "FlowDensity"
+            raise ValueError(f"{cls.__name__} cannot open {folder}, whose density is {kind}. Use {right}.")
+        estimator = cls(preset=str(Path(folder) / "config.toml"), **parameters)
+        estimator._set_trained(trained)
+        estimator._set_columns([name for name in trained.schema.names if name not in trained.schema.targets])
+        estimator._opened()
+        return estimator
+
+    def _opened(self) -> None:
+        """Set the attributes of a fitted estimator that follow from the trained model."""
+
+    def _set_columns(self, names: Sequence[str]) -> None:
+        """Set the columns as `fit` would; names that the library gave stand for a table without names."""
+        self.n_features_in_ = len(names)
+        if tuple(names) != unnamed(len(names)):
+            self.feature_names_in_ = np.asarray(names, dtype=object)
+
+    # ---------------------------------------------------------------------------------------------------- training
+
+    def _experiment(self, seed: int) -> Experiment:
+        parameters = {name: getattr(self, name) for name in SETTINGS}
+        experiment = make_experiment(self.preset or self._preset, parameters, self.settings or {}, seed)
+        kind = experiment.objective.kind
+        if kind not in self._kinds:
+            if len(self._kinds) > 1:
+                raise ValueError(
+                    f"{type(self).__name__} needs a preset with objective.kind {' or '.join(self._kinds)}; got "
+                    f"{self.preset!r}, with {kind!r}. Use {self._preset!r}."
+                )
+            objective = replace(experiment.objective, kind="density", density=1.0, radius=0.0)
+            experiment = replace(experiment, objective=objective)
+        return experiment
+
+    def _train(self, rows: table.Table, weights: Array | None, targets: tuple[str, ...] = ()) -> None:
+        """Train on the rows of a table, part of which is held out."""
+        seed = seed_from(self.random_state)
+        experiment = self._experiment(seed)
+        dataset = training_dataset(rows, weights, experiment.data.kinds, targets)
+        count = split.held_out_count("validation", experiment.data.validation, len(dataset))
+        count = max(count, min(FEW_HELD_OUT, len(dataset) // 4))  # without any, a table of few rows is learned by heart
+        train, validation = split.hold_out(dataset, count, seeded_generator(seed, "validation"))
+        table.refuse_constant_columns(train)
+        if experiment.objective.kind != "classification":
+            warn_of_degenerate_columns(train)
+        with (
+            _forked_generators(self.device),
+            suitable_threads(dataset.schema.dimension),
+            _reporting(type(self).__name__, self.verbose) as report,
+        ):
+            trained = train_in_memory(experiment, train, validation, device=self.device, report=report)
+        self._set_trained(trained)
+
+    def _set_trained(self, trained: TrainedModel) -> None:
+        self.trained_, self.model_ = trained, in_float64(trained.model)
+
+    @property
+    def certificate_(self) -> Certificate | None:
+        """What is proven of the model; None for a family without residual blocks."""
+        check_is_fitted(self)
+        return self.trained_.certificate
+
+    @property
+    def n_steps_(self) -> int:
+        """The number of training steps."""
+        check_is_fitted(self)
+        last = self.trained_.log[-1]["step"] if self.trained_.log else 0
+        return int(self.trained_.environment.get("step") or last or 0)
+
+    @property
+    def validation_scores_(self) -> Array:
+        """The mean log-likelihood of the held-out rows (their accuracy, without a density) at every validation."""
+        check_is_fitted(self)
+        nats = [row.get("validation nats") for row in self.trained_.log]
+        if any(value is not None for value in nats):
+            return np.array([-value for value in nats if value is not None])
+        errors = [row.get("validation error %") for row in self.trained_.log]
+        return np.array([1 - value / 100 for value in errors if value is not None])
+
+    # -------------------------------------------------------------------------------------------------------- rows
+
+    def _columns(self) -> tuple[str, ...]:
+        names = getattr(self, "feature_names_in_", None)
+        return unnamed(self.n_features_in_) if names is None else tuple(names)
+
+    def _rows(self, X: ArrayLike) -> Dataset:
+        """Check rows, and convert them to the dataset that the model takes."""
+        check_is_fitted(self)
+        return self._dataset(validate_data(self, X, reset=False, dtype=np.float64))
+
+    def _values(self, rows: Tensor) -> Array:
+        """Return samples as values that the columns may have, categories in their own numbers."""
+        schema = self.trained_.schema
+        values: Array = schema.restore(rows.flatten(0, -2)).numpy()
+        for i, kind in enumerate(schema.kinds):
+            if kind.categories:
+                values[:, i] = np.array([float(name) for name in kind.categories])[values[:, i].astype(int)]
+        return values.reshape(rows.shape)
+
+    def _dataset(self, X: Array) -> Dataset:
+        return table.dataset_for_schema(as_table(X, self._columns()), self.trained_.schema)
+
+
+def in_float64(model: nn.Module) -> nn.Module:
+    """Return a copy in float64 that is the same function: its weights are those that the model uses in float32.
+
+    Predictions in float64 do not depend on the other rows, which decide how a product in float32 is rounded.
+    """
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(complete_state(twin, slim_state(twin)))
+    return twin.double().eval()
+
+
+def generator_from(random_state: int | np.random.RandomState | None) -> torch.Generator:
+    """Return a torch generator seeded by a random state."""
+    return torch.Generator().manual_seed(seed_from(random_state))
+
+
+@contextmanager
+def _forked_generators(device: str) -> Iterator[None]:
+    """Leave torch's global generators as they were."""
+    with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
+        yield
+
+
+@contextmanager
+def _reporting(name: str, verbose: bool) -> Iterator[Report | None]:
+    """Show a progress bar if requested."""
+    if not verbose:
+        yield None
+        return
+    with progress(Console()) as bars:
+        yield reporter(bars, name)

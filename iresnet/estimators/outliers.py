@@ -1,0 +1,89 @@
+"""An outlier detector: rows whose density is low."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import OutlierMixin
+from torch import Tensor
+
+from .density import DensityFit, MeanScoreMixin
+from .rows import Array
+
+
+class FlowOutlierDetector(MeanScoreMixin, OutlierMixin, DensityFit):  # type: ignore[misc]
+    """Calls the rows of lowest density outliers, like scikit-learn's EllipticEnvelope with any density.
+
+    Parameters and attributes are those of `base.FlowEstimator`.
+
+    `contamination` is the fraction of the training rows, by weight, that are outliers, in (0, 0.5]; `offset_` is the
+    log-density below which a row is one. An opened run has its validation rows in place of the training rows.
+    """
+
+    def __init__(
+        self,
+        *,
+        contamination: float = 0.1,
+        preset: str | None = None,
+        blocks: int | None = None,
+        width: int | None = None,
+        learning_rate: float | None = None,
+        max_steps: int | None = None,
+        max_time: float | None = None,
+        batch_size: int | None = None,
+        validation_fraction: float | None = None,
+        patience: int | None = None,
+        settings: dict[str, Any] | None = None,
+        device: str = "cpu",
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            preset=preset,
+            blocks=blocks,
+            width=width,
+            learning_rate=learning_rate,
+            max_steps=max_steps,
+            max_time=max_time,
+            batch_size=batch_size,
+            validation_fraction=validation_fraction,
+            patience=patience,
+            settings=settings,
+            device=device,
+            random_state=random_state,
+            verbose=verbose,
+        )
+        self.contamination = contamination
+
+    def _fit_rows(self, X: Array, weights: Array | None) -> None:
+        self._check_contamination()
+        super()._fit_rows(X, weights)
+        self._set_offset(self._log_density(self._dataset(X)), weights)
+
+    def _opened(self) -> None:
+        super()._opened()
+        self._check_contamination()
+        self._set_offset(cast(Tensor, self.trained_.reference).numpy(), None)
+
+    def _check_contamination(self) -> None:
+        if not 0 < self.contamination <= 0.5:
+            raise ValueError(f"contamination must be in (0, 0.5]; got {self.contamination}.")
+
+    def _set_offset(self, scores: Array, weights: Array | None) -> None:
+        if weights is None:
+            self.offset_ = float(np.percentile(scores, 100 * self.contamination))
+            return
+        order = scores.argsort()
+        share = weights[order].cumsum() / weights.sum()
+        self.offset_ = float(scores[order[np.searchsorted(share, self.contamination, side="right")]])
+
+    def decision_function(self, X: ArrayLike) -> Array:
+        """Return the log-density minus `offset_`: negative for outliers."""
+        scores = self.score_samples(X)
+        return scores - self.offset_
+
+    def predict(self, X: ArrayLike) -> NDArray[np.int64]:
+        """Return 1 for every row that is an inlier, and -1 for outliers."""
+        return np.where(self.decision_function(X) >= 0, 1, -1)

@@ -1,0 +1,69 @@
+"""From an estimator's parameters to an experiment: a preset, with the settings that the parameters replace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from sklearn.utils import check_random_state
+
+from .. import config, presets
+from ..data.source import PLACEHOLDER
+from ..presets import Experiment
+
+#: The setting that each parameter of an estimator replaces.
+SETTINGS = {
+    "blocks": "network.blocks",
+    "width": "network.width",
+    "learning_rate": "training.learning_rate",
+    "max_steps": "training.steps",
+    "max_time": "training.max_seconds",
+    "patience": "training.patience",
+    "batch_size": "training.batch",
+    "validation_fraction": "data.validation",
+}
+
+#: The warm-up of a shorter training than the preset's, as a fraction of it.
+WARMUP = 0.1
+
+
+def make_experiment(preset: str, parameters: Mapping[str, Any], settings: Mapping[str, Any], seed: int) -> Experiment:
+    """Return the experiment of a preset with parameters and settings replaced; parameters that are None are not.
+
+    `settings` are named as on the command line: "network.lipschitz", or "lipschitz" if only one group has that key.
+    """
+    found = presets.find(preset)
+    found = replace(found, seed=seed, data=replace(found.data, source=PLACEHOLDER))
+    content = config.to_mapping(found)
+    for name, setting in SETTINGS.items():
+        if (value := _plain(parameters[name])) is not None:
+            _assign(content, setting, [value] if name == "blocks" and not isinstance(value, list) else value)
+    if parameters["max_steps"] is not None:
+        warmup = min(found.training.warmup, int(WARMUP * parameters["max_steps"]))
+        content["training"] |= {"epochs": 0, "warmup": warmup}
+    for name, value in settings.items():
+        _assign(content, config.setting_path(Experiment, f"{name}="), _plain(value))
+    return config.from_mapping(Experiment, content, "the parameters")
+
+
+def _assign(content: dict[str, Any], path: str, value: Any) -> None:
+    *groups, name = path.split(".")
+    for group in groups:
+        content = content[group]
+    content[name] = value
+
+
+def _plain(value: Any) -> Any:
+    """Return a value without NumPy's types, which a grid search may give."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def seed_from(random_state: int | np.random.RandomState | None) -> int:
+    """Return a seed: the integer itself, or one drawn from the random state, or from NumPy's global one."""
+    if isinstance(random_state, int | np.integer):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31 - 1))

@@ -1,0 +1,102 @@
+"""A trained model with what a run folder stores about it: trained in memory, saved as a folder, or opened from one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..certificate import Certificate, tighten_
+from ..data import Dataset, Schema, Splits
+from ..presets import Experiment
+from ..train import Report
+from .fit import (
+    certify_model,
+    environment,
+    initial_model,
+    make_batches,
+    reference_likelihoods,
+    train_model,
+    write_model,
+)
+from .folder import Run, fingerprint
+from .memory import MemoryRun
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A certified model, in eval mode, with its settings, its log and the log-likelihoods of validation samples.
+
+    `certificate` is None for a model of another family, which has no residual blocks to certify.
+    """
+
+    experiment: Experiment
+    schema: Schema
+    model: nn.Module
+    certificate: Certificate | None
+    reference: Tensor | None
+    log: Sequence[Mapping[str, float | None]] = ()
+    tightened: tuple[str, ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> TrainedModel:
+        """Open a run folder, or the shipped model of this name; the certificate is computed anew."""
+        run = Run.open(folder)
+        model = run.model()
+        has_reference = "reference" in run.load_checkpoint(run.folder / "model.safetensors").tensors
+        return cls(
+            run.experiment, run.schema, model, certify_model(run, model), run.reference() if has_reference else None,
+            run.log(), tuple(run.tightened_layers()), run.read_json("data.json"), run.read_json("environment.json"),
+        )  # fmt: skip
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Run:
+        """Write a run folder; one that holds a run is refused, unless `overwrite` removes that run.
+
+        The samples are not saved, so commands that need some must be given them with --data.
+        """
+        with Run.lock_new_folder(folder):
+            run = Run.create(folder, self.experiment, self.schema, overwrite=overwrite)
+            for name, content in (("data.json", self.data), ("environment.json", self.environment)):
+                run.write_run_json(name, content)
+            log = run.open_log(0, [name for row in self.log for name in row if name.startswith("validation ")])
+            for row in self.log:
+                log.write({name: value for name, value in row.items() if value is not None})
+            log.close()
+            state = {"tightened": list(self.tightened)}
+            write_model(run, self.model, self.certificate, self.reference, state)
+        return run
+
+
+def train_in_memory(
+    experiment: Experiment, samples: Dataset, validation: Dataset, *, device: str = "cpu", report: Report | None = None
+) -> TrainedModel:
+    """Train an experiment on datasets in memory: the best weights, tightened and certified."""
+    training = experiment.training.resolve_epochs(make_batches(experiment, samples).per_epoch)
+    splits, begin = Splits(samples.repeated(), validation.repeated(), None), time.perf_counter()
+
+    def is_late() -> bool:
+        return 0 < training.max_seconds <= time.perf_counter() - begin
+
+    experiment, model = initial_model(replace(experiment, training=training), splits, is_late)
+    run, seconds = MemoryRun(experiment, samples.schema), time.perf_counter() - begin
+    callback = train_model(run, model, samples, validation, device, report, lambda: False, seconds=seconds)
+    model = run.model(device)
+    tightened = tighten_(model, run.schema.shape)
+    reference = reference_likelihoods(model, splits.validation)
+    return TrainedModel(
+        run.experiment,
+        run.schema,
+        model.cpu(),
+        certify_model(run, model),
+        None if reference is None else reference.cpu(),
+        run.log.rows,
+        tuple(tightened),
+        {"train": fingerprint(samples), "validation": fingerprint(validation)},
+        environment(callback, model, device),
+    )

@@ -1,0 +1,128 @@
+"""Conditional maps of whole rows: some columns are mapped, the others are their context.
+
+z = F(t; c) for a row with the target columns t and the other columns c. As a density, Flow(Given(...), base) is
+ln p(t | c) = ln p_base(z) + ln |det dz/dt|, so everything that takes rows works on a conditional density.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..fixed_point import Solution, Solver
+from ..logdet import Estimator
+from ..transform import ChainSolution, Shape, Stretch, Transform, check_batch, stretch_of
+from .preprocess import Standardise
+
+
+class Given(Transform):
+    """Maps the columns `targets` of a row by a transform whose context are the other columns, standardised by `scale`.
+
+    An inverse needs these columns as its context, and returns whole rows. Its bounds hold for every context, as a map
+    of the targets.
+
+    >>> from iresnet import ResidualBlock, contractive_mlp
+    >>> given = Given(ResidualBlock(contractive_mlp(1, context=2)), Standardise([0.0, 0.0], [1.0, 1.0]), targets=[2])
+    >>> given(torch.zeros(5, 3)).shape, given.inverse(torch.zeros(5, 1), torch.zeros(5, 2)).shape
+    (torch.Size([5, 1]), torch.Size([5, 3]))
+    """
+
+    def __init__(self, transform: Transform, scale: Standardise, targets: Sequence[int]) -> None:
+        super().__init__()
+        self.transform, self.scale, self.targets = transform, scale, tuple(targets)
+        self.columns = len(scale.mean) + len(self.targets)
+        if len(set(self.targets)) != len(self.targets) or not set(self.targets) < set(range(self.columns)):
+            raise ValueError(
+                f"targets must be different columns of 0 .. {self.columns - 1}, and not all; got {list(self.targets)}."
+            )
+        if not transform.takes_context:
+            raise ValueError(
+                f"the transform must take a context; got a {type(transform).__name__} without. Build it from "
+                "conditional parts, such as contractive_mlp(1, context=2)."
+            )
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        z: Tensor = self.transform(*self._split(x, context))
+        return z
+
+    def forward_and_logdet(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return self.transform.forward_and_logdet(*self._split(x, context), estimator=estimator, generator=generator)
+
+    def inverse(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> Tensor:
+        c = self._checked_context(context)
+        return self._join(self.transform.inverse(z, self.scale(c), tolerance=tolerance, solver=solver), c)
+
+    def solve(
+        self,
+        z: Tensor,
+        context: Tensor | None = None,
+        *,
+        tolerance: float | None = None,
+        solver: Solver | None = None,
+    ) -> Solution | ChainSolution:
+        c = self._checked_context(context)
+        solution = self.transform.solve(z, self.scale(c), tolerance=tolerance, solver=solver)
+        return replace(solution, x=self._join(solution.x, c))
+
+    def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        return self.transform.reference(*self._split(x.double(), context))
+
+    def stretch(self, input_shape: Shape | None = None) -> Stretch:
+        return stretch_of(self.transform, (len(self.targets),))
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        return self.transform.output_shape((len(self.targets),))
+
+    def parts(self, input_shape: Shape | None = None) -> list[tuple[str, Transform, Shape | None]]:
+        return [("transform", self.transform, (len(self.targets),))]
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The columns that are given."""
+        return tuple(i for i in range(self.columns) if i not in self.targets)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return one number per column of a row: these for the targets, 0 for the others."""
+        whole = values.new_zeros(self.columns)
+        whole[list(self.targets)] = values
+        return whole
+
+    def _split(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the targets of rows and their context."""
+        if context is not None:
+            raise ValueError("the context is part of the rows; leave it out. An inverse needs it.")
+        check_batch(x, "x", (self.columns,))
+        return x[:, list(self.targets)], self.scale(x[:, list(self.others)])
+
+    def _join(self, t: Tensor, c: Tensor) -> Tensor:
+        order = torch.tensor((*self.targets, *self.others), device=t.device).argsort()
+        return torch.cat([t, c.to(t.dtype)], dim=1)[:, order]
+
+    def _checked_context(self, context: Tensor | None) -> Tensor:
+        if context is None:
+            raise ValueError(
+                f"the inverse of a conditional density needs the {len(self.others)} given columns of every row. Pass "
+                "them as context; in Python, ConditionalFlowDensity.from_run opens a run folder."
+            )
+        check_batch(context, "context", (len(self.others),))
+        return context
+
+    def extra_repr(self) -> str:
+        return f"targets={list(self.targets)}"

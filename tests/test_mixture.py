@@ -1,0 +1,206 @@
+"""A base fitted by EM before training: it starts at the mixture, keeps what it was given, and is never fitted again."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.mixture import GaussianMixture
+
+from iresnet import FullMixture, load
+from iresnet.data import Dataset, Schema, Splits
+from iresnet.models import Network, build, mixture
+from iresnet.models.mixture import COMPONENTS, best_mixture, suits_better
+from iresnet.presets import PRESETS
+from iresnet.run import Run, pilot, resume, start
+from iresnet.train import checkpoint
+from iresnet.transforms.preprocess import Standardise
+from iresnet.transforms.spline import fit_columns
+
+SCHEMA = Schema((3,))
+NETWORK = Network(
+    blocks=(2,), width=8, preprocessing="standardise", covariance="full", components=0, normalisation="none",
+    last_scale=0.01,
+)  # fmt: skip
+
+
+def clusters(n, seed=0, d=3):
+    """Two correlated clusters in units of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.tensor([[1.0, 0.0, 0.0], [0.9, 0.3, 0.0], [-0.5, 0.2, 0.4]])[:d, :d]
+    side = torch.randint(2, (n, 1), generator=generator) * 8.0 - 4
+    return 5 + 3 * (torch.randn(n, d, generator=generator) @ a.T + side)
+
+
+def nats(flow, x):
+    with torch.no_grad():
+        return -float(flow.eval().log_prob(x).mean())
+
+
+class TestChoice:
+    def test_the_number_of_clusters_is_found(self):
+        assert best_mixture(clusters(600), clusters(600, seed=1), COMPONENTS).n_components == 2
+
+    def test_more_components_than_needed_cost_little(self):
+        """One normal: the entropy of the plane is ln(2 pi e)."""
+        x = torch.randn(9000, 2, generator=torch.Generator().manual_seed(0)).double()
+        found = best_mixture(x[:1500], x[1500:2000], COMPONENTS)
+        truth = 0.5 * x[2000:].square().sum(1).mean() + np.log(2 * np.pi)
+        assert -found.score(x[2000:].numpy()) < float(truth) + 0.02
+
+    def test_a_few_rows_are_enough(self):
+        assert best_mixture(clusters(3), clusters(1), COMPONENTS).n_components == 1
+
+    def test_work_grows_with_columns_so_that_wide_tables_get_few_components(self):
+        x = torch.randn(1200, 400, generator=torch.Generator().manual_seed(0))
+        assert best_mixture(x[:1000], x[1000:], (1, 50)).n_components == 1
+
+    def test_few_codes_are_held_out_in_turn(self):
+        """Four held-out codes alone would accept a component for each."""
+        x, few = clusters(200), clusters(4, seed=1)
+        assert best_mixture(x, few, COMPONENTS).n_components <= 3
+
+    def test_too_few_samples_are_refused(self):
+        with pytest.raises(ValueError, match="a mixture of 5 normals cannot be fitted to 6 samples. Use fewer"):
+            best_mixture(clusters(6), clusters(6), (5,))
+
+    def test_splines_are_used_where_they_help(self):
+        generator = torch.Generator().manual_seed(0)
+        bounded = torch.rand(1500, 2, generator=generator) * 12**0.5 - 3**0.5
+        normal = torch.randn(1500, 2, generator=generator)
+        for x, expected in ((bounded, True), (normal, False)):
+            spline, identity = (fit_columns(x[:1000], 16, held) for held in (x[1000:], normal[:20]))
+            identity.set_(*(t.clone() for t in (torch.linspace(-1, 1, 17).expand(2, -1),) * 2), torch.ones(2, 17))
+            assert suits_better(spline, identity, x[:1000], x[1000:]) is expected
+
+
+class TestBuild:
+    def test_a_model_starts_at_the_mixture(self):
+        """Before its first step, the density is as good as scikit-learn's own fit, in the units of the data."""
+        x, held_out, test = (clusters(500, seed) for seed in range(3))
+        torch.manual_seed(0)
+        flow = build(NETWORK, SCHEMA, "density", x, held_out)
+        truth = GaussianMixture(2, random_state=0).fit(x.double().numpy())
+        assert flow.base.components == 2
+        assert nats(flow, test) == pytest.approx(-truth.score(test.double().numpy()), abs=0.02)
+
+    def test_a_given_number_of_components_is_kept(self):
+        torch.manual_seed(0)
+        flow = build(replace(NETWORK, components=4), SCHEMA, "density", clusters(300))
+        assert flow.base.components == 4
+        assert isinstance(flow.base, FullMixture)
+
+    def test_actnorms_are_initialised_on_the_same_rows(self):
+        x, test = clusters(500), clusters(500, seed=2)
+        torch.manual_seed(0)
+        flow = build(replace(NETWORK, normalisation="actnorm", spline_bins=8), SCHEMA, "density", x)
+        before = nats(flow, test)
+        flow.train()(x[:10] * 100)  # a first batch in training would initialise them again
+        assert nats(flow, test) == before
+
+    def test_weights_are_loaded_without_data(self):
+        x = clusters(300)
+        torch.manual_seed(0)
+        flow = build(replace(NETWORK, spline_bins=8), SCHEMA, "density", x, clusters(200, seed=1))
+        again = build(replace(NETWORK, spline_bins=8, components=flow.base.components), SCHEMA, "density")
+        again.load_state_dict(flow.state_dict())
+        assert nats(again, x) == nats(flow, x)
+
+    def test_a_hybrid_has_it_and_a_classifier_has_none(self):
+        schema = Schema((3,), classes=("a", "b"))
+        assert isinstance(build(NETWORK, schema, "hybrid", clusters(100)).base, FullMixture)
+        assert not hasattr(build(NETWORK, schema, "classification", clusters(100)), "base")
+
+    def test_an_open_number_needs_data(self):
+        with pytest.raises(ValueError, match="components must be at least 1 without data to choose it on; got 0"):
+            build(NETWORK, SCHEMA, "density")
+
+    def test_very_wide_tables_are_refused(self):
+        with pytest.raises(ValueError, match='at most 1,000 columns; got 1,001. Use covariance = "diagonal" with'):
+            build(NETWORK, Schema((1001,)), "density", torch.randn(5, 1001))
+
+    def test_images_are_refused(self):
+        with pytest.raises(ValueError, match='covariance = "full" is for tables; got images'):
+            build(replace(NETWORK, components=2), Schema((1, 4, 4), levels=2), "density")
+
+
+def test_standardised_codes_are_what_the_spline_sees():
+    x = clusters(400)
+    torch.manual_seed(0)
+    flow = build(replace(NETWORK, spline_bins=8, covariance="diagonal", components=1), SCHEMA, "density", x)
+    standardise, spline = flow.transform[0]
+    assert isinstance(standardise, Standardise)
+    assert float(spline.knots.abs().max()) < 20
+    np.testing.assert_allclose(flow.transform[0](x).mean(0).numpy(), 0, atol=0.1)
+
+
+def splits():
+    return Splits(*(Dataset(clusters(n, seed), None, SCHEMA) for seed, n in enumerate((300, 200, 10))))
+
+
+def experiment(**training):
+    settings = {"steps": 8, "epochs": 0, "batch": 32, "validate_every": 1, "save_every": 2, "warmup": 1} | training
+    preset = PRESETS["table-density"]
+    return replace(preset, network=replace(NETWORK, spline_bins=4), training=replace(preset.training, **settings))
+
+
+class TestRun:
+    def test_the_chosen_number_is_written_into_the_settings(self, tmp_path):
+        start(experiment(), tmp_path / "run", splits=splits())
+        assert Run.open(tmp_path / "run").experiment.network.components == 2
+        assert isinstance(load(tmp_path / "run").base, FullMixture)
+
+    def test_a_mixture_that_no_step_improves_is_released(self, tmp_path):
+        """Large steps ruin it; what is released is the mixture itself, of step 0."""
+        result = start(experiment(learning_rate=0.5, steps=4, average=0.0), tmp_path / "run", splits=splits())
+        assert result.run.best_metrics()["step"] == 0
+        torch.manual_seed(0)
+        untrained = build(result.run.experiment.network, SCHEMA, "density", *(splits().train.x, splits().validation.x))
+        x = splits().test.x
+        assert nats(load(tmp_path / "run"), x) == pytest.approx(nats(untrained, x), abs=1e-3)
+
+    def test_it_continues_bit_for_bit_and_is_not_fitted_again(self, tmp_path, monkeypatch):
+        start(experiment(), tmp_path / "whole", splits=splits())
+        calls = iter(range(100))
+        start(experiment(), tmp_path / "parts", splits=splits(), stop=lambda: next(calls) == 3)
+        monkeypatch.setattr(Run, "splits", lambda self: splits())
+        monkeypatch.setattr(mixture, "best_mixture", lambda *_: pytest.fail("fitted again"))
+        assert resume(tmp_path / "parts").finished
+        for file in ("last", "best", "model"):
+            whole, parts = (checkpoint.load(tmp_path / f / f"{file}.safetensors").tensors for f in ("whole", "parts"))
+            assert all(torch.equal(whole[g][name], t) for g, named in parts.items() for name, t in named.items())
+
+
+class TestPilot:
+    """Which of two starts is trained: the mixture, or one normal."""
+
+    def chosen(self, monkeypatch, losses, *, components=0, samples=100, steps=500):
+        monkeypatch.setattr(pilot, "MIN_SAMPLES", samples)
+        monkeypatch.setattr(pilot, "_pilot", lambda _, __, model, ___: losses[model.base.components])
+        one = experiment(steps=steps)
+        one = replace(one, network=replace(one.network, components=components))
+        return pilot.build_start(one, splits()).base.components
+
+    def test_the_one_that_is_ahead_is_trained(self, monkeypatch):
+        assert self.chosen(monkeypatch, {2: 1.0, 1: 2.0}) == 2
+        assert self.chosen(monkeypatch, {2: 2.0, 1: 1.0}) == 1
+
+    @pytest.mark.parametrize("options", [{"components": 2}, {"samples": 301}, {"steps": 400}])
+    def test_a_given_number_few_samples_or_few_steps_need_none(self, monkeypatch, options):
+        assert self.chosen(monkeypatch, {}, **options) == 2
+
+    def test_it_trains_a_copy(self, monkeypatch):
+        monkeypatch.setattr(pilot, "PILOT_STEPS", 3)
+        monkeypatch.setattr(pilot, "MIN_SAMPLES", 100)
+        torch.manual_seed(0)
+        found = pilot.build_start(experiment(steps=5), splits())
+        alone = pilot._build(experiment(), splits(), found.base.components)
+        assert all(torch.equal(a, b) for a, b in zip(found.parameters(), alone.parameters(), strict=True))
+
+    def test_it_is_the_validation_loss_after_its_steps(self, monkeypatch):
+        """In bits per dimension; tiny steps leave it as it was."""
+        monkeypatch.setattr(pilot, "PILOT_STEPS", 2)
+        slow = experiment(learning_rate=1e-6)
+        model = pilot._build(slow, splits(), 2)
+        before = nats(model, splits().validation.x) / (3 * np.log(2))
+        assert pilot._pilot(slow, splits(), model, lambda: False) == pytest.approx(before, abs=1e-3)
