@@ -23,7 +23,7 @@ from ..results import provenance
 from ..train import Report, TrainingError, checkpoint, train
 from ..train.checkpoint import Checkpoint
 from ..version import __version__
-from .callback import VALIDATION_SAMPLES, RunCallback
+from .callback import VALIDATION_SAMPLES, RunCallback, has_ended
 from .folder import Run, fingerprints
 from .pilot import build_start
 
@@ -95,7 +95,7 @@ def resume(
         last = run.folder / "last.safetensors"
         state = run.load_checkpoint(last) if last.is_file() else None
         step = state.read_count("step") if state else 0
-        ended = state is not None and _has_ended(run, state)
+        ended = state is not None and has_ended(run, state)
         if state is None or not (ended and (run.folder / "model.safetensors").is_file()):
             splits = run.splits()
             if not (run.folder / "data.json").is_file():  # the process was killed before it was written
@@ -109,11 +109,6 @@ def resume(
         certificate = _certificate_of(run)
         seconds = state.read_number("seconds", 0.0)
         return FitResult(run, step, True, seconds, certificate, tuple(run.tightened_layers()))
-
-
-def _has_ended(run: Run, state: Checkpoint) -> bool:
-    """Whether the training of a checkpoint has ended, early or by its number of steps."""
-    return state.read_count("step") >= run.experiment.training.steps or bool(state.read_number("ended", 0.0))
 
 
 def _certificate_of(run: Run) -> Certificate | None:
@@ -153,7 +148,7 @@ def _fit(
     try:
         if state is None and isinstance(getattr(model, "base", None), FullMixture):
             callback.validate_initial(model)
-        if state is None or not _has_ended(run, state):
+        if not callback.ended:
             train(
                 objective, batches.starting_at(begin.read_count("step")), experiment.training, generator=generator,
                 acceleration=experiment.acceleration, report=on_step, resume=state, callback=callback,
@@ -163,9 +158,8 @@ def _fit(
         raise
     finally:
         callback.close()
-    finished = callback.ended or callback.step >= experiment.training.steps
     _write_environment(run, callback, model, device, resumed=resumed)
-    if not finished or stop():  # stopped during the last step: `resume` does the rest
+    if not callback.ended or stop():  # stopped during the last step: `resume` does the rest
         return FitResult(run, callback.step, False, callback.seconds, engine=callback.engine)
     certificate, tightened = release(run, splits.validation, device)
     return FitResult(run, callback.step, True, callback.seconds, certificate, tuple(tightened), callback.engine)
