@@ -318,7 +318,7 @@ def _full_mixture(
     if data is None:
         if not network.components:
             raise ValueError("components must be at least 1 without data to choose it on; got 0.")
-        return FullMixture(shape, network.components, learned=network.learned_base)
+        return FullMixture(shape, network.components + 1, learned=network.learned_base)
     x = _random_samples(data, FIT_ROWS)
     transform.train()(x)  # the first batch in training initialises ActNorms and principal axes
     with torch.no_grad():

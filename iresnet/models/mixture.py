@@ -3,12 +3,14 @@
 EM finds a local maximum of the likelihood of the codes z at the initial weights. The number of components and the
 variance that is added to every direction are those with the largest likelihood of held-out codes. For every number of
 components that variance falls step by step, each fit starting at the previous one, so that a narrow component has to
-develop from a wide one. Training then starts at this mixture instead of at one normal.
+develop from a wide one. One more component, with the mean of all codes and several times their spread, keeps rows that
+are unlike all others from getting a likelihood of nearly zero. Training starts at this mixture.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +35,9 @@ COMPONENTS, PATIENCE = (1, 2, 3, 5, 8, 12, 20, 30, 50), 2
 #: The variances that are added to every direction of the codes, and the most iterations of EM with each.
 ADDED_VARIANCES, ITERATIONS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-6), 15
 
+#: The shares of the wide component that are tried, and its standard deviations relative to those of the codes.
+SHARES, SPREADS = (0.001, 0.003, 0.01, 0.03, 0.1), (2.0, 5.0, 15.0)
+
 #: The most work of an iteration, as components x codes x dimensions^2, unless there is one component: some seconds.
 WORK = 3e9
 
@@ -47,10 +52,43 @@ HELD_OUT = 0.2
 
 
 def fit_mixture(base: Callable[[int], FullMixture], z: Tensor, held_out: Tensor | None, components: int) -> FullMixture:
-    """Return the base of a number of components, set to the mixture that EM fits to the codes z; 0: the best number."""
-    best = best_mixture(*held_out_parts(z, held_out), (components,) if components else COMPONENTS)
-    parts = (torch.from_numpy(part) for part in (best.weights_, best.means_, best.covariances_))
-    return base(best.n_components).set_(*parts)
+    """Return a base that is set to what EM fits to the codes z; `components` of 0: as many as suit them best.
+
+    `base` makes one of a given number of components, which is one more than EM fits: the last one is wide.
+    """
+    z, held_out = held_out_parts(z, held_out)
+    best = best_mixture(z, held_out, (components,) if components else COMPONENTS)
+    (share, spread), _ = _background(best, held_out)
+    weights, means, covariances = (torch.from_numpy(part) for part in (best.weights_, best.means_, best.covariances_))
+    mean, covariance = _moments(best)
+    return base(best.n_components + 1).set_(
+        torch.cat([(1 - share) * weights, torch.tensor([share])]),
+        torch.cat([means, mean[None]]),
+        torch.cat([covariances, spread**2 * covariance[None]]),
+    )
+
+
+def _background(mixture: GaussianMixture, held_out: Tensor) -> tuple[tuple[float, float], Tensor]:
+    """Return the share and the spread of the wide component that suit held-out codes best, and their likelihoods."""
+    mean, covariance = _moments(mixture)
+    rows = _matrix(held_out)
+    near, found = torch.from_numpy(mixture.score_samples(rows)), {}
+    for share, spread in itertools.product(SHARES, SPREADS):
+        wide = torch.distributions.MultivariateNormal(mean, spread**2 * covariance)
+        far: Tensor = wide.log_prob(torch.from_numpy(rows))  # type: ignore[no-untyped-call]
+        found[share, spread] = torch.logaddexp(near + math.log(1 - share), far + math.log(share))
+    best = max(found, key=lambda key: float(found[key].mean()))
+    return best, found[best]
+
+
+def _moments(mixture: GaussianMixture) -> tuple[Tensor, Tensor]:
+    """Return the mean and the covariance of a whole mixture."""
+    weights, means, covariances = (
+        torch.from_numpy(p) for p in (mixture.weights_, mixture.means_, mixture.covariances_)
+    )
+    mean = weights @ means
+    off = means - mean
+    return mean, torch.einsum("k,kij->ij", weights, covariances + off[:, :, None] * off[:, None])
 
 
 def suits_better(transform: Transform, other: Transform, x: Tensor, held_out: Tensor) -> bool:
@@ -64,7 +102,7 @@ def mixture_log_likelihood(transform: Transform, x: Tensor, held_out: Tensor) ->
     with torch.no_grad():
         z, (held_out_z, logdet) = transform(x[:PILOT_SAMPLES]), transform.forward_and_logdet(held_out)
     best = best_mixture(z, held_out_z, PILOT_COMPONENTS)
-    return torch.from_numpy(best.score_samples(_matrix(held_out_z))) + logdet.double().cpu()
+    return _background(best, held_out_z)[1] + logdet.double().cpu()
 
 
 def held_out_parts(x: Tensor, held_out: Tensor | None) -> tuple[Tensor, Tensor]:

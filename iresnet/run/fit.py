@@ -72,9 +72,9 @@ def start(
 
 
 def _with_components(network: Network, model: nn.Module) -> Network:
-    """Return the settings with the number of components that was chosen for the model."""
+    """Return the settings with the number of components that was chosen for the model, without the wide one."""
     base = getattr(model, "base", None)
-    return replace(network, components=base.components) if isinstance(base, FullMixture) else network
+    return replace(network, components=base.components - 1) if isinstance(base, FullMixture) else network
 
 
 def resume(
