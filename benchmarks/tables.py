@@ -70,6 +70,7 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
     "lipswish": (*CENTRE, "network.activation=lipswish"),
     "frequency 2": (*CENTRE, "network.frequency=2.0"),
     "frequency 8": (*CENTRE, "network.frequency=8.0"),
+    "frequency 8, rate 8e-3": (*CENTRE, "network.frequency=8.0", "training.learning_rate=8e-3"),
     "rate 1e-3": (*CENTRE, "training.learning_rate=1e-3"),
     "rate 1e-2": (*CENTRE, "training.learning_rate=1e-2"),
     "decay 1": (*CENTRE, "training.weight_decay=1.0"),

@@ -252,8 +252,10 @@ def _block(network: Network, shape: Shape, scale: int) -> ResidualBlock:
     return ResidualBlock(g) if network.constrained else UnconstrainedBlock(g)
 
 
-def norm_rule(network: Network) -> NormRule:
-    """Return the rule by which the norms of layers are computed in training."""
+def norm_rule(network: Network) -> NormRule | None:
+    """Return the rule by which the norms of layers are computed in training; None: that of each layer's shape."""
+    if network.norm == "auto":
+        return None
     rule = GramIteration if network.norm == "gram-iteration" else PowerIteration
     return rule(network.norm_iterations) if network.norm_iterations else rule()
 
