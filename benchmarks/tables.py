@@ -108,6 +108,7 @@ def main() -> None:
         print(publish(options.out))
         return
     options.out.mkdir(parents=True, exist_ok=True)
+    provenance(seeds=options.seeds, seconds=0)  # notes the commit, before anything is edited while jobs run
     tables = options.tables or list(CHOOSE if options.stage == "choose" else TABLES)
     methods = options.methods or (list(CANDIDATES) if options.stage == "choose" else [OURS, FORMER, *PLAIN, *TIMED])
     begin, path = time.perf_counter(), options.out / f"{options.stage}.jsonl"
