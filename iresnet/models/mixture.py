@@ -1,4 +1,4 @@
-"""The base of a density as a mixture of normals with full covariances, fitted to the codes before training.
+"""What a density of a table is fitted to before training: splines of its columns, and a base with full covariances.
 
 EM finds a local maximum of the likelihood of the codes z at the initial weights. The number of components and the
 variance that is added to every direction are those with the largest likelihood of held-out codes. For every number of
@@ -14,6 +14,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -22,7 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..base import FullMixture
-from ..transform import Transform
+from ..data import Schema
+from ..transform import Shape, Transform
+from ..transforms.spline import ColumnSpline, fit_columns
+from .network import Network
 
 if TYPE_CHECKING:
     from sklearn.mixture import GaussianMixture
@@ -47,8 +51,45 @@ FEW, FOLDS = 1_000, 4
 #: To compare transforms by the mixtures that suit them: the most samples, and the numbers of components.
 PILOT_SAMPLES, PILOT_COMPONENTS = 4_000, (1, 3, 8, 20)
 
-#: The fraction of the codes that is held out if no validation codes are given.
-HELD_OUT = 0.2
+#: The most rows that splines and mixtures are fitted to, and the fraction of them that is held out if no validation rows
+#: are given.
+FIT_ROWS, HELD_OUT = 10_000, 0.2
+
+
+def column_splines(
+    network: Network, schema: Schema, standardise: Transform, data: Tensor | None, validation: Tensor | None
+) -> ColumnSpline:
+    """Build a spline per column; the identity, where a mixture with full covariances suits plain columns better."""
+    identity = ColumnSpline(schema.shape[0], network.spline_bins)
+    if data is None:
+        return identity
+    x, held_out = map(standardise, held_out_parts(random_samples(data, FIT_ROWS), validation))
+    spline = fit_columns(x, network.spline_bins, held_out)
+    if network.covariance == "diagonal" or suits_better(spline, identity, x, held_out):
+        return spline
+    return identity
+
+
+def full_mixture(
+    network: Network, shape: Shape, transform: Transform, data: Tensor | None, validation: Tensor | None
+) -> FullMixture:
+    """Initialise the transform on the data, and fit a mixture with full covariances to the codes."""
+    if data is None:
+        if not network.components:
+            raise ValueError("components must be at least 1 without data to choose it on; got 0.")
+        return FullMixture(shape, network.components + 1, learned=network.learned_base)
+    x = random_samples(data, FIT_ROWS)
+    transform.train()(x)  # the first batch in training initialises ActNorms and principal axes
+    with torch.no_grad():
+        z, held_out = transform(x), None if validation is None else transform(random_samples(validation, FIT_ROWS))
+    return fit_mixture(partial(FullMixture, shape, learned=network.learned_base), z, held_out, network.components)
+
+
+def random_samples(data: Tensor, count: int) -> Tensor:
+    """Return at most `count` samples, drawn at random, since the first ones may be of one class."""
+    if len(data) <= count:
+        return data
+    return data[torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:count].to(data.device)]
 
 
 def fit_mixture(base: Callable[[int], FullMixture], z: Tensor, held_out: Tensor | None, components: int) -> FullMixture:
