@@ -29,6 +29,10 @@ FORMAT = OLDEST + len(STEPS)
 #: Files of a run folder that had another name: new name -> old name.
 FORMER_FILES = {"reproduction.json": "judgement.json"}
 
+#: Settings whose value was fixed before they became settings, and is no longer the default: path -> that value. The
+#: library writes every setting to config.toml, so a file of its own that lacks one was written before.
+FORMER_VALUES = {"network.norm": "power-iteration"}
+
 #: Columns of log.csv that had another name: old name -> new name.
 FORMER_COLUMNS = {"rate": "learning_rate"}
 
@@ -57,6 +61,15 @@ def migrate(content: Mapping[str, Any], kind: str, written: int) -> dict[str, An
         if kind == STATE and isinstance(made := found.get("made_with"), dict):
             settings = step.get(SETTINGS, {})
             found["made_with"] = {settings.get(name, name): value for name, value in made.items()}
+    return found
+
+
+def with_former_values(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that the library wrote to a file, with the former values of those that it lacks."""
+    found = dict(settings)
+    for name, value in FORMER_VALUES.items():
+        path = name.split(".")
+        found = found if _pop_path(found, path)[1] else _set_path(found, path, value)
     return found
 
 

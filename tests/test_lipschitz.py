@@ -106,7 +106,7 @@ class TestEquation2:
         layer = LipschitzLinear(5, 4, coefficient=0.7)
         scale_(layer, 10)
         refresh_(layer, settle=True)
-        assert norm(layer) == pytest.approx(0.7, rel=1e-5)
+        assert norm(layer) == pytest.approx(0.7, rel=1e-4)
         ratio = layer.weight / original(layer)
         torch.testing.assert_close(ratio, ratio.mean().expand_as(ratio))
 
@@ -158,9 +158,12 @@ class TestEquation2:
         assert norm(layer) == pytest.approx(0.5, rel=1e-4)
 
     def test_an_assigned_weight_is_constrained_at_once(self):
-        layer = LipschitzLinear(3, 3, coefficient=0.5)
+        layer = LipschitzLinear(3, 3, coefficient=0.5, norm=PowerIteration())
         layer.weight = 5 * torch.eye(3)
         torch.testing.assert_close(layer.weight, 0.5 * torch.eye(3))
+        strict = LipschitzLinear(3, 3, coefficient=0.5)
+        strict.weight = 5 * torch.eye(3)  # the bound of three equal singular values is 3^(1/512) times too large
+        assert pytest.approx(strict.weight[0, 0].item(), rel=1e-4) == 0.5 * 3 ** (-1 / 512)
 
     def test_half_precision_weights_are_constrained_in_single(self):
         layer = LipschitzLinear(16, 16, coefficient=0.9).bfloat16()
@@ -206,6 +209,25 @@ class TestTraining:
         assert 0.6 < max(used) <= 0.8
         block.eval()
         assert max(norm(layer, size) for layer in constrained_layers(block)) <= 0.8
+
+    @pytest.mark.no_cover
+    def test_a_flow_in_a_plain_training_loop_stays_within_its_constant(self):
+        """Trap: a conditional flow with a constant of 0.97 met det(I + J) < 0 after some hundred steps of Adam."""
+
+        def largest_excess(**settings):
+            torch.manual_seed(0)
+            flow = mlp_flow(2, 2, (64, 64), lipschitz=0.97, activation=Sine, context=2, **settings)
+            optimiser, worst = torch.optim.Adam(flow.parameters(), 3e-3), 0.0
+            for step in range(40):
+                c = normal(256, 2, seed=step, dtype=torch.float32)
+                optimiser.zero_grad()
+                (-flow(c.sin() + c, context=c).mean()).backward()
+                layers = constrained_layers(flow)
+                worst = max(worst, *(norm(layer) / cap_of(layer).coefficient for layer in layers))
+                optimiser.step()
+            return worst
+
+        assert largest_excess() <= 1 < largest_excess(norm=PowerIteration())
 
     def test_in_eval_the_norm_is_that_of_all_invariant_parts(self):
         """Trap: power iteration that has converged to one part sees nothing of another, only a little larger."""
@@ -718,7 +740,16 @@ class TestConstrain:
             GramIteration(iterations)
 
     def test_the_setting_is_shown(self):
-        assert "coefficient=0.9, norm=PowerIteration(iterations=1" in repr(LipschitzLinear(2, 2))
+        assert "coefficient=0.9, norm=GramIteration(iterations=8" in repr(LipschitzLinear(2, 2))
+        assert "coefficient=0.9, norm=PowerIteration(iterations=1" in repr(LipschitzConv2d(2, 2, 3))
+
+    def test_the_strict_rule_is_the_default_of_small_linear_layers(self):
+        g = constrain_(nn.Sequential(nn.Linear(500, 128), nn.ELU(), nn.Linear(128, 129), nn.Linear(129, 500)), 0.9)
+        rules = [cap_of(layer).norm for layer in g if isinstance(layer, nn.Linear)]
+        assert rules == [GramIteration(8), GramIteration(8), PowerIteration()]
+        assert {type(cap_of(layer).norm) for layer in constrain_(nn.Sequential(nn.Conv2d(2, 2, 1)), 0.9)} == {
+            PowerIteration
+        }
 
 
 class TestBound:
@@ -759,7 +790,7 @@ class TestBound:
             ResidualBlock(g)
 
     def test_a_layer_used_twice_is_tightened_once(self):
-        layer = LipschitzLinear(3, 3, coefficient=0.9)
+        layer = LipschitzLinear(3, 3, coefficient=0.9, norm=PowerIteration())
         with torch.no_grad():
             original(layer).copy_(normal(3, 3, seed=2))  # sigma is now stale
         assert norm(layer) > 1

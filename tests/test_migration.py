@@ -215,3 +215,22 @@ def test_a_step_that_would_lose_something_is_refused(monkeypatch, kind, names, c
     monkeypatch.setattr(migration, "STEPS", ({kind: names},))
     with pytest.raises(ValueError, match=sentence):
         migration.migrate(content, kind, 1)
+
+
+class TestFormerValues:
+    """A setting whose default changed keeps its former value in files that the library wrote before it existed."""
+
+    def test_a_run_folder_without_the_setting_keeps_the_rule_it_was_trained_with(self):
+        folder = FOLDER / "runs" / STOPPED
+        assert "\nnorm = " not in (folder / "config.toml").read_text()
+        assert Run.open(folder).experiment.network.norm == "power-iteration"
+        assert read(folder / "config.toml").network.norm == "power-iteration"
+
+    def test_a_file_that_a_user_wrote_has_the_default(self, tmp_path):
+        (tmp_path / "mine.toml").write_text('extends = "points-density"\n')
+        assert read(tmp_path / "mine.toml").network.norm == "auto"
+
+    def test_a_setting_in_the_file_is_kept(self):
+        found = migration.with_former_values({"network": {"norm": "gram-iteration"}, "seed": 1})
+        assert found == {"network": {"norm": "gram-iteration"}, "seed": 1}
+        assert migration.with_former_values({}) == {"network": {"norm": "power-iteration"}}

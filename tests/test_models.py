@@ -231,8 +231,8 @@ class TestBuild:
     @pytest.mark.parametrize(
         ("settings", "rule"),
         [
-            ({}, PowerIteration(1)),
-            ({"norm_iterations": 5}, PowerIteration(5)),
+            ({"norm": "power-iteration"}, PowerIteration(1)),
+            ({"norm": "power-iteration", "norm_iterations": 5}, PowerIteration(5)),
             ({"norm": "gram-iteration"}, GramIteration(6)),
             ({"norm": "gram-iteration", "norm_iterations": 3}, GramIteration(3)),
         ],
@@ -241,6 +241,13 @@ class TestBuild:
         for network, schema in ((SMALL, IMAGES), (FLAT, TABLE)):
             model = made(replace(network, **settings), schema, "density")
             assert {cap.norm for m in model.modules() if (cap := cap_of(m)) is not None} == {rule}
+
+    def test_by_default_convolutions_have_another_norm_rule_than_linear_layers(self):
+        for network, schema, rule in ((SMALL, IMAGES, PowerIteration()), (FLAT, TABLE, GramIteration(8))):
+            model = made(network, schema, "density")
+            assert {cap.norm for m in model.modules() if (cap := cap_of(m)) is not None} == {rule}
+        with pytest.raises(ValueError, match="norm_iterations needs a norm that it counts, .* got 5 with 'auto'"):
+            replace(SMALL, norm_iterations=5)
 
     @pytest.mark.parametrize("branch", ["chain", "dense", "potential"])
     def test_layers_start_at_their_initial_norm(self, branch):

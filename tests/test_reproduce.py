@@ -391,6 +391,12 @@ def test_a_stopped_run_resumes_to_the_same_weights(made, tmp_path):
     assert all(torch.equal(there[name], here[name]) for name in there)
 
 
+def test_a_finished_run_reads_the_requested_dataset_directory(made):
+    job = replace(made.work.job, data_dir="elsewhere")
+    run = Work(job).get_run(cells.find_cell("digits", "c=0.9"), 0)
+    assert run.experiment.data.folder == "elsewhere"
+
+
 def test_a_job_stopped_between_cells_names_the_next_cell(made):
     with pytest.raises(Stopped, match="digits ResNet-164 was not begun"):
         RESULTS["table2"].run(Work(made.work.job, stop=lambda: True))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from iresnet import LipschitzConv2d, LipschitzLinear, spectral
+from iresnet import LipschitzConv2d, LipschitzLinear, PowerIteration, spectral
 from iresnet.lipschitz import release_
 from iresnet.spectral import Geometry, NoBoundKnown, fourier, operator
 from iresnet.spectral.fourier import largest_singular_values, sample_symbols, symbols, to_stride_one
@@ -397,6 +397,30 @@ class TestBound:
         tiny = 1e-20 * contraction(3, 1.0)[None]
         assert 1e-20 <= spectral.gram_bound(tiny, 6).item() * (1 + 1e-12) < 1.02e-20
 
+    @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+    @pytest.mark.parametrize("shape", [(2, 64), (64, 2), (64, 64), (1, 1), (128, 100)])
+    @pytest.mark.parametrize("scale", [1.0, 2.0**-70, 2.0**100])
+    def test_bounds_of_matrices_with_a_gradient(self, shape, dtype, scale):
+        weight = torch.stack([normal(*shape, seed=seed) for seed in range(20)]).to(dtype) * scale
+        sigma, v, gradient = spectral.matrix_norm_bounds(weight, 8)
+        exact = weight.double()
+        above = sigma.double() / torch.linalg.matrix_norm(exact, 2)
+        assert above.min() >= 1
+        assert above.max() <= min(shape) ** (1 / 512) * (1 + 5 * math.prod(shape) * torch.finfo(dtype).eps + 1e-6)
+        torch.testing.assert_close((weight * gradient).sum((1, 2)), sigma)
+        stretch = torch.linalg.vector_norm(exact @ v.double()[..., None], dim=1)[:, 0]
+        torch.testing.assert_close(stretch, torch.linalg.matrix_norm(exact, 2), rtol=0.01, atol=0)
+
+    def test_of_equal_singular_values_the_bound_is_largest(self):
+        sigma, _, _ = spectral.matrix_norm_bounds(torch.eye(64)[None], 8)
+        assert sigma.item() == pytest.approx(64 ** (1 / 512), rel=2e-3)
+
+    def test_a_zero_matrix_has_no_direction_and_no_gradient(self):
+        sigma, v, gradient = spectral.matrix_norm_bounds(torch.zeros(1, 3, 4), 8)
+        assert 0 <= sigma.item() < 1e-20
+        assert not v.any()
+        assert not gradient.any()
+
 
 class TestCircular:
     @pytest.mark.parametrize(
@@ -470,7 +494,7 @@ class TestAllSingularValues:
         assert spectral.norm_estimate(layer, shape) == pytest.approx(float(got[0]), rel=1e-6)
 
     def test_a_constrained_layer_has_those_of_its_constrained_weight(self):
-        layer = LipschitzLinear(4, 4, coefficient=0.5).eval()
+        layer = LipschitzLinear(4, 4, coefficient=0.5, norm=PowerIteration()).eval()
         with torch.no_grad():
             layer.weight = 10 * torch.eye(4)
         assert spectral.singular_values(layer, (4,)).tolist() == pytest.approx([0.5] * 4, rel=1e-5)

@@ -253,7 +253,7 @@ class TestAverage:
             layer.parametrizations.weight.original.add_(3 * torch.eye(4))
         average.update(layer)
         norm = float(torch.linalg.matrix_norm(average.result(layer).weight.detach(), 2))
-        assert norm == pytest.approx(0.5, rel=1e-5)
+        assert norm == pytest.approx(0.5, rel=1e-4)
 
     def test_the_result_has_the_averaged_weights_and_the_live_buffers(self):
         model = nn.BatchNorm1d(1)

@@ -65,9 +65,10 @@ TO_RESUME = ("log.csv", "best.safetensors", "last.safetensors")  # what a finish
 
 
 def small(name: str, blocks: int = 2, width: int = 6, **training: Any) -> Experiment:
-    """A preset reduced to few and narrow blocks and few steps."""
+    """A preset reduced to few and narrow blocks and few steps, with the norm rule of the version that is compared."""
     preset = PRESETS[name]
-    network = replace(preset.network, blocks=tuple(min(b, blocks) for b in preset.network.blocks), width=width)
+    few_blocks = tuple(min(b, blocks) for b in preset.network.blocks)
+    network = replace(preset.network, blocks=few_blocks, width=width, norm="power-iteration")
     steps = {"steps": 6, "epochs": 0, "batch": 16, "validate_every": 3, "save_every": 3, "warmup": 2} | training
     few = replace(preset.data, validation=48) if preset.data.source == "digits" else preset.data
     return replace(preset, data=few, network=network, training=replace(preset.training, **steps))

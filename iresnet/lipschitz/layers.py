@@ -17,7 +17,7 @@ from .constraint import SpectralCap
 from .dense import Concatenated
 from .parametrized import check_coefficient, constrain_layer_
 from .potential import Potential
-from .rules import NormRule, PowerIteration
+from .rules import NormRule, default_rule
 
 #: Steps of power iteration for an initial norm, which need not be accurate.
 INITIAL_ITERATIONS = 20
@@ -77,7 +77,7 @@ def constrain_(
     for layer in layers:
         if initial_norm:
             _scale_norm_(layer, initial_norm * coefficient, input_size)
-        constrain_layer_(layer, coefficient, PowerIteration() if norm is None else norm)
+        constrain_layer_(layer, coefficient, default_rule(spectral.weight_shape(layer)) if norm is None else norm)
     return module
 
 
@@ -173,7 +173,7 @@ class LipschitzLinear(nn.Linear):
         dtype: Any = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        constrain_layer_(self, coefficient, PowerIteration() if norm is None else norm)
+        constrain_layer_(self, coefficient, default_rule(tuple(self.weight.shape)) if norm is None else norm)
 
 
 class LipschitzConv2d(nn.Conv2d):
@@ -181,4 +181,4 @@ class LipschitzConv2d(nn.Conv2d):
 
     def __init__(self, *args: Any, coefficient: float = 0.9, norm: NormRule | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        constrain_layer_(self, coefficient, PowerIteration() if norm is None else norm)
+        constrain_layer_(self, coefficient, default_rule(tuple(self.weight.shape)) if norm is None else norm)

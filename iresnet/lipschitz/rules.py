@@ -1,4 +1,9 @@
-"""How a refresh computes the norm of a layer: power iteration (Eq. 2), or an upper bound by Gram iteration."""
+"""How a refresh computes the norm of a layer: power iteration (Eq. 2), or an upper bound by Gram iteration.
+
+Power iteration follows the weights from step to step, and lags where one step changes them much: at a learning rate of
+3e-3, Adam moves the norm of a linear layer by several percent per step, and layers were seen 22 % above their
+coefficient. For small matrices the upper bound costs about as much, so `default_rule` uses it for them.
+"""
 
 from __future__ import annotations
 
@@ -93,6 +98,10 @@ class GramIteration:
         at_least(2, iterations=self.iterations)
 
     def refresh(self, weight: Tensor, geometry: Geometry, size: Size, v: Tensor) -> Norms:
+        if not geometry.axes:
+            sigma, new, gradient = spectral.matrix_norm_bounds(weight.detach(), self.iterations)
+            return sigma * (1 + self.MARGIN), torch.where(sigma[:, None] > 0, new, v), gradient * (1 + self.MARGIN)
+
         def bound(w: Tensor) -> Tensor:
             # For any input size, so that the bound also holds for a size not seen before.
             return spectral.cheap_norm_bounds(w, geometry, None, self.iterations).sum()
@@ -103,3 +112,14 @@ class GramIteration:
         return (weight * gradient).flatten(1).sum(1), v, gradient
 
     settle = refresh
+
+
+#: The most inputs or outputs, whichever is fewer, of a linear layer with the strict rule by default; its iterations,
+#: with which the bound is at most 128^(1/512), .95 %, above the norm.
+STRICT_UP_TO, STRICT_ITERATIONS = 128, 8
+
+
+def default_rule(shape: tuple[int, ...]) -> NormRule:
+    """Return the rule for a weight of this shape: strict for small matrices, power iteration for all others."""
+    strict = len(shape) == 2 and min(shape) <= STRICT_UP_TO
+    return GramIteration(STRICT_ITERATIONS) if strict else PowerIteration()

@@ -70,9 +70,10 @@ class Network:
     #: The bound on Lip(g).
     lipschitz: Annotated[float, in_interval("(0, 1)", remedy="A block with 1 has no inverse.")] = 0.9
     #: How training computes the norm of a layer of g, to scale it down: "power-iteration", an estimate from below, as
-    #: in the paper; or "gram-iteration", an upper bound, with which no layer ever exceeds its coefficient.
-    norm: Literal["power-iteration", "gram-iteration"] = "power-iteration"
-    #: The iterations per step; 0: 1 of power iteration, 6 of Gram iteration.
+    #: in the paper; "gram-iteration", an upper bound, with which no layer ever exceeds its coefficient; or "auto": the
+    #: upper bound for linear layers of up to 128 inputs or outputs, where it costs as little, otherwise the estimate.
+    norm: Literal["auto", "power-iteration", "gram-iteration"] = "auto"
+    #: The iterations per step, unless norm is "auto"; 0: 1 of power iteration, 6 of Gram iteration.
     norm_iterations: Annotated[int, minimum(0), maximum(100)] = 0
     #: The activation between the layers.
     activation: ActivationName = "elu"
@@ -119,8 +120,8 @@ class Network:
 
     #: "diagonal": every number of the code has a scale of its own. "full": covariances, fitted by EM before training.
     covariance: Literal["diagonal", "full"] = "diagonal"
-    #: The number of normals in the base; more than one form a mixture. 0: as many as suit the validation samples best
-    #: (with covariance = "full").
+    #: The number of normals in the base; more than one form a mixture. With covariance = "full" there is one more, a
+    #: wide one for outliers, and 0 means as many as suit the validation samples best.
     components: Annotated[int, minimum(0), maximum(10_000)] = 1
     #: Whether mean and scale of a single normal, or a mixture with full covariances, are learned.
     learned_base: bool = True
@@ -164,6 +165,11 @@ class Network:
             raise ValueError(
                 "normalisation 'batchnorm' has no Lipschitz bound, so it needs constrained = false; got true. "
                 "Use 'actnorm' for a network that is proven invertible."
+            )
+        if self.norm == "auto" and self.norm_iterations:
+            raise ValueError(
+                f"norm_iterations needs a norm that it counts, 'power-iteration' or 'gram-iteration'; got "
+                f"{self.norm_iterations} with 'auto'. Set norm, or set norm_iterations = 0."
             )
         if self.norm == "gram-iteration" and self.norm_iterations == 1:
             raise ValueError("norm 'gram-iteration' needs norm_iterations of at least 2, or 0 for its default; got 1.")

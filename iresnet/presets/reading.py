@@ -70,12 +70,14 @@ def read(path: str | Path) -> Experiment:
     except OSError as error:
         raise with_path(error, path) from None
     header = migration.parse_header_line(text.partition("\n")[0])
-    return parse_experiment(text, Path(path), migration.read_format(header, Path(path)) if header else migration.FORMAT)
+    return parse_experiment(text, Path(path), migration.read_format(header, Path(path)) if header else None)
 
 
-def parse_experiment(text: str, path: Path, written: int) -> Experiment:
-    """Parse an experiment from the text of a file that was written in format `written`."""
-    content = migration.migrate(config.parse_tables(text, str(path)), migration.SETTINGS, written)
+def parse_experiment(text: str, path: Path, written: int | None) -> Experiment:
+    """Parse an experiment from the text of a file, which the library wrote in format `written`, or a user (None)."""
+    content = config.parse_tables(text, str(path))
+    if written is not None:
+        content = migration.with_former_values(migration.migrate(content, migration.SETTINGS, written))
     try:
         content = resolve_extends(content)
     except ValueError as error:

@@ -128,7 +128,7 @@ class Work:
         """Return the finished run of a cell: loaded, resumed, or trained now. Raises `Stopped`."""
         wanted, folder, device = self.job.experiment(cell, seed), self.job.run_folder(cell, seed), self.job.device
         if (folder / "config.toml").is_file():
-            run = Run.open(folder)
+            run = self._open(folder)
             _check_settings(run, wanted)
             if (folder / "model.safetensors").is_file():
                 return run
@@ -147,7 +147,7 @@ class Work:
     def attempt(self, cell: Cell, seed: int) -> Run:
         """Return the run of a cell as `get_run` does, or one that diverged, which is noted and not trained again."""
         folder = self.job.run_folder(cell, seed)
-        if (folder / "config.toml").is_file() and find_divergence(run := Run.open(folder)):
+        if (folder / "config.toml").is_file() and find_divergence(run := self._open(folder)):
             _check_settings(run, self.job.experiment(cell, seed))
             return run
         try:
@@ -155,7 +155,7 @@ class Work:
         except TrainingError as error:
             if not (found := DIVERGED.match(str(error))):
                 raise
-            run = Run.open(folder)
+            run = self._open(folder)
             note = {"diverged": {"step": int(found[1]), "why": found[0]}}
             run.write_run_json("environment.json", run.read_json("environment.json") | note)
             return run
@@ -177,6 +177,9 @@ class Work:
         """Return a fixed subsample of the test images on the job's device; a quarter of it for the budget smoke."""
         count = most // 4 if self.job.budget == "smoke" else most
         return subsample(self.splits(run).test, count).to(self.job.device)
+
+    def _open(self, folder: Path) -> Run:
+        return Run.open(folder).with_data_folder(self.job.data_dir)
 
     def _load(self, settings: DataSettings) -> Splits:
         key = settings.resolved()

@@ -12,7 +12,16 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from .fourier import fourier_bound, gram_bound, largest_singular_values, sample_symbols, symbols, to_stride_one
+from ..precision import float32_matmul_precision
+from .fourier import (
+    fourier_bound,
+    gram_bound,
+    gram_iteration,
+    largest_singular_values,
+    sample_symbols,
+    symbols,
+    to_stride_one,
+)
 from .geometry import Geometry
 from .operator import (
     converged_power_iteration,
@@ -54,13 +63,14 @@ def norm_bounds(weight: Tensor, geometry: Geometry, size: Shape | None) -> Tenso
     return undo_rescale(sigma * (1 + rounding_margin(rows, columns)), scale)
 
 
-def rounding_margin(rows: int, columns: int) -> float:
+def rounding_margin(rows: int, columns: int, unit: float = 2.0**-53) -> float:
     """Return the relative margin for rounding in the largest singular value of matrices of this shape.
 
     The error of the Gram matrix is at most n u || |M| |M|' || <= n side u sigma^2, for sums of n products in any order,
-    and so is that of its eigenvalues or its squares. Complex products and the square root make it 4 n side u.
+    and so is that of its eigenvalues or its squares. Complex products and the square root make it 4 n side u. `unit` is
+    the u of the arithmetic, by default that of float64.
     """
-    return max(ROUNDING_MARGIN, 4 * rows * columns * 2.0**-53)
+    return max(ROUNDING_MARGIN, 4 * rows * columns * unit)
 
 
 def _symbol_shape(weight: Tensor, geometry: Geometry) -> tuple[int, int]:
@@ -82,6 +92,31 @@ def cheap_norm_bounds(weight: Tensor, geometry: Geometry, size: Shape | None, it
     s, factor, _ = sample_symbols(weight, geometry, size, largest=12, coarse=12)
     sigma = gram_bound(s, iterations).amax(1) * (factor * (1 + rounding_margin(*_symbol_shape(weight, geometry))))
     return undo_rescale(sigma, scale)
+
+
+def matrix_norm_bounds(weight: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Bound the norms of a stack of matrices by Gram iteration in their own precision, with a margin for its rounding.
+
+    Returns (sigma, v, G): v is close to the right singular vector of the largest singular value, u = W v / ||W v||, and
+    G = (sigma / ||W v||) u v', so that <W, G> = sigma. For a zero matrix, v and G are zero.
+    """
+    weight, scale = rescale(weight, (1, 2))
+    rows, columns = weight.shape[1:]
+    margin = 1 + rounding_margin(rows, columns, torch.finfo(weight.dtype).eps / 2)
+    with float32_matmul_precision("ieee", weight.device):
+        sigma, gram = gram_iteration(weight, iterations)
+        largest = gram.diagonal(dim1=-2, dim2=-1).argmax(-1, keepdim=True)
+        column = torch.take_along_dim(gram, largest[..., None], dim=-1)
+        v, _ = _unit_vectors(column if weight.shape[-2] > weight.shape[-1] else weight.mT @ column)
+        u, length = _unit_vectors(weight @ v)
+        gradient = u @ (v * (margin * sigma[:, None, None] / length)).mT
+    return undo_rescale(margin * sigma, scale), v.squeeze(-1), gradient
+
+
+def _unit_vectors(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a stack of columns divided by their lengths, and the lengths; zero columns stay zero."""
+    length = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    return x / length, length
 
 
 def absolute_norm(weight: Tensor, groups: int = 1, repeats: int = 1) -> float:

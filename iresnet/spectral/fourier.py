@@ -133,13 +133,21 @@ def gram_bound(matrices: Tensor, iterations: int) -> Tensor:
     Gram iteration: (sum_i sigma_i^p)^(1/p), p = 2^(iterations + 1), by repeated squaring of the Gram matrix. It is
     differentiable, homogeneous of degree one, and at most min(a, b)^(1/p) times too large.
     """
+    return gram_iteration(matrices, iterations)[0]
+
+
+def gram_iteration(matrices: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    """Return `gram_bound` and the last power of the smaller of M M' and M' M, up to a factor.
+
+    Its columns are close to the singular vector of the largest singular value.
+    """
     matrices, scale = rescale(matrices, (-2, -1))
     gram, log = _gram(matrices), torch.zeros((), dtype=scale.dtype, device=scale.device)
     for i in range(iterations):
         gram = gram @ gram if i else gram
         norm = torch.linalg.matrix_norm(gram).clamp_min(torch.finfo(gram.dtype).tiny)
         log, gram = log + norm.log() / 2 ** (i + 1), gram / norm[..., None, None]
-    return undo_rescale(log.exp(), scale)
+    return undo_rescale(log.exp(), scale), gram
 
 
 @dataclass(frozen=True)
