@@ -41,6 +41,8 @@ def density_rows(jobs: Jobs) -> list[dict[str, Any]]:
     """A row per table: the nats of every density, and whether ours is the best or within one standard error of it."""
     rows = []
     for name, methods in jobs.items():
+        if OURS not in methods or "mixture" not in methods:
+            continue
         found = {m: nats(methods[m]) for m in (*DENSITIES, FORMER) if m in methods}
         ours, error = found[OURS]
         best = min(value for m, (value, _) in found.items() if m not in (OURS, FORMER))
@@ -53,7 +55,7 @@ def density_rows(jobs: Jobs) -> list[dict[str, Any]]:
                 "rows": methods[OURS][0]["rows"],
                 "columns": methods[OURS][0]["columns"],
                 "entropy": mean(entropies) if entropies else None,
-                **{m: value for m, (value, _) in found.items()},
+                **{m: found[m][0] if m in found else None for m in (*DENSITIES, FORMER)},
                 "standard error": error,
                 "best or within one error": ours <= best + error,
                 "no worse than the mixture": ours <= found["mixture"][0] + error,
@@ -69,8 +71,9 @@ def detector_rows(jobs: Jobs) -> list[dict[str, Any]]:
     """A row per table: the mean AUROC of every method against generated anomalies."""
     return [
         {"table": "auroc", "data": name, "used": "to choose" if name in CHOOSE else "to confirm"}
-        | {m: mean(j["auroc"] for j in methods[m]) for m in DETECTORS if m in methods}
+        | {m: mean(j["auroc"] for j in methods[m]) if m in methods else None for m in DETECTORS}
         for name, methods in jobs.items()
+        if OURS in methods
     ]
 
 

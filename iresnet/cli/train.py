@@ -219,9 +219,11 @@ def finish(result: FitResult) -> None:
         raise typer.Exit(130)
     best = result.run.best_metrics()
     words = ", ".join(f"{name} {value:.3f}" for name, value in best.items() if name not in ("step", TRUNCATION))
+    early = ", ended early" if result.step < result.run.experiment.training.steps else ""
     when = "Best at" if result.run.experiment.training.select == "best" else "After"
     screen.say(
-        f"Trained {counted(result.step, 'step')} in {result.seconds:.0f} s. {when} step {best['step']:.0f}: {words}.",
+        f"Trained {counted(result.step, 'step')} in {result.seconds:.0f} s{early}. {when} step {best['step']:.0f}: "
+        f"{words}.",
     )
     if warning := truncation_warning(result.run):
         screen.say(warning)

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ..base import Base, DiagonalNormal, FullMixture, NormalMixture, Posterior
+from ..base import Base, DiagonalNormal, NormalMixture, Posterior
 from ..chain import Chain
 from ..classifier import Classifier
 from ..data import Schema
@@ -30,18 +30,17 @@ from ..transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
 from ..transforms.given import Given
 from ..transforms.mixing import InvertibleConv1x1, PrincipalAxes
 from ..transforms.preprocess import Logit, Standardise
-from ..transforms.spline import ColumnSpline, fit_columns
 from . import families
 from .branches import Activation, alternate, conditioned, convolutions, dense, linears, potential
-from .mixture import fit_mixture, held_out_parts, suits_better
+from .mixture import column_splines, full_mixture, random_samples
 from .network import Network
 from .readout import head as make_head
 from .resnet import PlainResNet, PreActResNet
 from .unconstrained import UnconstrainedBlock
 
-#: The number of images that the standardisation is fitted on, of rows that full covariances are fitted on, and the
-#: dimension up to which the exact determinant costs no more than a series.
-FIT_IMAGES, FIT_ROWS, EXACT_DIMENSIONS = 10_000, 10_000, 8
+#: The number of images that the standardisation is fitted on, and the dimension up to which the exact determinant costs
+#: no more than a series.
+FIT_IMAGES, EXACT_DIMENSIONS = 10_000, 8
 
 #: The most columns of a base with full covariances.
 FULL_COLUMNS = 1_000
@@ -187,7 +186,7 @@ def _fixed_transform(
     """Build what comes before the network and is fixed before training: preprocessing, and the splines of a table."""
     first = _preprocessing(network, schema, purpose, data)
     if network.spline_bins and not schema.is_image:
-        return Chain(first, _columns(network, schema, first, data, validation))
+        return Chain(first, column_splines(network, schema, first, data, validation))
     return first
 
 
@@ -200,30 +199,9 @@ def _preprocessing(network: Network, schema: Schema, purpose: str, data: Tensor 
         return Standardise([schema.levels / 2] * schema.shape[0], [float(schema.levels)] * schema.shape[0])
     if data is None:
         return Standardise(torch.zeros(schema.shape[0]), torch.ones(schema.shape[0]))
-    data = _random_samples(data, FIT_IMAGES) if schema.is_image else data
+    data = random_samples(data, FIT_IMAGES) if schema.is_image else data
     # Dequantisation moves the mean by half a level; it adds 1/12 to the variance, which is left to ActNorm.
     return Standardise.fit(data.float() + (0.0 if schema.levels is None else 0.5))
-
-
-def _columns(
-    network: Network, schema: Schema, standardise: Transform, data: Tensor | None, validation: Tensor | None
-) -> ColumnSpline:
-    """Build a spline per column; the identity, where a mixture with full covariances suits plain columns better."""
-    identity = ColumnSpline(schema.shape[0], network.spline_bins)
-    if data is None:
-        return identity
-    x, held_out = map(standardise, held_out_parts(_random_samples(data, FIT_ROWS), validation))
-    spline = fit_columns(x, network.spline_bins, held_out)
-    if network.covariance == "diagonal" or suits_better(spline, identity, x, held_out):
-        return spline
-    return identity
-
-
-def _random_samples(data: Tensor, count: int) -> Tensor:
-    """Return at most `count` samples, drawn at random, since the first ones may be of one class."""
-    if len(data) <= count:
-        return data
-    return data[torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:count].to(data.device)]
 
 
 def _column_transform(schema: Schema, data: Tensor | None) -> ColumnTransform:
@@ -376,25 +354,10 @@ def _kernel(network: Network, scale: int) -> int:
 
 def _base(network: Network, shape: Shape, transform: Transform, data: Tensor | None, validation: Tensor | None) -> Base:
     if network.covariance == "full":
-        return _full_mixture(network, shape, transform, data, validation)
+        return full_mixture(network, shape, transform, data, validation)
     if network.components > 1:
         return NormalMixture(shape, network.components)
     return DiagonalNormal(shape, learned=network.learned_base)
-
-
-def _full_mixture(
-    network: Network, shape: Shape, transform: Transform, data: Tensor | None, validation: Tensor | None
-) -> FullMixture:
-    """Initialise the transform on the data, and fit a mixture with full covariances to the codes."""
-    if data is None:
-        if not network.components:
-            raise ValueError("components must be at least 1 without data to choose it on; got 0.")
-        return FullMixture(shape, network.components, learned=network.learned_base)
-    x = _random_samples(data, FIT_ROWS)
-    transform.train()(x)  # the first batch in training initialises ActNorms and principal axes
-    with torch.no_grad():
-        z, held_out = transform(x), None if validation is None else transform(_random_samples(validation, FIT_ROWS))
-    return fit_mixture(partial(FullMixture, shape, learned=network.learned_base), z, held_out, network.components)
 
 
 def training_estimator(network: Network, schema: Schema) -> Estimator | None:

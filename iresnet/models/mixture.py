@@ -1,17 +1,20 @@
-"""The base of a density as a mixture of normals with full covariances, fitted to the codes before training.
+"""What a density of a table is fitted to before training: splines of its columns, and a base with full covariances.
 
 EM finds a local maximum of the likelihood of the codes z at the initial weights. The number of components and the
 variance that is added to every direction are those with the largest likelihood of held-out codes. For every number of
 components that variance falls step by step, each fit starting at the previous one, so that a narrow component has to
-develop from a wide one. Training then starts at this mixture instead of at one normal.
+develop from a wide one. One more component, with the mean of all codes and several times their spread, keeps rows that
+are unlike all others from getting a likelihood of nearly zero. Training starts at this mixture.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -20,7 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..base import FullMixture
-from ..transform import Transform
+from ..data import Schema
+from ..transform import Shape, Transform
+from ..transforms.spline import ColumnSpline, fit_columns
+from .network import Network
 
 if TYPE_CHECKING:
     from sklearn.mixture import GaussianMixture
@@ -33,6 +39,9 @@ COMPONENTS, PATIENCE = (1, 2, 3, 5, 8, 12, 20, 30, 50), 2
 #: The variances that are added to every direction of the codes, and the most iterations of EM with each.
 ADDED_VARIANCES, ITERATIONS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-6), 15
 
+#: The shares of the wide component that are tried, and its standard deviations relative to those of the codes.
+SHARES, SPREADS = (0.001, 0.003, 0.01, 0.03, 0.1), (2.0, 5.0, 15.0)
+
 #: The most work of an iteration, as components x codes x dimensions^2, unless there is one component: some seconds.
 WORK = 3e9
 
@@ -42,15 +51,85 @@ FEW, FOLDS = 1_000, 4
 #: To compare transforms by the mixtures that suit them: the most samples, and the numbers of components.
 PILOT_SAMPLES, PILOT_COMPONENTS = 4_000, (1, 3, 8, 20)
 
-#: The fraction of the codes that is held out if no validation codes are given.
-HELD_OUT = 0.2
+#: The most rows that splines and mixtures are fitted to, and the fraction of them that is held out if there are no
+#: validation rows.
+FIT_ROWS, HELD_OUT = 10_000, 0.2
+
+
+def column_splines(
+    network: Network, schema: Schema, standardise: Transform, data: Tensor | None, validation: Tensor | None
+) -> ColumnSpline:
+    """Build a spline per column; the identity, where a mixture with full covariances suits plain columns better."""
+    identity = ColumnSpline(schema.shape[0], network.spline_bins)
+    if data is None:
+        return identity
+    x, held_out = map(standardise, held_out_parts(random_samples(data, FIT_ROWS), validation))
+    spline = fit_columns(x, network.spline_bins, held_out)
+    if network.covariance == "diagonal" or suits_better(spline, identity, x, held_out):
+        return spline
+    return identity
+
+
+def full_mixture(
+    network: Network, shape: Shape, transform: Transform, data: Tensor | None, validation: Tensor | None
+) -> FullMixture:
+    """Initialise the transform on the data, and fit a mixture with full covariances to the codes."""
+    if data is None:
+        if not network.components:
+            raise ValueError("components must be at least 1 without data to choose it on; got 0.")
+        return FullMixture(shape, network.components + 1, learned=network.learned_base)
+    x = random_samples(data, FIT_ROWS)
+    transform.train()(x)  # the first batch in training initialises ActNorms and principal axes
+    with torch.no_grad():
+        z, held_out = transform(x), None if validation is None else transform(random_samples(validation, FIT_ROWS))
+    return fit_mixture(partial(FullMixture, shape, learned=network.learned_base), z, held_out, network.components)
+
+
+def random_samples(data: Tensor, count: int) -> Tensor:
+    """Return at most `count` samples, drawn at random, since the first ones may be of one class."""
+    if len(data) <= count:
+        return data
+    return data[torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:count].to(data.device)]
 
 
 def fit_mixture(base: Callable[[int], FullMixture], z: Tensor, held_out: Tensor | None, components: int) -> FullMixture:
-    """Return the base of a number of components, set to the mixture that EM fits to the codes z; 0: the best number."""
-    best = best_mixture(*held_out_parts(z, held_out), (components,) if components else COMPONENTS)
-    parts = (torch.from_numpy(part) for part in (best.weights_, best.means_, best.covariances_))
-    return base(best.n_components).set_(*parts)
+    """Return a base that is set to what EM fits to the codes z; `components` of 0: as many as suit them best.
+
+    `base` makes one of a given number of components, which is one more than EM fits: the last one is wide.
+    """
+    z, held_out = held_out_parts(z, held_out)
+    best = best_mixture(z, held_out, (components,) if components else COMPONENTS)
+    (share, spread), _ = _background(best, held_out)
+    weights, means, covariances = (torch.from_numpy(part) for part in (best.weights_, best.means_, best.covariances_))
+    mean, covariance = _moments(best)
+    return base(best.n_components + 1).set_(
+        torch.cat([(1 - share) * weights, torch.tensor([share])]),
+        torch.cat([means, mean[None]]),
+        torch.cat([covariances, spread**2 * covariance[None]]),
+    )
+
+
+def _background(mixture: GaussianMixture, held_out: Tensor) -> tuple[tuple[float, float], Tensor]:
+    """Return the share and the spread of the wide component that suit held-out codes best, and their likelihoods."""
+    mean, covariance = _moments(mixture)
+    rows = _matrix(held_out)
+    near, found = torch.from_numpy(mixture.score_samples(rows)), {}
+    for share, spread in itertools.product(SHARES, SPREADS):
+        wide = torch.distributions.MultivariateNormal(mean, spread**2 * covariance)
+        far: Tensor = wide.log_prob(torch.from_numpy(rows))  # type: ignore[no-untyped-call]
+        found[share, spread] = torch.logaddexp(near + math.log(1 - share), far + math.log(share))
+    best = max(found, key=lambda key: float(found[key].mean()))
+    return best, found[best]
+
+
+def _moments(mixture: GaussianMixture) -> tuple[Tensor, Tensor]:
+    """Return the mean and the covariance of a whole mixture."""
+    weights, means, covariances = (
+        torch.from_numpy(p) for p in (mixture.weights_, mixture.means_, mixture.covariances_)
+    )
+    mean = weights @ means
+    off = means - mean
+    return mean, torch.einsum("k,kij->ij", weights, covariances + off[:, :, None] * off[:, None])
 
 
 def suits_better(transform: Transform, other: Transform, x: Tensor, held_out: Tensor) -> bool:
@@ -64,7 +143,7 @@ def mixture_log_likelihood(transform: Transform, x: Tensor, held_out: Tensor) ->
     with torch.no_grad():
         z, (held_out_z, logdet) = transform(x[:PILOT_SAMPLES]), transform.forward_and_logdet(held_out)
     best = best_mixture(z, held_out_z, PILOT_COMPONENTS)
-    return torch.from_numpy(best.score_samples(_matrix(held_out_z))) + logdet.double().cpu()
+    return _background(best, held_out_z)[1] + logdet.double().cpu()
 
 
 def held_out_parts(x: Tensor, held_out: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -120,8 +120,8 @@ class Network:
 
     #: "diagonal": every number of the code has a scale of its own. "full": covariances, fitted by EM before training.
     covariance: Literal["diagonal", "full"] = "diagonal"
-    #: The number of normals in the base; more than one form a mixture. 0: as many as suit the validation samples best
-    #: (with covariance = "full").
+    #: The number of normals in the base; more than one form a mixture. With covariance = "full" there is one more, a
+    #: wide one for outliers, and 0 means as many as suit the validation samples best.
     components: Annotated[int, minimum(0), maximum(10_000)] = 1
     #: Whether mean and scale of a single normal, or a mixture with full covariances, are learned.
     learned_base: bool = True

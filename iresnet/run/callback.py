@@ -59,7 +59,7 @@ class RunCallback:
         self.step, self.seconds_before = state.read_count("step"), state.read_number("seconds", 0.0)
         self.best = state.read_number("best", math.inf)
         #: Validations since the best one; and whether training has ended, by its number of steps or early.
-        self.waited, self.ended = int(state.read_number("waited", 0.0)), bool(state.read_number("ended", 0.0))
+        self.waited, self.ended = int(state.read_number("waited", 0.0)), has_ended(run, state)
         self.start = time.perf_counter()
         self.log = run.open_log(self.step, _validation_columns(run.experiment.objective, run.schema, model))
         self._made_with = made_with(run.experiment, run.schema)
@@ -100,7 +100,9 @@ class RunCallback:
     def _save(self, state: State) -> None:
         """Save the training state to resume from."""
         snapshot, extra = state.snapshot(), {"seconds": self.seconds, "made_with": self._made_with}
-        extra |= {"waited": self.waited, "ended": int(self.ended)}
+        extra["waited"] = self.waited
+        if self.ended:
+            extra["ended"] = state.step
         if math.isfinite(self.best):
             extra["best"] = self.best
         self._write_checkpoint(replace(snapshot, state={**snapshot.state, **extra}), "last.safetensors", state.step)
@@ -136,6 +138,12 @@ class RunCallback:
     def close(self) -> None:
         """Close the log."""
         self.log.close()
+
+
+def has_ended(run: Run | MemoryRun, state: Checkpoint) -> bool:
+    """Whether the training of a checkpoint has ended, by its number of steps or early."""
+    step = state.read_count("step")
+    return step >= run.experiment.training.steps or state.read_number("ended", -1.0) == step
 
 
 def _validation_columns(objective: ObjectiveSettings, schema: Schema, model: nn.Module) -> list[str]:

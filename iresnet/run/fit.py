@@ -24,7 +24,7 @@ from ..results import provenance
 from ..train import Report, TrainingError, checkpoint, train
 from ..train.checkpoint import Checkpoint
 from ..version import __version__
-from .callback import VALIDATION_SAMPLES, RunCallback
+from .callback import VALIDATION_SAMPLES, RunCallback, has_ended
 from .folder import Run, fingerprints, made_with
 from .memory import MemoryRun
 from .pilot import build_start
@@ -82,9 +82,9 @@ def initial_model(
 
 
 def _with_components(network: Network, model: nn.Module) -> Network:
-    """Return the settings with the number of components that was chosen for the model."""
+    """Return the settings with the number of components that was chosen for the model, without the wide one."""
     base = getattr(model, "base", None)
-    return replace(network, components=base.components) if isinstance(base, FullMixture) else network
+    return replace(network, components=base.components - 1) if isinstance(base, FullMixture) else network
 
 
 def resume(
@@ -105,7 +105,7 @@ def resume(
         last = run.folder / "last.safetensors"
         state = run.load_checkpoint(last) if last.is_file() else None
         step = state.read_count("step") if state else 0
-        ended = state is not None and _has_ended(run, state)
+        ended = state is not None and has_ended(run, state)
         if state is None or not (ended and (run.folder / "model.safetensors").is_file()):
             splits = run.splits()
             if not (run.folder / "data.json").is_file():  # the process was killed before it was written
@@ -119,11 +119,6 @@ def resume(
         certificate = _certificate_of(run)
         seconds = state.read_number("seconds", 0.0)
         return FitResult(run, step, True, seconds, certificate, tuple(run.tightened_layers()))
-
-
-def _has_ended(run: Run | MemoryRun, state: Checkpoint) -> bool:
-    """Whether the training of a checkpoint has ended, early or by its number of steps."""
-    return state.read_count("step") >= run.experiment.training.steps or bool(state.read_number("ended", 0.0))
 
 
 def _certificate_of(run: Run) -> Certificate | None:
@@ -153,8 +148,7 @@ def _fit(
         _write_environment(run, environment(callback, model, device), resumed=state is not None)
 
     callback = train_model(run, model, splits.train, splits.validation, device, report, stop, state, note)
-    finished = callback.ended or callback.step >= run.experiment.training.steps
-    if not finished or stop():  # stopped during the last step: `resume` does the rest
+    if not callback.ended or stop():  # stopped during the last step: `resume` does the rest
         return FitResult(run, callback.step, False, callback.seconds, engine=callback.engine)
     certificate, tightened = release(run, splits.validation, device)
     return FitResult(run, callback.step, True, callback.seconds, certificate, tuple(tightened), callback.engine)
@@ -198,7 +192,7 @@ def train_model(
     try:
         if state is None and isinstance(getattr(model, "base", None), FullMixture):
             callback.validate_initial(model)
-        if state is None or not _has_ended(run, state):
+        if not callback.ended:
             train(
                 objective, batches.starting_at(begin.read_count("step")), experiment.training, generator=generator,
                 acceleration=experiment.acceleration, report=on_step, resume=state, callback=callback,

@@ -2,40 +2,47 @@
 
 A mixture with many components is ahead at first. Where the data lie on curved surfaces, which a mixture tiles with
 small normals, a network with one normal learns to unbend them and overtakes it within some hundred steps; where the
-data have clusters, it never does. So both are trained for a few steps, and validation samples decide. With few samples,
+data have clusters, it never does. So both are trained for a few steps, and validation samples decide: the mixture is
+left if one normal is clearly ahead. With few samples,
 to which a network adds little, the mixture is taken.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from .. import evaluate
 from ..base import FullMixture
-from ..data import Batches, Splits
+from ..data import Batches, Splits, subsample
 from ..lipschitz import defer_norms, refresh_
 from ..models import build
 from ..presets import Experiment
 from ..train import train
-from .callback import validate
+from .callback import VALIDATION_SAMPLES
 
-#: The steps of a pilot, and the number of training samples below which there is none.
-PILOT_STEPS, MIN_SAMPLES = 400, 1_000
+#: The steps of a pilot, and the number of training samples below which there is none; and by how many standard errors
+#: one normal must be ahead.
+PILOT_STEPS, MIN_SAMPLES, SIGMAS = 400, 1_000, 2
 
 
 def build_start(experiment: Experiment, splits: Splits, stop: Callable[[], bool] = lambda: False) -> nn.Module:
     """Build the model to train, its base fitted; with components = 0, the better one of two starts."""
     model = _build(experiment, splits, experiment.network.components)
     base = getattr(model, "base", None)
-    is_open = isinstance(base, FullMixture) and experiment.network.components == 0 and base.components > 1
+    is_open = isinstance(base, FullMixture) and experiment.network.components == 0 and base.components > 2
     if not is_open or len(splits.train) < MIN_SAMPLES or experiment.training.steps <= PILOT_STEPS:
         return model
     other = _build(experiment, splits, 1)
-    return min((model, other), key=lambda start: _pilot(experiment, splits, copy.deepcopy(start), stop))
+    gain = _pilot(experiment, splits, copy.deepcopy(other), stop) - _pilot(
+        experiment, splits, copy.deepcopy(model), stop
+    )
+    return other if gain.mean() > SIGMAS * gain.std() / math.sqrt(len(gain)) else model
 
 
 def _build(experiment: Experiment, splits: Splits, components: int) -> nn.Module:
@@ -45,12 +52,12 @@ def _build(experiment: Experiment, splits: Splits, components: int) -> nn.Module
         return build(network, splits.schema, experiment.objective.kind, splits.train.x, splits.validation.x)
 
 
-def _pilot(experiment: Experiment, splits: Splits, model: nn.Module, stop: Callable[[], bool]) -> float:
-    """Train for a few steps, and return the validation loss."""
+def _pilot(experiment: Experiment, splits: Splits, model: nn.Module, stop: Callable[[], bool]) -> Tensor:
+    """Train for a few steps, and return the log-likelihoods of validation samples."""
     refresh_(model, settle=True)
     objective = experiment.objective.build_objective(model, splits.schema.levels)
     batches = Batches(splits.train, experiment.training.batch, seed=experiment.seed)
     settings = replace(experiment.training, steps=PILOT_STEPS, schedule="constant")
     generator = torch.Generator().manual_seed(experiment.seed)
     trained = train(objective, batches.starting_at(0), settings, generator=generator, callback=lambda _: stop())
-    return validate(trained, splits.validation, experiment.objective)[1]
+    return evaluate.log_likelihood(trained, subsample(splits.validation, VALIDATION_SAMPLES)).value.double()

@@ -131,11 +131,11 @@ class ColumnSpline(ClosedForm):
 
     def _segment(self, edges: Tensor, values: Tensor) -> Segment:
         """The segment of every value, found among the knots or their codes; the outer ones for values outside."""
-        columns = edges[:, 1:-1].to(values.dtype).contiguous()
-        index = torch.searchsorted(columns, values.detach().T.contiguous(), right=True)
+        # Not by torch.searchsorted, which ONNX lacks.
+        index = (values.detach().unsqueeze(-1) >= edges[:, 1:-1].to(values.dtype)).sum(-1)
 
         def at(table: Tensor, offset: int = 0) -> Tensor:
-            return table.to(values.dtype).gather(1, index + offset).T
+            return table.to(values.dtype).T.gather(0, index + offset)
 
         x, z = at(self.knots), at(self.codes)
         width = at(self.knots, 1) - x
