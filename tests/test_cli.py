@@ -182,7 +182,7 @@ class TestTrain:
 def test_one_step_is_singular(capsys):
     opened = Run.open(trained())
     finish(FitResult(opened, 1, True, 0.0, certify(opened.model(), opened.schema.shape)))
-    assert "Trained 1 step in 0 s." in capsys.readouterr().out
+    assert "Trained 1 step in 0 s" in capsys.readouterr().out
 
 
 class TestWorkOnARun:

@@ -561,7 +561,7 @@ def test_global_torch_settings_are_restored(chain, pair):
 def test_mixing_and_a_flat_tail_are_inverted_too():
     torch.manual_seed(0)
     image = [Squeeze(), InvertibleConv1x1(4), ResidualBlock(contractive_convnet(4, 6))]
-    chain = Chain(*image, Flatten((4, 3, 3)), ResidualBlock(contractive_mlp(36, (8,)))).double()
+    chain = Chain(*image, Flatten((4, 3, 3)), ResidualBlock(contractive_mlp(36, (8,)))).double().eval()
     x = normal(3, 1, 6, 6, seed=1)
     solution = Inverter(chain, (3, 36)).solve(chain(x))
     assert bool(solution.converged.all())
