@@ -131,6 +131,8 @@ def publish(folder: Path) -> Path:
         made += summary_rows(made) if stage == "confirm" else []
         rows += [row | {"run": len(runs)} for row in made]
         runs.append(records[-1] | {"seconds": sum(r["seconds"] for r in records)})
+        earlier = {r["commit"]: r for r in records if r["commit"] != records[-1]["commit"]}
+        runs[-1] |= {"earlier": list(earlier.values())} if earlier else {}
         runs[-1] |= PILOT if stage == "choose" else {}
     return write(Results("tables", rows, runs))
 

@@ -3,8 +3,8 @@
 A mixture with many components is ahead at first. Where the data lie on curved surfaces, which a mixture tiles with
 small normals, a network with one normal learns to unbend them and overtakes it within some hundred steps; where the
 data have clusters, it never does. So both are trained for a few steps, and validation samples decide: the mixture is
-left if one normal is clearly ahead of it, trained or not. With few samples,
-to which a network adds little, the mixture is taken.
+left if one normal is clearly ahead of it, trained or not. With few samples, to which a network adds little, the mixture
+is taken.
 """
 
 from __future__ import annotations
