@@ -127,8 +127,8 @@ def publish(folder: Path) -> Path:
     for stage in ("confirm", "choose"):
         records = [json.loads(line) for line in (folder / f"{stage}.runs.jsonl").read_text().splitlines()]
         jobs = read_jobs(folder / f"{stage}.jsonl")
-        made = density_rows(jobs) + detector_rows(jobs) if stage == "confirm" else candidate_rows(jobs, CHOSEN)
-        made += summary_rows(made) if stage == "confirm" else []
+        densities = density_rows(jobs) if stage == "confirm" else []
+        made = densities + summary_rows(densities) + detector_rows(jobs) if densities else candidate_rows(jobs, CHOSEN)
         rows += [row | {"run": len(runs)} for row in made]
         runs.append(records[-1] | {"seconds": sum(r["seconds"] for r in records)})
         earlier = {r["commit"]: r for r in records if r["commit"] != records[-1]["commit"]}
