@@ -33,7 +33,7 @@ from table_data import CHOOSE, TABLES, anomalies
 from table_methods import PLAIN, TIMED, Fitted, iresnet, zuko_flow
 from table_results import FORMER, OURS, candidate_rows, density_rows, detector_rows, read_jobs, summary_rows
 
-from iresnet.results import PILOT, Results, provenance, write
+from iresnet.results import Results, provenance, write
 
 #: Candidates for the default, as settings that replace those of the preset.
 START = (
@@ -133,7 +133,6 @@ def publish(folder: Path) -> Path:
         runs.append(records[-1] | {"seconds": sum(r["seconds"] for r in records)})
         earlier = {r["commit"]: r for r in records if r["commit"] != records[-1]["commit"]}
         runs[-1] |= {"earlier": list(earlier.values())} if earlier else {}
-        runs[-1] |= PILOT if stage == "choose" else {}
     return write(Results("tables", rows, runs))
 
 
