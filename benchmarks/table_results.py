@@ -78,16 +78,19 @@ def detector_rows(jobs: Jobs) -> list[dict[str, Any]]:
 
 
 def summary_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """On how many tables the goals are met: of those used to choose, of the others, of all."""
-    summary = []
-    for used in ("to choose", "to confirm", "all"):
-        part = [row for row in rows if used in ("all", row["used"])]
-        counts = {
-            goal: sum(row[goal] for row in part) for goal in ("best or within one error", "no worse than the mixture")
-        }
-        if part:
-            summary.append({"table": "goals", "tables": used, "number": len(part), **counts})
-    return summary
+    """On how many tables the goals are met: of those used to choose, of the others, and where both flows were run."""
+    groups = {
+        "to choose": [row for row in rows if row["used"] == "to choose"],
+        "to confirm": [row for row in rows if row["used"] == "to confirm"],
+        "all": rows,
+        "all with a spline flow": [row for row in rows if row["spline flow"] is not None],
+        "all with a spline flow and MAF": [row for row in rows if None not in (row["spline flow"], row["MAF"])],
+    }
+    goals = ("best or within one error", "no worse than the mixture")
+    return [
+        {"table": "goals", "tables": name, "number": len(part), **{g: sum(row[g] for row in part) for g in goals}}
+        for name, part in groups.items()
+    ]
 
 
 def candidate_rows(jobs: Jobs, chosen: str) -> list[dict[str, Any]]:

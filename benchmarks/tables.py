@@ -33,7 +33,7 @@ from table_data import CHOOSE, TABLES, anomalies
 from table_methods import PLAIN, TIMED, Fitted, iresnet, zuko_flow
 from table_results import FORMER, OURS, candidate_rows, density_rows, detector_rows, read_jobs, summary_rows
 
-from iresnet.results import PILOT, Results, provenance, write
+from iresnet.results import Results, provenance, write
 
 #: Candidates for the default, as settings that replace those of the preset.
 START = (
@@ -127,11 +127,12 @@ def publish(folder: Path) -> Path:
     for stage in ("confirm", "choose"):
         records = [json.loads(line) for line in (folder / f"{stage}.runs.jsonl").read_text().splitlines()]
         jobs = read_jobs(folder / f"{stage}.jsonl")
-        made = density_rows(jobs) + detector_rows(jobs) if stage == "confirm" else candidate_rows(jobs, CHOSEN)
-        made += summary_rows(made) if stage == "confirm" else []
+        densities = density_rows(jobs) if stage == "confirm" else []
+        made = densities + summary_rows(densities) + detector_rows(jobs) if densities else candidate_rows(jobs, CHOSEN)
         rows += [row | {"run": len(runs)} for row in made]
         runs.append(records[-1] | {"seconds": sum(r["seconds"] for r in records)})
-        runs[-1] |= PILOT if stage == "choose" else {}
+        earlier = {r["commit"]: r for r in records if r["commit"] != records[-1]["commit"]}
+        runs[-1] |= {"earlier": list(earlier.values())} if earlier else {}
     return write(Results("tables", rows, runs))
 
 

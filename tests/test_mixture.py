@@ -232,10 +232,11 @@ class TestPilot:
         alone = pilot._build(experiment(), splits(), found.base.components - 1)
         assert all(torch.equal(a, b) for a, b in zip(found.parameters(), alone.parameters(), strict=True))
 
-    def test_it_returns_validation_likelihoods_after_its_steps(self, monkeypatch):
-        """Tiny steps leave them as they were."""
+    @pytest.mark.parametrize("learning_rate", [1e-6, 0.5])
+    def test_it_returns_validation_likelihoods_of_start_or_end(self, monkeypatch, learning_rate):
+        """Tiny steps leave them as they were; large ones ruin them, and the start counts."""
         monkeypatch.setattr(pilot, "PILOT_STEPS", 2)
-        slow = experiment(learning_rate=1e-6)
+        slow = experiment(learning_rate=learning_rate, average=0.0)
         model = pilot._build(slow, splits(), 2)
         with torch.no_grad():
             before = copy.deepcopy(model).eval().log_prob(splits().validation.x).double()

@@ -51,7 +51,7 @@ FEW, FOLDS = 1_000, 4
 #: To compare transforms by the mixtures that suit them: the most samples, and the numbers of components.
 PILOT_SAMPLES, PILOT_COMPONENTS = 4_000, (1, 3, 8, 20)
 
-#: The most rows that splines and mixtures are fitted to, and the fraction of them that is held out if there are no
+#: The most rows that splines and mixtures are fitted to, and the fraction of them that is held out where there are no
 #: validation rows.
 FIT_ROWS, HELD_OUT = 10_000, 0.2
 

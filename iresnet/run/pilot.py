@@ -3,8 +3,8 @@
 A mixture with many components is ahead at first. Where the data lie on curved surfaces, which a mixture tiles with
 small normals, a network with one normal learns to unbend them and overtakes it within some hundred steps; where the
 data have clusters, it never does. So both are trained for a few steps, and validation samples decide: the mixture is
-left if one normal is clearly ahead. With few samples,
-to which a network adds little, the mixture is taken.
+left if one normal is clearly ahead of it, trained or not. With few samples, to which a network adds little, the mixture
+is taken.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ..lipschitz import defer_norms, refresh_
 from ..models import build
 from ..presets import Experiment
 from ..train import train
+from ..train.average import Average
 from .callback import VALIDATION_SAMPLES
 
 #: The steps of a pilot, and the number of training samples below which there is none; and by how many standard errors
@@ -39,9 +40,8 @@ def build_start(experiment: Experiment, splits: Splits, stop: Callable[[], bool]
     if not is_open or len(splits.train) < MIN_SAMPLES or experiment.training.steps <= PILOT_STEPS:
         return model
     other = _build(experiment, splits, 1)
-    gain = _pilot(experiment, splits, copy.deepcopy(other), stop) - _pilot(
-        experiment, splits, copy.deepcopy(model), stop
-    )
+    one, many = (_pilot(experiment, splits, copy.deepcopy(start), stop) for start in (other, model))
+    gain = one - many
     return other if gain.mean() > SIGMAS * gain.std() / math.sqrt(len(gain)) else model
 
 
@@ -53,11 +53,14 @@ def _build(experiment: Experiment, splits: Splits, components: int) -> nn.Module
 
 
 def _pilot(experiment: Experiment, splits: Splits, model: nn.Module, stop: Callable[[], bool]) -> Tensor:
-    """Train for a few steps, and return the log-likelihoods of validation samples."""
+    """Train for a few steps; return the log-likelihoods of validation samples, by the better one of start and end."""
     refresh_(model, settle=True)
     objective = experiment.objective.build_objective(model, splits.schema.levels)
     batches = Batches(splits.train, experiment.training.batch, seed=experiment.seed)
     settings = replace(experiment.training, steps=PILOT_STEPS, schedule="constant")
     generator = torch.Generator().manual_seed(experiment.seed)
+    held_out = subsample(splits.validation, VALIDATION_SAMPLES)
+    start = evaluate.log_likelihood(Average(model, 0.0).result(model), held_out).value.double()
     trained = train(objective, batches.starting_at(0), settings, generator=generator, callback=lambda _: stop())
-    return evaluate.log_likelihood(trained, subsample(splits.validation, VALIDATION_SAMPLES)).value.double()
+    end = evaluate.log_likelihood(trained, held_out).value.double()
+    return max(start, end, key=lambda likelihoods: float(likelihoods.mean()))
