@@ -641,7 +641,7 @@ class TestSource:
             load(DataSettings(str(tmp_path / "a.csv")))
 
     def test_very_many_classes(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("iresnet.data.dataset.CLASSES", 3)
+        monkeypatch.setattr("iresnet.data.schema.CLASSES", 3)
         rows = "".join(f"{i},k{i % 4}\n" for i in range(20))
         (tmp_path / "a.csv").write_text(f"a,kind\n{rows}")
         (tmp_path / "a.npz").write_bytes(saved(x=np.zeros((9, 4, 4), np.uint8), y=np.arange(9) % 4))

@@ -6,7 +6,8 @@
 from . import toy
 from .augment import Augment
 from .columns import ColumnKind
-from .dataset import Batches, Dataset, Schema, Splits
+from .dataset import Batches, Dataset, Splits
+from .schema import Schema
 from .source import DataSettings, load, names, read
 from .split import subsample
 

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from ..spelling import MOST, listed
 from . import npy
 from .choice import ColumnChooser
-from .dataset import Dataset, Schema, prefix_errors
+from .dataset import Dataset, prefix_errors
 from .labels import class_name, class_names, encode_labels
+from .schema import Schema
 from .table import Table, check_names, label_hint, parse_number, refuse_cell
 
 

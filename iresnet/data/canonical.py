@@ -18,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from . import packed
-from .dataset import Dataset, Schema
+from .dataset import Dataset
 from .download import REGISTRY, Remote, locate_file, search_folders, unpacked_files
+from .schema import Schema
 
 Bytes = NDArray[np.uint8]
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from ..spelling import hint, quoted
 from .columns import parse_kinds
-from .dataset import Schema
+from .schema import Schema
 
 
 @dataclass(frozen=True)

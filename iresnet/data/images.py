@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .dataset import Dataset, Schema, prefix_errors
+from .dataset import Dataset, prefix_errors
 from .labels import MISSING, class_names, encode_labels
+from .schema import Schema
 
 #: The formats that are decoded, whatever the file is called: Pillow would pass PostScript to an interpreter.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")

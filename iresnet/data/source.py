@@ -25,7 +25,8 @@ from ..spelling import hint, quoted
 from . import arrays, canonical, choice, columns, delimited, images, split, table, toy
 from .augment import Augment
 from .choice import TableOptions
-from .dataset import Dataset, Schema, Splits, prefix_errors, seeded_generator
+from .dataset import Dataset, Splits, prefix_errors, seeded_generator
+from .schema import Schema
 
 TEXT, ARRAYS, PARQUET = (".csv", ".tsv"), (".npy", ".npz"), (".parquet",)
 COMPRESSED, STDIN = (".csv.gz", ".tsv.gz"), "-"

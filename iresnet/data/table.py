@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from ..spelling import quoted
 from .choice import TableOptions
 from .columns import REAL, ColumnKind, parse_kinds
-from .dataset import Dataset, Schema, prefix_errors
+from .dataset import Dataset, prefix_errors
 from .detection import degenerate, detect
 from .labels import MISSING, class_name, class_names, encode_labels
+from .schema import Schema
 
 
 @dataclass(frozen=True)
