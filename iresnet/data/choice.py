@@ -71,17 +71,18 @@ def choose_training_columns(options: TableOptions) -> ColumnChooser:
             raise ValueError(f"{path} has no column left. Give at least one.")
         _check_known(path, "kind", kinds, chosen)
         if options.context and not set(options.context) < set(chosen):
-            wrong = next((name for name in options.context if name not in chosen), options.context[0])
+            known = set(chosen)
+            wrong = next((name for name in options.context if name not in known), options.context[0])
             raise ValueError(
                 f"{path}: the context must be some of the columns, and leave at least one other; got {quoted(wrong)}."
             )
-        words = frozenset(names.index(column) for column, kind in kinds.items() if kind is None)
+        position = {name: i for i, name in enumerate(names)}
         return ColumnChoice(
-            [names.index(name) for name in chosen],
-            names.index(label) if label else None,
+            [position[name] for name in chosen],
+            position[label] if label else None,
             suggest_label=not label,
-            id=names.index(options.id) if options.id else None,
-            words=words,
+            id=position[options.id] if options.id else None,
+            words=frozenset(position[column] for column, kind in kinds.items() if kind is None),
             skip_missing=options.skip_missing,
         )
 
@@ -90,8 +91,9 @@ def choose_training_columns(options: TableOptions) -> ColumnChooser:
 
 def _check_known(path: Path, option: str, columns: Iterable[str], names: Sequence[str]) -> None:
     """Refuse an option that names a column which the file does not have."""
+    known = {*names, ""}
     for column in columns:
-        if column and column not in names:
+        if column not in known:
             raise ValueError(f"{path} has no column {quoted(column)}, which --{option} names. {hint(column, names)}")
 
 
