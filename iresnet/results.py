@@ -52,7 +52,8 @@ class Results:
 
     def __post_init__(self) -> None:
         """Raise for an invalid name or a row without a run."""
-        if not isinstance(self.name, str) or not self.name or Path(self.name).name != self.name:
+        is_name = isinstance(self.name, str) and self.name.isprintable() and Path(self.name).name == self.name
+        if not is_name or not self.name:
             raise ValueError(f"name must be a valid file name; got {self.name!r}. Example: 'table2'.")
         for key, entries in (("rows", self.rows), ("runs", self.runs)):
             if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):

@@ -70,7 +70,7 @@ def test_a_full_disk_leaves_the_old_file_and_raises_a_clear_error(example, tmp_p
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("name", ["", "a/b", None])
+@pytest.mark.parametrize("name", ["", "a/b", None, "a\nb", "a\u202eb", "a\x00"])
 def test_a_name_must_be_a_valid_file_name(name):
     with pytest.raises(ValueError, match="name must be a valid file name"):
         Results(name)
