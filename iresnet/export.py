@@ -1,11 +1,12 @@
 """Export a trained model to files that run without this library.
 
     weights.safetensors   the constrained weights as plain ones: W min(1, c / sigma(W)) of Eq. (2), computed once
-    program.pt2           x -> {"code": F(x), "logits": head(F(x))} as a `torch.export` program; needs only torch
+    program.pt2           x -> {"code": F(x), ...} as a `torch.export` program; needs only torch
     model.onnx            the same as ONNX; needs only a runtime such as onnxruntime
 
 Both programs accept any batch size, and each is compared with the model before it is written. They contain the forward
-pass. The inverse, the likelihood and their proven bounds need the library, which loads the weights again.
+pass (`exported.Forward`): the code, the logits of a classifier, and the scores of a density of rows. The inverse and
+the proven bounds need the library, which loads the weights again.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from . import atomic
+from .data import Schema
+from .evaluate import anomaly
+from .exported import Forward, Tensors
 from .lipschitz import release_
-from .transform import Shape, Transform, check_batch
+from .transform import Shape, check_batch
 from .transforms.first_batch import uninitialised
 from .version import __version__
 
@@ -37,7 +41,6 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 Model = TypeVar("Model", bound=nn.Module)
-Tensors: TypeAlias = dict[str, Tensor]
 About: TypeAlias = Mapping[str, Any]
 
 VERSION = f"iresnet {__version__} with torch {torch.__version__}"
@@ -72,24 +75,6 @@ def _remove_parametrizations_(module: nn.Module) -> None:
         parametrize.remove_parametrizations(module, name, leave_parametrized=True)
 
 
-class Forward(nn.Module):
-    """The forward pass that is exported: x -> {"code": F(x)}, and "logits" if the model has a head."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        transform = model if isinstance(model, Transform) else getattr(model, "transform", None)
-        if not isinstance(transform, nn.Module):
-            raise ValueError(
-                "a model to export must be a Transform or have one as .transform (Flow, Classifier, Hybrid); "
-                f"got {type(model).__name__}. Wrap it, for example as Classifier(transform, head)."
-            )
-        self.transform, self.head = transform, getattr(model, "head", None)
-
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensors:
-        z = self.transform(x, context)
-        return {"code": z} if self.head is None else {"code": z, "logits": self.head(z)}
-
-
 def save_weights(model: nn.Module, path: str | Path, *, shape: Shape | None = None, about: About | None = None) -> Path:
     """Write the plain weights to a safetensors file, atomically.
 
@@ -113,22 +98,47 @@ def save_weights(model: nn.Module, path: str | Path, *, shape: Shape | None = No
     )
 
 
-def forward_program(model: nn.Module, example: Tensor, context: Tensor | None = None) -> ExportedProgram:
+def forward_program(
+    model: nn.Module,
+    example: Tensor,
+    context: Tensor | None = None,
+    *,
+    schema: Schema | None = None,
+    reference: Tensor | None = None,
+) -> ExportedProgram:
     """Trace the forward pass (see `Forward`) into a `torch.export` program for the CPU, with a dynamic batch size.
 
-    `example` is a batch of at least one input of the model; only its shape and dtype enter the program.
+    `example` is a batch of at least one input of the model; only its shape and dtype enter the program. The `schema` of
+    a table says which columns are discrete and which values are possible. `reference` holds ln p of held-out samples
+    (`Run.reference()`), which the anomaly score is relative to; without it, there is none.
     """
-    return _trace(*_prepare(model, example, context))[0]
+    return _trace(*_prepare(model, example, context, schema, reference))[0]
 
 
-def save_program(model: nn.Module, example: Tensor, path: str | Path, context: Tensor | None = None) -> Path:
+def save_program(
+    model: nn.Module,
+    example: Tensor,
+    path: str | Path,
+    context: Tensor | None = None,
+    *,
+    schema: Schema | None = None,
+    reference: Tensor | None = None,
+) -> Path:
     """Write `forward_program` to a .pt2 file, which `torch.export.load(path).module()` loads as a function."""
     if Path(path).suffix != ".pt2":
         raise ValueError(f"the file of a program must end in .pt2, or torch does not load it; got {path}. Rename it.")
-    return atomic.write(path, _to_bytes(forward_program(model, example, context)))
+    return atomic.write(path, _to_bytes(forward_program(model, example, context, schema=schema, reference=reference)))
 
 
-def save_onnx(model: nn.Module, example: Tensor, path: str | Path, context: Tensor | None = None) -> Path:
+def save_onnx(
+    model: nn.Module,
+    example: Tensor,
+    path: str | Path,
+    context: Tensor | None = None,
+    *,
+    schema: Schema | None = None,
+    reference: Tensor | None = None,
+) -> Path:
     """Write the same forward pass as ONNX. If onnxruntime is installed, it is run and compared with the model."""
     missing = _missing_packages()
     if missing:
@@ -136,20 +146,28 @@ def save_onnx(model: nn.Module, example: Tensor, path: str | Path, context: Tens
             f"ONNX needs the packages onnx and onnxscript; missing: {', '.join(missing)}. "
             f"Install them: pip install {' '.join(missing)}."
         )
-    forward, inputs = _prepare(model, example, context)
+    forward, inputs = _prepare(model, example, context, schema, reference)
     return atomic.write(path, _onnx(_trace(forward, inputs)[0], forward, inputs)[0])
 
 
 def export(
-    model: nn.Module, example: Tensor, folder: str | Path, context: Tensor | None = None, *, about: About | None = None
+    model: nn.Module,
+    example: Tensor,
+    folder: str | Path,
+    context: Tensor | None = None,
+    *,
+    schema: Schema | None = None,
+    reference: Tensor | None = None,
+    about: About | None = None,
 ) -> dict[str, Path]:
     """Write weights, program and ONNX to a folder, with a README.txt that explains how to load each.
 
+    The arguments are those of `forward_program`; `about` is stored with the weights.
     Files of an earlier export are replaced. If the packages for ONNX are missing, there is no ONNX file (an old one is
     removed), and the README says what to install.
     """
     folder = Path(folder)
-    forward, inputs = _prepare(model, example, context)
+    forward, inputs = _prepare(model, example, context, schema, reference)
     program, difference = _trace(forward, inputs)
     measured = f"program.pt2 differs from the model by at most {difference:.1e}"
     onnx = b""
@@ -162,7 +180,8 @@ def export(
     }
     if onnx:
         files["onnx"] = atomic.write(folder / "model.onnx", onnx)
-    text = _readme(type(model).__name__, inputs, forward(**inputs), measured, with_onnx=bool(onnx))
+    head = f"{type(model).__name__}, exported by {VERSION}"
+    text = forward.readme(head, inputs, measured, with_onnx=bool(onnx))
     files["readme"] = atomic.write(folder / "README.txt", text)
     if not onnx:
         (folder / "model.onnx").unlink(missing_ok=True)
@@ -178,11 +197,13 @@ def _check_ready(model: nn.Module) -> None:
         )
 
 
-def _prepare(model: nn.Module, example: Tensor, context: Tensor | None) -> tuple[Forward, Tensors]:
+def _prepare(
+    model: nn.Module, example: Tensor, context: Tensor | None, schema: Schema | None, reference: Tensor | None
+) -> tuple[Forward, Tensors]:
     """The forward pass with plain weights on the CPU, and the inputs it was tested with."""
     _check_ready(model)
     check_batch(example, "example", getattr(model, "event_shape", None))
-    forward = without_constraints(Forward(model)).cpu()
+    forward = without_constraints(Forward(model, schema, reference)).cpu()
     inputs = {name: t.detach().cpu() for name, t in (("x", example), ("context", context)) if t is not None}
     try:
         shape = tuple(forward(**inputs)["code"].shape[1:])
@@ -214,6 +235,9 @@ def _trace(forward: Forward, inputs: Tensors) -> tuple[ExportedProgram, float]:
         # Strict, since otherwise len(x), here or in the user's network, would fix the batch size.
         program = torch.export.export(forward, blank, dynamic_shapes={name: {0: batch} for name in inputs}, strict=True)
     except Exception as error:
+        if forward.scores:  # a log-determinant may need what cannot be traced, such as torch.func
+            forward.scores, forward.no_scores = False, f"its log-determinant cannot be traced: {_first_line(error)}"
+            return _trace(forward, inputs)
         raise RuntimeError(
             f"the forward pass cannot be traced into one program: {_first_line(error)}. Remove control flow that "
             "depends on values of x, such as an if; save_weights needs no program."
@@ -232,10 +256,12 @@ def _difference(run: Callable[..., Tensors], forward: Forward, inputs: Tensors, 
     worst = 0.0
     for size in SIZES:
         rows = [t[torch.arange(size) % len(t)] for t in inputs.values()]
-        got = run(*rows)
-        for name, y in forward(*rows).items():
+        got, expected = run(*rows), forward(*rows)
+        if forward.reference is not None:  # of the same ln p: between close reference values the score is steep
+            expected["anomaly"] = anomaly(got["log_prob"], forward.reference)
+        for name, y in expected.items():
             difference = float((got[name].double() - y.double()).abs().max())
-            allowed = ROUNDINGS * torch.finfo(y.dtype).eps * (1 + float(y.abs().max()))
+            allowed = ROUNDINGS * torch.finfo(rows[0].dtype).eps * (1 + float(y.abs().max()))
             if not difference <= allowed:
                 raise RuntimeError(
                     f"the {kind} must agree with the model; for a batch of {size} their {name} differ by "
@@ -257,15 +283,17 @@ def _missing_packages() -> list[str]:
 @contextmanager
 def _silence_exporter() -> Iterator[None]:
     """Silence internal warnings of torch's exporter: deprecations, and optional packages that no model here uses."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
 
 
 def _onnx(program: ExportedProgram, forward: Forward, inputs: Tensors) -> tuple[bytes, float]:
@@ -288,41 +316,3 @@ def _onnx(program: ExportedProgram, forward: Forward, inputs: Tensors) -> tuple[
     if not find_spec("onnxruntime"):
         return data, math.nan
     return data, _difference(lambda *rows: dict(zip(outputs, made(*rows), strict=True)), forward, inputs, "ONNX file")
-
-
-README = """\
-The batch size is arbitrary. Unlike in the library, the values of x are not checked: NaN in, NaN out.
-
-program.pt2 needs only torch and runs on the CPU (torch.export.passes.move_to_device_pass moves it):
-
-    import torch
-    forward = torch.export.load("program.pt2").module()
-    outputs = forward({arguments})  # a dictionary
-
-{onnx}
-
-The inverse, the likelihood and the certificate need the library. With a model of the same architecture:
-
-    from safetensors.torch import load_file
-    model = iresnet.export.without_constraints(model)
-    model.load_state_dict(load_file("weights.safetensors"))
-"""
-
-WITH_ONNX = """\
-model.onnx needs only onnxruntime; arrays are NumPy arrays:
-
-    import onnxruntime
-    session = onnxruntime.InferenceSession("model.onnx")
-    outputs = session.run({outputs}, {{{feed}}})  # a list"""
-
-WITHOUT_ONNX = "model.onnx is missing: pip install onnx onnxscript, and export again."
-
-
-def _readme(model: str, inputs: Tensors, outputs: Tensors, measured: str, *, with_onnx: bool) -> str:
-    def row(tensors: Tensors) -> str:
-        return " and ".join(f"{name} (batch, {str(list(t.shape[1:]))[1:-1]})" for name, t in tensors.items())
-
-    feed = ", ".join(f'"{name}": {name}' for name in inputs)
-    onnx = WITH_ONNX.format(outputs=list(outputs), feed=feed) if with_onnx else WITHOUT_ONNX
-    head = f"{model}, exported by {VERSION}: {row(inputs)} -> {row(outputs)}.\n{measured}.\n"
-    return head + README.format(arguments=", ".join(inputs), onnx=onnx)

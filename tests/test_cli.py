@@ -562,7 +562,7 @@ class TestHostile:
         assert call(*words) == (0, text)
         assert call(*words, "--out", folder / "scores.csv")[0] == 0
         assert (folder / "scores.csv").read_text(encoding="utf-8") == text
-        monkeypatch.setattr(sys.modules["iresnet.cli.score"], "on_terminal", lambda: True)
+        monkeypatch.setattr(sys.modules["iresnet.cli.output"], "on_terminal", lambda: True)
         assert "\x1b" not in call(*words)[1]
 
     @pytest.mark.parametrize(

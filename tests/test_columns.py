@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -323,6 +324,15 @@ class TestSchema:
             Schema((2,), id=3)
         with pytest.raises(ValueError, match="a kind is one of real, positive"):
             Schema.from_dict({"shape": [1], "kinds": [{"name": "strange"}]})
+
+    def test_indicators_are_of_given_categories(self):
+        kinds = (ColumnKind.category(("x", "y")), REAL)
+        schema = Schema((2,), columns=("a", "b"), kinds=kinds).given_others(["b"])
+        assert (schema.targets, schema.one_hot, schema.select(["a"]).one_hot) == (("b",), ("a",), ("a",))
+        with pytest.raises(ValueError, match="one_hot must be given columns that hold categories; got 'b'."):
+            replace(schema, one_hot=("b",))
+        with pytest.raises(ValueError, match="one_hot must be given columns that hold categories; got 'a'."):
+            replace(schema, targets=("a",))
 
     def test_names_and_rows_follow_a_selection(self):
         data = Dataset(torch.ones(3, 1), None, Schema((1,)), ("a", "b", "c"), (0, 2, 5))

@@ -21,6 +21,7 @@ from iresnet import (
     Classifier,
     DiagonalNormal,
     Flow,
+    FullMixture,
     InjectivePad,
     LipschitzLinear,
     Logit,
@@ -32,8 +33,12 @@ from iresnet import (
     contractive_mlp,
     mlp_flow,
 )
-from iresnet.export import Forward, export, forward_program, save_onnx, save_program, save_weights, without_constraints
+from iresnet.data import ColumnKind, Dataset, Schema
+from iresnet.evaluate import anomaly, log_likelihood
+from iresnet.export import export, forward_program, save_onnx, save_program, save_weights, without_constraints
+from iresnet.exported import Forward
 from iresnet.hybrid import Hybrid
+from iresnet.transforms.columns import ColumnTransform
 from iresnet.transforms.first_batch import DataInitialised
 from tests.zoo import ZOO, constrained_layers, contraction, linear_block, normal, rouse_
 
@@ -126,7 +131,13 @@ def made(kind):
 
 def expected(model, *inputs):
     code = model.transform(*inputs)
-    return {"code": code, "logits": model.head(code)} if hasattr(model, "head") else {"code": code}
+    outputs = {"code": code, "logits": model.head(code)} if hasattr(model, "head") else {"code": code}
+    return outputs | ({"log_prob": model.log_prob(*inputs).double()} if scores(model) else {})
+
+
+def scores(model):
+    """Whether an export of the model has its log-likelihood: a density of rows."""
+    return hasattr(model, "base") and len(model.base.shape) == 1
 
 
 def agree(run, model, data, atol=2e-6):
@@ -294,6 +305,74 @@ def test_a_model_on_the_gpu_gives_a_program_for_the_cpu_that_can_be_moved():
     agree(lambda x: {name: y.cpu() for name, y in moved(x.cuda()).items()}, model, data, atol=1e-2)  # TF32
 
 
+# ---------------------------------------------------------------------------------------------- scores
+
+KINDS = (ColumnKind(), ColumnKind("positive"), ColumnKind("bounded", 0.0, 1.0), ColumnKind("integer", 0.0, None, 1.0))
+TABLE = Schema((4,), kinds=KINDS)
+REFERENCE = torch.linspace(-20, 0, 41, dtype=torch.float64)
+
+
+def table_rows(count):
+    x = rows(count, 4)
+    return torch.stack([x[:, 0], x[:, 1].exp(), x[:, 2].sigmoid(), x[:, 3].exp().round()], dim=1)
+
+
+def table_flow():
+    """A density of a real, a positive, a bounded and an integer column."""
+    ends = [kind.interval for kind in KINDS]
+    lower, upper, margin = ([end[i] for end in ends] for i in range(3))
+    columns = ColumnTransform(lower, upper, margin, [kind.step for kind in KINDS]).fit(table_rows(64))
+    block = ResidualBlock(contractive_mlp(4, (8,)))
+    return rouse_(Flow(Chain(columns, block), FullMixture(4, 2))).eval()
+
+
+def same_scores(run, model, atol):
+    data = Dataset(table_rows(7), None, TABLE)
+    value, got = log_likelihood(model, data).value, run(data.x)
+    torch.testing.assert_close(got["log_prob"], value, atol=atol, rtol=atol)
+    assert torch.equal(got["anomaly"], anomaly(got["log_prob"], REFERENCE))
+    outside = torch.tensor([[0.0, 1.0, 0.5, 2.5], [0.0, -1.0, 0.5, 2.0], [0.0, 1.0, 1.5, 2.0], [0.0, 1.0, 0.5, 2.0]])
+    got = run(outside)
+    assert torch.isneginf(got["log_prob"]).tolist() == [True, True, True, False]
+    assert got["anomaly"][:3].tolist() == [1, 1, 1]
+
+
+def test_a_program_scores_rows_as_the_command_does(tmp_path):
+    torch.manual_seed(0)
+    model = table_flow()
+    save_program(model, table_rows(3), tmp_path / "program.pt2", schema=TABLE, reference=REFERENCE)
+    same_scores(torch.export.load(tmp_path / "program.pt2").module(), model, atol=1e-5)
+
+
+def test_the_log_prob_of_a_linear_block_is_linear_algebra():
+    a, x = contraction(3, 0.8), normal(5, 3, seed=1)
+    eye = torch.eye(3, dtype=a.dtype)
+    flow = Flow(linear_block(a), DiagonalNormal(3)).double().eval()
+    exact = torch.distributions.MultivariateNormal(torch.zeros(3).double(), precision_matrix=(eye + a).T @ (eye + a))
+    program = forward_program(flow, x).module()
+    torch.testing.assert_close(program(x)["log_prob"], exact.log_prob(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "reason"),
+    [
+        (
+            lambda: mlp_flow(65, blocks=1, hidden=(4,)),
+            rows(2, 65),
+            "and this model has 65",
+        ),
+        (image_flow, pixels(2), "only rows are scored, not images"),
+    ],
+    ids=["wide", "image"],
+)
+def test_what_cannot_be_scored_says_so(model, example, reason):
+    forward = Forward(seen_(model()).eval(), reference=REFERENCE)
+    assert list(forward(example)) == ["code"]
+    text = forward.readme("", {"x": example}, "", with_onnx=False)
+    assert "There is no log_prob: " in text
+    assert reason in text
+
+
 # ---------------------------------------------------------------------------------------------- ONNX
 
 
@@ -324,6 +403,13 @@ def test_onnxruntime_computes_the_model_at_every_batch_size(kind, onnx, tmp_path
     assert [i.name for i in graph.input] == ["x", "context"][: 1 + len(context)]
     assert all(i.type.tensor_type.shape.dim[0].dim_param == "batch" for i in (*graph.input, *graph.output))
     assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_onnxruntime_scores_rows_as_the_command_does(onnx, tmp_path):
+    torch.manual_seed(0)
+    model = table_flow()
+    save_onnx(model, table_rows(3), tmp_path / "model.onnx", schema=TABLE, reference=REFERENCE)
+    same_scores(run_onnx(tmp_path / "model.onnx"), model, atol=3e-5)
 
 
 @pytest.mark.slow

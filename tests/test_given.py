@@ -81,6 +81,19 @@ class TestGiven:
         with pytest.raises(ValueError, match=r"targets must be different columns of 0 .. 3, and not all; got"):
             Given(inner(), Standardise([0.0, 0.0], [1.0, 1.0]), targets)
 
+    def test_categories_are_counted_for_every_given_column(self):
+        with pytest.raises(ValueError, match=r"a count for each of the 2 given columns; got \[3\]."):
+            Given(inner(), Standardise([0.0, 0.0], [1.0, 1.0]), [3, 1], [3])
+
+    def test_a_category_is_an_indicator_each(self):
+        f = rouse_(Chain(ActNorm(2), ResidualBlock(contractive_mlp(2, hidden=(8,), context=4)))).double().eval()
+        f = Given(f, Standardise(torch.tensor([1.0, 0.0]).double(), torch.tensor([2.0, 1.0]).double()), [3, 1], [0, 3])
+        x = normal(3, 4)
+        x[:, 2] = torch.tensor([0.0, 1.0, 2.0])
+        assert torch.equal(f.encode(x[:, [0, 2]]), torch.cat([(x[:, :1] - 1) / 2, torch.eye(3).double()], dim=1))
+        with torch.no_grad():
+            assert torch.allclose(f.inverse(f(x), x[:, [0, 2]]), x, atol=1e-9)
+
     def test_the_transform_takes_a_context(self):
         with pytest.raises(ValueError, match="the transform must take a context; got a ActNorm without"):
             Given(ActNorm(1), Standardise([0.0], [1.0]), [0])

@@ -340,7 +340,7 @@ class TestFlow:
         np.save("images.npy", np.random.default_rng(0).integers(0, 17, (3, 1, 8, 8)).astype(np.uint8))
         assert call("score", "digits-flow", "images.npy", "--draws", 2) == 0
         rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-        assert [float(r["anomaly"]) for r in rows] == [1.0, 1.0, 1.0]  # noise is less likely than any digit
+        assert all(0.99 < float(r["anomaly"]) < 1 for r in rows)  # noise is less likely than any digit
         assert all(float(r["bits_per_dim"]) > 2 for r in rows)
 
     def test_likelihoods_and_certificate_are_those_of_the_run(self, flow, judged):

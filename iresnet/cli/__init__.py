@@ -16,6 +16,7 @@ from ..spelling import printable
 from ..version import __version__
 from .audit import audit
 from .certify import certify
+from .common import with_common_options
 from .data import data
 from .demo import demo
 from .evaluate import evaluate
@@ -53,7 +54,6 @@ app = typer.Typer(
     name="iresnet",
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for command in (
@@ -71,7 +71,7 @@ for command in (
     reproduce,
     demo,
 ):
-    app.command()(command)
+    app.command()(with_common_options(command, computes=command is not presets))
 app.add_typer(data, name="data")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from ..audit import Subject
 from ..audit import audit as run_checks
 from ..run import Run
-from .console import console, use_threads, waiting
+from .console import console, result, show, use_threads, waiting
 from .output import RunFolder
 
 
@@ -34,15 +35,16 @@ def audit(
     if not 0 < seconds < float("inf"):
         raise ValueError(f"--seconds must be positive; got {seconds}. Use 8, or more to check more blocks.")
     subject, screen, start = Subject(Run.open(run), seed=seed, seconds=seconds), console(), time.perf_counter()
-    use_threads(subject.schema.dimension, 1)  # small batches: more threads would only wait for each other
+    use_threads(0)  # small batches: more threads would only wait for each other
     findings = []
     with waiting(screen, "Checking …"):
         for finding in run_checks(subject):
             findings.append(finding)
-            screen.say(str(finding))
+            show(str(finding))
     failed = [f.name for f in findings if f.holds is False]
-    done = sum(f.holds is not None for f in findings)
-    took = f"{time.perf_counter() - start:.0f} s"
+    done, seconds_taken = sum(f.holds is not None for f in findings), time.perf_counter() - start
+    passed = f"PASSED: {done} checks passed, {len(findings) - done} do not apply; {seconds_taken:.0f} s."
+    content = {"passed": not failed, "checks": [asdict(f) for f in findings], "seconds": seconds_taken}
+    result(content, *([] if failed else [passed]))
     if failed:
-        raise RuntimeError(f"{len(failed)} of {done} checks failed after {took}: {', '.join(failed)}.")
-    screen.print(f"PASSED: {done} checks passed, {len(findings) - done} do not apply; {took}.", highlight=False)
+        raise RuntimeError(f"{len(failed)} of {done} checks failed after {seconds_taken:.0f} s: {', '.join(failed)}.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -14,7 +16,7 @@ from ..certificate import certify as prove
 from ..models import INVERSES
 from ..run import Run, publish, write_certificate
 from ..spelling import counted
-from .console import Device, choose_device, console, use_threads
+from .console import Device, choose_device, result, use_threads
 from .output import RunFolder
 
 #: The remedy if no layer can be tightened.
@@ -41,18 +43,17 @@ def certify(
 
     Example: iresnet certify runs/demo --weights best --tighten
     """
-    opened, screen = Run.open(run).require_writable() if tighten else Run.open(run), console()
+    opened = Run.open(run).require_writable() if tighten else Run.open(run)
     use_threads(opened.schema.dimension)
     if opened.experiment.network.family in INVERSES:
         raise ValueError(f"nothing to certify: {INVERSES[opened.experiment.network.family]}")
     with lock.lock_folder(opened.folder) if tighten else nullcontext():
         certificate, message = _certify(opened, run, weights, choose_device(device), tighten)
-    screen.say(str(certificate))
-    if message:
-        screen.say(message)
+    content = {**json.loads(certificate.to_json()), "run": run, "weights": weights, "message": message}
+    result(content, str(certificate), *filter(None, [message]))
     if not certificate.passed:
         which = " --weights best" if weights == "best" else ""
-        hint = "" if tighten else f" Try: iresnet certify {run}{which} --tighten"
+        hint = "" if tighten else f" Try: iresnet certify {quote(str(run))}{which} --tighten"
         raise RuntimeError(f"the certificate does not pass.{hint if _has_coefficient(certificate) else UNCONSTRAINED}")
 
 
@@ -65,7 +66,7 @@ def _certify(run: Run, name: Path, weights: str, device: str, tighten: bool) -> 
         tightened = [*run.tightened_layers(), *changed] if weights == "model" else changed
         stale = any((run.folder / file).exists() for file in ("evaluation.json", "report.html"))
         publish(run, model, certificate, run.splits().validation, {"tightened": tightened})
-        again = f" Evaluate it again: iresnet evaluate {name}" if stale else ""
+        again = f" Evaluate it again: iresnet evaluate {quote(str(name))}" if stale else ""
         return certificate, f"{counted(len(changed), 'layer')} tightened and saved as the model in {name}.{again}"
     if weights == "model":
         write_certificate(run, certificate, sha256)

@@ -1,12 +1,16 @@
-"""Shared by the commands: the console, the spinner, the device, Ctrl-C."""
+"""Shared by the commands: what is printed where, the spinner, the device, threads, Ctrl-C."""
 
 from __future__ import annotations
 
+import json
 import re
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
 from types import FrameType
 from typing import Annotated, Any
 
@@ -17,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..results import nonfinite_to_none
 from ..spelling import printable
 from ..train import train
 from ..train.threads import SMALL
@@ -39,9 +44,68 @@ class Screen(Console):
         return super().render_str(printable(text, lines=True), **options)
 
 
+@dataclass(frozen=True)
+class Mode:
+    """The common options of the command that runs."""
+
+    json: bool = False
+    quiet: bool = False
+    threads: int | None = None
+
+
+PLAIN = Mode()
+_MODE: ContextVar[Mode] = ContextVar("mode", default=PLAIN)
+
+
+@contextmanager
+def use_mode(mode: Mode) -> Iterator[None]:
+    """Let what is printed and computed follow these options."""
+    token = _MODE.set(mode)
+    try:
+        yield
+    finally:
+        _MODE.reset(token)
+
+
 def console() -> Screen:
-    """Return the console for tables and sentences; no markup, since a folder may be called [a] or :b:."""
-    return Screen(markup=False, emoji=False)
+    """Return the console for progress and notes; no markup, since a folder may be called [a] or :b:.
+
+    With --json it is the standard error; with --quiet it prints nothing.
+    """
+    return Screen(markup=False, emoji=False, stderr=_MODE.get().json, quiet=_MODE.get().quiet)
+
+
+def results_console() -> Screen:
+    """Return the console for results as sentences and tables; with --json they are notes."""
+    return console() if _MODE.get().json else Screen(markup=False, emoji=False)
+
+
+def show(*lines: str | Table) -> None:
+    """Print a part of the result."""
+    screen = results_console()
+    for line in lines:
+        if isinstance(line, str):
+            screen.say(line)
+        else:
+            screen.print(line)
+
+
+def result(content: Mapping[str, Any], *lines: str | Table) -> None:
+    """Print the result of a command: the lines or, with --json, the content as one JSON object."""
+    if not _MODE.get().json:
+        show(*lines)
+        return
+    typer.echo(json.dumps(nonfinite_to_none(content), allow_nan=False, default=str))
+
+
+def wants_json() -> bool:
+    """Whether the result is printed as JSON."""
+    return _MODE.get().json
+
+
+def on_terminal() -> bool:
+    """Whether standard output is a terminal."""
+    return sys.stdout.isatty()
 
 
 def table(*columns: str, title: str | None = None) -> Table:
@@ -67,8 +131,9 @@ def choose_device(name: str) -> str:
     return name
 
 
-def use_threads(dimension: int, requested: int | None = None) -> None:
-    """Set the number of threads: as requested, else one for small inputs and torch's default for large ones."""
+def use_threads(dimension: int) -> None:
+    """Set the number of threads: --threads, else one for small inputs and torch's default for large ones."""
+    requested = _MODE.get().threads
     if requested is not None or dimension <= SMALL:
         torch.set_num_threads(requested or 1)
 

@@ -11,34 +11,38 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from ..data import download as files
 from ..data import names as built_in
 from ..data.source import schema_of, split_sizes
-from .console import console, table
+from .common import with_common_options
+from .completion import complete_download
+from .console import console, result, table
 
-Folder = Annotated[Path, typer.Option("--data-dir", help="The dataset directory.")]
+Folder = Annotated[Path, typer.Option("--data-dir", envvar=files.ENVIRONMENT, help="The dataset directory.")]
 
 data = typer.Typer(help="List, download and verify datasets.", no_args_is_help=True)
 
 
-@data.command("list")
 def list_datasets(folder: Folder = Path("data")) -> None:
     """List the built-in datasets and which of them are downloaded.
 
     Example: iresnet data list --data-dir data
     """
-    made = table("dataset", "train", "test", "shape", "classes", "files")
+    made, content = table("dataset", "train", "test", "shape", "classes", "files"), []
     for name in built_in():
-        rows, schema = split_sizes(name), schema_of(name)
+        rows, schema, status = split_sizes(name), schema_of(name), _files(name, folder)
         counts = [f"{rows[part]:,}" for part in ("train", "test")]
         classes = str(len(schema.classes) or "-")
-        made.add_row(name, *counts, " x ".join(map(str, schema.shape)), classes, _files(name, folder))
-    console().print(made)
-    console().print(
-        "A folder of images or a table (.csv, .tsv, .npy, .npz, .parquet) is given by its path.", soft_wrap=True
-    )
+        made.add_row(name, *counts, " x ".join(map(str, schema.shape)), classes, status)
+        content.append({"name": name, **rows, "shape": schema.shape, "classes": schema.classes, "files": status})
+    result({"datasets": content, "folder": folder}, made)
+    console().say("A folder of images or a table (.csv, .tsv, .npy, .npz, .parquet) is given by its path.")
 
 
-@data.command()
 def download(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help=f"Any of {', '.join(files.REGISTRY)}.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...", help=f"Any of {', '.join(files.REGISTRY)}.", autocompletion=complete_download
+        ),
+    ],
     folder: Folder = Path("data"),
 ) -> None:
     """Download datasets and verify their checksums; complete files are not downloaded again.
@@ -53,14 +57,14 @@ def download(
     with Progress(*columns, console=console()) as bars:
         for name in names:
             files.download(name, folder, _reporter(bars))
-    for name in names:
-        console().print(f"{name}: complete in {folder / name}", soft_wrap=True)
+    complete = {name: folder / name for name in names}
+    result({"complete": complete}, *(f"{name}: complete in {path}" for name, path in complete.items()))
 
 
-@data.command()
 def verify(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME...]", help="Datasets that must be complete.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME...]", help="Datasets that must be complete.", autocompletion=complete_download),
     ] = None,
     folder: Folder = Path("data"),
 ) -> None:
@@ -72,12 +76,18 @@ def verify(
     made = table("dataset", "file", "status")
     for check in checks:
         made.add_row(check.name, check.file, check.verdict)
-    console().print(made)
+    content = [{"name": c.name, "file": c.file, "path": c.path, "status": c.verdict} for c in checks]
+    result({"files": content}, made)
     bad = [c for c in checks if c.verdict == files.CORRUPT or (names and c.verdict == files.ABSENT)]
     if bad:
         c = bad[0]
         remedy = f"Remove {c.path} and run" if c.path else "Run"
         raise RuntimeError(f"{c.file} of {c.name} is {c.verdict}. {remedy} `iresnet data download {c.name}`.")
+
+
+data.command("list")(with_common_options(list_datasets, computes=False))
+data.command()(with_common_options(download, computes=False))
+data.command()(with_common_options(verify, computes=False))
 
 
 def _files(name: str, folder: Path) -> str:

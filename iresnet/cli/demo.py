@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
-import torch
 import typer
 from rich.table import Table
 
@@ -15,7 +15,7 @@ from ..data.dataset import check_seed
 from ..demo import digits
 from ..demo import toy as plane
 from ..run.progress import progress, reporter
-from .console import console, ctrl_c, table
+from .console import console, ctrl_c, result, table, use_threads
 
 
 def demo(
@@ -45,7 +45,7 @@ def demo(
     check_seed(seed)
     if density and only == "digits":
         raise ValueError("--density needs --only toy. Add it, or leave --density out.")
-    torch.set_num_threads(1)  # the networks are small: more threads would wait for each other
+    use_threads(0)  # the networks are small: more threads would wait for each other
     if only == "toy":
         _toy(out, tuple(density or ("moons", "checkerboard")), steps, seed)
     else:
@@ -59,11 +59,12 @@ def _digits(out: Path, steps: int | None, seed: int) -> None:
             out, digits.experiment(seed, steps), report=reporter(bars, "digits"), stop=stop, say=bars.console.print
         )
     if outcome is None:
-        screen.print(f"Stopped and saved. Resume with: iresnet train --resume --out {out}", soft_wrap=True)
+        screen.say(f"Stopped and saved. Resume with: iresnet train --resume --out {quote(str(out))}")
         raise typer.Exit(130)
-    screen.print(_metrics(outcome))
-    screen.print(_anomalies(outcome))
-    screen.say(f"Report: {outcome.page}")
+    content = {"run": out, "report": outcome.page, "seconds": outcome.seconds, "anomalies": outcome.anomalies}
+    content |= {name: asdict(getattr(outcome, name)) for name in ("error", "density", "inverse")}
+    content |= {"certified": outcome.certificate.passed, "tightened": outcome.tightened, "changed": outcome.changed}
+    result(content, _metrics(outcome), _anomalies(outcome), f"Report: {outcome.page}")
     if not outcome.certificate.passed:
         raise RuntimeError(f"the model is not certified; {out / 'certificate.json'} shows the block that fails.")
 
@@ -97,13 +98,10 @@ def _toy(out: Path, names: tuple[str, ...], steps: int | None, seed: int) -> Non
     settings = plane.ToySettings()
     if steps is not None:
         settings = replace(settings, training=replace(settings.training, steps=steps))
-    screen = console()
-    with progress(screen) as bars:
+    with progress(console()) as bars:
         outcomes = plane.run(out, names, settings, seed=seed, reporter=lambda name: reporter(bars, name))
-    screen.print(_densities(outcomes))
-    screen.say(
-        f"Plot          {out / 'toy.png'}\nMetrics       {out / 'toy.json'}\nCertificates  {out}/*-certificate.json",
-    )
+    files = f"Plot          {out / 'toy.png'}\nMetrics       {out / 'toy.json'}\nCertificates  {out}/*-certificate.json"
+    result({"densities": [asdict(o) for o in outcomes], "plot": out / "toy.png"}, _densities(outcomes), files)
     if not all(o.certified for o in outcomes):
         raise RuntimeError("a flow is not certified; its certificate shows the block that fails.")
 

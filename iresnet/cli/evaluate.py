@@ -30,7 +30,7 @@ from ..evaluate.robustness import check_radius
 from ..logdet import EXACT_UP_TO
 from ..run import Run
 from ..run.fit import device_of
-from .console import Device, Screen, console, waiting
+from .console import Device, Screen, console, result, show, waiting
 from .output import DataFolder, DataOption, RunFolder, Split, open_run, read_data
 
 #: Samples evaluated by default if likelihoods are estimates, which take long.
@@ -125,15 +125,16 @@ def evaluate(
     parts += [_linear_probe(opened, model, chosen_rows, screen)] if linear else []
     parts += [_protocol(model, chosen_rows, limit, screen)] if bits else []
     parts += [_ood_detection(opened, model, available, others, screen)] if others else []
-    content: dict[str, Any] = {}
+    content, path = dict[str, Any](), None
     for metrics, lines in chain.from_iterable(parts):
         content |= metrics
         path = (
             save_metrics(opened, content, sha256) if kept else None
         )  # before printing: what follows may take long, or fail
-        screen.say(*lines)
+        show(*lines)
     if kept:
         screen.say(f"Metrics in {path}")
+    result(content | {"run": run, "file": path})
 
 
 def _radius(word: str) -> float:

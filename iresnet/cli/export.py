@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
+from torch import Tensor
 
+from ..data import Schema
+from ..evaluate import has_density
 from ..export import export as write_files
 from ..run import Run
 from ..train.objective import bin_centres
-from .console import console
+from .console import result, use_threads
 from .output import RunFolder
+
+#: Samples that an exported density is compared with the model on.
+SAMPLES = 5
 
 
 def export(
@@ -21,14 +27,31 @@ def export(
 ) -> None:
     """Export plain weights, a torch.export program and, if its exporter is installed, ONNX.
 
+    Both programs compute codes, the logits of a classifier and, for a density of a table with up to 64 columns, the
+    log-likelihood and the anomaly score that `iresnet score` writes.
+
     Example: iresnet export runs/demo --out deploy
     """
     opened = Run.open(run)
-    schema = opened.schema
+    schema, model = opened.schema, opened.model()
+    use_threads(schema.dimension)
+    folder = opened.output / "export" if out is None else out
+    written = write_files(
+        model,
+        _example(model, schema),
+        folder,
+        schema=schema,
+        reference=opened.reference() if has_density(model) else None,
+        about={"schema": schema.to_dict()},
+    )
+    outputs = written["readme"].read_text().split("\n\n")[0].splitlines()[:-1]
+    result({"files": written}, *(f"{name:<10}{path}" for name, path in written.items()), *outputs)
+
+
+def _example(model: Any, schema: Schema) -> Tensor:
+    """Return samples of a density of rows; of other models inputs that are valid, since only their shape matters."""
+    if has_density(model) and not schema.is_image and not schema.targets:
+        return schema.restore(model.sample((SAMPLES,), generator=torch.Generator().manual_seed(0)))
     kind = torch.float32 if schema.levels is None else torch.uint8
     example = bin_centres(torch.zeros(2, *schema.shape, dtype=kind), schema.levels)
-    example = schema.restore(example + 1) if schema.kinds else example  # 0 is not positive
-    folder = opened.output / "export" if out is None else out
-    written = write_files(opened.model(), example, folder, about={"schema": schema.to_dict()})
-    for name, path in written.items():
-        console().say(f"{name:<10}{path}")
+    return schema.restore(example + 1) if schema.kinds else example  # 0 is not positive

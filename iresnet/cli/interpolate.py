@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ from ..fixed_point import ConvergenceError
 from ..plots import plot_interpolations
 from ..run import Run
 from ..spelling import counted
-from .console import Device, console, waiting
+from .console import Device, console, result, waiting
 from .output import (
     MOST,
     DataFolder,
@@ -59,7 +60,8 @@ def interpolate(
         picture = plot_interpolations(x.cpu(), with_suffix(path, ".png"), levels=opened.schema.levels or 256)
     else:
         picture = plot_samples(path, flat, rows.x, opened.schema)
-    screen.say(f"{counted(len(x), 'pair')} in {saved}, plotted in {picture}")
+    content = {"pairs": len(x), "steps": steps, "file": saved, "plot": picture}
+    result(content, f"{counted(len(x), 'pair')} in {saved}, plotted in {picture}")
 
 
 def _interpolate(run: Run, rows: Dataset, device: str, **options: Any) -> Tensor:
@@ -68,7 +70,8 @@ def _interpolate(run: Run, rows: Dataset, device: str, **options: Any) -> Tensor
     except ConvergenceError as error:
         if error.lipschitz is not None and error.lipschitz < 1:
             raise
+        folder = quote(str(run.folder))
         raise RuntimeError(
             "interpolation needs a proven inverse, and not every block is proven to be a contraction. See: iresnet "
-            f"certify {run.folder}. For the inverse without a proof: iresnet invert {run.folder}"
+            f"certify {folder}. For the inverse without a proof: iresnet invert {folder}"
         ) from None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, cast
 
 import numpy as np
@@ -20,7 +22,7 @@ from ..models import INVERSES
 from ..plots import plot_reconstructions
 from ..run import Run
 from ..transform import ChainSolution, Transform
-from .console import Device, console, waiting
+from .console import Device, console, result, waiting
 from .output import (
     DataFolder,
     DataOption,
@@ -81,8 +83,7 @@ def invert(
 
 
 def _reconstruct(run: Run, rows: Dataset, path: Path, device: str, options: dict[str, Any]) -> None:
-    screen = console()
-    with waiting(screen, f"Inverting {len(rows):,} codes …"):
+    with waiting(console(), f"Inverting {len(rows):,} codes …"):
         solution, x = reconstruct(run.model(device=device), rows, **options)
     saved = [
         save_samples(path, solution.x, run.schema),
@@ -92,8 +93,8 @@ def _reconstruct(run: Run, rows: Dataset, path: Path, device: str, options: dict
         rebuilt = torch.nan_to_num(solution.x.cpu()).clamp(-1e6, 1e6)  # without a bound, values may be anything
         tensors = (x.cpu(), rebuilt, solution.measured_error(x).cpu())
         saved.append(plot_reconstructions(*tensors, with_suffix(path, ".png"), levels=run.schema.levels or 256))
-    screen.say(str(summarise_inverse(solution, x)))
-    screen.say(f"Written: {', '.join(map(str, saved))}")
+    summary = summarise_inverse(solution, x)
+    result(asdict(summary) | {"files": saved}, str(summary), f"Written: {', '.join(map(str, saved))}")
     _check_proven(solution, run)
 
 
@@ -114,7 +115,7 @@ def _check_proven(solution: ChainSolution, run: Run) -> None:
     if bool(solution.largest_block_bound.isinf().any()):
         raise RuntimeError(
             "this inverse is not proven, since not every block is proven to be a contraction; the files hold the "
-            f"result of the iteration. See: iresnet certify {run.folder}"
+            f"result of the iteration. See: iresnet certify {quote(str(run.folder))}"
         )
     if not bool(solution.converged.all()):
         raise RuntimeError(
@@ -123,16 +124,19 @@ def _check_proven(solution: ChainSolution, run: Run) -> None:
 
 
 def _decode(run: Run, codes: Path, path: Path, device: str, options: dict[str, Any]) -> None:
-    model, screen = run.model(device=device), console()
+    model = run.model(device=device)
     z = torch.as_tensor(_read_codes(codes), dtype=options["precision"], device=device)
     shape = cast(Transform, model.transform).output_shape(run.schema.shape)
     if z.shape[1:].numel() != math.prod(shape) or z.dim() < 2:
         raise ValueError(f"codes must have shape (n, {', '.join(map(str, shape))}); {codes} holds {tuple(z.shape)}.")
-    with waiting(screen, f"Inverting {len(z):,} codes …"):
+    with waiting(console(), f"Inverting {len(z):,} codes …"):
         solution = solve_codes(model, z.reshape(-1, *shape), **options)
     saved = save_samples(path, solution.x, run.schema)
     picture = plot_samples(path, solution.x, solution.x, run.schema)
-    screen.say(f"{solution}\nWritten: {saved}, {picture}")
+    content: dict[str, Any] = {"rows": len(z), "proven": int(solution.converged.sum()), "files": [saved, picture]}
+    for name in ("largest_block_bound", "code_residual", "composed_bound"):
+        content[name] = float(getattr(solution, name).max())
+    result(content, f"{solution}\nWritten: {saved}, {picture}")
     _check_proven(solution, run)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,13 +14,25 @@ from .. import atomic
 from ..data import Dataset, Schema, delimited, npy, read
 from ..plots import plot_columns, plot_image_grid, plot_points
 from ..run import Run
-from .console import choose_device, use_threads
+from ..spelling import printable
+from .completion import complete_data, complete_run
+from .console import choose_device, on_terminal, result, use_threads, wants_json
 
 RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run folder, e.g. runs/demo, or a model that comes with the library.")
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run folder, e.g. runs/demo, or a model that comes with the library.",
+        autocompletion=complete_run,
+    ),
 ]
 DataOption = Annotated[
-    str | None, typer.Option("--data", help="Use other data than the run's: a file, a folder, or a dataset.")
+    str | None,
+    typer.Option(
+        "--data",
+        help="Use other data than the run's: a file, a folder, or a dataset.",
+        autocompletion=complete_data,
+    ),
 ]
 DataFolder = Annotated[
     Path | None, typer.Option("--data-dir", help="The dataset directory.", show_default="as in training")
@@ -79,13 +92,27 @@ def save_samples(path: Path, rows: Tensor, schema: Schema) -> Path:
     return atomic.write(with_suffix(path, ".csv"), format_rows(rows, schema))
 
 
+def print_table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table as CSV or, with --json, as its columns and rows."""
+    if wants_json():
+        result({"columns": names, "rows": rows})
+        return
+    text = delimited.format_csv(names, rows)
+    typer.echo(printable(text, lines=True) if on_terminal() else text, nl=False)
+
+
 def format_rows(rows: Tensor, schema: Schema) -> str:
-    """Format rows of a table as CSV, with values that its columns may have, and the names of categories."""
+    """Format rows of a table as CSV."""
+    return delimited.format_csv(schema.names, cells(rows, schema))
+
+
+def cells(rows: Tensor, schema: Schema) -> list[tuple[Any, ...]]:
+    """Return the rows of a table with values that its columns may have, and the names of categories."""
     columns: list[list[Any]] = schema.restore(rows.detach().cpu().double()).T.tolist()
     for i, kind in enumerate(schema.kinds):
         if kind.name == "category":
             columns[i] = ["" if math.isnan(code) else kind.categories[int(code)] for code in columns[i]]
-    return delimited.format_csv(schema.names, zip(*columns, strict=True))
+    return list(zip(*columns, strict=True))
 
 
 def plot_samples(path: Path, rows: Tensor, data: Tensor, schema: Schema) -> Path:

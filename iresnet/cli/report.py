@@ -10,7 +10,7 @@ import typer
 from ..data.dataset import check_seed
 from ..report import write
 from ..report.gather import gather
-from .console import Device, console, waiting
+from .console import Device, console, result, waiting
 from .evaluate import Rows, evaluate_some, save_metrics, warn_stale
 from .output import DataFolder, DataOption, RunFolder, open_run, read_data
 
@@ -47,8 +47,8 @@ def report(
         sha256 = opened.sha256()
         content = evaluate_some(opened.model(device=chosen), opened.splits().test, rows, screen)
         save_metrics(opened, content, sha256)
-        screen.print(f"Evaluated {content['rows']:,} of {content['of']:,} test samples.", highlight=False)
+        screen.say(f"Evaluated {content['rows']:,} of {content['of']:,} test samples.")
     with waiting(screen, "Drawing samples and solving codes …"):
         material = gather(opened, device=chosen, seed=seed, data=other, evaluation=evaluation)
         path = write(material, opened.output / "report.html" if out is None else out)
-    screen.say(f"Report in {path}")
+    result({"run": run, "file": path}, f"Report in {path}")

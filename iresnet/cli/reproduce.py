@@ -11,7 +11,8 @@ from rich.table import Table
 from ..reproduce import RESULTS, Job, Reproduction, Stopped, Work, find
 from ..results import cell, require_commit
 from ..run.progress import progress, reporter
-from .console import Device, Screen, choose_device, console, ctrl_c, table, use_threads
+from .completion import complete_result
+from .console import Device, Screen, choose_device, console, ctrl_c, result, results_console, table, use_threads
 
 #: The dimension of the digits that the budget smoke uses.
 SMALL = 64
@@ -28,7 +29,12 @@ SCIENTIFIC = ("error", "bias", "deviation", "bound")
 
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help=f"{', '.join(RESULTS)}. Without a name: list them.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...",
+            help=f"{', '.join(RESULTS)}. Without a name: list them.",
+            autocompletion=complete_result,
+        ),
     ] = None,
     budget: Annotated[
         str,
@@ -62,7 +68,6 @@ def reproduce(
     ] = None,
     data_dir: Annotated[str | None, typer.Option(help="The dataset directory.")] = None,
     device: Device = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1)] = None,
 ) -> None:
     """Reproduce tables and figures of the paper, with the paper's values beside ours.
 
@@ -75,9 +80,9 @@ def reproduce(
     """
     screen = console()
     if not names:
-        _list(screen)
+        _list()
         return
-    results = find(names)
+    wanted = find(names)
     job = Job(
         budget=budget,
         out=out,
@@ -91,9 +96,9 @@ def reproduce(
         device=choose_device(device),
     )
     require_commit(job.out)
-    for result in results:
-        result.check(job)  # refuse what cannot be reproduced before training
-    use_threads(SMALL if budget == "smoke" or job.datasets == ("digits",) else SMALL**2, threads)
+    for one in wanted:
+        one.check(job)  # refuse what cannot be reproduced before training
+    use_threads(SMALL if budget == "smoke" or job.datasets == ("digits",) else SMALL**2)
     with ctrl_c(lambda: RESUME) as stop, progress(screen) as bars:
         work = Work(
             job,
@@ -102,13 +107,18 @@ def reproduce(
             say=screen.say,
         )
         try:
-            reproductions = [result.run(work) for result in results]
+            reproductions = [one.run(work) for one in wanted]
         except Stopped as reason:
             bars.stop()
-            screen.print(f"{reason}. {RESUME}", soft_wrap=True)
+            screen.say(f"{reason}. {RESUME}")
             raise typer.Exit(130) from None
     for reproduction in reproductions:
-        show(screen, reproduction)
+        show(results_console(), reproduction)
+    result({"results": [_content(reproduction) for reproduction in reproductions]})
+
+
+def _content(r: Reproduction) -> dict[str, Any]:
+    return {"name": r.results.name, "rows": r.results.rows, "notes": r.notes, "files": r.files}
 
 
 def _split_commas(values: list[str] | None) -> tuple[str, ...]:
@@ -177,8 +187,11 @@ def _cell(key: str, value: Any) -> str:
     return f"{value:.1e}" if small else cell(value)
 
 
-def _list(screen: Screen) -> None:
-    for result in RESULTS.values():
-        costs = [f"  {budget:<6} {cost}" for budget, cost in result.costs.items()]
-        screen.say(f"{result.name}  {result.about}", f"  in the paper: {result.says}", *costs)
-    screen.say("Reproduce one with: iresnet reproduce table2 --budget smoke")
+def _list() -> None:
+    for known in RESULTS.values():
+        costs = [f"  {budget:<6} {cost}" for budget, cost in known.costs.items()]
+        results_console().say(f"{known.name}  {known.about}", f"  in the paper: {known.says}", *costs)
+    result(
+        {"results": [{"name": r.name, "about": r.about, "paper": r.says, "costs": r.costs} for r in RESULTS.values()]},
+        "Reproduce one with: iresnet reproduce table2 --budget smoke",
+    )

@@ -19,8 +19,8 @@ from ..evaluate.solving import decode
 from ..inverse import Decoder
 from ..run import Run
 from ..spelling import counted, hint, listed, quoted
-from .console import Device, console, waiting
-from .output import MOST, RunFolder, check_tolerance, format_rows, open_run, plot_samples, save_samples
+from .console import Device, console, result, waiting
+from .output import MOST, RunFolder, cells, check_tolerance, open_run, plot_samples, print_table, save_samples
 
 
 def sample(
@@ -71,12 +71,15 @@ def sample(
         x = decode(flow.transform, z, context, tolerance=tolerance, decoder=decoder).cpu().double()
     x = opened.schema.restore(x)
     if out is not None and str(out) == "-" and not opened.schema.is_image:
-        typer.echo(format_rows(x, opened.schema), nl=False)
+        print_table(opened.schema.names, cells(x, opened.schema))
         return
-    screen.say(f"Inverted in {_describe_time(time.perf_counter() - begin, decoder, z)}.")
+    seconds = time.perf_counter() - begin
+    screen.say(f"Inverted in {_describe_time(seconds, decoder, z)}.")
     path = opened.output / "samples" if out is None else out
     saved = save_samples(path, x, opened.schema)
-    screen.say(f"{counted(count, 'sample')} in {saved}{_plot(path, x, opened)}")
+    picture, words = _plot(path, x, opened)
+    content = {"samples": count, "seconds": seconds, "file": saved, "plot": picture}
+    result(content, f"{counted(count, 'sample')} in {saved}{words}")
 
 
 def _context(run: Run, file: str | None, count: int, device: str) -> Tensor | None:
@@ -103,13 +106,14 @@ def _describe_time(seconds: float, decoder: Decoder, z: Tensor) -> str:
     return f"{seconds:.1f} s, {decoder.reason.strip('.') or f'{decoder.seconds:.1f} s of it to prepare'}"
 
 
-def _plot(path: Path, x: Tensor, run: Run) -> str:
-    """Plot samples, those of a table beside held-out data; return where, or why not if the data cannot be read."""
+def _plot(path: Path, x: Tensor, run: Run) -> tuple[Path | None, str]:
+    """Plot samples, those of a table beside held-out data; return where in words, or why the data cannot be read."""
     try:
         data = x if run.schema.is_image else run.splits().held_out_data.x
     except (OSError, ValueError) as error:
-        return f". No plot, since it needs the test data: {error}"
-    return f", plotted in {plot_samples(path, x, data, run.schema)}"
+        return None, f". No plot, since it needs the test data: {error}"
+    picture = plot_samples(path, x, data, run.schema)
+    return picture, f", plotted in {picture}"
 
 
 def _component(kind: str, run: Run, model: nn.Module) -> int:

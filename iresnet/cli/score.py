@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from shlex import join
 from typing import Annotated, Any
@@ -17,9 +16,10 @@ from ..evaluate import anomaly, atypicality, column_gains, has_density, has_head
 from ..run import Run
 from ..run.missing import is_run
 from ..run.weights import resolve_folder
-from ..spelling import counted, printable
-from .console import Device, console, waiting
-from .output import DataFolder, RunFolder, open_run, read_data
+from ..spelling import counted
+from .completion import complete_data
+from .console import Device, console, result, waiting
+from .output import DataFolder, RunFolder, open_run, print_table, read_data
 
 #: The names of columns that are written; an id column with such a name gets another.
 SCORES = ("row", "log_likelihood", "standard_error", "bias_bound", "anomaly", "atypicality", "class", "probability")
@@ -27,7 +27,10 @@ SCORES = ("row", "log_likelihood", "standard_error", "bias_bound", "anomaly", "a
 
 def score(
     run: RunFolder,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A table, a folder of images, or a dataset.")],
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="A table, a folder of images, or a dataset.", autocompletion=complete_data),
+    ],
     out: Annotated[
         Path | None, typer.Option(help="The CSV file to write; - prints it.", show_default="print it")
     ] = None,
@@ -49,10 +52,11 @@ def score(
 
     log_likelihood is ln p(x) in nats and in the units of the file, with its standard error and a bound on its bias.
 
-    anomaly is the fraction of validation data that is more likely (1: all of it).
+    anomaly is the fraction of validation data that is more likely, interpolated and continued beyond them: it ranks
+    samples as log_likelihood does, and stays below 1.
 
-    atypicality is the fraction of validation data whose log-likelihood is closer to the mean (1: all of it). It also
-    detects inputs that are too likely, such as blank images.
+    atypicality is the same for the distance of the log-likelihood from its mean. It also detects inputs that are too
+    likely, such as blank images.
 
     --explain 3 adds, for each row of a table, the three columns in which an ordinary value would raise its
     log-likelihood most, and by how many nats.
@@ -78,17 +82,12 @@ def score(
     with waiting(screen, f"Scoring {len(rows):,} samples …"):
         columns = _columns(opened, model, rows, draws, "file" if rows.schema.is_image else id_ or rows.schema.id)
         columns |= _explanations(model, rows, explain) if explain else {}
-    text = delimited.format_csv(list(columns), list(zip(*columns.values(), strict=True)))
+    names, lines = list(columns), list(zip(*columns.values(), strict=True))
     if out is None or str(out) == "-":
-        typer.echo(printable(text, lines=True) if on_terminal() else text, nl=False)
+        print_table(names, lines)
         return
-    atomic.write(out, text)
-    screen.say(f"{counted(len(rows), 'sample')} scored in {out}")
-
-
-def on_terminal() -> bool:
-    """Whether standard output is a terminal."""
-    return sys.stdout.isatty()
+    atomic.write(out, delimited.format_csv(names, lines))
+    result({"samples": len(rows), "file": out}, f"{counted(len(rows), 'sample')} scored in {out}")
 
 
 def _columns(run: Run, model: nn.Module, rows: Dataset, draws: int, name: str = "file") -> dict[str, list[Any]]:
@@ -103,8 +102,8 @@ def _columns(run: Run, model: nn.Module, rows: Dataset, draws: int, name: str = 
         columns["bias_bound"] = e.bias_bound.tolist()
         if rows.schema.levels is not None:
             columns["bits_per_dim"] = e.bits_per_dim().value.tolist()
-        columns["anomaly"] = anomaly(e.value.cpu(), run.reference()).tolist()
-        columns["atypicality"] = atypicality(e.value.cpu(), run.reference()).tolist()
+        for of in (anomaly, atypicality):  # with all digits of float64, so that samples rank as by ln p
+            columns[of.__name__] = [f"{a:.15g}" for a in of(e.value.cpu(), run.reference()).tolist()]
     if has_head(model):
         best = torch.softmax(logits(model, rows).double(), dim=1).max(dim=1)
         columns["class"] = [run.schema.classes[i] for i in best.indices.tolist()]

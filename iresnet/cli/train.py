@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import torch
@@ -20,7 +21,8 @@ from ..run import TRUNCATION, FitResult, Run, resume, start, truncation_warning
 from ..run.progress import progress, reporter
 from ..spelling import counted, listed
 from ..train.guard import TrainingError
-from .console import Device, choose_device, console, ctrl_c, use_threads
+from .completion import complete_data, complete_preset, complete_run, complete_training
+from .console import Device, choose_device, console, ctrl_c, result, use_threads
 from .preset_choice import choose_preset, run_folder
 
 #: The one setting that may change when a run is resumed.
@@ -31,13 +33,20 @@ def train(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="PRESET|DATA|CONFIG.toml", help="A preset, a dataset or file to train on, or a TOML file."
+            metavar="PRESET|DATA|CONFIG.toml",
+            help="A preset, a dataset or file to train on, or a TOML file.",
+            autocompletion=complete_training,
         ),
     ] = None,
-    preset: Annotated[str | None, typer.Option(metavar="NAME", help="The preset, as an option.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The preset, as an option.", autocompletion=complete_preset)
+    ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="A dataset, a folder of images, or a table (.csv, .tsv, .npy, .npz, .parquet)."),
+        typer.Option(
+            help="A dataset, a folder of images, or a table (.csv, .tsv, .npy, .npz, .parquet).",
+            autocompletion=complete_data,
+        ),
     ] = None,
     label: Annotated[str | None, typer.Option(help="The label column of a table.")] = None,
     columns: Annotated[
@@ -65,12 +74,11 @@ def train(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting. May be repeated.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed for weights, data order and noise.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/NAME")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder.", show_default="runs/NAME", autocompletion=complete_run)
+    ] = None,
     resume_: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     device: Device = "auto",
-    threads: Annotated[
-        int | None, typer.Option(help="CPU threads.", show_default="one for small inputs", min=1)
-    ] = None,
 ) -> None:
     """Train a model and certify it.
 
@@ -108,16 +116,16 @@ def train(
         splits, note = load(experiment.data), choice.note
         schema = splits.schema
     chosen, screen = choose_device(device), console()
-    use_threads(schema.dimension, threads)
+    use_threads(schema.dimension)
     for line in filter(None, (note, *describe_table(experiment, splits))):
         screen.say(line)
     with ctrl_c(lambda: resume_hint(folder)) as stop, progress(screen) as bars, _divergence_advice(folder, experiment):
         report = reporter(bars, experiment.name)
         if resume_:
-            result = resume(folder, device=chosen, report=report, stop=stop, learning_rate=learning_rate)
+            trained = resume(folder, device=chosen, report=report, stop=stop, learning_rate=learning_rate)
         else:
-            result = start(experiment, folder, device=chosen, report=report, stop=stop, splits=splits)
-    finish(result)
+            trained = start(experiment, folder, device=chosen, report=report, stop=stop, splits=splits)
+    finish(trained)
 
 
 def _words(options: Mapping[str, str | list[str] | None]) -> list[str]:
@@ -179,7 +187,7 @@ def _divergence_advice(folder: Path, experiment: Experiment) -> Iterator[None]:
         lower = f"{experiment.training.learning_rate / 2:g}"
         raise TrainingError(
             f"{error} Resume from the last checkpoint with a lower learning rate:\n"
-            f"  iresnet train --resume --out {folder} --set {LEARNING_RATE}={lower}"
+            f"  iresnet train --resume --out {quote(str(folder))} --set {LEARNING_RATE}={lower}"
         ) from error
 
 
@@ -206,46 +214,58 @@ def resume_hint(folder: Path) -> str:
     """Say how to resume a stopped run."""
     if not (folder / "last.safetensors").is_file():
         return "Nothing was saved yet; start again."
-    return f"Resume with:\n  iresnet train --resume --out {folder}"
+    return f"Resume with:\n  iresnet train --resume --out {quote(str(folder))}"
 
 
-def finish(result: FitResult) -> None:
+def finish(trained: FitResult) -> None:
     """Print the result of a training and the next commands."""
-    screen, folder = console(), result.run.folder
-    if not result.finished:
-        screen.say(
-            f"Stopped and saved at step {result.step} of {result.run.experiment.training.steps}. {resume_hint(folder)}",
-        )
+    folder, steps = trained.run.folder, trained.run.experiment.training.steps
+    if not trained.finished:
+        words = f"Stopped and saved at step {trained.step} of {steps}. {resume_hint(folder)}"
+        result(_content(trained), words)
         raise typer.Exit(130)
-    best = result.run.best_metrics()
-    words = ", ".join(f"{name} {value:.3f}" for name, value in best.items() if name not in ("step", TRUNCATION))
-    early = ", ended early" if result.step < result.run.experiment.training.steps else ""
-    when = "Best at" if result.run.experiment.training.select == "best" else "After"
-    screen.say(
-        f"Trained {counted(result.step, 'step')} in {result.seconds:.0f} s{early}. {when} step {best['step']:.0f}: "
-        f"{words}.",
-    )
-    if warning := truncation_warning(result.run):
-        screen.say(warning)
-    if torch.cuda.is_available() and result.engine:
-        screen.say(f"Execution: {result.engine}.")
-    if result.certificate is not None:
-        count = len(result.tightened)
-        note = f" ({count} layer{'s' * (count > 1)} tightened)" if count else ""
-        screen.say(result.certificate.summary() + note)
-    reason, certified = why_uncertified(result), result.certificate is not None and result.certificate.passed
-    if reason and not certified:
-        screen.say(f"Not certified: {reason}")
-    own = "" if "test" in result.run.read_json("data.json") else " --data FILE"
-    following = f"iresnet evaluate {folder}{own}" + ("" if own else f"; iresnet report {folder}")
-    screen.say(f"Model in {folder}. Next: {following}")
+    reason, certified = why_uncertified(trained), trained.certificate is not None and trained.certificate.passed
+    result(_content(trained), *_summary(trained, reason and not certified))
+    name = quote(str(folder))
+    own = "" if "test" in trained.run.read_json("data.json") else " --data FILE"
+    following = f"iresnet evaluate {name}{own}" + ("" if own else f"; iresnet report {name}")
+    console().say(f"Model in {folder}. Next: {following}")
     if not (certified or reason):
         raise RuntimeError(f"the model is not certified; {folder / 'certificate.json'} shows the block that fails.")
 
 
-def why_uncertified(result: FitResult) -> str:
+def _content(trained: FitResult) -> dict[str, Any]:
+    """Return the result of a training for --json."""
+    certificate, steps = trained.certificate, trained.run.experiment.training.steps
+    content = {"run": trained.run.folder, "finished": trained.finished, "step": trained.step, "steps": steps}
+    content |= {"seconds": trained.seconds, "tightened": len(trained.tightened)}
+    content["best"] = trained.run.best_metrics() if trained.finished else None
+    content["certified"] = None if certificate is None else certificate.passed
+    return content
+
+
+def _summary(trained: FitResult, uncertified: object) -> list[str]:
+    """Return the result of a finished training in sentences."""
+    settings, best = trained.run.experiment.training, trained.run.best_metrics()
+    words = ", ".join(f"{name} {value:.3f}" for name, value in best.items() if name not in ("step", TRUNCATION))
+    early = ", ended early" if trained.step < settings.steps else ""
+    when = "Best at" if settings.select == "best" else "After"
+    lines = [
+        f"Trained {counted(trained.step, 'step')} in {trained.seconds:.0f} s{early}. {when} step {best['step']:.0f}: "
+        f"{words}.",
+        truncation_warning(trained.run),
+    ]
+    if torch.cuda.is_available() and trained.engine:
+        lines.append(f"Execution: {trained.engine}.")
+    if trained.certificate is not None:
+        note = f" ({counted(len(trained.tightened), 'layer')} tightened)" if trained.tightened else ""
+        lines.append(trained.certificate.summary() + note)
+    return [*filter(None, lines), *([f"Not certified: {why_uncertified(trained)}"] if uncertified else [])]
+
+
+def why_uncertified(trained: FitResult) -> str:
     """Return why no certificate is expected for a model; empty if one is."""
-    network = result.run.experiment.network
+    network = trained.run.experiment.network
     if network.family in INVERSES:
         return INVERSES[network.family]
     return "" if network.constrained else "it was trained without the Lipschitz constraint (constrained = false)."

@@ -105,16 +105,19 @@ class ColumnKind:
         lower, upper = (None if end is None else end + sign * out for end, sign in ((self.lower, -1), (self.upper, 1)))
         return Interval(lower, upper, margin)
 
-    def contains(self, x: Values) -> NDArray[np.bool_]:
-        """Whether each value is one that the column may have; numbers as precise as float32."""
-        inside = np.isfinite(x)
+    def contains(self, x: Any) -> Any:
+        """Whether each value is one that the column may have; numbers as precise as float32.
+
+        The values are an array or a tensor in float64, and so are the answers: both have these operators.
+        """
+        inside = abs(x) < math.inf
         if self.name == "positive":
             return inside & (x > 0)
         lower = -math.inf if self.lower is None else self.lower
         upper = math.inf if self.upper is None else self.upper
         slack = max(abs(end) for end in (lower, upper, 0.0) if math.isfinite(end)) * 2.0**-22
         if self.step is not None:
-            inside &= np.abs(x - self.step * np.round(x / self.step)) <= 1e-3 * self.step + 1e-6 * np.abs(x)
+            inside = inside & (abs(x - self.step * (x / self.step).round()) <= 1e-3 * self.step + 1e-6 * abs(x))
             slack += 1e-3 * self.step
         return inside & (x >= lower - slack) & (x <= upper + slack)
 

@@ -1,9 +1,11 @@
-"""Tables as text: CSV in UTF-8, separated by commas, semicolons or tabs (whichever the first line has most of).
+"""Tables as text: CSV in UTF-8, separated by commas, semicolons or tabs: whichever the first line has most of, except
+that in 3,5;2,1 the commas are decimal signs.
 
 The first line is a header if none of its cells is a number, if one of them is an expected column name, or if one of
 them is text above a number. Without a header the columns are called x0, x1, ... Errors name the line. Files that end in
-.gz are decompressed, and the path - is the standard input. Where the separator is no comma, 1,5 is a number, unless
-1.5 is one too: a file has one decimal sign. (A lone 1,234 could mean two numbers, and is refused.)
+.gz are decompressed, and the path - is the standard input. A cell 1,5, which is in quotes where commas separate the
+columns, is a number, unless 1.5 is one too: a file has one decimal sign. (A lone 1,234 could mean two numbers, and is
+refused.)
 
 `format_csv` writes such a table. Spreadsheets run cells that begin with =, +, -, @, a tab or a carriage return as
 formulas. Such a cell is escaped by an apostrophe, unless it is a number; `read_delimited` removes it.
@@ -51,6 +53,7 @@ FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # the last fou
 DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?")
 THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2},[0-9]{3}")
 SEPARATORS = re.compile(r'[",;\t\r\n]')
+DECIMAL_HINT = " If its commas are decimal signs, separate the columns by semicolons or tabs, or quote such numbers."
 
 
 def read_delimited(path: Path, choose: ColumnChooser, known: Collection[str] = ()) -> Table:
@@ -61,7 +64,7 @@ def read_delimited(path: Path, choose: ColumnChooser, known: Collection[str] = (
             head = _read_head(path, _lines(path, file, separator), choose, known)
             if (fast := arrow.read_columns(path, separator, head.names, head.choice, head.header)) is not None:
                 return _table(path, head, *fast, lambda i: f"line {_line_of_row(path, separator, head.header, i)}")
-            parser = _Parser(path, head, separator)
+            parser = _Parser(path, head)
             for line, cells in head.rows:
                 parser.add(line, cells)
             return parser.table()
@@ -110,7 +113,13 @@ def _open(path: Path) -> TextIO:
 def _separator(file: TextIO) -> str:
     first = re.sub(r'"[^"]*"', "", file.readline(HEAD_LENGTH))
     file.seek(0)
-    return max(",;\t", key=first.count)
+    decimal = next((other for other in ";\t" if other in first and _has_decimal_commas(first.split(other))), None)
+    return decimal or max(",;\t", key=first.count)
+
+
+def _has_decimal_commas(cells: Sequence[str]) -> bool:
+    """Whether every comma in these cells is that of a number."""
+    return all(DECIMAL_COMMA.fullmatch(cell.strip()) for cell in cells if "," in cell)
 
 
 def _lines(path: Path, file: TextIO, separator: str) -> Iterator[Line]:
@@ -120,7 +129,10 @@ def _lines(path: Path, file: TextIO, separator: str) -> Iterator[Line]:
     for cells in reader:
         width = width or len(cells)
         if cells and len(cells) != width:
-            raise ValueError(f"{path}: line {reader.line_num} has {len(cells)} cells; those above have {width}.")
+            raise ValueError(
+                f"{path}: line {reader.line_num} has {len(cells)} cells; those above have {width}."
+                f"{DECIMAL_HINT if separator == ',' and len(cells) > width else ''}"
+            )
         if cells:
             yield reader.line_num, cells
 
@@ -172,10 +184,10 @@ def _read_head(path: Path, lines: Iterator[Line], choose: ColumnChooser, known: 
 class _Parser:
     """Collects the rows of a table: numbers, columns of text, and the line of each row."""
 
-    def __init__(self, path: Path, head: Head, separator: str) -> None:
+    def __init__(self, path: Path, head: Head) -> None:
         self.path, self.head, self.choice = path, head, head.choice
         self.columns = tuple(head.names[i] for i in head.choice.columns)
-        self.numbers, self.places, self.decimal = array("d"), array("q"), _Decimal(path, separator)
+        self.numbers, self.places, self.decimal = array("d"), array("q"), _Decimal(path)
         self.text = {i: list[str]() for i in text_columns(head.choice)}
 
     def add(self, line: int, cells: list[str]) -> None:
@@ -223,8 +235,8 @@ def _table(
 class _Decimal:
     """Reads the numbers that Python does not: those with a decimal comma, and missing ones."""
 
-    def __init__(self, path: Path, separator: str) -> None:
-        self.path, self.separator = path, separator
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.comma, self.point, self.clear = "", "", False
 
     def parse(self, cell: str, skip_missing: bool) -> float | None:
@@ -234,7 +246,7 @@ class _Decimal:
         if is_number(cell):
             self.point = self.point or (cell if "." in cell else "")
             return parse_number(cell)
-        if self.separator == "," or not DECIMAL_COMMA.fullmatch(cell.strip()):
+        if not DECIMAL_COMMA.fullmatch(cell.strip()):
             return None
         self.comma, self.clear = self.comma or cell, self.clear or not THOUSANDS.fullmatch(cell.strip())
         return float(cell.replace(",", "."))
@@ -256,8 +268,6 @@ def _refuse(path: Path, head: Head, at: Line, bad: int, above: Sequence[float]) 
     remedy = ""
     if choice.suggest_label:
         remedy = label_hint(column, chain(above, [picked[bad]], (cells[choice.columns[bad]] for _, cells in below)))
-    if not remedy and DECIMAL_COMMA.fullmatch(picked[bad].strip()):
-        remedy = " A decimal comma needs semicolons or tabs between the columns."
     if not remedy and class_name(picked[bad]) == MISSING:
         with suppress(ValueError, csv.Error):  # a line below that cannot be read either is not counted
             below.extend(head.rows)
@@ -269,5 +279,10 @@ def _refuse(path: Path, head: Head, at: Line, bad: int, above: Sequence[float]) 
 
 
 def _is_header(first: Sequence[str], second: Sequence[str], known: Collection[str]) -> bool:
-    text_above = (class_name(a) and not is_number(a) and is_number(b) for a, b in zip(first, second, strict=False))
-    return not any(map(is_number, first)) or any(cell in known for cell in first) or any(text_above)
+    text_above = (class_name(a) and not _is_numeric(a) and _is_numeric(b) for a, b in zip(first, second, strict=False))
+    return not any(map(_is_numeric, first)) or any(cell in known for cell in first) or any(text_above)
+
+
+def _is_numeric(cell: str) -> bool:
+    """Whether a text is a number, with a decimal point or comma."""
+    return is_number(cell) or DECIMAL_COMMA.fullmatch(cell.strip()) is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ from ..spelling import hint
 Report: TypeAlias = Callable[[str, int, int], None]
 
 CHUNK = 2**20
+
+#: The environment variable that names a dataset directory, which is searched after the given one.
+ENVIRONMENT = "IRESNET_DATA"
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,10 @@ def remote_files(name: str) -> tuple[Remote, ...]:
 
 
 def search_folders(name: str, folder: str | Path) -> list[Path]:
-    """The folders that are searched for the files of a dataset, in order."""
-    folder = Path(folder).expanduser()
-    return [folder / name, *(folder / layout for layout in LAYOUTS.get(name, ())), folder]
+    """The folders that are searched for the files of a dataset, in order; last, those in the environment variable."""
+    places = [Path(place).expanduser() for place in (folder, os.environ.get(ENVIRONMENT)) if place]
+    inside = [name, *LAYOUTS.get(name, ()), "."]
+    return list(dict.fromkeys(place / part for place in places for part in inside))
 
 
 def locate_file(name: str, folder: str | Path, file: str) -> Path | None:

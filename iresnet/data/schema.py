@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ class Schema:
     The schema of a table names its `columns`, with a kind for each (`kinds`; empty if all are real numbers) and, where
     there are such, the column `label` that holds the labels and the column `id` that names the rows. `classes` are the
     names of the labels 0, 1, ...; it is empty for data without labels. `targets` are the columns whose density a model
-    learns, given the other columns; it is empty for a density of all. It is saved with the model.
+    learns, given the other columns; it is empty for a density of all. The given columns in `one_hot` hold categories,
+    for each of which a model gets an indicator. It is saved with the model.
 
     >>> print(Schema((1, 8, 8), levels=17))
     images of shape (1, 8, 8) with 17 levels
@@ -40,6 +41,7 @@ class Schema:
     kinds: tuple[ColumnKind, ...] = ()
     id: str = ""
     targets: tuple[str, ...] = ()
+    one_hot: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.shape) not in (1, 3) or not all(type(n) is int and n > 0 for n in self.shape):
@@ -58,7 +60,10 @@ class Schema:
         for name, column in (("label", self.label), ("id", self.id)):
             if not isinstance(column, str):
                 raise ValueError(f"{name} must be a column's name or empty; got {quoted(column)}.")
-        for name, words in (("columns", self.columns), ("classes", self.classes), ("targets", self.targets)):
+        for name, words in (
+            ("columns", self.columns),
+            *((name, getattr(self, name)) for name in ("classes", "targets", "one_hot")),
+        ):
             if not all(isinstance(w, str) for w in words) or len(set(words)) < len(words):
                 raise ValueError(f"{name} must be different names; got {listed([*map(quoted, words)])}.")
         if self.columns and (self.is_image or len(self.columns) != self.shape[0]):
@@ -71,6 +76,10 @@ class Schema:
             raise ValueError(
                 f"targets must be some of the columns, and not all; got {listed([*map(quoted, self.targets)])}."
             )
+
+        wrong = [name for name in self.one_hot if name in self.targets or name not in self._categories]
+        if wrong:
+            raise ValueError(f"one_hot must be given columns that hold categories; got {quoted(wrong[0])}.")
 
     @property
     def is_image(self) -> bool:
@@ -87,11 +96,22 @@ class Schema:
         """A name for every value of a sample: the columns, or x0, x1, ..."""
         return self.columns or tuple(f"x{i}" for i in range(self.dimension))
 
+    @property
+    def _categories(self) -> tuple[str, ...]:
+        """The columns that hold categories."""
+        return tuple(name for name, kind in zip(self.names, self.kinds, strict=False) if kind.categories)
+
+    def given_others(self, targets: Sequence[str]) -> Schema:
+        """Return the schema of a density of these columns, given the others, their categories as indicators."""
+        one_hot = [name for name in self._categories if name not in targets]
+        return replace(self, targets=tuple(targets), one_hot=tuple(one_hot))
+
     def select(self, columns: Sequence[str]) -> Schema:
         """Return the schema of some of the columns."""
         kinds = [self.column_kinds[self.columns.index(name)] for name in columns]
         some = () if all(kind == REAL for kind in kinds) else tuple(kinds)
-        return Schema((len(columns),), columns=tuple(columns), kinds=some)
+        one_hot = tuple(name for name in self.one_hot if name in columns)
+        return Schema((len(columns),), columns=tuple(columns), kinds=some, one_hot=one_hot)
 
     @property
     def column_kinds(self) -> tuple[ColumnKind, ...]:
@@ -100,11 +120,13 @@ class Schema:
 
     def allowed(self, x: Tensor) -> Tensor:
         """Whether each value of a sample is one that its column may have."""
-        allowed = torch.ones(x.shape, dtype=torch.bool)
-        for i, kind in enumerate(self.kinds):
-            if kind != REAL:
-                allowed[:, i] = torch.from_numpy(kind.contains(x[:, i].cpu().double().numpy()))
-        return allowed.to(x.device)
+        if not self.kinds:
+            return torch.ones_like(x, dtype=torch.bool)
+        columns = [
+            torch.ones_like(x[:, i], dtype=torch.bool) if kind == REAL else kind.contains(x[:, i].double())
+            for i, kind in enumerate(self.kinds)
+        ]
+        return torch.stack(columns, dim=1)
 
     def inside(self, x: Tensor) -> Tensor:
         """Whether each sample holds only values that its columns may have; outside, the density is 0."""
@@ -127,7 +149,7 @@ class Schema:
         content = {field.name: getattr(self, field.name) for field in fields(self)}
         content = {name: list(v) if isinstance(v, tuple) else v for name, v in content.items()}
         content["kinds"] = [kind.to_dict() for kind in self.kinds]
-        return {name: v for name, v in content.items() if v or name not in ("kinds", "id", "targets")}
+        return {name: v for name, v in content.items() if v or name not in ("kinds", "id", "targets", "one_hot")}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Schema:
@@ -138,7 +160,7 @@ class Schema:
         for key, value in content.items():
             if key not in known:
                 raise ValueError(f"a schema has no key {quoted(key)}. {hint(key, known)}")
-            if isinstance(value, list) != (key in ("shape", "columns", "classes", "kinds", "targets")):
+            if isinstance(value, list) != (key in ("shape", "columns", "classes", "kinds", "targets", "one_hot")):
                 raise ValueError(f"{key} of a schema cannot be {quoted(value)}. Write it with Schema.to_dict.")
         values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
         return cls(**{**values, "kinds": tuple(map(ColumnKind.from_dict, content.get("kinds", ())))})

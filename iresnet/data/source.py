@@ -222,7 +222,7 @@ def _own_splits(settings: DataSettings, schema: Schema | None) -> tuple[Dataset,
         )
         return train, validation, held
     _refuse_unused(settings, size=True)
-    return _load_file(path, settings.table_options, None if schema is None else schema.kinds), None, None
+    return _load_file(path, settings.table_options, schema), None, None
 
 
 def _hold_out_validation(train: Dataset, settings: DataSettings) -> tuple[Dataset, Dataset]:
@@ -232,12 +232,12 @@ def _hold_out_validation(train: Dataset, settings: DataSettings) -> tuple[Datase
     return split.hold_out(train, n, seeded_generator(settings.seed, "validation"))
 
 
-def _load_file(path: Path, options: TableOptions, kinds: tuple[columns.ColumnKind, ...] | None) -> Dataset:
+def _load_file(path: Path, options: TableOptions, schema: Schema | None) -> Dataset:
     label = options.label
     if path.suffix.lower() not in ARRAYS:
         known = (label, options.id, *options.columns, *options.drop, *options.context)
         read = _read_table(path, choice.choose_training_columns(options), *known)
-        return table.training_dataset(read, options, kinds)
+        return table.training_dataset(read, options, schema)
     content = arrays.read_arrays(path)
     if content.y is not None and label not in ("", "y"):
         raise ValueError(f"{path} has its labels in 'y'; got label = {quoted(label)}. Leave it empty.")
@@ -245,7 +245,7 @@ def _load_file(path: Path, options: TableOptions, kinds: tuple[columns.ColumnKin
         return arrays.array_images(path, content, None)
     options = options if content.y is None else replace(options, label="")
     choose = choice.choose_training_columns(options)
-    return table.training_dataset(arrays.array_table(path, content, choose), options, kinds)
+    return table.training_dataset(arrays.array_table(path, content, choose), options, schema)
 
 
 def _read_file(

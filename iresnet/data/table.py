@@ -10,7 +10,7 @@ Parquet files.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..spelling import quoted
+from ..spelling import listed, quoted
 from .choice import TableOptions
 from .columns import REAL, ColumnKind, parse_kinds
 from .dataset import Dataset, prefix_errors
@@ -130,28 +130,27 @@ def refuse_cell(path: Path, cell: object, place: str, column: str, remedy: str) 
     ) from None
 
 
-def training_dataset(
-    table: Table, options: TableOptions | None = None, kinds: Sequence[ColumnKind] | None = None
-) -> Dataset:
-    """Convert a table to a dataset to train on, with a schema of its own. `kinds` replaces the detected kinds."""
+def training_dataset(table: Table, options: TableOptions | None = None, known: Schema | None = None) -> Dataset:
+    """Convert a table to a dataset to train on, with a schema of its own, or the kinds of one that is `known`."""
     options = options or TableOptions()
     table, rows = _without_missing(table) if options.skip_missing else (table, ())
     classes = class_names(table.labels or ())
-    known = sum(label != MISSING for label in table.labels or ())
-    if _names_rows(len(classes), known):
+    labelled = sum(label != MISSING for label in table.labels or ())
+    if _names_rows(len(classes), labelled):
         raise ValueError(
-            f"{table.path} has {len(classes)} different labels in {known} rows of column {quoted(table.label)}; "
+            f"{table.path} has {len(classes)} different labels in {labelled} rows of column {quoted(table.label)}; "
             "labels must be classes. Choose another label column."
         )
     if table.labels is not None and not classes:
         raise ValueError(f"{table.path} has no label in column {quoted(table.label)}. Add some, or set label = ''.")
     _check_finite(table)
-    found = _kinds(table, parse_kinds(options.kinds)) if kinds is None else tuple(kinds)
-    targets = tuple(name for name in table.columns if name not in options.context) if options.context else ()
+    kinds = _kinds(table, parse_kinds(options.kinds)) if known is None else known.kinds
     with prefix_errors(table.path):
-        schema = Schema(
-            (len(table.columns),), None, table.columns, table.label, classes, found, options.id, targets=targets
-        )
+        schema = Schema((len(table.columns),), None, table.columns, table.label, classes, kinds, options.id)
+        if options.context:
+            schema = schema.given_others([name for name in table.columns if name not in options.context])
+        if known is not None:  # an earlier version made no indicators
+            schema = replace(schema, one_hot=known.one_hot)
     dataset = dataset_for_schema(table, schema)
     _check_precision(table, dataset)
     return replace(dataset, rows=rows)
@@ -160,7 +159,8 @@ def training_dataset(
 def dataset_for_schema(table: Table, schema: Schema, *, skip_missing: bool = False) -> Dataset:
     """Convert a table, whose columns were chosen for this schema, to a dataset.
 
-    A category that the schema does not know becomes -1, a value that its column cannot have.
+    A category that the schema does not know becomes -1, a value that its column cannot have; it is refused in a given
+    column, since nothing is known of the density given it.
     """
     table, rows = _without_missing(table) if skip_missing else (table, ())
     _check_finite(table)
@@ -169,10 +169,21 @@ def dataset_for_schema(table: Table, schema: Schema, *, skip_missing: bool = Fal
         if kind.name == "category":
             codes = {name: code for code, name in enumerate(kind.categories)}
             x[:, i] = [codes.get(name, -1) for name in table.categories(column)]
+            if column in schema.one_hot:
+                _refuse_unknown(table, column, kind, x[:, i] < 0)
     if not len(x):
         raise ValueError(f"{table.path} has no rows. Give at least one.")
     y = encode_labels(table.labels, schema.classes, lambda i: f"{table.path}, {table.place(i)}")
     return Dataset(torch.from_numpy(x), y, schema, tuple(table.ids or ()), rows)
+
+
+def _refuse_unknown(table: Table, column: str, kind: ColumnKind, unknown: NDArray[np.bool_]) -> None:
+    for row in np.flatnonzero(unknown).tolist():
+        raise ValueError(
+            f"{table.path}: the given column {quoted(column)} must hold one of {listed(kind.categories)}; got "
+            f"{quoted(table.categories(column)[row])} in {table.place(row)}, of which the model knows nothing. Remove "
+            f"the row.{f' There are {unknown.sum()} such rows.' if unknown.sum() > 1 else ''}"
+        )
 
 
 def _without_missing(table: Table) -> tuple[Table, tuple[int, ...]]:
@@ -210,8 +221,10 @@ def _check_finite(table: Table) -> None:
 
 
 def missing_count(cells: int, rows: int) -> str:
-    """Say how many cells are missing and what can be done; empty for a single one."""
-    return "" if cells < 2 else f" {cells} cells in {rows} rows are missing; --missing drop leaves these rows out."
+    """Say how many cells are missing and what can be done; empty if none is."""
+    if cells < 2:
+        return " No other cell is missing; --missing drop leaves this row out." if cells else ""
+    return f" {cells} cells in {rows} rows are missing; --missing drop leaves these rows out."
 
 
 def _kinds(table: Table, declared: Mapping[str, ColumnKind | None]) -> tuple[ColumnKind, ...]:

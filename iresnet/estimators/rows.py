@@ -37,7 +37,8 @@ def training_dataset(
 ) -> Dataset:
     """Return the dataset to train on: rows of weight zero are left out, and so are weights that are all equal.
 
-    `kinds` are declared kinds of columns. Columns that are only given, because there are `targets`, are real numbers.
+    `kinds` are declared kinds of columns. Columns that are only given, because there are `targets`, are real
+    numbers unless they are declared as categories, which become indicators.
     """
     if weights is not None:
         rows, weights = rows.take(np.flatnonzero(weights)), weights[weights > 0]
@@ -46,7 +47,8 @@ def training_dataset(
     if targets:
         kinds = (*(f"{name}=real" for name in rows.columns if name not in targets), *kinds)
     dataset = table.training_dataset(rows, TableOptions(kinds=kinds))
-    dataset = replace(dataset, schema=replace(dataset.schema, targets=targets))
+    if targets:
+        dataset = replace(dataset, schema=dataset.schema.given_others(targets))
     if weights is None or (weights == weights[0]).all():
         return dataset
     return replace(dataset, weights=torch.from_numpy(weights))

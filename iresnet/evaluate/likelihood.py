@@ -29,6 +29,10 @@ from .chunks import CHUNK, chunk_size, in_chunks, memory_factor
 BIAS, ROW_BIAS = 1e-5, 1e-4
 
 
+#: Draws of noise, and of probes, that a likelihood is the mean over.
+DRAWS = 8
+
+
 @dataclass(frozen=True)
 class Density:
     """Mean of -log p over samples, in `unit`, with its errors: over samples, of the estimator, and its bias."""
@@ -71,7 +75,7 @@ class Draws:
 
 @torch.no_grad()
 def log_prob_draws(
-    model: nn.Module, data: Dataset, count: int = 8, *, seed: int = 0, shared: bool = False, bias: float = BIAS
+    model: nn.Module, data: Dataset, count: int = DRAWS, *, seed: int = 0, shared: bool = False, bias: float = BIAS
 ) -> Draws:
     """Compute ln p of every sample in nats, in the units of the data, for `count` draws of noise and probes.
 
@@ -146,7 +150,7 @@ def log_prob_by_generator(
     return torch.stack([one_draw(generator) for generator in generators])
 
 
-def log_likelihood(model: nn.Module, data: Dataset, *, draws: int = 8, seed: int = 0) -> LogProb:
+def log_likelihood(model: nn.Module, data: Dataset, *, draws: int = DRAWS, seed: int = 0) -> LogProb:
     """Compute ln p of every sample in nats, with its errors; the value of one sample does not depend on the others."""
     d = log_prob_draws(model, data, draws, seed=seed, shared=True, bias=ROW_BIAS)
     count, value = len(d.values), d.values.mean(0)
@@ -155,7 +159,7 @@ def log_likelihood(model: nn.Module, data: Dataset, *, draws: int = 8, seed: int
     return LogProb(value, torch.full_like(value, d.bias_bound), spread, math.prod(data.schema.shape), count, proven)
 
 
-def density(model: nn.Module, data: Dataset, *, draws: int = 8, seed: int = 0) -> Density:
+def density(model: nn.Module, data: Dataset, *, draws: int = DRAWS, seed: int = 0) -> Density:
     """Compute the mean negative log-likelihood: in bits per dimension for integers, in nats otherwise."""
     check_mean(data)
     d = log_prob_draws(model, data, draws, seed=seed)

@@ -71,14 +71,12 @@ def typicality(values: Tensor, reference: Tensor, batch: int = 1) -> Tensor:
 
 
 def atypicality(values: Tensor, reference: Tensor) -> Tensor:
-    """Return the fraction of reference samples that are closer to the entropy: 0 for the most typical, 1 for the least.
+    """Return the fraction of reference samples that are closer to the entropy, in (0, 1): `anomaly` of the distances.
 
-    >>> atypicality(torch.tensor([1.0, 9.0]), torch.tensor([0.0, 1.0, 2.0])).tolist()
-    [0.0, 1.0]
+    >>> [round(a, 3) for a in atypicality(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.0, 1.0, 2.0])).tolist()]
+    [0.25, 0.75, 0.935]
     """
-    ordered = typicality(reference, reference).sort().values
-    distance = typicality(values, reference).to(ordered.device)
-    return torch.searchsorted(ordered, distance.contiguous()).double() / len(ordered)
+    return anomaly(-typicality(values, reference), -typicality(reference, reference))
 
 
 def below_chance(area: float, rows: int) -> bool:
@@ -93,14 +91,39 @@ def below_chance(area: float, rows: int) -> bool:
 
 
 def anomaly(values: Tensor, reference: Tensor) -> Tensor:
-    """Return the fraction of reference log-likelihoods above each value: 0 for the most likely, 1 for the least.
+    """Return the fraction of reference log-likelihoods above each value: near 0 for the most likely, 1 for the least.
 
-    >>> anomaly(torch.tensor([0.5, 9.0]), torch.tensor([0.0, 1.0])).tolist()
-    [0.5, 0.0]
+    The k-th largest of n reference values has the fraction k / (n + 1), its expectation; between two of them it is
+    interpolated. Beyond the smallest, where nothing was observed, the rest 1 / (n + 1) is divided by 1 + ln(1 + d / s),
+    for the distance d to it and the mean absolute deviation s of the reference; likewise above the largest. So it falls
+    strictly with ln p, however far out, and ranks samples as ln p does; only ln p = -inf has the fraction 1.
+
+    It is made of elementary operations and indexing, which export to ONNX.
+
+    >>> values, reference = torch.tensor([9.0, 1.0, 0.5, 0.0, -9.0, -math.inf]), torch.tensor([0.0, 1.0])
+    >>> anomaly(values, reference).round(decimals=3).tolist()
+    [0.087, 0.333, 0.5, 0.667, 0.915, 1.0]
     """
-    ordered = reference.double().sort().values
-    above = len(ordered) - torch.searchsorted(ordered, values.double().contiguous(), right=True)
-    return above.double() / len(ordered)
+    ordered, a = (-reference.double()).sort().values, -values.double()
+    n, k = len(ordered), _count_up_to(ordered, a)
+    s = (ordered - ordered.mean()).abs().mean()
+    s = torch.where(s > 0, s, 1.0)  # all are equal: distances in nats
+
+    def tail(distance: Tensor) -> Tensor:
+        return 1 / (1 + torch.log1p(distance.clamp(min=0) / s)) / (n + 1)
+
+    low, high = ordered[(k - 1).clamp(min=0)], ordered[k.clamp(max=n - 1)]
+    between = (k + (a - low) / torch.where(high > low, high - low, 1.0)) / (n + 1)
+    return torch.where(k == 0, tail(ordered[0] - a), torch.where(k == n, 1 - tail(a - ordered[-1]), between))
+
+
+def _count_up_to(ordered: Tensor, values: Tensor) -> Tensor:
+    """Count the entries that are at most each value, by bisection: ONNX has no `torch.searchsorted`."""
+    n, count = len(ordered), torch.zeros_like(values, dtype=torch.int64)
+    for bit in reversed(range(n.bit_length())):
+        more = count + 2**bit
+        count = torch.where((more <= n) & (ordered[more.clamp(max=n) - 1] <= values), more, count)
+    return count
 
 
 def auroc(normal: Tensor, outliers: Tensor) -> float:

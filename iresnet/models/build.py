@@ -93,12 +93,14 @@ def _conditional_flow(network: Network, schema: Schema, data: Tensor | None, val
     first = _fixed_transform(
         network, inner, "density", *(None if x is None else x[:, targets] for x in (data, validation))
     )
+    counts = [len(schema.kinds[i].categories) if schema.columns[i] in schema.one_hot else 0 for i in others]
+    inputs = sum(n or 1 for n in counts)
     chain = cast(Chain, _residual_transform(network, inner, first, True))
     parts = [
-        ResidualBlock(conditioned(t.g, inner.dimension, len(others))) if isinstance(t, ResidualBlock) else t
-        for t in chain
+        ResidualBlock(conditioned(t.g, inner.dimension, inputs)) if isinstance(t, ResidualBlock) else t for t in chain
     ]
-    transform = Given(Chain(*parts), _context_scale(len(others), None if data is None else data[:, others]), targets)
+    scale = _context_scale(len(others), None if data is None else data[:, others])
+    transform = Given(Chain(*parts), scale, targets, counts)
     base = _base(network, transform.output_shape(schema.shape), transform, data, validation)
     return Flow(transform, base, estimator=training_estimator(network, inner), event_shape=schema.shape)
 

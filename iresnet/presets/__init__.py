@@ -13,10 +13,10 @@ from pathlib import Path
 
 from .coefficient import with_coefficient
 from .experiment import Experiment, with_overrides
-from .reading import PRESETS, read, unknown_preset
+from .reading import PRESETS, grouped, read, unknown_preset
 from .suitable import PURPOSES, presets_for
 
-__all__ = ["PRESETS", "PURPOSES", "Experiment", "with_overrides", "find", "is_preset", "presets_for", "read"]
+__all__ = ["PRESETS", "PURPOSES", "Experiment", "with_overrides", "find", "grouped", "is_preset", "presets_for", "read"]
 
 #: NAME-cX: a preset whose layers all have the coefficient X.
 WITH_COEFFICIENT = re.compile(r"(.+)-c(\d*\.?\d+(?:e[+-]?\d+)?)")

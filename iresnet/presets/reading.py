@@ -25,6 +25,9 @@ GROUPS = {
 }
 TABLES: dict[str, dict[str, Any]] = {name: table for group in GROUPS.values() for name, table in group.items()}
 
+#: The first words of presets' names, by which they are listed, and the heading of those that begin otherwise.
+KINDS, OTHERS = ("digits", "points", "table", "toy", "mnist", "cifar10"), "cifar10, residual networks"
+
 
 def resolve_extends(table: Mapping[str, Any]) -> dict[str, Any]:
     """Merge a table of settings into the tables that it extends; `about` is not inherited."""
@@ -58,6 +61,15 @@ PRESETS = {
     for name, table in TABLES.items()
     if "about" in table
 }
+
+
+def grouped() -> dict[str, list[str]]:
+    """Return the names of the presets by the data they are for, the first word of a name, sorted.
+
+    Names without such a word are those of the paper's classifiers of CIFAR images.
+    """
+    kinds = {kind: sorted(n for n in PRESETS if n.startswith(f"{kind}-")) for kind in KINDS}
+    return {**kinds, OTHERS: sorted(set(PRESETS) - {name for names in kinds.values() for name in names})}
 
 
 def read(path: str | Path) -> Experiment:

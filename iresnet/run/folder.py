@@ -328,6 +328,8 @@ def made_with(experiment: Experiment, schema: Schema) -> dict[str, Any]:
         rows["schema.kinds"] = [str(kind) for kind in schema.kinds]
     if schema.targets:
         rows["schema.targets"] = list(schema.targets)
+    if schema.one_hot:
+        rows["schema.one_hot"] = list(schema.one_hot)
     return {**network, "objective.kind": experiment.objective.kind, **rows}
 
 

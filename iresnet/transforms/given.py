@@ -21,6 +21,8 @@ from .preprocess import Standardise
 class Given(Transform):
     """Maps the columns `targets` of a row by a transform whose context are the other columns, standardised by `scale`.
 
+    `categories` has one number per given column: n for one that holds categories 0 .. n - 1, of which each becomes an
+    indicator, 0 or 1, behind the numbers in the context; 0 for a column of numbers. The default: all are numbers.
     An inverse needs these columns as its context, and returns whole rows. Its bounds hold for every context, as a map
     of the targets.
 
@@ -30,8 +32,15 @@ class Given(Transform):
     (torch.Size([5, 1]), torch.Size([5, 3]))
     """
 
-    def __init__(self, transform: Transform, scale: Standardise, targets: Sequence[int]) -> None:
+    def __init__(
+        self, transform: Transform, scale: Standardise, targets: Sequence[int], categories: Sequence[int] = ()
+    ) -> None:
         super().__init__()
+        self.categories = tuple(categories) or (0,) * len(scale.mean)
+        if len(self.categories) != len(scale.mean) or min(self.categories) < 0:
+            raise ValueError(
+                f"categories must have a count for each of the {len(scale.mean)} given columns; got {list(categories)}."
+            )
         self.transform, self.scale, self.targets = transform, scale, tuple(targets)
         self.columns = len(scale.mean) + len(self.targets)
         if len(set(self.targets)) != len(self.targets) or not set(self.targets) < set(range(self.columns)):
@@ -67,7 +76,7 @@ class Given(Transform):
         solver: Solver | None = None,
     ) -> Tensor:
         c = self._checked_context(context)
-        return self._join(self.transform.inverse(z, self.scale(c), tolerance=tolerance, solver=solver), c)
+        return self._join(self.transform.inverse(z, self.encode(c), tolerance=tolerance, solver=solver), c)
 
     def solve(
         self,
@@ -78,7 +87,7 @@ class Given(Transform):
         solver: Solver | None = None,
     ) -> Solution | ChainSolution:
         c = self._checked_context(context)
-        solution = self.transform.solve(z, self.scale(c), tolerance=tolerance, solver=solver)
+        solution = self.transform.solve(z, self.encode(c), tolerance=tolerance, solver=solver)
         return replace(solution, x=self._join(solution.x, c))
 
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
@@ -98,6 +107,15 @@ class Given(Transform):
         """The columns that are given."""
         return tuple(i for i in range(self.columns) if i not in self.targets)
 
+    def encode(self, c: Tensor) -> Tensor:
+        """Return given columns as a context: numbers standardised, categories as indicators."""
+        scaled: Tensor = self.scale(c)
+        if not any(self.categories):
+            return scaled
+        numbers = [i for i, n in enumerate(self.categories) if not n]
+        indicators = [c[:, i, None] == torch.arange(n, device=c.device) for i, n in enumerate(self.categories) if n]
+        return torch.cat([scaled[:, numbers], *(found.to(scaled.dtype) for found in indicators)], dim=1)
+
     def spread(self, values: Tensor) -> Tensor:
         """Return one number per column of a row: these for the targets, 0 for the others."""
         whole = values.new_zeros(self.columns)
@@ -109,7 +127,7 @@ class Given(Transform):
         if context is not None:
             raise ValueError("the context is part of the rows; leave it out. An inverse needs it.")
         check_batch(x, "x", (self.columns,))
-        return x[:, list(self.targets)], self.scale(x[:, list(self.others)])
+        return x[:, list(self.targets)], self.encode(x[:, list(self.others)])
 
     def _join(self, t: Tensor, c: Tensor) -> Tensor:
         order = torch.tensor((*self.targets, *self.others), device=t.device).argsort()

@@ -1,0 +1,158 @@
+"""The forward pass that is exported: from x to a code and, for a density of rows, its scores.
+
+    code        F(x)
+    logits      head(F(x)), if the model has a head
+    log_prob    ln p(x) = ln p_base(F(x)) + ln det dF/dx, in nats and in the units of the data (Eq. 3)
+    anomaly     `evaluate.typicality.anomaly` of log_prob, relative to reference values that are stored in the program
+
+Both scores are those of `iresnet score`. If columns are discrete, ln p is the mean over the same draws of noise; a
+value that its column cannot have gives -inf. Up to 64 dimensions the determinant of every block is exact: the dense
+Jacobian, and one operator that ONNX has, Det. It lies between (1 - L)^d and (1 + L)^d (Lemma 7), so that float32 can
+hold it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from .data import Schema
+from .evaluate import anomaly
+from .evaluate.likelihood import DRAWS
+from .flow import code_and_log_prob
+from .logdet import EXACT_UP_TO, Estimator, Jacobian
+from .transform import Shape, Transform
+from .transforms.dequantisation import dequantise_for, has_noise, raw_noise
+
+Tensors: TypeAlias = dict[str, Tensor]
+
+
+SCORES = """\
+log_prob is ln p(x) in nats, in the units of the data; -inf for a value that its column cannot have.
+anomaly is that of `iresnet score`: the fraction of validation data that is more likely.
+"""
+
+README = """\
+The batch size is arbitrary. Unlike in the library, the values of x are not checked: NaN in, NaN out.
+
+program.pt2 needs only torch and runs on the CPU (torch.export.passes.move_to_device_pass moves it):
+
+    import torch
+    forward = torch.export.load("program.pt2").module()
+    outputs = forward({arguments})  # a dictionary
+
+{onnx}
+
+The {rest} and the certificate need the library. With a model of the same architecture:
+
+    from safetensors.torch import load_file
+    model = iresnet.export.without_constraints(model)
+    model.load_state_dict(load_file("weights.safetensors"))
+"""
+
+WITH_ONNX = """\
+model.onnx needs only onnxruntime; arrays are NumPy arrays:
+
+    import onnxruntime
+    session = onnxruntime.InferenceSession("model.onnx")
+    outputs = session.run({outputs}, {{{feed}}})  # a list"""
+
+WITHOUT_ONNX = "model.onnx is missing: pip install onnx onnxscript, and export again."
+
+
+class Determinant(Estimator):
+    """ln det(I + J) from the determinant itself, since ONNX has no LU factorisation."""
+
+    def estimate(
+        self, jacobian: Jacobian, x: Tensor, lipschitz: float | None, generator: torch.Generator | None
+    ) -> Tensor:
+        j = jacobian.matrix(x)
+        return cast(Tensor, torch.linalg.det(torch.eye(j.shape[-1], dtype=j.dtype, device=j.device) + j).log())
+
+
+class Forward(nn.Module):
+    """x -> {"code": F(x)}, with "logits" if the model has a head, and "log_prob" and "anomaly" if it can score rows.
+
+    `schema` says which values the columns may have; `reference` holds ln p of held-out samples. `no_scores` is the
+    reason why there is no "log_prob", or empty.
+    """
+
+    shifts: Tensor | None
+    reference: Tensor | None
+
+    def __init__(self, model: nn.Module, schema: Schema | None = None, reference: Tensor | None = None) -> None:
+        super().__init__()
+        transform = model if isinstance(model, Transform) else getattr(model, "transform", None)
+        if not isinstance(transform, Transform):
+            raise ValueError(
+                "a model to export must be a Transform or have one as .transform (Flow, Classifier, Hybrid); "
+                f"got {type(model).__name__}. Wrap it, for example as Classifier(transform, head)."
+            )
+        self.transform, self.head, self.base = transform, getattr(model, "head", None), getattr(model, "base", None)
+        self.event_shape: Shape | None = getattr(model, "event_shape", None)
+        self.schema = schema
+        self.no_scores = "" if self.base is None else why_no_scores(self.base.shape, self.event_shape)
+        self.scores = self.base is not None and not self.no_scores
+        self.register_buffer("shifts", noise_shifts(model, schema) if self.scores else None)
+        self.register_buffer("reference", reference if self.scores else None)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensors:
+        z = self.transform(x, context)
+        outputs = {"code": z} if self.head is None else {"code": z, "logits": self.head(z)}
+        if self.scores:
+            outputs["log_prob"] = self.log_prob(x, context)
+            if self.reference is not None:
+                outputs["anomaly"] = anomaly(outputs["log_prob"], self.reference)
+        return outputs
+
+    def log_prob(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """Return ln p(x) in float64: the mean over the draws of noise, -inf for a value that a column cannot have."""
+        draws = 1 if self.shifts is None else len(self.shifts)
+        points = x if self.shifts is None else (x + self.shifts.to(x.dtype).unsqueeze(1)).flatten(0, 1)
+        repeated = None if context is None else torch.cat([context] * draws)
+        # Run eagerly it is the library's own, so that the program is compared with another algorithm.
+        estimator = Determinant() if torch.compiler.is_compiling() else None
+        values = code_and_log_prob(self, points, repeated, estimator, None)[1].double()
+        mean = values.reshape(draws, -1).mean(0)
+        return mean if self.schema is None else torch.where(self.schema.inside(x), mean, -math.inf)
+
+    def readme(self, head: str, inputs: Tensors, measured: str, *, with_onnx: bool) -> str:
+        """Return the text that explains the files: what the program computes, how closely, and how to load it."""
+        outputs = self(**inputs)
+        feed = ", ".join(f'"{name}": {name}' for name in inputs)
+        onnx = WITH_ONNX.format(outputs=list(outputs), feed=feed) if with_onnx else WITHOUT_ONNX
+        about = f"{head}: {_signature(inputs)} -> {_signature(outputs)}.\n{measured}.\n{self._about_scores()}"
+        rest = "inverse" if self.scores else "inverse, the likelihood"
+        return about + README.format(arguments=", ".join(inputs), onnx=onnx, rest=rest)
+
+    def _about_scores(self) -> str:
+        if not self.scores:
+            return f"There is no log_prob: {self.no_scores}.\n" if self.no_scores else ""
+        names = self.schema.names if self.schema is not None else ()
+        columns = f"The columns of x are {', '.join(names)}.\n" if names else ""
+        return (SCORES if self.reference is not None else SCORES.splitlines(keepends=True)[0]) + columns
+
+
+def why_no_scores(code: Shape, event: Shape | None) -> str:
+    """Say why a density cannot be scored without the library; empty if it can."""
+    if len(event or code) > 1:
+        return "only rows are scored, not images"
+    if math.prod(code) > EXACT_UP_TO:
+        return f"log-determinants are exact up to {EXACT_UP_TO} dimensions only, and this model has {math.prod(code)}"
+    return ""
+
+
+def noise_shifts(model: Any, schema: Schema | None) -> Tensor | None:
+    """Return what `iresnet score` adds to a row in each of its draws, (draws, columns); None if it adds nothing."""
+    if schema is None or not has_noise(model, schema.levels):
+        return None
+    zero = cast(Tensor, model.base.mean).new_zeros(1, *schema.shape)
+    draws = (raw_noise(model, schema.shape, zero.device, torch.Generator().manual_seed(k)) for k in range(DRAWS))
+    return torch.cat([dequantise_for(model, zero, schema.levels, noise=u)[0] for u in draws])
+
+
+def _signature(tensors: Tensors) -> str:
+    return " and ".join(f"{name} ({', '.join(['batch', *map(str, t.shape[1:])])})" for name, t in tensors.items())
