@@ -97,7 +97,7 @@ class TestSchema:
     @pytest.mark.parametrize(
         ("content", "sentence"),
         [
-            ([1, 8, 8], "a schema is an object with the keys shape, levels, columns, .*, targets, one_hot; got"),
+            ([1, 8, 8], "a schema is an object with the keys shape, levels, .*, one_hot, constants; got"),
             ({"levels": 17}, "a schema is an object with the keys"),
             ({"shape": [2], "colunms": []}, "a schema has no key 'colunms'. Did you mean 'columns'?"),
             ({"shape": 2}, "shape of a schema cannot be 2. Write it with Schema.to_dict."),

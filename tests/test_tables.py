@@ -22,7 +22,7 @@ from iresnet.data.columns import POSITIVE, REAL, ColumnKind
 from iresnet.evaluate import column_gains, robustness
 from iresnet.run import Run, start
 from tests.runs import tiny
-from tests.test_data_sources import all_rows
+from tests.test_data_sources import Frame, Series, all_rows
 
 PEOPLE = "name,age,plan,income,note\n" + "".join(
     f"p{i},{20 + i},{('free', 'pro')[i % 2]},{1000 + 10.5 * i * i},x{i}\n" for i in range(12)
@@ -130,6 +130,96 @@ class TestColumns:
     def test_settings_are_written_and_read(self):
         made = DataSettings("t.csv", drop=("a, b", "c]"), kinds=("the x=bounded:0:1",), id='"q"', missing="drop")
         assert parse(DataSettings, dump(made)) == made
+
+
+class TestDetected:
+    """Columns of words are categories, and constant columns are left out, in files of at least 50 rows."""
+
+    @staticmethod
+    def text(rows=60, state=lambda i: ("off", "on", "")[i % 2], fixed=3):
+        return "t,state,fixed,mode\n" + "".join(f"{i + 0.5 / (i + 1)},{state(i)},{fixed},auto\n" for i in range(rows))
+
+    def test_words(self, tmp_path):
+        schema = load(settings(write(tmp_path, self.text()))).schema
+        assert schema.columns == ("t", "state")
+        assert schema.kinds[1] == ColumnKind.category(("off", "on"))
+        assert schema.constants == ("fixed", "mode")
+        assert Schema.from_dict(schema.to_dict()) == schema
+
+    def test_a_new_file_may_have_the_columns_that_were_left_out(self, tmp_path):
+        schema = load(settings(write(tmp_path, self.text()))).schema
+        new = write(tmp_path, "mode,state,t\nmanual,on,2\n-,broken,1\n", "new.csv")
+        assert read(new, schema).x.tolist() == [[2, 1], [1, -1]]
+
+    def test_a_resumed_run_leaves_the_same_ones_out(self, tmp_path):
+        path = write(tmp_path, self.text())
+        first = load(settings(path))
+        again = load(settings(path), schema=first.schema)
+        assert again.schema == first.schema
+        assert again.train.x.tolist() == first.train.x.tolist()
+
+    @pytest.mark.parametrize(
+        ("state", "sentence"),
+        [
+            (lambda i: ("on", "7")[i % 2], "'on' is not a number in line 2"),  # a word among numbers is a mistake
+            (lambda i: ("5 %", "7 %")[i % 2], "'5 %' is not a number"),
+            (lambda i: f"w{i}", "If it names the rows: --id state"),
+            (lambda i: f"w{i % 9}", "If it is data, a category: --kind state=category"),  # seven rows each
+            (lambda i: ("", "on")[i % 2], "a number is missing in line 2, column 'state'"),  # 30 words
+        ],
+    )
+    def test_not_words(self, tmp_path, state, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            load(settings(write(tmp_path, self.text(state=state))))
+
+    def test_fewer_rows_tell_too_little(self, tmp_path):
+        with pytest.raises(ValueError, match="'off' is not a number in line 2"):
+            load(settings(write(tmp_path, self.text(rows=49))))
+
+    def test_rows_without_a_word_may_be_left_out(self, tmp_path):
+        path = write(tmp_path, self.text(120, lambda i: ("", "on", "off")[i % 3]))
+        with pytest.raises(ValueError, match="a category is missing in line 2.* 40 cells in 40 rows are missing"):
+            load(settings(path))
+        splits = load(settings(path, missing="drop"))
+        assert (splits.schema.constants, sum(map(len, splits.parts.values()))) == (("fixed", "mode"), 80)
+
+    def test_a_declared_or_given_column_stays(self, tmp_path):
+        path = write(tmp_path, self.text())
+        assert load(settings(path, context=("fixed",))).schema.columns == ("t", "state", "fixed")
+        with pytest.raises(ValueError, match="column 'fixed' is 3 in all .* training rows"):
+            load(settings(path, kinds=("fixed=real",)))
+
+    def test_something_must_vary(self, tmp_path):
+        with pytest.raises(ValueError, match="column 'a' is 1 in all"):
+            load(settings(write(tmp_path, "a,b\n" + 60 * "1,2\n")))
+
+    def test_numbers_with_a_decimal_comma_are_no_words(self, tmp_path):
+        text = "a;b\n" + "".join(f"{i},5;{(i * i) % 7},25\n" for i in range(60))
+        assert load(settings(write(tmp_path, text))).train.x[:, 1].min() >= 0.25
+
+    def test_in_arrays(self, tmp_path):
+        x = np.stack([np.linspace(0, 1, 60) ** 3, np.full(60, 2.0), np.linspace(-3, 5, 60) ** 3], axis=1)
+        np.save(tmp_path / "x.npy", x)
+        schema = load(settings(tmp_path / "x.npy")).schema
+        assert (schema.columns, schema.constants) == (("x0", "x2"), ("x1",))
+        assert read(tmp_path / "x.npy", schema).x.shape == (60, 2)
+
+    def test_in_parquet(self, tmp_path, monkeypatch):
+        path = write(tmp_path, "", "table.parquet")
+        words = Series(30 * ["off", "on"] + [None])
+        frame = Frame(t=Series([float(i) for i in range(61)]), state=words, fixed=Series(61 * [1.0]))
+        monkeypatch.setitem(sys.modules, "pandas", types.SimpleNamespace(read_parquet=lambda path: frame))
+        schema = load(settings(path, missing="drop")).schema
+        assert (schema.columns, schema.constants) == (("t", "state"), ("fixed",))
+        assert schema.kinds[1].categories == ("off", "on")
+
+    def test_it_is_shown(self, tmp_path, call):
+        path = write(tmp_path, self.text())
+        code, text = call("train", path, "--out", tmp_path / "run", "--set", "steps=1")
+        assert code == 0, text
+        assert "  state: category: off, on\n" in text
+        assert "A category that is to be predicted is named by --label." in text
+        assert "Left out, since every row has the same value there: fixed, mode.\n" in text
 
 
 def test_choosing_among_many_columns_takes_no_quadratic_time():

@@ -154,6 +154,10 @@ def describe_table(experiment: Experiment, splits: Splits | None) -> list[str]:
         lines.append("Columns that are not just real numbers (change one with --kind COLUMN=KIND):")
         kinds = zip(schema.names, schema.kinds, strict=True)
         lines += [f"  {name}: {kind.describe()}" for name, kind in kinds if kind.name != "real"]
+        if not schema.label and any(kind.categories for kind in schema.kinds):
+            lines.append("A category that is to be predicted is named by --label.")
+    if schema.constants:
+        lines.append(f"Left out, since every row has the same value there: {listed(schema.constants)}.")
     return lines
 
 

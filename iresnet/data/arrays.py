@@ -21,7 +21,7 @@ from .choice import ColumnChooser
 from .dataset import Dataset, prefix_errors
 from .labels import class_name, class_names, encode_labels
 from .schema import Schema
-from .table import Table, check_names, label_hint, parse_number, refuse_cell
+from .table import Table, check_names, holds_words, label_hint, parse_number, refuse_cell
 
 
 class Arrays(NamedTuple):
@@ -127,19 +127,21 @@ def read_parquet(path: Path, choose: ColumnChooser) -> Table:
     except Exception as error:  # the engines raise errors of their own
         raise ValueError(f"{path} cannot be read as Parquet ({type(error).__name__}). Save it again.") from None
     names = check_names(path, [str(name) for name in frame.columns])
-    choice = choose(path, names, True)
-    columns = [_values(frame[name]) for name in frame.columns]
+    choice, columns = choose(path, names, True), [_values(frame[name]) for name in frame.columns]
+    words = choice.words | {
+        i for i in choice.undeclared if columns[i].dtype == object and holds_words(columns[i].tolist())
+    }
     chosen = [
         np.zeros(len(columns[i]))
-        if i in choice.words
+        if i in words
         else _numbers(path, names[i], columns[i], suggest_label=choice.suggest_label)
         for i in choice.columns
     ]
     label = "" if choice.label is None else names[choice.label]
     labels, ids = (None if i is None else _words(columns[i]) for i in (choice.label, choice.id))
-    words = {names[i]: _words(columns[i]) for i in choice.words}
+    text = {names[i]: _words(columns[i]) for i in words}
     return Table(
-        path, tuple(names[i] for i in choice.columns), np.stack(chosen, axis=1), label, labels, _row, words, ids
+        path, tuple(names[i] for i in choice.columns), np.stack(chosen, axis=1), label, labels, _row, text, ids
     )
 
 

@@ -16,8 +16,8 @@ from .schema import Schema
 class TableOptions:
     """Which columns of a table are data, labels and ids, of which kinds they are, and whether cells may be missing.
 
-    Without `columns`, all columns are data but the label, the id and those to `drop`. The density is that of the data
-    without the `context`, conditional on it.
+    Without `columns`, all columns are data but the label, the id and those to `drop`; with `skip_constants`, constant
+    columns are not. The density is that of the data without the `context`, conditional on it.
     """
 
     label: str = ""
@@ -27,13 +27,15 @@ class TableOptions:
     kinds: tuple[str, ...] = ()
     skip_missing: bool = False
     context: tuple[str, ...] = ()
+    skip_constants: bool = False
 
 
 class ColumnChoice(NamedTuple):
     """The positions in a file of the columns of data and of the columns of labels and of ids (None: there is none).
 
     `suggest_label` is true where the user named no label column but could: errors then say how. The columns at the
-    positions in `words` hold categories. With `skip_missing`, missing numbers are read as NaN.
+    positions in `words` hold categories; those in `undeclared` do if they hold words. With `skip_missing`, missing
+    numbers are read as NaN.
     """
 
     columns: list[int]
@@ -42,6 +44,7 @@ class ColumnChoice(NamedTuple):
     id: int | None = None
     words: frozenset[int] = frozenset()
     skip_missing: bool = False
+    undeclared: frozenset[int] = frozenset()
 
 
 def text_columns(choice: ColumnChoice) -> list[int]:
@@ -84,6 +87,7 @@ def choose_training_columns(options: TableOptions) -> ColumnChooser:
             id=position[options.id] if options.id else None,
             words=frozenset(position[column] for column, kind in kinds.items() if kind is None),
             skip_missing=options.skip_missing,
+            undeclared=frozenset(position[name] for name in chosen if name not in kinds),
         )
 
     return choose

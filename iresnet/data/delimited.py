@@ -38,6 +38,7 @@ from .npy import FREE, RATIO, is_overpacked
 from .table import (
     Table,
     check_names,
+    holds_words,
     is_number,
     label_hint,
     missing_count,
@@ -46,7 +47,7 @@ from .table import (
 )
 
 Line: TypeAlias = tuple[int, list[str]]  # its number, counted from 1, and its cells
-LOOK_AHEAD = 1000  # lines read after a cell that is not a number, to see whether its column is text
+LOOK_AHEAD = 1000  # lines read where a cell is not a number, to see whether its column is text
 HEAD_LENGTH, LINE_LENGTH = 2**16, 2**26  # most characters of the first line that decide the separator; of any line
 
 FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # the last four are full-width = + - @
@@ -178,7 +179,17 @@ def _read_head(path: Path, lines: Iterator[Line], choose: ColumnChooser, known: 
     first = [_unescape(cell.strip()) for cell in head[0][1]]
     header = _is_header(first, head[1][1] if len(head) > 1 else [], known)
     names = check_names(path, first) if header else [f"x{i}" for i in range(len(first))]
-    return Head(names, choose(path, names, header), head[0][0] if header else 0, chain(head[header:], lines))
+    choice, rows = _find_words(choose(path, names, header), chain(head[header:], lines))
+    return Head(names, choice, head[0][0] if header else 0, rows)
+
+
+def _find_words(choice: ColumnChoice, rows: Iterator[Line]) -> tuple[ColumnChoice, Iterator[Line]]:
+    """Add the undeclared columns that hold words, judging by the first lines, to those that hold categories."""
+    top = list(islice(rows, 1))
+    text = [i for _, cells in top for i in choice.undeclared if not _is_numeric(cells[i])]
+    top += islice(rows, LOOK_AHEAD) if text else []
+    words = frozenset(i for i in text if holds_words([cells[i] for _, cells in top]))
+    return choice._replace(words=choice.words | words), chain(top, rows)
 
 
 class _Parser:

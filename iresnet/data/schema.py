@@ -25,7 +25,8 @@ class Schema:
     there are such, the column `label` that holds the labels and the column `id` that names the rows. `classes` are the
     names of the labels 0, 1, ...; it is empty for data without labels. `targets` are the columns whose density a model
     learns, given the other columns; it is empty for a density of all. The given columns in `one_hot` hold categories,
-    for each of which a model gets an indicator. It is saved with the model.
+    for each of which a model gets an indicator. Columns in `constants` had one value in all training data; they are no
+    part of the model. It is saved with the model.
 
     >>> print(Schema((1, 8, 8), levels=17))
     images of shape (1, 8, 8) with 17 levels
@@ -42,6 +43,7 @@ class Schema:
     id: str = ""
     targets: tuple[str, ...] = ()
     one_hot: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.shape) not in (1, 3) or not all(type(n) is int and n > 0 for n in self.shape):
@@ -62,7 +64,7 @@ class Schema:
                 raise ValueError(f"{name} must be a column's name or empty; got {quoted(column)}.")
         for name, words in (
             ("columns", self.columns),
-            *((name, getattr(self, name)) for name in ("classes", "targets", "one_hot")),
+            *((name, getattr(self, name)) for name in ("classes", "targets", "one_hot", "constants")),
         ):
             if not all(isinstance(w, str) for w in words) or len(set(words)) < len(words):
                 raise ValueError(f"{name} must be different names; got {listed([*map(quoted, words)])}.")
@@ -149,7 +151,8 @@ class Schema:
         content = {field.name: getattr(self, field.name) for field in fields(self)}
         content = {name: list(v) if isinstance(v, tuple) else v for name, v in content.items()}
         content["kinds"] = [kind.to_dict() for kind in self.kinds]
-        return {name: v for name, v in content.items() if v or name not in ("kinds", "id", "targets", "one_hot")}
+        optional = ("kinds", "id", "targets", "one_hot", "constants")
+        return {name: v for name, v in content.items() if v or name not in optional}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Schema:
@@ -160,7 +163,8 @@ class Schema:
         for key, value in content.items():
             if key not in known:
                 raise ValueError(f"a schema has no key {quoted(key)}. {hint(key, known)}")
-            if isinstance(value, list) != (key in ("shape", "columns", "classes", "kinds", "targets", "one_hot")):
+            lists = ("shape", "columns", "classes", "kinds", "targets", "one_hot", "constants")
+            if isinstance(value, list) != (key in lists):
                 raise ValueError(f"{key} of a schema cannot be {quoted(value)}. Write it with Schema.to_dict.")
         values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
         return cls(**{**values, "kinds": tuple(map(ColumnKind.from_dict, content.get("kinds", ())))})

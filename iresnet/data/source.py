@@ -117,7 +117,9 @@ class DataSettings:
     def table_options(self) -> TableOptions:
         """The settings for a table."""
         skip = self.missing == "drop"
-        return TableOptions(self.label, self.columns, self.drop, self.id, self.kinds, skip, self.context)
+        return TableOptions(
+            self.label, self.columns, self.drop, self.id, self.kinds, skip, self.context, skip_constants=True
+        )
 
     def resolved(self) -> DataSettings:
         """Make paths absolute, so that they are valid in every working directory; built-in names stay.

@@ -2,7 +2,8 @@
 
 Numbers are parsed as float64 and stored as float32, the type that models compute in; a column whose differences would
 be lost in float32 is refused. Categories are stored as 0, 1, ... Also refused are infinite numbers, missing cells
-(unless their rows are left out on request) and, in training data, constant columns, since no density exists for them.
+(unless their rows are left out on request) and, in training data, constant columns, since no density exists for them;
+those of a file are left out.
 `choice` says which columns are read, `columns` has their kinds; `delimited` reads text files, `arrays` NumPy and
 Parquet files.
 """
@@ -10,7 +11,7 @@ Parquet files.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
@@ -23,7 +24,7 @@ from ..spelling import listed, quoted
 from .choice import TableOptions
 from .columns import REAL, ColumnKind, parse_kinds
 from .dataset import Dataset, prefix_errors
-from .detection import degenerate, detect
+from .detection import DETECT_FROM, degenerate, detect
 from .labels import MISSING, class_name, class_names, encode_labels
 from .schema import Schema
 
@@ -49,6 +50,12 @@ class Table:
         if column in self.words:
             return self.words[column]
         return [class_name(value) for value in self.x[:, self.columns.index(column)].tolist()]
+
+    def select(self, columns: tuple[str, ...]) -> Table:
+        """Select columns."""
+        places = [self.columns.index(name) for name in columns]
+        words = {name: cells for name, cells in self.words.items() if name in columns}
+        return replace(self, columns=columns, x=self.x[:, places], words=words)
 
     def take(self, rows: NDArray[np.int64]) -> Table:
         """Select rows."""
@@ -122,6 +129,19 @@ def _names_rows(distinct: int, rows: int) -> bool:
     return distinct > 10 and 2 * distinct > rows
 
 
+def holds_words(cells: Sequence[object]) -> bool:
+    """Whether a column holds categories: text in every cell that is filled, and ten cells for each different word.
+
+    A text that does not begin with a letter may be a number that is written in another way, such as $1 or 5 %.
+
+    >>> holds_words(50 * ["rose", "tulip"]), holds_words(50 * ["rose", "7"]), holds_words(["rose", "tulip"])
+    (True, False, False)
+    """
+    filled = [name for name in map(class_name, cells) if name != MISSING]
+    words = all(name[0].isalpha() and not is_number(name) for name in filled)
+    return words and len(filled) >= max(DETECT_FROM, 10 * len(set(filled)))
+
+
 def refuse_cell(path: Path, cell: object, place: str, column: str, remedy: str) -> NoReturn:
     """Raise the error for a cell that is not a number; `remedy` follows the sentence."""
     what = "a number is missing" if isinstance(cell, str) and not cell.strip() else f"{quoted(cell)} is not a number"
@@ -134,6 +154,8 @@ def training_dataset(table: Table, options: TableOptions | None = None, known: S
     """Convert a table to a dataset to train on, with a schema of its own, or the kinds of one that is `known`."""
     options = options or TableOptions()
     table, rows = _without_missing(table) if options.skip_missing else (table, ())
+    constants = known.constants if known is not None else _constants(table, options) if options.skip_constants else ()
+    table = table.select(tuple(name for name in table.columns if name not in constants))
     classes = class_names(table.labels or ())
     labelled = sum(label != MISSING for label in table.labels or ())
     if _names_rows(len(classes), labelled):
@@ -151,6 +173,7 @@ def training_dataset(table: Table, options: TableOptions | None = None, known: S
             schema = schema.given_others([name for name in table.columns if name not in options.context])
         if known is not None:  # an earlier version made no indicators
             schema = replace(schema, one_hot=known.one_hot)
+        schema = replace(schema, constants=constants)
     dataset = dataset_for_schema(table, schema)
     _check_precision(table, dataset)
     return replace(dataset, rows=rows)
@@ -235,7 +258,7 @@ def _kinds(table: Table, declared: Mapping[str, ColumnKind | None]) -> tuple[Col
 
 def _kind(table: Table, i: int, column: str, declared: Mapping[str, ColumnKind | None]) -> ColumnKind:
     x = table.x[:, i]
-    kind = declared[column] if column in declared else detect(x) if len(x) else REAL
+    kind = None if column in table.words else declared[column] if column in declared else detect(x) if len(x) else REAL
     if kind is None:
         return _category(table, column)
     outside = np.flatnonzero(~kind.contains(x))
@@ -256,6 +279,18 @@ def _category(table: Table, column: str) -> ColumnKind:
             f"few. If it names the rows: --id {shlex.quote(column)}; else leave it out: --drop {shlex.quote(column)}."
         )
     return ColumnKind.category(names) if len(names) > 1 else REAL
+
+
+def _constants(table: Table, options: TableOptions) -> tuple[str, ...]:
+    """Return the columns with one and the same value in every row; none where they are declared, given, or all."""
+    kept = {*options.context, *parse_kinds(options.kinds)}
+    found = [name for i, name in enumerate(table.columns) if name not in kept and _is_constant(table, i)]
+    return tuple(found) if len(found) < len(set(table.columns) - set(options.context)) else ()
+
+
+def _is_constant(table: Table, i: int) -> bool:
+    cells = table.words.get(table.columns[i])
+    return len(table.x) >= DETECT_FROM and bool((table.x[:, i] == table.x[0, i]).all()) and len(set(cells or [""])) == 1
 
 
 def refuse_constant_columns(train: Dataset) -> None:
