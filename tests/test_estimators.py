@@ -335,9 +335,10 @@ class TestDensity:
 
 class TestOutliers:
     def test_the_rows_of_lowest_density(self):
-        X, model = skewed(), example(FlowOutlierDetector)
+        X = skewed()
+        model = FlowOutlierDetector(**SMALL, contamination=0.1).fit(X)
         scores = model.score_samples(X)
-        assert (model.predict(X) == -1).sum() == 40  # contamination = 0.1
+        assert (model.predict(X) == -1).sum() == 40
         assert scores[model.predict(X) == -1].max() < scores[model.predict(X) == 1].min()
         assert np.allclose(model.decision_function(X), scores - model.offset_)
         assert model.predict([[-50.0, -50.0]]).tolist() == [-1]
@@ -348,9 +349,15 @@ class TestOutliers:
         share = weights[model.predict(X) == -1].sum() / weights.sum()
         assert 0.29 < share <= 0.3
 
-    @pytest.mark.parametrize("contamination", [0, -0.1, 0.6])
+    def test_auto_is_a_quantile_over_rows_that_were_held_out(self):
+        model = example(FlowOutlierDetector)
+        held_out = model.trained_.reference.numpy()
+        assert model.offset_ == pytest.approx(np.percentile(held_out, 1))
+        assert (model.predict(skewed(4000, seed=1)) == -1).mean() < 0.06  # of new rows like those in training
+
+    @pytest.mark.parametrize("contamination", [0, -0.1, 0.6, "often"])
     def test_it_lies_in_0_to_one_half(self, contamination):
-        with pytest.raises(ValueError, match=r"contamination must be in \(0, 0.5\]; got"):
+        with pytest.raises(ValueError, match=r"contamination must be 'auto' or in \(0, 0.5\]; got"):
             FlowOutlierDetector(contamination=contamination).fit(normal(30))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,20 +12,26 @@ from torch import Tensor
 from .density import DensityFit, MeanScoreMixin
 from .rows import Array
 
+#: The fraction of rows like those in training that are outliers if the contamination is "auto".
+AUTO = 0.01
+
 
 class FlowOutlierDetector(MeanScoreMixin, OutlierMixin, DensityFit):  # type: ignore[misc]
     """Calls the rows of lowest density outliers, like scikit-learn's EllipticEnvelope with any density.
 
     Parameters and attributes are those of `base.FlowEstimator`.
 
-    `contamination` is the fraction of the training rows, by weight, that are outliers, in (0, 0.5]; `offset_` is the
-    log-density below which a row is one. An opened run has its validation rows in place of the training rows.
+    `offset_` is the log-density below which a row is an outlier. With `contamination="auto"`, one in a hundred rows
+    like those in training is: `offset_` is a quantile over the validation rows, which the model was not fitted to. A
+    number in (0, 0.5] is the fraction of the training rows, by weight, that are outliers; a model fits these better
+    than new rows, of which more are below, above all if rows are few. An opened run has its validation rows in both
+    cases.
     """
 
     def __init__(
         self,
         *,
-        contamination: float = 0.1,
+        contamination: float | Literal["auto"] = "auto",
         preset: str | None = None,
         blocks: int | None = None,
         width: int | None = None,
@@ -60,24 +66,32 @@ class FlowOutlierDetector(MeanScoreMixin, OutlierMixin, DensityFit):  # type: ig
     def _fit_rows(self, X: Array, weights: Array | None) -> None:
         self._check_contamination()
         super()._fit_rows(X, weights)
-        self._set_offset(self._log_density(self._dataset(X)), weights)
+        if self.contamination == "auto":
+            self._set_offset(self._validation_scores(), None)
+        else:
+            self._set_offset(self._log_density(self._dataset(X)), weights)
 
     def _opened(self) -> None:
         super()._opened()
         self._check_contamination()
-        self._set_offset(cast(Tensor, self.trained_.reference).numpy(), None)
+        self._set_offset(self._validation_scores(), None)
+
+    def _validation_scores(self) -> Array:
+        return cast(Tensor, self.trained_.reference).double().numpy()
 
     def _check_contamination(self) -> None:
-        if not 0 < self.contamination <= 0.5:
-            raise ValueError(f"contamination must be in (0, 0.5]; got {self.contamination}.")
+        given = self.contamination
+        if given != "auto" and (isinstance(given, str) or not 0 < given <= 0.5):
+            raise ValueError(f"contamination must be 'auto' or in (0, 0.5]; got {given!r}.")
 
     def _set_offset(self, scores: Array, weights: Array | None) -> None:
+        fraction = AUTO if isinstance(self.contamination, str) else self.contamination
         if weights is None:
-            self.offset_ = float(np.percentile(scores, 100 * self.contamination))
+            self.offset_ = float(np.percentile(scores, 100 * fraction))
             return
         order = scores.argsort()
         share = weights[order].cumsum() / weights.sum()
-        self.offset_ = float(scores[order[np.searchsorted(share, self.contamination, side="right")]])
+        self.offset_ = float(scores[order[np.searchsorted(share, fraction, side="right")]])
 
     def decision_function(self, X: ArrayLike) -> Array:
         """Return the log-density minus `offset_`: negative for outliers."""
