@@ -72,6 +72,7 @@ def detector_rows(jobs: Jobs) -> list[dict[str, Any]]:
     return [
         {"table": "auroc", "data": name, "used": "to choose" if name in CHOOSE else "to confirm"}
         | {m: mean(j["auroc"] for j in methods[m]) if m in methods else None for m in DETECTORS}
+        | {"seeds": len(methods[OURS])}
         for name, methods in jobs.items()
         if OURS in methods
     ]

@@ -31,9 +31,9 @@ import numpy as np
 import torch
 from table_data import CHOOSE, TABLES, anomalies
 from table_methods import PLAIN, TIMED, Fitted, iresnet, zuko_flow
-from table_results import FORMER, OURS, candidate_rows, density_rows, detector_rows, read_jobs, summary_rows
+from table_results import FORMER, OURS, Jobs, candidate_rows, density_rows, detector_rows, read_jobs, summary_rows
 
-from iresnet.results import Results, provenance, write
+from iresnet.results import Results, provenance, read, write
 
 #: Candidates for the default, as settings that replace those of the preset.
 START = (
@@ -121,19 +121,39 @@ def main() -> None:
         file.write(json.dumps(record) + "\n")
 
 
-def publish(folder: Path) -> Path:
-    """Write results/tables.json: the confirmed numbers, and what the default was chosen from."""
-    runs, rows = [], []
+def publish(folder: Path, results: Path = Path("results")) -> Path:
+    """Write results/tables.json: the confirmed numbers, and what the default was chosen from.
+
+    The rows of a stage that the folder does not have stay as they are.
+    """
+    present = read(results / "tables.json")
+    rows, runs = [], []
     for stage in ("confirm", "choose"):
-        records = [json.loads(line) for line in (folder / f"{stage}.runs.jsonl").read_text().splitlines()]
-        jobs = read_jobs(folder / f"{stage}.jsonl")
-        densities = density_rows(jobs) if stage == "confirm" else []
-        made = densities + summary_rows(densities) + detector_rows(jobs) if densities else candidate_rows(jobs, CHOSEN)
-        rows += [row | {"run": len(runs)} for row in made]
-        runs.append(records[-1] | {"seconds": sum(r["seconds"] for r in records)})
-        earlier = {r["commit"]: r for r in records if r["commit"] != records[-1]["commit"]}
-        runs[-1] |= {"earlier": list(earlier.values())} if earlier else {}
-    return write(Results("tables", rows, runs))
+        if (folder / f"{stage}.jsonl").is_file():
+            rows += [row | {"run": len(runs)} for row in stage_rows(stage, read_jobs(folder / f"{stage}.jsonl"))]
+            runs.append(stage_run(folder / f"{stage}.runs.jsonl"))
+    made = {row["table"] for row in rows}
+    kept = [row for row in present.rows if row["table"] not in made]
+    places = {old: len(runs) + i for i, old in enumerate(sorted({row["run"] for row in kept}))}
+    rows += [row | {"run": places[row["run"]]} for row in kept]
+    return write(Results("tables", rows, runs + [present.runs[old] for old in places]), results)
+
+
+def stage_rows(stage: str, jobs: Jobs) -> list[dict[str, Any]]:
+    """Summarise the jobs of a stage."""
+    if stage == "choose":
+        return candidate_rows(jobs, CHOSEN)
+    densities = density_rows(jobs)
+    return densities + summary_rows(densities) + detector_rows(jobs)
+
+
+def stage_run(path: Path) -> dict[str, Any]:
+    """Describe the calls of a stage as one run: the last, with the time of all, and those of other commits as parts."""
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    earlier = {r["commit"]: r for r in records if r["commit"] != records[-1]["commit"]}
+    seeds = sorted({seed for r in records for seed in r["seeds"]})
+    run = records[-1] | {"seeds": seeds, "seconds": sum(r["seconds"] for r in records)}
+    return run | ({"earlier": list(earlier.values())} if earlier else {})
 
 
 def run_jobs(jobs: list[tuple[str, str, int]], path: Path, options: argparse.Namespace, begin: float) -> None:

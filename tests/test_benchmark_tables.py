@@ -1,5 +1,6 @@
 """The tables of `benchmarks/tables.py`: their densities are densities, and nothing is chosen on test rows."""
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -11,6 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
 import table_data as data
 from table_results import candidate_rows, density_rows, summary_rows
+from tables import publish
+
+from iresnet.results import Results, read, write
 
 #: Two columns of each kind, and a box that holds nearly all of their probability.
 KINDS = {
@@ -89,6 +93,20 @@ class TestSummary:
         groups = {found["tables"]: found for found in summary_rows([row])}
         assert groups["all with a spline flow"]["best or within one error"] == best
         assert groups["all with a spline flow and MAF"]["number"] == 0
+
+    def test_what_is_published(self, tmp_path, monkeypatch):
+        """The stage that the folder has replaces its rows; those of the other stage stay, with their run."""
+        monkeypatch.setattr("iresnet.results.require_commit", lambda *_: None)
+        old = [{"table": "nats", "data": "old", "run": 0}, {"table": "candidates", "candidate": "a", "run": 1}]
+        write(Results("tables", old, [{"commit": "1"}, {"commit": "2"}]), tmp_path)
+        jobs = [job("default", 0.8, seed=seed) for seed in (0, 1)] + [job("mixture", 1.0)]
+        (tmp_path / "confirm.jsonl").write_text("".join(json.dumps(j) + "\n" for j in jobs))
+        records = [{"commit": "3", "seeds": [s], "seconds": 5, "command": "c"} for s in (1, 0)]
+        (tmp_path / "confirm.runs.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+        found = read(publish(tmp_path, tmp_path))
+        assert {row["table"]: row["run"] for row in found.rows} == {"nats": 0, "goals": 0, "auroc": 0, "candidates": 1}
+        assert [row["seeds"] for row in found.rows if row["table"] == "nats"] == [2]
+        assert found.runs == [{"commit": "3", "seeds": [0, 1], "seconds": 10, "command": "c"}, {"commit": "2"}]
 
     def test_candidates_are_compared_with_the_chosen_one_on_the_same_seeds(self):
         jobs = {"iris": {"a": [job("a", 1.0), job("a", 9.0, seed=1)], "b": [job("b", 1.3)]}}
