@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import join
+from shlex import join, quote
 
 from .. import data, presets
 from ..data.source import KINDS
@@ -58,8 +58,8 @@ def _for_data(source: str, label: str | None, out: Path | None, options: Sequenc
     """Return the natural preset for the data; data with labels have several, which the error lists as commands."""
     if is_run(Path(source)):
         raise ValueError(
-            f"{source} is a run folder. Resume it: iresnet train --resume --out {source}, or train again with its "
-            f"settings: iresnet train {source}/config.toml --out runs/NEW"
+            f"{source} is a run folder. Resume it: iresnet train --resume --out {quote(source)}, or train again with "
+            f"its settings: iresnet train {quote(f'{source}/config.toml')} --out runs/NEW"
         )
     names, known = presets.presets_for(source, label), source in data.names()
     if len(names) > 1:
