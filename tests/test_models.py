@@ -534,6 +534,7 @@ class TestNetwork:
             "no-class",
             "squeezes",
             "odd",
+            "odd-near",
             "table",
             "alpha",
             "kernels",
