@@ -87,7 +87,11 @@ class Loggers:
                 with suppress(Exception):
                     logger.end(None)
                 warnings.warn(
-                    f"cannot log to {logger}: {getattr(error, 'strerror', None) or first_line(error)}. Training "
+                    f"cannot log to {logger}: {_reason(error)}. Training "
                     "continues without it; the run's own log has the same metrics.",
                     stacklevel=3,
                 )
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or first_line(error)).rstrip(".")
