@@ -13,7 +13,7 @@ import math
 import re
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -244,3 +244,16 @@ def _parse_value(text: str) -> Any:
     except ValueError:
         return text
     return content["value"] if len(content) == 1 else text  # text with a line break may define another key
+
+
+def flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting of nested tables with its full name.
+
+    >>> dict(flatten({"seed": 0, "training": {"steps": 5}}))
+    {'seed': 0, 'training.steps': 5}
+    """
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

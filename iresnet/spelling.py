@@ -41,9 +41,19 @@ def nearest(word: str, known: Iterable[str]) -> str:
     >>> nearest("papre", ["smoke", "paper"]), nearest("zebra", ["smoke", "paper"])
     (" Did you mean 'paper'?", '')
     """
+    close = closest(word, known)
+    return "" if close is None else f" Did you mean {close!r}?"
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that a misspelt one is closest to; None if none is near.
+
+    >>> closest("papre", ["smoke", "paper"])
+    'paper'
+    """
     compared = [other for other in islice(known, COMPARED) if len(other) <= LONGEST]
     close = difflib.get_close_matches(str(word), compared, n=1) if len(str(word)) <= LONGEST else []
-    return f" Did you mean {close[0]!r}?" if close else ""
+    return close[0] if close else None
 
 
 def parts_hint(name: str, known: Iterable[str], see: str) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Reversible
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar, cast
 
@@ -27,6 +27,7 @@ from .compiler import can_read_values
 from .fixed_point import Solution, Solver, describe_proof
 from .float64 import Rounding
 from .logdet import Estimator
+from .progress import part
 from .proof import error_bound, sample_norms
 from .trust import NoBoundKnown, why_modified, why_untrusted
 
@@ -250,14 +251,15 @@ def run_forward(steps: Iterable[T | StackOperation], x: Tensor, act: Callable[[T
     return z
 
 
-def run_inverse(steps: Reversible[T | StackOperation], z: Tensor, act: Callable[[T, Tensor], Tensor]) -> Tensor:
+def run_inverse(steps: Sequence[T | StackOperation], z: Tensor, act: Callable[[T, Tensor], Tensor]) -> Tensor:
     """Take z back through all steps, from code to data, the last first; `act` inverts one part."""
     stack = [z]
-    for step in reversed(steps):
-        if isinstance(step, StackOperation):
-            step.inverse(stack)
-        else:
-            stack.append(act(step, stack.pop()))
+    for i, step in enumerate(reversed(steps)):
+        with part(i, len(steps)):
+            if isinstance(step, StackOperation):
+                step.inverse(stack)
+            else:
+                stack.append(act(step, stack.pop()))
     (x,) = stack
     return x
 

@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +15,13 @@ import torch
 from rich.console import Console
 
 from iresnet import __version__, certify, cli
-from iresnet.cli.console import choose_device, console, table, waiting
+from iresnet.cli.console import Mode, choose_device, console, table, use_mode, waiting
 from iresnet.cli.score import _columns
 from iresnet.cli.train import finish
 from iresnet.data import DataSettings
 from iresnet.inverse import decoder
 from iresnet.presets import PRESETS
+from iresnet.progress import each, phase
 from iresnet.run import FitResult, Run, start
 from iresnet.run.progress import progress, reporter
 from iresnet.train import checkpoint
@@ -650,6 +653,27 @@ class TestConsole:
             with waiting(screen, "Evaluating 5 of [/x] samples …"):
                 pass
             assert ("Evaluating 5 of [/x] samples …" in screen.file.getvalue()) == terminal
+
+    def test_a_loop_that_reports_turns_the_spinner_into_a_bar_with_the_time_left(self):
+        for terminal in (True, False):
+            screen = Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
+            with waiting(screen, "Scoring 4 samples …"), phase("likelihood"):
+                each(lambda _: time.sleep(0.2), range(4))
+            shown = screen.file.getvalue()
+            assert bool(re.search(r"Scoring 4 samples: likelihood … .* (25|50|75)%.* 00:0\d left", shown)) == terminal
+
+    def test_what_takes_longer_than_a_moment_gets_a_bar_beside_the_training(self, monkeypatch):
+        monkeypatch.setattr("iresnet.run.progress.MOMENT", 0.0)
+        for terminal in (True, False):
+            screen = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+            with progress(screen):
+                each(lambda _: time.sleep(0.2), range(4))
+            assert ("evaluating" in screen.file.getvalue()) == terminal
+
+    def test_a_quiet_console_shows_no_bar(self, capsys):
+        with use_mode(Mode(quiet=True)), waiting(console(), "Scoring …"):
+            each(str, range(2))
+        assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ TRAINED = [
         "is a file",
         "table-hybrid --data kinds.csv --label kind --out runs/kinds",
     ),
-    (("photos", *TWO), "photos is a folder", "digits-density --data photos --out runs/photos"),
+    (("photos", *TWO), "photos is a folder", "images-density --data photos --out runs/photos"),
 ]
 
 
@@ -96,10 +96,30 @@ ANSWERS = [
     ("train cifar100", "iresnet train iresnet164 --data cifar100 (for classes); iresnet train cifar10-flow-principal"),
     ("train fashion-mnist", "iresnet train mnist-hybrid --data fashion-mnist (for both)."),
     ("train labelled.npz", "iresnet train table-classifier --data labelled.npz (for classes); iresnet train table-den"),
-    ("train images.npz", "iresnet train digits-density --data images.npz (for likelihoods and samples); iresnet train"),
-    ("train classes", "iresnet train digits-hybrid --data classes (for both)."),
+    ("train images.npz", "iresnet train images-density --data images.npz (for likelihoods and samples); iresnet train"),
+    ("train classes", "iresnet train images-hybrid --data classes (for both)."),
     ("train kinds.csv", "If it holds the classes, name it: --label kind."),
-    ("train odd", "or resize the images of a folder with data.size."),
+    (
+        "train odd",
+        "must be multiples of 4; got 6 x 6. Resize the images of a folder to a size that is, with --set data.",
+    ),
+    (
+        "train table-density --data classes",
+        "the preset table-density is for a table; classes holds images. Use one of: iresnet train images-classifier "
+        "--data classes (for classes); iresnet train images-density --data classes (for likelihoods and samples); "
+        "iresnet train images-hybrid --data classes (for both).",
+    ),
+    ("train points-density --data photos", "photos holds images. Use: iresnet train images-density --data photos"),
+    (
+        "train digits-hybrid --data 'my table.csv'",
+        "the preset digits-hybrid is for images; my table.csv holds none. Use: iresnet train table-density --data 'my ",
+    ),
+    ("train images-hybrid --data kinds.csv --label kind", "Use: iresnet train table-hybrid --data kinds.csv --label k"),
+    (
+        "train iresnet164-c0.7 --data moons",
+        "is for images; moons holds none. Use: iresnet train points-density --data m",
+    ),
+    ("train table-density --data images.npz", "is for a table; images.npz holds images. Use one of: iresnet train im"),
     ("train notes.txt", "notes.txt must be a folder of images or a table (.csv, .tsv, .npy, .npz, .parquet)."),
     ("train none.csv", "'none.csv'"),
     ("train moosn", "there is no preset or dataset 'moosn'. Did you mean 'moons'?"),
@@ -135,6 +155,10 @@ ANSWERS = [
     ("audit runs", "runs is not a run folder but holds some. Use one of runs/mine, runs/spirals."),
     ("export runs/mine/model.safetensors", "is a file of a run. Use the run folder runs/mine."),
     ("evaluate runs/mien", "runs/mien does not exist. Did you mean 'runs/mine'? Train first: iresnet train"),
+    ("evaluate mien", "mien does not exist. Did you mean 'runs/mine'? Train first: iresnet train"),
+    ("evaluate run/mine", "run/mine does not exist. Did you mean 'runs/mine'? Train first: iresnet train"),
+    ("evaluate runs/mnist-flow-nois", "Did you mean 'mnist-flow-noise', which comes with the library? Train first"),
+    ("evaluate 'a b'", "a b does not exist. Train first: iresnet train digits-hybrid --out 'a b'"),
     (
         "evaluate kinds.csv",
         "kinds.csv is a file, not a run folder. Train a model with it first: iresnet train kinds.csv",
@@ -152,7 +176,7 @@ ANSWERS = [
 @pytest.mark.parametrize(("line", "answer"), ANSWERS, ids=[line for line, _ in ANSWERS])
 def test_a_first_guess_is_answered_with_what_to_type(call, here, line, answer):
     before = sorted(here.rglob("*"))
-    code, text = call(*line.split())
+    code, text = call(*shlex.split(line))
     assert code == 2
     assert answer in text
     assert sorted(here.rglob("*")) == before  # nothing was made

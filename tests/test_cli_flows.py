@@ -3,6 +3,7 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from iresnet.data.corruptions import CORRUPTIONS, SYNTHETIC
@@ -57,3 +58,33 @@ def test_mistakes(call, folder):
     code, text = call("evaluate", folder, "--ood", "nothing-like-it")
     assert code == 2
     assert "nothing-like-it" in text
+
+
+class TestRefusedBeforeTheEvaluation:
+    """An option that does not apply is refused before anything is computed, so nothing is saved either."""
+
+    def test_limit_without_protocol(self, call, folder):
+        code, text = call("evaluate", folder, "--limit", 0.01)
+        assert (code, text) == (
+            2,
+            "iresnet: --limit is the target error of --protocol, which was not given; got 0.01. Add it.\n",
+        )
+        assert not (folder / "evaluation.json").exists()
+
+    def test_a_limit_that_is_not_positive(self, call, folder):
+        assert call("evaluate", folder, "--protocol", "--limit", -1)[0] == 2
+        assert not (folder / "evaluation.json").exists()
+
+    def test_a_radius_for_a_density(self, call, tmp_path):
+        folder = copy_of(trained("digits-density"), tmp_path / "run")
+        code, text = call("evaluate", folder, "--radius", 1)
+        assert code == 2
+        assert "--radius needs a classifier; this model only has a density." in text
+        assert not (folder / "evaluation.json").exists()
+
+    def test_a_radius_for_data_without_labels(self, call, folder, tmp_path):
+        np.save(tmp_path / "x.npy", np.zeros((4, 1, 8, 8), np.uint8))
+        code, text = call("evaluate", folder, "--data", tmp_path / "x.npy", "--radius", 1)
+        assert code == 2
+        assert "this metric needs labels" in text
+        assert "density" not in text

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from iresnet.cli.completion import complete_data, complete_preset, complete_run, complete_training
+from iresnet.cli.completion import complete_data, complete_preset, complete_run, complete_tracker, complete_training
 from iresnet.data.download import ENVIRONMENT, search_folders
 from iresnet.presets import PRESETS
 from tests.runs import copy_of, trained
@@ -125,10 +125,7 @@ def test_every_command_has_the_common_options(call):
     from iresnet.cli import app
 
     for command in (*app.registered_commands, *app.registered_groups[0].typer_instance.registered_commands):
-        names = set(command.callback.__annotations__)
-        assert {"json", "quiet"} <= names
-        light = command.callback.__name__ in ("presets", "list_datasets", "download", "verify")
-        assert ("threads" in names) is not light
+        assert {"json", "quiet", "threads"} <= set(command.callback.__annotations__)
 
 
 class TestDataFolder:
@@ -155,6 +152,9 @@ class TestCompletion:
     def test_of_presets(self):
         assert complete_preset("digits-h") == ["digits-hybrid"]
         assert complete_preset("") == list(PRESETS)
+
+    def test_of_trackers(self):
+        assert complete_tracker("w") == ["wandb"]
 
     def test_of_datasets_files_and_folders(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)

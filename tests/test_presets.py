@@ -20,10 +20,11 @@ from iresnet.train.objective import ObjectiveSettings
 KINDS = {"density": Flow, "classification": Classifier, "hybrid": Hybrid, "semi-supervised": Hybrid}
 REFERENCE = json.loads((Path(__file__).parent / "reference" / "presets.json").read_text())
 TABLE = Schema((5,), columns=tuple("abcde"), label="kind", classes=("u", "v"))
+PICTURES = Schema((3, 32, 32), 256, classes=("u", "v"))
 
 
 def schema(experiment):
-    return TABLE if experiment.data.source == "table.csv" else schema_of(experiment.data.source)
+    return {"table.csv": TABLE, "images": PICTURES}.get(experiment.data.source) or schema_of(experiment.data.source)
 
 
 def rows(schema, count=6):
@@ -85,7 +86,7 @@ class TestEvery:
         experiment = PRESETS[name]
         assert experiment.name == name == find(name).name
         assert len(experiment.about) > 20
-        assert experiment.data.source in [*names(), "table.csv"]
+        assert experiment.data.source in [*names(), "table.csv", "images"]
 
     @pytest.mark.slow
     def test_its_network_is_built_in_full(self, name):
@@ -98,7 +99,7 @@ class TestEvery:
 QUICK = {
     "points-density", "table-density", "digits-density", "digits-hybrid", "digits-certified", "mnist-flow-noise",
     "cifar10-flow", "cifar10-flow-modern", "iresnet164", "resnet164", "vanilla164", "digits-glow", "toy-iresnet",
-    "cifar10-irevnet", "mnist-realnvp",
+    "cifar10-irevnet", "mnist-realnvp", "images-density",
 }  # fmt: skip
 
 

@@ -21,9 +21,9 @@ from iresnet import atomic, cli, lock
 from iresnet.presets import Experiment
 from iresnet.report import page
 from iresnet.run import Run, reading, resume, start
-from iresnet.run.board import TensorBoardLog
+from iresnet.run.board import TensorBoard
 from iresnet.run.folder import FILES
-from iresnet.run.log import Log
+from iresnet.run.logger import Loggers
 from iresnet.train import checkpoint
 from iresnet.train.checkpoint import Checkpoint
 from tests import material
@@ -407,9 +407,9 @@ class TestTensors:
 
 def use(board):
     for step in (1, 2, 3):
-        board.write({"step": step, "loss": 1.0})
-    board.close()
-    board.close()
+        board.log({"step": step, "loss": 1.0})
+    board.end(None)
+    board.end(None)
 
 
 class TestBoard:
@@ -427,9 +427,7 @@ class TestBoard:
 
         calls = iter(range(100))
         experiment = tiny(KIND, steps=40, validate_every=40, save_every=10)
-        with pytest.warns(
-            UserWarning, match="TensorBoard's file in .* cannot be written: .* continues without"
-        ) as seen:
+        with pytest.warns(UserWarning, match="cannot log to TensorBoard's file in .*: .* continues without") as seen:
             outcome = start(experiment, tmp_path / "run", stop=lambda: next(calls) > 15 and stop())
         assert outcome.finished
         assert len(seen) == 1
@@ -451,22 +449,22 @@ class TestBoard:
                 if name == method:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        board = TensorBoardLog(tmp_path, 0)
+        board = TensorBoard(tmp_path)
         board.make = Full
-        with pytest.warns(UserWarning, match="cannot be written: No space left on device. Training continues") as seen:
-            use(board)
+        with pytest.warns(UserWarning, match="cannot log to .*: No space left on device. Training continues") as seen:
+            use(Loggers([board]))
         assert len(seen) == 1
 
     def test_exceptions_of_other_threads_are_still_reported(self, tmp_path, monkeypatch):
         pytest.importorskip("tensorboard")
         told = []
         monkeypatch.setattr(threading, "excepthook", told.append)
-        board = TensorBoardLog(tmp_path, 0)
-        board.write({"step": 1, "loss": 1.0})
+        board = TensorBoard(tmp_path)
+        board.log(1, {"loss": 1.0})
         thread = threading.Thread(target=lambda: 1 / 0)
         thread.start()
         thread.join()
-        board.close()
+        board.end(None)
         assert [failure.exc_type for failure in told] == [ZeroDivisionError]
 
     @pytest.mark.parametrize("late", [False, True])
@@ -485,10 +483,10 @@ class TestBoard:
                 threads[0].join()
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
 
-        board = TensorBoardLog(tmp_path, 0)
+        board = TensorBoard(tmp_path)
         board.make = make
-        with pytest.warns(UserWarning, match="cannot be written: No such file or directory"):
-            board.write({"step": 1, "loss": 1.0})
+        with pytest.warns(UserWarning, match="cannot log to .*: No such file or directory"):
+            Loggers([board]).log({"step": 1, "loss": 1.0})
         assert go.is_set()
         assert not threads[0].is_alive()
         assert told == []
@@ -496,9 +494,7 @@ class TestBoard:
     def test_without_a_failure_there_is_no_warning(self, tmp_path):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            log = Log(tmp_path, 0, [])
-            log.write({"step": 1, "loss": 1.0})
-            log.close()
+            use(Loggers([TensorBoard(tmp_path)]))
 
 
 class TestLearningRate:

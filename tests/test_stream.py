@@ -5,11 +5,12 @@ import io
 import json
 import os
 import sys
+import warnings
 
 import pytest
 
 from iresnet import cli
-from iresnet.cli.stream import PLAIN, Steady, steady
+from iresnet.cli.stream import PLAIN, Steady, plain_warnings, steady
 from tests.runs import copy_of, trained
 
 
@@ -127,3 +128,11 @@ def test_a_mistake_of_ours_is_said_in_a_sentence(call, monkeypatch):
     )
     with pytest.raises(IndexError):
         cli.main(["presets", "--debug"])
+
+
+def test_a_warning_is_one_sentence():
+    before = warnings.formatwarning
+    with plain_warnings():
+        shown = warnings.formatwarning(UserWarning("the disk is full\x1b[31m."), UserWarning, "file.py", 1)
+    assert shown == "iresnet: the disk is full\\x1b[31m.\n"
+    assert warnings.formatwarning is before

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from safetensors import SafetensorError
 
+from ..progress import part
 from ..spectral import NoBoundKnown
 from . import files, inverse, logdet, norms, radius, samples
 from .subject import Finding, Skipped, Subject, Verdict
@@ -41,8 +42,10 @@ def audit(subject: Subject) -> Iterator[Finding]:
     except (SafetensorError, OSError, RuntimeError, ValueError):
         subject.run.model()  # raises an error that says what is wrong
         raise
-    for name, check in CHECKS.items():
-        yield _finding(name, check, subject)
+    for i, (name, check) in enumerate(CHECKS.items()):
+        with part(i, len(CHECKS)):
+            finding = _finding(name, check, subject)
+        yield finding
 
 
 def _finding(name: str, check: Callable[[Subject], Verdict], subject: Subject) -> Finding:

@@ -28,7 +28,7 @@ from .report import report
 from .reproduce import reproduce
 from .sample import sample
 from .score import score
-from .stream import steady
+from .stream import plain_warnings, steady
 from .train import train
 
 #: The message if memory runs out.
@@ -71,7 +71,7 @@ for command in (
     reproduce,
     demo,
 ):
-    app.command()(with_common_options(command, computes=command is not presets))
+    app.command()(with_common_options(command))
 app.add_typer(data, name="data")
 
 
@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in words
     words = [w for w in words if w != "--debug"]
     early.restore()
-    with steady():
+    with steady(), plain_warnings():
         try:
             app(args=words, prog_name="iresnet")
         except (ValueError, OSError, RuntimeError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""The options that every command has, added to it in one place: --json, --quiet and, if it computes, --threads."""
+"""The options that every command has, added to it in one place: --json, --quiet and --threads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print results and errors o
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="one for small inputs", min=1)]
 
 
-def with_common_options(command: Callable[..., None], *, computes: bool = True) -> Callable[..., None]:
+def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with the common options; what it prints and computes follows them."""
-    added: dict[str, tuple[Any, Any]] = {"threads": (Threads, None)} if computes else {}
-    added |= {"json": (Json, False), "quiet": (Quiet, False)}
+    added: dict[str, tuple[Any, Any]] = {"threads": (Threads, None), "json": (Json, False), "quiet": (Quiet, False)}
 
     @wraps(command)
     def run(**options: Any) -> None:

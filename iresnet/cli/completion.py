@@ -11,6 +11,7 @@ from ..presets import PRESETS
 from ..reproduce import RESULTS
 from ..run import shipped
 from ..run.missing import is_run
+from ..run.trackers import TRACKERS
 
 
 def complete_preset(incomplete: str) -> list[str]:
@@ -45,6 +46,11 @@ def complete_download(incomplete: str) -> list[str]:
 def complete_result(incomplete: str) -> list[str]:
     """Return the tables and figures that can be reproduced."""
     return _starting(incomplete, RESULTS)
+
+
+def complete_tracker(incomplete: str) -> list[str]:
+    """Return the trackers that a training can be logged to."""
+    return _starting(incomplete, TRACKERS)
 
 
 def _starting(incomplete: str, words: Iterable[str]) -> list[str]:

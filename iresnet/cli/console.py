@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..results import nonfinite_to_none
+from ..run.progress import following
 from ..spelling import printable
 from ..train import train
 from ..train.threads import SMALL
@@ -139,8 +140,8 @@ def use_threads(dimension: int) -> None:
 
 
 def waiting(to: Console, what: str) -> AbstractContextManager[object]:
-    """Show a spinner with a text on a terminal; show nothing if the output goes to a file."""
-    return to.status(Text(what)) if to.is_terminal else nullcontext()
+    """Show a text on a terminal, with a bar and the time left where a loop reports how far it is; nothing in a file."""
+    return following(to, what) if to.is_terminal else nullcontext()
 
 
 @contextmanager

@@ -85,9 +85,9 @@ def verify(
         raise RuntimeError(f"{c.file} of {c.name} is {c.verdict}. {remedy} `iresnet data download {c.name}`.")
 
 
-data.command("list")(with_common_options(list_datasets, computes=False))
-data.command()(with_common_options(download, computes=False))
-data.command()(with_common_options(verify, computes=False))
+data.command("list")(with_common_options(list_datasets))
+data.command()(with_common_options(download))
+data.command()(with_common_options(verify))
 
 
 def _files(name: str, folder: Path) -> str:

@@ -22,10 +22,12 @@ from ..evaluate import (
     ood_detection,
     probe,
     protocol,
+    require_labels,
     robustness,
 )
 from ..evaluate import evaluate as evaluate_model
-from ..evaluate.protocol import LIMIT
+from ..evaluate.classes import as_classifier
+from ..evaluate.protocol import LIMIT, check_limits
 from ..evaluate.robustness import check_radius
 from ..logdet import EXACT_UP_TO
 from ..run import Run
@@ -92,7 +94,9 @@ def evaluate(
     radius: Radii = None,
     linear: Linear = False,
     bits: Bits = False,
-    limit: Annotated[float, typer.Option(help="Target error for --protocol, in bits/dim.")] = LIMIT,
+    limit: Annotated[
+        float | None, typer.Option(help="Target error for --protocol, in bits/dim.", show_default=f"{LIMIT:g}")
+    ] = None,
     ood: Others = None,
     data_dir: DataFolder = None,
     device: Device = "auto",
@@ -107,6 +111,10 @@ def evaluate(
 
     Example: iresnet evaluate runs/flow --protocol --ood corrupted --ood fashion-mnist
     """
+    if limit is not None and not bits:
+        raise ValueError(f"--limit is the target error of --protocol, which was not given; got {limit:g}. Add it.")
+    limit = LIMIT if limit is None else limit
+    check_limits(limit, limit)
     (opened, chosen), screen = open_run(run, device, data_dir), console()
     sha256, available, model = opened.sha256(), read_data(opened, data, split, labels=True), opened.model(device=chosen)
     radii, kept = [_radius(word) for word in radius or []], data is None and split == "test"
@@ -117,6 +125,9 @@ def evaluate(
         )
     if bits or ood:
         as_flow(model, "--protocol" if bits else "--ood")  # refuse models without a density before the evaluation
+    if radii:
+        as_classifier(model, "--radius needs a classifier")
+        require_labels(available)
     if kept:
         warn_stale(opened, screen)  # and find a damaged file before it, too
     others, chosen_rows = _ood_data(opened, available, ood or []), subsample(available, rows) if rows else available

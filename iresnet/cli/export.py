@@ -14,7 +14,7 @@ from ..evaluate import has_density
 from ..export import export as write_files
 from ..run import Run
 from ..train.objective import bin_centres
-from .console import result, use_threads
+from .console import console, result, use_threads, waiting
 from .output import RunFolder
 
 #: Samples that an exported density is compared with the model on.
@@ -36,14 +36,15 @@ def export(
     schema, model = opened.schema, opened.model()
     use_threads(schema.dimension)
     folder = opened.output / "export" if out is None else out
-    written = write_files(
-        model,
-        _example(model, schema),
-        folder,
-        schema=schema,
-        reference=opened.reference() if has_density(model) else None,
-        about={"schema": schema.to_dict()},
-    )
+    with waiting(console(), "Tracing the forward pass …"):
+        written = write_files(
+            model,
+            _example(model, schema),
+            folder,
+            schema=schema,
+            reference=opened.reference() if has_density(model) else None,
+            about={"schema": schema.to_dict()},
+        )
     outputs = written["readme"].read_text().split("\n\n")[0].splitlines()[:-1]
     result({"files": written}, *(f"{name:<10}{path}" for name, path in written.items()), *outputs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import join
+from shlex import join, quote
 
 from .. import data, presets
 from ..data.source import KINDS
@@ -40,7 +40,10 @@ def choose_preset(
     if what is None:
         return _for_data(str(source), label, out, options)
     if presets.is_preset(what) or not _is_data(what) or Path(what).suffix == ".toml":
-        return Choice(_find(what), source)
+        experiment = _find(what)
+        if presets.is_preset(what) and source is not None:
+            _refuse_unsuitable(experiment, source, label)
+        return Choice(experiment, source)
     if source not in (None, what):
         raise ValueError(f"a run has one dataset; got {what!r} and --data {source!r}. Leave one out.")
     return _for_data(what, label, out, options)
@@ -58,18 +61,35 @@ def _for_data(source: str, label: str | None, out: Path | None, options: Sequenc
     """Return the natural preset for the data; data with labels have several, which the error lists as commands."""
     if is_run(Path(source)):
         raise ValueError(
-            f"{source} is a run folder. Resume it: iresnet train --resume --out {source}, or train again with its "
-            f"settings: iresnet train {source}/config.toml --out runs/NEW"
+            f"{source} is a run folder. Resume it: iresnet train --resume --out {quote(source)}, or train again with "
+            f"its settings: iresnet train {quote(f'{source}/config.toml')} --out runs/NEW"
         )
     names, known = presets.presets_for(source, label), source in data.names()
     if len(names) > 1:
-        commands = [f"{_command(name, source, label)} ({use})" for name, use in zip(names, PURPOSES, strict=True)]
-        raise ValueError(f"{source} has labels, so a preset must be named. Use one of: {'; '.join(commands)}.")
+        raise ValueError(f"{source} has labels, so a preset must be named. Use{_commands(names, source, label)}")
     folder = out or run_folder(source if known else Path(source).expanduser().resolve().stem)
     command = f"{_command(names[0], source, label)} {join([*options, '--out', str(folder)])}"
     kind = "a dataset" if known else "a folder" if Path(source).expanduser().is_dir() else "a file"
     note = f"{source} is {kind}: training the preset {names[0]} on it; the same as: {command}"
     return Choice(PRESETS[names[0]], source, folder, note)
+
+
+def _refuse_unsuitable(experiment: Experiment, source: str, label: str | None) -> None:
+    """Refuse a preset for tables where the data are images, and the other way round; name presets that fit."""
+    images = presets.holds_images(source)
+    if images is None or images == presets.is_for_images(experiment):
+        return
+    needs, holds = ("a table", "images") if images else ("images", "none")
+    fitting = _commands(presets.presets_for(source, label), source, label)
+    raise ValueError(f"the preset {experiment.name} is for {needs}; {source} holds {holds}. Use{fitting}")
+
+
+def _commands(names: Sequence[str], source: str, label: str | None) -> str:
+    """Return the rest of a sentence that begins with "Use": one command, or those for several purposes."""
+    commands = [_command(name, source, label) for name in names]
+    if len(names) == 1:
+        return f": {commands[0]}"
+    return f" one of: {'; '.join(f'{command} ({use})' for command, use in zip(commands, PURPOSES, strict=True))}."
 
 
 def _command(preset: str, source: str, label: str | None) -> str:

@@ -10,11 +10,14 @@ import codecs
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 import typer
+
+from ..spelling import printable
 
 #: Replacements for characters that a terminal's encoding lacks; any other becomes a question mark.
 PLAIN = {"±": "+/-", "≤": "<=", "≥": ">=", "…": "...", "×": "x", "–": "-", "−": "-", "’": "'"}
@@ -77,6 +80,17 @@ def steady() -> Iterator[None]:
         raise SystemExit((ended.code if ended else 0) or _report_failure(out, out.error))
     if ended is not None:
         raise ended
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Print a warning in this context as a sentence, like an error, without the line of code that it came from."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_: f"iresnet: {printable(str(message))}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def _tolerant(stream: TextIO | None) -> TextIO:

@@ -19,9 +19,10 @@ from ..models import INVERSES
 from ..presets import Experiment
 from ..run import TRUNCATION, FitResult, Run, resume, start, truncation_warning
 from ..run.progress import progress, reporter
+from ..run.trackers import TRACKERS, make_loggers
 from ..spelling import counted, listed
 from ..train.guard import TrainingError
-from .completion import complete_data, complete_preset, complete_run, complete_training
+from .completion import complete_data, complete_preset, complete_run, complete_tracker, complete_training
 from .console import Device, choose_device, console, ctrl_c, result, use_threads
 from .preset_choice import choose_preset, run_folder
 
@@ -78,6 +79,15 @@ def train(
         Path | None, typer.Option(help="The run folder.", show_default="runs/NAME", autocompletion=complete_run)
     ] = None,
     resume_: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
+    log_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="|".join(TRACKERS),
+            help="Also log to this tracker. May be repeated.",
+            show_default="tensorboard if installed",
+            autocompletion=complete_tracker,
+        ),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Train a model and certify it.
@@ -97,7 +107,7 @@ def train(
     if None not in (what, preset) and what != preset:
         raise ValueError(f"a run has one preset; got {what!r} and --preset {preset!r}. Leave one out.")
     what = preset if what is None else what
-    learning_rate, splits, note = None, None, ""
+    learning_rate, splits, note, loggers = None, None, "", make_loggers(log_to or [])
     table = {"--columns": columns, "--drop": drop, "--context": context, "--id": id_, "--kind": kind or []}
     table["--missing"] = missing
     if resume_:
@@ -109,9 +119,9 @@ def train(
         experiment, schema = run.experiment, run.schema
     else:
         choice = choose_preset(what, data, label, out, _words(table))
-        options = {"columns": _names(columns), "drop": _names(drop), "context": _names(context), "id": id_}
-        options |= {"missing": missing, "kinds": tuple(kind) if kind else None}
-        experiment = override(choice.experiment, choice.source, label, data_dir, set_ or [], seed, **options)
+        chosen_columns = {"columns": _names(columns), "drop": _names(drop), "context": _names(context), "id": id_}
+        others = {"missing": missing, "kinds": tuple(kind) if kind else None, **chosen_columns}
+        experiment = override(choice.experiment, choice.source, label, data_dir, set_ or [], seed, **others)
         folder = out or choice.folder or run_folder(experiment.name)
         splits, note = load(experiment.data), choice.note
         schema = splits.schema
@@ -120,11 +130,12 @@ def train(
     for line in filter(None, (note, *describe_table(experiment, splits))):
         screen.say(line)
     with ctrl_c(lambda: resume_hint(folder)) as stop, progress(screen) as bars, _divergence_advice(folder, experiment):
-        report = reporter(bars, experiment.name)
+        options: dict[str, Any] = {"device": chosen, "stop": stop, "loggers": loggers}
+        options["report"] = reporter(bars, experiment.name)
         if resume_:
-            trained = resume(folder, device=chosen, report=report, stop=stop, learning_rate=learning_rate)
+            trained = resume(folder, learning_rate=learning_rate, **options)
         else:
-            trained = start(experiment, folder, device=chosen, report=report, stop=stop, splits=splits)
+            trained = start(experiment, folder, splits=splits, **options)
     finish(trained)
 
 

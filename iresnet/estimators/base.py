@@ -25,7 +25,7 @@ from ..certificate import Certificate
 from ..data import Dataset, split, table
 from ..data.dataset import seeded_generator
 from ..presets import Experiment
-from ..run import TrainedModel, train_in_memory
+from ..run import Logger, TrainedModel, train_in_memory
 from ..run.progress import progress, reporter
 from ..run.weights import complete_state, slim_state
 from ..train import Report
@@ -57,6 +57,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
     | `device` | where to train: "cpu", or "cuda" |
     | `random_state` | the seed of weights, batches and held-out rows: an integer for the same result every time |
     | `verbose` | whether to show a progress bar |
+    | `loggers` | `run.Logger`s that get settings, metrics and the trained model: W&B, MLflow, or your own |
 
     After `fit`: `model_` is the trained model, in float64; `certificate_` what is proven of it; `n_steps_` the number
     of steps; `validation_scores_` the score of the held-out rows at every validation; `n_features_in_` and, for tables
@@ -83,6 +84,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         device: str = "cpu",
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
+        loggers: Sequence[Logger] = (),
     ) -> None:
         self.preset = preset
         self.blocks = blocks
@@ -97,6 +99,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         self.device = device
         self.random_state = random_state
         self.verbose = verbose
+        self.loggers = loggers
 
     # ------------------------------------------------------------------------------------------------ run folders
 
@@ -168,7 +171,8 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
             suitable_threads(dataset.schema.dimension),
             _reporting(type(self).__name__, self.verbose) as report,
         ):
-            trained = train_in_memory(experiment, train, validation, device=self.device, report=report)
+            options: dict[str, Any] = {"device": self.device, "report": report, "loggers": self.loggers}
+            trained = train_in_memory(experiment, train, validation, **options)
         self._set_trained(trained)
 
     def _set_trained(self, trained: TrainedModel) -> None:

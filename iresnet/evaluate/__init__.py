@@ -21,6 +21,7 @@ from typing import Any
 from torch import nn
 
 from ..data import Dataset, subsample
+from ..progress import phase
 from ..train.objective import MISSING
 from .classes import Error, confusion, error, error_from_counts, has_head, logits, require_labels
 from .contributions import column_gains
@@ -95,9 +96,12 @@ def evaluate(
     """Compute every metric that applies to this model, as plain values; the inverse on at most `rows` samples."""
     content: dict[str, Any] = {"split": split, "rows": len(data)}
     if has_head(model) and data.y is not None and bool((data.y != MISSING).any()):
-        content |= {"error": asdict(error(model, data)), "confusion": confusion(model, data)}
+        with phase("error"):
+            content |= {"error": asdict(error(model, data)), "confusion": confusion(model, data)}
     if has_density(model):
-        content["density"] = asdict(density(model, data, draws=draws))
+        with phase("likelihood"):
+            content["density"] = asdict(density(model, data, draws=draws))
     if has_inverse(model):
-        content["inverse"] = asdict(inverse(model, subsample(data, rows)))
+        with phase("inverse"):
+            content["inverse"] = asdict(inverse(model, subsample(data, rows)))
     return content

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..precision import full_precision
+from ..progress import each
 from ..residual import ResidualBlock
 
 #: The largest buffer of a layer that is reused, in bytes.
@@ -27,7 +28,7 @@ CHUNK, LITTLE = 500, 8 * 2**30
 def in_chunks(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
     """Apply a function to `size` samples or codes at a time, in full precision, and concatenate the results."""
     with full_precision(x):
-        return torch.cat([function(chunk) for chunk in torch.split(x, size)])
+        return torch.cat(each(function, torch.split(x, size)))
 
 
 def chunk_size(model: nn.Module, x: Tensor, most: int) -> int:

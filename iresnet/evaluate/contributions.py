@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..data import Dataset, Schema
 from ..flow import Flow
+from ..progress import each, part
 from ..transforms.given import Given
 from .chunks import chunk_size, in_chunks
 from .likelihood import as_flow, check_eval
@@ -39,21 +40,28 @@ def column_gains(model: nn.Module, data: Dataset, *, values: int = VALUES, seed:
         raise ValueError(f"values must be at least 1; got {values}.")
     flow, allowed = as_flow(model), data.schema.allowed(data.x)
     gains = torch.where(allowed, 0.0, math.inf).double()
-    for rows in torch.split(allowed.all(1).nonzero()[:, 0], ROWS):
+
+    def explain(rows: Tensor) -> None:
         generator = torch.Generator(data.x.device).manual_seed(seed)
         gains[rows] = _gains(flow, data.x[rows], data.schema, values, generator)
+
+    each(explain, torch.split(allowed.all(1).nonzero()[:, 0], ROWS))
     return gains
 
 
 def _gains(flow: Flow, x: Tensor, schema: Schema, values: int, generator: torch.Generator) -> Tensor:
     size, transform = chunk_size(flow, x, CHUNK), flow.transform
     context = x[:, list(transform.others)] if isinstance(transform, Given) else None
-    drawn = flow.sample((values,), context, generator=generator)  # (values, D), or one for each context
+    columns = list(transform.targets if isinstance(transform, Given) else range(x.shape[1]))
+    with part(0, len(columns) + 1):
+        drawn = flow.sample((values,), context, generator=generator)  # (values, D), or one for each context
+        own = in_chunks(flow.log_prob, x, size).double()
     ordinary = schema.restore(drawn.reshape(-1, x.shape[1])).reshape(values, -1, x.shape[1]).expand(-1, len(x), -1)
-    own, gains = in_chunks(flow.log_prob, x, size).double(), torch.zeros(x.shape, dtype=torch.float64, device=x.device)
-    for j in transform.targets if isinstance(transform, Given) else range(x.shape[1]):
+    gains = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    for i, j in enumerate(columns, 1):
         changed = x.expand(values, *x.shape).clone()
         changed[:, :, j] = ordinary[:, :, j]
-        found = in_chunks(flow.log_prob, changed.flatten(0, 1), size).double().view(values, len(x))
+        with part(i, len(columns) + 1):
+            found = in_chunks(flow.log_prob, changed.flatten(0, 1), size).double().view(values, len(x))
         gains[:, j] = found.logsumexp(0) - math.log(values) - own
     return gains

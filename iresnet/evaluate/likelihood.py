@@ -20,6 +20,7 @@ from ..data import Dataset
 from ..flow import Flow, LogProb
 from ..hybrid import Hybrid
 from ..logdet import EXACT_UP_TO, CertifiedSeries, Estimator
+from ..progress import each
 from ..train.objective import nats_per_unit, unit_name
 from ..transforms.dequantisation import dequantise_for, has_noise, raw_noise
 from .chunks import CHUNK, chunk_size, in_chunks, memory_factor
@@ -147,7 +148,7 @@ def log_prob_by_generator(
 
         return in_chunks(log_prob, data.x, chunk_size(flow, data.x, CHUNK * memory_factor(data.x.device)))
 
-    return torch.stack([one_draw(generator) for generator in generators])
+    return torch.stack(each(one_draw, generators))
 
 
 def log_likelihood(model: nn.Module, data: Dataset, *, draws: int = DRAWS, seed: int = 0) -> LogProb:

@@ -22,6 +22,7 @@ from ..certificate import residual_blocks
 from ..data import Dataset, subsample
 from ..flow import Flow
 from ..logdet import EXACT_UP_TO, CertifiedSeries, Estimator, Exact, RussianRoulette, terms_needed, truncation_bound
+from ..progress import phase
 from ..train.objective import nats_per_unit, unit_name
 from ..transforms import Imported
 from ..transforms.dequantisation import has_noise
@@ -112,7 +113,7 @@ def protocol(
     Up to `exact_up_to` dimensions determinants are exact. At most `max_draws` draws are used; `reached` says whether
     the standard error is below its limit.
     """
-    _check_limits(bias, error, max_draws)
+    check_limits(bias, error, max_draws)
     check_mean(data)
     check_eval(model)
     flow, d = as_flow(model), data.schema.dimension
@@ -123,7 +124,9 @@ def protocol(
     random = method.method not in ("exact", "trace") or has_noise(flow, data.schema.levels)
     count = 1
     if random:
-        pilot = log_prob_by_generator(flow, subsample(data, PILOT_SAMPLES), method.estimator, [generator] * PILOT_DRAWS)
+        with phase("number of draws"):
+            few, draws = subsample(data, PILOT_SAMPLES), [generator] * PILOT_DRAWS
+            pilot = log_prob_by_generator(flow, few, method.estimator, draws)
         count = _draws_needed(pilot, len(data), error * nat)
     values = log_prob_by_generator(flow, data, method.estimator, [generator] * min(count, max_draws))
     row_error = float(values.var(0).mean().div(len(values)).sqrt()) if random else 0.0
@@ -143,7 +146,8 @@ def protocol(
     )
 
 
-def _check_limits(bias: float, error: float, max_draws: int) -> None:
+def check_limits(bias: float, error: float, max_draws: int = MAX_DRAWS) -> None:
+    """Refuse limits that are not positive, and too few draws."""
     for name, value in (("bias", bias), ("error", error)):
         if not 0 < value < math.inf:
             raise ValueError(f"{name} must be positive, in bits per dimension; got {value}. The paper uses 1e-4.")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -28,6 +29,7 @@ from ..classifier import Classifier
 from ..data import Dataset
 from ..multiscale import Multiscale
 from ..precision import full_precision
+from ..progress import each
 from ..proof import sample_norms
 from ..train.objective import MISSING, bin_centres, class_vectors
 from ..transform import Transform, stretch_of
@@ -191,13 +193,15 @@ def certified_radius(model: nn.Module, data: Dataset) -> Tensor:
     class_vectors(classifier.head)  # refuses the live head: a copy may have lost what makes it another function
     constant, head = lipschitz_bound(model, data), unconstrained_copy(classifier.head).double()
     distances, size = _pairwise_distances(class_vectors(head)), _head_size(head)
-    radii = []
-    for x, c in zip(torch.split(data.x, CHUNK), torch.split(y, CHUNK), strict=True):
-        point = bin_centres(x, data.schema.levels).double()
+
+    def radius(rows: Tensor) -> Tensor:
+        point = bin_centres(data.x[rows], data.schema.levels).double()
         z, error = forward_with_error(classifier.transform, point)
         rounding = ROUNDING * size * (1 + sample_norms(z))
-        radii.append(_radius(head(z), c, constant, distances, error, rounding))
-    return torch.where(y == MISSING, 0.0, torch.cat(radii).clamp_min(0))
+        return _radius(head(z), y[rows], constant, distances, error, rounding)
+
+    radii = torch.cat(each(radius, torch.split(torch.arange(len(y), device=y.device), CHUNK)))
+    return torch.where(y == MISSING, 0.0, radii.clamp_min(0))
 
 
 def forward_with_error(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -259,11 +263,17 @@ def survives_attack(
     inside = _range(classifier, data.schema.levels)
     generator = torch.Generator(data.x.device).manual_seed(seed)
     held = _is_correct(classifier, data)
-    for start in range(restarts):
-        for rows in torch.split(held.nonzero().flatten(), CHUNK) if bool(held.any()) else ():
-            x = bin_centres(data.x[rows], data.schema.levels)
-            noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype) if start else None
-            held[rows] = ~_is_fooled(classifier, x, y[rows], radius * (1 - 1e-6), steps, noise, inside)
+
+    def attack(rows: Tensor, *, inner: bool) -> None:
+        x = bin_centres(data.x[rows], data.schema.levels)
+        noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype) if inner else None
+        held[rows] = ~_is_fooled(classifier, x, y[rows], radius * (1 - 1e-6), steps, noise, inside)
+
+    def attack_all(start: int) -> None:
+        chunks = torch.split(held.nonzero().flatten(), CHUNK) if bool(held.any()) else ()
+        each(partial(attack, inner=start > 0), chunks)
+
+    each(attack_all, range(restarts))
     return held
 
 

@@ -19,6 +19,7 @@ from ..data import Dataset
 from ..fixed_point import Solver
 from ..inverse import Decoder
 from ..inverse import solve as solve_batch
+from ..progress import each
 from ..train.objective import bin_centres
 from ..transform import ChainSolution, Transform
 from ..transforms.columns import ColumnTransform
@@ -134,7 +135,7 @@ def _check_blocks(model: nn.Module) -> None:
 def _solve(transform: Transform, z: Tensor, **options: Any) -> ChainSolution:
     parts = torch.split(z, chunk_size(transform, z, CHUNK))
     decoder = Decoder(graph=len(parts) > 1)
-    return concatenate_solutions([solve_batch(transform, part, decoder=decoder, **options) for part in parts])
+    return concatenate_solutions(each(lambda part: solve_batch(transform, part, decoder=decoder, **options), parts))
 
 
 def concatenate_solutions(solutions: Sequence[ChainSolution]) -> ChainSolution:

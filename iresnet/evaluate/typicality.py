@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ..data import Dataset, subsample
 from ..data.corruptions import CORRUPTIONS, SYNTHETIC, corrupt
 from ..flow import LogProb
+from ..progress import each
 from ..train.objective import nats_per_unit
 from .likelihood import log_likelihood
 
@@ -149,9 +150,9 @@ def corruption_detection(model: nn.Module, data: Dataset, *, draws: int = 2, row
     """Evaluate how well the likelihood detects each corruption, on at most `rows` images."""
     data = subsample(data, rows)
     corrupted = corrupted_datasets(data, CORRUPTIONS)
-    normal, entries = log_likelihood(model, data, draws=draws).value, []
-    for name, images in corrupted.items():
-        values = log_likelihood(model, images, draws=draws).value
+    normal, *found = each(lambda d: log_likelihood(model, d, draws=draws).value, [data, *corrupted.values()])
+    entries = []
+    for name, values in zip(corrupted, found, strict=True):
         median = float(anomaly(values, normal).median())
         entries.append({"name": name, "detection": auroc(normal, values), "median_anomaly": median})
     return entries
@@ -174,12 +175,11 @@ def ood_detection(
     for name, dataset in {"the data": data, **others}.items():
         if min(len(dataset), rows) < BATCH:
             raise ValueError(f"a batch needs {BATCH} samples; got {min(len(dataset), rows)} of {name}.")
-    normal, scale = log_likelihood(model, subsample(data, rows), draws=draws), nats_per_unit(data.x, data.schema.levels)
+    scale = nats_per_unit(data.x, data.schema.levels)
+    normal, *found = each(lambda d: log_likelihood(model, subsample(d, rows), draws=draws), [data, *others.values()])
     return [
-        detection_from_likelihoods(
-            name, normal, log_likelihood(model, subsample(dataset, rows), draws=draws), reference, scale
-        )
-        for name, dataset in others.items()
+        detection_from_likelihoods(name, normal, outliers, reference, scale)
+        for name, outliers in zip(others, found, strict=True)
     ]
 
 

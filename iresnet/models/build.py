@@ -62,6 +62,8 @@ def build(
     from a file needs neither.
     """
     _check_purpose(network, schema, purpose)
+    if schema.is_image:
+        network.check_size(*schema.shape[1:])
     if purpose != "classification":
         data, validation = (None if x is None else with_noise(schema, x) for x in (data, validation))
     if schema.targets:
@@ -218,7 +220,7 @@ def _residual_transform(network: Network, schema: Schema, first: Transform, norm
     for scale, blocks in enumerate(network.blocks):
         stage = _scale_entry(network, schema, scale, first)
         for t in stage:
-            shape = _next_shape(t, shape, schema, network)
+            shape = t.output_shape(shape)
         mixing = PrincipalAxes if network.principal else InvertibleConv1x1
         stage += [mixing(shape[0])] if network.mixing else []
         for _ in range(blocks):
@@ -275,16 +277,6 @@ def _scale_entry(network: Network, schema: Schema, scale: int, first: Transform)
     if schema.is_image and (scale or network.squeeze_first):
         stage.append(Squeeze())
     return stage
-
-
-def _next_shape(t: Transform, shape: Shape, schema: Schema, network: Network) -> Shape:
-    if isinstance(t, Squeeze) and any(n % 2 for n in shape[1:]):
-        raise ValueError(
-            f"every entry of blocks{'' if network.squeeze_first else ' but the first'} halves the image, so height and "
-            f"width must be even each time; got {shape[1]} x {shape[2]} from {schema.shape[1]} x {schema.shape[2]}. "
-            "Give blocks fewer entries, or resize the images of a folder with data.size."
-        )
-    return t.output_shape(shape)
 
 
 def _norm(network: Network, shape: Shape) -> list[Transform]:

@@ -204,10 +204,6 @@ def _i_revnet(network: Network, shape: Shape, scale: int) -> tuple[list[Transfor
 
 def _squeeze(shape: Shape) -> tuple[Squeeze, Shape]:
     squeeze = Squeeze()
-    if any(n % 2 for n in shape[1:]):
-        raise ValueError(
-            f"a squeeze needs an even height and width; got {shape[1]} x {shape[2]}. Give blocks fewer entries."
-        )
     return squeeze, squeeze.output_shape(shape)
 
 

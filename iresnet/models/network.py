@@ -22,6 +22,9 @@ MONOTONE = ("elu", "relu", "softplus", "tanh")
 PREPROCESSING: tuple[str, ...] = get_args(Preprocessing)
 READOUTS: tuple[str, ...] = get_args(ReadoutName)
 
+#: Families whose scales halve an image.
+HALVING = ("iresnet", "glow", "glow-additive", "realnvp", "irevnet")
+
 #: For families without residual blocks: what their inverse is, and why there is nothing to certify.
 _FORMULA = "its inverse is a formula, and no block is a contraction; `iresnet invert` computes the error per sample."
 _ZUKO = "its inverse is zuko's, and no block is a contraction; `iresnet invert` measures the error per sample."
@@ -158,6 +161,21 @@ class Network:
     def __post_init__(self) -> None:
         check_settings(self)
         self._check_together()
+
+    def check_size(self, height: int, width: int) -> None:
+        """Refuse images that cannot be halved as often as the scales need, with sizes near theirs that can."""
+        if self.family not in HALVING:
+            return
+        whole = self.family in ("realnvp", "irevnet") or not self.squeeze_first  # the first scale does not halve
+        factor = 2 ** (len(self.blocks) - whole)
+        if height % factor or width % factor:
+            side = min(height, width)
+            sizes = [str(n) for n in (side // factor * factor, -(-side // factor) * factor) if n]
+            raise ValueError(
+                f"every entry of blocks{' but the first' if whole else ''} halves the image, so height and width must "
+                f"be multiples of {factor}; got {height} x {width}. Resize the images of a folder to a size that is, "
+                f"with --set data.size={' or '.join(dict.fromkeys(sizes))}, or give blocks fewer entries."
+            )
 
     def _check_together(self) -> None:
         """Refuse combinations of settings that contradict each other."""

@@ -14,9 +14,12 @@ from pathlib import Path
 from .coefficient import with_coefficient
 from .experiment import Experiment, with_overrides
 from .reading import PRESETS, grouped, read, unknown_preset
-from .suitable import PURPOSES, presets_for
+from .suitable import PURPOSES, holds_images, is_for_images, presets_for
 
-__all__ = ["PRESETS", "PURPOSES", "Experiment", "with_overrides", "find", "grouped", "is_preset", "presets_for", "read"]
+__all__ = [
+    "PRESETS", "PURPOSES", "Experiment", "with_overrides", "find", "grouped", "holds_images", "is_for_images",
+    "is_preset", "presets_for", "read",
+]  # fmt: skip
 
 #: NAME-cX: a preset whose layers all have the coefficient X.
 WITH_COEFFICIENT = re.compile(r"(.+)-c(\d*\.?\d+(?:e[+-]?\d+)?)")

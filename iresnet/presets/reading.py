@@ -26,7 +26,7 @@ GROUPS = {
 TABLES: dict[str, dict[str, Any]] = {name: table for group in GROUPS.values() for name, table in group.items()}
 
 #: The first words of presets' names, by which they are listed, and the heading of those that begin otherwise.
-KINDS, OTHERS = ("digits", "points", "table", "toy", "mnist", "cifar10"), "cifar10, residual networks"
+KINDS, OTHERS = ("digits", "images", "points", "table", "toy", "mnist", "cifar10"), "cifar10, residual networks"
 
 
 def resolve_extends(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..data import arrays, images, toy
+from ..data import arrays, images, names, toy
+from .experiment import Experiment
 
 #: The presets for a kind of data with labels, and what each is for.
 PURPOSES = ("for classes", "for likelihoods and samples", "for both")
@@ -19,7 +20,7 @@ LABELLED = {
     "cifar10": ("iresnet164", "cifar10-flow-principal", "cifar10-hybrid"),
     "cifar100": ("iresnet164", "cifar10-flow-principal", "cifar10-hybrid"),
 }
-IMAGES = ("digits-classifier", "digits-density", "digits-hybrid")
+IMAGES = ("images-classifier", "images-density", "images-hybrid")
 TABLES = ("table-classifier", "table-density", "table-hybrid")
 
 
@@ -40,6 +41,24 @@ def presets_for(source: str, label: str | None = None) -> tuple[str, ...]:
     if label:
         return (hybrid,)
     return (classifier, density, hybrid) if has_labels else (density,)
+
+
+def holds_images(source: str) -> bool | None:
+    """Whether a dataset or an existing path holds images; None if there is nothing of this name.
+
+    >>> holds_images("mnist"), holds_images("moons"), holds_images("no such file")
+    (True, False, None)
+    """
+    if source in names():
+        return source not in toy.names()
+    path = Path(source).expanduser()
+    return _content(path)[0] if path.exists() else None
+
+
+def is_for_images(experiment: Experiment) -> bool:
+    """Whether a preset is for images, by the data that it names."""
+    source = experiment.data.source
+    return source == "images" or (source in names() and source not in toy.names())
 
 
 def _content(path: Path) -> tuple[bool, bool]:

@@ -9,7 +9,7 @@ trained once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -203,7 +203,7 @@ def _check_downloaded(settings: DataSettings) -> None:
 
 def _check_settings(run: Run, wanted: Experiment) -> None:
     """Raise `ValueError` for a run with other settings: its metrics would be recorded under the wrong name."""
-    there, here = (dict(_flatten(config.to_mapping(e))) for e in (run.experiment, wanted))
+    there, here = (dict(config.flatten(config.to_mapping(e))) for e in (run.experiment, wanted))
     compared = [k for k in {**there, **here} if k not in IGNORED]
     # Where epochs are given, steps follow from the data.
     for key in compared if wanted.training.epochs else [*compared, "training.steps"]:
@@ -212,11 +212,3 @@ def _check_settings(run: Run, wanted: Experiment) -> None:
                 f"{run.folder} holds a run with {key} = {there.get(key)}; the job requests {here.get(key)}. "
                 "Request the same, or choose another --out."
             )
-
-
-def _flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

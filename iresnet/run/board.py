@@ -1,48 +1,45 @@
-"""The log as a TensorBoard event file. If it cannot be written, training continues without it."""
+"""The log as a TensorBoard event file, if TensorBoard is installed."""
 
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .logger import Logger
 
-class TensorBoardLog:
+
+class TensorBoard(Logger):
     """Writes a TensorBoard event file, opened at the first row, if TensorBoard is installed."""
 
-    def __init__(self, folder: Path, step: int) -> None:
-        self.folder, self.step = folder, step
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.step = folder, 0
         self.make = _summary_writer()
         self.writer: Any = None
         self.previous_hook, self.other_threads = threading.excepthook, set[threading.Thread]()
         self.threads: set[threading.Thread] | None = None  # TensorBoard's own; unknown while the file is being opened
 
-    def write(self, row: Mapping[str, float]) -> None:
-        """Add the metrics of a row. After the first failure (a full disk, a moved folder) nothing more is written."""
+    def begin(self, settings: Mapping[str, Any], step: int, folder: Path | None) -> None:
+        self.step = step
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if self.make is None:
             return
-        try:
-            self.writer = self._open(self.make) if self.writer is None else self.writer
-            for name, value in row.items():
-                if name != "step":
-                    self.writer.add_scalar(name.replace(" %", "_percent").replace(" ", "_"), value, int(row["step"]))
-        except Exception as error:
-            self._give_up(error)
+        self.writer = self._open(self.make) if self.writer is None else self.writer
+        for name, value in metrics.items():
+            self.writer.add_scalar(plain_name(name), value, step)
 
-    def close(self) -> None:
-        """Close the file."""
+    def end(self, result: object) -> None:
+        writer, self.writer, self.make = self.writer, None, None
         try:
-            if self.writer is not None:
-                self.writer.close()
-                self._restore_hook()
-        except Exception as error:
-            self._give_up(error)
+            if writer is not None:
+                writer.close()
+        finally:
+            self._restore_hook()
 
     def _open(self, make: Callable[..., Any]) -> Any:
-        """Open the writer. Exceptions in its thread are not printed as tracebacks: `_give_up` warns about them."""
+        """Open the writer. Exceptions in its thread are not printed as tracebacks: its next call raises them."""
         self.previous_hook, self.other_threads, self.threads = threading.excepthook, set(threading.enumerate()), None
         threading.excepthook = self._hook
         try:
@@ -55,25 +52,23 @@ class TensorBoardLog:
         if not own:
             self.previous_hook(failure)
 
-    def _give_up(self, error: Exception) -> None:
-        self.make, writer = None, self.writer
-        with suppress(Exception):
-            if writer is not None:
-                writer.close()
-        self._restore_hook()
-        why = getattr(error, "strerror", None) or error
-        warnings.warn(
-            f"TensorBoard's file in {self.folder} cannot be written: {why}. Training continues without it; log.csv "
-            "has the same metrics.",
-            stacklevel=2,
-        )
-
     def _restore_hook(self) -> None:
-        self.writer = None
         for thread in self.threads or ():  # a thread may be about to raise
             thread.join(1.0)
         if threading.excepthook == self._hook:
             threading.excepthook = self.previous_hook
+
+    def __str__(self) -> str:
+        return f"TensorBoard's file in {self.folder}"
+
+
+def plain_name(metric: str) -> str:
+    """Return the name of a metric without spaces and percent signs, which trackers refuse.
+
+    >>> plain_name("validation error %")
+    'validation_error_percent'
+    """
+    return metric.replace(" %", "_percent").replace(" ", "_")
 
 
 def _summary_writer() -> Callable[..., Any] | None:

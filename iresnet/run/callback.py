@@ -28,6 +28,7 @@ from ..train.guard import REMEDY, TrainingError
 from ..train.objective import ObjectiveSettings, cross_entropy, unit_name
 from ..transforms.dequantisation import dequantise_for
 from .folder import Run, made_with
+from .logger import Loggers
 from .memory import MemoryRun
 
 LOG_EVERY = 10
@@ -53,9 +54,15 @@ class RunCallback:
     """
 
     def __init__(
-        self, run: Run | MemoryRun, model: nn.Module, validation: Dataset, state: Checkpoint, stop: Callable[[], bool]
+        self,
+        run: Run | MemoryRun,
+        model: nn.Module,
+        validation: Dataset,
+        state: Checkpoint,
+        stop: Callable[[], bool],
+        loggers: Loggers,
     ) -> None:
-        self.run, self.validation, self.stop = run, validation, stop
+        self.run, self.validation, self.stop, self.loggers = run, validation, stop, loggers
         self.step, self.seconds_before = state.read_count("step"), state.read_number("seconds", 0.0)
         self.best = state.read_number("best", math.inf)
         #: Validations since the best one; and whether training has ended, by its number of steps or early.
@@ -89,7 +96,9 @@ class RunCallback:
             self.unlogged.clear()
             learning_rate = settings.learning_rate_at(state.step - 1)
             row = {"step": state.step, "seconds": round(self.seconds, 2), "learning_rate": learning_rate}
-            self.log.write({**row, **means, **metrics})
+            whole = {**row, **means, **metrics}
+            self.log.write(whole)
+            self.loggers.log(whole)
         if save and self.run.resumable:
             self._save(state)
         return halt or self.ended

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,10 @@ from ..results import provenance
 from ..train import Report, TrainingError, checkpoint, train
 from ..train.checkpoint import Checkpoint
 from ..version import __version__
+from .board import TensorBoard
 from .callback import VALIDATION_SAMPLES, RunCallback, has_ended
 from .folder import Run, fingerprints, made_with
+from .logger import Logger, Loggers
 from .memory import MemoryRun
 from .pilot import build_start
 
@@ -55,8 +57,12 @@ def start(
     stop: Callable[[], bool] = lambda: False,
     overwrite: bool = False,
     splits: Splits | None = None,
+    loggers: Sequence[Logger] = (),
 ) -> FitResult:
-    """Train an experiment in a new run folder. `splits` are its data, if they are already loaded."""
+    """Train an experiment in a new run folder. `splits` are its data, if they are already loaded.
+
+    `loggers` get the metrics besides log.csv and TensorBoard's file.
+    """
     splits = data.load(experiment.data) if splits is None else splits
     if experiment.objective.kind != "classification":
         refuse_degenerate_columns(splits.train)
@@ -70,7 +76,7 @@ def start(
     with Run.lock_new_folder(folder):
         run = Run.create(folder, experiment, splits.schema, overwrite=overwrite)
         run.write_run_json("data.json", fingerprints(splits))
-        return _fit(run, splits, None, device, report, stop, model)
+        return _fit(run, splits, None, device, report, stop, loggers, model)
 
 
 def initial_model(
@@ -94,6 +100,7 @@ def resume(
     report: Report | None = None,
     stop: Callable[[], bool] = lambda: False,
     learning_rate: float | None = None,
+    loggers: Sequence[Logger] = (),
 ) -> FitResult:
     """Resume the run in a folder from its last checkpoint. A finished run is not changed.
 
@@ -111,7 +118,7 @@ def resume(
             if not (run.folder / "data.json").is_file():  # the process was killed before it was written
                 run.write_run_json("data.json", fingerprints(splits))
             run = run if learning_rate is None else run.with_learning_rate(learning_rate, step)
-            return _fit(run, splits, state, device, report, stop)
+            return _fit(run, splits, state, device, report, stop, loggers)
         if learning_rate is not None:
             raise ValueError(
                 f"{run.folder} is finished, so its learning rate cannot change. Start a new run with another --out."
@@ -136,6 +143,7 @@ def _fit(
     device: str,
     report: Report | None,
     stop: Callable[[], bool],
+    loggers: Sequence[Logger],
     model: nn.Module | None = None,
 ) -> FitResult:
     if model is None:
@@ -147,11 +155,16 @@ def _fit(
     def note(callback: RunCallback) -> None:
         _write_environment(run, environment(callback, model, device), resumed=state is not None)
 
-    callback = train_model(run, model, splits.train, splits.validation, device, report, stop, state, note)
-    if not callback.ended or stop():  # stopped during the last step: `resume` does the rest
-        return FitResult(run, callback.step, False, callback.seconds, engine=callback.engine)
-    certificate, tightened = release(run, splits.validation, device)
-    return FitResult(run, callback.step, True, callback.seconds, certificate, tuple(tightened), callback.engine)
+    step = 0 if state is None else state.read_count("step")
+    board = TensorBoard(run.folder / "tensorboard")
+    with Loggers((board, *loggers)).logging(run.experiment, step, run.folder) as logs:
+        callback = train_model(run, model, splits.train, splits.validation, device, report, stop, logs, state, note)
+        result = FitResult(run, callback.step, False, callback.seconds, engine=callback.engine)
+        if callback.ended and not stop():  # if stopped during the last step, `resume` does the rest
+            certificate, tightened = release(run, splits.validation, device)
+            result = replace(result, finished=True, certificate=certificate, tightened=tuple(tightened))
+        logs.end(result)
+    return result
 
 
 def train_model(
@@ -162,6 +175,7 @@ def train_model(
     device: str,
     report: Report | None,
     stop: Callable[[], bool],
+    loggers: Loggers,
     state: Checkpoint | None = None,
     note: Callable[[RunCallback], None] = lambda callback: None,
     *,
@@ -179,7 +193,7 @@ def train_model(
     objective = experiment.objective.build_objective(model, run.schema.levels, augment, labelled)
     generator = torch.Generator(device).manual_seed(experiment.seed)
     begin = Checkpoint({}, {"step": 0, "seconds": seconds}) if state is None else state
-    callback = RunCallback(run, model, validation.repeated().to(device), begin, stop)
+    callback = RunCallback(run, model, validation.repeated().to(device), begin, stop, loggers)
     first = callback.step
 
     def on_step(step: int, steps: int, metrics: Mapping[str, Tensor]) -> None:

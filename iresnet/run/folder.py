@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, ClassVar
 
 import torch
@@ -265,7 +266,8 @@ class Run:
     def _trained(self, name: str) -> Path:
         if not (self.folder / name).is_file():
             raise FileNotFoundError(
-                f"{self.folder} has no trained model yet. Finish training: iresnet train --resume --out {self.folder}"
+                f"{self.folder} has no trained model yet. Finish training: iresnet train --resume --out "
+                f"{quote(str(self.folder))}"
             )
         return self.folder / name
 
@@ -276,7 +278,7 @@ class Run:
         """
         path, content = self._json(name)
         if content and not self.read_current_json(name):
-            remedy = ABOUT_THE_MODEL[name].format(self.folder)
+            remedy = ABOUT_THE_MODEL[name].format(quote(str(self.folder)))
             raise ValueError(f"{path} describes other weights than {self.folder / 'model.safetensors'}. {remedy}")
         return content
 

@@ -1,4 +1,4 @@
-"""The log of a run: a CSV file, and a TensorBoard event file if TensorBoard is installed."""
+"""The log of a run: a CSV file."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import TextIO
 
 from .. import atomic
 from . import reading
-from .board import TensorBoardLog
 
 
 class Log:
-    """Appends rows to log.csv, and to a TensorBoard file if TensorBoard is installed.
+    """Appends rows to log.csv.
 
     Nothing is written before the first row, so a checkpoint that cannot be resumed leaves the log unchanged.
     """
@@ -23,7 +22,6 @@ class Log:
         self.kept = self._kept()
         self.columns: list[str] = self.kept[0].split(",") if self.kept else []
         self.file: TextIO | None = None
-        self.tensorboard = TensorBoardLog(folder / "tensorboard", step)
 
     def _kept(self) -> list[str]:
         """Return the header, in today's column names, and the rows up to the resumed step; later steps are repeated."""
@@ -56,11 +54,9 @@ class Log:
             raise OSError(
                 f"cannot write {self.path}: {error.strerror}. Free disk space, then continue with --resume."
             ) from error
-        self.tensorboard.write(row)
 
     def close(self) -> None:
-        """Close both files."""
+        """Close the file."""
         with suppress(OSError):  # the failed write has been reported
             if self.file is not None:
                 self.file.close()
-        self.tensorboard.close()

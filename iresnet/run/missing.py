@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 from .. import data
 from ..data.images import is_image
 from ..data.source import KINDS
 from ..presets import is_preset
-from ..spelling import listed, nearest
+from ..spelling import closest, listed
 from .weights import RENAMED, shipped
 
 
@@ -33,7 +34,7 @@ def explain_missing(folder: Path) -> str:
         models = [model for model in shipped() if model.startswith(f"{name}-")]
         ready = f", or use a model that comes with the library: {', '.join(models)}" if models else ""
         return f"{name} is a dataset, not a run folder. Train a model on it first: iresnet train {name}{ready}"
-    return f"{name} does not exist.{_closest(folder)} Train first: iresnet train digits-hybrid --out {name}"
+    return f"{name} does not exist.{_closest(folder)} Train first: iresnet train digits-hybrid --out {quote(name)}"
 
 
 def is_run(folder: Path) -> bool:
@@ -45,9 +46,10 @@ def _explain_folder(folder: Path) -> str:
     if runs := _runs_in(folder):
         return f"{folder} is not a run folder but holds some. Use one of {listed(runs)}."
     if any(is_image(path) for path in folder.iterdir()):
-        return f"{folder} holds images, not a run. Train a model on them first: iresnet train {folder}"
+        return f"{folder} holds images, not a run. Train a model on them first: iresnet train {quote(str(folder))}"
     return (
-        f"{folder} is not a run folder: it has no config.toml. Train first: iresnet train digits-hybrid --out {folder}"
+        f"{folder} is not a run folder: it has no config.toml. Train first: iresnet train digits-hybrid --out "
+        f"{quote(str(folder))}"
     )
 
 
@@ -55,15 +57,22 @@ def _explain_file(file: Path) -> str:
     if is_run(file.parent):
         return f"{file} is a file of a run. Use the run folder {file.parent}."
     if file.suffix.lower() in (*KINDS.split(", "), ".toml"):
-        return f"{file} is a file, not a run folder. Train a model with it first: iresnet train {file}"
+        return f"{file} is a file, not a run folder. Train a model with it first: iresnet train {quote(str(file))}"
     return f"{file} is a file, not a run folder. Train first: iresnet train digits-hybrid"
 
 
 def _closest(folder: Path) -> str:
-    """A hint at the run folder or shipped model whose name is closest; empty if none is close."""
-    if len(folder.parts) == 1 and (hint := nearest(str(folder), shipped())):
-        return f"{hint[:-1]}, which comes with the library?"
-    return nearest(str(folder), _runs_in(folder.parent))
+    """A hint at the run folder or shipped model whose name is closest; empty if none is close.
+
+    Run folders are searched for beside the missing one and in runs/.
+    """
+    found = {Path(run).name: run for parent in (Path("runs"), folder.parent) for run in _runs_in(parent)}
+    near = closest(folder.name, [*found, *shipped()])
+    if near is None:
+        return ""
+    return (
+        f" Did you mean {found[near]!r}?" if near in found else f" Did you mean {near!r}, which comes with the library?"
+    )
 
 
 def _runs_in(folder: Path) -> list[str]:

@@ -14,6 +14,7 @@ from ..certificate import Certificate, tighten_
 from ..data import Dataset, Schema, Splits
 from ..presets import Experiment
 from ..train import Report
+from .board import TensorBoard
 from .fit import (
     certify_model,
     environment,
@@ -24,6 +25,7 @@ from .fit import (
     write_model,
 )
 from .folder import Run, fingerprint
+from .logger import Logger, Loggers
 from .memory import MemoryRun
 
 
@@ -65,8 +67,12 @@ class TrainedModel:
             for name, content in (("data.json", self.data), ("environment.json", self.environment)):
                 run.write_run_json(name, content)
             log = run.open_log(0, [name for row in self.log for name in row if name.startswith("validation ")])
-            for row in self.log:
-                log.write({name: value for name, value in row.items() if value is not None})
+            with Loggers([TensorBoard(run.folder / "tensorboard")]).logging(self.experiment, 0, run.folder) as logs:
+                for row in self.log:
+                    known = {name: value for name, value in row.items() if value is not None}
+                    log.write(known)
+                    logs.log(known)
+                logs.end(self)
             log.close()
             state = {"tightened": list(self.tightened)}
             write_model(run, self.model, self.certificate, self.reference, state)
@@ -74,7 +80,13 @@ class TrainedModel:
 
 
 def train_in_memory(
-    experiment: Experiment, samples: Dataset, validation: Dataset, *, device: str = "cpu", report: Report | None = None
+    experiment: Experiment,
+    samples: Dataset,
+    validation: Dataset,
+    *,
+    device: str = "cpu",
+    report: Report | None = None,
+    loggers: Sequence[Logger] = (),
 ) -> TrainedModel:
     """Train an experiment on datasets in memory: the best weights, tightened and certified."""
     training = experiment.training.resolve_epochs(make_batches(experiment, samples).per_epoch)
@@ -85,18 +97,21 @@ def train_in_memory(
 
     experiment, model = initial_model(replace(experiment, training=training), splits, is_late)
     run, seconds = MemoryRun(experiment, samples.schema), time.perf_counter() - begin
-    callback = train_model(run, model, samples, validation, device, report, lambda: False, seconds=seconds)
-    model = run.model(device)
-    tightened = tighten_(model, run.schema.shape)
-    reference = reference_likelihoods(model, splits.validation)
-    return TrainedModel(
-        run.experiment,
-        run.schema,
-        model.cpu(),
-        certify_model(run, model),
-        None if reference is None else reference.cpu(),
-        run.log.rows,
-        tuple(tightened),
-        {"train": fingerprint(samples), "validation": fingerprint(validation)},
-        environment(callback, model, device),
-    )
+    with Loggers(loggers).logging(experiment, 0) as logs:
+        callback = train_model(run, model, samples, validation, device, report, lambda: False, logs, seconds=seconds)
+        model = run.model(device)
+        tightened = tighten_(model, run.schema.shape)
+        reference = reference_likelihoods(model, splits.validation)
+        trained = TrainedModel(
+            run.experiment,
+            run.schema,
+            model.cpu(),
+            certify_model(run, model),
+            None if reference is None else reference.cpu(),
+            run.log.rows,
+            tuple(tightened),
+            {"train": fingerprint(samples), "validation": fingerprint(validation)},
+            environment(callback, model, device),
+        )
+        logs.end(trained)
+    return trained

@@ -1,0 +1,90 @@
+"""How much of a long computation is done: its loops report fractions, and whoever shows them listens.
+
+A loop over chunks, draws or blocks says which part of how many it runs: `each(function, chunks)`, or `with part(i, n)`
+around the body. Loops may be nested: the parts of an inner loop divide the part of the outer loop that it runs in. A
+loop without an outer one starts again at 0. Without a listener nothing happens.
+
+>>> with listening(lambda fraction, phase: print(f"{fraction:.0%} {phase}")), phase("likelihood"):
+...     squares = each(lambda x: x * x, [1, 2])
+0% likelihood
+50% likelihood
+100% likelihood
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+#: Called with the fraction that is done, in [0, 1], and the phase, "" if it has no name.
+Listener: TypeAlias = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class _Span:
+    """The part of the whole that the running code fills."""
+
+    listener: Listener
+    phase: str = ""
+    begin: float = 0.0
+    size: float = 1.0
+    nested: bool = False
+
+    def report(self, fraction: float) -> None:
+        self.listener(min(1.0, self.begin + self.size * fraction), self.phase)
+
+
+_SPAN: ContextVar[_Span | None] = ContextVar("span", default=None)
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Call a function with the fraction that is done whenever a loop in this context reports one."""
+    with _running(_Span(listener)):
+        yield
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Name what is computed in this context, one of several things that each start at 0."""
+    span = _SPAN.get()
+    with _running(span if span is None or span.nested else replace(span, phase=name)):
+        yield
+
+
+@contextmanager
+def part(i: int, n: int) -> Iterator[None]:
+    """Make what is computed in this context the part `i` of `n` equal ones, counted from 0."""
+    span = _SPAN.get()
+    if span is None:
+        yield
+        return
+    if i == 0 and not span.nested:
+        span.report(0.0)
+    with _running(replace(span, begin=span.begin + span.size * i / n, size=span.size / n, nested=True)):
+        yield
+    span.report((i + 1) / n)
+
+
+def each(function: Callable[[A], B], items: Iterable[A]) -> list[B]:
+    """Apply a function to every item, each of them an equal part of the work."""
+    results, known = [], list(items)
+    for i, item in enumerate(known):
+        with part(i, len(known)):
+            results.append(function(item))
+    return results
+
+
+@contextmanager
+def _running(span: _Span | None) -> Iterator[None]:
+    token = _SPAN.set(span)
+    try:
+        yield
+    finally:
+        _SPAN.reset(token)
