@@ -644,6 +644,25 @@ class TestConsole:
         assert "loss" not in shown
         assert "cross-entropy" not in shown
 
+    @pytest.mark.parametrize(("terminal", "quiet"), [(True, False), (False, False), (True, True)])
+    def test_what_is_done_before_the_bar_is_shown_on_terminals_only(self, terminal, quiet):
+        screen = Console(file=io.StringIO(), force_terminal=terminal, width=100, quiet=quiet)
+        with progress(screen) as bars:
+            bars.announce("Fitting [/x] …")
+            reporter(bars, "run")(1, 1, {"loss": torch.tensor(1.0)})
+            assert bars.status is None
+            bars.announce("too late")
+        shown = screen.file.getvalue()
+        assert ("Fitting [/x] …" in shown) == (terminal and not quiet)
+        assert "too late" not in shown
+        assert (shown == "") == quiet
+
+    def test_the_spinner_ends_without_a_bar(self):
+        with progress(Console(file=io.StringIO(), force_terminal=True, width=100)) as bars:
+            bars.announce("Fitting …")
+            assert bars.status is not None
+        assert bars.status is None
+
     def test_a_spinner_is_shown_on_terminals_only(self):
         for terminal in (True, False):
             screen = Console(file=io.StringIO(), force_terminal=terminal, width=100)

@@ -185,6 +185,10 @@ class TestRun:
         """Large steps ruin it; what is released is the mixture itself, of step 0."""
         result = start(experiment(learning_rate=0.5, steps=4, average=0.0), tmp_path / "run", splits=splits())
         assert result.run.best_metrics()["step"] == 0
+        log = result.run.log()
+        assert [row["step"] for row in log] == [0, 1, 2, 3, 4]
+        assert log[0]["validation nats"] == pytest.approx(result.run.best_metrics()["validation nats"])
+        assert (log[0]["nats"], log[0]["learning_rate"]) == (None, None)
         torch.manual_seed(0)
         untrained = build(result.run.experiment.network, SCHEMA, "density", *(splits().train.x, splits().validation.x))
         x = splits().test.x
@@ -199,6 +203,7 @@ class TestRun:
         assert resume(tmp_path / "parts").finished
         for file in ("last", "best", "model"):
             whole, parts = (checkpoint.load(tmp_path / f / f"{file}.safetensors").tensors for f in ("whole", "parts"))
+            assert [row["step"] for row in Run.open(tmp_path / "parts").log()] == list(range(9))
             assert all(torch.equal(whole[g][name], t) for g, named in parts.items() for name, t in named.items())
 
 
@@ -228,7 +233,10 @@ class TestPilot:
         monkeypatch.setattr(pilot, "PILOT_STEPS", 3)
         monkeypatch.setattr(pilot, "MIN_SAMPLES", 100)
         torch.manual_seed(0)
-        found = pilot.build_start(experiment(steps=5), splits())
+        said = list[str]()
+        found = pilot.build_start(experiment(steps=5), splits(), announce=said.append)
+        assert said[:2] == ["Fitting a mixture of Gaussians …", "Comparing two starts, now one Gaussian: step 1 of 3 …"]
+        assert said[-1] == "Comparing two starts, now a mixture: step 3 of 3 …"
         alone = pilot._build(experiment(), splits(), found.base.components - 1)
         assert all(torch.equal(a, b) for a, b in zip(found.parameters(), alone.parameters(), strict=True))
 
@@ -240,4 +248,4 @@ class TestPilot:
         model = pilot._build(slow, splits(), 2)
         with torch.no_grad():
             before = copy.deepcopy(model).eval().log_prob(splits().validation.x).double()
-        torch.testing.assert_close(pilot._pilot(slow, splits(), model, lambda: False), before, atol=1e-2, rtol=0)
+        torch.testing.assert_close(pilot._pilot(slow, splits(), model, lambda state: False), before, atol=1e-2, rtol=0)

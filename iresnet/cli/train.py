@@ -124,7 +124,9 @@ def train(
         if resume_:
             trained = resume(folder, device=chosen, report=report, stop=stop, learning_rate=learning_rate)
         else:
-            trained = start(experiment, folder, device=chosen, report=report, stop=stop, splits=splits)
+            trained = start(
+                experiment, folder, device=chosen, report=report, stop=stop, splits=splits, announce=bars.announce
+            )
     finish(trained)
 
 

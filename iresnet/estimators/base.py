@@ -28,7 +28,6 @@ from ..presets import Experiment
 from ..run import TrainedModel, train_in_memory
 from ..run.progress import progress, reporter
 from ..run.weights import complete_state, slim_state
-from ..train import Report
 from ..train.threads import suitable_threads
 from .parameters import SETTINGS, make_experiment, seed_from
 from .rows import Array, as_table, training_dataset, unnamed, warn_of_degenerate_columns
@@ -166,9 +165,9 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         with (
             _forked_generators(self.device),
             suitable_threads(dataset.schema.dimension),
-            _reporting(type(self).__name__, self.verbose) as report,
+            _reporting(type(self).__name__, self.verbose) as reports,
         ):
-            trained = train_in_memory(experiment, train, validation, device=self.device, report=report)
+            trained = train_in_memory(experiment, train, validation, device=self.device, **reports)
         self._set_trained(trained)
 
     def _set_trained(self, trained: TrainedModel) -> None:
@@ -244,10 +243,10 @@ def _forked_generators(device: str) -> Iterator[None]:
 
 
 @contextmanager
-def _reporting(name: str, verbose: bool) -> Iterator[Report | None]:
-    """Show a progress bar if requested."""
+def _reporting(name: str, verbose: bool) -> Iterator[dict[str, Any]]:
+    """Show a progress bar if requested; yields what training has to be given for it."""
     if not verbose:
-        yield None
+        yield {}
         return
     with progress(Console()) as bars:
-        yield reporter(bars, name)
+        yield {"report": reporter(bars, name), "announce": bars.announce}

@@ -20,15 +20,19 @@ class TensorBoardLog:
         self.previous_hook, self.other_threads = threading.excepthook, set[threading.Thread]()
         self.threads: set[threading.Thread] | None = None  # TensorBoard's own; unknown while the file is being opened
 
-    def write(self, row: Mapping[str, float]) -> None:
-        """Add the metrics of a row. After the first failure (a full disk, a moved folder) nothing more is written."""
+    def write(self, row: Mapping[str, float | None]) -> None:
+        """Add the metrics of a row that are not None.
+
+        After the first failure (a full disk, a moved folder) nothing more is written.
+        """
         if self.make is None:
             return
         try:
             self.writer = self._open(self.make) if self.writer is None else self.writer
+            step = int(row["step"] or 0)
             for name, value in row.items():
-                if name != "step":
-                    self.writer.add_scalar(name.replace(" %", "_percent").replace(" ", "_"), value, int(row["step"]))
+                if name != "step" and value is not None:
+                    self.writer.add_scalar(name.replace(" %", "_percent").replace(" ", "_"), value, step)
         except Exception as error:
             self._give_up(error)
 

@@ -27,7 +27,7 @@ from ..version import __version__
 from .callback import VALIDATION_SAMPLES, RunCallback, has_ended
 from .folder import Run, fingerprints, made_with
 from .memory import MemoryRun
-from .pilot import build_start
+from .pilot import Announce, build_start
 
 #: What tells the parts of a run apart that were trained by other code or on other hardware.
 IDENTITY = ("commit", "versions", "hardware", "device")
@@ -55,15 +55,19 @@ def start(
     stop: Callable[[], bool] = lambda: False,
     overwrite: bool = False,
     splits: Splits | None = None,
+    announce: Announce = lambda text: None,
 ) -> FitResult:
-    """Train an experiment in a new run folder. `splits` are its data, if they are already loaded."""
+    """Train an experiment in a new run folder. `splits` are its data, if they are already loaded.
+
+    `announce` is told what happens before the first step.
+    """
     splits = data.load(experiment.data) if splits is None else splits
     if experiment.objective.kind != "classification":
         refuse_degenerate_columns(splits.train)
     experiment = replace(
         experiment, training=experiment.training.resolve_epochs(make_batches(experiment, splits.train).per_epoch)
     )
-    experiment, model = initial_model(experiment, splits, stop)  # raises before anything is written
+    experiment, model = initial_model(experiment, splits, stop, announce)  # raises before anything is written
     experiment = replace(
         experiment, data=experiment.data.resolved()
     )  # absolute paths: the working directory may change
@@ -74,10 +78,14 @@ def start(
 
 
 def initial_model(
-    experiment: Experiment, splits: Splits, stop: Callable[[], bool] = lambda: False
+    experiment: Experiment,
+    splits: Splits,
+    stop: Callable[[], bool] = lambda: False,
+    announce: Announce = lambda text: None,
 ) -> tuple[Experiment, nn.Module]:
     """Build the untrained model of an experiment; return it with the settings that were chosen for these samples."""
-    model = build_start(experiment, splits, stop)
+    model = build_start(experiment, splits, stop, announce)
+    announce("Preparing the first step …")
     return replace(experiment, network=_with_components(experiment.network, model)), model
 
 

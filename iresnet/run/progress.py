@@ -1,4 +1,4 @@
-"""The progress bar of a training."""
+"""The progress bar of a training, and what is shown before it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.status import Status
+from rich.text import Text
 from torch import Tensor
 
 from ..train import Report
@@ -20,8 +22,33 @@ RECENT, REDRAW = 50, 0.2
 LOGGED_ONLY = ("loss", "cross-entropy")
 
 
+class TrainingProgress(Progress):
+    """Progress bars and, before the first of them, a spinner that says what is being done."""
+
+    status: Status | None = None
+
+    def announce(self, text: str) -> None:
+        """Show a text with a spinner until the bar starts; nothing if the output goes to a file."""
+        if not self.console.is_terminal or self.live.is_started:
+            return
+        if self.status is None:
+            self.status = self.console.status(Text(text))
+            self.status.start()
+        self.status.update(Text(text))
+
+    def start(self) -> None:
+        self.end_status()
+        super().start()
+
+    def end_status(self) -> None:
+        """Remove the spinner."""
+        if self.status is not None:
+            self.status.stop()
+            self.status = None
+
+
 @contextmanager
-def progress(to: Console) -> Iterator[Progress]:
+def progress(to: Console) -> Iterator[TrainingProgress]:
     """Show a progress bar with speed, metrics and the time left."""
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -31,10 +58,11 @@ def progress(to: Console) -> Iterator[Progress]:
         TimeRemainingColumn(compact=True),
         TextColumn("left"),
     )
-    bars = Progress(*columns, console=to)  # started by the first step: an error before it leaves no bar
+    bars = TrainingProgress(*columns, console=to)  # started by the first step: an error before it leaves no bar
     try:
         yield bars
     finally:
+        bars.end_status()
         if bars.live.is_started:
             bars.stop()
 

@@ -25,6 +25,7 @@ from .fit import (
 )
 from .folder import Run, fingerprint
 from .memory import MemoryRun
+from .pilot import Announce
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ class TrainedModel:
                 run.write_run_json(name, content)
             log = run.open_log(0, [name for row in self.log for name in row if name.startswith("validation ")])
             for row in self.log:
-                log.write({name: value for name, value in row.items() if value is not None})
+                log.write(row)
             log.close()
             state = {"tightened": list(self.tightened)}
             write_model(run, self.model, self.certificate, self.reference, state)
@@ -74,7 +75,13 @@ class TrainedModel:
 
 
 def train_in_memory(
-    experiment: Experiment, samples: Dataset, validation: Dataset, *, device: str = "cpu", report: Report | None = None
+    experiment: Experiment,
+    samples: Dataset,
+    validation: Dataset,
+    *,
+    device: str = "cpu",
+    report: Report | None = None,
+    announce: Announce = lambda text: None,
 ) -> TrainedModel:
     """Train an experiment on datasets in memory: the best weights, tightened and certified."""
     training = experiment.training.resolve_epochs(make_batches(experiment, samples).per_epoch)
@@ -83,7 +90,7 @@ def train_in_memory(
     def is_late() -> bool:
         return 0 < training.max_seconds <= time.perf_counter() - begin
 
-    experiment, model = initial_model(replace(experiment, training=training), splits, is_late)
+    experiment, model = initial_model(replace(experiment, training=training), splits, is_late, announce)
     run, seconds = MemoryRun(experiment, samples.schema), time.perf_counter() - begin
     callback = train_model(run, model, samples, validation, device, report, lambda: False, seconds=seconds)
     model = run.model(device)
