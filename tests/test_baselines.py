@@ -204,7 +204,7 @@ def test_the_command_shows_and_saves_them_or_says_why_not(call, tmp_path):
     assert code == 0
     assert "\nbaseline Gaussian " in out
     assert "\nbaseline mixture of " in out
-    assert "training rows, columns and noise as for the model)" in out
+    assert "training rows, columns prepared as for the model; validation" in out
     saved = json.loads((folder / "evaluation.json").read_text())["baselines"]
     assert [baseline["components"] > 1 for baseline in saved] == [False, True]
     path.rename(tmp_path / "b.csv")

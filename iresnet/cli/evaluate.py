@@ -171,7 +171,7 @@ def _baseline_lines(content: dict[str, Any]) -> list[str]:
     """Return a line for each baseline, and one that says what they were fitted to."""
     found = [Baseline(**baseline) for baseline in content.get("baselines", [])]
     return [f"{'baseline':<9}{baseline}" for baseline in found] + [
-        f"{'':<9}(fitted to {baseline.fitted:,} training rows, columns and noise as for the model)"
+        f"{'':<9}(fitted to {baseline.fitted:,} training rows, columns prepared as for the model; validation rows chose the mixture)"
         for baseline in found[:1]
     ]
 
