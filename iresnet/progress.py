@@ -4,11 +4,11 @@ A loop over chunks, draws or blocks says which part of how many it runs: `each(f
 around the body. Loops may be nested: the parts of an inner loop divide the part of the outer loop that it runs in. A
 loop without an outer one starts again at 0. Without a listener nothing happens.
 
->>> with listening(lambda fraction, phase: print(f"{fraction:.0%} {phase}")), phase("likelihood"):
+>>> with listening(lambda fraction, phase: print(f"{fraction:.0%}")):
 ...     squares = each(lambda x: x * x, [1, 2])
-0% likelihood
-50% likelihood
-100% likelihood
+0%
+50%
+100%
 """
 
 from __future__ import annotations
@@ -52,10 +52,18 @@ def listening(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Name what is computed in this context, one of several things that each start at 0."""
+    """Name what is computed in this context, one of several things that each go from 0 to 1."""
     span = _SPAN.get()
-    with _running(span if span is None or span.nested else replace(span, phase=name)):
+    if span is None or span.nested:
         yield
+        return
+    named = replace(span, phase=name)
+    named.report(0.0)
+    try:
+        with _running(named):
+            yield
+    finally:
+        named.report(1.0)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ import torch
 from sklearn.datasets import load_digits, make_moons
 
 from iresnet.data import Schema
-from iresnet.report import Anomaly, Material, Reconstruction, SpectrumOfLayer
+from iresnet.data.columns import ColumnKind
+from iresnet.report import Anomaly, Material, Reconstruction, SpectrumOfLayer, UnusualRows
 
 CONFIG = """\
 format = 1
@@ -227,6 +228,50 @@ def table(**changes):
         "interpolation": (1 - t) * x[:4].unsqueeze(1) + t**2 * x[4:8].unsqueeze(1),
         "spectra": spectra(6, 7),
         "anomalies": [Anomaly("one column shuffled", x[:40], torch.linspace(0.2, 1, 40), "Each row, another proline.")],
+    }  # fmt: skip
+    return Material(**content | changes)
+
+
+def mixed(**changes):
+    """A density of rows with every kind of column, and rows that are unusual."""
+    kinds = (
+        ColumnKind("real"), ColumnKind("positive"), ColumnKind("bounded", 0.0, 1.0),
+        ColumnKind("integer", 0.0, None, 1.0), ColumnKind.category(("retail", "business", "public")),
+    )  # fmt: skip
+    names = ("temperature", "income", "utilisation", "visits", "segment")
+    schema = Schema((5,), columns=names, kinds=kinds, id="customer")
+
+    def draw(n, seed):
+        rng = np.random.default_rng(seed)
+        columns = [rng.normal(20, 3, n), rng.lognormal(10, 1, n), rng.uniform(size=n), rng.poisson(3, n)]
+        return torch.tensor(np.stack([*columns, rng.choice(3, n, p=[0.6, 0.3, 0.1])], axis=1))
+
+    x, likelihoods = draw(500, 0), -20 + 2 * normal(500, seed=7)
+    x[0, 1], order = 5e6, likelihoods.argsort()[:3]
+    scores = torch.linspace(1, 500, 500).double()[likelihoods.argsort(descending=True).argsort()] / 501
+    gains = torch.tensor([[0.1, 7.25, 0.0, -0.2, 1.5], [0.0, 0.0, 2.5, 0.0, -1.0], [3.0, 2.0, 1.0, 0.5, 0.25]])
+    unusual = UnusualRows(
+        scores, likelihoods, ("c17", "c4", "c9"), x[:3], scores[order], likelihoods[order], gains.double()
+    )
+    baseline = {"standard_error": 0.1, "fitted": 2040}
+    evaluation = {
+        "split": "test", "rows": 500, "inverse": INVERSE,
+        "density": {"value": 20.014, "unit": "nats", "standard_error": 0.094, "bias_bound": 0.0},
+        "baselines": [
+            baseline | {"name": "Gaussian", "components": 1, "value": 21.4, "gain": 1.386, "gain_error": 0.081},
+            baseline | {"name": "mixture of 5 Gaussians", "components": 5, "value": 20.5, "gain": 0.486,
+                        "gain_error": 0.052},
+        ],
+    }  # fmt: skip
+    t = torch.linspace(0, 1, 5).reshape(1, 5, 1)
+    content = {
+        "name": "customers", "objective": "density", "schema": schema, "environment": ENVIRONMENT,
+        "config": CONFIG.format(name="customers", architecture="mlp", blocks=8, objective="density"),
+        "parameters": 31_204, "log": log(unit="nats", floor=20.0, error=False), "evaluation": evaluation,
+        "certificate": certificate(8, (5,), "LipschitzLinear"), "samples": draw(400, 1), "data": x,
+        "reconstruction": reconstruction(x), "interpolation": (1 - t) * x[:4, None] + t * x[4:8, None],
+        "spectra": spectra(6, 7), "unusual": unusual, "released": 200, "source": "customers.csv",
+        "sizes": {"train": 2040, "validation": 360, "test": 600},
     }  # fmt: skip
     return Material(**content | changes)
 

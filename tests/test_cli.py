@@ -647,6 +647,26 @@ class TestConsole:
         assert "loss" not in shown
         assert "cross-entropy" not in shown
 
+    @pytest.mark.parametrize(("terminal", "quiet"), [(True, False), (False, False), (True, True)])
+    def test_what_is_done_before_the_bar_is_shown_on_terminals_only(self, terminal, quiet):
+        screen = Console(file=io.StringIO(), force_terminal=terminal, width=100, quiet=quiet)
+        with progress(screen) as bars:
+            with phase("fitting [/x]"):
+                pass
+            reporter(bars, "run")(1, 1, {"loss": torch.tensor(1.0)})
+            with phase("too late"):
+                pass
+        shown = screen.file.getvalue()
+        assert ("fitting [/x]" in shown) == (terminal and not quiet)
+        assert "too late" not in shown
+        assert (shown == "") == quiet
+
+    def test_nothing_is_left_of_what_fails_before_the_bar(self):
+        screen = Console(file=io.StringIO(), force_terminal=True, width=100)
+        with pytest.raises(ValueError, match="no fit"), progress(screen) as bars, phase("fitting"):
+            raise ValueError("no fit")
+        assert not any(task.visible for task in bars.tasks)
+
     def test_a_spinner_is_shown_on_terminals_only(self):
         for terminal in (True, False):
             screen = Console(file=io.StringIO(), force_terminal=terminal, width=100)

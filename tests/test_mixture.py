@@ -14,6 +14,7 @@ from iresnet.data import Dataset, Schema, Splits
 from iresnet.models import Network, build, mixture
 from iresnet.models.mixture import COMPONENTS, best_mixture, fit_mixture, suits_better
 from iresnet.presets import PRESETS
+from iresnet.progress import listening
 from iresnet.run import Run, pilot, resume, start
 from iresnet.train import checkpoint
 from iresnet.transforms.preprocess import Standardise
@@ -185,6 +186,10 @@ class TestRun:
         """Large steps ruin it; what is released is the mixture itself, of step 0."""
         result = start(experiment(learning_rate=0.5, steps=4, average=0.0), tmp_path / "run", splits=splits())
         assert result.run.best_metrics()["step"] == 0
+        log = result.run.log()
+        assert [row["step"] for row in log] == [0, 1, 2, 3, 4]
+        assert log[0]["validation nats"] == pytest.approx(result.run.best_metrics()["validation nats"])
+        assert (log[0]["nats"], log[0]["learning_rate"]) == (None, None)
         torch.manual_seed(0)
         untrained = build(result.run.experiment.network, SCHEMA, "density", *(splits().train.x, splits().validation.x))
         x = splits().test.x
@@ -199,6 +204,7 @@ class TestRun:
         assert resume(tmp_path / "parts").finished
         for file in ("last", "best", "model"):
             whole, parts = (checkpoint.load(tmp_path / f / f"{file}.safetensors").tensors for f in ("whole", "parts"))
+            assert [row["step"] for row in Run.open(tmp_path / "parts").log()] == list(range(9))
             assert all(torch.equal(whole[g][name], t) for g, named in parts.items() for name, t in named.items())
 
 
@@ -228,7 +234,15 @@ class TestPilot:
         monkeypatch.setattr(pilot, "PILOT_STEPS", 3)
         monkeypatch.setattr(pilot, "MIN_SAMPLES", 100)
         torch.manual_seed(0)
-        found = pilot.build_start(experiment(steps=5), splits())
+        said = list[tuple[float, str]]()
+        with listening(lambda fraction, phase: said.append((fraction, phase))):
+            found = pilot.build_start(experiment(steps=5), splits())
+        assert list(dict.fromkeys(phase for _, phase in said)) == [
+            "fitting a mixture of Gaussians", "comparing one Gaussian with a mixture",
+        ]  # fmt: skip
+        compared = [fraction for fraction, phase in said if phase.startswith("comparing")]
+        assert compared == sorted(compared)
+        assert len(set(compared)) >= 11  # nothing; of two pilots, each its start, three steps and its end
         alone = pilot._build(experiment(), splits(), found.base.components - 1)
         assert all(torch.equal(a, b) for a, b in zip(found.parameters(), alone.parameters(), strict=True))
 

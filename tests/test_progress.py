@@ -54,7 +54,7 @@ class TestFractions:
             with phase("inner"):
                 each(str, range(1))
 
-        assert [name for _, name in heard(work)] == ["outer"] * 3
+        assert [name for _, name in heard(work)] == ["outer"] * 5
 
     def test_without_a_listener_nothing_happens(self):
         with part(0, 2), phase("x"):

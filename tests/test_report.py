@@ -98,7 +98,7 @@ PARTS = {
 def test_every_section_is_there_with_its_material(tmp_path):
     picture = plot_image_grid(torch.rand(1, 1, 8, 8), tmp_path / "a.png", levels=2)
     full = sections(page(digits(pictures=[("A picture", picture, "Its caption.")])))
-    assert full == [title.lower().replace(" ", "-") for title in SECTIONS]
+    assert full == [title.lower().replace(" ", "-") for title in SECTIONS if title != "Data"]
 
 
 @pytest.mark.parametrize("name", PARTS)

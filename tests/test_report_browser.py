@@ -45,7 +45,7 @@ def unwieldy():
     certificate["blocks"][0]["name"] = certificate["blocks"][2]["remark"] = LONG
     spectra = [material.SpectrumOfLayer(LONG, 0.9, 0.9, [0.5, 0.1])]
     return material.table(
-        name=LONG, config=LONG, environment=environment, certificate=certificate, spectra=spectra,
+        name=LONG, config=LONG, environment=environment, certificate=certificate, spectra=spectra, source=LONG,
         schema=material.Rows((7,), None, names, names[:3]), log=[{"step": 1e6 + k, LONG: 1e-7 * k} for k in range(5)],
         anomalies=[material.Anomaly(LONG, material.table().data[:4], material.torch.rand(4), LONG)],
     )  # fmt: skip
@@ -75,6 +75,7 @@ def test_pages_fit_every_width_and_the_console_is_empty(tmp_path):
         "digits": material.digits(),
         "points": material.points(),
         "table": material.table(),
+        "mixed": material.mixed(),
         "unwieldy": unwieldy(),
     }
     seen, console = browse(tmp_path, {name: page(m) for name, m in made.items()})

@@ -95,7 +95,7 @@ def test_many_classes_get_a_list_of_confusions():
 def test_a_certificate_as_certify_makes_it():
     made = certify(mlp_flow(2, blocks=3, hidden=(8,)))
     text = Read(page(points(certificate=json.loads(made.to_json())))).text
-    assert "Passed. 3 of 3 blocks proven to be contractions." in text
+    assert "Invertible: proven. 3 of 3 blocks proven to be contractions." in text
     for block in made.blocks:
         assert (
             f"{block.name} 2 {words.at_most(block.lipschitz, 4)} {words.at_most(1 / (1 - block.lipschitz), 2)} proven"
@@ -108,7 +108,7 @@ def test_a_certificate_as_certify_makes_it():
 
 def test_a_certificate_that_does_not_pass():
     text = Read(page(digits(certificate=material.certificate(passed=False)))).text
-    assert "Not passed. 6 of 8 blocks proven to be contractions." in text
+    assert "Invertible: not proven. 6 of 8 blocks proven to be contractions." in text
     assert "asserted" in text
     assert "no bound known The forward of Mine cannot be read." in text
     assert "NOT proven for all: largest Lip(g); 6 of 8 blocks below 1" in text

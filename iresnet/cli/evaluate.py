@@ -11,19 +11,22 @@ from typing import Annotated, Any, TypeAlias
 import typer
 from torch import nn
 
-from ..data import Dataset, subsample
+from ..data import Dataset, Splits, subsample
 from ..evaluate import (
+    Baseline,
     Density,
     Error,
     Inverse,
     as_flow,
     corrupted_datasets,
+    has_density,
     has_inverse,
     ood_detection,
     probe,
     protocol,
     require_labels,
     robustness,
+    why_no_baselines,
 )
 from ..evaluate import evaluate as evaluate_model
 from ..evaluate.classes import as_classifier
@@ -103,6 +106,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model on test data: classification error, likelihood and inverse error.
 
+    The density of a table is compared with one Gaussian and a mixture of Gaussians, fitted to the run's training rows.
+
     Metrics of the test split are saved in RUN/evaluation.json.
 
     Example: iresnet evaluate runs/demo --split validation
@@ -131,7 +136,8 @@ def evaluate(
     if kept:
         warn_stale(opened, screen)  # and find a damaged file before it, too
     others, chosen_rows = _ood_data(opened, available, ood or []), subsample(available, rows) if rows else available
-    parts = [_basic_metrics(model, available, rows, screen, split=data or split, draws=draws)]
+    fitting = fitting_splits(opened, model, screen)
+    parts = [_basic_metrics(model, available, rows, screen, split=data or split, draws=draws, fitting=fitting)]
     parts += [_robustness(model, available, rows, radii, screen)] if radii else []
     parts += [_linear_probe(opened, model, chosen_rows, screen)] if linear else []
     parts += [_protocol(model, chosen_rows, limit, screen)] if bits else []
@@ -166,7 +172,19 @@ def _basic_metrics(model: nn.Module, data: Dataset, rows: int | None, screen: Sc
     content = evaluate_some(model, data, rows, screen, **options)
     lines = [f"{'samples':<9}{content['rows']:,} of {content['of']:,}"]
     kinds = {"error": Error, "density": Density, "inverse": Inverse}
-    yield content, lines + [f"{name:<9}{kind(**content[name])}" for name, kind in kinds.items() if name in content]
+    for name, kind in kinds.items():
+        lines += [f"{name:<9}{kind(**content[name])}"] if name in content else []
+        lines += _baseline_lines(content) if name == "density" else []
+    yield content, lines
+
+
+def _baseline_lines(content: dict[str, Any]) -> list[str]:
+    """Return a line for each baseline, and one that says what they were fitted to."""
+    found = [Baseline(**baseline) for baseline in content.get("baselines", [])]
+    return [f"{'baseline':<9}{baseline}" for baseline in found] + [
+        f"{'':<9}(fitted to {baseline.fitted:,} training rows, columns prepared as for the model; validation rows chose the mixture)"
+        for baseline in found[:1]
+    ]
 
 
 def _robustness(
@@ -220,6 +238,20 @@ def evaluate_some(model: nn.Module, data: Dataset, rows: int | None, screen: Scr
     chosen = _some(model, data, rows)
     with waiting(screen, f"Evaluating {len(chosen):,} of {len(data):,} samples …"):
         return evaluate_model(model, chosen, **options) | {"of": len(data)}
+
+
+def fitting_splits(run: Run, model: nn.Module, screen: Screen) -> Splits | None:
+    """Return the splits for the baselines of a density of rows; None, and say why, if there can be none."""
+    if not has_density(model) or run.schema.is_image:
+        return None
+    reason = why_no_baselines(run.schema)
+    try:
+        if not reason:
+            return run.splits()
+    except ValueError as error:
+        reason = f"they need the training rows. {error}"
+    screen.say(f"No baselines: {reason}")
+    return None
 
 
 def _some(model: nn.Module, data: Dataset, rows: int | None) -> Dataset:

@@ -11,7 +11,7 @@ from ..data.dataset import check_seed
 from ..report import write
 from ..report.gather import gather
 from .console import Device, console, result, waiting
-from .evaluate import Rows, evaluate_some, save_metrics, warn_stale
+from .evaluate import Rows, evaluate_some, fitting_splits, save_metrics, warn_stale
 from .output import DataFolder, DataOption, RunFolder, open_run, read_data
 
 
@@ -41,11 +41,14 @@ def report(
     other = None if data is None else read_data(opened, data, labels=True)
     evaluation: dict[str, Any] | None = None
     if other is not None:
-        evaluation = evaluate_some(opened.model(device=chosen), other, rows, screen, split=data)
+        model = opened.model(device=chosen)
+        fitting = fitting_splits(opened, model, screen)
+        evaluation = evaluate_some(model, other, rows, screen, split=data, fitting=fitting)
     elif rows is not None or not opened.read_current_json("evaluation.json"):
         warn_stale(opened, screen)
-        sha256 = opened.sha256()
-        content = evaluate_some(opened.model(device=chosen), opened.splits().test, rows, screen)
+        sha256, model = opened.sha256(), opened.model(device=chosen)
+        fitting = fitting_splits(opened, model, screen)
+        content = evaluate_some(model, opened.splits().test, rows, screen, fitting=fitting)
         save_metrics(opened, content, sha256)
         screen.say(f"Evaluated {content['rows']:,} of {content['of']:,} test samples.")
     with waiting(screen, "Drawing samples and solving codes …"):

@@ -3,6 +3,7 @@
 error          classification error, with its 95 % interval (Wilson)
 density        mean negative log-likelihood, with its errors. For integers, E ln p(x + u) over uniform u (App. C.3), a
                lower bound of ln P(x), is a mean over draws of u (and of probes, beyond 64 dimensions)
+baselines      the same for one Gaussian and a mixture of Gaussians, and by how much the model is better
 inverse        codes inverted in float64: proven bounds, code residual and measured error
 robustness     certified accuracy at a radius, next to the accuracy under an attack
 protocol       the likelihood of a test set by the paper's protocol: bias and standard error below 1e-4 bits/dim
@@ -20,12 +21,23 @@ from typing import Any
 
 from torch import nn
 
-from ..data import Dataset, subsample
+from ..data import Dataset, Splits, subsample
 from ..progress import phase
 from ..train.objective import MISSING
+from .baselines import Baseline, baselines, why_no_baselines
 from .classes import Error, confusion, error, error_from_counts, has_head, logits, require_labels
 from .contributions import column_gains
-from .likelihood import Density, Draws, as_flow, density, has_density, log_likelihood, log_prob_draws
+from .likelihood import (
+    Density,
+    Draws,
+    as_flow,
+    check_mean,
+    density,
+    has_density,
+    log_likelihood,
+    log_prob_draws,
+    summarise_density,
+)
 from .probe import Probe, probe
 from .protocol import Likelihood, protocol
 from .robustness import Robustness, certified_radius, robustness, survives_attack
@@ -45,6 +57,7 @@ from .typicality import (
 )
 
 __all__ = [
+    "Baseline",
     "Density",
     "Detection",
     "Draws",
@@ -58,6 +71,7 @@ __all__ = [
     "as_flow",
     "atypicality",
     "auroc",
+    "baselines",
     "below_chance",
     "certified_radius",
     "column_gains",
@@ -87,20 +101,36 @@ __all__ = [
     "survives_attack",
     "truncation",
     "typicality",
+    "why_no_baselines",
 ]
 
 
 def evaluate(
-    model: nn.Module, data: Dataset, *, split: str = "test", draws: int = 8, rows: int = 500
+    model: nn.Module,
+    data: Dataset,
+    *,
+    split: str = "test",
+    draws: int = 8,
+    rows: int = 500,
+    fitting: Splits | None = None,
 ) -> dict[str, Any]:
-    """Compute every metric that applies to this model, as plain values; the inverse on at most `rows` samples."""
+    """Compute every metric that applies to this model, as plain values; the inverse on at most `rows` samples.
+
+    `fitting` are the splits whose training rows the baselines of a density of rows are fitted to; None: no baselines.
+    """
     content: dict[str, Any] = {"split": split, "rows": len(data)}
     if has_head(model) and data.y is not None and bool((data.y != MISSING).any()):
         with phase("error"):
             content |= {"error": asdict(error(model, data)), "confusion": confusion(model, data)}
     if has_density(model):
+        check_mean(data)
         with phase("likelihood"):
-            content["density"] = asdict(density(model, data, draws=draws))
+            found = log_prob_draws(model, data, draws)
+        content["density"] = asdict(summarise_density(found, data))
+        if fitting is not None and not why_no_baselines(data.schema):
+            with phase("baselines"):
+                made = baselines(model, data, fitting.train, fitting.validation, values=found.values)
+            content["baselines"] = [asdict(baseline) for baseline in made]
     if has_inverse(model):
         with phase("inverse"):
             content["inverse"] = asdict(inverse(model, subsample(data, rows)))

@@ -9,7 +9,7 @@ numbers of up to 64 dimensions is exact. A row with a value that its column cann
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -132,8 +132,12 @@ def log_prob_by_generator(
     generators: Iterable[torch.Generator],
     *,
     shared: bool = False,
+    baseline: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Compute ln p of every sample in nats, in float64, with one draw of noise and probes from each generator."""
+    """Compute ln p of every sample in nats, in float64, with one draw of noise and probes from each generator.
+
+    `baseline` is the ln p of another density, to be computed with the same noise.
+    """
 
     def one_draw(generator: torch.Generator) -> Tensor:
         noise = raw_noise(flow, data.schema.shape, data.x.device, generator) if shared else None
@@ -144,6 +148,8 @@ def log_prob_by_generator(
             if shared:
                 generator.set_state(probes)
             point = point.to(flow.base.mean.dtype)
+            if baseline is not None:
+                return baseline(point).double()
             return flow.log_prob(point, estimator=estimator, generator=generator).double() - log_noise.double()
 
         return in_chunks(log_prob, data.x, chunk_size(flow, data.x, CHUNK * memory_factor(data.x.device)))
@@ -163,7 +169,11 @@ def log_likelihood(model: nn.Module, data: Dataset, *, draws: int = DRAWS, seed:
 def density(model: nn.Module, data: Dataset, *, draws: int = DRAWS, seed: int = 0) -> Density:
     """Compute the mean negative log-likelihood: in bits per dimension for integers, in nats otherwise."""
     check_mean(data)
-    d = log_prob_draws(model, data, draws, seed=seed)
+    return summarise_density(log_prob_draws(model, data, draws, seed=seed), data)
+
+
+def summarise_density(d: Draws, data: Dataset) -> Density:
+    """Summarise the log-likelihoods of a dataset as their mean, with its errors."""
     scale, (count, n) = nats_per_unit(data.x, data.schema.levels), d.values.shape
     return Density(
         value=float(-d.values.mean()) / scale,

@@ -188,13 +188,14 @@ def _fixed_transform(
     network: Network, schema: Schema, purpose: str, data: Tensor | None, validation: Tensor | None
 ) -> Transform:
     """Build what comes before the network and is fixed before training: preprocessing, and the splines of a table."""
-    first = _preprocessing(network, schema, purpose, data)
+    first = preprocessing(network, schema, purpose, data)
     if network.spline_bins and not schema.is_image:
         return Chain(first, column_splines(network, schema, first, data, validation))
     return first
 
 
-def _preprocessing(network: Network, schema: Schema, purpose: str, data: Tensor | None) -> Transform:
+def preprocessing(network: Network, schema: Schema, purpose: str, data: Tensor | None) -> Transform:
+    """Build what brings samples to the scale of a network, fitted to data if there are some."""
     if schema.kinds and purpose != "classification":  # the kinds of columns are about densities and samples
         return _column_transform(schema, data)
     if schema.levels is not None and network.preprocessing == "logit":

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 Matrix: TypeAlias = NDArray[np.float64]
 
+#: From a mixture and codes, one number per code.
+Score: TypeAlias = Callable[["GaussianMixture", Matrix], Matrix]
+
 #: The numbers of components that are tried, until PATIENCE of them in a row are no better than the best.
 COMPONENTS, PATIENCE = (1, 2, 3, 5, 8, 12, 20, 30, 50), 2
 
@@ -100,7 +103,7 @@ def fit_mixture(base: Callable[[int], FullMixture], z: Tensor, held_out: Tensor 
     z, held_out = held_out_parts(z, held_out)
     best = best_mixture(z, held_out, (components,) if components else COMPONENTS)
     (share, spread), _ = _background(best, held_out)
-    weights, means, covariances = (torch.from_numpy(part) for part in (best.weights_, best.means_, best.covariances_))
+    weights, means, covariances = mixture_parameters(best)
     mean, covariance = _moments(best)
     return base(best.n_components + 1).set_(
         torch.cat([(1 - share) * weights, torch.tensor([share])]),
@@ -124,12 +127,17 @@ def _background(mixture: GaussianMixture, held_out: Tensor) -> tuple[tuple[float
 
 def _moments(mixture: GaussianMixture) -> tuple[Tensor, Tensor]:
     """Return the mean and the covariance of a whole mixture."""
-    weights, means, covariances = (
-        torch.from_numpy(p) for p in (mixture.weights_, mixture.means_, mixture.covariances_)
-    )
+    weights, means, covariances = mixture_parameters(mixture)
     mean = weights @ means
     off = means - mean
     return mean, torch.einsum("k,kij->ij", weights, covariances + off[:, :, None] * off[:, None])
+
+
+def mixture_parameters(mixture: GaussianMixture) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weights (K), means (K, d) and covariances (K, d, d) of a fitted mixture, in float64."""
+    found = (mixture.weights_, mixture.means_, mixture.covariances_)
+    weights, means, covariances = (torch.from_numpy(part) for part in found)
+    return weights, means, covariances
 
 
 def suits_better(transform: Transform, other: Transform, x: Tensor, held_out: Tensor) -> bool:
@@ -154,19 +162,23 @@ def held_out_parts(x: Tensor, held_out: Tensor | None) -> tuple[Tensor, Tensor]:
     return x[order[n:]], x[order[:n]]
 
 
-def best_mixture(z: Tensor, held_out: Tensor, components: Sequence[int]) -> GaussianMixture:
+def best_mixture(
+    z: Tensor, held_out: Tensor, components: Sequence[int], *, score: Score | None = None, work: float = WORK
+) -> GaussianMixture:
     """Return the mixture with the largest likelihood of held-out codes, among these numbers of components.
 
-    Few codes are also held out in turn, a fold at a time, since the other held-out codes are then few as well.
+    Few codes are also held out in turn, a fold at a time, since the other held-out codes are then few as well. `score`
+    replaces the log-likelihood of each code; `work` is the most of one iteration.
     """
     splits = _splits(_matrix(z), _matrix(held_out))
-    best, score, waited = None, -math.inf, 0
+    best, highest, waited = None, -math.inf, 0
     for number in components:
         waited += 1
-        for mixtures in zip(*(_fits(rows, number) for rows, _ in splits), strict=False):
-            found = np.concatenate([m.score_samples(others) for m, (_, others) in zip(mixtures, splits, strict=True)])
-            if found.mean() > score:
-                best, score, waited = copy.deepcopy(mixtures[0]), found.mean(), 0
+        for mixtures in zip(*(_fits(rows, number, work) for rows, _ in splits), strict=False):
+            pairs = zip(mixtures, (others for _, others in splits), strict=True)
+            found = np.concatenate([score(m, others) if score else m.score_samples(others) for m, others in pairs])
+            if found.mean() > highest:
+                best, highest, waited = copy.deepcopy(mixtures[0]), found.mean(), 0
         if waited == PATIENCE:
             break
     if best is None:
@@ -185,12 +197,12 @@ def _splits(rows: Matrix, held_out: Matrix) -> list[tuple[Matrix, Matrix]]:
     return [(rows, held_out), *((np.delete(rows, fold, axis=0), rows[fold]) for fold in folds)]
 
 
-def _fits(rows: Matrix, number: int) -> Iterator[GaussianMixture]:
+def _fits(rows: Matrix, number: int, work: float) -> Iterator[GaussianMixture]:
     """Fit mixtures of a number of components, each with less added variance than the one before."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
 
-    if len(rows) < 2 * number or (number > 1 and number * rows.size * rows.shape[1] > WORK):
+    if len(rows) < 2 * number or (number > 1 and number * rows.size * rows.shape[1] > work):
         return
     seed = int(torch.randint(2**31, ()))
     mixture = GaussianMixture(number, max_iter=ITERATIONS, init_params="k-means++", warm_start=True, random_state=seed)

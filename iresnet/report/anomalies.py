@@ -1,4 +1,4 @@
-"""Anomalies: likelihood scores of corrupted inputs.
+"""Anomalies: unusual rows of a table, and likelihood scores of corrupted inputs.
 
 The score of an input is the fraction of validation data that is more likely, so it is uniform on data of the same kind.
 """
@@ -9,6 +9,7 @@ from .chart import Axis, dots, drawing
 from .markup import Markup, joined, table, tag
 from .material import Anomaly, Material
 from .tiles import Look, fitting, look
+from .unusual import unusual
 from .words import fixed
 
 KINDS, IMAGES, STRIP = 8, 8, 200
@@ -19,13 +20,14 @@ def anomalies(material: Material) -> Markup:
     """Render the scores of each kind of corruption and, for images, a few examples."""
     kinds = [a for a in material.anomalies if len(a.images)][:KINDS]
     if not kinds:
-        return Markup("")
+        return unusual(material)
     rows = [[_name(a), _strip(a), fixed(float(a.scores.double().quantile(0.5)), 3)] for a in kinds]
     scale = joined([tag("span", "0"), " score ", tag("span", "1")])
     head = ["kind", tag("span", scale, class_="scale"), "median"]
     caption = "Anomaly scores; 1: less likely than all validation data"
     how = look(material) if material.is_image else None
-    return joined([table(caption, head, rows, kind="strips"), _images(kinds, how) if how else ""])
+    strips = joined([table(caption, head, rows, kind="strips"), _images(kinds, how) if how else ""])
+    return joined([unusual(material), strips])
 
 
 def _name(a: Anomaly) -> Markup:

@@ -28,13 +28,15 @@ NAMES = {
 def training(material: Material) -> Markup:
     """Render one chart per logged metric; the learning rate comes last."""
     names = _metrics(material.log)
-    charts = [_chart(material.log, name) for name in names]
+    charts = [_chart(material.log, name, material.released) for name in names]
     if not charts:
         return Markup("")
     notes = ["Axes of losses and likelihoods do not start at zero; axes of errors and learning rates do."]
     if len(material.log) > POINTS:
         per = -(-len(material.log) // POINTS)
         notes.append(f"Each point of a training curve is the mean of {per} of the {len(material.log):,} logged values.")
+    if material.released is not None:
+        notes.append(f"The dot marks step {material.released:,}, whose weights are released.")
     if cut := [note for _, note in charts if note]:
         notes.append(f"Cut off at the top, at the start of training: {listed(cut)}.")
     return figure(tag("div", joined(chart for chart, _ in charts), class_="charts"), " ".join(notes))
@@ -70,21 +72,25 @@ def thinned(points: Series, most: int = POINTS) -> Series:
     return [(sum(s for s, _ in g) / len(g), sum(v for _, v in g) / len(g)) for g in groups]
 
 
-def _chart(log: Sequence[dict[str, float | None]], name: str) -> tuple[Markup, str]:
-    """Render the chart; also return a note on what its axis cuts off at the top, if anything."""
+def _chart(log: Sequence[dict[str, float | None]], name: str, released: int | None) -> tuple[Markup, str]:
+    """Render the chart, with a dot at the released step, else at the last one.
+
+    Also return a note on what its axis cuts off at the top, if anything.
+    """
     trained, held_out = thinned(series(log, name)), thinned(series(log, HELD_OUT + name))
     title, both = NAMES.get(name, name), trained + held_out
     x = axis(0.0, 1.015 * max(s for s, _ in both), "step")
     y, highest = _y_axis(both, zero=name == "learning_rate" or "error" in name)
     cut = f"{title} (up to {number(highest)})" if highest > y.high else ""
-    marks: list[Mark] = []
+    marks, chosen = list[Mark](), Series()
     if trained:
         marks.append(line(x, y, trained, "train"))
     if held_out:
-        marks += [line(x, y, held_out, "held-out"), dots(x, y, held_out[-1:], "held-out")]
+        chosen = [point for point in series(log, HELD_OUT + name) if point[0] == released] or held_out[-1:]
+        marks += [line(x, y, held_out, "held-out"), dots(x, y, chosen, "held-out")]
     ends = [f"{w} ends at {number(s[-1][1])}" for w, s in (("training", trained), ("validation", held_out)) if s]
     description = f"{title} against steps: {', '.join(ends)}."
-    head = tag("div", tag("h3", title), _legend(trained, held_out), class_="chart-head")
+    head = tag("div", tag("h3", title), _legend(trained, chosen), class_="chart-head")
     return tag("div", head, plot(x, y, marks, description, kind="low" if name == "learning_rate" else "wide")), cut
 
 
@@ -99,10 +105,10 @@ def _y_axis(points: Series, *, zero: bool) -> tuple[Axis, float]:
     return axis(low if zero else low - 0.06 * (top - low), top, zero=zero), highest
 
 
-def _legend(trained: Series, held_out: Series) -> Markup:
+def _legend(trained: Series, chosen: Series) -> Markup:
     parts = []
     if trained:
         parts.append(tag("span", "training", class_="key-train"))
-    if held_out:
-        parts.append(tag("span", "validation ", tag("b", number(held_out[-1][1])), class_="key-held-out"))
-    return tag("div", joined(parts), class_="legend") if held_out else Markup("")
+    if chosen:
+        parts.append(tag("span", "validation ", tag("b", number(chosen[-1][1])), class_="key-held-out"))
+    return tag("div", joined(parts), class_="legend") if chosen else Markup("")

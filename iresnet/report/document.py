@@ -7,6 +7,7 @@ from pathlib import Path
 from .. import atomic
 from ..models import ORIGINS
 from .anomalies import anomalies
+from .contents import contents
 from .curves import training
 from .inverse import reconstructions
 from .markup import Markup, joined, tag
@@ -21,6 +22,7 @@ PAPER = "https://proceedings.mlr.press/v97/behrmann19a.html"
 
 #: Title of each section -> one sentence about it, and the function that renders it.
 SECTIONS = {
+    "Data": ("The table: source, rows, and columns with their kinds.", contents),
     "Training": ("Training and validation curves.", training),
     "Test metrics": ("Each metric with its error bar.", scores),
     "Samples": ("Codes drawn from the base distribution and decoded by the inverse network.", samples),
@@ -29,7 +31,7 @@ SECTIONS = {
         reconstructions,
     ),
     "Interpolation": ("Straight lines between two codes, decoded by the inverse network.", interpolation),
-    "Anomalies": ("Anomaly scores of corrupted inputs, relative to validation data.", anomalies),
+    "Anomalies": ("Anomaly scores, relative to validation data.", anomalies),
     "Plots": ("Further plots of this run.", pictures),
     "Singular values": (
         "The spectrum of each constrained layer, its coefficient and its proven bound.",
@@ -40,9 +42,26 @@ SECTIONS = {
 }
 
 
+#: The order of the sections for a table: the data, how well they are fitted, what is unusual; then the inverse.
+OF_TABLES = (
+    "Data",
+    "Test metrics",
+    "Training",
+    "Samples",
+    "Anomalies",
+    "Plots",
+    "Reconstructions",
+    "Interpolation",
+    "Certificate",
+    "Singular values",
+    "Settings",
+)
+
+
 def page(material: Material) -> str:
     """Return the report as one self-contained HTML document."""
-    made = {title: make(material) for title, (_, make) in SECTIONS.items()}
+    order = SECTIONS if material.is_image else OF_TABLES
+    made = {title: SECTIONS[title][1](material) for title in order}
     shown = {title: content for title, content in made.items() if content}
     body = [
         masthead(material),

@@ -13,16 +13,19 @@ from torch import Tensor, nn
 from .. import config, evaluate, lipschitz, spectral
 from ..branch import lipschitz_bound
 from ..certificate import residual_blocks
-from ..data import Dataset, DataSettings
+from ..data import Dataset, DataSettings, Schema, subsample
 from ..data.corruptions import CORRUPTIONS, corrupt
 from ..evaluate.solving import decode
 from ..run import Run
 from ..transform import Shape
-from .material import Anomaly, Material, Reconstruction, SpectrumOfLayer
+from .material import Anomaly, Material, Reconstruction, SpectrumOfLayer, UnusualRows
 from .words import last_name, without_folders
 
 #: Images shown; points of a table; reconstructions shown; images corrupted.
 IMAGES, POINTS, REBUILT, STRANGE = 64, 2000, 10, 10
+
+#: Rows of a table that are scored, and those with the highest scores that are shown.
+SCORED, UNUSUAL = 5000, 10
 
 #: Layers whose dense matrix has more entries than this are left out of the singular values.
 LARGEST_MATRIX = 4_000_000
@@ -63,7 +66,34 @@ def gather(
         anomalies=_anomalies(run, model, shown, device) if density and run.schema.levels else [],
         family=run.experiment.network.family,
         sha256=run.sha256(),
+        source=last_name(run.experiment.data.source),
+        sizes={name: part["rows"] for name, part in run.read_json("data.json").items() if "rows" in part},
+        unusual=_unusual(run, model, test, device) if density and not run.schema.is_image else None,
+        released=_released_step(run),
     )
+
+
+def _released_step(run: Run) -> int | None:
+    """Return the step whose weights are the model's; None for a model that comes with the library."""
+    return int(run.best_metrics()["step"]) if (run.folder / "best.safetensors").is_file() else None
+
+
+def _unusual(run: Run, model: nn.Module, test: Dataset, device: str) -> UnusualRows:
+    """Score the rows of a table; return the scores, and what is known of the highest few."""
+    rows = subsample(test, SCORED)
+    values = evaluate.log_likelihood(model, rows.to(device)).value.cpu()
+    scores = evaluate.anomaly(values, run.reference())
+    order = values.argsort()[:UNUSUAL]
+    top = rows.take(order)
+    gains = evaluate.column_gains(model, top.to(device)).cpu() if _is_proven(run) else torch.zeros(top.x.shape)
+    names = top.names or tuple(str(i) for i in (top.rows or _places(test, rows)[order].tolist()))
+    return UnusualRows(scores, values, names, top.x, scores[order], values[order], gains)
+
+
+def _places(test: Dataset, rows: Dataset) -> Tensor:
+    """Return the place of every row in the dataset that it was drawn from."""
+    places = torch.arange(len(test), dtype=torch.float32)[:, None]
+    return subsample(Dataset(places, None, Schema((1,))), len(rows)).x[:, 0].long()
 
 
 def _local(data: DataSettings) -> DataSettings:

@@ -7,18 +7,19 @@ blocks is shown beside them, and marked where it says nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..data.columns import ColumnKind
 from ..plots import raster
 from ..results import nonfinite_to_none
 from .markup import Markup, figure, joined, pairs, table, tag
 from .material import Material, Reconstruction
 from .tiles import fitting, look, reduction
-from .words import at_most, count, fixed, number
+from .words import at_most, cell, count, fixed, number
 
 IMAGES, ROWS, COLUMNS = 10, 10, 6
 BUDGET = 31_000  # bytes of pixels in one of the three rows
@@ -151,11 +152,12 @@ def _beneath(r: Reconstruction, k: int) -> Markup:
 def _rows(material: Material, r: Reconstruction) -> Markup:
     names = material.columns[:COLUMNS]
     head = ["row", *names, *(fact for fact, _, _ in _facts(r))]
-    rows = [[str(k + 1), *_cells(r, k)] for k in range(min(ROWS, len(r.originals)))]
+    kinds = material.schema.column_kinds
+    rows = [[str(k + 1), *_cells(r, k, kinds)] for k in range(min(ROWS, len(r.originals)))]
     first = f", first {COLUMNS} of {len(material.columns)} columns" if len(material.columns) > COLUMNS else ""
     return table(f"Samples reconstructed from their codes{first}", head, rows, kind="data")
 
 
-def _cells(r: Reconstruction, k: int) -> list[str]:
-    values = [number(float(v)) for v in r.originals[k, :COLUMNS]]
+def _cells(r: Reconstruction, k: int, kinds: Sequence[ColumnKind]) -> list[str]:
+    values = [cell(kind, float(v)) for kind, v in zip(kinds, r.originals[k, :COLUMNS], strict=False)]
     return [*values, *(write(float(found[k])) for _, found, write in _facts(r))]

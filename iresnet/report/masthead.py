@@ -16,7 +16,8 @@ from .words import at_most, count, decimals_for, duration, fixed, listed, number
 
 def masthead(material: Material) -> Markup:
     """Everything above the sections."""
-    found = (make(material) for make in (_error, _density, _measured, _proven, _contraction))
+    of_inverse = (_measured, _proven) if material.is_image else (_baseline,)
+    found = (make(material) for make in (_error, _density, *of_inverse, _contraction))
     metrics = [figure for figure in found if figure is not None]
     return tag(
         "header",
@@ -55,13 +56,27 @@ def _abilities(material: Material) -> list[str]:
         abilities.append(f"classifies {rows} into {classes} classes{noted}")
     if density := e.get("density"):
         of = "their likelihood" if classes else f"the likelihood of {rows}"
-        abilities.append(f"gives {of} ({number(density['value'])} {density['unit']})")
+        beside = _beside_baseline(e)
+        abilities.append(f"gives {of} ({number(density['value'])} {density['unit']}{beside})")
     if material.samples is not None:
         abilities.append("generates new ones" if abilities else f"generates {rows}")
     if material.unproven or not material.is_inverted:
         return abilities
     proof = ", with a proof for every block" if material.certificate.get("passed") else ""
     return [*abilities, f"is inverted{proof}"]
+
+
+def _beside_baseline(e: dict[str, Any]) -> str:
+    """Compare the likelihood with that of the best baseline, in a few words; empty if there is none."""
+    if not (found := e.get("baselines")):
+        return ""
+    best = _best_baseline(found)
+    which = "better" if best["gain"] >= 0 else "worse"
+    return f", {number(abs(best['gain']), 2)} {which} than a {best['name']}"
+
+
+def _best_baseline(found: list[dict[str, Any]]) -> dict[str, Any]:
+    return min(found, key=lambda baseline: float(baseline["value"]))
 
 
 def what_rows_are(material: Material) -> str:
@@ -127,6 +142,19 @@ def _density(material: Material) -> tuple[str, Markup] | None:
     return "Negative log-likelihood", _metric(fixed(d["value"], decimals), d["unit"], bar, note)
 
 
+def _baseline(material: Material) -> tuple[str, Markup] | None:
+    """By how much the model is better than the best baseline."""
+    found: list[dict[str, Any]] = material.evaluation.get("baselines") or []
+    if not found:
+        return None
+    best = _best_baseline(found)
+    gain, error, decimals = best["gain"], best["gain_error"], decimals_for(best["gain_error"])
+    bar = interval(gain - error, gain, gain + error, decimals)
+    note = f"bar: one standard error; {fixed(best['value'], decimals)} nats by the {best['name']}"
+    title = f"{'Better' if gain >= 0 else 'Worse'} than a {best['name'].split(' of ')[0]}, by"
+    return title, _metric(fixed(abs(gain), decimals), "nats", bar if gain >= 0 else "", note)
+
+
 def _measured(material: Material) -> tuple[str, Markup] | None:
     i: dict[str, Any] = material.evaluation.get("inverse") or {}
     if "measured_error" not in i:
@@ -156,6 +184,12 @@ def _contraction(material: Material) -> tuple[str, Markup] | None:
     bounds = [b["lipschitz"] for b in blocks if b.get("lipschitz") is not None]
     largest = max(bounds) if len(bounds) == len(blocks) else None
     good = sum(b.get("verdict") == "proven" for b in blocks)
+    if not material.is_image:
+        word = "proven" if material.certificate.get("passed") else "not proven"
+        note = (
+            f"{good} of {count(len(blocks), 'block')} proven to be contractions, largest Lip(g) {at_most(largest, 4)}"
+        )
+        return "Invertible", _metric(word, "", "", note)
     word = "proven" if good == len(blocks) else "NOT proven for all"
     note = f"{word}: largest Lip(g); {good} of {count(len(blocks), 'block')} below 1"
     return "Lipschitz constant", _metric(at_most(largest, 4), "", "", note)

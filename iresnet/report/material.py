@@ -65,12 +65,39 @@ class Anomaly:
 
 
 @dataclass(frozen=True)
+class UnusualRows:
+    """Held-out rows of a table by their anomaly scores: `scores` and log-likelihoods of all, and the highest few.
+
+    Of these, `rows` are the values (k, D), `names` their names, `top` their scores and `likelihoods` their
+    log-likelihoods; `gains` (k, D) say how many nats an ordinary value in a column would add.
+    """
+
+    scores: Tensor
+    all_likelihoods: Tensor
+    names: tuple[str, ...]
+    rows: Tensor
+    top: Tensor
+    likelihoods: Tensor
+    gains: Tensor
+
+    def __post_init__(self) -> None:
+        k = len(self.names)
+        _check_shape("the log-likelihoods", self.all_likelihoods, tuple(self.scores.shape), "Pass one number a row.")
+        for name in ("top", "likelihoods"):
+            _check_shape(name, getattr(self, name), (k,), "Pass one number a row.")
+        for name in ("rows", "gains"):
+            _check_shape(name, getattr(self, name), (k, self.rows.shape[1]), "Pass one number a column.")
+
+
+@dataclass(frozen=True)
 class Material:
     """Everything that a page shows. What is missing (None, or an empty list or dict) is left out of the page.
 
     `log` holds the rows of log.csv; `evaluation` the content of evaluation.json; `certificate` that of
     `Certificate.to_json`; `interpolation` decoded lines (pairs, steps, *shape); `pictures` triples of title, path of
     a PNG file, caption; `family` the network's, as in its settings; `sha256` the digest of the file with its weights.
+    `source` names the data, and `sizes` has the number of rows of each split; `unusual` are the rows of a table with
+    the highest anomaly scores; `released` is the step whose weights are the model's.
     """
 
     name: str
@@ -91,11 +118,17 @@ class Material:
     pictures: list[tuple[str, str | Path, str]] = field(default_factory=list)
     family: str = "iresnet"
     sha256: str = ""
+    source: str = ""
+    sizes: dict[str, int] = field(default_factory=dict)
+    unusual: UnusualRows | None = None
+    released: int | None = None
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVE_KINDS:
             raise ValueError(f"objective must be one of {', '.join(OBJECTIVE_KINDS)}; got {self.objective!r}.")
         rows = {"samples": self.samples, "data": self.data}
+        if self.unusual is not None:
+            rows["the unusual rows"] = self.unusual.rows
         if self.reconstruction is not None:
             rows["the originals of the reconstruction"] = self.reconstruction.originals
         if self.interpolation is not None:

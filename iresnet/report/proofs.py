@@ -77,7 +77,7 @@ def certificate(material: Material) -> Markup:
 
 def _verdict(c: dict[str, Any], blocks: list[dict[str, Any]]) -> Markup:
     good = sum(b.get("verdict") == "proven" for b in blocks)
-    word = "Passed." if c.get("passed") else "Not passed."
+    word = "Invertible: proven." if c.get("passed") else "Invertible: not proven."
     text = f" {good} of {count(len(blocks), 'block')} proven to be contractions."
     return joined([tag("strong", word), text])
 

@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 
 from ..plots import scatter
-from .chart import Axis, area, axis, dots, drawing, line, plot
-from .markup import Markup, figure, joined, table, tag
+from .chart import axis, dots, line, plot
+from .columns import columns
+from .markup import Markup, figure, joined, tag
 from .material import Material
 from .tiles import fitting, grid, look, reduction
-from .words import count, number
+from .words import count
 
-#: Images of a grid, points of a plot, points of a small plot, rows of the table of columns.
-IMAGES, POINTS, FEW, NAMED = 64, 1000, 300, 20
+#: Images of a grid, points of a plot.
+IMAGES, POINTS = 64, 1000
 PAIRS, STEPS, BUDGET = 6, 9, 115_000  # of an interpolation; bytes of its pixels
 
 
@@ -27,7 +28,7 @@ def samples(material: Material) -> Markup:
     data = material.data if material.data is not None and len(material.data) else material.samples
     if material.schema.shape == (2,):
         return _points(material, data, material.samples)
-    return _columns(material, data, material.samples)
+    return columns(material, data, material.samples)
 
 
 def _images(material: Material, drawn: Tensor) -> Markup:
@@ -52,51 +53,6 @@ def _points(material: Material, data: Tensor, drawn: Tensor) -> Markup:
             content = plot(x, y, [dots(x, y, points, kind)], f"{name}: {count(len(points), 'point')}", kind="square")
             frames.append(figure(content, f"{name}: {count(len(points), 'point')}, the same window."))
     return tag("div", joined(frames), class_="beside")
-
-
-def _columns(material: Material, data: Tensor, drawn: Tensor) -> Markup:
-    """Every pair of the first columns: data below the diagonal, samples above, both as histograms on it."""
-    xs, ys = scatter.as_arrays(data, drawn)
-    d = min(xs.shape[1], scatter.COLUMNS)
-    windows = [Axis(*scatter.window(xs[:, j])) for j in range(d)]
-    cells = []
-    for i in range(d):
-        for j in range(d):
-            if i == j:
-                cells.append(_histograms(xs[:, j], ys[:, j], windows[j], material.columns[j]))
-            else:
-                rows, kind = (xs, "ink-dots") if i > j else (ys, "accent")
-                points = [(float(r[j]), float(r[i])) for r in rows[:FEW]]
-                cells.append(tag("div", drawing([dots(windows[j], windows[i], points, kind)])))
-    which = f"the first {d} of {xs.shape[1]} columns" if xs.shape[1] > d else f"all {d} columns"
-    square = tag(
-        "div", joined(cells), class_="pairs", role="img", aria_label=f"Pairs of {which}", style=f"--columns:{d}"
-    )
-    words = (
-        f"Pairs of {which}: real samples below the diagonal, samples (in colour) above it, both as histograms on it."
-    )
-    return joined([figure(square, words, kind="matrix"), _moments(material, data, drawn)])
-
-
-def _histograms(x: scatter.Array, y: scatter.Array, window: Axis, name: str) -> Markup:
-    heights = [scatter.histogram(column, window.low, window.high) for column in (x, y)]
-    across, up = Axis(0, scatter.BINS), Axis(0, 1.5 * max(float(h.max()) for h in heights) or 1.0)
-    steps = [[(k + e, float(v)) for k, v in enumerate(h) for e in (0, 1)] for h in heights]
-    marks = [area(across, up, steps[1], "accent"), line(across, up, steps[0], "ink-line")]
-    return tag("div", drawing(marks), tag("span", name), class_="own")
-
-
-def _moments(material: Material, data: Tensor, drawn: Tensor) -> Markup:
-    rows = []
-    for j, name in enumerate(material.columns[:NAMED]):
-        cells = [name]
-        for column in (data[:, j].double(), drawn[:, j].double()):
-            low, middle, high = (number(float(v)) for v in column.quantile(torch.tensor([0.05, 0.5, 0.95]).double()))
-            cells += [middle, f"{low} to {high}"]
-        rows.append(cells)
-    more = f" (first {NAMED} of {len(material.columns)})" if len(material.columns) > NAMED else ""
-    head = ["column", "data: median", "5 % to 95 %", "samples: median", "5 % to 95 %"]
-    return table(f"Columns in the units of the data{more}", head, rows, kind="data")
 
 
 def interpolation(material: Material) -> Markup:
@@ -136,7 +92,9 @@ def _plane_lines(material: Material, lines: Tensor) -> Markup:
 
 def _column_lines(material: Material, lines: Tensor) -> Markup:
     x, charts = axis(0, 1, "position between the two codes", ticks=2), []
-    for j, name in enumerate(material.columns[: scatter.COLUMNS]):
+    numbers = [j for j, kind in enumerate(material.schema.column_kinds) if not kind.categories]
+    for j in numbers[: scatter.COLUMNS]:
+        name = material.columns[j]
         values = lines[:PAIRS, :, j].double()
         air = 0.06 * float(values.max() - values.min())
         y = axis(float(values.min()) - air, float(values.max()) + air)
@@ -144,4 +102,7 @@ def _column_lines(material: Material, lines: Tensor) -> Markup:
         content = plot(x, y, [line(x, y, way, "path") for way in ways], f"{name} along the lines", kind="wide")
         charts.append(tag("div", tag("div", tag("h3", name), class_="chart-head"), content))
     words = "One line for each pair of samples; axes do not start at zero."
+    words += " Columns of categories are left out." if len(numbers) < len(material.columns) else ""
+    if not charts:
+        return Markup("")
     return figure(tag("div", joined(charts), class_="charts"), words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ def scores(material: Material) -> Markup:
         counted = material.evaluation.get("rows")
         caption = f"Metrics on the {material.split} split" + (f", {count(counted, 'sample')}" if counted else "")
         content.append(table(caption, ["metric", "value", "error bar", "meaning"], rows, kind="figures"))
+    if found := material.evaluation.get("baselines"):
+        content.append(_baselines(found, material))
     if robust := material.evaluation.get("robustness"):
         content.append(robustness(robust, material))
     if confusion := material.evaluation.get("confusion"):
@@ -83,6 +86,30 @@ def _density_rows(d: dict[str, Any], *, integrated: bool = False) -> list[list[o
         )
         rows.append(["", "", "no bias" if bias == 0 else f"bias {at_most(bias)}", exact])
     return rows
+
+
+def _baselines(found: list[dict[str, Any]], material: Material) -> Markup:
+    """Render the likelihood of the model between those of the baselines, and what they were fitted to."""
+    own = material.evaluation["density"]
+    decimals = max(decimals_for(b.get("gain_error")) for b in found)
+    rows: list[list[object]] = [["this model", fixed(own["value"], decimals), "", "", ""]]
+    for b in found:
+        gain = [fixed(b["gain"], decimals), f"± {fixed(b['gain_error'], decimals)}", f"{number(math.exp(b['gain']))}"]
+        rows.append([b["name"], fixed(b["value"], decimals), *gain])
+    head = [
+        "density",
+        "nats per row (lower is better)",
+        "the model is better by",
+        "standard error",
+        "times as likely",
+    ]
+    words = (
+        f"Baselines on the same rows and in the same units, fitted to {count(found[0]['fitted'], 'training row')} as "
+        "the model sees them: with noise in discrete columns, and logarithm or logit at bounds. Validation rows choose "
+        "the number of Gaussians. Differences are taken row by row; the last column is the exponential of their mean, "
+        "how many times as likely a row is under this model (geometric mean)."
+    )
+    return joined([table("Compared with baselines", head, rows, kind="data"), tag("p", words, class_="note")])
 
 
 def _class_names(material: Material, n: int) -> list[str]:

@@ -7,6 +7,8 @@ import shlex
 from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import PureWindowsPath
 
+from ..data.columns import ColumnKind
+
 UP = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -63,6 +65,27 @@ def decimals_for(error: float | None) -> int:
     if error is None or not 0 < error < math.inf:
         return 2
     return min(max(1 - math.floor(math.log10(error)), 2), 5)
+
+
+def percent(share: float) -> str:
+    """A share in per cent, with a decimal where it is small.
+
+    >>> percent(0.5), percent(0.052), percent(0.0)
+    ('50 %', '5.2 %', '0 %')
+    """
+    return f"{100 * share:.1f} %" if 0 < share < 0.0995 else f"{100 * share:.0f} %"
+
+
+def cell(kind: ColumnKind, value: float) -> str:
+    """A value of a column: a category by its name, a number with few digits.
+
+    >>> cell(ColumnKind.category(("no", "yes")), 1.0), cell(ColumnKind("real"), 0.123456), cell(ColumnKind("real"), 7)
+    ('yes', '0.1235', '7')
+    """
+    if kind.categories:
+        known = math.isfinite(value) and 0 <= round(value) < len(kind.categories)
+        return kind.categories[round(value)] if known else "unknown"
+    return number(value, 4)
 
 
 def minus(text: str) -> str:

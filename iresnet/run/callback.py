@@ -71,6 +71,8 @@ class RunCallback:
         self.log = run.open_log(self.step, _validation_columns(run.experiment.objective, run.schema, model))
         self._made_with = made_with(run.experiment, run.schema)
         self.unlogged: list[Mapping[str, Tensor]] = []
+        #: The row of step 0, if the initial model was validated; written before the first other row.
+        self.initial: dict[str, float] = {}
         self.engine, self.precision = "", "float32"
 
     @property
@@ -97,6 +99,10 @@ class RunCallback:
             learning_rate = settings.learning_rate_at(state.step - 1)
             row = {"step": state.step, "seconds": round(self.seconds, 2), "learning_rate": learning_rate}
             whole = {**row, **means, **metrics}
+            if self.initial:
+                self.log.write(dict.fromkeys(whole) | self.initial)
+                self.loggers.log(self.initial)
+                self.initial = {}
             self.log.write(whole)
             self.loggers.log(whole)
         if save and self.run.resumable:
@@ -127,7 +133,8 @@ class RunCallback:
 
     def validate_initial(self, model: nn.Module) -> None:
         """Validate the model before its first step: if no step improves it, it is the one that is released."""
-        self._validate(Average(model, 0.0).result(model), 0, last=False)
+        metrics = self._validate(Average(model, 0.0).result(model), 0, last=False)
+        self.initial = {"step": 0, "seconds": round(self.seconds, 2), **metrics}
 
     def _validate(self, model: nn.Module, step: int, *, last: bool) -> dict[str, float]:
         metrics, criterion = validate(model, self.validation, self.run.experiment.objective)

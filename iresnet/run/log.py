@@ -39,8 +39,8 @@ class Log:
         atomic.write(self.path, "".join(f"{line}\n" for line in self.kept))
         return self.path.open("a", newline="", encoding="utf-8")
 
-    def write(self, row: Mapping[str, float]) -> None:
-        """Append a row; the first row determines the columns."""
+    def write(self, row: Mapping[str, float | None]) -> None:
+        """Append a row; the first row determines the columns. A metric that is None has an empty cell."""
         lines = []
         if not self.columns:
             self.columns = [*(k for k in row if k not in self.validation), *self.validation]

@@ -22,7 +22,7 @@ class MemoryLog:
 
     rows: list[dict[str, float | None]] = field(default_factory=list)
 
-    def write(self, row: Mapping[str, float]) -> None:
+    def write(self, row: Mapping[str, float | None]) -> None:
         """Append a row."""
         self.rows.append(dict(row))
 

@@ -23,7 +23,8 @@ from ..data import Batches, Splits, subsample
 from ..lipschitz import defer_norms, refresh_
 from ..models import build
 from ..presets import Experiment
-from ..train import train
+from ..progress import each, part, phase
+from ..train import State, train
 from ..train.average import Average
 from .callback import VALIDATION_SAMPLES
 
@@ -34,13 +35,16 @@ PILOT_STEPS, MIN_SAMPLES, SIGMAS = 400, 1_000, 2
 
 def build_start(experiment: Experiment, splits: Splits, stop: Callable[[], bool] = lambda: False) -> nn.Module:
     """Build the model to train, its base fitted; with components = 0, the better one of two starts."""
-    model = _build(experiment, splits, experiment.network.components)
+    is_mixture = experiment.network.covariance == "full" and experiment.objective.kind != "classification"
+    with phase("fitting a mixture of Gaussians" if is_mixture else "building the network"):
+        model = _build(experiment, splits, experiment.network.components)
     base = getattr(model, "base", None)
     is_open = isinstance(base, FullMixture) and experiment.network.components == 0 and base.components > 2
     if not is_open or len(splits.train) < MIN_SAMPLES or experiment.training.steps <= PILOT_STEPS:
         return model
     other = _build(experiment, splits, 1)
-    one, many = (_pilot(experiment, splits, copy.deepcopy(start), stop) for start in (other, model))
+    with phase("comparing one Gaussian with a mixture"):
+        one, many = each(lambda start: _pilot(experiment, splits, copy.deepcopy(start), stop), [other, model])
     gain = one - many
     return other if gain.mean() > SIGMAS * gain.std() / math.sqrt(len(gain)) else model
 
@@ -60,7 +64,14 @@ def _pilot(experiment: Experiment, splits: Splits, model: nn.Module, stop: Calla
     settings = replace(experiment.training, steps=PILOT_STEPS, schedule="constant")
     generator = torch.Generator().manual_seed(experiment.seed)
     held_out = subsample(splits.validation, VALIDATION_SAMPLES)
-    start = evaluate.log_likelihood(Average(model, 0.0).result(model), held_out).value.double()
-    trained = train(objective, batches.starting_at(0), settings, generator=generator, callback=lambda _: stop())
-    end = evaluate.log_likelihood(trained, held_out).value.double()
+
+    def callback(state: State) -> bool:
+        with part(state.step, PILOT_STEPS + 2):
+            return stop()
+
+    with part(0, PILOT_STEPS + 2):
+        start = evaluate.log_likelihood(Average(model, 0.0).result(model), held_out).value.double()
+    trained = train(objective, batches.starting_at(0), settings, generator=generator, callback=callback)
+    with part(PILOT_STEPS + 1, PILOT_STEPS + 2):
+        end = evaluate.log_likelihood(trained, held_out).value.double()
     return max(start, end, key=lambda likelihoods: float(likelihoods.mean()))

@@ -51,7 +51,7 @@ def progress(to: Console) -> Iterator[Progress]:
         TimeRemainingColumn(compact=True),
         LEFT,
     )
-    bars = Progress(*columns, console=to)  # started by the first step: an error before it leaves no bar
+    bars = Progress(*columns, console=to)  # started by the first step, or what comes before it
     try:
         with listening(_evaluating(bars)) if to.is_terminal else nullcontext():
             yield bars
@@ -105,13 +105,19 @@ def following(to: Console, what: str) -> Iterator[None]:
 
 
 def _evaluating(bars: Progress) -> Listener:
-    """Return a listener that shows a bar of its own while a computation takes longer than a moment."""
+    """Return a listener that shows a bar of its own while a computation takes longer than a moment.
+
+    What has a name and comes before the first step is shown at once.
+    """
     task, begin = bars.add_task("evaluating", total=1.0, metrics="", visible=False), [0.0]
 
     def show(fraction: float, phase: str) -> None:
         if fraction == 0:
             begin[0] = time.perf_counter()
-            bars.reset(task, visible=False, description=phase or "evaluating")
+            before_training = bool(phase) and len(bars.tasks) == 1
+            bars.reset(task, visible=before_training, description=phase or "evaluating")
+            if before_training:
+                bars.start()
         else:
             shown = fraction < 1 and time.perf_counter() - begin[0] > MOMENT
             _advance(bars, task, fraction, visible=shown)

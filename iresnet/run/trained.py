@@ -69,9 +69,8 @@ class TrainedModel:
             log = run.open_log(0, [name for row in self.log for name in row if name.startswith("validation ")])
             with Loggers([TensorBoard(run.folder / "tensorboard")]).logging(self.experiment, 0, run.folder) as logs:
                 for row in self.log:
-                    known = {name: value for name, value in row.items() if value is not None}
-                    log.write(known)
-                    logs.log(known)
+                    log.write(row)
+                    logs.log({name: value for name, value in row.items() if value is not None})
                 logs.end(self)
             log.close()
             state = {"tightened": list(self.tightened)}
