@@ -56,6 +56,15 @@ class TestData:
         schema = replace(mixed().schema, targets=("income",))
         found = text_of(mixed(schema=schema))
         assert "density of income, given temperature, utilisation, visits, segment" in found
+        assert "income positive (logarithm)" in found
+        assert "visits integer, from 0 on (given)" in found
+        indicators = replace(schema, one_hot=("segment",))
+        assert "segment category of 3 (given, as indicators)" in text_of(mixed(schema=indicators))
+
+    def test_a_classifier_takes_numbers_as_they_are(self):
+        text = text_of(mixed(objective="classification"))
+        assert "income positive " in text
+        assert "(logarithm)" not in text
 
     def test_labels_and_unknown_sizes(self):
         m = table()
