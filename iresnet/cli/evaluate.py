@@ -181,10 +181,11 @@ def _basic_metrics(model: nn.Module, data: Dataset, rows: int | None, screen: Sc
 def _baseline_lines(content: dict[str, Any]) -> list[str]:
     """Return a line for each baseline, and one that says what they were fitted to."""
     found = [Baseline(**baseline) for baseline in content.get("baselines", [])]
-    return [f"{'baseline':<9}{baseline}" for baseline in found] + [
-        f"{'':<9}(fitted to {baseline.fitted:,} training rows, columns prepared as for the model; validation rows chose the mixture)"
-        for baseline in found[:1]
-    ]
+    lines = [f"{'baseline':<9}{baseline}" for baseline in found]
+    for baseline in found[:1]:
+        rows = f"fitted to {baseline.fitted:,} training rows, columns prepared as for the model"
+        lines.append(f"{'':<9}({rows}; validation rows chose the mixture)")
+    return lines
 
 
 def _robustness(

@@ -46,20 +46,32 @@ def _columns(material: Material) -> Markup:
     head, rows = ["column", "kind"], list[list[object]]()
     known = data is not None and len(data) > 0
     for j, (name, kind) in enumerate(zip(schema.names[:LISTED], schema.column_kinds, strict=False)):
-        rows.append([name, _kind(kind), *([_values(kind, data[:, j])] if data is not None and known else [])])
+        rows.append(
+            [
+                name,
+                _kind(kind, _treatment(material, name, kind)),
+                *([_values(kind, data[:, j])] if data is not None and known else []),
+            ]
+        )
     head += [f"values in {count(len(data), f'{material.split} row')}"] if data is not None and known else []
     first = f", first {LISTED} of {schema.dimension}" if schema.dimension > LISTED else ""
-    return table(f"Columns{first}, and how the density treats them", head, rows)
+    return table(f"Columns{first}; in brackets, what a density makes of them", head, rows)
 
 
-def _kind(kind: ColumnKind) -> str:
-    """Describe a kind, and what the density makes of it."""
+def _kind(kind: ColumnKind, treatment: str) -> str:
     words = f"category of {len(kind.categories)}" if kind.categories else kind.describe()
-    interval = kind.interval
-    bounds = sum(end is not None for end in (interval.lower, interval.upper))
-    treatment = (["noise"] if kind.discrete else []) + ["", "logarithm", "logit"][bounds : bounds + 1]
-    made = " and ".join(filter(None, treatment))
-    return f"{words} ({made})" if made else words
+    return f"{words} ({treatment})" if treatment else words
+
+
+def _treatment(material: Material, name: str, kind: ColumnKind) -> str:
+    """Return what a density makes of a column; nothing for a classifier, which takes numbers as they are."""
+    if material.objective == "classification":
+        return ""
+    if material.schema.targets and name not in material.schema.targets:
+        return "given, as indicators" if name in material.schema.one_hot else "given"
+    bounds = sum(end is not None for end in kind.interval[:2])
+    parts = ["noise" if kind.discrete else "", ("", "logarithm", "logit")[bounds]]
+    return " and ".join(filter(None, parts))
 
 
 def _values(kind: ColumnKind, column: Tensor) -> str:

@@ -47,6 +47,7 @@ def _top(material: Material, found: UnusualRows, names: list[str]) -> Markup:
     word = material.schema.id or "row"
     head = [word, "score", "ln p", "column that contributes most", "second", "third"][: 3 + best.indices.shape[1]]
     caption = f"The {count(len(names), 'row')} with the highest scores, of {len(found.scores):,} {material.split} rows"
+    caption += "" if material.schema.id else ", which are counted from 0"
     return table(caption, head, rows, kind="data unusual")
 
 
