@@ -54,13 +54,12 @@ def run(notebook: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 def _run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
-    body = ast.parse(source).body
-    last = ast.Expression(body.pop().value) if body and isinstance(body[-1], ast.Expr) else None  # type: ignore[attr-defined]
-    printed, value = io.StringIO(), None
+    body, printed, value = ast.parse(source).body, io.StringIO(), None
+    shown = body.pop() if body and isinstance(body[-1], ast.Expr) and not source.rstrip().endswith(";") else None
     with contextlib.redirect_stdout(printed):
         exec(compile(ast.Module(body, []), "<cell>", "exec"), names)
-        if last is not None:
-            value = eval(compile(last, "<cell>", "eval"), names)
+        if isinstance(shown, ast.Expr):
+            value = eval(compile(ast.Expression(shown.value), "<cell>", "eval"), names)
     outputs = [{"output_type": "stream", "name": "stdout", "text": _lines(printed.getvalue())}]
     outputs += _plots()
     if value is not None:
