@@ -33,6 +33,8 @@ def _cell(cell: dict[str, Any]) -> str:
 def _output(output: dict[str, Any]) -> str:
     data = output.get("data", {})
     if "image/png" in data:
-        return f'<img alt="Plot made by the cell above" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
+        return (
+            f'<img alt="Plot made by the cell above" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
+        )
     text = "".join(output.get("text", data.get("text/plain", ""))).rstrip("\n")
     return f"```text\n{text}\n```"

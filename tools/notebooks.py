@@ -60,7 +60,7 @@ def _run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
         exec(compile(ast.Module(body, []), "<cell>", "exec"), names)
         if isinstance(shown, ast.Expr):
             value = eval(compile(ast.Expression(shown.value), "<cell>", "eval"), names)
-    outputs = [{"output_type": "stream", "name": "stdout", "text": _lines(printed.getvalue())}]
+    outputs: list[dict[str, Any]] = [{"output_type": "stream", "name": "stdout", "text": _lines(printed.getvalue())}]
     outputs += _plots()
     if value is not None:
         data = {"text/plain": _lines(repr(value))}
@@ -75,7 +75,9 @@ def _plots() -> list[dict[str, Any]]:
     images = []
     for number in pyplot.get_fignums():
         file = io.BytesIO()
-        pyplot.figure(number).savefig(file, format="png", dpi=RESOLUTION, bbox_inches="tight", metadata={"Software": None})
+        pyplot.figure(number).savefig(
+            file, format="png", dpi=RESOLUTION, bbox_inches="tight", metadata={"Software": None}
+        )
         images.append(base64.b64encode(file.getvalue()).decode())
     pyplot.close("all")
     return [{"output_type": "display_data", "metadata": {}, "data": {"image/png": image}} for image in images]

@@ -1,9 +1,9 @@
 """Add the model of a run folder to the models that ship with the library: python tools/ship.py RUN NAME
 
 Writes iresnet/weights/NAME: the settings with the default dataset directory, the files that other commands read, and
-the final weights without what only training needs (`run.weights.slim_state`). Evaluate the run first on all test samples: its
-metrics are copied, and added to results/shipped.json. They are bits/dim by the paper's protocol for a density, the
-error for a classifier, both for a hybrid:
+the final weights without what only training needs (`run.weights.slim_state`). First evaluate the run on all test
+samples: its metrics are copied, and added to results/shipped.json. They are bits/dim by the paper's protocol for a
+density, the error for a classifier, both for a hybrid:
 
     iresnet evaluate RUN --protocol                   a density; without --rows the protocol uses all test samples
     iresnet evaluate RUN --rows 10000                 a classifier
