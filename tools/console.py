@@ -27,6 +27,7 @@ PART = re.compile(
 )
 COMMAND = re.compile(r"^\$ (?:.*\\\n)*.*\n", re.MULTILINE)
 NUMBER = re.compile(r"[-+]?\b\d[\d.,]*(?:e[-+]?\d+)?|\binf\b")
+BAR = re.compile("[━╸╺]+")
 WIDTH = 78
 
 
@@ -59,8 +60,8 @@ def output(command: str, folder: Path) -> str:
 
 
 def without_numbers(text: str) -> str:
-    """Return the words of a text, for comparing outputs of different machines."""
-    return " ".join(NUMBER.sub("#", text).split())
+    """Return the words of a text, without progress bars, for comparing outputs of different machines."""
+    return " ".join(BAR.sub("", NUMBER.sub("#", text)).split())
 
 
 def _wrapped(line: str) -> str:
