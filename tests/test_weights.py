@@ -17,9 +17,10 @@ import iresnet
 from iresnet import cli, run
 from iresnet.presets import PRESETS
 from iresnet.run import Run, shipped
+from iresnet.run.fit import reference_likelihoods
 from iresnet.train import checkpoint
 from tests.runs import copy_of, trained
-from tools import ship
+from tools import float16, ship
 
 weights = importlib.import_module("iresnet.run.weights")
 
@@ -305,6 +306,66 @@ class TestSlim:
         checkpoint.save(replace(content, tensors={"weights": kept}), path, version="0")
         with pytest.raises(ValueError, match="does not fit"):
             iresnet.load("tiny")
+
+
+class TestFloat16:
+    """A rounded model is certified for exactly its weights, and shipped in half the bytes without a further change."""
+
+    @pytest.fixture
+    def rounded(self, library):
+        return float16.round_run(Run.open(trained()), library.parent / "rounded")
+
+    def test_weights_are_float16_numbers_near_the_trained_ones(self, rounded):
+        before, after = weights.slim_state(iresnet.load(trained())), weights.slim_state(rounded.model())
+        constrained = [name for name in before if name.endswith(".weight.original")]
+        assert constrained
+        for name in before:
+            assert (after[name].dtype == torch.float16) == (name in constrained)
+            torch.testing.assert_close(after[name].to(before[name].dtype), before[name], rtol=2**-11, atol=1e-7)
+
+    def test_certificate_and_reference_are_those_of_the_rounded_weights(self, rounded):
+        model, stored = rounded.model(), rounded.read_json("certificate.json")
+        bounds = iresnet.certify(model, (1, 8, 8)).lipschitz
+        assert [b["lipschitz"] for b in stored["blocks"]] == list(bounds.values())
+        assert list(bounds.values()) != list(iresnet.certify(iresnet.load(trained()), (1, 8, 8)).lipschitz.values())
+        torch.testing.assert_close(rounded.reference(), reference_likelihoods(model, rounded.splits().validation))
+
+    def test_metrics_of_other_weights_are_left_behind(self, rounded):
+        assert not (rounded.folder / "evaluation.json").exists()
+        with pytest.raises(FileNotFoundError, match=r"has no evaluation.json. Finish the training and evaluate it."):
+            ship.ship(rounded, "small")
+
+    def test_shipping_changes_nothing_and_makes_the_file_smaller(self, rounded, library):
+        (rounded.folder / "evaluation.json").write_text(json.dumps(FIGURES))
+        ship.ship(rounded, "small")
+        x = 17 * torch.rand(5, 1, 8, 8)
+        assert torch.equal(iresnet.load("small").log_prob(x), rounded.model().log_prob(x))
+        assert all(p.dtype == torch.float32 for p in iresnet.load("small").parameters())
+        small, whole = ((library / name / "model.safetensors").stat().st_size for name in ("small", "tiny"))
+        assert small < whole
+        assert {r["model"]: r["weights"] for r in ship.results().rows} == {"small": "float16", "tiny": "float32"}
+
+
+class TestCards:
+    """Every model that comes with the library has a card, which lies beside its weights in the wheel."""
+
+    ROOT = Path(__file__).resolve().parent.parent
+
+    @pytest.mark.parametrize("name", shipped())
+    def test_a_card_names_the_digest_the_size_and_the_command(self, name):
+        card, opened = (self.ROOT / "docs" / "models" / f"{name}.md").read_text(encoding="utf-8"), Run.open(name)
+        environment = opened.read_json("environment.json")
+        assert opened.sha256() in card
+        assert f">{environment['parameters']}<" in card
+        assert environment["command"] in card
+        for part in ("Training", "Metrics", "What is proven", "Use and limits", "Licence"):
+            assert f"## {part}" in card
+        assert "Attribution-ShareAlike 3.0" in card
+
+    @pytest.mark.parametrize("name", shipped())
+    def test_a_card_is_part_of_the_wheel(self, name):
+        text = (self.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        assert f'"docs/models/{name}.md" = "iresnet/weights/{name}/MODEL_CARD.md"' in text
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,15 @@
 """Add the model of a run folder to the models that ship with the library: python tools/ship.py RUN NAME
 
 Writes iresnet/weights/NAME: the settings with the default dataset directory, the files that other commands read, and
-the final weights without what only training needs (`run.weights.slim`). Evaluate the run first on all test samples: its
-metrics are copied, and added to results/shipped.json. They are bits/dim by the paper's protocol for a density, the
-error for a classifier, both for a hybrid:
+the final weights without what only training needs (`run.weights.slim_state`). First evaluate the run on all test
+samples: its metrics are copied, and added to results/shipped.json. They are bits/dim by the paper's protocol for a
+density, the error for a classifier, both for a hybrid:
 
     iresnet evaluate RUN --protocol                   a density; without --rows the protocol uses all test samples
     iresnet evaluate RUN --rows 10000                 a classifier
     iresnet evaluate RUN --rows 10000 --protocol      a hybrid
+
+To ship weights as float16, round them first (`tools/float16.py`), and evaluate what was rounded.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from iresnet import atomic, config, migration
 from iresnet.data import DataSettings
@@ -114,6 +118,7 @@ def _row(run: Run) -> dict[str, Any]:
         "test images": (likelihood or error)["rows"],
         "epochs": run.experiment.training.epochs or None,
         "parameters": run.read_json("environment.json")["parameters"],
+        "weights": _precision(run),
         "MiB": (run.folder / MODEL).stat().st_size / 2**20,
         "blocks proven": f"{sum(b['verdict'] == 'proven' for b in blocks)} of {len(blocks)}",
         "largest Lip(g)": max(b["lipschitz"] for b in blocks),
@@ -121,7 +126,14 @@ def _row(run: Run) -> dict[str, Any]:
         "largest block bound": inverse["largest_block_bound"],
         "code residual": inverse["code_residual"],
         "measured error": inverse["measured_error"],
+        "SHA-256": run.sha256(),
     }
+
+
+def _precision(run: Run) -> str:
+    """The narrowest floating-point type in which weights of a model are stored."""
+    stored = checkpoint.load(run.folder / MODEL).tensors["weights"].values()
+    return "float16" if any(tensor.dtype == torch.float16 for tensor in stored) else "float32"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ never written to: the outputs of commands go to runs/NAME-shipped.
 
 Their files are slim (`slim_state`): they hold the weights as they are used, W min(1, c / sigma), to the last bit,
 without the state of power iteration (as much again, and a vector as large as an image for every layer). With G = 0 the
-constraint leaves such a weight as it is; training measures its norm again.
+constraint leaves such a weight as it is; training measures its norm again. Weights that float16 holds exactly, those of
+a model that `tools/float16.py` rounded, are stored as float16 and loaded as float32: the same numbers, half the bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from ..lipschitz import SpectralCap, cap_of
@@ -51,9 +53,15 @@ def slim_state(model: nn.Module) -> dict[str, Tensor]:
     """Return the state dict of a model in eval mode with constrained weights written out, without power iteration."""
     state = dict(model.state_dict())
     for name, layer, _ in _constrained_layers(model):
-        state[f"{name}.original"] = cast(Tensor, layer.weight).detach()
+        state[f"{name}.original"] = _narrow(cast(Tensor, layer.weight).detach())
         del state[f"{name}.0.gradient"], state[f"{name}.0.direction"]
     return state
+
+
+def _narrow(weight: Tensor) -> Tensor:
+    """Return a weight as float16 if that loses nothing, else as it is."""
+    half = weight.half()
+    return half if torch.equal(half.to(weight.dtype), weight) else weight
 
 
 def complete_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
