@@ -189,10 +189,12 @@ class TestComparison:
     def test_refuses(self):
         wide = rows(np.random.default_rng(0).normal(size=(80, 65)))
         flow = Flow(Chain(), DiagonalNormal(65)).eval()
-        with pytest.raises(ValueError, match="baselines are for rows of up to 64 columns; these have 65"):
+        with pytest.raises(
+            ValueError, match="there are no baselines: they are for rows of up to 64 columns; these have 65."
+        ):
             baselines(flow, wide, wide, wide)
         images = Dataset(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), None, Schema((1, 2, 2), 4))
-        with pytest.raises(ValueError, match="baselines are for densities of rows, not of images"):
+        with pytest.raises(ValueError, match="there are no baselines: they are for densities of rows, not of images."):
             baselines(flow, images, images, images)
 
 
@@ -210,5 +212,5 @@ def test_the_command_shows_and_saves_them_or_says_why_not(call, tmp_path):
     path.rename(tmp_path / "b.csv")
     code, out = call("evaluate", folder, "--data", tmp_path / "b.csv")
     assert code == 0
-    assert "No baselines: they need the training rows." in out
+    assert "No baselines: the training rows cannot be read: " in out
     assert "\nbaseline " not in out

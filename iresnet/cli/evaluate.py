@@ -250,8 +250,8 @@ def fitting_splits(run: Run, model: nn.Module, screen: Screen) -> Splits | None:
         if not reason:
             return run.splits()
     except ValueError as error:
-        reason = f"they need the training rows. {error}"
-    screen.say(f"No baselines: {reason}")
+        reason = f"the training rows cannot be read: {str(error).rstrip('.')}"
+    screen.say(f"No baselines: {reason}.")
     return None
 
 

@@ -71,9 +71,9 @@ class Baseline:
 def why_no_baselines(schema: Schema) -> str:
     """Return why there are no baselines for such samples; empty if there are some."""
     if schema.is_image:
-        return "baselines are for densities of rows, not of images"
+        return "they are for densities of rows, not of images"
     if schema.dimension > EXACT_UP_TO:
-        return f"baselines are for rows of up to {EXACT_UP_TO} columns; these have {schema.dimension}"
+        return f"they are for rows of up to {EXACT_UP_TO} columns; these have {schema.dimension}"
     return ""
 
 
@@ -94,7 +94,7 @@ def baselines(
     already with these draws and seed.
     """
     if why := why_no_baselines(data.schema):
-        raise ValueError(f"{why}.")
+        raise ValueError(f"there are no baselines: {why}.")
     check_mean(data)
     flow = as_flow(model, "a baseline")
     values = log_prob_draws(model, data, draws, seed=seed).values if values is None else values
