@@ -1,6 +1,7 @@
 """The audit holds for what the library makes, and names what was tampered with: files, or the library's answers."""
 
 import hashlib
+import importlib
 import json
 import time
 from dataclasses import replace
@@ -376,6 +377,16 @@ def test_mistakes_get_a_sentence(call, folder):
     (folder / "model.safetensors").unlink()
     code, text = call("audit", folder)
     assert (code, "has no trained model yet" in text) == (2, True)
+
+
+def test_only_an_exact_wider_type_counts_as_unchanged():
+    values = torch.tensor([1.0, 0.1])
+    same = importlib.import_module("iresnet.audit.files")._same_values
+    assert same(values, values.clone())
+    assert same(values.half().float(), values.half())
+    assert not same(values, values.half())  # 0.1 was rounded in the file alone
+    assert not same(values.half(), values.half().float())
+    assert not same(values.double(), values)
 
 
 @pytest.mark.no_cover

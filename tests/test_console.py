@@ -25,17 +25,18 @@ def test_no_console_block_leaves_out_its_numbers():
 
 def test_commands_run_after_snippets_and_files(tmp_path):
     page = (
-        "```python\nopen('a', 'w').write('snippet')\n```\n\n<!-- file:b.txt -->\n```text\nfile\n```\n\n"
-        "<!-- console -->\n```console\n$ cat a\nold\n$ cat \\\n    b.txt\n```\n\n```console\n$ rm -r /\n```\n"
+        "```python\nimport pathlib\npathlib.Path('a').write_text('snippet')\n```\n\n"
+        "<!-- file:b.txt -->\n```text\nfile\n```\n\n"
+        "<!-- console -->\n```console\n$ cat a\nold\n$ cat \\\n    b.txt\n```\n\n```console\n$ false\n```\n"
     )
     made = console.render(page, tmp_path)
     assert "$ cat a\nsnippet\n$ cat \\\n    b.txt\nfile\n```" in made
-    assert made.endswith("```console\n$ rm -r /\n```\n")  # a block without the marker is not run
+    assert made.endswith("```console\n$ false\n```\n")  # a block without the marker is not run
 
 
 def test_long_lines_are_wrapped_and_words_compared_without_numbers(tmp_path):
     assert console.output("echo " + "word " * 20, tmp_path).count("\n  word") == 1
-    assert console.without_numbers("a 1.5e-3,\n  of -2") == console.without_numbers("a 7, of 22") == "a # of #"
+    assert console.without_numbers("a 1.5e-3,\n  of -2") == console.without_numbers("a 7, of 22") == "a #, of #"
 
 
 def test_a_command_that_fails_is_an_error(tmp_path):

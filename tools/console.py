@@ -26,7 +26,7 @@ PART = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 COMMAND = re.compile(r"^\$ (?:.*\\\n)*.*\n", re.MULTILINE)
-NUMBER = re.compile(r"[-+]?\b\d[\d.,]*(?:e[-+]?\d+)?|\binf\b")
+NUMBER = re.compile(r"[-+]?\b\d(?:[\d.,]*\d)?(?:e[-+]?\d+)?|\binf\b")
 BAR = re.compile("[━╸╺]+")
 WIDTH = 78
 

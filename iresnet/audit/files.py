@@ -27,7 +27,7 @@ def check_weights(s: Subject) -> Verdict:
     for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
             return False, f"{name} contains NaN or infinity"
-        if name in state and not (state[name].dtype == tensor.dtype and torch.equal(state[name], tensor)):
+        if name in state and not _same_values(state[name], tensor):
             return False, f"the library loads {name} with other values than the file has"
     constrained = [(n, layer) for n, layer in loaded.named_modules() if parametrize.is_parametrized(layer, "weight")]
     for name, layer in constrained:
@@ -40,9 +40,15 @@ def check_weights(s: Subject) -> Verdict:
     )
 
 
+def _same_values(loaded: Tensor, stored: Tensor) -> bool:
+    """Whether the values are equal bit for bit; weights may be stored as float16, which float32 holds exactly."""
+    narrower = stored.dtype == torch.float16 and loaded.dtype == torch.float32
+    return (narrower or loaded.dtype == stored.dtype) and torch.equal(loaded, stored.to(loaded.dtype))
+
+
 def _constrained_weight(tensors: dict[str, Tensor], name: str, layer: nn.Module) -> Tensor:
     """The constrained weight, computed from the tensors of the file."""
-    w, g = tensors[f"{name}.original"], tensors.get(f"{name}.0.gradient")
+    w, g = tensors[f"{name}.original"].to(cast(Tensor, layer.weight).dtype), tensors.get(f"{name}.0.gradient")
     sigma = 0.0 if g is None else float((w.double() * g.double()).sum())
     coefficient = float(cast(Any, layer).parametrizations.weight[0].coefficient)
     return w * min(1.0, coefficient / sigma) if sigma > 0 else w
