@@ -331,7 +331,7 @@ class TestBadInput:
     def test_settings_that_cannot_be_built_leave_no_folder(self, tmp_path):
         experiment = tiny()
         experiment = replace(experiment, network=replace(experiment.network, blocks=(1, 1, 1, 1)))
-        with pytest.raises(ValueError, match="Give blocks fewer entries"):
+        with pytest.raises(ValueError, match="give blocks fewer entries"):
             start(experiment, tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
