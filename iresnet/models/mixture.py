@@ -201,13 +201,15 @@ def _fits(rows: Matrix, number: int, work: float) -> Iterator[GaussianMixture]:
     """Fit mixtures of a number of components, each with less added variance than the one before."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
+    from threadpoolctl import threadpool_limits
 
     if len(rows) < 2 * number or (number > 1 and number * rows.size * rows.shape[1] > work):
         return
     seed = int(torch.randint(2**31, ()))
     mixture = GaussianMixture(number, max_iter=ITERATIONS, init_params="k-means++", warm_start=True, random_state=seed)
     for variance in ADDED_VARIANCES:
-        with warnings.catch_warnings():
+        # Small matrices: on a busy machine the threads of BLAS wait for each other, for minutes instead of seconds.
+        with warnings.catch_warnings(), threadpool_limits(1, "blas"):
             warnings.simplefilter("ignore", ConvergenceWarning)
             try:
                 mixture.set_params(reg_covar=variance).fit(rows)
