@@ -98,7 +98,6 @@ ANSWERS = [
     ("train labelled.npz", "iresnet train table-classifier --data labelled.npz (for classes); iresnet train table-den"),
     ("train images.npz", "iresnet train images-density --data images.npz (for likelihoods and samples); iresnet train"),
     ("train classes", "iresnet train images-hybrid --data classes (for both)."),
-    ("train kinds.csv", "If it holds the classes, name it: --label kind."),
     (
         "train odd",
         "must be multiples of 4; got 6 x 6. Resize the images of a folder to a size that is, with --set data.",

@@ -211,7 +211,7 @@ class TestSettings:
                 "blocks must have one entry for this family",
             ),
             ("made", "digits", "density", {"blocks": (2,)}, "blocks must be 1 for MADE; got 2"),
-            ("glow", "mnist", "density", {"blocks": (1, 1, 1)}, "needs an even height and width; got 7 x 7"),
+            ("glow", "mnist", "density", {"blocks": (1, 1, 1)}, "must be multiples of 8; got 28 x 28"),
             ("glow", "digits", "density", {"squeeze_first": False}, "needs at least two channels, one to keep"),
         ],
     )

@@ -86,7 +86,7 @@ class TestNames:
             iresnet.load("tiny")
 
     def test_other_names_and_paths_are_paths(self, library):
-        for path in ("demo", "runs/tiny"):
+        for path in ("demo", "runs/other"):
             with pytest.raises(FileNotFoundError, match=f"{path} does not exist. Train first"):
                 Run.open(path)
 
