@@ -61,6 +61,11 @@ class TestData:
         indicators = replace(schema, one_hot=("segment",))
         assert "segment category of 3 (given, as indicators)" in text_of(mixed(schema=indicators))
 
+    def test_columns_that_are_left_out(self):
+        assert "with the same value in every row" not in text_of(mixed())
+        found = text_of(mixed(schema=replace(mixed().schema, constants=("mode",))))
+        assert "left out mode, with the same value in every row" in found
+
     def test_a_classifier_takes_numbers_as_they_are(self):
         text = text_of(mixed(objective="classification"))
         assert "income positive " in text

@@ -34,6 +34,7 @@ def _facts(material: Material) -> list[tuple[str, str]]:
         ("density", f"of {listed(schema.targets)}, given {listed(others)}" if schema.targets else ""),
         ("label", f"{schema.label}: {listed(schema.classes)}" if schema.label else ""),
         ("names of rows", schema.id),
+        ("left out", f"{listed(schema.constants)}, with the same value in every row" if schema.constants else ""),
     ]
 
 
