@@ -79,13 +79,11 @@ def detector_rows(jobs: Jobs) -> list[dict[str, Any]]:
 
 
 def summary_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """On how many tables the goals are met: of those used to choose, of the others, and where both flows were run."""
+    """On how many tables the goals are met: of those used to choose, and of the others."""
     groups = {
         "to choose": [row for row in rows if row["used"] == "to choose"],
         "to confirm": [row for row in rows if row["used"] == "to confirm"],
         "all": rows,
-        "all with a spline flow": [row for row in rows if row["spline flow"] is not None],
-        "all with a spline flow and MAF": [row for row in rows if None not in (row["spline flow"], row["MAF"])],
     }
     goals = ("best or within one error", "no worse than the mixture")
     return [

@@ -148,12 +148,12 @@ def stage_rows(stage: str, jobs: Jobs) -> list[dict[str, Any]]:
 
 
 def stage_run(path: Path) -> dict[str, Any]:
-    """Describe the calls of a stage as one run: the last, with the time of all, and those of other commits as parts."""
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    earlier = {r["commit"]: r for r in records if r["commit"] != records[-1]["commit"]}
+    """Describe the calls of a stage as one run: the last, with the seeds and the time of all, and the others as parts."""
+    *earlier, last = (json.loads(line) for line in path.read_text().splitlines())
+    records = [*earlier, last]
     seeds = sorted({seed for r in records for seed in r["seeds"]})
-    run = records[-1] | {"seeds": seeds, "seconds": sum(r["seconds"] for r in records)}
-    return run | ({"earlier": list(earlier.values())} if earlier else {})
+    run = last | {"seeds": seeds, "seconds": sum(r["seconds"] for r in records)}
+    return run | ({"earlier": earlier} if earlier else {})
 
 
 def run_jobs(jobs: list[tuple[str, str, int]], path: Path, options: argparse.Namespace, begin: float) -> None:

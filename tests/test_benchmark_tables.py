@@ -91,8 +91,8 @@ class TestSummary:
         assert row["standard error"] == pytest.approx(0.1 / math.sqrt(2))
         assert (row["best or within one error"], row["no worse than the mixture"]) == (best, mixture)
         groups = {found["tables"]: found for found in summary_rows([row])}
-        assert groups["all with a spline flow"]["best or within one error"] == best
-        assert groups["all with a spline flow and MAF"]["number"] == 0
+        assert groups["all"]["best or within one error"] == groups["to choose"]["best or within one error"] == best
+        assert groups["to confirm"]["number"] == 0
 
     def test_what_is_published(self, tmp_path, monkeypatch):
         """The stage that the folder has replaces its rows; those of the other stage stay, with their run."""
@@ -106,7 +106,8 @@ class TestSummary:
         found = read(publish(tmp_path, tmp_path))
         assert {row["table"]: row["run"] for row in found.rows} == {"nats": 0, "goals": 0, "auroc": 0, "candidates": 1}
         assert [row["seeds"] for row in found.rows if row["table"] == "nats"] == [2]
-        assert found.runs == [{"commit": "3", "seeds": [0, 1], "seconds": 10, "command": "c"}, {"commit": "2"}]
+        expected = records[1] | {"seeds": [0, 1], "seconds": 10, "earlier": records[:1]}
+        assert found.runs == [expected, {"commit": "2"}]
 
     def test_candidates_are_compared_with_the_chosen_one_on_the_same_seeds(self):
         jobs = {"iris": {"a": [job("a", 1.0), job("a", 9.0, seed=1)], "b": [job("b", 1.3)]}}
