@@ -148,7 +148,7 @@ def stage_rows(stage: str, jobs: Jobs) -> list[dict[str, Any]]:
 
 
 def stage_run(path: Path) -> dict[str, Any]:
-    """Describe the calls of a stage as one run: the last, with the seeds and the time of all, and the others as parts."""
+    """Describe the calls of a stage as one run: the last, with all seeds and the time of all; the others are parts."""
     *earlier, last = (json.loads(line) for line in path.read_text().splitlines())
     records = [*earlier, last]
     seeds = sorted({seed for r in records for seed in r["seeds"]})

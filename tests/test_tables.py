@@ -213,12 +213,38 @@ class TestDetected:
         assert (schema.columns, schema.constants) == (("t", "state"), ("fixed",))
         assert schema.kinds[1].categories == ("off", "on")
 
+    def test_a_given_word_may_be_the_only_one(self, tmp_path):
+        path = write(tmp_path, self.text())
+        schema = load(settings(path, context=("mode",))).schema
+        assert schema.kinds[schema.columns.index("mode")].categories == ("auto",)
+        assert schema.one_hot == ("mode",)
+        assert read(path, schema).x[:, schema.columns.index("mode")].tolist() == [0] * 60
+        assert Schema.from_dict(schema.to_dict()) == schema
+
+    def test_booleans_are_zero_and_one_or_words(self, tmp_path):
+        """Categories 0 and 1, as of an array of booleans, are found again where a file spells them out."""
+        schema = load(settings(write(tmp_path, self.text(state=lambda i: i % 2)))).schema
+        assert schema.kinds[1].categories == ("0", "1")
+        new = write(tmp_path, "state,t\nTrue,2\nFalse,1\nmaybe,1\n", "new.csv")
+        assert read(new, schema).x[:, 1].tolist() == [1, 0, -1]
+
+    def test_a_missing_number_with_a_decimal_comma_is_no_word(self, tmp_path):
+        text = "a;b\n" + "".join(f"{'' if i == 5 else f'{i},25'};{i}\n" for i in range(60))
+        with pytest.raises(ValueError, match="a number is missing in line 7.* --missing drop leaves this row out"):
+            load(settings(write(tmp_path, text)))
+
+    def test_infinity_is_a_word_among_words(self, tmp_path):
+        text = self.text(state=lambda i: ("x", "-inf", "Inf")[i % 3])
+        with pytest.raises(ValueError, match="--kind state=category"):
+            load(settings(write(tmp_path, text)))
+
     def test_it_is_shown(self, tmp_path, call):
         path = write(tmp_path, self.text())
         code, text = call("train", path, "--out", tmp_path / "run", "--set", "steps=1")
         assert code == 0, text
         assert "  state: category: off, on\n" in text
         assert "A category that is to be predicted is named by --label." in text
+        assert "--set steps=1 --out" in text.replace("\n", "")  # the same command has the same settings
         assert "Left out, since every row has the same value there: fixed, mode.\n" in text
 
 
@@ -389,7 +415,7 @@ class TestCommands:
             "  rain: multiples of 0.1, from 0 to 100\n"
         )
         assert expected in text
-        assert "--id name --kind plan=category --kind rain=rounded:0.1:0:100 --out" in text
+        assert "--id name --kind plan=category --kind rain=rounded:0.1:0:100 --set steps=1 --out" in text
         assert Run.open(tmp_path / "run").schema.id == "name"
 
     def test_a_run_knows_its_kinds(self, trained):
@@ -429,6 +455,20 @@ class TestCommands:
         assert (hot["column_1"], float(hot["gain_1"]) > 20, 0.99 < float(hot["anomaly"]) < 1) == ("t", True, True)
         assert (new["log_likelihood"], new["anomaly"], new["column_1"], new["gain_1"]) == ("-inf", "1", "plan", "inf")
         assert (new["column_2"], new["gain_2"]) == ("", "")
+
+    def test_a_number_for_which_float32_is_too_small(self, trained, tmp_path, call):
+        """ln p overflows in float32; it is finite, falls with the distance, and the column at fault is named."""
+        rows = "name,t,n,plan,r,p,rain\n" + "".join(f"a,{t},2,pro,0.5,20,0\n" for t in ("20", "1e21", "1e25", "1e38"))
+        code, text = call("score", trained / "run", write(tmp_path, rows, "far.csv"), "--explain", "1")
+        assert code == 0, text
+        found = [line.split(",") for line in text.splitlines()[1:]]
+        values = [float(cells[2]) for cells in found]
+        assert values == sorted(values, reverse=True)
+        assert np.isfinite(values).all()
+        anomalies = [float(cells[5]) for cells in found]
+        assert anomalies == sorted(set(anomalies))
+        assert anomalies[-1] < 1
+        assert [cells[7] for cells in found[1:]] == ["t"] * 3
 
     def test_an_id_called_like_a_score(self, trained, tmp_path, call):
         path = write(tmp_path, "row,t,n,plan,r,p,rain\nr7,20,2,free,0.5,20,0\n")

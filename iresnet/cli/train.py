@@ -118,10 +118,11 @@ def train(
         learning_rate, folder, run = new_learning_rate(set_ or []), out, Run.open(out)
         experiment, schema = run.experiment, run.schema
     else:
-        choice = choose_preset(what, data, label, out, _words(table))
+        others = {"--set": set_ or [], "--seed": None if seed is None else str(seed), "--data-dir": data_dir}
+        choice = choose_preset(what, data, label, out, _words({**table, **others}))
         chosen_columns = {"columns": _names(columns), "drop": _names(drop), "context": _names(context), "id": id_}
-        others = {"missing": missing, "kinds": tuple(kind) if kind else None, **chosen_columns}
-        experiment = override(choice.experiment, choice.source, label, data_dir, set_ or [], seed, **others)
+        chosen_columns |= {"missing": missing, "kinds": tuple(kind) if kind else None}
+        experiment = override(choice.experiment, choice.source, label, data_dir, set_ or [], seed, **chosen_columns)
         folder = out or choice.folder or run_folder(experiment.name)
         splits, note = load(experiment.data), choice.note
         schema = splits.schema

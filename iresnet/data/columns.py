@@ -73,7 +73,8 @@ class ColumnKind:
         numbers = [value for value in (self.lower, self.upper, self.step) if value is not None]
         if not all(isinstance(value, float) and math.isfinite(value) for value in numbers):
             raise ValueError(f"bounds and step of a column must be finite numbers; got {quoted(numbers)}.")
-        if None not in (self.lower, self.upper) and not self.lower < self.upper:  # type: ignore[operator]
+        single = len(self.categories) == 1  # of a given column, which may be constant
+        if None not in (self.lower, self.upper) and not (single or self.lower < self.upper):  # type: ignore[operator]
             raise ValueError(f"the lower bound must be below the upper one; got {self.lower:g} and {self.upper:g}.")
         if self.discrete != (self.name in ("integer", "rounded", "category")) or (self.discrete and self.step <= 0):  # type: ignore[operator]
             raise ValueError(f"a positive step belongs to integer, rounded and category; got {self.step} for {self}.")

@@ -36,6 +36,7 @@ from .choice import ColumnChoice, ColumnChooser, text_columns
 from .labels import MISSING, class_name
 from .npy import FREE, RATIO, is_overpacked
 from .table import (
+    DECIMAL_COMMA,
     Table,
     check_names,
     holds_words,
@@ -51,7 +52,6 @@ LOOK_AHEAD = 1000  # lines read where a cell is not a number, to see whether its
 HEAD_LENGTH, LINE_LENGTH = 2**16, 2**26  # most characters of the first line that decide the separator; of any line
 
 FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # the last four are full-width = + - @
-DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?")
 THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2},[0-9]{3}")
 SEPARATORS = re.compile(r'[",;\t\r\n]')
 DECIMAL_HINT = " If its commas are decimal signs, separate the columns by semicolons or tabs, or quote such numbers."

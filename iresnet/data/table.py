@@ -10,6 +10,8 @@ Parquet files.
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +29,8 @@ from .dataset import Dataset, prefix_errors
 from .detection import DETECT_FROM, degenerate, detect
 from .labels import MISSING, class_name, class_names, encode_labels
 from .schema import Schema
+
+DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -112,10 +116,21 @@ def is_number(cell: str) -> bool:
     return True
 
 
+def is_written_number(cell: str) -> bool:
+    """Whether a text is a finite number, with a decimal point or comma.
+
+    >>> [is_written_number(cell) for cell in ("-1.5", "1,5", "inf", "1 m")]
+    [True, True, False, False]
+    """
+    if DECIMAL_COMMA.fullmatch(cell.strip()):
+        return True
+    return is_number(cell) and math.isfinite(parse_number(cell))
+
+
 def label_hint(column: str, cells: Iterable[object]) -> str:
     """Return advice on what a column may be, if nearly all of its cells are text; else nothing."""
     filled = [cell for cell in cells if class_name(cell) != MISSING]
-    text = sum(isinstance(cell, str) and not is_number(cell) for cell in filled)
+    text = sum(isinstance(cell, str) and not is_written_number(cell) for cell in filled)
     if text < 2 or text < 0.9 * len(filled):
         return ""
     name = shlex.quote(column)
@@ -166,7 +181,7 @@ def training_dataset(table: Table, options: TableOptions | None = None, known: S
     if table.labels is not None and not classes:
         raise ValueError(f"{table.path} has no label in column {quoted(table.label)}. Add some, or set label = ''.")
     _check_finite(table)
-    kinds = _kinds(table, parse_kinds(options.kinds)) if known is None else known.kinds
+    kinds = _kinds(table, parse_kinds(options.kinds), options.context) if known is None else known.kinds
     with prefix_errors(table.path):
         schema = Schema((len(table.columns),), None, table.columns, table.label, classes, kinds, options.id)
         if options.context:
@@ -191,6 +206,8 @@ def dataset_for_schema(table: Table, schema: Schema, *, skip_missing: bool = Fal
     for i, (column, kind) in enumerate(zip(table.columns, schema.column_kinds, strict=True)):
         if kind.name == "category":
             codes = {name: code for code, name in enumerate(kind.categories)}
+            if kind.categories == ("0", "1"):  # of a column of booleans, which other files spell so
+                codes |= {"False": 0, "True": 1}
             x[:, i] = [codes.get(name, -1) for name in table.categories(column)]
             if column in schema.one_hot:
                 _refuse_unknown(table, column, kind, x[:, i] < 0)
@@ -250,17 +267,19 @@ def missing_count(cells: int, rows: int) -> str:
     return f" {cells} cells in {rows} rows are missing; --missing drop leaves these rows out."
 
 
-def _kinds(table: Table, declared: Mapping[str, ColumnKind | None]) -> tuple[ColumnKind, ...]:
+def _kinds(
+    table: Table, declared: Mapping[str, ColumnKind | None], given: Sequence[str] = ()
+) -> tuple[ColumnKind, ...]:
     """Return the kind of every column, declared or detected; empty if all are real."""
-    kinds = [_kind(table, i, column, declared) for i, column in enumerate(table.columns)]
+    kinds = [_kind(table, i, column, declared, column in given) for i, column in enumerate(table.columns)]
     return () if all(kind == REAL for kind in kinds) else tuple(kinds)
 
 
-def _kind(table: Table, i: int, column: str, declared: Mapping[str, ColumnKind | None]) -> ColumnKind:
+def _kind(table: Table, i: int, column: str, declared: Mapping[str, ColumnKind | None], given: bool) -> ColumnKind:
     x = table.x[:, i]
     kind = None if column in table.words else declared[column] if column in declared else detect(x) if len(x) else REAL
     if kind is None:
-        return _category(table, column)
+        return _category(table, column, given)
     outside = np.flatnonzero(~kind.contains(x))
     if len(outside):
         raise ValueError(
@@ -270,15 +289,15 @@ def _kind(table: Table, i: int, column: str, declared: Mapping[str, ColumnKind |
     return kind
 
 
-def _category(table: Table, column: str) -> ColumnKind:
-    """Return the kind of a column of categories; one with a single name is a constant, which is refused later."""
+def _category(table: Table, column: str, given: bool) -> ColumnKind:
+    """Return the kind of a column of categories; one with a single name is refused later, unless it is only given."""
     names, rows = class_names(table.categories(column)), len(table.x)
     if _names_rows(len(names), rows):
         raise ValueError(
             f"{table.path} has {len(names)} different values in {rows} rows of column {quoted(column)}; a category has "
             f"few. If it names the rows: --id {shlex.quote(column)}; else leave it out: --drop {shlex.quote(column)}."
         )
-    return ColumnKind.category(names) if len(names) > 1 else REAL
+    return ColumnKind.category(names) if len(names) > 1 or given else REAL
 
 
 def _constants(table: Table, options: TableOptions) -> tuple[str, ...]:

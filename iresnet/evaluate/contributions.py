@@ -64,4 +64,5 @@ def _gains(flow: Flow, x: Tensor, schema: Schema, values: int, generator: torch.
         with part(i, len(columns) + 1):
             found = in_chunks(flow.log_prob, changed.flatten(0, 1), size).double().view(values, len(x))
         gains[:, j] = found.logsumexp(0) - math.log(values) - own
-    return gains
+    # Where float32 overflows, ln p is -inf with any value in this column: another one is at fault.
+    return gains.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)

@@ -8,6 +8,7 @@ numbers of up to 64 dimensions is exact. A row with a value that its column cann
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -101,6 +102,11 @@ def log_prob_draws(
     if bool(inside.any()):
         rows = data if bool(inside.all()) else data.take(inside.nonzero()[:, 0])
         values[:, inside] = log_prob_by_generator(flow, rows, estimator, generators, shared=shared)
+    lost = inside & ~values.isfinite().all(dim=0)
+    if bool(lost.any()):  # so far out that float32 overflows
+        generators = [torch.Generator(data.x.device).manual_seed(seed + k) for k in range(count)]
+        rows, twin = data.take(lost.nonzero()[:, 0]), copy.deepcopy(flow).double()
+        values[:, lost] = log_prob_by_generator(twin, rows, estimator, generators, shared=shared)
     return Draws(values, bias_bound)
 
 
