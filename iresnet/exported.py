@@ -24,6 +24,7 @@ from .evaluate import anomaly
 from .evaluate.likelihood import DRAWS
 from .flow import code_and_log_prob
 from .logdet import EXACT_UP_TO, Estimator, Jacobian
+from .spelling import quoted
 from .transform import Shape, Transform
 from .transforms.dequantisation import dequantise_for, has_noise, raw_noise
 
@@ -34,6 +35,9 @@ SCORES = """\
 log_prob is ln p(x) in nats, in the units of the data; -inf for a value that its column cannot have.
 anomaly is that of `iresnet score`: the fraction of validation data that is more likely.
 """
+
+#: The line of the README above the columns.
+COLUMNS = "The columns of x, in this order:"
 
 README = """\
 The batch size is arbitrary. Unlike in the library, the values of x are not checked: NaN in, NaN out.
@@ -131,8 +135,7 @@ class Forward(nn.Module):
     def _about_scores(self) -> str:
         if not self.scores:
             return f"There is no log_prob: {self.no_scores}.\n" if self.no_scores else ""
-        names = self.schema.names if self.schema is not None else ()
-        columns = f"The columns of x are {', '.join(names)}.\n" if names else ""
+        columns = "" if self.schema is None else _about_columns(self.schema)
         return (SCORES if self.reference is not None else SCORES.splitlines(keepends=True)[0]) + columns
 
 
@@ -152,6 +155,16 @@ def noise_shifts(model: Any, schema: Schema | None) -> Tensor | None:
     zero = cast(Tensor, model.base.mean).new_zeros(1, *schema.shape)
     draws = (raw_noise(model, schema.shape, zero.device, torch.Generator().manual_seed(k)) for k in range(DRAWS))
     return torch.cat([dequantise_for(model, zero, schema.levels, noise=u)[0] for u in draws])
+
+
+def _about_columns(schema: Schema) -> str:
+    """List the columns of x; the categories of one with the numbers that stand for them."""
+    lines = [COLUMNS]
+    for i, (name, kind) in enumerate(zip(schema.names, schema.column_kinds, strict=True)):
+        codes = ", ".join(f"{code} = {quoted(category)}" for code, category in enumerate(kind.categories))
+        given = " (given)" if schema.targets and name not in schema.targets else ""
+        lines.append(f"    {i}  {quoted(name)}{f': {codes}' if codes else ''}{given}")
+    return "\n".join([*lines, ""])
 
 
 def _signature(tensors: Tensors) -> str:

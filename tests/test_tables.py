@@ -456,6 +456,13 @@ class TestCommands:
         assert (new["log_likelihood"], new["anomaly"], new["column_1"], new["gain_1"]) == ("-inf", "1", "plan", "inf")
         assert (new["column_2"], new["gain_2"]) == ("", "")
 
+    def test_impossible_values_are_counted(self, trained, tmp_path, call):
+        rows = "name,t,n,plan,r,p,rain\na,20,2,pro,0.5,20,0\nb,20,2,gold,0.5,20,0\n"
+        path, out = write(tmp_path, rows, "gold.csv"), tmp_path / "scores.csv"
+        sentence = "1 of 2 samples hold a value that its column cannot have"
+        assert sentence in call("score", trained / "run", path, "--out", out)[1]
+        assert sentence not in call("score", trained / "run", path)[1]  # the table alone
+
     def test_a_number_for_which_float32_is_too_small(self, trained, tmp_path, call):
         """ln p overflows in float32; it is finite, falls with the distance, and the column at fault is named."""
         rows = "name,t,n,plan,r,p,rain\n" + "".join(f"a,{t},2,pro,0.5,20,0\n" for t in ("20", "1e21", "1e25", "1e38"))
@@ -537,6 +544,17 @@ class TestContext:
         assert (b["column_1"], b["column_3"], b["column_4"]) == ("p", "", "")  # given columns have no gain
         gains = column_gains(run.model(), read(path, run.schema))
         assert not gains[:, [0, 2]].any()
+
+    def test_the_readme_of_an_export_says_how_rows_are_written(self, run, tmp_path, call):
+        code, text = call("export", run.folder, "--out", tmp_path / "export")
+        assert code == 0, text
+        assert "log_prob is ln p(x) in nats" in text
+        readme = (tmp_path / "export" / "README.txt").read_text(encoding="utf-8")
+        assert (
+            "The columns of x, in this order:\n    0  't' (given)\n    1  'n'\n"
+            "    2  'plan': 0 = 'free', 1 = 'pro', 2 = 'team' (given)\n    3  'p'\n"
+        ) in readme
+        assert "'plan'" not in text
 
     def test_given_categories_are_indicators(self, run, trained, tmp_path, call):
         assert run.schema.one_hot == ("plan",)

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..data import Schema
 from ..evaluate import has_density
 from ..export import export as write_files
+from ..exported import COLUMNS
 from ..run import Run
 from ..train.objective import bin_centres
 from .console import console, result, use_threads, waiting
@@ -45,7 +46,7 @@ def export(
             reference=opened.reference() if has_density(model) else None,
             about={"schema": schema.to_dict()},
         )
-    outputs = written["readme"].read_text().split("\n\n")[0].splitlines()[:-1]
+    outputs = written["readme"].read_text(encoding="utf-8").partition(COLUMNS)[0].split("\n\n")[0].splitlines()
     result({"files": written}, *(f"{name:<10}{path}" for name, path in written.items()), *outputs)
 
 

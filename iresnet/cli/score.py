@@ -87,6 +87,10 @@ def score(
         print_table(names, lines)
         return
     atomic.write(out, delimited.format_csv(names, lines))
+    if (impossible := len(rows) - int(rows.schema.inside(rows.x).sum())) and "log_likelihood" in columns:
+        screen.say(
+            f"{impossible:,} of {len(rows):,} samples hold a value that its column cannot have; --explain 1 names it."
+        )
     result({"samples": len(rows), "file": out}, f"{counted(len(rows), 'sample')} scored in {out}")
 
 
