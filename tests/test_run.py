@@ -318,7 +318,9 @@ class TestBadInput:
     def test_a_folder_that_holds_a_run_is_not_overwritten(self, tmp_path):
         folder = copy_of(trained(), tmp_path / "run")
         before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
-        with pytest.raises(ValueError, match="already holds a run. Continue it with --resume, or choose another --out"):
+        with pytest.raises(
+            ValueError, match="already holds a run. Choose another folder, or resume the run: iresnet train"
+        ):
             start(tiny(), folder)
         assert before == {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
 

@@ -322,7 +322,7 @@ def refuse_constant_columns(train: Dataset) -> None:
         name = schema.names[i]
         raise ValueError(
             f"column {quoted(name)} is {float(train.x[0, i]):g} in all {len(train)} training rows, so its density has "
-            f"no upper bound. Remove the column, or leave it out: --drop {shlex.quote(name)}."
+            f"no upper bound. Leave the column out (of a file: --drop {shlex.quote(name)})."
         )
 
 

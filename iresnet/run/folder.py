@@ -355,7 +355,8 @@ def _make_room(folder: Path, overwrite: bool) -> None:
     there = [name for name in (*FILES, "tensorboard") if (folder / name).exists()]
     weights = [name for name in there if name.endswith(".safetensors")]
     if weights and not overwrite:
-        raise ValueError(f"{folder} already holds a run. Continue it with --resume, or choose another --out.")
+        resume = f"iresnet train --resume --out {quote(str(folder))}"
+        raise ValueError(f"{folder} already holds a run. Choose another folder, or resume the run: {resume}")
     if there and not _is_ours(folder):
         raise ValueError(f"{folder} holds files of something else ({', '.join(there)}). Choose another --out.")
     for name in reversed(there):  # config.toml, which identifies a run, is removed last
