@@ -32,7 +32,7 @@ from ..evaluate.protocol import LIMIT
 from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
 from ..models import training_estimator
 from ..presets import Experiment
-from ..run import Run
+from ..run import TRUNCATION, Run
 from ..train.objective import nats_per_unit
 from ..transforms import Imported, made
 from ..transforms.dequantisation import dequantise_for
@@ -124,6 +124,7 @@ def measure_flow(work: Work, run: Run, cell: Cell) -> Measurement:
         "bias bound": None if solver else metrics["bias_bound"],
         "error of one image": metrics["row_error"],
         "method": solver.get("method") or metrics["method"],
+        "overestimate in training": _overestimate(run),
         "solver error": solver.get("error"),
         "evaluation s": metrics.get("seconds"),
         **run_facts(run, "epochs", "steps", "batch", "rate", "decay", "training s", "largest Lip(g)"),
@@ -132,6 +133,11 @@ def measure_flow(work: Work, run: Run, cell: Cell) -> Measurement:
     }
     cost = f"{row['parameters']:,} parameters, {row['steps']:,} steps in {row['training s']} s"
     return row, {"protocol": metrics}, f"{_describe_errors(metrics, solver)}; {cost}"
+
+
+def _overestimate(run: Run) -> float | None:
+    """Return by how much, at least, training's series overestimated the likelihood of validation images at the end."""
+    return next((row[TRUNCATION] for row in reversed(run.log()) if row.get(TRUNCATION) is not None), None)
 
 
 def is_papers_own(job: Job, cell: Cell) -> bool:
