@@ -84,8 +84,8 @@ class TestSlopes:
 
     @pytest.mark.parametrize(
         ("varied", "changed"),
-        [("depth", {"blocks": 5}), ("width", {"hidden": (5,)}), ("batch", {"batch": 5}), ("dimension", {"dimension": 5}),
-         ("terms", {})],
+        [("depth", {"blocks": 5}), ("width", {"hidden": (5,)}), ("batch", {"batch": 5}),
+         ("dimension", {"dimension": 5}), ("terms", {})],
     )  # fmt: skip
     def test_one_size_is_varied(self, varied, changed):
         assert resized(TINY, varied, 5) == replace(TINY, **changed)
@@ -165,7 +165,7 @@ class TestMethods:
 
 
 def test_rows(alone):
-    found = bench("tiny", [name for name in TIMED], sizes=SIZES)
+    found = bench("tiny", list(TIMED), sizes=SIZES)
     ratios = [row for row in found.rows if row["table"] == "ratios"]
     assert [row["task"] for row in ratios] == [*TIMED, "sample"]
     assert all(row["ms"] > 0 and row["floor"] > 0 and row["normflows"] is None for row in ratios)
@@ -230,5 +230,5 @@ class TestCommand:
         assert "got 'samples'. Did you mean 'sample'?" in output
 
     def test_no_name_is_all(self):
-        assert check_tasks([]) == tuple([*TIMED, "memory", "growth"])
+        assert check_tasks([]) == (*TIMED, "memory", "growth")
         assert check_tasks(["sample", "sample"]) == ("sample",)

@@ -8,7 +8,6 @@ table=networks    the number of parameters of every method
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -121,7 +120,6 @@ def _case_rows(case: Case, tasks: Iterable[str], sizes: Sizes) -> Iterator[Row]:
 
 def _timed_row(task: str, case: Case, methods: dict[str, Method], facts: dict[str, float], sizes: Sizes) -> Row:
     runs = {name: method.tasks[task]() for name, method in methods.items() if task in method.tasks}
-    gc.collect()
     times = time_in_turn(runs, seconds=sizes.seconds, rounds=sizes.rounds, cuda=case.device != "cpu")
     ours = times.pop("iresnet")
     calls = ROULETTE_STEPS if task == "roulette" else 1
