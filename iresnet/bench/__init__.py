@@ -13,11 +13,12 @@ measure      all of it, as a results file
 from .case import TASKS, Case, Method
 from .growth import Slope, fit_slope
 from .libraries import missing
-from .measure import FULL, METHODS, QUICK, Sizes, bench, check_tasks
+from .measure import FULL, GPU, METHODS, QUICK, Sizes, bench, check_tasks
 from .ratios import Ratio, ratio, time_in_turn
 
 __all__ = [
     "FULL",
+    "GPU",
     "METHODS",
     "QUICK",
     "TASKS",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from typing import Any
@@ -55,6 +55,8 @@ class Sizes:
 
 
 FULL = Sizes()
+#: The same on a GPU, whose times vary less and whose captures take longer.
+GPU = replace(FULL, seconds=0.25, rounds=10)
 QUICK = Sizes(
     dimensions=(2, 16), blocks=(4,), batch=256, sampled=(), remembered=(16,), seconds=0.15, rounds=5,
     growth={name: values[:3] for name, values in SIZES.items()}, growth_base=(4, 2),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ..bench import FULL, METHODS, QUICK, TASKS, check_tasks, missing
+from ..bench import FULL, GPU, METHODS, QUICK, TASKS, check_tasks, missing
 from ..bench import bench as measure
 from ..results import require_commit, write
 from .completion import complete_task
@@ -49,14 +49,13 @@ def bench(
 
     Example: iresnet bench --task sample --out bench.json
     """
-    screen, tasks = console(), check_tasks(task or ())
+    screen, tasks, on = console(), check_tasks(task or ()), choose_device(device)
     if out is not None:
         require_commit(out.parent)
     use_threads(SMALL)
     with waiting(screen, "Measuring …"):
-        found = measure(
-            "bench" if out is None else out.stem, tasks, device=choose_device(device), sizes=QUICK if quick else FULL
-        )
+        sizes = QUICK if quick else FULL if on == "cpu" else GPU
+        found = measure("bench" if out is None else out.stem, tasks, device=on, sizes=sizes)
     absent = missing()
     file = None if out is None else write(found, out.parent)
     content = {"rows": found.rows, "runs": found.runs, "missing": absent, "file": file}
