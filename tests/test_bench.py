@@ -14,6 +14,9 @@ from iresnet.bench.floor import exact_products, floor, inverse_products, trainin
 from iresnet.bench.growth import resized
 from iresnet.bench.memory import peak_memory
 from iresnet.bench.networks import build_flow, code, constrained, expected_terms, unconstrained
+from iresnet.plots import plot_growth, plot_ratios
+from iresnet.results import write
+from tools import speed
 
 TINY = Case(2, 1, (4,), 8)
 SIZES = Sizes(
@@ -76,7 +79,7 @@ class TestSlopes:
         assert found.standard_error == pytest.approx(math.sqrt(6 * c**2 / 1 / 2))
 
     def test_two_sizes_have_no_standard_error(self):
-        assert math.isnan(fit_slope([1, 2], [1.0, 2.0]).standard_error)
+        assert fit_slope([1, 2], [1.0, 2.0]).standard_error is None
 
     def test_one_size_has_no_slope(self):
         with pytest.raises(ValueError, match="sizes must be at least 2; got 1"):
@@ -185,11 +188,48 @@ def test_memory_grows_with_the_batch():
     assert large > small
 
 
+@pytest.mark.gpu
+def test_on_a_gpu():
+    found = bench("tiny", sizes=replace(SIZES, dimensions=(2, 3)), device="cuda")
+    assert {row["table"] for row in found.rows} == {"ratios", "networks", "memory", "growth"}
+    assert all(row["MiB"] > 0 for row in found.rows if row["table"] == "memory")
+
+
 @pytest.mark.slow
 def test_the_whole_command(call):
     code, output = call("bench", "--quick", "--task", "log-prob", "--task", "memory", "--device", "cpu")
     assert code == 0
     assert "Peak memory" in output
+
+
+class TestPlots:
+    @pytest.fixture
+    def results(self, tmp_path, alone):
+        found = bench("bench-cpu", ["log-prob", "sample", "growth"], sizes=SIZES)
+        for folder in ("results", "docs/images"):
+            (tmp_path / folder).mkdir(parents=True)
+        write(found, tmp_path / "results")
+        return found
+
+    def test_rows_and_lines(self, results):
+        rows = speed.ratio_rows(results)
+        assert [row.name for row in rows] == ["log-likelihood, d = 2", "sampling, d = 2", "sampling, d = 3"]
+        assert set(rows[0].ratios) == {"unconstrained", "floor"}
+        value, low, high = rows[0].ratios["floor"]
+        assert low <= value <= high
+        assert {(line.name, line.varied) for line in speed.growth_lines(results)} >= {("step, 10 terms", "terms")}
+
+    def test_of_every_device_that_was_measured(self, results, tmp_path, capsys):
+        speed.main(tmp_path)
+        drawn = sorted((tmp_path / "docs" / "images").iterdir())
+        assert [path.name for path in drawn] == ["growth-cpu.png", "speed-cpu.png"]
+        assert all(path.stat().st_size > 10_000 for path in drawn)
+
+    def test_need_something_to_plot(self, tmp_path):
+        with pytest.raises(ValueError, match="rows must hold at least one task; got none"):
+            plot_ratios([], tmp_path / "a.png", about="")
+        with pytest.raises(ValueError, match="lines must hold at least one line; got none"):
+            plot_growth([], tmp_path / "a.png", about="")
 
 
 class TestCommand:

@@ -16,7 +16,7 @@ from ..logdet import PowerSeries
 from ..progress import each
 from ..spelling import at_least
 from .case import Case, Run
-from .networks import build_flow, constrained, training
+from .networks import build_flow, constrained, ready, training
 from .ratios import milliseconds, time_in_turn
 
 #: The tasks whose growth is measured.
@@ -34,14 +34,14 @@ SIZES: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Slope:
-    """The exponent of a power law, and its standard error."""
+    """The exponent of a power law, and its standard error, None if there are only two sizes."""
 
     value: float
-    standard_error: float
+    standard_error: float | None
 
 
 def fit_slope(sizes: Sequence[float], times: Sequence[float]) -> Slope:
-    """Fit ln t = a + slope ln n by least squares; a standard error needs three sizes, and is NaN for two.
+    """Fit ln t = a + slope ln n by least squares.
 
     >>> fit_slope([1, 2, 4], [3.0, 12.0, 48.0])
     Slope(value=2.0, standard_error=0.0)
@@ -52,8 +52,8 @@ def fit_slope(sizes: Sequence[float], times: Sequence[float]) -> Slope:
     square = sum((a - mx) ** 2 for a in x)
     slope = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / square
     rest = sum((b - my - slope * (a - mx)) ** 2 for a, b in zip(x, y, strict=True))
-    error = math.sqrt(rest / (len(x) - 2) / square) if len(x) > 2 else math.nan
-    return Slope(round(slope, 12), round(error, 12))
+    error = round(math.sqrt(rest / (len(x) - 2) / square), 12) if len(x) > 2 else None
+    return Slope(round(slope, 12), error)
 
 
 def growth_rows(
@@ -84,7 +84,7 @@ def _prepare(base: Case, varied: str, value: int, task: str) -> Run:
     case = resized(base, varied, value)
     flow = build_flow(case)
     if varied == "terms":
-        return partial(training(case, flow, PowerSeries(value)).advance, case.data())
+        return ready(case, lambda: partial(training(case, flow, PowerSeries(value)).advance, case.data()))
     return constrained(case, flow).tasks[task]()
 
 

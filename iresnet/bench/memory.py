@@ -1,8 +1,9 @@
 """The peak memory of a training step beyond what the network itself takes.
 
-On a GPU, torch counts what is allocated. On a CPU, every method runs in a process of its own, where a first step of a
-small batch loads what is loaded once: reported is how far the resident memory of the process rises above its level
-before the step of the whole batch. Its allocator returns large blocks at once, so that none is left over to reuse.
+On a GPU, torch counts what is allocated, the state of the optimiser included. On a CPU, every method runs in a process
+of its own, where a first step of a small batch loads what is loaded once: reported is how far the resident memory of
+the process rises above its level before the step of the whole batch. Its allocator returns large blocks at once, so
+that none is left over to reuse.
 """
 
 from __future__ import annotations
@@ -46,11 +47,9 @@ def _on_gpu(case: Case, name: str, task: str) -> float | None:
     prepare = _method(case, name).tasks.get(task)
     if prepare is None:
         return None
-    run = prepare()
-    torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    run()
+    prepare()()
     torch.cuda.synchronize()
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 

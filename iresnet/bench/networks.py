@@ -25,6 +25,9 @@ from .case import LEARNING_RATE, LIPSCHITZ, ROULETTE_STEPS, SATURATION, TERMS, C
 #: Steps in float32 as of the other libraries; compiling each network would take longer than measuring it.
 ACCELERATION = Acceleration(compile="off", precision="float32")
 
+#: Calls before the first timed one on a GPU: by then every CUDA graph is captured.
+WARM_UP = 6
+
 #: Gradients are clipped to this norm, in every method.
 CLIP = 1.0
 
@@ -47,15 +50,25 @@ def build_flow(case: Case) -> Flow:
 
 def constrained(case: Case, flow: Flow) -> Method:
     """Return what this library does."""
+    x = case.data()
     tasks: dict[str, Callable[[], Run]] = {
-        "exact": lambda: partial(training(case, flow, Exact()).advance, case.data()),
-        "series": lambda: partial(training(case, flow, PowerSeries(TERMS)).advance, case.data()),
+        "exact": lambda: partial(training(case, flow, Exact()).advance, x),
+        "series": lambda: partial(training(case, flow, PowerSeries(TERMS)).advance, x),
         "roulette": lambda: _roulette(case, flow),
-        "log-prob": lambda: torch.no_grad()(partial(flow.log_prob, case.data())),
+        "log-prob": lambda: torch.no_grad()(partial(flow.log_prob, x)),
         "inverse": lambda: torch.no_grad()(partial(flow.decoder, flow.transform, code(case, flow))),
         "sample": lambda: partial(flow.sample, (case.batch,)),
     }
+    tasks = {name: partial(ready, case, prepare) for name, prepare in tasks.items()}
     return Method(count_parameters(flow.parameters()), tasks, partial(_facts, case, flow))
+
+
+def ready(case: Case, prepare: Callable[[], Run]) -> Run:
+    """Prepare a task; on a GPU, also take the steps before a CUDA graph is captured, and prepare the inverse."""
+    run = prepare()
+    for _ in range(0 if case.device == "cpu" else WARM_UP):
+        run()
+    return run
 
 
 def training(case: Case, flow: Flow, estimator: Estimator) -> State:
@@ -77,8 +90,9 @@ def code(case: Case, flow: Flow) -> Tensor:
 def _roulette(case: Case, flow: Flow) -> Run:
     """Return a few training steps whose numbers of terms have the expected mean, the same steps in every call."""
     state, x = training(case, flow, RussianRoulette()), case.data()
+    generator = cast(torch.Generator, state.generator)
     for seed in count():
-        state.generator = torch.Generator(case.device).manual_seed(seed)
+        generator.manual_seed(seed)  # in place: CUDA graphs know this generator
         if abs(mean(_drawn(state)) - expected_terms()) < NEAR:
             break
 

@@ -97,7 +97,7 @@ def _growth(rows: list[dict[str, Any]]) -> Table:
     made = table("task", "varied", "sizes", "slope", "±", title="Growth: slope of ln time against ln size")
     for row in rows:
         sizes = f"{row['sizes'][0]} to {row['sizes'][-1]}"
-        made.add_row(TASKS[row["task"]], row["varied"], sizes, f"{row['slope']:.2f}", f"{row['standard error']:.2f}")
+        made.add_row(TASKS[row["task"]], row["varied"], sizes, f"{row['slope']:.2f}", _number(row["standard error"]))
     return made
 
 

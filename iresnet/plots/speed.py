@@ -38,7 +38,7 @@ class GrowthLine:
     sizes: Sequence[float]
     ms: Sequence[float]
     slope: float
-    standard_error: float
+    standard_error: float | None
 
 
 def plot_ratios(rows: Sequence[RatioRow], path: str | Path, *, about: str, dpi: int = 200) -> Path:
@@ -87,9 +87,9 @@ def _draw_growth(axes: Axes, lines: Sequence[GrowthLine], colours: Mapping[str, 
     for i, line in enumerate(lines):
         colour = colours[line.name]
         axes.plot(line.sizes, line.ms, color=colour, linewidth=1.2, marker=".", markersize=5)
-        text = f"{line.name}: {line.slope:.2f} ± {line.standard_error:.2f}"
+        error = "" if line.standard_error is None else f" ± {line.standard_error:.2f}"
         place: dict[str, Any] = {"transform": axes.transAxes, "size": LABEL - 1, "color": colour}
-        axes.text(0.0, -0.26 - 0.075 * i, text, parse_math=False, **place)
+        axes.text(0.0, -0.26 - 0.075 * i, f"{line.name}: {line.slope:.2f}{error}", parse_math=False, **place)
     axes.xaxis.set_major_locator(FixedLocator(lines[0].sizes))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
