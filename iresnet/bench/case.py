@@ -17,7 +17,7 @@ from torch import Tensor
 #: The tasks that are timed, by name; a step is a training step.
 TIMED = {
     "exact": "step, exact",
-    "series": "step, 10 terms",
+    "series": "step, series",
     "roulette": "step, roulette",
     "log-prob": "log-likelihood",
     "inverse": "inverse, proven",

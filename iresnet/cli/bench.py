@@ -85,7 +85,7 @@ def _compared(title: str, unit: str, rows: list[dict[str, Any]]) -> Table:
     shown = [name for name in METHODS if any(row.get(name) is not None for row in rows)]
     spread = unit == "ms"
     made = table("task", "d", "blocks", unit, *(HEADINGS.get(n, n) for n in shown), *["±"] * spread, title=title)
-    made.padding, made.pad_edge = 0, False
+    made.padding, made.pad_edge, made.columns[0].no_wrap = 0, False, True
     for row in sorted(rows, key=lambda row: list(TASKS).index(row["task"])):
         last = [f"{row['spread']:.0%}"] if spread else []
         sizes = (str(row["dimension"]), str(row["blocks"]), _number(row[unit]))

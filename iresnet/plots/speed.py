@@ -73,12 +73,14 @@ def plot_growth(lines: Sequence[GrowthLine], path: str | Path, *, about: str, dp
     check_not_empty("line", lines=lines)
     varied = list(dict.fromkeys(line.varied for line in lines))
     names = list(dict.fromkeys(line.name for line in lines))
+    ms = [t for line in lines for t in line.ms]
     colours = dict(zip(names, (ACCENT, WARM, INK, DIM), strict=False))
     with new_plot(path, Panels((2.1,), len(varied), 1.75, (0.45, 0.0), (0.6, 0.2, 0.95, 0.95)), dpi=dpi) as canvas:
         canvas.title("Growth of the time with the size of the network", about)
         for column, size in enumerate(varied):
             axes = canvas.chart(column, xlabel=size, title="milliseconds" if column == 0 else "")
             _draw_growth(axes, [line for line in lines if line.varied == size], colours)
+            axes.set_ylim(min(ms) / 1.4, max(ms) * 1.4)
     return canvas.path
 
 
