@@ -8,14 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from iresnet import results
 from iresnet.bench import Case, Sizes, bench, check_tasks, fit_slope, libraries, ratio, time_in_turn
 from iresnet.bench.case import TIMED
 from iresnet.bench.floor import exact_products, floor, inverse_products, training_products
 from iresnet.bench.growth import resized
 from iresnet.bench.memory import peak_memory
 from iresnet.bench.networks import build_flow, code, constrained, expected_terms, unconstrained
+from iresnet.cli.completion import complete_task
 from iresnet.plots import plot_growth, plot_ratios
-from iresnet.results import write
 from tools import speed
 
 TINY = Case(2, 1, (4,), 8)
@@ -204,22 +205,22 @@ def test_the_whole_command(call):
 
 class TestPlots:
     @pytest.fixture
-    def results(self, tmp_path, alone):
+    def measured(self, tmp_path, alone):
         found = bench("bench-cpu", ["log-prob", "sample", "growth"], sizes=SIZES)
         for folder in ("results", "docs/images"):
             (tmp_path / folder).mkdir(parents=True)
-        write(found, tmp_path / "results")
+        results.write(found, tmp_path / "results")
         return found
 
-    def test_rows_and_lines(self, results):
-        rows = speed.ratio_rows(results)
+    def test_rows_and_lines(self, measured):
+        rows = speed.ratio_rows(measured)
         assert [row.name for row in rows] == ["log-likelihood, d = 2", "sampling, d = 2", "sampling, d = 3"]
         assert set(rows[0].ratios) == {"unconstrained", "floor"}
         value, low, high = rows[0].ratios["floor"]
         assert low <= value <= high
-        assert {(line.name, line.varied) for line in speed.growth_lines(results)} >= {("step, series", "terms")}
+        assert {(line.name, line.varied) for line in speed.growth_lines(measured)} >= {("step, series", "terms")}
 
-    def test_of_every_device_that_was_measured(self, results, tmp_path, capsys):
+    def test_of_every_device_that_was_measured(self, measured, tmp_path, capsys):
         speed.main(tmp_path)
         drawn = sorted((tmp_path / "docs" / "images").iterdir())
         assert [path.name for path in drawn] == ["growth-cpu.png", "speed-cpu.png"]
@@ -268,6 +269,15 @@ class TestCommand:
         assert code == 2
         assert "--task must be one of exact, series" in output
         assert "got 'samples'. Did you mean 'sample'?" in output
+
+    def test_the_shell_completes_tasks(self):
+        assert complete_task("s") == ["series", "sample"]
+
+    def test_a_changed_tree_is_refused_before_anything_is_measured(self, call, monkeypatch):
+        monkeypatch.setattr(results, "_commit", lambda: "abc-dirty")
+        code, output = call("bench", "--quick", "--out", results.ROOT / "results" / "bench-cpu.json")
+        assert code == 2
+        assert "a published result must come from a commit without changes; got abc-dirty." in output
 
     def test_no_name_is_all(self):
         assert check_tasks([]) == (*TIMED, "memory", "growth")
