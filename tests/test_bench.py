@@ -42,7 +42,8 @@ class TestRatios:
         assert ratio([2.0, 20.0, 2.0], [1.0, 10.0, 1.0]).spread == 0  # the machine was slow in one round
 
     def test_of_one_round(self):
-        assert ratio([3.0], [2.0, 9.0]).value == 1.5
+        found = ratio([3.0], [2.0, 9.0])
+        assert (found.value, found.spread) == (1.5, None)
 
     def test_need_a_round(self):
         with pytest.raises(ValueError, match="rounds must be at least 1; got 0"):
@@ -57,11 +58,12 @@ class TestRatios:
         assert sorted(calls[3:6]) == sorted(calls[6:9]) == ["a", "b", "c"]
         assert calls[3:6] != calls[6:9]  # another order in every round
 
-    def test_a_slow_function_is_called_once(self, monkeypatch):
+    @pytest.mark.parametrize(("seconds", "rounds"), [(1e-3, 1), (0.015, 3), (10.0, 5)])
+    def test_a_slow_function_is_called_less_often(self, monkeypatch, seconds, rounds):
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # wall time, which counts sleep
-        calls = []
-        times = time_in_turn({"slow": lambda: (calls.append(1), time.sleep(0.02))}, seconds=0.01, rounds=3)
-        assert (len(calls), len(times["slow"])) == (1, 1)
+        runs = {"slow": lambda: time.sleep(0.02), "fast": lambda: None}
+        times = time_in_turn(runs, seconds=seconds, rounds=5)
+        assert {name: len(t) for name, t in times.items()} == {"slow": rounds, "fast": 5}
 
 
 class TestSlopes:

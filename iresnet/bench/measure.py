@@ -50,7 +50,7 @@ class Sizes:
     remembered: tuple[int, ...] = (2, 16, 64)
     growth: dict[str, tuple[int, ...]] = field(default_factory=lambda: SIZES)
     growth_base: tuple[int, int] = (8, 8)
-    seconds: float = 1.0
+    seconds: float = 0.7
     rounds: int = 15
 
 
@@ -138,7 +138,8 @@ def _columns(ratios: dict[str, Ratio]) -> Row:
     for name in METHODS:
         found = ratios.get(name)
         row |= {name: found and found.value, f"{name}, quartiles": found and [found.low, found.high]}
-    return row | {"spread": max((r.spread for r in ratios.values()), default=None)}
+    spreads = [r.spread for r in ratios.values() if r.spread is not None]
+    return row | {"spread": max(spreads, default=None)}
 
 
 # ------------------------------------------------------------------------------------------------- memory, growth

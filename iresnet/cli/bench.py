@@ -87,7 +87,7 @@ def _compared(title: str, unit: str, rows: list[dict[str, Any]]) -> Table:
     made = table("task", "d", "blocks", unit, *(HEADINGS.get(n, n) for n in shown), *["±"] * spread, title=title)
     made.padding, made.pad_edge, made.columns[0].no_wrap = 0, False, True
     for row in sorted(rows, key=lambda row: list(TASKS).index(row["task"])):
-        last = [f"{row['spread']:.0%}"] if spread else []
+        last = ["-" if row["spread"] is None else f"{row['spread']:.0%}"] if spread else []
         sizes = (str(row["dimension"]), str(row["blocks"]), _number(row[unit]))
         made.add_row(TASKS[row["task"]], *sizes, *(_number(row.get(name)) for name in shown), *last)
     return made
