@@ -109,3 +109,30 @@ def test_tables(results):
 def test_an_unknown_table():
     with pytest.raises(ValueError, match="scaling must be one of measured, weak, strong, solving; got 'week'"):
         scaling.scaling_table("week", Path())
+
+
+class TestThePage:
+    """What the page says in words follows from the published results."""
+
+    RESULTS = Path(__file__).parent.parent / "results"
+
+    def test_memory_is_no_bottleneck(self):
+        assert all(row["GiB at 64 x 64"] < scaling.GPU_GIB / 2 for row in scaling.measured(self.RESULTS))
+
+    def test_with_infiniband_it_is_the_arithmetic(self):
+        rows = [row for row in scaling.weak(self.RESULTS) if row["between nodes"] != ETHERNET.name]
+        assert {row["first bottleneck"] for row in rows} == {"arithmetic"}
+        assert all(row["efficiency with overlap"] == 1 and row["efficiency without"] > 0.9 for row in rows)
+
+    def test_with_ethernet_it_is_the_gradients_of_the_classifier(self):
+        rows = [row for row in scaling.weak(self.RESULTS) if row["between nodes"] == ETHERNET.name]
+        limited = {row["network"] for row in rows if row["first bottleneck"] == "gradients over 25 GbE"}
+        assert limited == {"iresnet164"}
+        assert all(row["efficiency with overlap"] == 1 for row in rows if row["network"] != "iresnet164")
+
+    def test_input_is_below_half_a_gigabyte_per_second(self):
+        assert all(row["input GB / s and node"] < 0.5 for row in scaling.weak(self.RESULTS))
+
+    def test_a_fixed_batch_is_limited_by_what_does_not_depend_on_it(self):
+        shares = {row["GPUs"]: row["of it independent of the batch"] for row in scaling.strong(self.RESULTS)}
+        assert shares[64] < 0.5 < shares[256]
