@@ -272,6 +272,11 @@ class TestCommand:
         assert "--task must be one of exact, series" in output
         assert "got 'samples'. Did you mean 'sample'?" in output
 
+    def test_a_results_file_is_json(self, call, tmp_path):
+        code, output = call("bench", "--quick", "--out", tmp_path / "bench.csv")
+        assert code == 2
+        assert "--out must be a file that ends in .json; got " in output
+
     def test_the_shell_completes_tasks(self):
         assert complete_task("s") == ["series", "sample"]
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from typing import Any
+
+import torch
 
 from ..progress import each
 from ..results import Results, provenance
@@ -77,7 +80,8 @@ def bench(name: str, tasks: Sequence[str] = (), *, device: str = "cpu", sizes: S
     parts = [lambda: _ratio_rows(chosen, device, sizes)] if set(chosen) & set(TIMED) else []
     parts += [lambda: _memory_rows(device, sizes)] if "memory" in chosen else []
     parts += [lambda: _growth_rows(device, sizes)] if "growth" in chosen else []
-    rows = [row for found in each(lambda part: list(part()), parts) for row in found]
+    with nullcontext() if device == "cpu" else torch.cuda.device(device):
+        rows = [row for found in each(lambda part: list(part()), parts) for row in found]
     run = provenance(seeds=[0], seconds=time.perf_counter() - begin)
     run["versions"] |= _versions()
     return Results(name, [{**row, "run": 0} for row in rows], [run])

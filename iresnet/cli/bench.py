@@ -51,6 +51,8 @@ def bench(
     """
     screen, tasks, on = console(), check_tasks(task or ()), choose_device(device)
     if out is not None:
+        if out.suffix != ".json":
+            raise ValueError(f"--out must be a file that ends in .json; got {str(out)!r}. Use e.g. bench.json.")
         require_commit(out.parent)
     use_threads(SMALL)
     with waiting(screen, "Measuring …"):
