@@ -216,7 +216,7 @@ class TestPlots:
 
     def test_rows_and_lines(self, measured):
         rows = speed.ratio_rows(measured)
-        assert [row.name for row in rows] == ["log-likelihood, d = 2", "sampling, d = 2", "sampling, d = 3"]
+        assert [row.name for row in rows] == ["log-likelihood, d = 2", "sampling, d = 2", "sampling, d = 3, 4 rows"]
         assert set(rows[0].ratios) == {"unconstrained", "floor"}
         value, low, high = rows[0].ratios["floor"]
         assert low <= value <= high

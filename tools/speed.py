@@ -20,7 +20,12 @@ def ratio_rows(results: Results) -> list[RatioRow]:
     rows = [row for row in results.rows if row["table"] == "ratios"]
     fewest = min(row["blocks"] for row in rows)
     chosen = [(task, row) for task in TASKS for row in rows if row["task"] == task and row["blocks"] == fewest]
-    return [RatioRow(f"{TASKS[task]}, d = {row['dimension']}", _ratios(row)) for task, row in chosen]
+    usual = rows[0]["batch"]
+    more = {row["batch"]: f", {row['batch']:,} rows" for row in rows if row["batch"] != usual}
+    return [
+        RatioRow(f"{TASKS[task]}, d = {row['dimension']}{more.get(row['batch'], '')}", _ratios(row))
+        for task, row in chosen
+    ]
 
 
 def _ratios(row: dict[str, Any]) -> dict[str, tuple[float, float, float]]:

@@ -86,8 +86,9 @@ def _tables(rows: list[dict[str, Any]]) -> list[Table]:
 def _compared(title: str, unit: str, rows: list[dict[str, Any]]) -> Table:
     shown = [name for name in METHODS if any(row.get(name) is not None for row in rows)]
     spread = unit == "ms"
-    made = table("task", "d", "blocks", unit, *(HEADINGS.get(n, n) for n in shown), *["±"] * spread, title=title)
-    made.padding, made.pad_edge, made.columns[0].no_wrap = 0, False, True
+    headings = [HEADINGS.get(name, name).replace(" ", "\n") for name in shown]
+    made = table("task", "d", "blocks", unit, *headings, *["±"] * spread, title=title)
+    made.padding, made.pad_edge = 0, False
     for row in sorted(rows, key=lambda row: list(TASKS).index(row["task"])):
         last = ["-" if row["spread"] is None else f"{row['spread']:.0%}"] if spread else []
         sizes = (str(row["dimension"]), str(row["blocks"]), _number(row[unit]))
