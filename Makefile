@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/pytest -n 2 --dist loadfile --
 INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-gpu lint docs bench attack tables format clean
+.PHONY: help setup demo test test-all test-gpu lint docs bench speed attack tables format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -39,6 +39,11 @@ bench: .venv/bench.stamp  ## measure what results/*.json claim (forty minutes)
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/toy.py
 	$(BIN)/python benchmarks/demo.py
+
+speed: .venv/bench.stamp  ## iresnet bench on a CPU: results/bench-cpu.json, its plots and its tables (ten minutes)
+	$(BIN)/iresnet bench --device cpu --out results/bench-cpu.json
+	$(BIN)/python -m tools.speed
+	$(BIN)/python -m tools.tables
 
 attack: .venv/setup.stamp  ## try to break what the library proves and promises: 100,000 cases, results/attack.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m attack --out results/attack.json

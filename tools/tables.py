@@ -8,6 +8,8 @@ What stands between an opening and a closing marker is generated:
     <!-- /settings -->
     <!-- presets:flows -->                                              a table of the presets in presets/flows.toml
     <!-- /presets -->
+    <!-- scaling:weak -->                                               a table that tools/scaling.py computes
+    <!-- /scaling -->
     ... <!-- value:NAME "column" key=value ... -->5.83<!-- /value --> ...  one number inside a sentence
 
 Without columns, a results table shows all of them. `key=value` selects the rows with that value (`yes` and `no` for
@@ -32,11 +34,12 @@ from iresnet.presets import PRESETS, Experiment
 from iresnet.presets.reading import GROUPS
 from iresnet.results import cell, markdown_table, read
 from tools.comments import comment_above
+from tools.scaling import scaling_table
 
 ROOT = Path(__file__).resolve().parent.parent
-OPENING = re.compile(r"<!-- (?:results|settings|presets|value):")
+OPENING = re.compile(r"<!-- (?:results|settings|presets|scaling|value):")
 SECTION = re.compile(
-    r"^(?P<opening><!-- (?P<kind>results|settings|presets):(?P<name>[\w.-]+)(?P<words>.*?) -->)\n"
+    r"^(?P<opening><!-- (?P<kind>results|settings|presets|scaling):(?P<name>[\w.-]+)(?P<words>.*?) -->)\n"
     r"(?s:.*?)^(?P<closing><!-- /(?P=kind) -->)$",
     re.MULTILINE,
 )
@@ -61,6 +64,8 @@ def _section(section: re.Match[str], results: Path) -> str:
         table = settings_table(name)
     elif section["kind"] == "presets":
         table = presets_table(name)
+    elif section["kind"] == "scaling":
+        table = scaling_table(name, results)
     else:
         table = results_table(results / f"{name}.json", words)
     return f"{section['opening']}\n\n{table}\n\n{section['closing']}"

@@ -15,6 +15,7 @@ from ..presets import is_preset
 from ..spelling import printable
 from ..version import __version__
 from .audit import audit
+from .bench import bench
 from .certify import certify
 from .common import with_common_options
 from .data import data
@@ -69,6 +70,7 @@ for command in (
     export,
     presets,
     reproduce,
+    bench,
     demo,
 ):
     app.command()(with_common_options(command))

@@ -1,10 +1,11 @@
-"""What the shell completes: presets, datasets, run folders and shipped models."""
+"""What the shell completes: presets, datasets, run folders, shipped models, and the names of tasks and results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..bench import TASKS
 from ..data import names
 from ..data.download import REGISTRY
 from ..presets import PRESETS
@@ -46,6 +47,11 @@ def complete_download(incomplete: str) -> list[str]:
 def complete_result(incomplete: str) -> list[str]:
     """Return the tables and figures that can be reproduced."""
     return _starting(incomplete, RESULTS)
+
+
+def complete_task(incomplete: str) -> list[str]:
+    """Return the tasks that can be measured."""
+    return _starting(incomplete, TASKS)
 
 
 def complete_tracker(incomplete: str) -> list[str]:
