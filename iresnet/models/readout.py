@@ -60,7 +60,7 @@ class NormalisedReadout(nn.Module):
         return cast(Tensor, self.layers(_join(parts, self.pool)))
 
 
-class RowDropout(nn.Dropout):
+class Dropout(nn.Dropout):
     """Dropout whose mask does not depend on the number of processes that share a batch."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def _layers(shapes: Sequence[Shape], classes: int, network: Network) -> nn.Seque
     widths = [sum(s[0] if network.pool else math.prod(s) for s in shapes), *network.head, classes]
     layers: list[nn.Module] = [nn.Linear(widths[0], widths[1])]
     for a, b in pairwise(widths[1:]):
-        dropout = [RowDropout(network.dropout)] if network.readout != "lipschitz" else []
+        dropout = [Dropout(network.dropout)] if network.readout != "lipschitz" else []
         layers += [nn.ELU(), *dropout, nn.Linear(a, b)]
     return nn.Sequential(*layers)
 

@@ -1,14 +1,43 @@
-"""Training by several processes that `torchrun` starts, one per GPU or group of CPU cores.
+"""Training by several processes that `torchrun` starts, one per GPU, or several on the cores of CPUs.
 
-Rank 0 is the main process. What torchrun tells each process is read here and nowhere else.
+Every process holds the whole model and takes its own rows of every batch (`shard`). `DistributedDataParallel` averages
+the gradients, so that all of them take the same step. Rank 0 decides, prints and writes; the others follow it. What
+torchrun tells a process is read here and nowhere else.
 """
 
 from __future__ import annotations
 
+import copy
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..lipschitz import refresh_
+from ..shard import sharing
+from ..transforms.first_batch import DataInitialised, initialising, uninitialised
+from .objective import Joint, Objective
 
 #: What torchrun sets for every process that it starts.
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+#: How long a process waits for the others, while rank 0 reads data, fits a mixture or validates.
+TIMEOUT = timedelta(hours=2)
+
+#: The norms of constrained layers are computed by every process, from the same numbers. Steps after which they are
+#: copied from rank 0 all the same, as processors of different kinds round differently.
+SYNCHRONISE_EVERY = 100
+
+
+class LostProcess(RuntimeError):
+    """Another process of the training has ended."""
 
 
 def rank() -> int:
@@ -33,3 +62,105 @@ def is_main() -> bool:
 
 def _read(name: str, default: int) -> int:
     return int(os.environ[name]) if all(variable in os.environ for variable in VARIABLES) else default
+
+
+@dataclass(frozen=True)
+class Group:
+    """The processes that train a model together. All of them call the same methods in the same order."""
+
+    rank: int = 0
+    ranks: int = 1
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are several processes."""
+        return self.ranks > 1
+
+    def sharing(self) -> AbstractContextManager[None]:
+        """Context in which an objective computes the loss of this process's rows."""
+        return sharing(self.rank, self.ranks)
+
+    def replicate(self, objective: Objective, x: Tensor, y: Tensor | None, options: Mapping[str, Any]) -> nn.Module:
+        """Return the objective, wrapped so that gradients are averaged, with the weights of rank 0 everywhere.
+
+        What the first batch initialises is initialised before, by rank 0 from the whole batch (x, y).
+        """
+        if not self.is_shared:
+            return objective
+        if self.rank == 0:
+            _initialise_(objective, x, y, options)
+        unused = isinstance(objective, Joint) and not objective.needs_logdet  # the base, which then has no gradient
+        return DistributedDataParallel(objective, broadcast_buffers=False, find_unused_parameters=unused)
+
+    def average(self, loss: Tensor, metrics: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Return the loss and the metrics of the whole batch, given those of the own rows."""
+        if not self.is_shared:
+            return loss, metrics
+        total = torch.stack([loss, *(value.to(loss.dtype) for value in metrics.values())])
+        dist.all_reduce(total)
+        first, *others = (total / self.ranks).unbind()
+        return first, dict(zip(metrics, others, strict=True))
+
+    def synchronise_(self, module: nn.Module, step: int) -> None:
+        """Copy the buffers of rank 0 to all processes, every few steps."""
+        if self.is_shared and step % SYNCHRONISE_EVERY == 0:
+            for buffer in module.buffers():
+                dist.broadcast(buffer, 0)
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is set in any process."""
+        if not self.is_shared:
+            return flag
+        flags = torch.tensor(int(flag))
+        dist.all_reduce(flags, dist.ReduceOp.MAX)
+        return bool(flags)
+
+    def share(self, content: Any = None) -> Any:
+        """Return the content that rank 0 passes."""
+        if not self.is_shared:
+            return content
+        contents = [content]
+        dist.broadcast_object_list(contents, 0, device=torch.device("cpu"))
+        return contents[0]
+
+    def leave(self) -> None:
+        """End the communication with the other processes, at the same place in all of them."""
+        if self.is_shared and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+ALONE = Group()
+
+
+@contextmanager
+def joined(device: str) -> Iterator[Group]:
+    """Join the processes that torchrun started; without torchrun, yield a group of this process alone.
+
+    If another process ends meanwhile, `LostProcess` is raised.
+    """
+    if world_size() == 1:
+        yield ALONE
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=TIMEOUT)
+        yield Group(rank(), world_size())
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
+            raise LostProcess("another process of this training has ended; its message, if any, is above.") from error
+        raise
+
+
+def _initialise_(objective: Objective, x: Tensor, y: Tensor | None, options: Mapping[str, Any]) -> None:
+    """Initialise what awaits a first batch, as a training step on the whole batch would; nothing else is changed."""
+    if not uninitialised(objective):
+        return
+    trial, generator = copy.deepcopy(objective), options.get("generator")
+    refresh_(trial)
+    if generator is not None:
+        options = {**options, "generator": torch.Generator(generator.device).set_state(generator.get_state())}
+    with torch.no_grad(), initialising(), torch.random.fork_rng([x.device] if x.is_cuda else []):
+        trial(x, y, **options)
+    for mine, other in zip(objective.modules(), trial.modules(), strict=True):
+        if isinstance(mine, DataInitialised):
+            mine.load_state_dict(other.state_dict())
