@@ -7,12 +7,14 @@ torchrun tells a process is read here and nowhere else.
 
 from __future__ import annotations
 
+import atexit
 import copy
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from inspect import signature
 from typing import Any
 
 import torch
@@ -34,6 +36,11 @@ TIMEOUT = timedelta(hours=2)
 #: The norms of constrained layers are computed by every process, from the same numbers. Steps after which they are
 #: copied from rank 0 all the same, as processors of different kinds round differently.
 SYNCHRONISE_EVERY = 100
+
+#: The option of DistributedDataParallel that copies all buffers before every step, by its name in this version of torch.
+COPY_BUFFERS = next(
+    name for name in ("forward_sync_buffers", "broadcast_buffers") if name in signature(DistributedDataParallel).parameters
+)
 
 
 class LostProcess(RuntimeError):
@@ -89,8 +96,9 @@ class Group:
             return objective
         if self.rank == 0:
             _initialise_(objective, x, y, options)
+        self._copy_buffers(objective)  # the parameters are copied by DistributedDataParallel
         unused = isinstance(objective, Joint) and not objective.needs_logdet  # the base, which then has no gradient
-        return DistributedDataParallel(objective, broadcast_buffers=False, find_unused_parameters=unused)
+        return DistributedDataParallel(objective, **{COPY_BUFFERS: False}, find_unused_parameters=unused)
 
     def average(self, loss: Tensor, metrics: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the loss and the metrics of the whole batch, given those of the own rows."""
@@ -104,8 +112,11 @@ class Group:
     def synchronise_(self, module: nn.Module, step: int) -> None:
         """Copy the buffers of rank 0 to all processes, every few steps."""
         if self.is_shared and step % SYNCHRONISE_EVERY == 0:
-            for buffer in module.buffers():
-                dist.broadcast(buffer, 0)
+            self._copy_buffers(module)
+
+    def _copy_buffers(self, module: nn.Module) -> None:
+        for buffer in module.buffers():
+            dist.broadcast(buffer, 0)
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set in any process."""
@@ -113,6 +124,14 @@ class Group:
             return flag
         flags = torch.tensor(int(flag))
         dist.all_reduce(flags, dist.ReduceOp.MAX)
+        return bool(flags)
+
+    def decide(self, flag: bool) -> bool:
+        """Return the flag of rank 0."""
+        if not self.is_shared:
+            return flag
+        flags = torch.tensor(int(flag))
+        dist.broadcast(flags, 0)
         return bool(flags)
 
     def share(self, content: Any = None) -> Any:
@@ -125,8 +144,8 @@ class Group:
 
     def leave(self) -> None:
         """End the communication with the other processes, at the same place in all of them."""
-        if self.is_shared and dist.is_initialized():
-            dist.destroy_process_group()
+        if self.is_shared:
+            _close()
 
 
 ALONE = Group()
@@ -141,14 +160,36 @@ def joined(device: str) -> Iterator[Group]:
     if world_size() == 1:
         yield ALONE
         return
-    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+    on_gpus = device.startswith("cuda")
+    if on_gpus:
+        _take_gpu(device)
     try:
-        dist.init_process_group(backend, timeout=TIMEOUT)
-        yield Group(rank(), world_size())
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=TIMEOUT)
+        atexit.register(_close)
+        group = Group(rank(), world_size())
+        yield group
+        group.leave()
     except RuntimeError as error:
         if isinstance(error, dist.DistError) or "gloo" in str(error):
             raise LostProcess("another process of this training has ended; its message, if any, is above.") from error
         raise
+
+
+def _close() -> None:
+    """End the communication, if it has not ended: after an error, once its message is printed."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _take_gpu(device: str) -> None:
+    """Make `cuda` a GPU of this process's own."""
+    available = torch.cuda.device_count()
+    if device != "cuda" or local_rank() >= available:
+        raise ValueError(
+            f"every process needs a GPU of its own; got --device {device} for process {local_rank()} of a machine with "
+            f"{available}. Use --device cuda, with at most {available} processes per machine, or --device cpu."
+        )
+    torch.cuda.set_device(local_rank())
 
 
 def _initialise_(objective: Objective, x: Tensor, y: Tensor | None, options: Mapping[str, Any]) -> None:
