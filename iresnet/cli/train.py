@@ -218,14 +218,15 @@ def _advice(folder: Path, experiment: Experiment) -> Iterator[None]:
     try:
         yield
     except distributed.LostProcess as error:
-        raise distributed.LostProcess(f"{error} {resume_hint(folder)}") from error
+        hint = resume_hint(folder).replace("\n ", "")  # an error is one line
+        raise distributed.LostProcess(f"{error} {hint}") from error
     except TrainingError as error:
         if not (folder / "last.safetensors").is_file():
             raise
         lower = f"{experiment.training.learning_rate / 2:g}"
         raise TrainingError(
-            f"{error} Resume from the last checkpoint with a lower learning rate:\n"
-            f"  iresnet train --resume --out {quote(str(folder))} --set {LEARNING_RATE}={lower}"
+            f"{error} Resume from the last checkpoint with a lower learning rate: "
+            f"iresnet train --resume --out {quote(str(folder))} --set {LEARNING_RATE}={lower}"
         ) from error
 
 

@@ -16,6 +16,7 @@ from .. import data
 from ..data import Batches, Dataset, Schema
 from ..lipschitz import refresh_
 from ..presets import Experiment
+from ..spelling import counted
 from ..train import Objective, train
 from ..train.checkpoint import Checkpoint
 from ..train.distributed import Group
@@ -85,7 +86,7 @@ def check_batch(batches: Batches, group: Group) -> None:
     size = min(batches.size, batches.labelled_size or batches.size)
     if group.ranks > size:
         raise ValueError(
-            f"every process needs a row of every batch; got {size} rows for {group.ranks} processes. Start fewer, or "
+            f"every process needs a row of every batch; got {counted(size, 'row')} for {group.ranks} processes. Start fewer, or "
             "raise training.batch."
         )
 

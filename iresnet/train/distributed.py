@@ -37,9 +37,11 @@ TIMEOUT = timedelta(hours=2)
 #: copied from rank 0 all the same, as processors of different kinds round differently.
 SYNCHRONISE_EVERY = 100
 
-#: The option of DistributedDataParallel that copies all buffers before every step, by its name in this version of torch.
+#: The option of DistributedDataParallel that copies all buffers before every step, by its name in this torch.
 COPY_BUFFERS = next(
-    name for name in ("forward_sync_buffers", "broadcast_buffers") if name in signature(DistributedDataParallel).parameters
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in signature(DistributedDataParallel).parameters
 )
 
 
@@ -97,8 +99,8 @@ class Group:
         if self.rank == 0:
             _initialise_(objective, x, y, options)
         self._copy_buffers(objective)  # the parameters are copied by DistributedDataParallel
-        unused = isinstance(objective, Joint) and not objective.needs_logdet  # the base, which then has no gradient
-        return DistributedDataParallel(objective, **{COPY_BUFFERS: False}, find_unused_parameters=unused)
+        options = {COPY_BUFFERS: False, "find_unused_parameters": _has_unused_base(objective)}
+        return DistributedDataParallel(objective, **options)
 
     def average(self, loss: Tensor, metrics: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the loss and the metrics of the whole batch, given those of the own rows."""
@@ -190,6 +192,14 @@ def _take_gpu(device: str) -> None:
             f"{available}. Use --device cuda, with at most {available} processes per machine, or --device cpu."
         )
     torch.cuda.set_device(local_rank())
+
+
+def _has_unused_base(objective: Objective) -> bool:
+    """Whether the parameters of the base have no gradient: those of a hybrid that is trained for its classes alone."""
+    if not isinstance(objective, Joint) or objective.needs_logdet:
+        return False
+    used = set(objective.model.head.parameters())  # a head by Bayes' rule uses the base
+    return any(p.requires_grad and p not in used for p in objective.model.base.parameters())
 
 
 def _initialise_(objective: Objective, x: Tensor, y: Tensor | None, options: Mapping[str, Any]) -> None:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from .closed_form import ClosedForm
 
-
 _INITIALISING: ContextVar[bool] = ContextVar("initialising", default=False)
 
 
