@@ -86,8 +86,8 @@ def check_batch(batches: Batches, group: Group) -> None:
     size = min(batches.size, batches.labelled_size or batches.size)
     if group.ranks > size:
         raise ValueError(
-            f"every process needs a row of every batch; got {counted(size, 'row')} for {group.ranks} processes. Start fewer, or "
-            "raise training.batch."
+            f"every process needs a row of every batch; got {counted(size, 'row')} for {group.ranks} processes. Start "
+            "fewer, or raise training.batch."
         )
 
 
