@@ -21,7 +21,7 @@ from iresnet.transforms.mixing import PrincipalAxes
 from .runs import tiny
 from .zoo import normal
 
-#: A density of points, a density of images with uniform noise and a roulette, a hybrid with dropout; batches of 15 rows.
+#: A density of points, one of images with uniform noise and a roulette, a hybrid with dropout; batches of 15 rows.
 EXPERIMENTS = {
     # Adam would divide the gradient of the last shift, which is zero up to rounding, by its own size.
     "points": lambda: tiny("points-density", batch=15, optimiser="sgd", learning_rate=0.01),
