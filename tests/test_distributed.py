@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from iresnet import ActNorm, Chain, mlp_flow
 from iresnet.presets import Experiment
-from iresnet.run import Run, start
-from iresnet.run.shared import follow
+from iresnet.run import Run, follow, start
 from iresnet.train import State, distributed
 from iresnet.transforms.mixing import PrincipalAxes
 

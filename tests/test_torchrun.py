@@ -15,8 +15,8 @@ from iresnet import data, lock
 from iresnet.cli import main, ranks
 from iresnet.gpu import Acceleration, Engine
 from iresnet.presets import PRESETS
-from iresnet.run import Run, start
-from iresnet.run.shared import check_batch, follow, make_batches
+from iresnet.run import Run, follow, start
+from iresnet.run.shared import check_batch, make_batches
 from iresnet.train import TrainingError, distributed
 from iresnet.train.distributed import Group, LostProcess
 

@@ -17,9 +17,8 @@ from ..data import Splits, load
 from ..data.columns import SPELLINGS
 from ..models import INVERSES
 from ..presets import Experiment
-from ..run import TRUNCATION, FitResult, Run, resume, start, truncation_warning
+from ..run import TRUNCATION, FitResult, Run, SharedTraining, follow, resume, start, truncation_warning
 from ..run.progress import progress, reporter
-from ..run.shared import SharedTraining, follow
 from ..run.trackers import TRACKERS, make_loggers
 from ..spelling import counted, listed
 from ..train import distributed
@@ -101,6 +100,8 @@ def train(
     Example: iresnet train table-hybrid --data measurements.csv --label kind
 
     Example: iresnet train customers.csv --id name --drop phone,city --kind plan=category --missing drop
+
+    Several processes share a training: torchrun --nproc-per-node=4 -m iresnet train digits-hybrid
 
     Ctrl-C or SIGTERM saves a checkpoint; `--resume` continues from it, with another learning rate if training diverged:
 

@@ -83,6 +83,8 @@ class Engine:
             self.reasons.append(f"no bfloat16: {obstacle or no_half}")
             half = False
         self.dtype = torch.bfloat16 if half else torch.float32
+        if ranks > 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in objective.modules()):
+            self.reasons.append("BatchNorm normalises by the rows of each process")
 
     def _allow(self, choice: str, what: str, obstacle: str | None) -> bool:
         if choice == "off":
