@@ -209,7 +209,7 @@ def _initialise_(objective: Objective, x: Tensor, y: Tensor | None, options: Map
     trial, generator = copy.deepcopy(objective), options.get("generator")
     refresh_(trial)
     if generator is not None:
-        options = {**options, "generator": torch.Generator(generator.device).set_state(generator.get_state())}
+        options = {**options, "generator": generator.clone_state()}
     with torch.no_grad(), initialising(), torch.random.fork_rng([x.device] if x.is_cuda else []):
         trial(x, y, **options)
     for mine, other in zip(objective.modules(), trial.modules(), strict=True):
