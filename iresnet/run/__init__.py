@@ -11,6 +11,6 @@ from .weights import shipped
 
 __all__ = [
     "TRUNCATION", "FitResult", "Logger", "MLflow", "Run", "SharedTraining", "TrainedModel", "WeightsAndBiases",
-    "follow", "load", "publish", "release", "resume", "shipped", "start", "train_in_memory", "truncation_warning", "validate",
-    "write_certificate",
+    "follow", "load", "publish", "release", "resume", "shipped", "start", "train_in_memory", "truncation_warning",
+    "validate", "write_certificate",
 ]  # fmt: skip
