@@ -140,7 +140,7 @@ def test_a_block_with_its_logdet_trains_the_same(kind, estimator, monkeypatch):
     """Probes are drawn outside of the graph in real use; here both draw the same ones."""
     block, x = block_of(kind)
     v = torch.sign(x_of(*x.shape, seed=9))
-    monkeypatch.setattr("iresnet.logdet.estimators.draw_probes", lambda *_: v)
+    monkeypatch.setattr("iresnet.logdet.estimators.draw_probes", lambda *_, **__: v)
     agree(block, copy.deepcopy(block), lambda module: module.forward_and_logdet(x, estimator=estimator))
 
 
@@ -180,7 +180,7 @@ def test_a_convolutional_block_with_its_logdet_is_one_graph():
     block, x = block_of("conv")
     v = torch.sign(x_of(*x.shape, seed=9))
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("iresnet.logdet.estimators.draw_probes", lambda *_: v)
+        patch.setattr("iresnet.logdet.estimators.draw_probes", lambda *_, **__: v)
         for estimator in (Exact(), PowerSeries(4)):
 
             def run(t, estimator=estimator):

@@ -41,7 +41,7 @@ from iresnet.models import build
 from iresnet.presets import Experiment, find, with_overrides
 from iresnet.results import PILOT, Results, markdown_table, nonfinite_to_none, provenance, read, write
 from iresnet.run import validate
-from iresnet.run.fit import make_batches
+from iresnet.run.shared import make_batches
 from iresnet.train import State, Training, set_learning_rate
 from iresnet.train.objective import nats_per_unit
 

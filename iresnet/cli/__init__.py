@@ -25,6 +25,7 @@ from .export import export
 from .interpolate import interpolate
 from .invert import invert
 from .presets import presets
+from .ranks import one_voice, reports
 from .report import report
 from .reproduce import reproduce
 from .sample import sample
@@ -103,19 +104,22 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in words
     words = [w for w in words if w != "--debug"]
     early.restore()
-    with steady(), plain_warnings():
+    with one_voice(), steady(), plain_warnings():
         try:
             app(args=words, prog_name="iresnet")
-        except (ValueError, OSError, RuntimeError, MemoryError) as error:
-            if debug:
-                raise
-            typer.echo(f"iresnet: {OUT_OF_MEMORY if _is_memory(error) else printable(str(error))}", err=True)
-            raise SystemExit(2 if isinstance(error, ValueError | OSError) else 1) from None
         except Exception as error:
             if debug:
                 raise
-            typer.echo(f"iresnet: {BUG.format(type(error).__name__, error)}", err=True)
-            raise SystemExit(1) from None
+            if reports(error):
+                typer.echo(f"iresnet: {_sentence(error)}", err=True)
+            raise SystemExit(2 if isinstance(error, ValueError | OSError) else 1) from None
+
+
+def _sentence(error: Exception) -> str:
+    if _is_memory(error):
+        return OUT_OF_MEMORY
+    expected = isinstance(error, ValueError | OSError | RuntimeError)
+    return printable(str(error)) if expected else BUG.format(type(error).__name__, error)
 
 
 def _is_memory(error: Exception) -> bool:

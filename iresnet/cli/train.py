@@ -17,10 +17,11 @@ from ..data import Splits, load
 from ..data.columns import SPELLINGS
 from ..models import INVERSES
 from ..presets import Experiment
-from ..run import TRUNCATION, FitResult, Run, resume, start, truncation_warning
+from ..run import TRUNCATION, FitResult, Run, SharedTraining, follow, resume, start, truncation_warning
 from ..run.progress import progress, reporter
 from ..run.trackers import TRACKERS, make_loggers
 from ..spelling import counted, listed
+from ..train import distributed
 from ..train.guard import TrainingError
 from .completion import complete_data, complete_preset, complete_run, complete_tracker, complete_training
 from .console import Device, choose_device, console, ctrl_c, result, use_threads
@@ -100,10 +101,14 @@ def train(
 
     Example: iresnet train customers.csv --id name --drop phone,city --kind plan=category --missing drop
 
+    Several processes share a training: torchrun --nproc-per-node=4 -m iresnet train digits-hybrid
+
     Ctrl-C or SIGTERM saves a checkpoint; `--resume` continues from it, with another learning rate if training diverged:
 
     Example: iresnet train --resume --out runs/first --set training.learning_rate=0.001
     """
+    if not distributed.is_main():
+        return follow_main(device)
     if None not in (what, preset) and what != preset:
         raise ValueError(f"a run has one preset; got {what!r} and --preset {preset!r}. Leave one out.")
     what = preset if what is None else what
@@ -130,14 +135,30 @@ def train(
     use_threads(schema.dimension)
     for line in filter(None, (note, *describe_table(experiment, splits))):
         screen.say(line)
-    with ctrl_c(lambda: resume_hint(folder)) as stop, progress(screen) as bars, _divergence_advice(folder, experiment):
-        options: dict[str, Any] = {"device": chosen, "stop": stop, "loggers": loggers}
+    with (
+        _advice(folder, experiment),
+        distributed.joined(chosen) as group,
+        ctrl_c(lambda: resume_hint(folder)) as stop,
+        progress(screen) as bars,
+    ):
+        options: dict[str, Any] = {"device": chosen, "stop": stop, "loggers": loggers, "group": group}
         options["report"] = reporter(bars, experiment.name)
         if resume_:
             trained = resume(folder, learning_rate=learning_rate, **options)
         else:
             trained = start(experiment, folder, splits=splits, **options)
     finish(trained)
+
+
+def follow_main(device: str) -> None:
+    """Take part in the training of the main process, which prints and writes; all settings come from it."""
+    chosen = choose_device(device)
+    with distributed.joined(chosen) as group:
+        shared: SharedTraining | None = group.share()
+        if shared is not None:
+            use_threads(shared.schema.dimension)
+            with ctrl_c() as stop:
+                follow(group, shared, chosen, stop)
 
 
 def _words(options: Mapping[str, str | list[str] | None]) -> list[str]:
@@ -193,17 +214,20 @@ def new_learning_rate(changes: list[str]) -> float | None:
 
 
 @contextmanager
-def _divergence_advice(folder: Path, experiment: Experiment) -> Iterator[None]:
-    """Add to the error of a diverged training how to resume from the last checkpoint."""
+def _advice(folder: Path, experiment: Experiment) -> Iterator[None]:
+    """Add to the error of a training that diverged or lost a process how to resume from the last checkpoint."""
     try:
         yield
+    except distributed.LostProcess as error:
+        hint = resume_hint(folder).replace("\n ", "")  # an error is one line
+        raise distributed.LostProcess(f"{error} {hint}") from error
     except TrainingError as error:
         if not (folder / "last.safetensors").is_file():
             raise
         lower = f"{experiment.training.learning_rate / 2:g}"
         raise TrainingError(
-            f"{error} Resume from the last checkpoint with a lower learning rate:\n"
-            f"  iresnet train --resume --out {quote(str(folder))} --set {LEARNING_RATE}={lower}"
+            f"{error} Resume from the last checkpoint with a lower learning rate: "
+            f"iresnet train --resume --out {quote(str(folder))} --set {LEARNING_RATE}={lower}"
         ) from error
 
 
@@ -271,7 +295,7 @@ def _summary(trained: FitResult, uncertified: object) -> list[str]:
         f"{words}.",
         truncation_warning(trained.run),
     ]
-    if torch.cuda.is_available() and trained.engine:
+    if (torch.cuda.is_available() or distributed.world_size() > 1) and trained.engine:
         lines.append(f"Execution: {trained.engine}.")
     if trained.certificate is not None:
         note = f" ({counted(len(trained.tightened), 'layer')} tightened)" if trained.tightened else ""

@@ -9,12 +9,14 @@ image, per channel. Pixels stay integers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..allowed import Rule, check_settings, in_interval
+from ..shard import draw_rows
 
 #: The fraction of the images that is shifted.
 Shifted: TypeAlias = Annotated[float, in_interval("[0, 1]", "is the fraction of the images that is shifted,")]
@@ -57,16 +59,16 @@ class Augment:
         self.check(tuple(x.shape[1:]))
         if not (self.shift or self.flip or self.cutout):
             return x
-        (b, _, h, w), device = x.shape, generator.device
+        (b, _, h, w), source = x.shape, {"generator": generator, "device": generator.device}
         # Both are always drawn, so that the shifts are the same with and without flips.
-        shifts = torch.randint(-self.shift, self.shift + 1, (2, b, 1), generator=generator, device=device)
-        flips = to_device(torch.randint(2, (b, 1), generator=generator, device=device).bool(), x.device)
+        shifts = draw_rows(partial(torch.randint, -self.shift, self.shift + 1, **source), (2, b, 1), axis=1)
+        flips = to_device(draw_rows(partial(torch.randint, 2, **source), (b, 1)).bool(), x.device)
         if self.shifted < 1:
-            shifts = shifts * (torch.rand(b, 1, generator=generator, device=device) < self.shifted)
+            shifts = shifts * (draw_rows(partial(torch.rand, **source), (b, 1)) < self.shifted)
         if self.shift or self.flip:
             x = self._shift_and_flip(x, to_device(shifts, x.device), flips)
         if self.cutout:
-            centre = torch.stack([torch.randint(n, (b, 1), generator=generator, device=device) for n in (h, w)])
+            centre = torch.stack([draw_rows(partial(torch.randint, n, **source), (b, 1)) for n in (h, w)])
             x = self._cut_out(x, to_device(centre, x.device))
         return x
 

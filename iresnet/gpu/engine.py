@@ -46,12 +46,20 @@ class Acceleration:
 class Engine:
     """How the steps of an objective are executed: `method` describes it, `reasons` says why it is not faster.
 
-    `needs_logdet` says whether the objective uses log-determinants; `estimator` is the estimator for blocks.
+    `needs_logdet` says whether the objective uses log-determinants; `estimator` is the estimator for blocks; `ranks` is
+    the number of processes that share a step.
     """
 
     def __init__(
-        self, objective: nn.Module, requested: Acceleration, *, needs_logdet: bool, estimator: Estimator | None
+        self,
+        objective: nn.Module,
+        requested: Acceleration,
+        *,
+        needs_logdet: bool,
+        estimator: Estimator | None,
+        ranks: int = 1,
     ) -> None:
+        self.ranks = ranks
         self.reasons, device = list[str](), next(objective.parameters()).device
         self.blocks = any(isinstance(m, ResidualBlock) for m in objective.modules())
         self.rest, self.couplings = bool(unfused_convolutions(objective)), bool(find_couplings(objective))
@@ -59,7 +67,9 @@ class Engine:
         other = needs_logdet and self.blocks and not self.series
         obstacle = "the log-determinant is not a power series" if other else None
         absent = None if device.type == "cuda" else f"this device is {'a CPU' if device.type == 'cpu' else device.type}"
-        self.graph = self._allow(requested.graph, "CUDA graph", absent or obstacle or adaptive_solver_reason(objective))
+        shared = "several processes share a step" if ranks > 1 else None
+        uncapturable = absent or obstacle or adaptive_solver_reason(objective) or shared
+        self.graph = self._allow(requested.graph, "CUDA graph", uncapturable)
         idle = None if self.blocks or self.couplings else "there are neither residual blocks nor couplings"
         # Compiling also works on a CPU, but takes longer than it saves: only if requested explicitly.
         missing = (absent or _no_compiler()) if requested.compile == "auto" else None
@@ -73,6 +83,8 @@ class Engine:
             self.reasons.append(f"no bfloat16: {obstacle or no_half}")
             half = False
         self.dtype = torch.bfloat16 if half else torch.float32
+        if ranks > 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in objective.modules()):
+            self.reasons.append("BatchNorm normalises by the rows of each process")
 
     def _allow(self, choice: str, what: str, obstacle: str | None) -> bool:
         if choice == "off":
@@ -96,6 +108,8 @@ class Engine:
             parts.append("couplings compiled")
         if self.fuse and (self.blocks or self.dtype != torch.float32):
             parts.append(f"{self._inside} in {str(self.dtype)[6:]}")
+        if self.ranks > 1:
+            parts.append(f"{self.ranks} processes")
         return ", ".join(parts)
 
     @property

@@ -106,14 +106,14 @@ class FixedSeries(Estimator, ABC):
 
     def noise(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
         """Draw the noise of one probe per sample: Gaussian numbers, or bits (see `noise_to_probes`)."""
-        return draw_probe_noise(x[:1] if self.shared else x, self.probe, generator).expand_as(x)
+        return draw_probe_noise(x, self.probe, generator, shared=self.shared)
 
     def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
         value, gradient = self.weights(x)
-        like = x[:1] if self.shared else x
 
         def one_probe() -> Tensor:
-            return power_series(jacobian, draw_probes(like, self.probe, generator).expand_as(x), value, gradient)
+            v = draw_probes(x, self.probe, generator, shared=self.shared)
+            return power_series(jacobian, v, value, gradient)
 
         return _mean_over_probes(self.probes, one_probe)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..compiler import can_read_values
+from ..shard import draw_rows
 from .jacobian import Jacobian
 
 #: On a GPU, the number of terms between two checks whether a series may stop: a check waits for the device.
@@ -31,7 +32,7 @@ def roulette_weights(terms: int, q: float, x: Tensor, generator: torch.Generator
     A sample draws N = terms + floor(ln U / ln q), so that P(N >= k) = q^(k - terms) for k > terms. It is computed as a
     power: a difference of distribution functions would lose all digits.
     """
-    u = torch.rand(len(x), dtype=torch.float64, device=x.device, generator=generator)
+    u = draw_rows(lambda shape: torch.rand(shape, dtype=torch.float64, device=x.device, generator=generator), (len(x),))
     extra = torch.floor(u.clamp_min(1e-300).log() / math.log(q))
     n = int(extra.max()) + terms
     k = torch.arange(1, n + 1, dtype=torch.float64, device=x.device)[:, None]

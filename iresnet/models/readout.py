@@ -13,9 +13,11 @@ from itertools import pairwise
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..lipschitz import constrain_
+from ..shard import draw_rows, is_shared
 from ..transform import Shape
 from .network import Network
 
@@ -58,11 +60,20 @@ class NormalisedReadout(nn.Module):
         return cast(Tensor, self.layers(_join(parts, self.pool)))
 
 
+class Dropout(nn.Dropout):
+    """Dropout whose mask does not depend on the number of processes that share a batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and is_shared()):
+            return super().forward(x)
+        return x * draw_rows(lambda shape: F.dropout(x.new_ones(shape), self.p), x.shape)
+
+
 def _layers(shapes: Sequence[Shape], classes: int, network: Network) -> nn.Sequential:
     widths = [sum(s[0] if network.pool else math.prod(s) for s in shapes), *network.head, classes]
     layers: list[nn.Module] = [nn.Linear(widths[0], widths[1])]
     for a, b in pairwise(widths[1:]):
-        dropout = [nn.Dropout(network.dropout)] if network.readout != "lipschitz" else []
+        dropout = [Dropout(network.dropout)] if network.readout != "lipschitz" else []
         layers += [nn.ELU(), *dropout, nn.Linear(a, b)]
     return nn.Sequential(*layers)
 

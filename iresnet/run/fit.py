@@ -14,15 +14,16 @@ from torch import Tensor, nn
 from .. import data, evaluate, lock
 from ..base import FullMixture
 from ..certificate import Certificate, certify, tighten_
-from ..data import Batches, Dataset, Splits, subsample
+from ..data import Dataset, Splits, subsample
 from ..data.table import refuse_degenerate_columns
-from ..lipschitz import defer_norms, refresh_
+from ..lipschitz import defer_norms
 from ..migration import FORMER_FILES
 from ..models import INVERSES, Network
 from ..presets import Experiment
 from ..results import provenance
 from ..train import Report, TrainingError, checkpoint, train
 from ..train.checkpoint import Checkpoint
+from ..train.distributed import ALONE, Group
 from ..version import __version__
 from .board import TensorBoard
 from .callback import VALIDATION_SAMPLES, RunCallback, has_ended
@@ -30,6 +31,7 @@ from .folder import Run, fingerprints, made_with
 from .logger import Logger, Loggers
 from .memory import MemoryRun
 from .pilot import build_start
+from .shared import SharedTraining, check_batch, make_batches, prepare
 
 #: What tells the parts of a run apart that were trained by other code or on other hardware.
 IDENTITY = ("commit", "versions", "hardware", "device")
@@ -58,17 +60,19 @@ def start(
     overwrite: bool = False,
     splits: Splits | None = None,
     loggers: Sequence[Logger] = (),
+    group: Group = ALONE,
 ) -> FitResult:
     """Train an experiment in a new run folder. `splits` are its data, if they are already loaded.
 
-    `loggers` get the metrics besides log.csv and TensorBoard's file.
+    `loggers` get the metrics besides log.csv and TensorBoard's file. `group` are the processes that train it; this is
+    rank 0, and the others call `follow`.
     """
     splits = data.load(experiment.data) if splits is None else splits
     if experiment.objective.kind != "classification":
         refuse_degenerate_columns(splits.train)
-    experiment = replace(
-        experiment, training=experiment.training.resolve_epochs(make_batches(experiment, splits.train).per_epoch)
-    )
+    batches = make_batches(experiment, splits.train)
+    check_batch(batches, group)
+    experiment = replace(experiment, training=experiment.training.resolve_epochs(batches.per_epoch))
     experiment, model = initial_model(experiment, splits, stop)  # raises before anything is written
     experiment = replace(
         experiment, data=experiment.data.resolved()
@@ -76,7 +80,7 @@ def start(
     with Run.lock_new_folder(folder):
         run = Run.create(folder, experiment, splits.schema, overwrite=overwrite)
         run.write_run_json("data.json", fingerprints(splits))
-        return _fit(run, splits, None, device, report, stop, loggers, model)
+        return _fit(run, splits, None, device, report, stop, loggers, model, group=group)
 
 
 def initial_model(
@@ -101,6 +105,7 @@ def resume(
     stop: Callable[[], bool] = lambda: False,
     learning_rate: float | None = None,
     loggers: Sequence[Logger] = (),
+    group: Group = ALONE,
 ) -> FitResult:
     """Resume the run in a folder from its last checkpoint. A finished run is not changed.
 
@@ -118,11 +123,13 @@ def resume(
             if not (run.folder / "data.json").is_file():  # the process was killed before it was written
                 run.write_run_json("data.json", fingerprints(splits))
             run = run if learning_rate is None else run.with_learning_rate(learning_rate, step)
-            return _fit(run, splits, state, device, report, stop, loggers)
+            check_batch(make_batches(run.experiment, splits.train), group)
+            return _fit(run, splits, state, device, report, stop, loggers, group=group)
         if learning_rate is not None:
             raise ValueError(
                 f"{run.folder} is finished, so its learning rate cannot change. Start a new run with another --out."
             )
+        group.share(None)
         certificate = _certificate_of(run)
         seconds = state.read_number("seconds", 0.0)
         return FitResult(run, step, True, seconds, certificate, tuple(run.tightened_layers()))
@@ -145,6 +152,8 @@ def _fit(
     stop: Callable[[], bool],
     loggers: Sequence[Logger],
     model: nn.Module | None = None,
+    *,
+    group: Group,
 ) -> FitResult:
     if model is None:
         torch.manual_seed(run.experiment.seed)
@@ -158,7 +167,8 @@ def _fit(
     step = 0 if state is None else state.read_count("step")
     board = TensorBoard(run.folder / "tensorboard")
     with Loggers((board, *loggers)).logging(run.experiment, step, run.folder) as logs:
-        callback = train_model(run, model, splits.train, splits.validation, device, report, stop, logs, state, note)
+        parts = splits.train, splits.validation
+        callback = train_model(run, model, *parts, device, report, stop, logs, state, note, group=group)
         result = FitResult(run, callback.step, False, callback.seconds, engine=callback.engine)
         if callback.ended and not stop():  # if stopped during the last step, `resume` does the rest
             certificate, tightened = release(run, splits.validation, device)
@@ -180,6 +190,7 @@ def train_model(
     note: Callable[[RunCallback], None] = lambda callback: None,
     *,
     seconds: float = 0.0,
+    group: Group = ALONE,
 ) -> RunCallback:
     """Train a model on datasets in memory, from a checkpoint if given; return how far it came.
 
@@ -187,13 +198,11 @@ def train_model(
     after the first step, in case the process is killed, and at the end, also that of a run that diverged.
     """
     experiment = run.experiment
-    refresh_(model.to(device), settle=True)
-    batches = make_batches(experiment, samples.to(device))
-    augment, labelled = experiment.data.augment, batches.labelled_size
-    objective = experiment.objective.build_objective(model, run.schema.levels, augment, labelled)
-    generator = torch.Generator(device).manual_seed(experiment.seed)
     begin = Checkpoint({}, {"step": 0, "seconds": seconds}) if state is None else state
-    callback = RunCallback(run, model, validation.repeated().to(device), begin, stop, loggers)
+    group.share(None if has_ended(run, begin) else SharedTraining.of(experiment, samples, model, state, device))
+    objective, batches, generator = prepare(experiment, samples, model, device)
+    on_device = validation.repeated().to(device)
+    callback = RunCallback(run, model, on_device, begin, lambda: group.any(stop()), loggers)
     first = callback.step
 
     def on_step(step: int, steps: int, metrics: Mapping[str, Tensor]) -> None:
@@ -209,8 +218,10 @@ def train_model(
         if not callback.ended:
             train(
                 objective, batches.starting_at(begin.read_count("step")), experiment.training, generator=generator,
-                acceleration=experiment.acceleration, report=on_step, resume=state, callback=callback,
+                acceleration=experiment.acceleration, report=on_step, resume=state, group=group,
+                callback=lambda state: group.decide(callback(state)),
             )  # fmt: skip
+            group.leave()
     except TrainingError:
         note(callback)
         raise
@@ -218,12 +229,6 @@ def train_model(
         callback.close()
     note(callback)
     return callback
-
-
-def make_batches(experiment: Experiment, dataset: Dataset) -> Batches:
-    """Return the training batches of an experiment."""
-    training, augment = experiment.training, experiment.data.augment
-    return Batches(dataset, training.batch, seed=experiment.seed, augment=augment, labelled=training.labelled_batch)
 
 
 def release(run: Run, validation: Dataset, device: str = "cpu") -> tuple[Certificate | None, list[str]]:

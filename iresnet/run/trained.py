@@ -19,7 +19,6 @@ from .fit import (
     certify_model,
     environment,
     initial_model,
-    make_batches,
     reference_likelihoods,
     train_model,
     write_model,
@@ -27,6 +26,7 @@ from .fit import (
 from .folder import Run, fingerprint
 from .logger import Logger, Loggers
 from .memory import MemoryRun
+from .shared import make_batches
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,8 @@
 
 In reading order: `objective` (batch -> loss and metrics), `settings` (the training settings), `optimiser`, `average`
 (of the weights), `guard` (stops a diverging run with a message that names the cause), `checkpoint` (tensors and JSON in
-one file), `restoring` (what a checkpoint must hold to be resumed from), `loop` (all of it; the step is written out).
+one file), `restoring` (what a checkpoint must hold to be resumed from), `distributed` (the processes that share a
+training), `loop` (all of it; the step is written out).
 """
 
 from .average import Average

@@ -29,6 +29,7 @@ from ..residual import ResidualBlock
 from . import restoring
 from .average import Average
 from .checkpoint import Checkpoint
+from .distributed import ALONE, Group
 from .guard import TrainingError, guard_gradient, guard_loss
 from .objective import Objective
 from .optimiser import make_optimiser, set_learning_rate
@@ -51,14 +52,15 @@ def train(
     report: Report | None = None,
     resume: Checkpoint | None = None,
     callback: Callable[[State], bool] | None = None,
+    group: Group = ALONE,
 ) -> nn.Module:
     """Minimise the objective over `settings.steps` batches and return the model with averaged weights, in eval mode.
 
     The objective's own model is trained in place; the result is a copy whose spectral norms have converged. `callback`
     sees the state after every step, to validate or save it, and stops training by returning True. With `resume`,
-    `batches` must start at the checkpoint's step.
+    `batches` must start at the checkpoint's step. The processes of `group` call this together, with the same batches.
     """
-    state = State(objective, settings, generator, acceleration)
+    state = State(objective, settings, generator, acceleration, group)
     if resume is not None:
         state.restore(resume)
     objective.train()
@@ -86,30 +88,44 @@ class State:
         settings: Training,
         generator: torch.Generator | None,
         acceleration: Acceleration | None = None,
+        group: Group = ALONE,
     ) -> None:
-        self.objective, self.settings, self.generator = objective, settings, generator
+        self.objective, self.settings, self.generator, self.group = objective, settings, generator, group
+        self.replica: nn.Module = objective  # what a step calls; shared with other processes from the first step on
         self.parameters = list(objective.parameters())
         self.optimiser = make_optimiser(objective, settings)
         self.average: Average | None = None
         self.step = self.taken = 0
         requested = Acceleration() if acceleration is None else acceleration
-        self.engine = Engine(objective, requested, needs_logdet=objective.needs_logdet, estimator=self.estimator)
+        needs_logdet = objective.needs_logdet
+        self.engine = Engine(
+            objective, requested, needs_logdet=needs_logdet, estimator=self.estimator, ranks=group.ranks
+        )
         self.fast: FastStep | None = None
         if self.engine.graph or self.engine.fuse:
             self.fast = FastStep(objective, self.optimiser, generator, self.engine)
 
     def advance(self, x: Tensor, y: Tensor | None = None) -> StepResult:
         """Take the next training step on a batch, by the fastest means available."""
-        self.taken += 1
         drawn = self.draw_terms()
+        if not self.taken:
+            self._replicate(x, y, drawn)
+        self.taken += 1
         if self.fast is None:
-            result = self.training_step(self.objective, x, y, drawn)
+            result = self.training_step(self.replica, x, y, drawn)
         else:
             result = self.fast(self.training_step, x, y, drawn)
             guard_loss(self.objective, result.loss, self.step, x, y, self._forward_options(drawn))
             guard_gradient(self.objective, result.norm, self.step)
         self.step += 1
+        self.group.synchronise_(self.objective, self.step)
         return result
+
+    def _replicate(self, x: Tensor, y: Tensor | None, drawn: StoppedRoulette | None) -> None:
+        """Share the objective with the other processes, before the first step."""
+        self.replica = self.group.replicate(self.objective, x, y, self._forward_options(drawn))
+        if self.fast is not None:
+            self.fast.objective = self.replica
 
     def training_step(
         self, forward: Forward, x: Tensor, y: Tensor | None, drawn: StoppedRoulette | None, *, guarded: bool = True
@@ -118,16 +134,18 @@ class State:
         options = self._forward_options(drawn)
         self.optimiser.zero_grad(set_to_none=True)
         with float32_accumulation():
-            loss, metrics = forward(x, y, **options)
+            with self.group.sharing():
+                own_loss, own_metrics = forward(x, y, **options)
+            loss, metrics = self.group.average(own_loss.detach(), own_metrics)
             if guarded:
                 guard_loss(self.objective, loss, self.step, x, y, options)
-            loss.backward()  # type: ignore[no-untyped-call]
+            own_loss.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         if guarded:
             guard_gradient(self.objective, norm, self.step)
         nn.utils.clip_grads_with_norm_(self.parameters, self.settings.clip, norm)
         self.optimiser.step()
-        return StepResult(loss.detach(), norm, metrics)
+        return StepResult(loss, norm, metrics)
 
     def _forward_options(self, drawn: StoppedRoulette | None) -> dict[str, Any]:
         """The sources of randomness for the objective: the generator, and the roulette drawn for this step, if any."""

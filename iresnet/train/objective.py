@@ -35,6 +35,7 @@ from ..logdet import Estimator
 from ..models import Readout
 from ..multiscale import Multiscale
 from ..residual import ResidualBlock
+from ..shard import batch_count, batch_mean, own_rows, take_own
 from ..transform import Transform
 from ..transforms.dequantisation import LearnedNoise, dequantise_for, learned_noise
 from ..transforms.elementary import ActNorm
@@ -51,7 +52,11 @@ Loss: TypeAlias = tuple[Tensor, dict[str, Tensor]]
 
 
 class Objective(nn.Module, ABC):
-    """A model with a loss. `forward` returns the loss to minimise and detached metrics by name."""
+    """A model with a loss. `forward` returns the loss to minimise and detached metrics by name.
+
+    If several processes share the batch (`shard`), `forward` gets the whole batch and computes the loss of its own
+    rows, scaled so that the average over the processes is the loss of the batch.
+    """
 
     model: nn.Module
 
@@ -79,8 +84,9 @@ class MaximumLikelihood(Objective):
 
     def forward(self, x: Tensor, y: Tensor | None = None, *, estimator: Estimator | None = None,
                 generator: torch.Generator | None = None) -> Loss:  # fmt: skip
-        point, spent = dequantise_for(self.model, x, self.levels, generator)
-        nats = (spent - self.model(point, estimator=estimator, generator=generator)).mean()
+        with own_rows(x) as rows:
+            point, spent = dequantise_for(self.model, rows, self.levels, generator)
+            nats = batch_mean(spent - self.model(point, estimator=estimator, generator=generator))
         loss = nats / nats_per_unit(x, self.levels)
         return loss, {unit_name(self.levels): loss.detach()}
 
@@ -97,7 +103,9 @@ class Classification(Objective):
 
     def forward(self, x: Tensor, y: Tensor | None = None, *, estimator: Estimator | None = None,
                 generator: torch.Generator | None = None) -> Loss:  # fmt: skip
-        return cross_entropy(self.model(bin_centres(x, self.levels)), y, self.label_smoothing)
+        with own_rows(x) as rows:
+            logits = self.model(bin_centres(rows, self.levels))
+        return cross_entropy(logits, y, self.label_smoothing)
 
 
 class Margin(Objective):
@@ -126,11 +134,13 @@ class Margin(Objective):
 
     def forward(self, x: Tensor, y: Tensor | None = None, *, estimator: Estimator | None = None,
                 generator: torch.Generator | None = None) -> Loss:  # fmt: skip
-        logits = self.model(bin_centres(x, self.levels))
+        with own_rows(x) as rows:
+            logits = self.model(bin_centres(rows, self.levels))
         _, metrics = cross_entropy(logits, y)
         assert y is not None
         reach = self.radius * requested_lipschitz(self.model.transform)
-        raised = logits + reach * pairwise_distances(class_vectors(self.model.head))[y.clamp_min(0)].to(logits.dtype)
+        distances = pairwise_distances(class_vectors(self.model.head))[take_own(y).clamp_min(0)]
+        raised = logits + reach * distances.to(logits.dtype)
         loss, raised_metrics = cross_entropy(raised * (SHARPNESS / reach), y, self.label_smoothing)
         certified = {"certified %": 100 - raised_metrics["error %"]}
         return loss, {"loss": loss.detach(), **metrics, **certified}
@@ -169,13 +179,15 @@ class Joint(Objective):
         metrics: dict[str, Tensor] = {}
         loss, logits = x.new_zeros((), dtype=torch.get_default_dtype()), None
         if self.density:
-            point, _ = dequantise_for(self.model, x[:first] if first else x, self.levels, generator)
-            log_prob, logits = self.model(point, estimator=estimator, generator=generator)
-            nats = -log_prob.mean()
+            with own_rows(x[:first] if first else x) as rows:
+                point, _ = dequantise_for(self.model, rows, self.levels, generator)
+                log_prob, logits = self.model(point, estimator=estimator, generator=generator)
+                nats = -batch_mean(log_prob)
             metrics[unit_name(self.levels)] = (nats / nats_per_unit(x, self.levels)).detach()
             loss = self.density * nats / (math.prod(x.shape[1:]) * math.log(2))
         if logits is None or first or self.augment is not None:
-            logits = self._logits(x[first:], generator)
+            with own_rows(x[first:]) as rows:
+                logits = self._logits(rows, generator)
         ce, classes = cross_entropy(logits, None if y is None else y[first:], self.label_smoothing)
         loss = loss + self.weight * ce
         return loss, {"loss": loss.detach(), **metrics, **classes}
@@ -188,13 +200,16 @@ class Joint(Objective):
 
 
 def cross_entropy(logits: Tensor, y: Tensor | None, label_smoothing: float = 0.0) -> Loss:
-    """Return the mean cross-entropy over the labelled samples, and metrics; zero if no sample has a label."""
+    """Return the mean cross-entropy over the labelled samples, and metrics; zero if no sample has a label.
+
+    If several processes share the batch, the logits are those of the own rows, and y are all labels.
+    """
     if y is None:
         raise ValueError("this objective needs labels; the data have none. Use objective.kind = 'density'.")
-    labelled = y != MISSING
-    count = labelled.sum().clamp_min(1)
+    count = batch_count((y != MISSING).sum().clamp_min(1))
+    y = take_own(y)
     loss = F.cross_entropy(logits, y, ignore_index=MISSING, label_smoothing=label_smoothing, reduction="sum") / count
-    wrong = ((logits.argmax(dim=1) != y) & labelled).sum()
+    wrong = ((logits.argmax(dim=1) != y) & (y != MISSING)).sum()
     return loss, {"cross-entropy": loss.detach(), "error %": 100 * wrong / count}
 
 

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..shard import draw_rows
 from ..transform import Shape
 from .columns import ColumnTransform
 from .conditioner import zero_last_layer_
@@ -118,7 +119,8 @@ def dequantise_for(
 def raw_noise(flow: nn.Module, shape: Shape, device: torch.device, generator: torch.Generator | None = None) -> Tensor:
     """Draw the random numbers that the noise is computed from: normal if the noise is learned, otherwise uniform."""
     draw = torch.rand if learned_noise(flow) is None else torch.randn
-    return draw(shape, generator=generator, device=device if generator is None else generator.device).to(device)
+    own = device if generator is None else generator.device
+    return draw_rows(lambda s: draw(s, generator=generator, device=own), shape).to(device)
 
 
 def has_noise(flow: nn.Module, levels: int | None) -> bool:

@@ -8,13 +8,31 @@ where each rank would see a different first batch (which is refused).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .closed_form import ClosedForm
+
+_INITIALISING: ContextVar[bool] = ContextVar("initialising", default=False)
+
+
+@contextmanager
+def initialising() -> Iterator[None]:
+    """Context in which a batch initialises a model in train mode also without gradients, and on one rank of several."""
+    token = _INITIALISING.set(True)
+    try:
+        yield
+    finally:
+        _INITIALISING.reset(token)
+
+
+def _is_initialising() -> bool:
+    return not torch.compiler.is_compiling() and _INITIALISING.get()
 
 
 class DataInitialised(ClosedForm):
@@ -36,7 +54,7 @@ class DataInitialised(ClosedForm):
     @property
     def awaits_data(self) -> bool:
         """Whether the next batch will initialise the parameters."""
-        return self.training and not self._ready and torch.is_grad_enabled()
+        return self.training and not self._ready and (torch.is_grad_enabled() or _is_initialising())
 
     def _mark_initialised(self) -> None:
         self.initialised.fill_(True)
@@ -52,7 +70,8 @@ class DataInitialised(ClosedForm):
         if bool(self.initialised):
             self._ready = True
         else:
-            _check_single_rank(self)
+            if not _is_initialising():
+                _check_single_rank(self)
             self.initialise_(x)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..compiler import can_read_values
 from ..float64 import ELEMENTARY, OUTWARD, UNIT, Rounding
+from ..shard import draw_rows
 from ..transform import Shape, Stretch, check_batch, check_finite, dimension
 from .closed_form import ClosedForm
 
@@ -38,10 +39,11 @@ def dequantise(
     [[0.0, 255.0]]
     """
     x = _checked_integers(x, levels)
-    device = x.device if generator is None else generator.device
-    u = torch.rand(x.shape, dtype=x.dtype, device=device, generator=generator).to(x.device) if noise is None else noise
+    if noise is None:
+        device = x.device if generator is None else generator.device
+        noise = draw_rows(lambda s: torch.rand(s, dtype=x.dtype, device=device, generator=generator), x.shape)
     # 255 + 0.99999997 rounds to 256: stay below, so that rounding down recovers the integer.
-    return torch.minimum(x + u, torch.nextafter(x + 1, x))
+    return torch.minimum(x + noise.to(x.device), torch.nextafter(x + 1, x))
 
 
 class Logit(ClosedForm):
