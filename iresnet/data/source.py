@@ -196,7 +196,7 @@ def read(
     if str(source) in names():
         dataset = _with_schema(str(source), _builtin(str(source), folder, part), schema)
         return dataset if labels else replace(dataset, y=None)
-    path = Path(STDIN) if str(source) == STDIN else _existing_path(source)
+    path = Path(STDIN) if str(source) == STDIN else existing_path(source)
     if path.is_dir() or images.is_image(path):
         _check_kind(path, schema, images=True)
         parts = images.split_folders(path)
@@ -213,7 +213,7 @@ def _own_splits(settings: DataSettings, schema: Schema | None) -> tuple[Dataset,
         _refuse_unused(settings, table=False, size=True)
         train, test = (_builtin(settings.source, settings.folder, p, settings.seed) for p in ("train", "test"))
         return train, None, test
-    path = _existing_path(settings.source)
+    path = existing_path(settings.source)
     if path.is_dir() or images.is_image(path):
         _refuse_unused(settings, table=False)
         parts = images.split_folders(path)
@@ -318,7 +318,8 @@ def _reshape_hint(schema: Schema) -> str:
     return f"Reshape to (N, {', '.join(map(str, shape))}), as uint8."
 
 
-def _existing_path(source: str | Path) -> Path:
+def existing_path(source: str | Path) -> Path:
+    """Return the path of a file or folder that can be read; raise with a suggestion for another source."""
     path = Path(source).expanduser()
     if path.is_dir() or (
         path.is_file()

@@ -4,11 +4,13 @@ from .callback import TRUNCATION, truncation_warning, validate
 from .fit import FitResult, publish, release, resume, start, write_certificate
 from .folder import Run, load
 from .logger import Logger
+from .scoring import Scorer
 from .trackers import MLflow, WeightsAndBiases
 from .trained import TrainedModel, train_in_memory
 from .weights import shipped
 
 __all__ = [
-    "TRUNCATION", "FitResult", "Logger", "MLflow", "Run", "TrainedModel", "WeightsAndBiases", "load", "publish",
-    "release", "resume", "shipped", "start", "train_in_memory", "truncation_warning", "validate", "write_certificate",
+    "TRUNCATION", "FitResult", "Logger", "MLflow", "Run", "Scorer", "TrainedModel", "WeightsAndBiases", "load",
+    "publish", "release", "resume", "shipped", "start", "train_in_memory", "truncation_warning", "validate",
+    "write_certificate",
 ]  # fmt: skip
