@@ -91,6 +91,15 @@ class Dataset:
         return digest.hexdigest()[:16]
 
 
+def concatenate(parts: Sequence[Dataset]) -> Dataset:
+    """Concatenate datasets of one schema; weights are for those that are whole."""
+    x = torch.cat([part.x for part in parts])
+    labels = [part.y for part in parts if part.y is not None]
+    y = torch.cat(labels) if len(labels) == len(parts) else None
+    names, rows = (tuple(itertools.chain.from_iterable(getattr(p, of) for p in parts)) for of in ("names", "rows"))
+    return Dataset(x, y, parts[0].schema, names, rows)
+
+
 @dataclass(frozen=True, eq=False)
 class Splits:
     """The training, validation and test splits of a dataset; no sample is in two of them.
