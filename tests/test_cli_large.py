@@ -275,7 +275,7 @@ class TestSamples:
 
 class TestEvaluate:
     def test_sums_over_chunks_are_the_metrics_of_all(self, file, monkeypatch):
-        monkeypatch.setattr("iresnet.evaluate.baselines.COMPONENTS", (2,))
+        monkeypatch.setattr(sys.modules["iresnet.evaluate.baselines"], "COMPONENTS", (2,))
         opened = Run.open(trained())
         model, splits, whole = opened.model(), opened.splits(), data.read(file, opened.schema)
         at_once = evaluate(model, whole, draws=3, fitting=splits)

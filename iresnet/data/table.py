@@ -141,7 +141,7 @@ def training_dataset(table: Table, options: TableOptions | None = None, known: S
         )
     if table.labels is not None and not classes:
         raise ValueError(f"{table.path} has no label in column {quoted(table.label)}. Add some, or set label = ''.")
-    _check_finite(table)
+    check_finite(table)
     kinds = _kinds(table, parse_kinds(options.kinds), options.context) if known is None else known.kinds
     with prefix_errors(table.path):
         schema = Schema((len(table.columns),), None, table.columns, table.label, classes, kinds, options.id)
@@ -165,7 +165,7 @@ def dataset_for_schema(
     read in chunks: error messages count what is wrong in them, too.
     """
     table, rows = _without_missing(table) if skip_missing else (table, ())
-    _check_finite(table, below)
+    check_finite(table, below)
     x = table.x.astype(np.float32)
     for i, (column, kind) in enumerate(zip(table.columns, schema.column_kinds, strict=True)):
         if kind.name == "category":
@@ -212,7 +212,7 @@ def whole_rows(table: Table) -> NDArray[np.int64]:
     return np.flatnonzero(whole)
 
 
-def _check_finite(table: Table, below: Iterable[Table] = ()) -> None:
+def check_finite(table: Table, below: Iterable[Table] = ()) -> None:
     """Refuse cells that are missing or no finite float32."""
     with np.errstate(over="ignore"):  # numbers that overflow become infinite, which is refused
         finite = np.isfinite(table.x.astype(np.float32))
