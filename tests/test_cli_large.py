@@ -211,7 +211,9 @@ def test_parts_of_several_processes_concatenate(call, chunks, file, tmp_path, mo
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         code, text = call("score", trained(), file, "--out", tmp_path / "scores.csv")
         assert code == 0
-        assert f"scores.part-{rank:03}-of-{n:03}.csv" in text
+        assert (tmp_path / f"scores.part-{rank:03}-of-{n:03}.csv").is_file()
+        joining = f"cat {tmp_path}/scores.part-*-of-{n:03}.csv > {tmp_path}/scores.csv"
+        assert (joining in text) == (rank == 0)
         assert call("sample", trained(), "-n", 120, "--out", tmp_path / "more")[0] == 0
     assert joined(tmp_path, "scores.part-*.csv", n) == whole
     assert joined(tmp_path, "more.part-*.csv", n) == drawn

@@ -18,6 +18,7 @@ from ..evaluate.contributions import ROWS
 from ..plots import plot_columns, plot_image_grid, plot_points
 from ..run import Run
 from ..spelling import printable
+from ..train.distributed import local_rank, world_size
 from .completion import complete_data, complete_run
 from .console import choose_device, on_terminal, use_threads
 
@@ -53,10 +54,14 @@ SUFFIXES = (".npz", ".csv", ".png")
 
 
 def open_run(folder: Path, device: str, data_dir: Path | None = None) -> tuple[Run, str]:
-    """Open a run, with another dataset directory if given, and set the threads; return it and the device."""
+    """Open a run, with another dataset directory if given, and set the threads; return it and the device.
+
+    Under torchrun, each process of a machine has a GPU of its own.
+    """
     run = Run.open(folder).with_data_folder(data_dir)
     use_threads(run.schema.dimension)
-    return run, choose_device(device)
+    chosen = choose_device(device)
+    return run, f"cuda:{local_rank()}" if chosen == "cuda" and world_size() > 1 else chosen
 
 
 def read_data(run: Run, source: str | None, split: str = "test", *, labels: bool = False, **options: Any) -> Dataset:

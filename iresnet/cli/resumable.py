@@ -130,6 +130,15 @@ def path_of_rank(path: Path) -> Path:
     return path.with_name(f"{path.stem}.part-{rank():0{width}}-of-{world_size():0{width}}{path.suffix}")
 
 
+def describe_parts(path: Path) -> str:
+    """Say how to join the parts of several processes; empty for one process."""
+    if world_size() == 1 or rank() > 0:
+        return ""
+    digits = f"{rank():0{max(3, len(str(world_size())))}}"
+    pattern = path_of_rank(path).name.replace(f".part-{digits}-", ".part-*-")
+    return f"The parts of all {world_size()} processes make one table: cat {path.with_name(pattern)} > {path}"
+
+
 def share_of_rank(chunks: int | ChunkedSource) -> tuple[int, int | None]:
     """Return the first chunk of this process, and the first that is not its own any more; None: all that there are."""
     r, n = rank(), world_size()

@@ -28,7 +28,7 @@ from ..spelling import counted, hint, listed, quoted
 from ..train.distributed import rank, world_size
 from .console import Device, Screen, console, ctrl_c, result, waiting, wants_json
 from .output import MOST, RunFolder, cells, check_tolerance, chunk_rows, open_run, plot_samples, print_csv, with_suffix
-from .resumable import ResumableFile, describe_file, path_of_rank, share_of_rank
+from .resumable import ResumableFile, describe_file, describe_parts, path_of_rank, share_of_rank
 
 
 def sample(
@@ -88,6 +88,7 @@ def sample(
     picture, words = _plot(path, shown[0], opened) if rank() == 0 else (None, "")
     content = {"samples": count, "seconds": seconds, "file": saved, "plot": picture}
     result(content, f"{counted(count, 'sample')} in {saved}{words}")
+    screen.say(*filter(None, [describe_parts(with_suffix(path, ".csv"))]))
 
 
 @dataclass(frozen=True, eq=False)

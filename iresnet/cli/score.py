@@ -21,7 +21,7 @@ from ..train.distributed import world_size
 from .completion import complete_data
 from .console import Device, Screen, console, ctrl_c, result, waiting, wants_json
 from .output import DataFolder, RunFolder, chunked_data, open_run, print_csv
-from .resumable import ResumableFile, describe_source, path_of_rank, share_of_rank
+from .resumable import ResumableFile, describe_parts, describe_source, path_of_rank, share_of_rank
 
 #: The names of columns that are written; an id column with such a name gets another.
 SCORES = ("row", "log_likelihood", "standard_error", "bias_bound", "anomaly", "atypicality", "class", "probability")
@@ -98,6 +98,7 @@ def score(
             _refuse_none(source, written.totals.get("samples", 0))
         written.finish()
         _report(written, screen)
+        screen.say(*filter(None, [describe_parts(out)]))
 
 
 class Scores(NamedTuple):
@@ -166,7 +167,7 @@ def _refuse_none(source: ChunkedSource, samples: int) -> None:
 
 
 def _report(written: ResumableFile, screen: Screen) -> None:
-    """Say what was written, and how to join the parts of several processes."""
+    """Say what was written."""
     samples, impossible = (written.totals.get(name, 0) for name in ("samples", "impossible"))
     if impossible:
         screen.say(

@@ -166,7 +166,7 @@ def dataset_for_schema(
     """
     table, rows = _without_missing(table) if skip_missing else (table, ())
     check_finite(table, below)
-    x = table.x.astype(np.float32)
+    x = table.x.astype(np.float32, order="C")  # rows of equal files have equal scores, however they are stored
     for i, (column, kind) in enumerate(zip(table.columns, schema.column_kinds, strict=True)):
         if kind.name == "category":
             codes = {name: code for code, name in enumerate(kind.categories)}
