@@ -1,8 +1,8 @@
 """Scores of samples by the model of a run: the columns that `iresnet score` writes, also for batches of a table.
 
 A `Scorer` is a function of one batch, for `map_batches` of Ray Data and `mapInPandas` of Spark. The scores of a row
-depend neither on the other rows nor on the batch. It is pickled as the path of the run and its options, and loads the
-model where it runs.
+depend neither on the other rows nor on the batch, up to the rounding of float32. It is pickled as the path of the run
+and its options, and loads the model where it runs.
 """
 
 from __future__ import annotations
