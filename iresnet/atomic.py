@@ -23,14 +23,21 @@ from . import lock
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`, which replaces it when the block succeeds and is removed when it fails."""
     path = Path(path)
-    try:
-        if _is_special(path):
+    with explaining(path):
+        if is_special(path):
             yield path
             return
         target = Path(os.path.realpath(path))
         target.parent.mkdir(parents=True, exist_ok=True)
         with _beside(target) as temporary:
             yield temporary
+
+
+@contextmanager
+def explaining(path: Path) -> Iterator[None]:
+    """Turn an error of writing `path` into a sentence."""
+    try:
+        yield
     except OSError as error:
         reason = error.strerror or str(error)
         raise OSError(
@@ -46,6 +53,15 @@ def write(path: str | Path, content: str | bytes) -> Path:
     return Path(path)
 
 
+def rename(temporary: Path, path: Path) -> None:
+    """Replace `path` by a file that is complete and synced to disk, with the permissions of the old one."""
+    target = Path(os.path.realpath(path))
+    if target.exists():
+        temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+    temporary.replace(target)
+    _sync_folder(target.parent)
+
+
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
     """Yield a temporary file beside the target; then sync it to disk, rename it to the target, and sync the folder."""
@@ -56,12 +72,9 @@ def _beside(target: Path) -> Iterator[Path]:
         if temporary.stat().st_mtime_ns == 0:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         os.fsync(descriptor)
-        if target.exists():
-            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
         if os.name != "posix":  # an open file cannot be renamed
             os.close(descriptor)
-        temporary.replace(target)
-        _sync_folder(target.parent)
+        rename(temporary, target)
     finally:
         with suppress(OSError):  # already renamed, or inaccessible, in which case another error is being raised
             temporary.unlink()
@@ -111,6 +124,6 @@ def _remove_unlocked(path: Path) -> None:
             os.close(descriptor)
 
 
-def _is_special(path: Path) -> bool:
+def is_special(path: Path) -> bool:
     """Whether the path is something other than a regular file: a pipe, a device, a folder. Inaccessible: absent."""
     return os.path.exists(path) and not os.path.isfile(path)

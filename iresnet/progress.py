@@ -69,15 +69,25 @@ def phase(name: str) -> Iterator[None]:
 @contextmanager
 def part(i: int, n: int) -> Iterator[None]:
     """Make what is computed in this context the part `i` of `n` equal ones, counted from 0."""
+    with between(i / n, (i + 1) / n):
+        yield
+
+
+@contextmanager
+def between(begin: float, end: float, phase: str = "") -> Iterator[None]:
+    """Make what is computed in this context a part of the work: from one fraction of it to another.
+
+    `phase` replaces the name of what is computed, once this part is done.
+    """
     span = _SPAN.get()
     if span is None:
         yield
         return
-    if i == 0 and not span.nested:
+    if begin == 0 and not span.nested:
         span.report(0.0)
-    with _running(replace(span, begin=span.begin + span.size * i / n, size=span.size / n, nested=True)):
+    with _running(replace(span, begin=span.begin + span.size * begin, size=span.size * (end - begin), nested=True)):
         yield
-    span.report((i + 1) / n)
+    replace(span, phase=phase or span.phase).report(end)
 
 
 def each(function: Callable[[A], B], items: Iterable[A]) -> list[B]:

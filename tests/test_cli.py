@@ -22,7 +22,7 @@ from iresnet.data import DataSettings
 from iresnet.inverse import decoder
 from iresnet.presets import PRESETS
 from iresnet.progress import each, phase
-from iresnet.run import FitResult, Run, start
+from iresnet.run import FitResult, Run, Scorer, start
 from iresnet.run.progress import progress, reporter
 from iresnet.train import checkpoint
 from tests.runs import copy_of, tiny, trained
@@ -516,10 +516,11 @@ class TestTables:
 def test_scores_of_images_name_the_files():
     run = Run.open(trained())
     few = run.splits().test.take([0, 1])
-    made = _columns(run, run.model(), replace(few, names=("a.png", "b,c.png")), 2)
+    scorer = Scorer(run, draws=2)
+    made = _columns(scorer, replace(few, names=("a.png", "b,c.png")))
     assert list(made)[:3] == ["row", "file", "log_likelihood"]
     assert made["file"] == ["a.png", "b,c.png"]
-    assert "file" not in _columns(run, run.model(), few, 2)
+    assert "file" not in _columns(scorer, few)
 
 
 @pytest.mark.parametrize(

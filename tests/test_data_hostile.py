@@ -21,8 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from iresnet.data import DataSettings, Schema, arrays, delimited, images, load, npy, packed, read, table
+from iresnet.data import DataSettings, Schema, arrays, delimited, images, lines, load, npy, packed, read
 from iresnet.data.labels import class_name, class_names
+from iresnet.data.numerals import is_number
 from tests.test_data_sources import cifar10_files, idx, paint, write_mnist, write_tar
 
 MIB = 2**20
@@ -423,7 +424,7 @@ NOT_NUMBERS = [
 class TestNumbers:
     @pytest.mark.parametrize("cell", NOT_NUMBERS)
     def test_what_only_python_takes_for_a_number(self, tmp_path, cell):
-        assert not table.is_number(cell)
+        assert not is_number(cell)
         path = tmp_path / "a.csv"
         path.write_text(f"a,b\n1,2\n3,{cell}\n", encoding="utf-8")
         with refused(str(path), "is not a number in line 3, column 'b'"):
@@ -442,7 +443,7 @@ class TestNumbers:
 
     @given(st.text("019eE+-._ infa\u0663\t\x1c", max_size=6))
     def test_a_cell_is_a_number_only_if_all_of_it_is(self, cell):
-        if table.is_number(cell):
+        if is_number(cell):
             assert re.fullmatch(
                 r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?\s*|\s*[+-]?(inf|infinity|nan)\s*", cell, re.I | re.A
             )
@@ -451,7 +452,7 @@ class TestNumbers:
         for cell in ("1_000", "٣", 10**400):
             column = np.array(["1", cell], dtype=object)
             with refused(str(tmp_path), "is not a number in row 1, column 'a'"):
-                arrays._numbers(tmp_path, "a", column, suggest_label=False)
+                arrays._numbers(tmp_path, "a", column, "row {}".format, suggest_label=False)
 
     def test_labels(self):
         assert [class_name(cell) for cell in ("٣", "1_0", "3.0")] == ["٣", "1_0", "3"]
@@ -492,7 +493,7 @@ class TestText:
             load(DataSettings(str(path)))
 
     def test_a_line_without_an_end(self, path, monkeypatch):
-        monkeypatch.setattr(delimited, "LINE_LENGTH", 1000)
+        monkeypatch.setattr(lines, "LINE_LENGTH", 1000)
         path.write_text(f"a\n1\n{1001 * ','}\n")
         with refused(str(path), "line 3 is longer than 1,000 characters"):
             load(DataSettings(str(path)))

@@ -535,7 +535,7 @@ def test_a_solve_that_is_not_proven_raises(gpu):
 
 def test_the_command_says_how_long_it_took():
 
-    on_gpu, on_cpu = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
+    on_gpu, on_cpu = "cuda:0", "cpu"
     assert _describe_time(1.24, Decoder(), on_cpu) == "1.2 s"
     assert _describe_time(1.24, SimpleNamespace(reason="", seconds=1.1), on_gpu) == "1.2 s, 1.1 s of it to prepare"
     why = SimpleNamespace(reason="not accelerated: a solver was given.", seconds=0.0)

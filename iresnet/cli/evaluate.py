@@ -12,6 +12,8 @@ import typer
 from torch import nn
 
 from ..data import Dataset, Splits, subsample
+from ..data.chunked import ChunkedSource
+from ..data.split import RandomRows
 from ..evaluate import (
     Baseline,
     Density,
@@ -19,6 +21,7 @@ from ..evaluate import (
     Inverse,
     as_flow,
     corrupted_datasets,
+    evaluate_chunks,
     has_density,
     has_inverse,
     ood_detection,
@@ -33,10 +36,12 @@ from ..evaluate.classes import as_classifier
 from ..evaluate.protocol import LIMIT, check_limits
 from ..evaluate.robustness import check_radius
 from ..logdet import EXACT_UP_TO
+from ..progress import between
 from ..run import Run
 from ..run.fit import device_of
+from ..train.distributed import is_main
 from .console import Device, Screen, console, result, show, waiting
-from .output import DataFolder, DataOption, RunFolder, Split, open_run, read_data
+from .output import DataFolder, DataOption, RunFolder, Split, chunked_data, open_run, read_data
 
 #: Samples evaluated by default if likelihoods are estimates, which take long.
 MANY = 1000
@@ -110,6 +115,8 @@ def evaluate(
 
     Metrics of the test split are saved in RUN/evaluation.json.
 
+    A file of --data may have any size: it is read in chunks, unless an option below needs all samples at once.
+
     Example: iresnet evaluate runs/demo --split validation
 
     Example: iresnet evaluate runs/robust --radius 36 --radius 72
@@ -118,11 +125,17 @@ def evaluate(
     """
     if limit is not None and not bits:
         raise ValueError(f"--limit is the target error of --protocol, which was not given; got {limit:g}. Add it.")
+    if not is_main():  # under torchrun, one process evaluates
+        return
     limit = LIMIT if limit is None else limit
     check_limits(limit, limit)
     (opened, chosen), screen = open_run(run, device, data_dir), console()
-    sha256, available, model = opened.sha256(), read_data(opened, data, split, labels=True), opened.model(device=chosen)
+    sha256, model = opened.sha256(), opened.model(device=chosen)
     radii, kept = [_radius(word) for word in radius or []], data is None and split == "test"
+    if data is not None and not (radii or linear or bits or ood):
+        _evaluate_stream(opened, model, data, chosen, rows, draws, screen)
+        return
+    available = read_data(opened, data, split, labels=True)
     if linear and not has_inverse(model):
         raise ValueError(
             "--probe needs an invertible model; an ordinary ResNet has no codes, and those of a conditional density "
@@ -167,15 +180,52 @@ def _radius(word: str) -> float:
     return radius
 
 
+def _evaluate_stream(
+    run: Run, model: nn.Module, data: str, device: str, rows: int | None, draws: int, screen: Screen
+) -> None:
+    """Evaluate a source of data that is read in chunks; only as many samples as are evaluated at once are kept."""
+    source = chunked_data(run, data, device, labels=True)
+    options: dict[str, Any] = {"split": data, "draws": draws, "fitting": fitting_splits(run, model, screen)}
+    few = rows or (None if run.schema.dimension <= EXACT_UP_TO else MANY)
+    if few is None:
+        with waiting(screen, "Evaluating …"):
+            content = evaluate_chunks(model, (part.to(device) for part in _parts(source)), **options)
+            content["of"] = content["rows"]
+    else:
+        drawn, count = RandomRows(few), 0
+        for part in _parts(source):
+            drawn.add(part)
+            count += len(part)
+        content = evaluate_some(model, drawn.dataset, few, screen, **options) | {"of": count}
+    show(*_basic_lines(content))
+    result(content | {"run": run.folder, "file": None})
+
+
+def _parts(source: ChunkedSource) -> Iterator[Dataset]:
+    """Iterate over the samples of a source, each chunk a part of the work."""
+    begin, rows = 0.0, 0
+    for chunk in source:
+        rows += chunk.rows
+        with between(begin, chunk.fraction or 0.0, f"{rows:,} rows"):
+            if chunk.data is not None:
+                yield chunk.data
+        begin = chunk.fraction or 0.0
+
+
 def _basic_metrics(model: nn.Module, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> Iterator[Part]:
     """Evaluate error, likelihood and inverse."""
     content = evaluate_some(model, data, rows, screen, **options)
+    yield content, _basic_lines(content)
+
+
+def _basic_lines(content: dict[str, Any]) -> list[str]:
+    """Return the lines to print for error, likelihood and inverse."""
     lines = [f"{'samples':<9}{content['rows']:,} of {content['of']:,}"]
     kinds = {"error": Error, "density": Density, "inverse": Inverse}
     for name, kind in kinds.items():
         lines += [f"{name:<9}{kind(**content[name])}"] if name in content else []
         lines += _baseline_lines(content) if name == "density" else []
-    yield content, lines
+    return lines
 
 
 def _baseline_lines(content: dict[str, Any]) -> list[str]:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from torch import Tensor
 
 from .. import atomic
 from ..data import Dataset, Schema, delimited, npy, read
+from ..data.chunked import ChunkedSource
+from ..evaluate.chunks import CHUNK, memory_factor
+from ..evaluate.contributions import ROWS
 from ..plots import plot_columns, plot_image_grid, plot_points
 from ..run import Run
 from ..spelling import printable
+from ..train.distributed import local_rank, world_size
 from .completion import complete_data, complete_run
-from .console import choose_device, on_terminal, result, use_threads, wants_json
+from .console import choose_device, on_terminal, use_threads
 
 RunFolder = Annotated[
     Path,
@@ -42,15 +46,22 @@ Split = Annotated[str, typer.Option(help="The split of the run's data: test, val
 #: The largest number of samples or lines that can be requested.
 MOST = 10_000_000
 
+#: The largest number of samples, and of numbers, in a chunk that is read and written at a time.
+LARGEST, NUMBERS = 50_000, 200_000
+
 #: Suffixes that are removed from `--out`: each command adds its own.
 SUFFIXES = (".npz", ".csv", ".png")
 
 
 def open_run(folder: Path, device: str, data_dir: Path | None = None) -> tuple[Run, str]:
-    """Open a run, with another dataset directory if given, and set the threads; return it and the device."""
+    """Open a run, with another dataset directory if given, and set the threads; return it and the device.
+
+    Under torchrun, each process of a machine has a GPU of its own.
+    """
     run = Run.open(folder).with_data_folder(data_dir)
     use_threads(run.schema.dimension)
-    return run, choose_device(device)
+    chosen = choose_device(device)
+    return run, f"cuda:{local_rank()}" if chosen == "cuda" and world_size() > 1 else chosen
 
 
 def read_data(run: Run, source: str | None, split: str = "test", *, labels: bool = False, **options: Any) -> Dataset:
@@ -65,6 +76,24 @@ def read_data(run: Run, source: str | None, split: str = "test", *, labels: bool
     if split not in known:
         raise ValueError(f"--split must be one of {', '.join(known)}; got {split!r}.")
     return splits.test if split == "test" else splits.parts[split]
+
+
+def chunked_data(run: Run, source: str, device: str, **options: Any) -> ChunkedSource:
+    """Return the data of a source in the form that the run's model takes, to be read in chunks."""
+    settings, size = run.experiment.data, chunk_rows(run.schema.dimension, torch.device(device))
+    return ChunkedSource(source, run.schema, size, settings.folder, settings.size, **options)
+
+
+def chunk_rows(dimension: int, device: torch.device) -> int:
+    """Return the number of samples that are read and written at a time: fewer if they are large.
+
+    It is a multiple of the numbers that models evaluate at a time, so results are those of all samples at once.
+
+    >>> [chunk_rows(dimension, torch.device("cpu")) for dimension in (4, 64, 784)]
+    [50000, 3000, 1000]
+    """
+    step = math.lcm(CHUNK * memory_factor(device), ROWS)
+    return max(step, min(LARGEST, NUMBERS // dimension) // step * step)
 
 
 def check_tolerance(tolerance: float | None) -> None:
@@ -92,12 +121,8 @@ def save_samples(path: Path, rows: Tensor, schema: Schema) -> Path:
     return atomic.write(with_suffix(path, ".csv"), format_rows(rows, schema))
 
 
-def print_table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table as CSV or, with --json, as its columns and rows."""
-    if wants_json():
-        result({"columns": names, "rows": rows})
-        return
-    text = delimited.format_csv(names, rows)
+def print_csv(text: str) -> None:
+    """Print a table, or a part of one; on a terminal without control characters."""
     typer.echo(printable(text, lines=True) if on_terminal() else text, nl=False)
 
 

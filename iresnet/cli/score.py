@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from shlex import join
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-import torch
 import typer
-from torch import nn
 
-from .. import atomic
 from ..data import Dataset, delimited
-from ..evaluate import anomaly, atypicality, column_gains, has_density, has_head, log_likelihood, logits
-from ..run import Run
+from ..data.chunked import Chunk, ChunkedSource
+from ..progress import between
+from ..run import Scorer
 from ..run.missing import is_run
 from ..run.weights import resolve_folder
 from ..spelling import counted
+from ..train.distributed import world_size
 from .completion import complete_data
-from .console import Device, console, result, waiting
-from .output import DataFolder, RunFolder, open_run, print_table, read_data
+from .console import Device, Screen, console, ctrl_c, result, waiting, wants_json
+from .output import DataFolder, RunFolder, chunked_data, open_run, print_csv
+from .resumable import ResumableFile, describe_parts, describe_source, path_of_rank, share_of_rank
 
 #: The names of columns that are written; an id column with such a name gets another.
 SCORES = ("row", "log_likelihood", "standard_error", "bias_bound", "anomaly", "atypicality", "class", "probability")
@@ -65,6 +67,8 @@ def score(
 
     A model with a classifier adds the class and its probability.
 
+    Files of any size are read and written in chunks. If the command is interrupted, the same command resumes it.
+
     A class or file name that begins like a formula (=, +, -, @) gets a leading apostrophe, which iresnet ignores when
     reading.
 
@@ -77,50 +81,96 @@ def score(
     if is_run(Path(file)) and not is_run(resolve_folder(run)):
         raise ValueError(f"the run folder comes first. Use: {join(['iresnet', 'score', file, str(run)])}")
     (opened, chosen), screen = open_run(run, device, data_dir), console()
-    rows = read_data(opened, file, id=id_ or "", skip_missing=missing == "drop").to(chosen)
-    model = opened.model(device=chosen)
-    with waiting(screen, f"Scoring {len(rows):,} samples …"):
-        columns = _columns(opened, model, rows, draws, "file" if rows.schema.is_image else id_ or rows.schema.id)
-        columns |= _explanations(model, rows, explain) if explain else {}
-    names, lines = list(columns), list(zip(*columns.values(), strict=True))
+    source = chunked_data(opened, file, chosen, id=id_ or "", skip_missing=missing == "drop")
+    scorer = Scorer(opened, draws=draws, explain=explain, device=chosen)
+    name = "file" if opened.schema.is_image else id_ or opened.schema.id
     if out is None or str(out) == "-":
-        print_table(names, lines)
+        _print_scores(source, _scored(scorer, source, name, screen))
         return
-    atomic.write(out, delimited.format_csv(names, lines))
-    if (impossible := len(rows) - int(rows.schema.inside(rows.x).sum())) and "log_likelihood" in columns:
-        screen.say(
-            f"{impossible:,} of {len(rows):,} samples hold a value that its column cannot have; --explain 1 names it."
-        )
-    result({"samples": len(rows), "file": out}, f"{counted(len(rows), 'sample')} scored in {out}")
+    identity = describe_source(opened, source) | {"options": [name, missing, explain, draws, chosen]}
+    first, end = share_of_rank(source)
+    with ResumableFile(path_of_rank(out), identity, screen) as written, ctrl_c(written.describe):
+        for scores in _scored(scorer, source, name, screen, first + written.chunks, end):
+            names = scores.names if first == 0 and not written.totals.get("samples") else None
+            text = delimited.format_csv(names, scores.lines) if scores.lines else ""
+            written.append(text, rows=scores.rows, samples=len(scores.lines), impossible=scores.impossible)
+        if world_size() == 1:
+            _refuse_none(source, written.totals.get("samples", 0))
+        written.finish()
+        _report(written, screen)
+        screen.say(*filter(None, [describe_parts(out)]))
 
 
-def _columns(run: Run, model: nn.Module, rows: Dataset, draws: int, name: str = "file") -> dict[str, list[Any]]:
+class Scores(NamedTuple):
+    """The scores of a chunk: the names of the columns, and a line for each sample; of how many rows of the file.
+
+    `impossible` counts the samples with a value that its column cannot have.
+    """
+
+    names: list[str]
+    lines: list[tuple[Any, ...]]
+    rows: int
+    impossible: int
+
+
+def _scored(
+    scorer: Scorer, source: ChunkedSource, name: str, screen: Screen, first: int = 0, end: int | None = None
+) -> Iterator[Scores]:
+    """Score the chunks first, ..., end - 1 of a source, each a part of the work."""
+    total = "" if source.rows is None else f" {source.rows:,} samples"
+    with waiting(screen, f"Scoring{total} …"):
+        begin, rows = 0.0, 0
+        for chunk in islice(source.starting_at(first), None if end is None else end - first):
+            rows += chunk.rows
+            with between(begin, chunk.fraction or 0.0, f"{rows:,} rows"):
+                yield _scores(scorer, chunk, name)
+            begin = chunk.fraction or 0.0
+
+
+def _scores(scorer: Scorer, chunk: Chunk, name: str) -> Scores:
+    if chunk.data is None:
+        return Scores([], [], chunk.rows, 0)
+    columns = _columns(scorer, chunk.data, name)
+    inside = chunk.data.schema.inside(chunk.data.x)
+    impossible = int((~inside).sum()) if "log_likelihood" in columns else 0
+    return Scores(list(columns), list(zip(*columns.values(), strict=True)), chunk.rows, impossible)
+
+
+def _columns(scorer: Scorer, data: Dataset, name: str = "file") -> dict[str, list[Any]]:
     """Return the table, column by column: the names of the samples, in a column `name`, and all scores of the model."""
-    columns: dict[str, list[Any]] = {"row": list(rows.rows or range(len(rows)))}
-    if rows.names:
-        columns[name if name not in SCORES else f"id: {name}"] = list(rows.names)
-    if has_density(model):
-        e = log_likelihood(model, rows, draws=draws)
-        columns["log_likelihood"] = e.value.tolist()
-        columns["standard_error"] = e.standard_error.tolist()
-        columns["bias_bound"] = e.bias_bound.tolist()
-        if rows.schema.levels is not None:
-            columns["bits_per_dim"] = e.bits_per_dim().value.tolist()
-        for of in (anomaly, atypicality):  # with all digits of float64, so that samples rank as by ln p
-            columns[of.__name__] = [f"{a:.15g}" for a in of(e.value.cpu(), run.reference()).tolist()]
-    if has_head(model):
-        best = torch.softmax(logits(model, rows).double(), dim=1).max(dim=1)
-        columns["class"] = [run.schema.classes[i] for i in best.indices.tolist()]
-        columns["probability"] = best.values.tolist()
+    columns: dict[str, list[Any]] = {"row": list(data.rows or range(len(data)))}
+    if data.names:
+        columns[name if name not in SCORES else f"id: {name}"] = list(data.names)
+    columns |= scorer.score(data)
+    for exact in {"anomaly", "atypicality"} & set(columns):  # all digits of float64, so that samples rank as by ln p
+        columns[exact] = [f"{a:.15g}" for a in columns[exact]]
     return columns
 
 
-def _explanations(model: nn.Module, rows: Dataset, count: int) -> dict[str, list[Any]]:
-    """Return the columns with the largest gains, and these, for every row; empty where no change is a gain."""
-    gains = column_gains(model, rows)
-    best = gains.topk(min(count, gains.shape[1]), dim=1)
-    columns: dict[str, list[Any]] = {}
-    for k, (places, values) in enumerate(zip(best.indices.T.tolist(), best.values.T.tolist(), strict=True), 1):
-        columns[f"column_{k}"] = [rows.schema.names[i] if g > 0 else "" for i, g in zip(places, values, strict=True)]
-        columns[f"gain_{k}"] = [g if g > 0 else "" for g in values]
-    return columns
+def _print_scores(source: ChunkedSource, chunks: Iterable[Scores]) -> None:
+    """Print a table as it is computed; with --json, when it is complete."""
+    names, lines, count = list[str](), list[tuple[Any, ...]](), 0
+    for scores in chunks:
+        if wants_json():
+            names, lines = scores.names or names, lines + scores.lines
+        elif scores.lines:
+            print_csv(delimited.format_csv(None if count else scores.names, scores.lines))
+        count += len(scores.lines)
+    _refuse_none(source, count)
+    if wants_json():
+        result({"columns": names, "rows": lines})
+
+
+def _refuse_none(source: ChunkedSource, samples: int) -> None:
+    if not samples:
+        raise ValueError(f"{source.path}: every row has a missing cell, so none is left. Drop the columns they are in.")
+
+
+def _report(written: ResumableFile, screen: Screen) -> None:
+    """Say what was written."""
+    samples, impossible = (written.totals.get(name, 0) for name in ("samples", "impossible"))
+    if impossible:
+        screen.say(
+            f"{impossible:,} of {samples:,} samples hold a value that its column cannot have; --explain 1 names it."
+        )
+    result({"samples": samples, "file": written.path}, f"{counted(samples, 'sample')} scored in {written.path}")

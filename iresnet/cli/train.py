@@ -177,7 +177,12 @@ def describe_table(experiment: Experiment, splits: Splits | None) -> list[str]:
     if splits is None or splits.schema.is_image:
         return []
     lines, schema = list[str](), splits.schema
-    if splits.train.rows:
+    if splits.train.blocks is not None:
+        lines.append(
+            f"{splits.train.total:,} training rows are read in blocks (data.in_memory); kinds and scales of columns "
+            f"come from {len(splits.train):,} of them."
+        )
+    elif splits.train.rows:
         count = sum(map(len, splits.parts.values()))
         lines.append(f"Rows with missing cells are left out; {count:,} are complete.")
     if schema.targets:

@@ -8,6 +8,8 @@ unpickled. Parquet needs pandas and pyarrow. Errors name the row, counted from 0
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +19,12 @@ from numpy.typing import NDArray
 
 from ..spelling import MOST, listed
 from . import npy
-from .choice import ColumnChooser
+from .choice import ColumnChooser, text_columns
 from .dataset import Dataset, prefix_errors
 from .labels import class_name, class_names, encode_labels
+from .numerals import parse_number
 from .schema import Schema
-from .table import Table, check_names, holds_words, label_hint, parse_number, refuse_cell
+from .table import Table, check_names, holds_words, label_hint, refuse_cell
 
 
 class Arrays(NamedTuple):
@@ -47,7 +50,7 @@ def read_arrays(path: Path, *, labels: bool = True, schema: Schema | None = None
     x, y = next(iter(arrays.values())), arrays.get("y") if "x" in names else None
     if schema is not None and x.shape == (schema.shape[1:] if schema.shape[0] == 1 else schema.shape):
         _refuse_single_image(path, x, schema)
-    return _checked(path, x, y, 256 if schema is None else schema.levels or 256)
+    return checked_arrays(path, x, y, 256 if schema is None else schema.levels or 256)
 
 
 def _refuse_single_image(path: Path, x: NDArray[Any], schema: Schema) -> None:
@@ -58,7 +61,8 @@ def _refuse_single_image(path: Path, x: NDArray[Any], schema: Schema) -> None:
         )
 
 
-def _checked(path: Path, x: NDArray[Any], y: NDArray[Any] | None, levels: int) -> Arrays:
+def checked_arrays(path: Path, x: NDArray[Any], y: NDArray[Any] | None, levels: int = 256) -> Arrays:
+    """Return the samples and labels of a file; refuse arrays that are neither a table nor images."""
     if not x.size:
         raise ValueError(f"{path} holds no numbers; got {x.dtype} {x.shape}. Give at least one sample.")
     images = x.ndim in (3, 4) and x.dtype == np.uint8
@@ -81,8 +85,8 @@ def _uint8_remedy(x: NDArray[Any], levels: int) -> str:
     return f' Save np.floor(x).clip(0, {levels - 1}).astype("uint8").'
 
 
-def array_table(path: Path, arrays: Arrays, choose: ColumnChooser) -> Table:
-    """Select the chosen columns of x, with the labels y where the file has them."""
+def array_table(path: Path, arrays: Arrays, choose: ColumnChooser, first: int = 0) -> Table:
+    """Select the chosen columns of x, with the labels y where the file has them; `first` is the row of x[0]."""
     names = [f"x{i}" for i in range(arrays.x.shape[1])]
     choice = choose(path, names, False)
     labels, label = arrays.y, "y"
@@ -96,7 +100,7 @@ def array_table(path: Path, arrays: Arrays, choose: ColumnChooser) -> Table:
         x,
         "" if labels is None else label,
         None if labels is None else _words(labels),
-        _row,
+        lambda i: f"row {first + i}",
         {names[i]: _words(arrays.x[:, i]) for i in choice.words},
         None if choice.id is None else _words(arrays.x[:, choice.id]),
     )
@@ -115,33 +119,86 @@ def array_images(path: Path, arrays: Arrays, schema: Schema | None) -> Dataset:
 
 def read_parquet(path: Path, choose: ColumnChooser) -> Table:
     """Read the chosen columns of a Parquet file."""
+    pandas = _parquet_module(path, "pandas")
+    _check_size(path)
+    with _explaining_parquet(path):
+        frame = pandas.read_parquet(path)
+    values = map(column_values, (frame[name] for name in frame.columns))
+    return column_table(path, dict(zip(_names(path, frame), values, strict=True)), choose)
+
+
+def read_parquet_chunks(path: Path, choose: ColumnChooser, size: int) -> Iterator[Table]:
+    """Read a Parquet file as `read_parquet` does, but `size` rows at a time; no more than a row group is in memory."""
+    _parquet_module(path, "pandas")
+    _check_size(path)
+    with _explaining_parquet(path):
+        parquet = importlib.import_module("pyarrow.parquet")
+        file = parquet.ParquetFile(path)
+        empty = file.schema_arrow.empty_table().to_pandas()
+    names, first = _names(path, empty), 0
+    choice = choose(path, names, True)
+    used = [names[i] for i in sorted({*choice.columns, *text_columns(choice)})]
+    batches = file.iter_batches(size, columns=used)
+    while True:
+        with _explaining_parquet(path):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        frame = batch.to_pandas()
+        columns = {name: column_values(frame[name]) if name in used else np.empty(len(frame)) for name in names}
+        yield column_table(path, columns, choose, first)
+        first += len(frame)
+
+
+def parquet_rows(path: Path) -> int:
+    """Return the number of rows that a Parquet file says it has."""
+    with _explaining_parquet(path):
+        return int(importlib.import_module("pyarrow.parquet").read_metadata(path).num_rows)
+
+
+def _parquet_module(path: Path, name: str) -> Any:
     try:
-        pandas = importlib.import_module("pandas")
+        return importlib.import_module(name)
     except ImportError:
         raise ValueError(f"{path}: Parquet files need pandas. Run `pip install pandas pyarrow`.") from None
-    _check_size(path)
+
+
+@contextmanager
+def _explaining_parquet(path: Path) -> Iterator[None]:
     try:
-        frame = pandas.read_parquet(path)
+        yield
     except ImportError:
         raise ValueError(f"{path}: pandas needs pyarrow to read Parquet. Run `pip install pyarrow`.") from None
     except Exception as error:  # the engines raise errors of their own
         raise ValueError(f"{path} cannot be read as Parquet ({type(error).__name__}). Save it again.") from None
-    names = check_names(path, [str(name) for name in frame.columns])
-    choice, columns = choose(path, names, True), [_values(frame[name]) for name in frame.columns]
+
+
+def _names(path: Path, frame: Any) -> list[str]:
+    return check_names(path, [str(name) for name in frame.columns])
+
+
+def column_table(path: Path, columns: Mapping[str, NDArray[Any]], choose: ColumnChooser, first: int = 0) -> Table:
+    """Select the chosen columns, which are arrays of numbers or objects; `first` is the number of the first row."""
+    names, values = list(columns), list(columns.values())
+    choice = choose(path, names, True)
     words = choice.words | {
-        i for i in choice.undeclared if columns[i].dtype == object and holds_words(columns[i].tolist())
+        i for i in choice.undeclared if values[i].dtype == object and holds_words(values[i].tolist())
     }
+
+    def place(i: int) -> str:
+        return f"row {first + i}"
+
     chosen = [
-        np.zeros(len(columns[i]))
+        np.zeros(len(values[i]))
         if i in words
-        else _numbers(path, names[i], columns[i], suggest_label=choice.suggest_label)
+        else _numbers(path, names[i], values[i], place, suggest_label=choice.suggest_label)
         for i in choice.columns
     ]
     label = "" if choice.label is None else names[choice.label]
-    labels, ids = (None if i is None else _words(columns[i]) for i in (choice.label, choice.id))
-    text = {names[i]: _words(columns[i]) for i in words}
+    labels, ids = (None if i is None else _words(values[i]) for i in (choice.label, choice.id))
+    text = {names[i]: _words(values[i]) for i in words}
     return Table(
-        path, tuple(names[i] for i in choice.columns), np.stack(chosen, axis=1), label, labels, _row, text, ids
+        path, tuple(names[i] for i in choice.columns), np.stack(chosen, axis=1), label, labels, place, text, ids
     )
 
 
@@ -159,7 +216,7 @@ def _check_size(path: Path) -> None:
         )
 
 
-def _values(series: Any) -> NDArray[Any]:
+def column_values(series: Any) -> NDArray[Any]:
     """A column as an array: numbers as they are, others as objects, so that dates stay dates and missing cells None."""
     values: NDArray[Any] = series.to_numpy()
     if values.dtype.kind not in "biuf":
@@ -171,7 +228,9 @@ def _words(column: NDArray[Any]) -> list[str]:
     return [class_name(cell) for cell in column.tolist()]
 
 
-def _numbers(path: Path, name: str, column: NDArray[Any], *, suggest_label: bool) -> NDArray[np.float64]:
+def _numbers(
+    path: Path, name: str, column: NDArray[Any], place: Callable[[int], str], *, suggest_label: bool
+) -> NDArray[np.float64]:
     if column.dtype.kind in "biuf":
         return column.astype(np.float64)
     numbers = np.empty(len(column))
@@ -180,9 +239,5 @@ def _numbers(path: Path, name: str, column: NDArray[Any], *, suggest_label: bool
             numbers[row] = np.nan if cell is None else parse_number(cell) if isinstance(cell, str) else float(cell)
         except (TypeError, ValueError, OverflowError):
             remedy = label_hint(name, column.tolist()) if suggest_label else ""
-            refuse_cell(path, cell, _row(row), name, remedy)
+            refuse_cell(path, cell, place(row), name, remedy)
     return numbers
-
-
-def _row(i: int) -> str:
-    return f"row {i}"

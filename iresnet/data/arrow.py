@@ -8,9 +8,10 @@ file line by line, so that results and error messages do not depend on what is i
 from __future__ import annotations
 
 import importlib
+import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +33,30 @@ def read_columns(
     if header > 1 or not path.is_file() or path.suffix.lower() == ".gz" or path.stat().st_size < LARGE:
         return None
     try:
-        found = _read(path, separator, names, choice, header)
+        with path.open("rb") as file:
+            found = _read(file, separator, names, choice, header)
     except Exception:  # pyarrow has errors of its own; whatever is wrong, `delimited` says it
         return None
+    return _columns(found, names, choice)
+
+
+def parse_block(
+    block: Sequence[str], separator: str, names: Sequence[str], choice: ColumnChoice
+) -> tuple[NDArray[np.float64], dict[int, list[str]]] | None:
+    """Return the same as `read_columns` for some lines of a file; None also for lines with quotes."""
+    text = "".join(block)
+    if '"' in text:
+        return None
+    try:
+        found = _read(io.BytesIO(text.encode("utf-8")), separator, names, choice, 0)
+    except Exception:
+        return None
+    return _columns(found, names, choice)
+
+
+def _columns(
+    found: Any, names: Sequence[str], choice: ColumnChoice
+) -> tuple[NDArray[np.float64], dict[int, list[str]]] | None:
     text = {i: found[names[i]].to_pylist() for i in text_columns(choice)}
     x = np.zeros((found.num_rows, len(choice.columns)))
     for k, i in enumerate(choice.columns):
@@ -44,17 +66,16 @@ def read_columns(
     return None if quoted or not np.isfinite(x).all() else (x, text)
 
 
-def _read(path: Path, separator: str, names: Sequence[str], choice: ColumnChoice, header: int) -> Any:
+def _read(file: IO[bytes], separator: str, names: Sequence[str], choice: ColumnChoice, header: int) -> Any:
     arrow, csv = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.csv")
     numbers = [names[i] for i in choice.columns if i not in choice.words]
     text = [names[i] for i in text_columns(choice)]
     kinds = {**dict.fromkeys(numbers, arrow.float64()), **dict.fromkeys(text, arrow.string())}
-    with path.open("rb") as file:
-        return csv.read_csv(
-            file,
-            read_options=csv.ReadOptions(column_names=list(names), skip_rows=header),
-            parse_options=csv.ParseOptions(delimiter=separator),
-            convert_options=csv.ConvertOptions(
-                column_types=kinds, include_columns=list(kinds), null_values=[], strings_can_be_null=False
-            ),
-        )
+    return csv.read_csv(
+        file,
+        read_options=csv.ReadOptions(column_names=list(names), skip_rows=header),
+        parse_options=csv.ParseOptions(delimiter=separator),
+        convert_options=csv.ConvertOptions(
+            column_types=kinds, include_columns=list(kinds), null_values=[], strings_can_be_null=False
+        ),
+    )

@@ -93,6 +93,16 @@ def choose_training_columns(options: TableOptions) -> ColumnChooser:
     return choose
 
 
+def with_words(choose: ColumnChooser, columns: Sequence[str]) -> ColumnChooser:
+    """Choose the same columns, of which these hold words, and no others."""
+
+    def choose_again(path: Path, names: Sequence[str], named: bool) -> ColumnChoice:
+        words = frozenset(i for i, name in enumerate(names) if name in columns)
+        return choose(path, names, named)._replace(words=words, undeclared=frozenset())
+
+    return choose_again
+
+
 def _check_known(path: Path, option: str, columns: Iterable[str], names: Sequence[str]) -> None:
     """Refuse an option that names a column which the file does not have."""
     known = {*names, ""}

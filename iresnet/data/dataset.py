@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,6 +26,20 @@ from .schema import Schema
 Batch: TypeAlias = tuple[Tensor, Tensor | None]
 
 
+class Blocks(Protocol):
+    """Training rows that are read from disk in blocks."""
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+
+    def batch(self, seed: int, epoch: int, start: int, stop: int) -> Batch:
+        """Return the rows start, ..., stop - 1 of an epoch, whose order is a function of (seed, epoch)."""
+
+    def fingerprint(self) -> str:
+        """Hash what the rows are."""
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Samples x, uint8 (N, C, H, W) or float32 (N, D), and labels y, int64 (N,), or None; -1 is a missing label.
@@ -33,6 +47,7 @@ class Dataset:
     `names` holds the name of each sample: the file it came from, or the id of the row; it is empty where samples have
     no names. `rows` holds the row of the table, counted from 0, that each sample came from, if some were left out.
     `weights`, float64 (N,), say how often a sample counts: batches draw it in proportion. None: all equally often.
+    `blocks` are the rows of a table that is larger than memory, of which x and y are a sample; batches come from them.
     """
 
     x: Tensor
@@ -41,6 +56,7 @@ class Dataset:
     names: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
     weights: Tensor | None = None
+    blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
         _check_kind(self.x, self.schema)
@@ -57,6 +73,11 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    @property
+    def total(self) -> int:
+        """The number of samples that batches are drawn from."""
+        return len(self.x) if self.blocks is None else self.blocks.rows
 
     def to(self, device: torch.device | str) -> Dataset:
         """Copy the samples and labels to another device."""
@@ -88,7 +109,17 @@ class Dataset:
         for tensor in (t for t in (self.x, self.y, self.weights) if t is not None):
             digest.update(tensor.cpu().contiguous().view(-1).numpy().data)
         digest.update(json.dumps(self.schema.to_dict(), sort_keys=True).encode())
+        digest.update(b"" if self.blocks is None else self.blocks.fingerprint().encode())
         return digest.hexdigest()[:16]
+
+
+def concatenate(parts: Sequence[Dataset]) -> Dataset:
+    """Concatenate datasets of one schema; weights are for those that are whole."""
+    x = torch.cat([part.x for part in parts])
+    labels = [part.y for part in parts if part.y is not None]
+    y = torch.cat(labels) if len(labels) == len(parts) else None
+    names, rows = (tuple(itertools.chain.from_iterable(getattr(p, of) for p in parts)) for of in ("names", "rows"))
+    return Dataset(x, y, parts[0].schema, names, rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,8 +194,8 @@ class Batches:
             raise ValueError(f"the batch size must be at least 1; got {size}.")
         self.dataset, self.seed, self.augment = dataset, seed, Augment() if augment is None else augment
         self.augment.check(dataset.schema.shape)
-        self.size = min(size, len(dataset))
-        self.per_epoch = len(dataset) // self.size
+        self.size = min(size, dataset.total)
+        self.per_epoch = dataset.total // self.size
         self.stream, self.labelled = stream, None
         if labelled:
             self.labelled = Batches(_labelled(dataset), labelled, seed=seed, augment=augment, stream="labelled ")
@@ -174,12 +205,18 @@ class Batches:
         if step < 0:
             raise ValueError(f"step must be at least 0; got {step}.")
         epoch, place = divmod(step, self.per_epoch)
-        indices = self._order_of(epoch)[place * self.size : (place + 1) * self.size]
-        x = self.augment(self.dataset.x[indices], seeded_generator(self.seed, f"{self.stream}augment", step))
-        if self.dataset.y is None:
-            return x, None
-        y = self.dataset.y[indices]
-        return (x, y) if self.labelled is None else _joined((x, y), self.labelled[step])
+        x, y = self._samples(epoch, place * self.size, (place + 1) * self.size)
+        x = self.augment(x, seeded_generator(self.seed, f"{self.stream}augment", step))
+        return (x, y) if y is None or self.labelled is None else _joined((x, y), self.labelled[step])
+
+    def _samples(self, epoch: int, start: int, stop: int) -> Batch:
+        """The samples start, ..., stop - 1 of an epoch."""
+        dataset = self.dataset
+        if dataset.blocks is not None:
+            x, y = dataset.blocks.batch(self.seed, epoch, start, stop)
+            return to_device(x, dataset.x.device), None if y is None else to_device(y, dataset.x.device)
+        indices = self._order_of(epoch)[start:stop]
+        return dataset.x[indices], None if dataset.y is None else dataset.y[indices]
 
     @property
     def labelled_size(self) -> int:

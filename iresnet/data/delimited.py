@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import math
 import re
-import sys
 import zlib
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import chain, count, islice
+from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TextIO, TypeAlias, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,41 +32,80 @@ from ..spelling import quoted, with_path
 from . import arrow
 from .choice import ColumnChoice, ColumnChooser, text_columns
 from .labels import MISSING, class_name
-from .npy import FREE, RATIO, is_overpacked
-from .table import (
-    DECIMAL_COMMA,
-    Table,
-    check_names,
-    holds_words,
-    is_number,
-    label_hint,
-    missing_count,
-    parse_number,
-    refuse_cell,
-)
+from .lines import Line, Lines
+from .numerals import DECIMAL_COMMA, is_number, is_numeric, parse_number
+from .table import Table, check_names, holds_words, label_hint, missing_count, refuse_cell
 
-Line: TypeAlias = tuple[int, list[str]]  # its number, counted from 1, and its cells
 LOOK_AHEAD = 1000  # lines read where a cell is not a number, to see whether its column is text
-HEAD_LENGTH, LINE_LENGTH = 2**16, 2**26  # most characters of the first line that decide the separator; of any line
 
 FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # the last four are full-width = + - @
 THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2},[0-9]{3}")
 SEPARATORS = re.compile(r'[",;\t\r\n]')
-DECIMAL_HINT = " If its commas are decimal signs, separate the columns by semicolons or tabs, or quote such numbers."
 
 
 def read_delimited(path: Path, choose: ColumnChooser, known: Collection[str] = ()) -> Table:
     """Read the chosen columns of a file; a first line with one of the `known` names is a header."""
+    with _explaining(path), Lines(path) as lines:
+        separator = lines.separator()
+        head = _read_head(path, _filled(lines.cells(separator)), choose, known)
+        if (fast := arrow.read_columns(path, separator, head.names, head.choice, head.header)) is not None:
+            return _table(path, head, *fast, lambda i: f"line {_line_of_row(path, separator, head.header, i)}")
+        lines.forget()
+        parser = _Parser(path, head, _Decimal(path))
+        for line, cells in head.rows:
+            parser.add(line, cells)
+        return parser.table()
+
+
+class DelimitedChunk(NamedTuple):
+    """A table of some lines of a file, and the fraction of the file that has been read; None if it is not known."""
+
+    table: Table
+    fraction: float | None
+
+
+def read_chunks(path: Path, choose: ColumnChooser, known: Collection[str], size: int) -> Iterator[DelimitedChunk]:
+    """Read a file as `read_delimited` does, but `size` lines at a time, in memory that does not grow with the file.
+
+    Whether commas are decimal signs is decided by the lines read so far.
+    """
+    with _explaining(path), Lines(path) as lines:
+        separator = lines.separator()
+        head = _read_head(path, _filled(lines.cells(separator)), choose, known)
+        lines.return_to(head.header)
+        lines.forget()
+        decimal, fast = _Decimal(path), False  # one block is read faster than pyarrow is imported
+        while block := list(islice(lines, size)):
+            table = _read_block(path, separator, head, lines, block, decimal, fast=fast)
+            yield DelimitedChunk(table, lines.fraction)
+            fast = True
+
+
+def _read_block(
+    path: Path, separator: str, head: Head, lines: Lines, block: list[str], decimal: _Decimal, *, fast: bool
+) -> Table:
+    """Return the table of a block of lines; where it ends within a quoted cell, with the lines up to its end."""
+    end = lines.number
+    if fast and (columns := arrow.parse_block(block, separator, head.names, head.choice)) is not None:
+        decimal.note_point(block, separator, head.choice)
+        filled = [end - len(block) + i for i, line in enumerate(block, 1) if line.strip("\r\n")]
+        return _table(path, head, *columns, lambda i: f"line {filled[i]}")
+    lines.put_back(block)
+    rows = lines.cells(separator, len(head.names))
+    parser = _Parser(path, head._replace(rows=_filled(rows)), decimal)
+    for line, cells in rows:
+        if cells:
+            parser.add(line, cells)
+        if line >= end:
+            break
+    return parser.table()
+
+
+@contextmanager
+def _explaining(path: Path) -> Iterator[None]:
+    """Turn the errors of reading a file of text into sentences."""
     try:
-        with _open(path) as file:
-            separator = _separator(file)
-            head = _read_head(path, _lines(path, file, separator), choose, known)
-            if (fast := arrow.read_columns(path, separator, head.names, head.choice, head.header)) is not None:
-                return _table(path, head, *fast, lambda i: f"line {_line_of_row(path, separator, head.header, i)}")
-            parser = _Parser(path, head)
-            for line, cells in head.rows:
-                parser.add(line, cells)
-            return parser.table()
+        yield
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8; byte {error.start} is not valid. Save it as UTF-8.") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -79,13 +116,15 @@ def read_delimited(path: Path, choose: ColumnChooser, known: Collection[str] = (
         raise with_path(error, path) from None
 
 
-def format_csv(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def format_csv(names: Sequence[str] | None, rows: Iterable[Sequence[Any]]) -> str:
     """Format a table as CSV with a header; numbers have nine digits, which restore every float32 exactly.
+
+    Without names there is no header: the rows continue a table.
 
     >>> format_csv(["kind", "x"], [["=rose", 0.5], ["-1", 2.0]])
     "kind,x\\n'=rose,0.5\\n-1,2\\n"
     """
-    return "".join(f"{','.join(map(_cell, row))}\n" for row in chain([names], rows))
+    return "".join(f"{','.join(map(_cell, row))}\n" for row in chain([] if names is None else [names], rows))
 
 
 def _cell(value: Any) -> str:
@@ -102,65 +141,16 @@ def _unescape(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 
-def _open(path: Path) -> TextIO:
-    """Open a file of text, compressed or not, or the standard input, which is read at once, since it has no start."""
-    if str(path) == "-":
-        return io.StringIO(io.TextIOWrapper(sys.stdin.buffer, newline="", encoding="utf-8-sig").read(), newline="")
-    if path.suffix.lower() == ".gz":
-        return cast(TextIO, gzip.open(path, "rt", newline="", encoding="utf-8-sig"))
-    return path.open(newline="", encoding="utf-8-sig")
-
-
-def _separator(file: TextIO) -> str:
-    first = re.sub(r'"[^"]*"', "", file.readline(HEAD_LENGTH))
-    file.seek(0)
-    decimal = next((other for other in ";\t" if other in first and _has_decimal_commas(first.split(other))), None)
-    return decimal or max(",;\t", key=first.count)
-
-
-def _has_decimal_commas(cells: Sequence[str]) -> bool:
-    """Whether every comma in these cells is that of a number."""
-    return all(DECIMAL_COMMA.fullmatch(cell.strip()) for cell in cells if "," in cell)
-
-
-def _lines(path: Path, file: TextIO, separator: str) -> Iterator[Line]:
-    """Iterate over the lines that are not empty; all must have as many cells as the first."""
-    reader = csv.reader(_bounded(path, file), delimiter=separator, skipinitialspace=True)
-    width = 0
-    for cells in reader:
-        width = width or len(cells)
-        if cells and len(cells) != width:
-            raise ValueError(
-                f"{path}: line {reader.line_num} has {len(cells)} cells; those above have {width}."
-                f"{DECIMAL_HINT if separator == ',' and len(cells) > width else ''}"
-            )
-        if cells:
-            yield reader.line_num, cells
+def _filled(lines: Iterator[Line]) -> Iterator[Line]:
+    """Iterate over the lines that are not empty."""
+    return (line for line in lines if line[1])
 
 
 def _line_of_row(path: Path, separator: str, header: int, row: int) -> int:
     """Return the line of a row, counted from 0."""
-    with _open(path) as file:
-        lines = _lines(path, file, separator)
-        return next(islice(lines, row + bool(header), None))[0]
-
-
-def _bounded(path: Path, file: TextIO) -> Iterator[str]:
-    """Iterate over the lines; refuse one that is too long, and a compressed file that unpacks to far too much."""
-    packed, size = path.stat().st_size if path.suffix.lower() == ".gz" else 0, 0
-    for i in count(1):
-        line = file.readline(LINE_LENGTH)
-        size += len(line)
-        if packed and is_overpacked(size, packed):
-            raise ValueError(
-                f"{path} unpacks from {packed:,} to more than {size:,} bytes; above {FREE:,} bytes it may unpack to "
-                f"{RATIO} times its size. Save it without compression."
-            )
-        if len(line) == LINE_LENGTH:
-            raise ValueError(f"{path}: line {i} is longer than {LINE_LENGTH:,} characters. Break it into rows.")
-        if not line:
-            return
-        yield line
+    with Lines(path) as lines:
+        lines.forget()
+        return next(islice(_filled(lines.cells(separator)), row + bool(header), None))[0]
 
 
 class Head(NamedTuple):
@@ -186,7 +176,7 @@ def _read_head(path: Path, lines: Iterator[Line], choose: ColumnChooser, known: 
 def _find_words(choice: ColumnChoice, rows: Iterator[Line]) -> tuple[ColumnChoice, Iterator[Line]]:
     """Add the undeclared columns that hold words, judging by the first lines, to those that hold categories."""
     top = list(islice(rows, 1))
-    text = [i for _, cells in top for i in choice.undeclared if not _is_numeric(cells[i])]
+    text = [i for _, cells in top for i in choice.undeclared if not is_numeric(cells[i])]
     top += islice(rows, LOOK_AHEAD) if text else []
     words = frozenset(i for i in text if holds_words([cells[i] for _, cells in top]))
     return choice._replace(words=choice.words | words), chain(top, rows)
@@ -195,10 +185,10 @@ def _find_words(choice: ColumnChoice, rows: Iterator[Line]) -> tuple[ColumnChoic
 class _Parser:
     """Collects the rows of a table: numbers, columns of text, and the line of each row."""
 
-    def __init__(self, path: Path, head: Head) -> None:
-        self.path, self.head, self.choice = path, head, head.choice
+    def __init__(self, path: Path, head: Head, decimal: _Decimal) -> None:
+        self.path, self.head, self.choice, self.decimal = path, head, head.choice, decimal
         self.columns = tuple(head.names[i] for i in head.choice.columns)
-        self.numbers, self.places, self.decimal = array("d"), array("q"), _Decimal(path)
+        self.numbers, self.places = array("d"), array("q")
         self.text = {i: list[str]() for i in text_columns(head.choice)}
 
     def add(self, line: int, cells: list[str]) -> None:
@@ -262,6 +252,14 @@ class _Decimal:
         self.comma, self.clear = self.comma or cell, self.clear or not THOUSANDS.fullmatch(cell.strip())
         return float(cell.replace(",", "."))
 
+    def note_point(self, block: Sequence[str], separator: str, choice: ColumnChoice) -> None:
+        """Note whether the numbers of a block without decimal commas have a decimal point."""
+        if self.point or not any("." in line for line in block):
+            return
+        cells = (line.rstrip("\r\n").split(separator) for line in block if line.strip("\r\n"))
+        numbers = [i for i in choice.columns if i not in choice.words]
+        self.point = next((row[i] for row in cells for i in numbers if "." in row[i]), "")
+
     def check(self) -> None:
         """Refuse a file whose commas may be something else than decimal signs."""
         if self.comma and (self.point or not self.clear):
@@ -280,20 +278,16 @@ def _refuse(path: Path, head: Head, at: Line, bad: int, above: Sequence[float]) 
     if choice.suggest_label:
         remedy = label_hint(column, chain(above, [picked[bad]], (cells[choice.columns[bad]] for _, cells in below)))
     if not remedy and class_name(picked[bad]) == MISSING:
-        with suppress(ValueError, csv.Error):  # a line below that cannot be read either is not counted
-            below.extend(head.rows)
         positions = [i for i in choice.columns if i not in choice.words]
-        counts = [sum(class_name(cells[i]) == MISSING for i in positions) for _, cells in below]
-        here = sum(class_name(cell) == MISSING for cell in picked)
-        remedy = missing_count(here + sum(counts), 1 + sum(map(bool, counts)))
+        here, rows = sum(class_name(cell) == MISSING for cell in picked), 1
+        with suppress(ValueError, csv.Error):  # a line below that cannot be read either is not counted
+            for _, cells in chain(below, head.rows):
+                count = sum(class_name(cells[i]) == MISSING for i in positions)
+                here, rows = here + count, rows + bool(count)
+        remedy = missing_count(here, rows)
     refuse_cell(path, picked[bad], f"line {line}", column, remedy)
 
 
 def _is_header(first: Sequence[str], second: Sequence[str], known: Collection[str]) -> bool:
-    text_above = (class_name(a) and not _is_numeric(a) and _is_numeric(b) for a, b in zip(first, second, strict=False))
-    return not any(map(_is_numeric, first)) or any(cell in known for cell in first) or any(text_above)
-
-
-def _is_numeric(cell: str) -> bool:
-    """Whether a text is a number, with a decimal point or comma."""
-    return is_number(cell) or DECIMAL_COMMA.fullmatch(cell.strip()) is not None
+    text_above = (class_name(a) and not is_numeric(a) and is_numeric(b) for a, b in zip(first, second, strict=False))
+    return not any(map(is_numeric, first)) or any(cell in known for cell in first) or any(text_above)

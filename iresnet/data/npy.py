@@ -41,6 +41,36 @@ def load_arrays(path: Path, choose: Callable[[list[str]], Iterable[str]]) -> dic
         raise ValueError(f"{path} cannot be read as an array ({first_line(error)}). Save it again.") from None
 
 
+class ArrayFile:
+    """The array of an NPY file, of which some rows are read at a time; nothing else is kept in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self.shape, self.fortran, self.dtype = _check_header(file, path.stat().st_size)
+                self._offset = file.tell()
+        except Exception as error:
+            raise ValueError(f"{path} cannot be read as an array ({first_line(error)}). Save it again.") from None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, start: int, stop: int) -> Array:
+        """Read the rows start, ..., stop - 1."""
+        stop = min(stop, len(self))
+        shape, width = (stop - start, *self.shape[1:]), math.prod(self.shape[1:])
+        with self.path.open("rb") as file:
+            if not self.fortran:
+                return self._numbers(file, start * width, shape)
+            columns = [self._numbers(file, k * len(self) + start, shape[:1]) for k in range(width)]
+        return np.stack(columns, axis=1).reshape(shape, order="F")
+
+    def _numbers(self, file: IO[bytes], first: int, shape: tuple[int, ...]) -> Array:
+        file.seek(self._offset + first * self.dtype.itemsize)
+        return np.fromfile(file, self.dtype, math.prod(shape)).reshape(shape)
+
+
 def load_array(path: Path) -> Array:
     """Load the array of an NPY file."""
     try:
@@ -57,6 +87,20 @@ def save_npz(path: Path, **arrays: Any) -> Path:
     return atomic.write(path, buffer.getvalue())
 
 
+def save_npz_chunks(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], chunks: Iterable[Array]) -> Path:
+    """Write the array x of an NPZ file, compressed, chunk by chunk, and atomically."""
+    with (
+        atomic.replacing(path) as temporary,
+        zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("x.npy", "w", force_zip64=True) as stream,
+    ):
+        header = {"shape": shape, "fortran_order": False, "descr": npy.dtype_to_descr(dtype)}
+        npy.write_array_header_1_0(stream, header)
+        for chunk in chunks:
+            stream.write(np.ascontiguousarray(chunk, dtype=dtype).data)
+    return path
+
+
 def is_overpacked(size: int, packed: int) -> bool:
     """Whether `packed` bytes of a file unpack to more than the limit: `FREE` bytes, or `RATIO` times as many."""
     return size > max(FREE, RATIO * packed)
@@ -67,6 +111,12 @@ def _read_npy(file: IO[bytes], path: Path) -> Array:
     file.seek(0)
     array: Array = npy.read_array(file, allow_pickle=False)
     return array
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file is an NPZ file, whatever it is called."""
+    with path.open("rb") as file:
+        return _begins(file, b"PK")
 
 
 def _begins(file: IO[bytes], mark: bytes) -> bool:
@@ -103,14 +153,17 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) ->
     return array
 
 
-def _check_header(stream: IO[bytes], size: int) -> None:
-    """Refuse a header that does not match the size of the stream, or an array of anything but numbers and text."""
+def _check_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return the shape, whether it is stored column by column, and the type that a header says.
+
+    Refuse one that does not match the size of the stream, or an array of anything but numbers and text.
+    """
     if not size:
         raise ValueError("No data left in file")
     version = npy.read_magic(stream)
     if version not in HEADERS:
         raise ValueError(f"it has version {version[0]} of the format, for structured arrays")
-    shape, _, dtype = HEADERS[version](stream)
+    shape, fortran, dtype = HEADERS[version](stream)
     if dtype.hasobject:
         raise ValueError("Object arrays cannot be loaded without unpickling them")
     needed, held = math.prod(shape) * dtype.itemsize, size - stream.tell()
@@ -118,3 +171,4 @@ def _check_header(stream: IO[bytes], size: int) -> None:
         raise ValueError(f"it must hold an array of numbers or text; got {shorten(str(dtype))} {shorten(str(shape))}")
     if needed != held:
         raise ValueError(f"its header says {shorten(str(shape))} {dtype}, {needed:,} bytes; it holds {held:,}")
+    return shape, fortran, dtype

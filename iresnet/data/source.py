@@ -22,7 +22,7 @@ import torch
 
 from ..allowed import Rule, check_settings
 from ..spelling import hint, quoted
-from . import arrays, canonical, choice, columns, delimited, images, split, table, toy
+from . import arrays, blocks, canonical, choice, columns, delimited, images, large_table, split, table, toy
 from .augment import Augment
 from .choice import TableOptions
 from .dataset import Dataset, Splits, prefix_errors, seeded_generator
@@ -41,6 +41,7 @@ LABELLED = Rule(
     "must be a fraction of the labels in (0, 1], or their number from 2 on",
     "Use e.g. 0.1 or 100.",
 )
+IN_MEMORY = Rule(lambda size: 0 < size < math.inf, "must be positive, in GiB", "Use e.g. 1.")
 DIGITS = Schema((1, 8, 8), 17, classes=tuple("0123456789"))
 
 
@@ -77,6 +78,9 @@ class DataSettings:
     #: The training labels that are kept, drawn by `seed`: a fraction of them, or from 2 on their number, as many of
     #: every class; the others become -1.
     labelled: Annotated[int | float, LABELLED] = 1.0
+    #: The largest table that is held in memory, in GiB of float32; of a larger NPY or Parquet file, training rows are
+    #: read in blocks.
+    in_memory: Annotated[float, IN_MEMORY] = 1.0
     #: Images of a folder are resized to size x size; 0: not resized, and all must have the same size.
     size: Annotated[int, SIZE] = 0
     #: Seed of the validation split, the kept labels and the toy points.
@@ -158,6 +162,8 @@ def load(settings: DataSettings, schema: Schema | None = None) -> Splits:
     >>> [len(part) for part in load(DataSettings("digits")).parts.values()]
     [1221, 216, 360]
     """
+    if (large := _open_large(settings)) is not None:
+        return _load_large(large, settings, schema)
     train, validation, test = _own_splits(settings, schema)
     with prefix_errors(settings.source):
         if test is None and settings.test:
@@ -196,7 +202,7 @@ def read(
     if str(source) in names():
         dataset = _with_schema(str(source), _builtin(str(source), folder, part), schema)
         return dataset if labels else replace(dataset, y=None)
-    path = Path(STDIN) if str(source) == STDIN else _existing_path(source)
+    path = Path(STDIN) if str(source) == STDIN else existing_path(source)
     if path.is_dir() or images.is_image(path):
         _check_kind(path, schema, images=True)
         parts = images.split_folders(path)
@@ -207,13 +213,33 @@ def read(
     return _read_file(path, schema, choose, labels=labels, skip_missing=skip_missing)
 
 
+def _open_large(settings: DataSettings) -> blocks.TableFile | None:
+    """Return the table, if it is too large to be held in memory."""
+    if settings.source in names() or not Path(settings.source).expanduser().is_file():
+        return None
+    return blocks.open_large(existing_path(settings.source), settings.in_memory * 2**30)
+
+
+def _load_large(file: blocks.TableFile, settings: DataSettings, schema: Schema | None) -> Splits:
+    """Load a table that is read in blocks."""
+    _refuse_unused(settings, size=True)
+    if settings.labelled != 1:
+        raise ValueError(
+            f"labelled must be 1 for a table that is read in blocks; got {settings.labelled}. Raise data.in_memory."
+        )
+    with prefix_errors(settings.source):
+        return large_table.load_blocks(
+            file, settings.table_options, schema, validation=settings.validation, test=settings.test, seed=settings.seed
+        )
+
+
 def _own_splits(settings: DataSettings, schema: Schema | None) -> tuple[Dataset, Dataset | None, Dataset | None]:
     """Load the training data and, where the source has them, the validation and test splits."""
     if settings.source in names():
         _refuse_unused(settings, table=False, size=True)
         train, test = (_builtin(settings.source, settings.folder, p, settings.seed) for p in ("train", "test"))
         return train, None, test
-    path = _existing_path(settings.source)
+    path = existing_path(settings.source)
     if path.is_dir() or images.is_image(path):
         _refuse_unused(settings, table=False)
         parts = images.split_folders(path)
@@ -318,7 +344,8 @@ def _reshape_hint(schema: Schema) -> str:
     return f"Reshape to (N, {', '.join(map(str, shape))}), as uint8."
 
 
-def _existing_path(source: str | Path) -> Path:
+def existing_path(source: str | Path) -> Path:
+    """Return the path of a file or folder that can be read; raise with a suggestion for another source."""
     path = Path(source).expanduser()
     if path.is_dir() or (
         path.is_file()

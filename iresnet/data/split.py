@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .dataset import Dataset, seeded_generator
+from .dataset import Dataset, concatenate, seeded_generator
 
 
 def check_fraction(name: str, value: float) -> None:
@@ -63,6 +63,31 @@ def subsample(dataset: Dataset, n: int) -> Dataset:
     if len(dataset) <= n:
         return dataset
     return dataset.take(torch.randperm(len(dataset), generator=seeded_generator(0, "some"))[:n].sort().values)
+
+
+class RandomRows:
+    """Draws n samples from those that come in chunks, all equally likely: always the same ones, in their order."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.generator = n, seeded_generator(0, "some of a stream")
+        self.keys = torch.empty(0, dtype=torch.float64)
+        self._kept: Dataset | None = None
+
+    @property
+    def dataset(self) -> Dataset:
+        """The samples that were drawn."""
+        if self._kept is None:
+            raise ValueError("a dataset needs at least one sample; got none.")
+        return self._kept
+
+    def add(self, data: Dataset) -> None:
+        """Add a chunk: every sample gets a random key, and those with the smallest are kept."""
+        keys = torch.cat([self.keys, torch.rand(len(data), generator=self.generator, dtype=torch.float64)])
+        kept = keys.argsort()[: self.n].sort().values
+        before = 0 if self._kept is None else len(self._kept)
+        old, new = kept[kept < before], kept[kept >= before] - before
+        parts = [p.take(i) for p, i in ((self._kept, old), (data, new)) if p is not None and len(i)]
+        self._kept, self.keys = concatenate(parts), keys[kept]
 
 
 def keep_labels(dataset: Dataset, labelled: float, generator: torch.Generator) -> Dataset:

@@ -10,10 +10,9 @@ Parquet files.
 
 from __future__ import annotations
 
-import math
-import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
@@ -28,9 +27,8 @@ from .columns import REAL, ColumnKind, parse_kinds
 from .dataset import Dataset, prefix_errors
 from .detection import DETECT_FROM, degenerate, detect
 from .labels import MISSING, class_name, class_names, encode_labels
+from .numerals import is_number, is_written_number
 from .schema import Schema
-
-DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -90,43 +88,6 @@ def check_names(path: Path, names: list[str]) -> list[str]:
     return names
 
 
-def parse_number(cell: str) -> float:
-    """Parse a number, which may be infinite or NaN; raise a `ValueError` for any other text.
-
-    Python's float also accepts 1_000 and the digits of every script, which other programs read differently or refuse.
-
-    >>> parse_number(" -1.5e3 ")
-    -1500.0
-    """
-    if not cell.isascii() or "_" in cell:
-        raise ValueError(f"{quoted(cell)} is not a number.")
-    return float(cell)
-
-
-def is_number(cell: str) -> bool:
-    """Whether a text is a number, which may be infinite or NaN.
-
-    >>> [is_number(cell) for cell in ("1e3", "inf", "1_000", "\u0663", "")]
-    [True, True, False, False, False]
-    """
-    try:
-        parse_number(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def is_written_number(cell: str) -> bool:
-    """Whether a text is a finite number, with a decimal point or comma.
-
-    >>> [is_written_number(cell) for cell in ("-1.5", "1,5", "inf", "1 m")]
-    [True, True, False, False]
-    """
-    if DECIMAL_COMMA.fullmatch(cell.strip()):
-        return True
-    return is_number(cell) and math.isfinite(parse_number(cell))
-
-
 def label_hint(column: str, cells: Iterable[object]) -> str:
     """Return advice on what a column may be, if nearly all of its cells are text; else nothing."""
     filled = [cell for cell in cells if class_name(cell) != MISSING]
@@ -180,7 +141,7 @@ def training_dataset(table: Table, options: TableOptions | None = None, known: S
         )
     if table.labels is not None and not classes:
         raise ValueError(f"{table.path} has no label in column {quoted(table.label)}. Add some, or set label = ''.")
-    _check_finite(table)
+    check_finite(table)
     kinds = _kinds(table, parse_kinds(options.kinds), options.context) if known is None else known.kinds
     with prefix_errors(table.path):
         schema = Schema((len(table.columns),), None, table.columns, table.label, classes, kinds, options.id)
@@ -194,15 +155,18 @@ def training_dataset(table: Table, options: TableOptions | None = None, known: S
     return replace(dataset, rows=rows)
 
 
-def dataset_for_schema(table: Table, schema: Schema, *, skip_missing: bool = False) -> Dataset:
+def dataset_for_schema(
+    table: Table, schema: Schema, *, skip_missing: bool = False, below: Iterable[Table] = ()
+) -> Dataset:
     """Convert a table, whose columns were chosen for this schema, to a dataset.
 
     A category that the schema does not know becomes -1, a value that its column cannot have; it is refused in a given
-    column, since nothing is known of the density given it.
+    column, since nothing is known of the density given it. `below` are the tables of the rows below these, if a file is
+    read in chunks: error messages count what is wrong in them, too.
     """
     table, rows = _without_missing(table) if skip_missing else (table, ())
-    _check_finite(table)
-    x = table.x.astype(np.float32)
+    check_finite(table, below)
+    x = table.x.astype(np.float32, order="C")  # rows of equal files have equal scores, however they are stored
     for i, (column, kind) in enumerate(zip(table.columns, schema.column_kinds, strict=True)):
         if kind.name == "category":
             codes = {name: code for code, name in enumerate(kind.categories)}
@@ -210,54 +174,74 @@ def dataset_for_schema(table: Table, schema: Schema, *, skip_missing: bool = Fal
                 codes |= {"False": 0, "True": 1}
             x[:, i] = [codes.get(name, -1) for name in table.categories(column)]
             if column in schema.one_hot:
-                _refuse_unknown(table, column, kind, x[:, i] < 0)
+                _refuse_unknown(table, column, kind, x[:, i] < 0, below)
     if not len(x):
         raise ValueError(f"{table.path} has no rows. Give at least one.")
     y = encode_labels(table.labels, schema.classes, lambda i: f"{table.path}, {table.place(i)}")
     return Dataset(torch.from_numpy(x), y, schema, tuple(table.ids or ()), rows)
 
 
-def _refuse_unknown(table: Table, column: str, kind: ColumnKind, unknown: NDArray[np.bool_]) -> None:
+def _refuse_unknown(
+    table: Table, column: str, kind: ColumnKind, unknown: NDArray[np.bool_], below: Iterable[Table]
+) -> None:
     for row in np.flatnonzero(unknown).tolist():
+        known = {*kind.categories}
+        count = sum(name not in known for t in _readable(table, below) for name in t.categories(column))
         raise ValueError(
             f"{table.path}: the given column {quoted(column)} must hold one of {listed(kind.categories)}; got "
             f"{quoted(table.categories(column)[row])} in {table.place(row)}, of which the model knows nothing. Remove "
-            f"the row.{f' There are {unknown.sum()} such rows.' if unknown.sum() > 1 else ''}"
+            f"the row.{f' There are {count} such rows.' if count > 1 else ''}"
         )
 
 
 def _without_missing(table: Table) -> tuple[Table, tuple[int, ...]]:
     """Leave out the rows with a missing cell; return the others and their positions, empty if all are there."""
-    whole = ~np.isnan(table.x).any(axis=1)
-    for cells in table.words.values():
-        whole &= np.array([cell != MISSING for cell in cells], dtype=bool)
-    if whole.all():
+    rows = whole_rows(table)
+    if len(rows) == len(table.x):
         return table, ()
-    rows = np.flatnonzero(whole)
     if not len(rows):
         raise ValueError(f"{table.path}: every row has a missing cell, so none is left. Drop the columns they are in.")
     return table.take(rows), tuple(rows.tolist())
 
 
-def _check_finite(table: Table) -> None:
+def whole_rows(table: Table) -> NDArray[np.int64]:
+    """Return the positions of the rows without a missing cell."""
+    whole = ~np.isnan(table.x).any(axis=1)
+    for cells in table.words.values():
+        whole &= np.array([cell != MISSING for cell in cells], dtype=bool)
+    return np.flatnonzero(whole)
+
+
+def check_finite(table: Table, below: Iterable[Table] = ()) -> None:
     """Refuse cells that are missing or no finite float32."""
     with np.errstate(over="ignore"):  # numbers that overflow become infinite, which is refused
         finite = np.isfinite(table.x.astype(np.float32))
     if not finite.all():
         row, column = (int(i) for i in np.argwhere(~finite)[0])
-        missing = np.isnan(table.x)
+        counts = [(int(m.sum()), int(m.any(axis=1).sum())) for m in map(_is_missing, _readable(table, below))]
         raise ValueError(
             f"{table.path}: numbers must be finite and fit float32; got {table.x[row, column]} in {table.place(row)}, "
             f"column {quoted(table.columns[column])}. Fill it in, or remove the row."
-            f"{missing_count(int(missing.sum()), int(missing.any(axis=1).sum()))}"
+            f"{missing_count(*map(sum, zip(*counts, strict=True)))}"
         )
     for name, cells in table.words.items():
         if MISSING in cells:
-            row, count = cells.index(MISSING), cells.count(MISSING)
+            row, count = cells.index(MISSING), sum(t.words[name].count(MISSING) for t in _readable(table, below))
             raise ValueError(
                 f"{table.path}: a category is missing in {table.place(row)}, column {quoted(name)}. Fill it in, or "
                 f"remove the row.{missing_count(count, count)}"
             )
+
+
+def _is_missing(table: Table) -> NDArray[np.bool_]:
+    return np.isnan(table.x)
+
+
+def _readable(table: Table, below: Iterable[Table]) -> Iterator[Table]:
+    """Iterate over this table and those below it, up to one that cannot be read."""
+    yield table
+    with suppress(ValueError):
+        yield from below
 
 
 def missing_count(cells: int, rows: int) -> str:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ..certificate import Certificate
 from ..data import Dataset, split, table
 from ..data.dataset import seeded_generator
+from ..data.numerals import is_number
 from ..presets import Experiment
 from ..run import Logger, TrainedModel, train_in_memory
 from ..run.progress import progress, reporter
@@ -117,7 +118,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         trained = TrainedModel.open(folder)
         if trained.schema.is_image:
             raise ValueError(f"an estimator needs a table; {folder} has {trained.schema}. Use iresnet.load.")
-        words = [kind for kind in trained.schema.kinds if not all(map(table.is_number, kind.categories))]
+        words = [kind for kind in trained.schema.kinds if not all(map(is_number, kind.categories))]
         if words:
             raise ValueError(f"an estimator takes numbers; {folder} has a {words[0].describe()}. Use the commands.")
         if bool(trained.schema.targets) != cls._conditional:

@@ -42,6 +42,7 @@ from .probe import Probe, probe
 from .protocol import Likelihood, protocol
 from .robustness import Robustness, certified_radius, robustness, survives_attack
 from .solving import Inverse, has_inverse, interpolate, inverse, reconstruct, summarise_inverse
+from .streaming import evaluate_chunks
 from .truncation import Truncation, truncation
 from .typicality import (
     Detection,
@@ -83,6 +84,7 @@ __all__ = [
     "error",
     "error_from_counts",
     "evaluate",
+    "evaluate_chunks",
     "has_density",
     "has_head",
     "has_inverse",

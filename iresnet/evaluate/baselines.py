@@ -13,7 +13,6 @@ of the mean difference is paired.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,7 +30,8 @@ from ..models.mixture import Matrix, best_mixture, mixture_parameters, random_sa
 from ..transform import Transform
 from ..transforms.dequantisation import dequantise_for
 from ..transforms.given import Given
-from .likelihood import DRAWS, as_flow, check_mean, log_prob_by_generator, log_prob_draws
+from .likelihood import DRAWS, as_flow, check_mean, log_prob_by_generator, log_prob_draws, seeded_generators
+from .moments import Moments
 
 if TYPE_CHECKING:
     from sklearn.mixture import GaussianMixture
@@ -96,25 +96,44 @@ def baselines(
     if why := why_no_baselines(data.schema):
         raise ValueError(f"there are no baselines: {why}.")
     check_mean(data)
-    flow = as_flow(model, "a baseline")
+    as_flow(model, "a baseline")
     values = log_prob_draws(model, data, draws, seed=seed).values if values is None else values
-    found = []
-    for components in ((1,), COMPONENTS):
-        with torch.random.fork_rng(devices=[]):  # EM starts at random
-            torch.manual_seed(seed)
-            fitted = fit_baseline(flow, train, validation, components)
-            generators = [torch.Generator(data.x.device).manual_seed(seed + k) for k in range(len(values))]
-            own = log_prob_by_generator(flow, data, None, generators, baseline=fitted.log_prob)
-        found.append(_compare(fitted.components, own.mean(0), values.mean(0), min(len(train), FIT_ROWS)))
-    return found
+    comparison = BaselineSums(model, train, validation, seed=seed)
+    comparison.add(data, values)
+    return comparison.summarise()
 
 
-def _compare(components: int, own: Tensor, model: Tensor, fitted: int) -> Baseline:
-    """Summarise the log-likelihoods of rows by a baseline, beside those by the model."""
-    gain, root = model - own, math.sqrt(len(own))
-    name = "Gaussian" if components == 1 else f"mixture of {components} Gaussians"
-    spread = (float(own.std()) / root, float(gain.std()) / root)
-    return Baseline(name, components, -float(own.mean()), spread[0], float(gain.mean()), spread[1], fitted)
+class BaselineSums:
+    """Baselines that are fitted to training rows, and sums over the rows, chunk by chunk, that compare them."""
+
+    def __init__(self, model: nn.Module, train: Dataset, validation: Dataset, *, seed: int = 0) -> None:
+        self.flow, self.seed, self.fitted_rows = as_flow(model, "a baseline"), seed, min(len(train), FIT_ROWS)
+        self.fitted: list[MixtureOfRows] = []
+        for components in ((1,), COMPONENTS):
+            with torch.random.fork_rng(devices=[]):  # EM starts at random
+                torch.manual_seed(seed)
+                self.fitted.append(fit_baseline(self.flow, train, validation, components))
+        self.own, self.gains = ([Moments() for _ in self.fitted] for _ in range(2))
+        self.generators: list[list[torch.Generator]] = []
+
+    def add(self, data: Dataset, values: Tensor) -> None:
+        """Add the next rows, with their log-likelihoods under the model, (draws, rows)."""
+        if not self.generators:
+            self.generators = [seeded_generators(data.x.device, len(values), self.seed) for _ in self.fitted]
+        for k, fitted in enumerate(self.fitted):
+            own = log_prob_by_generator(self.flow, data, None, self.generators[k], baseline=fitted.log_prob).mean(0)
+            self.own[k].add(own)
+            self.gains[k].add(values.mean(0) - own)
+
+    def summarise(self) -> list[Baseline]:
+        """Return the comparison over all rows."""
+        made = []
+        for fitted, own, gain in zip(self.fitted, self.own, self.gains, strict=True):
+            k = fitted.components
+            name = "Gaussian" if k == 1 else f"mixture of {k} Gaussians"
+            errors = (own.standard_error, gain.mean, gain.standard_error)
+            made.append(Baseline(name, k, -own.mean, *errors, self.fitted_rows))
+        return made
 
 
 @dataclass(frozen=True, eq=False)

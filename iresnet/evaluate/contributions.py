@@ -24,7 +24,7 @@ from .chunks import chunk_size, in_chunks
 from .likelihood import as_flow, check_eval
 
 #: Values of a column that are tried; rows that are changed together, and changed rows that are evaluated together.
-VALUES, ROWS, CHUNK = 32, 1024, 4096
+VALUES, ROWS, CHUNK = 32, 1000, 4000
 
 
 @torch.no_grad()

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ..certificate import residual_blocks
-from ..data import Dataset
+from ..data import Dataset, Schema
 from ..flow import Flow, LogProb
 from ..hybrid import Hybrid
 from ..logdet import EXACT_UP_TO, CertifiedSeries, Estimator
@@ -25,6 +25,7 @@ from ..progress import each
 from ..train.objective import nats_per_unit, unit_name
 from ..transforms.dequantisation import dequantise_for, has_noise, raw_noise
 from .chunks import CHUNK, chunk_size, in_chunks, memory_factor
+from .moments import Moments
 
 #: The allowed bias of the truncated series beyond 64 dimensions, in bits per dimension, proven by Theorem 3: of a mean
 #: over samples, and of one sample, whose noise is far larger.
@@ -75,7 +76,6 @@ class Draws:
     bias_bound: float
 
 
-@torch.no_grad()
 def log_prob_draws(
     model: nn.Module, data: Dataset, count: int = DRAWS, *, seed: int = 0, shared: bool = False, bias: float = BIAS
 ) -> Draws:
@@ -84,30 +84,58 @@ def log_prob_draws(
     Real numbers of at most 64 dimensions are exact and need one draw. `bias` is the allowed bias in bits per dimension.
     With `shared`, all samples get the same noise and probes, so that ln p of one does not depend on the others.
     """
-    if count < 2:
-        raise ValueError(f"draws must be at least 2, to estimate their error; got {count}.")
-    check_eval(model)
-    flow, shape = as_flow(model), data.schema.shape
-    estimator: Estimator | None = None
-    bias_bound, dimension = 0.0, math.prod(flow.base.shape)
-    blocks = len(list(residual_blocks(flow, shape)))
-    if dimension > EXACT_UP_TO and blocks:  # other transforms have determinants in closed form
-        bias_bound = bias * dimension * math.log(2)
-        estimator = CertifiedSeries(bias_bound / blocks, shared=shared)
-    elif not has_noise(flow, data.schema.levels):
-        count = 1
-    generators = [torch.Generator(data.x.device).manual_seed(seed + k) for k in range(count)]
-    inside = data.schema.inside(data.x)
-    values = torch.full((count, len(data)), -math.inf, dtype=torch.float64, device=data.x.device)
-    if bool(inside.any()):
-        rows = data if bool(inside.all()) else data.take(inside.nonzero()[:, 0])
-        values[:, inside] = log_prob_by_generator(flow, rows, estimator, generators, shared=shared)
-    lost = inside & ~values.isfinite().all(dim=0)
-    if bool(lost.any()):  # so far out that float32 overflows
-        generators = [torch.Generator(data.x.device).manual_seed(seed + k) for k in range(count)]
-        rows, twin = data.take(lost.nonzero()[:, 0]), copy.deepcopy(flow).double()
-        values[:, lost] = log_prob_by_generator(twin, rows, estimator, generators, shared=shared)
-    return Draws(values, bias_bound)
+    return Likelihoods(model, data.schema, data.x.device, count, seed=seed, shared=shared, bias=bias)(data)
+
+
+class Likelihoods:
+    """Computes `log_prob_draws` chunk by chunk: noise and probes continue, as if all samples were given at once."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        schema: Schema,
+        device: torch.device,
+        count: int = DRAWS,
+        *,
+        seed: int = 0,
+        shared: bool = False,
+        bias: float = BIAS,
+    ) -> None:
+        if count < 2:
+            raise ValueError(f"draws must be at least 2, to estimate their error; got {count}.")
+        check_eval(model)
+        self.flow, self.shared, self.seed = as_flow(model), shared, seed
+        self.estimator: Estimator | None = None
+        self.bias_bound, dimension = 0.0, math.prod(self.flow.base.shape)
+        blocks = len(list(residual_blocks(self.flow, schema.shape)))
+        if dimension > EXACT_UP_TO and blocks:  # other transforms have determinants in closed form
+            self.bias_bound = bias * dimension * math.log(2)
+            self.estimator = CertifiedSeries(self.bias_bound / blocks, shared=shared)
+        elif not has_noise(self.flow, schema.levels):
+            count = 1
+        self.generators = seeded_generators(device, count, seed)
+
+    @torch.no_grad()
+    def __call__(self, data: Dataset) -> Draws:
+        """Compute ln p of the next samples."""
+        count, inside = len(self.generators), data.schema.inside(data.x)
+        values = torch.full((count, len(data)), -math.inf, dtype=torch.float64, device=data.x.device)
+        if bool(inside.any()):
+            rows = data if bool(inside.all()) else data.take(inside.nonzero()[:, 0])
+            values[:, inside] = self._values(self.flow, rows, self.generators)
+        lost = inside & ~values.isfinite().all(dim=0)
+        if bool(lost.any()):  # so far out that float32 overflows
+            rows, twin = data.take(lost.nonzero()[:, 0]), copy.deepcopy(self.flow).double()
+            values[:, lost] = self._values(twin, rows, seeded_generators(data.x.device, count, self.seed))
+        return Draws(values, self.bias_bound)
+
+    def _values(self, flow: Flow, rows: Dataset, generators: Sequence[torch.Generator]) -> Tensor:
+        return log_prob_by_generator(flow, rows, self.estimator, generators, shared=self.shared)
+
+
+def seeded_generators(device: torch.device, count: int, seed: int) -> list[torch.Generator]:
+    """Create the generators of noise and probes, one for each draw."""
+    return [torch.Generator(device).manual_seed(seed + k) for k in range(count)]
 
 
 def check_eval(model: nn.Module, what: str = "a likelihood") -> None:
@@ -118,14 +146,18 @@ def check_eval(model: nn.Module, what: str = "a likelihood") -> None:
 
 def check_mean(data: Dataset) -> None:
     """Refuse a dataset whose mean log-likelihood has no standard error, or is infinite."""
-    if len(data) < 2:
+    check_mean_counts(len(data), int((~data.schema.inside(data.x)).sum()))
+
+
+def check_mean_counts(rows: int, outside: int) -> None:
+    """Refuse a mean over so many rows, of which some hold values that their columns cannot have."""
+    if rows < 2:
         raise ValueError(
-            f"a mean with a standard error needs at least two samples; got {len(data)}. Give more, or score it alone."
+            f"a mean with a standard error needs at least two samples; got {rows}. Give more, or score it alone."
         )
-    outside = int((~data.schema.inside(data.x)).sum())
     if outside:
         raise ValueError(
-            f"{outside} of {len(data)} rows hold values that a column of the model cannot have, so their likelihood is "
+            f"{outside} of {rows} rows hold values that a column of the model cannot have, so their likelihood is "
             "0 and the mean has no finite logarithm. `iresnet score` shows which: remove them, or train with other "
             "kinds of columns."
         )
@@ -180,13 +212,31 @@ def density(model: nn.Module, data: Dataset, *, draws: int = DRAWS, seed: int = 
 
 def summarise_density(d: Draws, data: Dataset) -> Density:
     """Summarise the log-likelihoods of a dataset as their mean, with its errors."""
-    scale, (count, n) = nats_per_unit(data.x, data.schema.levels), d.values.shape
-    return Density(
-        value=float(-d.values.mean()) / scale,
-        unit=unit_name(data.schema.levels),
-        rows=n,
-        standard_error=float(d.values.mean(0).std()) / math.sqrt(n) / scale,
-        estimator_error=float(d.values.mean(1).std()) / math.sqrt(count) / scale if count > 1 else 0.0,
-        bias_bound=d.bias_bound / scale,
-        draws=count,
-    )
+    sums = DensitySums()
+    sums.add(d)
+    return sums.summarise(data)
+
+
+class DensitySums:
+    """Sums over the log-likelihoods of samples, chunk by chunk, that their mean and its errors follow from."""
+
+    def __init__(self) -> None:
+        self.rows, self.by_draw, self.bias_bound = Moments(), torch.zeros(1, dtype=torch.float64), 0.0
+
+    def add(self, d: Draws) -> None:
+        """Add the log-likelihoods of more samples."""
+        self.rows.add(d.values.mean(0))
+        self.by_draw, self.bias_bound = self.by_draw + d.values.sum(1).cpu(), d.bias_bound
+
+    def summarise(self, like: Dataset) -> Density:
+        """Return the mean over all samples, in the unit for samples like these."""
+        scale, n, count = nats_per_unit(like.x, like.schema.levels), self.rows.count, len(self.by_draw)
+        return Density(
+            value=-self.rows.mean / scale,
+            unit=unit_name(like.schema.levels),
+            rows=n,
+            standard_error=self.rows.standard_error / scale,
+            estimator_error=float((self.by_draw / n).std()) / math.sqrt(count) / scale if count > 1 else 0.0,
+            bias_bound=self.bias_bound / scale,
+            draws=count,
+        )

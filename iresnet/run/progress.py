@@ -95,10 +95,13 @@ def following(to: Console, what: str) -> Iterator[None]:
     task = bars.add_task(what, total=1.0)
 
     def show(fraction: float, phase: str) -> None:
+        description = f"{what.removesuffix(' …')}: {phase} …" if phase else what
         if fraction == 0:
-            bars.reset(task, description=f"{what.removesuffix(' …')}: {phase} …" if phase else what)
+            bars.reset(task, description=description)
         else:
             _advance(bars, task, fraction)
+            if phase:
+                bars.update(task, description=description)
 
     with bars, listening(show):
         yield

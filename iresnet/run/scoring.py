@@ -1,0 +1,166 @@
+"""Scores of samples by the model of a run: the columns that `iresnet score` writes, also for batches of a table.
+
+A `Scorer` is a function of one batch, for `map_batches` of Ray Data and `mapInPandas` of Spark. The scores of a row
+depend neither on the other rows nor on the batch, up to the rounding of float32. It is pickled as the path of the run
+and its options, and loads the model where it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..data import Dataset
+from ..data.arrays import column_table, column_values
+from ..data.choice import choose_schema_columns
+from ..data.table import dataset_for_schema, whole_rows
+from ..evaluate import anomaly, atypicality, column_gains, has_density, has_head, log_likelihood, logits
+from ..evaluate.likelihood import DRAWS
+from .folder import Run
+
+Batch = TypeVar("Batch")
+
+#: What a batch is called in error messages.
+BATCH = Path("batch")
+
+
+class Scorer:
+    """Scores batches of a table: a dict of NumPy columns, a pandas data frame or a pyarrow table.
+
+    A call returns the batch with the columns that `iresnet score` writes: log_likelihood in nats, standard_error,
+    bias_bound, anomaly and atypicality, and for a model with a classifier class and probability; with `explain`, also
+    the columns that make a row unlikely. `missing` says what to do with rows with missing cells: "refuse" them, or give
+    them the scores "nan".
+
+    >>> from iresnet.run import Scorer
+    >>> import pickle
+    >>> pickle.loads(pickle.dumps(Scorer("runs/mine", draws=4))).draws
+    4
+    """
+
+    def __init__(
+        self,
+        run: str | Path | Run,
+        *,
+        draws: int = DRAWS,
+        explain: int = 0,
+        missing: str = "refuse",
+        device: str | torch.device = "cpu",
+    ) -> None:
+        if missing not in ("refuse", "nan"):
+            raise ValueError(f"missing must be 'refuse' or 'nan'; got {missing!r}.")
+        self.folder, self.draws, self.explain = run.folder if isinstance(run, Run) else Path(run), draws, explain
+        if isinstance(run, Run):
+            self.run = run
+        self.missing, self.device = missing, device
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("run", "model", "reference")}
+
+    @cached_property
+    def run(self) -> Run:
+        """The run, opened when it is first needed."""
+        return Run.open(self.folder)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The trained model."""
+        return self.run.model(device=self.device)
+
+    @cached_property
+    def reference(self) -> Tensor:
+        """The log-likelihoods of validation samples."""
+        return self.run.reference()
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the batch with the scores of its rows as further columns."""
+        columns = _arrays(batch)
+        return _with_columns(batch, self._scores(columns))
+
+    def _scores(self, columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        schema = self.run.schema
+        if schema.is_image:
+            raise ValueError(f"a batch must be a table; the model takes {schema}. Use iresnet.evaluate.log_likelihood.")
+        skip = self.missing == "nan"
+        table = column_table(BATCH, columns, choose_schema_columns(schema, labels=False, skip_missing=skip))
+        kept = whole_rows(table) if skip else np.arange(len(table.x))
+        scores = self.score(dataset_for_schema(table.take(kept), schema)) if len(kept) else self._no_scores()
+        return {name: _spread(values, kept, len(table.x)) for name, values in scores.items()}
+
+    def _no_scores(self) -> dict[str, list[Any]]:
+        """The columns of a batch without rows."""
+        schema = self.run.schema
+        one = Dataset(torch.zeros(1, *schema.shape), None, schema)
+        return {name: values[:0] for name, values in self.score(one).items()}
+
+    @torch.no_grad()
+    def score(self, data: Dataset) -> dict[str, list[Any]]:
+        """Return the scores of samples, column by column."""
+        data = data.to(self.device)
+        columns: dict[str, list[Any]] = {}
+        if has_density(self.model):
+            e = log_likelihood(self.model, data, draws=self.draws)
+            columns["log_likelihood"] = e.value.tolist()
+            columns["standard_error"] = e.standard_error.tolist()
+            columns["bias_bound"] = e.bias_bound.tolist()
+            if data.schema.levels is not None:
+                columns["bits_per_dim"] = e.bits_per_dim().value.tolist()
+            for of in (anomaly, atypicality):
+                columns[of.__name__] = of(e.value.cpu(), self.reference).tolist()
+        if has_head(self.model):
+            best = torch.softmax(logits(self.model, data).double(), dim=1).max(dim=1)
+            columns["class"] = [self.run.schema.classes[i] for i in best.indices.tolist()]
+            columns["probability"] = best.values.tolist()
+        return columns | (_explanations(self.model, data, self.explain) if self.explain else {})
+
+
+def _explanations(model: nn.Module, data: Dataset, count: int) -> dict[str, list[Any]]:
+    """Return the columns with the largest gains, and these, for every row; empty where no change is a gain."""
+    gains = column_gains(model, data)
+    best = gains.topk(min(count, gains.shape[1]), dim=1)
+    columns: dict[str, list[Any]] = {}
+    for k, (places, values) in enumerate(zip(best.indices.T.tolist(), best.values.T.tolist(), strict=True), 1):
+        columns[f"column_{k}"] = [data.schema.names[i] if g > 0 else "" for i, g in zip(places, values, strict=True)]
+        columns[f"gain_{k}"] = [g if g > 0 else "" for g in values]
+    return columns
+
+
+def _arrays(batch: Any) -> dict[str, NDArray[Any]]:
+    """Return the columns of a batch: arrays of numbers, or of objects."""
+    if isinstance(batch, Mapping):
+        made = {str(name): np.asarray(values) for name, values in batch.items()}
+        return {name: v if v.dtype.kind in "biuf" else v.astype(object) for name, v in made.items()}
+    frame = batch if hasattr(batch, "iloc") else batch.to_pandas()
+    return {str(name): column_values(frame[name]) for name in frame.columns}
+
+
+def _spread(values: list[Any], kept: NDArray[np.int64], rows: int) -> NDArray[Any]:
+    """Return a column with the values at the positions of the rows that were scored, and none at others."""
+    text = any(isinstance(value, str) and value for value in values)
+    if text:
+        column: NDArray[Any] = np.full(rows, "", dtype=object)
+    else:
+        column, values = np.full(rows, np.nan), [np.nan if value == "" else value for value in values]
+    column[kept] = values
+    return column
+
+
+def _with_columns(batch: Batch, scores: Mapping[str, NDArray[Any]]) -> Batch:
+    """Return a batch of the same kind with further columns, which replace those of the same name."""
+    if isinstance(batch, Mapping):
+        return cast(Batch, {**batch, **scores})
+    frame: Any = batch
+    if hasattr(frame, "iloc"):
+        return cast(Batch, frame.assign(**scores))
+    for name, values in scores.items():
+        at = frame.schema.get_field_index(name)
+        frame = frame.remove_column(at) if at >= 0 else frame
+        frame = frame.append_column(name, [values])
+    return cast(Batch, frame)

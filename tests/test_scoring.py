@@ -1,0 +1,105 @@
+"""A `Scorer`: a picklable function of a batch, with the scores of the command."""
+
+import io
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from iresnet.run import Run, Scorer
+from tests.runs import trained as images
+from tests.test_cli_large import table, trained
+
+NAMES = ["log_likelihood", "standard_error", "bias_bound", "anomaly", "atypicality"]
+
+
+@pytest.fixture
+def frame():
+    a, b, n, word = table(30, seed=1)
+    return pd.DataFrame({"other": 1, "word": word, "n": n, "b": b, "a": a})
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    return Scorer(trained())
+
+
+def test_the_scores_are_those_of_the_command(call, scorer, frame, tmp_path):
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    expected = pd.read_csv(io.StringIO(call("score", trained(), tmp_path / "t.csv")[1]))
+    scores = scorer(frame)
+    assert list(scores) == [*frame, *NAMES]
+    for name in NAMES:
+        assert np.allclose(scores[name], expected[name], rtol=1e-5)
+
+
+def test_kinds_of_batches(scorer, frame):
+    scores = scorer(frame)
+    columns = scorer({name: frame[name].to_numpy() for name in frame})
+    assert list(columns) == list(scores)
+    assert all(np.array_equal(columns[name], scores[name].to_numpy()) for name in NAMES)
+    assert isinstance(columns["anomaly"], np.ndarray)
+    texts = scorer({name: frame[name].to_numpy(dtype="U" if name == "word" else None) for name in frame})
+    assert np.array_equal(texts["log_likelihood"], columns["log_likelihood"])
+
+
+def test_arrow_tables(scorer, frame):
+    arrow = pytest.importorskip("pyarrow")
+    batch = arrow.Table.from_pandas(frame)
+    scores = scorer(scorer(batch))  # the second time it replaces the columns
+    assert isinstance(scores, arrow.Table)
+    assert scores.column_names == [*frame, *NAMES]
+    assert np.array_equal(scores["log_likelihood"].to_numpy(), scorer(frame)["log_likelihood"])
+
+
+def test_a_row_does_not_depend_on_its_batch(scorer, frame):
+    parts = [scorer(frame.iloc[i : i + 7]) for i in range(0, 30, 7)]
+    assert np.allclose(pd.concat(parts)["log_likelihood"], scorer(frame)["log_likelihood"], atol=1e-5)  # float32
+
+
+def test_it_is_pickled_as_a_path(scorer, frame):
+    scorer(frame)
+    data = pickle.dumps(scorer)
+    assert len(data) < 1000
+    assert np.array_equal(pickle.loads(data)(frame)["anomaly"], scorer(frame)["anomaly"])
+    of_run = pickle.loads(pickle.dumps(Scorer(Run.open(trained()), draws=2)))
+    assert of_run.draws == 2
+
+
+def test_a_batch_without_rows_has_the_columns(scorer, frame):
+    scores = scorer(frame.iloc[:0])
+    assert list(scores) == [*frame, *NAMES]
+    assert len(scores) == 0
+    assert scores["anomaly"].dtype == np.float64
+
+
+def test_missing_cells(scorer, frame):
+    frame.loc[3, "a"] = np.nan
+    frame.loc[5, "word"] = None
+    with pytest.raises(ValueError, match=r"batch: numbers must be finite .* got nan in row 3, column 'a'"):
+        scorer(frame)
+    scores = Scorer(trained(), missing="nan")(frame)
+    assert np.flatnonzero(scores["log_likelihood"].isna()).tolist() == [3, 5]
+    whole = frame.drop(index=[3, 5])
+    assert np.array_equal(scores.drop(index=[3, 5])["anomaly"], scorer(whole)["anomaly"])
+    with pytest.raises(ValueError, match="missing must be 'refuse' or 'nan'; got 'drop'."):
+        Scorer(trained(), missing="drop")
+
+
+def test_explanations(frame):
+    frame.loc[0, ["a", "b"]] = [3.0, -3.0]
+    scores = Scorer(trained(), explain=2)(frame)
+    assert list(scores)[-4:] == ["column_1", "gain_1", "column_2", "gain_2"]
+    assert scores["column_1"][0] in ("a", "b")
+    assert scores["gain_1"].dtype == np.float64
+
+
+def test_images_are_refused():
+    with pytest.raises(ValueError, match=r"a batch must be a table; the model takes images of shape \(1, 8, 8\)"):
+        Scorer(images())({"x": np.zeros(3)})
+
+
+def test_a_column_that_is_not_there(scorer, frame):
+    with pytest.raises(ValueError, match="batch has no column 'a', which the model needs"):
+        scorer(frame.drop(columns="a"))
