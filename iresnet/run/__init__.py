@@ -11,7 +11,7 @@ from .trained import TrainedModel, train_in_memory
 from .weights import shipped
 
 __all__ = [
-    "TRUNCATION", "FitResult", "Logger", "MLflow", "Run", "Scorer", "SharedTraining", "TrainedModel", "WeightsAndBiases",
-    "follow", "load", "publish", "release", "resume", "shipped", "start", "train_in_memory", "truncation_warning",
-    "validate", "write_certificate",
+    "TRUNCATION", "FitResult", "Logger", "MLflow", "Run", "Scorer", "SharedTraining", "TrainedModel",
+    "WeightsAndBiases", "follow", "load", "publish", "release", "resume", "shipped", "start", "train_in_memory",
+    "truncation_warning", "validate", "write_certificate",
 ]  # fmt: skip
