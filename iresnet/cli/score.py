@@ -12,7 +12,17 @@ from torch import nn
 
 from .. import atomic
 from ..data import Dataset, delimited
-from ..evaluate import anomaly, atypicality, column_gains, has_density, has_head, log_likelihood, logits
+from ..evaluate import (
+    anomaly,
+    atypicality,
+    column_gains,
+    default_tolerance,
+    has_density,
+    has_head,
+    log_likelihood,
+    logits,
+)
+from ..evaluate.likelihood import DRAWS
 from ..run import Run
 from ..run.missing import is_run
 from ..run.weights import resolve_folder
@@ -44,13 +54,26 @@ def score(
     explain: Annotated[
         int, typer.Option(help="Write this many columns of a table that make a row unlikely.", min=0, max=1000)
     ] = 0,
-    draws: Annotated[int, typer.Option(help="Noise draws per sample for the likelihood.", min=2, max=100_000)] = 8,
+    draws: Annotated[
+        int | None,
+        typer.Option(
+            help="Noise draws per sample for the likelihood.", min=2, max=100_000, show_default="8, or by --tolerance"
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="Largest standard error of a log-likelihood, in nats, where at most 16 draws reach it.",
+            show_default="beyond 64 dimensions, 2.5 % of the spread of validation data",
+        ),
+    ] = None,
     data_dir: DataFolder = None,
     device: Device = "auto",
 ) -> None:
     """Score every row of a file or image of a folder, and write a CSV file.
 
     log_likelihood is ln p(x) in nats and in the units of the file, with its standard error and a bound on its bias.
+    Every sample gets as many draws of noise as --tolerance needs, whatever the other samples are.
 
     anomaly is the fraction of validation data that is more likely, interpolated and continued beyond them: it ranks
     samples as log_likelihood does, and stays below 1.
@@ -74,13 +97,19 @@ def score(
     """
     if missing not in ("refuse", "drop"):
         raise ValueError(f"--missing must be refuse or drop; got {missing!r}.")
+    if draws is not None and tolerance is not None:
+        raise ValueError(
+            f"--draws and --tolerance exclude each other; got {draws} and {tolerance:g}. Give one of them."
+        )
     if is_run(Path(file)) and not is_run(resolve_folder(run)):
         raise ValueError(f"the run folder comes first. Use: {join(['iresnet', 'score', file, str(run)])}")
     (opened, chosen), screen = open_run(run, device, data_dir), console()
     rows = read_data(opened, file, id=id_ or "", skip_missing=missing == "drop").to(chosen)
     model = opened.model(device=chosen)
     with waiting(screen, f"Scoring {len(rows):,} samples …"):
-        columns = _columns(opened, model, rows, draws, "file" if rows.schema.is_image else id_ or rows.schema.id)
+        columns = _columns(
+            opened, model, rows, draws, tolerance, "file" if rows.schema.is_image else id_ or rows.schema.id
+        )
         columns |= _explanations(model, rows, explain) if explain else {}
     names, lines = list(columns), list(zip(*columns.values(), strict=True))
     if out is None or str(out) == "-":
@@ -94,13 +123,17 @@ def score(
     result({"samples": len(rows), "file": out}, f"{counted(len(rows), 'sample')} scored in {out}")
 
 
-def _columns(run: Run, model: nn.Module, rows: Dataset, draws: int, name: str = "file") -> dict[str, list[Any]]:
+def _columns(
+    run: Run, model: nn.Module, rows: Dataset, draws: int | None, tolerance: float | None, name: str = "file"
+) -> dict[str, list[Any]]:
     """Return the table, column by column: the names of the samples, in a column `name`, and all scores of the model."""
     columns: dict[str, list[Any]] = {"row": list(rows.rows or range(len(rows)))}
     if rows.names:
         columns[name if name not in SCORES else f"id: {name}"] = list(rows.names)
     if has_density(model):
-        e = log_likelihood(model, rows, draws=draws)
+        if draws is None and tolerance is None:
+            tolerance = default_tolerance(model, rows, run.reference())
+        e = log_likelihood(model, rows, draws=draws or DRAWS, tolerance=tolerance)
         columns["log_likelihood"] = e.value.tolist()
         columns["standard_error"] = e.standard_error.tolist()
         columns["bias_bound"] = e.bias_bound.tolist()

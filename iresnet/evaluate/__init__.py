@@ -29,9 +29,9 @@ from .classes import Error, confusion, error, error_from_counts, has_head, logit
 from .contributions import column_gains
 from .likelihood import (
     Density,
-    Draws,
     as_flow,
     check_mean,
+    default_tolerance,
     density,
     has_density,
     log_likelihood,
@@ -60,7 +60,6 @@ __all__ = [
     "Baseline",
     "Density",
     "Detection",
-    "Draws",
     "Error",
     "Inverse",
     "Likelihood",
@@ -78,6 +77,7 @@ __all__ = [
     "confusion",
     "corrupted_datasets",
     "corruption_detection",
+    "default_tolerance",
     "density",
     "detection_from_likelihoods",
     "error",
@@ -129,7 +129,7 @@ def evaluate(
         content["density"] = asdict(summarise_density(found, data))
         if fitting is not None and not why_no_baselines(data.schema):
             with phase("baselines"):
-                made = baselines(model, data, fitting.train, fitting.validation, values=found.values)
+                made = baselines(model, data, fitting.train, fitting.validation, values=found)
             content["baselines"] = [asdict(baseline) for baseline in made]
     if has_inverse(model):
         with phase("inverse"):

@@ -97,7 +97,7 @@ def baselines(
         raise ValueError(f"there are no baselines: {why}.")
     check_mean(data)
     flow = as_flow(model, "a baseline")
-    values = log_prob_draws(model, data, draws, seed=seed).values if values is None else values
+    values = log_prob_draws(model, data, draws, seed=seed) if values is None else values
     found = []
     for components in ((1,), COMPONENTS):
         with torch.random.fork_rng(devices=[]):  # EM starts at random

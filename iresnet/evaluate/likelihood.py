@@ -1,16 +1,16 @@
 """The likelihood of a dataset, in the units of the data, with its errors reported separately.
 
 Integers x are dequantised: E ln p(x + u) over uniform u in [0, 1) (App. C.3) is a lower bound of ln P(x), estimated by
-a mean over draws of u. So are the discrete columns of a table. Beyond 64 dimensions, draws of the probes of the
-log-determinant are averaged too, and the bias of the truncated series is bounded by Theorem 3. The likelihood of real
-numbers of up to 64 dimensions is exact. A row with a value that its column cannot have has the likelihood 0.
+a mean over draws of u. So are the discrete columns of a table. Beyond 64 dimensions, log-determinants are estimated
+without bias (`AdaptiveRoulette`), and their draws are averaged too. The likelihood of real numbers of up to 64
+dimensions is exact. A row with a value that its column cannot have has the likelihood 0.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,19 +20,20 @@ from ..certificate import residual_blocks
 from ..data import Dataset
 from ..flow import Flow, LogProb
 from ..hybrid import Hybrid
-from ..logdet import EXACT_UP_TO, CertifiedSeries, Estimator
+from ..logdet import EXACT_UP_TO, AdaptiveRoulette, Estimator
 from ..progress import each
 from ..train.objective import nats_per_unit, unit_name
 from ..transforms.dequantisation import dequantise_for, has_noise, raw_noise
-from .chunks import CHUNK, chunk_size, in_chunks, memory_factor
+from .chunks import CHUNK, chunk_size, in_chunks, in_parallel, memory_factor
 
-#: The allowed bias of the truncated series beyond 64 dimensions, in bits per dimension, proven by Theorem 3: of a mean
-#: over samples, and of one sample, whose noise is far larger.
-BIAS, ROW_BIAS = 1e-5, 1e-4
+#: The tolerance of `AdaptiveRoulette`, in bits per dimension: its noise is far smaller than that of the probes.
+ROULETTE = 1e-3
 
+#: Draws of noise, and of probes, that a likelihood is the mean over; the fewest and the most if a tolerance is given.
+DRAWS, FEWEST, MOST = 8, 4, 16
 
-#: Draws of noise, and of probes, that a likelihood is the mean over.
-DRAWS = 8
+#: The standard error of a score, as a share of the standard deviation of the reference: ranks hardly change.
+SHARE = 0.025
 
 
 @dataclass(frozen=True)
@@ -67,47 +68,61 @@ def as_flow(model: nn.Module, wish: str = "a likelihood") -> Flow:
     )
 
 
-@dataclass(frozen=True)
-class Draws:
-    """ln p of every sample (second axis) for every draw of noise and probes (first axis), with a bound of the bias."""
-
-    values: Tensor
-    bias_bound: float
-
-
-@torch.no_grad()
 def log_prob_draws(
-    model: nn.Module, data: Dataset, count: int = DRAWS, *, seed: int = 0, shared: bool = False, bias: float = BIAS
-) -> Draws:
+    model: nn.Module,
+    data: Dataset,
+    count: int = DRAWS,
+    *,
+    seed: int = 0,
+    shared: bool = False,
+    tolerance: float | None = None,
+) -> Tensor:
     """Compute ln p of every sample in nats, in the units of the data, for `count` draws of noise and probes.
 
-    Real numbers of at most 64 dimensions are exact and need one draw. `bias` is the allowed bias in bits per dimension.
-    With `shared`, all samples get the same noise and probes, so that ln p of one does not depend on the others.
+    The result has shape (draws, samples). Real numbers of at most 64 dimensions are exact and need one draw. With
+    `shared`, all samples get the same noise and probes, so that ln p of one does not depend on the others. `tolerance`
+    is that of `AdaptiveRoulette`: the larger, the fewer terms and the more noise.
     """
     if count < 2:
         raise ValueError(f"draws must be at least 2, to estimate their error; got {count}.")
+    count = count if has_errors(model, data) else 1
+    return _log_prob_draws(model, data, range(seed, seed + count), shared, tolerance)
+
+
+@torch.no_grad()
+def _log_prob_draws(
+    model: nn.Module, data: Dataset, seeds: Sequence[int], shared: bool, tolerance: float | None
+) -> Tensor:
     check_eval(model)
-    flow, shape = as_flow(model), data.schema.shape
-    estimator: Estimator | None = None
-    bias_bound, dimension = 0.0, math.prod(flow.base.shape)
-    blocks = len(list(residual_blocks(flow, shape)))
-    if dimension > EXACT_UP_TO and blocks:  # other transforms have determinants in closed form
-        bias_bound = bias * dimension * math.log(2)
-        estimator = CertifiedSeries(bias_bound / blocks, shared=shared)
-    elif not has_noise(flow, data.schema.levels):
-        count = 1
-    generators = [torch.Generator(data.x.device).manual_seed(seed + k) for k in range(count)]
+    flow, device, estimator = as_flow(model), data.x.device, None
+    if is_estimated(model, data):
+        tolerance = ROULETTE * data.schema.dimension * math.log(2) if tolerance is None else tolerance
+        estimator = AdaptiveRoulette(tolerance, shared=shared)
+
+    def compute(flow: Flow, rows: Tensor) -> Tensor:
+        generators = [torch.Generator(device).manual_seed(s) for s in seeds]
+        chosen = data if bool(rows.all()) else data.take(rows.nonzero()[:, 0])
+        return log_prob_by_generator(flow, chosen, estimator, generators, shared=shared)
+
     inside = data.schema.inside(data.x)
-    values = torch.full((count, len(data)), -math.inf, dtype=torch.float64, device=data.x.device)
+    values = torch.full((len(seeds), len(data)), -math.inf, dtype=torch.float64, device=device)
     if bool(inside.any()):
-        rows = data if bool(inside.all()) else data.take(inside.nonzero()[:, 0])
-        values[:, inside] = log_prob_by_generator(flow, rows, estimator, generators, shared=shared)
+        values[:, inside] = compute(flow, inside)
     lost = inside & ~values.isfinite().all(dim=0)
     if bool(lost.any()):  # so far out that float32 overflows
-        generators = [torch.Generator(data.x.device).manual_seed(seed + k) for k in range(count)]
-        rows, twin = data.take(lost.nonzero()[:, 0]), copy.deepcopy(flow).double()
-        values[:, lost] = log_prob_by_generator(twin, rows, estimator, generators, shared=shared)
-    return Draws(values, bias_bound)
+        values[:, lost] = compute(copy.deepcopy(flow).double(), lost)
+    return values
+
+
+def is_estimated(model: nn.Module, data: Dataset) -> bool:
+    """Whether log-determinants are estimated: residual blocks beyond 64 dimensions."""
+    flow = as_flow(model)
+    return math.prod(flow.base.shape) > EXACT_UP_TO and any(True for _ in residual_blocks(flow, data.schema.shape))
+
+
+def has_errors(model: nn.Module, data: Dataset) -> bool:
+    """Whether a likelihood is the mean over draws of noise or probes, not exact."""
+    return is_estimated(model, data) or has_noise(as_flow(model), data.schema.levels)
 
 
 def check_eval(model: nn.Module, what: str = "a likelihood") -> None:
@@ -151,25 +166,67 @@ def log_prob_by_generator(
 
         def log_prob(x: Tensor) -> Tensor:
             point, log_noise = dequantise_for(flow, x, data.schema.levels, generator, noise=noise)
-            if shared:
-                generator.set_state(probes)
-            point = point.to(flow.base.mean.dtype)
+            point, own = point.to(flow.base.mean.dtype), generator
             if baseline is not None:
                 return baseline(point).double()
-            return flow.log_prob(point, estimator=estimator, generator=generator).double() - log_noise.double()
+            if shared:
+                own = torch.Generator(data.x.device)
+                own.set_state(probes)
+            return flow.log_prob(point, estimator=estimator, generator=own).double() - log_noise.double()
 
-        return in_chunks(log_prob, data.x, chunk_size(flow, data.x, CHUNK * memory_factor(data.x.device)))
+        in_any_order = in_parallel if shared else in_chunks
+        return in_any_order(log_prob, data.x, chunk_size(flow, data.x, CHUNK * memory_factor(data.x.device)))
 
     return torch.stack(each(one_draw, generators))
 
 
-def log_likelihood(model: nn.Module, data: Dataset, *, draws: int = DRAWS, seed: int = 0) -> LogProb:
-    """Compute ln p of every sample in nats, with its errors; the value of one sample does not depend on the others."""
-    d = log_prob_draws(model, data, draws, seed=seed, shared=True, bias=ROW_BIAS)
-    count, value = len(d.values), d.values.mean(0)
-    spread = torch.zeros_like(value) if count == 1 else (d.values.std(0) / math.sqrt(count)).nan_to_num(0.0)
-    proven = as_flow(model).proof_status(data.schema.shape)[1]
-    return LogProb(value, torch.full_like(value, d.bias_bound), spread, math.prod(data.schema.shape), count, proven)
+def log_likelihood(
+    model: nn.Module, data: Dataset, *, draws: int = DRAWS, tolerance: float | None = None, seed: int = 0
+) -> LogProb:
+    """Compute ln p of every sample in nats, with its errors; the value of one sample does not depend on the others.
+
+    With a `tolerance` in nats, every sample gets as many draws as a standard error below it needs, from 4 to 16.
+    """
+    proven = as_flow(model).proof_status(data.schema.shape)[1]  # first: what it proves is used by all threads
+    if tolerance is None or not has_errors(model, data):
+        values = log_prob_draws(model, data, draws, seed=seed, shared=True)
+        value, count, spread = values.mean(0), torch.full_like(values[0], len(values)), _spread(values)
+    else:
+        value, count, spread = _to_tolerance(model, data, tolerance, seed)
+    zeros, passes = torch.zeros_like(value), int(count.max()) if len(count) else 0
+    return LogProb(value, zeros, spread / count.sqrt(), math.prod(data.schema.shape), passes, proven)
+
+
+def _to_tolerance(model: nn.Module, data: Dataset, tolerance: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (mean, number, standard deviation) of the draws of every sample, by a two-stage rule (Stein, 1945).
+
+    The first draws alone determine the standard deviation s, and s the number of draws n. For normal draws, n then says
+    nothing of their mean, and the error of the mean over s / sqrt(n) has Student's distribution. An s of all draws
+    would be too small: a sample stops early because its first draws happen to agree.
+    """
+    if not tolerance > 0:
+        raise ValueError(f"tolerance must be positive, in nats; got {tolerance}.")
+    first = log_prob_draws(model, data, FEWEST, seed=seed, shared=True, tolerance=tolerance)
+    total, spread = first.sum(0), _spread(first)
+    count = (spread / tolerance).square().ceil().clamp(FEWEST, MOST)
+    for k in range(FEWEST, MOST):
+        rows = (count > k).nonzero()[:, 0]
+        if len(rows):
+            total[rows] += _log_prob_draws(model, data.take(rows), [seed + k], True, tolerance)[0]
+    return total / count, count, spread
+
+
+def _spread(values: Tensor) -> Tensor:
+    """The standard deviation over draws; 0 for one draw, and where all are -inf."""
+    return torch.zeros_like(values[0]) if len(values) == 1 else values.std(0).nan_to_num(0.0)
+
+
+def default_tolerance(model: nn.Module, data: Dataset, reference: Tensor) -> float | None:
+    """Return the standard error that scores need: `SHARE` of the spread of reference log-likelihoods, in nats.
+
+    None, for a fixed number of draws, if determinants are exact: draws are then cheap, and an exported model has them.
+    """
+    return SHARE * float(reference.double().std()) if is_estimated(model, data) and len(reference) > 1 else None
 
 
 def density(model: nn.Module, data: Dataset, *, draws: int = DRAWS, seed: int = 0) -> Density:
@@ -178,15 +235,15 @@ def density(model: nn.Module, data: Dataset, *, draws: int = DRAWS, seed: int = 
     return summarise_density(log_prob_draws(model, data, draws, seed=seed), data)
 
 
-def summarise_density(d: Draws, data: Dataset) -> Density:
-    """Summarise the log-likelihoods of a dataset as their mean, with its errors."""
-    scale, (count, n) = nats_per_unit(data.x, data.schema.levels), d.values.shape
+def summarise_density(values: Tensor, data: Dataset) -> Density:
+    """Summarise the log-likelihoods of a dataset, (draws, samples), as their mean, with its errors."""
+    scale, (count, n) = nats_per_unit(data.x, data.schema.levels), values.shape
     return Density(
-        value=float(-d.values.mean()) / scale,
+        value=float(-values.mean()) / scale,
         unit=unit_name(data.schema.levels),
         rows=n,
-        standard_error=float(d.values.mean(0).std()) / math.sqrt(n) / scale,
-        estimator_error=float(d.values.mean(1).std()) / math.sqrt(count) / scale if count > 1 else 0.0,
-        bias_bound=d.bias_bound / scale,
+        standard_error=float(values.mean(0).std()) / math.sqrt(n) / scale,
+        estimator_error=float(values.mean(1).std()) / math.sqrt(count) / scale if count > 1 else 0.0,
+        bias_bound=0.0,
         draws=count,
     )
