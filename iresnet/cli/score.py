@@ -107,9 +107,8 @@ def score(
     rows = read_data(opened, file, id=id_ or "", skip_missing=missing == "drop").to(chosen)
     model = opened.model(device=chosen)
     with waiting(screen, f"Scoring {len(rows):,} samples …"):
-        columns = _columns(
-            opened, model, rows, draws, tolerance, "file" if rows.schema.is_image else id_ or rows.schema.id
-        )
+        name = "file" if rows.schema.is_image else id_ or rows.schema.id
+        columns = _columns(opened, model, rows, draws, name, tolerance)
         columns |= _explanations(model, rows, explain) if explain else {}
     names, lines = list(columns), list(zip(*columns.values(), strict=True))
     if out is None or str(out) == "-":
@@ -124,7 +123,7 @@ def score(
 
 
 def _columns(
-    run: Run, model: nn.Module, rows: Dataset, draws: int | None, tolerance: float | None, name: str = "file"
+    run: Run, model: nn.Module, rows: Dataset, draws: int | None, name: str = "file", tolerance: float | None = None
 ) -> dict[str, list[Any]]:
     """Return the table, column by column: the names of the samples, in a column `name`, and all scores of the model."""
     columns: dict[str, list[Any]] = {"row": list(rows.rows or range(len(rows)))}
