@@ -27,6 +27,7 @@ from iresnet import (
 from iresnet.data import Dataset, Schema, subsample
 from iresnet.data.corruptions import CORRUPTIONS
 from iresnet.evaluate import (
+    Tolerance,
     anomaly,
     auroc,
     confusion,
@@ -373,9 +374,20 @@ class TestTolerance:
 
     def test_scores_need_a_share_of_the_spread(self):
         reference = torch.tensor([-30.0, -10.0, 10.0, 30.0])
-        share = iresnet.evaluate.default_tolerance(*LIKELIHOODS["wide image"](), reference)
-        assert share == pytest.approx(0.025 * math.sqrt(2000 / 3))
+        found = iresnet.evaluate.default_tolerance(*LIKELIHOODS["wide image"](), reference + 7)
+        values = torch.tensor([7.0, -10.0, 7.0 - 1000, 7.0 + 1000, -math.inf])
+        spread = math.sqrt(500)
+        assert found.at(values).tolist() == pytest.approx([0.025 * spread] * 2 + [25.0] * 2 + [math.inf])
         assert iresnet.evaluate.default_tolerance(*LIKELIHOODS["image"](), reference) is None
+        assert iresnet.evaluate.default_tolerance(*LIKELIHOODS["wide image"](), torch.tensor([3.0])) is None
+
+    def test_far_from_the_data_fewer_draws_are_enough(self):
+        model, data = LIKELIHOODS["wide table"]()
+        values = log_likelihood(model, data, draws=4)
+        error = 0.2 * float(values.standard_error.min())
+        assert log_likelihood(model, data, tolerance=Tolerance(error)).passes == 16
+        far = Tolerance(error, share=1.0, centre=float(values.value.max()) + 1000)
+        assert log_likelihood(model, data, tolerance=far).passes == 4
 
     @pytest.mark.parametrize("tolerance", [0.0, -1.0, math.nan])
     def test_a_tolerance_that_is_not_positive(self, tolerance):

@@ -13,6 +13,8 @@ from torch import nn
 from .. import atomic
 from ..data import Dataset, delimited
 from ..evaluate import (
+    DRAWS,
+    Tolerance,
     anomaly,
     atypicality,
     column_gains,
@@ -22,7 +24,6 @@ from ..evaluate import (
     log_likelihood,
     logits,
 )
-from ..evaluate.likelihood import DRAWS
 from ..run import Run
 from ..run.missing import is_run
 from ..run.weights import resolve_folder
@@ -130,9 +131,10 @@ def _columns(
     if rows.names:
         columns[name if name not in SCORES else f"id: {name}"] = list(rows.names)
     if has_density(model):
+        wanted: float | Tolerance | None = tolerance
         if draws is None and tolerance is None:
-            tolerance = default_tolerance(model, rows, run.reference())
-        e = log_likelihood(model, rows, draws=draws or DRAWS, tolerance=tolerance)
+            wanted = default_tolerance(model, rows, run.reference())
+        e = log_likelihood(model, rows, draws=draws or DRAWS, tolerance=wanted)
         columns["log_likelihood"] = e.value.tolist()
         columns["standard_error"] = e.standard_error.tolist()
         columns["bias_bound"] = e.bias_bound.tolist()

@@ -28,7 +28,9 @@ from .baselines import Baseline, baselines, why_no_baselines
 from .classes import Error, confusion, error, error_from_counts, has_head, logits, require_labels
 from .contributions import column_gains
 from .likelihood import (
+    DRAWS,
     Density,
+    Tolerance,
     as_flow,
     check_mean,
     default_tolerance,
@@ -57,6 +59,7 @@ from .typicality import (
 )
 
 __all__ = [
+    "DRAWS",
     "Baseline",
     "Density",
     "Detection",
@@ -65,6 +68,7 @@ __all__ = [
     "Likelihood",
     "Probe",
     "Robustness",
+    "Tolerance",
     "Truncation",
     "anomaly",
     "as_flow",

@@ -52,6 +52,26 @@ class Density:
         return f"{self.value:.3f} {self.unit} (± {self.standard_error:.3f} over {self.rows} samples)"
 
 
+@dataclass(frozen=True)
+class Tolerance:
+    """How large the standard error of ln p may be, in nats: `error`, or more where ln p is far from `centre`.
+
+    `share` is that of the distance from `centre`: a sample that is a thousand nats away is not confused with others.
+    """
+
+    error: float
+    share: float = 0.0
+    centre: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.error > 0:
+            raise ValueError(f"tolerance must be positive, in nats; got {self.error}.")
+
+    def at(self, values: Tensor) -> Tensor:
+        """Return the largest standard error for these log-likelihoods."""
+        return (self.share * (values - self.centre).abs()).clamp_min(self.error)
+
+
 def has_density(model: nn.Module) -> bool:
     """Whether the model is a density."""
     return isinstance(model, Flow | Hybrid)
@@ -181,38 +201,37 @@ def log_prob_by_generator(
 
 
 def log_likelihood(
-    model: nn.Module, data: Dataset, *, draws: int = DRAWS, tolerance: float | None = None, seed: int = 0
+    model: nn.Module, data: Dataset, *, draws: int = DRAWS, tolerance: float | Tolerance | None = None, seed: int = 0
 ) -> LogProb:
     """Compute ln p of every sample in nats, with its errors; the value of one sample does not depend on the others.
 
-    With a `tolerance` in nats, every sample gets as many draws as a standard error below it needs, from 4 to 16.
+    With a `tolerance`, in nats, every sample gets as many draws as a standard error below it needs, from 4 to 16.
     """
     proven = as_flow(model).proof_status(data.schema.shape)[1]  # first: what it proves is used by all threads
     if tolerance is None or not has_errors(model, data):
         values = log_prob_draws(model, data, draws, seed=seed, shared=True)
         value, count, spread = values.mean(0), torch.full_like(values[0], len(values)), _spread(values)
     else:
-        value, count, spread = _to_tolerance(model, data, tolerance, seed)
+        wanted = tolerance if isinstance(tolerance, Tolerance) else Tolerance(tolerance)
+        value, count, spread = _to_tolerance(model, data, wanted, seed)
     zeros, passes = torch.zeros_like(value), int(count.max()) if len(count) else 0
     return LogProb(value, zeros, spread / count.sqrt(), math.prod(data.schema.shape), passes, proven)
 
 
-def _to_tolerance(model: nn.Module, data: Dataset, tolerance: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def _to_tolerance(model: nn.Module, data: Dataset, tolerance: Tolerance, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return (mean, number, standard deviation) of the draws of every sample, by a two-stage rule (Stein, 1945).
 
     The first draws alone determine the standard deviation s, and s the number of draws n. For normal draws, n then says
     nothing of their mean, and the error of the mean over s / sqrt(n) has Student's distribution. An s of all draws
     would be too small: a sample stops early because its first draws happen to agree.
     """
-    if not tolerance > 0:
-        raise ValueError(f"tolerance must be positive, in nats; got {tolerance}.")
-    first = log_prob_draws(model, data, FEWEST, seed=seed, shared=True, tolerance=tolerance)
+    first = log_prob_draws(model, data, FEWEST, seed=seed, shared=True, tolerance=tolerance.error)
     total, spread = first.sum(0), _spread(first)
-    count = (spread / tolerance).square().ceil().clamp(FEWEST, MOST)
+    count = (spread / tolerance.at(first.mean(0))).square().ceil().clamp(FEWEST, MOST)
     for k in range(FEWEST, MOST):
         rows = (count > k).nonzero()[:, 0]
         if len(rows):
-            total[rows] += _log_prob_draws(model, data.take(rows), [seed + k], True, tolerance)[0]
+            total[rows] += _log_prob_draws(model, data.take(rows), [seed + k], True, tolerance.error)[0]
     return total / count, count, spread
 
 
@@ -221,12 +240,14 @@ def _spread(values: Tensor) -> Tensor:
     return torch.zeros_like(values[0]) if len(values) == 1 else values.std(0).nan_to_num(0.0)
 
 
-def default_tolerance(model: nn.Module, data: Dataset, reference: Tensor) -> float | None:
-    """Return the standard error that scores need: `SHARE` of the spread of reference log-likelihoods, in nats.
+def default_tolerance(model: nn.Module, data: Dataset, reference: Tensor) -> Tolerance | None:
+    """Return the standard error that scores need: `SHARE` of the spread of reference log-likelihoods, or of the
+    distance from their mean if that is larger.
 
     None, for a fixed number of draws, if determinants are exact: draws are then cheap, and an exported model has them.
     """
-    return SHARE * float(reference.double().std()) if is_estimated(model, data) and len(reference) > 1 else None
+    spread, centre = float(reference.double().std(correction=0)), float(reference.double().mean())
+    return Tolerance(SHARE * spread, SHARE, centre) if is_estimated(model, data) and spread > 0 else None
 
 
 def density(model: nn.Module, data: Dataset, *, draws: int = DRAWS, seed: int = 0) -> Density:
