@@ -225,13 +225,14 @@ def _to_tolerance(model: nn.Module, data: Dataset, tolerance: Tolerance, seed: i
     nothing of their mean, and the error of the mean over s / sqrt(n) has Student's distribution. An s of all draws
     would be too small: a sample stops early because its first draws happen to agree.
     """
-    first = log_prob_draws(model, data, FEWEST, seed=seed, shared=True, tolerance=tolerance.error)
+    roulette = 2 * tolerance.error  # adds less noise than one draw has
+    first = log_prob_draws(model, data, FEWEST, seed=seed, shared=True, tolerance=roulette)
     total, spread = first.sum(0), _spread(first)
     count = (spread / tolerance.at(first.mean(0))).square().ceil().clamp(FEWEST, MOST)
     for k in range(FEWEST, MOST):
         rows = (count > k).nonzero()[:, 0]
         if len(rows):
-            total[rows] += _log_prob_draws(model, data.take(rows), [seed + k], True, tolerance.error)[0]
+            total[rows] += _log_prob_draws(model, data.take(rows), [seed + k], True, roulette)[0]
     return total / count, count, spread
 
 
