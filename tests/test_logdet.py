@@ -518,6 +518,11 @@ class TestAdaptiveRoulette:
         with pytest.raises(ValueError, match=r"AdaptiveRoulette needs a proven contraction; got Lip\(g\) <="):
             AdaptiveRoulette()(linear(a, x), x, lipschitz=lipschitz)
 
+    def test_without_a_jacobian_there_is_nothing_to_add(self):
+        x = normal(3, 4)
+        assert AdaptiveRoulette()(Jacobian(lambda v: 0 * v), x, lipschitz=0.0).tolist() == [0.0] * 3
+        assert AdaptiveRoulette()(Jacobian(lambda v: 0 * v), x, lipschitz=0.9).tolist() == [0.0] * 3
+
     def test_a_tolerance_that_is_not_positive_is_refused(self):
         with pytest.raises(ValueError, match="tolerance must be positive; got 0"):
             AdaptiveRoulette(0.0)

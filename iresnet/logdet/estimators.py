@@ -207,10 +207,14 @@ class AdaptiveRoulette(Estimator):
         like = x[:1] if self.shared else x
         u = 1 - torch.rand(len(like), dtype=torch.float64, device=x.device, generator=generator)
         v = draw_probes(like, "rademacher", generator).expand_as(x)
-        # By Theorem 3, after so many terms the bound of the remainder is below u * tolerance.
-        most = terms_needed(bound, math.prod(x.shape[1:]), (1 - bound) * self.tolerance * float(u.min()))
         trace = None if jacobian.trace is None else jacobian.trace()
+        most = self._most_terms(bound, math.prod(x.shape[1:]), float(u.min()))
         return adaptive_series(jacobian, v, most, bound, self.tolerance, trace, u.expand(len(x)))
+
+    def _most_terms(self, lipschitz: float, dimension: int, u: float) -> int:
+        """The n from which d L^(n+1) / (1 - L), which the bound of no remainder exceeds, is at most u * tolerance."""
+        small = min(1.0, (1 - lipschitz) * self.tolerance * u / dimension)
+        return max(1, math.ceil(math.log(small) / math.log(lipschitz))) if lipschitz > 0 else 1
 
 
 @dataclass(frozen=True)
