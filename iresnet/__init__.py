@@ -27,7 +27,15 @@ from .lipschitz import (
     Sine,
     constrain_,
 )
-from .logdet import CertifiedSeries, Exact, PowerSeries, RussianRoulette, terms_needed, truncation_bound
+from .logdet import (
+    AdaptiveRoulette,
+    CertifiedSeries,
+    Exact,
+    PowerSeries,
+    RussianRoulette,
+    terms_needed,
+    truncation_bound,
+)
 from .models import contractive_convnet, contractive_mlp, mlp_flow
 from .multiscale import Multiscale
 from .residual import ResidualBlock
@@ -43,6 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ActNorm",
+    "AdaptiveRoulette",
     "Anderson",
     "Banach",
     "Certificate",

@@ -148,7 +148,7 @@ class TestComparison:
         for baseline in found:
             assert baseline.gain == pytest.approx(baseline.value - own.value, abs=1e-5)
             assert baseline.gain_error > 0
-        assert found == baselines(model, test, train, validation, values=log_prob_draws(model, test).values)
+        assert found == baselines(model, test, train, validation, values=log_prob_draws(model, test))
 
     def test_a_model_that_is_the_baseline_gains_nothing(self):
         train, validation, test = parts(normal_rows)

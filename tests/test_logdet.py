@@ -22,7 +22,16 @@ from iresnet import (
     terms_needed,
     truncation_bound,
 )
-from iresnet.logdet import Jacobian, StoppedRoulette, draw_probes, power_series, roulette_weights, series_weights
+from iresnet.logdet import (
+    AdaptiveRoulette,
+    Jacobian,
+    StoppedRoulette,
+    adaptive_series,
+    draw_probes,
+    power_series,
+    roulette_weights,
+    series_weights,
+)
 from tests.zoo import DOUBLE, UserNet, contraction, dense_jacobian, linear_block, normal, rouse_
 
 PROBES = ["rademacher", "gaussian"]
@@ -423,6 +432,100 @@ class TestRoulette:
         drawn = RussianRoulette(terms=2)(linear(a, x), x, lipschitz=lipschitz, generator=seeded(0))
         truth = torch.tensor(d * math.log(1 - lipschitz), dtype=DOUBLE)
         assert_mean(drawn, truth, sharp=0.05)
+
+
+class TestAdaptiveRoulette:
+    @pytest.fixture(autouse=True)
+    def without_gradients(self):
+        with torch.no_grad():
+            yield
+
+    @pytest.mark.parametrize("tolerance", [0.01, 1.0, 30.0])
+    def test_its_mean_is_the_logarithm_of_the_determinant(self, tolerance):
+        a, x = contraction(6, 0.6), normal(1, 6).expand(20_000, 6)
+        drawn = AdaptiveRoulette(tolerance)(linear(a, x), x, lipschitz=0.7, generator=seeded(0))
+        assert_mean(drawn, torch.linalg.slogdet(torch.eye(6, dtype=DOUBLE) + a).logabsdet, sharp=0.1)
+
+    @pytest.mark.parametrize("lipschitz", [0.3, 0.9])
+    def test_at_its_worst_it_spreads_by_less_than_its_tolerance(self, lipschitz):
+        """J = -L I: probes are exact, and the remainder is as large as its bound. A truncated series would be off."""
+        d, tolerance = 4, 0.5
+        a, x = -lipschitz * torch.eye(d, dtype=DOUBLE), torch.zeros(20_000, d, dtype=DOUBLE)
+        drawn = AdaptiveRoulette(tolerance)(linear(a, x), x, lipschitz=lipschitz, generator=seeded(0))
+        assert_mean(drawn, torch.tensor(d * math.log(1 - lipschitz), dtype=DOUBLE), sharp=0.01)
+        assert 0.01 * tolerance < drawn.std() < tolerance
+        assert (drawn - drawn.mean()).abs().max() < 10 * tolerance
+
+    def test_every_term_is_divided_by_the_probability_of_reaching_it(self):
+        """J = L I in one dimension: after n terms the bound of the remainder is L^(n+1) / ((n + 1) (1 - L))."""
+        bound, tolerance = 0.5, 1.0
+        v = torch.ones(1, 1, dtype=DOUBLE)
+        reached = [1.0, *(min(1.0, bound ** (n + 1) / (n + 1) / (1 - bound) / tolerance) for n in range(1, 6))]
+        for n in range(1, 6):
+            u = torch.tensor([(reached[n - 1] + reached[n]) / 2], dtype=DOUBLE)  # below: goes on; above: stops
+            got = adaptive_series(Jacobian(lambda w: bound * w), v, 50, bound, tolerance, u=u)
+            expected = sum((-1) ** (k + 1) * bound**k / k / reached[k - 1] for k in range(1, n + 1))
+            assert float(got) == pytest.approx(expected, rel=1e-12)
+
+    def test_it_takes_fewer_terms_than_a_series_of_the_same_error(self):
+        a, x, products = contraction(100, 0.3), normal(20, 100), []
+        jacobian = Jacobian(lambda v: products.append(1) or v @ a)
+        counts, errors = [], []
+        whole = CertifiedSeries(1e-12)
+        for estimator in (AdaptiveRoulette(1.0), CertifiedSeries(1e-3)):
+            products.clear()
+            drawn = [estimator(jacobian, x, lipschitz=0.9, generator=seeded(s)) for s in range(20)]
+            counts.append(len(products) / 20)
+            errors.append(torch.stack(drawn).std(0).mean())
+        exact = torch.stack([whole(linear(a, x), x, lipschitz=0.9, generator=seeded(s)) for s in range(20)])
+        assert counts[0] < 0.75 * counts[1]
+        assert errors[0] < 1.2 * exact.std(0).mean()
+
+    def test_the_trace_replaces_the_first_term(self):
+        a, x = contraction(6, 0.6), normal(5, 6)
+        known = Jacobian(lambda v: v @ a, trace=lambda: torch.full((5,), 7.0, dtype=DOUBLE))
+        got, plain = (AdaptiveRoulette()(j, x, lipschitz=0.6, generator=seeded(0)) for j in (known, linear(a, x)))
+        spread = [AdaptiveRoulette()(known, x, lipschitz=0.6, generator=seeded(s)) - 7 for s in range(2)]
+        assert (got != plain).all()
+        assert all((s.abs() < 7).all() for s in spread)
+
+    def test_shared_it_has_nothing_to_do_with_the_samples_beside_it(self):
+        scale = torch.tensor([0.01, 0.3, 0.9], dtype=DOUBLE)[:, None]
+        a, x, series = contraction(5, 1.0), normal(3, 5), AdaptiveRoulette(1e-1, shared=True)
+        together = series(Jacobian(lambda v: scale * (v @ a)), x, lipschitz=0.9, generator=seeded(0))
+        for i, one in enumerate(scale):
+            alone = series(Jacobian(lambda v, one=one: one * (v @ a)), x[:1], lipschitz=0.9, generator=seeded(0))
+            torch.testing.assert_close(alone[0], together[i], rtol=1e-12, atol=1e-12)
+
+    def test_randomness_comes_from_the_generator_alone(self):
+        a, x, state = contraction(3, 0.7), normal(20, 3), torch.get_rng_state()
+        first, again, other = (
+            AdaptiveRoulette()(linear(a, x), x, lipschitz=0.7, generator=seeded(s)) for s in (1, 1, 2)
+        )
+        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+
+    @torch.enable_grad()
+    def test_with_gradients_it_is_a_roulette(self):
+        a, x = contraction(3, 0.7), normal(20, 3)
+        got = AdaptiveRoulette()(linear(a, x), x, lipschitz=0.7, generator=seeded(0))
+        assert torch.equal(got, RussianRoulette()(linear(a, x), x, lipschitz=0.7, generator=seeded(0)))
+
+    @pytest.mark.parametrize("lipschitz", [None, 1.0])
+    def test_without_a_contraction_it_is_refused(self, lipschitz):
+        a, x = contraction(3, 0.7), normal(2, 3)
+        with pytest.raises(ValueError, match=r"AdaptiveRoulette needs a proven contraction; got Lip\(g\) <="):
+            AdaptiveRoulette()(linear(a, x), x, lipschitz=lipschitz)
+
+    def test_without_a_jacobian_there_is_nothing_to_add(self):
+        x = normal(3, 4)
+        assert AdaptiveRoulette()(Jacobian(lambda v: 0 * v), x, lipschitz=0.0).tolist() == [0.0] * 3
+        assert AdaptiveRoulette()(Jacobian(lambda v: 0 * v), x, lipschitz=0.9).tolist() == [0.0] * 3
+
+    def test_a_tolerance_that_is_not_positive_is_refused(self):
+        with pytest.raises(ValueError, match="tolerance must be positive; got 0"):
+            AdaptiveRoulette(0.0)
 
 
 class TestOneDrawForAll:

@@ -87,6 +87,11 @@ def test_missing_cells(scorer, frame):
         Scorer(trained(), missing="drop")
 
 
+def test_draws_or_a_tolerance():
+    with pytest.raises(ValueError, match="draws and tolerance exclude each other; got 8 and 0.5. Give one of them."):
+        Scorer(trained(), draws=8, tolerance=0.5)
+
+
 def test_explanations(frame):
     frame.loc[0, ["a", "b"]] = [3.0, -3.0]
     scores = Scorer(trained(), explain=2)(frame)

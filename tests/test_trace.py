@@ -113,6 +113,21 @@ class TestTheTraceIsThatOfTheDenseJacobian:
         layers = nn.Linear(4, 6), nn.ELU(), nn.Linear(6, 5), Sine(2.0), nn.Linear(5, 4)
         assert_trace(network(*layers), normal(3, 4, seed=1))
 
+    @pytest.mark.parametrize("size", [(1, 1), (2, 3), (1, 6), (6, 5)])
+    @pytest.mark.parametrize("kernels", [(3, 3), (5, 3), (1, 3), (3, 1), (1, 1)])
+    def test_of_three_convolutions_the_middle_one_pointwise(self, kernels, size):
+        first, last = kernels
+        g = network(conv(2, 5, first), nn.ELU(), conv(5, 4, 1), Sine(2.0), conv(4, 2, last))
+        assert_trace(g, normal(3, 2, *size, seed=1))
+
+    @pytest.mark.parametrize("inside", [(), (nn.Tanh(), nn.ELU())], ids=["no activation", "two activations"])
+    def test_of_three_convolutions_with_other_activations(self, inside):
+        layers = conv(2, 5, 3, padding=2), *inside, conv(5, 4, 1), nn.ELU(), conv(4, 2, 3, padding=0)
+        assert_trace(network(*layers), normal(3, 2, 4, 3, seed=1))
+        assert_trace(network(conv(2, 5, 3), *inside, conv(5, 4, 1), conv(4, 2, 3)), normal(3, 2, 4, 3, seed=1))
+        line = network(nn.Conv1d(2, 3, 3, padding=1), nn.ELU(), nn.Conv1d(3, 4, 1), nn.Conv1d(4, 2, 5, padding=2))
+        assert_trace(line, normal(2, 2, 4, seed=1))
+
     def test_of_constrained_layers_it_has_the_weights_that_the_forward_pass_has(self):
         g = rouse_(contractive_convnet(2, 6, kernels=(3, 3), lipschitz=0.8)).double().eval()
         assert_trace(g, normal(3, 2, 4, 4, seed=1))
@@ -133,14 +148,26 @@ class TestTheTraceIsThatOfTheDenseJacobian:
         ("g", "shape"),
         [
             (lambda: network(conv(2, 4, 3), MaxMin(), conv(4, 2, 3)), (2, 3, 3)),
-            (lambda: network(conv(2, 4, 3), nn.ELU(), conv(4, 4, 1), nn.ELU(), conv(4, 2, 3)), (2, 3, 3)),
+            (lambda: network(conv(2, 4, 3), nn.ELU(), conv(4, 4, 3), nn.ELU(), conv(4, 2, 3)), (2, 3, 3)),
+            (lambda: network(nn.ELU(), conv(2, 4, 3), nn.ELU(), conv(4, 4, 1), nn.ELU(), conv(4, 2, 3)), (2, 3, 3)),
+            (lambda: network(conv(2, 4, 3, padding=0), conv(4, 4, 1, padding=1), conv(4, 2, 3)), (2, 3, 3)),
             (lambda: network(conv(2, 4, 3, groups=2), nn.ELU(), conv(4, 2, 3)), (2, 3, 3)),
             (lambda: network(conv(2, 4, 3, dilation=2, padding=2), nn.ELU(), conv(4, 2, 3)), (2, 3, 3)),
             (lambda: network(nn.ELU(), nn.Linear(4, 6), nn.ELU(), nn.Linear(6, 5), nn.ELU(), nn.Linear(5, 4)), (4,)),
             (lambda: network(Concatenated(nn.Linear(4, 6)), nn.ELU(), nn.Linear(10, 4)), (4,)),
             (lambda: UserNet(4).double(), (4,)),
         ],
-        ids=["maxmin", "three convolutions", "groups", "dilation", "end of three", "dense", "free-form"],
+        ids=[
+            "maxmin",
+            "three 3 x 3",
+            "end of three convolutions",
+            "padding inside",
+            "groups",
+            "dilation",
+            "end of three",
+            "dense",
+            "free-form",
+        ],
     )
     def test_elsewhere_none_is_known(self, g, shape):
         assert linearise(g(), normal(2, *shape))[1].trace is None

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 import iresnet
 from iresnet import cli, run
+from iresnet.data import Dataset
+from iresnet.evaluate import log_likelihood, score_tolerance
 from iresnet.presets import PRESETS
 from iresnet.run import Run, shipped
 from iresnet.run.fit import reference_likelihoods
@@ -145,6 +148,25 @@ class TestNames:
             spoilt = bytes_.flatten(1)[:, torch.randperm(784)].view_as(bytes_)
             drawn, strange = flow.log_prob(torch.cat([bytes_, spoilt]) + 0.5).chunk(2)
         assert float(strange.max()) < float(drawn.min())
+
+
+@pytest.mark.slow
+@pytest.mark.no_cover
+def test_the_errors_of_scores_by_the_shipped_flow_have_the_size_they_claim():
+    """Digits of scikit-learn, enlarged: scores to the default tolerance against the mean over 48 other draws."""
+    opened = Run.open(weights.WEIGHTS / "mnist-flow-noise")
+    model, digits = opened.model(), load_digits().images[:40] / 16
+    large = torch.nn.functional.interpolate(torch.tensor(digits)[:, None].float(), size=(20, 20), mode="bilinear")
+    x = torch.nn.functional.pad(255 * large, (4, 4, 4, 4)).round().to(torch.uint8)
+    data = Dataset(x, None, opened.schema)
+    tolerance = score_tolerance(model, data.schema, opened.reference())
+    got = log_likelihood(model, data, tolerance=tolerance)
+    truth = log_likelihood(model, data, draws=48, seed=1000)
+    error = (got.standard_error.square() + truth.standard_error.square()).sqrt()
+    assert ((got.value - truth.value).abs() <= 2 * error).double().mean() >= 0.75  # 0.86 expected
+    assert ((got.value - truth.value).abs() <= 6 * error).all()
+    assert ((got.standard_error <= tolerance.at(got.value) + 0.5) | (got.passes == 16)).all()
+    assert 1 < got.standard_error.median() < 10
 
 
 class TestCommands:

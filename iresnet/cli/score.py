@@ -46,13 +46,26 @@ def score(
     explain: Annotated[
         int, typer.Option(help="Write this many columns of a table that make a row unlikely.", min=0, max=1000)
     ] = 0,
-    draws: Annotated[int, typer.Option(help="Noise draws per sample for the likelihood.", min=2, max=100_000)] = 8,
+    draws: Annotated[
+        int | None,
+        typer.Option(
+            help="Noise draws per sample for the likelihood.", min=2, max=100_000, show_default="8, or by --tolerance"
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="Largest standard error of a log-likelihood, in nats, where at most 16 draws reach it.",
+            show_default="beyond 64 dimensions, 2.5 % of the spread of validation data",
+        ),
+    ] = None,
     data_dir: DataFolder = None,
     device: Device = "auto",
 ) -> None:
     """Score every row of a file or image of a folder, and write a CSV file.
 
     log_likelihood is ln p(x) in nats and in the units of the file, with its standard error and a bound on its bias.
+    Every sample gets as many draws of noise as --tolerance needs, whatever the other samples are.
 
     anomaly is the fraction of validation data that is more likely, interpolated and continued beyond them: it ranks
     samples as log_likelihood does, and stays below 1.
@@ -82,12 +95,12 @@ def score(
         raise ValueError(f"the run folder comes first. Use: {join(['iresnet', 'score', file, str(run)])}")
     (opened, chosen), screen = open_run(run, device, data_dir), console()
     source = chunked_data(opened, file, chosen, id=id_ or "", skip_missing=missing == "drop")
-    scorer = Scorer(opened, draws=draws, explain=explain, device=chosen)
+    scorer = Scorer(opened, draws=draws, tolerance=tolerance, explain=explain, device=chosen)
     name = "file" if opened.schema.is_image else id_ or opened.schema.id
     if out is None or str(out) == "-":
         _print_scores(source, _scored(scorer, source, name, screen))
         return
-    identity = describe_source(opened, source) | {"options": [name, missing, explain, draws, chosen]}
+    identity = describe_source(opened, source) | {"options": [name, missing, explain, draws, tolerance, chosen]}
     first, end = share_of_rank(source)
     with ResumableFile(path_of_rank(out), identity, screen) as written, ctrl_c(written.describe):
         for scores in _scored(scorer, source, name, screen, first + written.chunks, end):

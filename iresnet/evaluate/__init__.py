@@ -28,14 +28,16 @@ from .baselines import Baseline, baselines, why_no_baselines
 from .classes import Error, confusion, error, error_from_counts, has_head, logits, require_labels
 from .contributions import column_gains
 from .likelihood import (
+    DRAWS,
     Density,
-    Draws,
+    Tolerance,
     as_flow,
     check_mean,
     density,
     has_density,
     log_likelihood,
     log_prob_draws,
+    score_tolerance,
     summarise_density,
 )
 from .probe import Probe, probe
@@ -58,15 +60,16 @@ from .typicality import (
 )
 
 __all__ = [
+    "DRAWS",
     "Baseline",
     "Density",
     "Detection",
-    "Draws",
     "Error",
     "Inverse",
     "Likelihood",
     "Probe",
     "Robustness",
+    "Tolerance",
     "Truncation",
     "anomaly",
     "as_flow",
@@ -79,6 +82,7 @@ __all__ = [
     "confusion",
     "corrupted_datasets",
     "corruption_detection",
+    "score_tolerance",
     "density",
     "detection_from_likelihoods",
     "error",
@@ -131,7 +135,7 @@ def evaluate(
         content["density"] = asdict(summarise_density(found, data))
         if fitting is not None and not why_no_baselines(data.schema):
             with phase("baselines"):
-                made = baselines(model, data, fitting.train, fitting.validation, values=found.values)
+                made = baselines(model, data, fitting.train, fitting.validation, values=found)
             content["baselines"] = [asdict(baseline) for baseline in made]
     if has_inverse(model):
         with phase("inverse"):

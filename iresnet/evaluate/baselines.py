@@ -97,7 +97,7 @@ def baselines(
         raise ValueError(f"there are no baselines: {why}.")
     check_mean(data)
     as_flow(model, "a baseline")
-    values = log_prob_draws(model, data, draws, seed=seed).values if values is None else values
+    values = log_prob_draws(model, data, draws, seed=seed) if values is None else values
     comparison = BaselineSums(model, train, validation, seed=seed)
     comparison.add(data, values)
     return comparison.summarise()
@@ -119,7 +119,9 @@ class BaselineSums:
     def add(self, data: Dataset, values: Tensor) -> None:
         """Add the next rows, with their log-likelihoods under the model, (draws, rows)."""
         if not self.generators:
-            self.generators = [seeded_generators(data.x.device, len(values), self.seed) for _ in self.fitted]
+            self.generators = [
+                seeded_generators(data.x.device, range(self.seed, self.seed + len(values))) for _ in self.fitted
+            ]
         for k, fitted in enumerate(self.fitted):
             own = log_prob_by_generator(self.flow, data, None, self.generators[k], baseline=fitted.log_prob).mean(0)
             self.own[k].add(own)
@@ -207,5 +209,6 @@ def _with_noise(flow: Flow, data: Dataset, seed: int) -> Tensor:
 
 
 def _full_mixture(weights: Tensor, means: Tensor, covariances: Tensor) -> FullMixture:
-    made = FullMixture(means.shape[1], len(weights), learned=False).double()
+    with torch.random.fork_rng(devices=[]):  # it starts at random
+        made = FullMixture(means.shape[1], len(weights), learned=False).double()
     return made.set_(weights, means, covariances)

@@ -1,9 +1,9 @@
 """The likelihood of a dataset, in the units of the data, with its errors reported separately.
 
 Integers x are dequantised: E ln p(x + u) over uniform u in [0, 1) (App. C.3) is a lower bound of ln P(x), estimated by
-a mean over draws of u. So are the discrete columns of a table. Beyond 64 dimensions, draws of the probes of the
-log-determinant are averaged too, and the bias of the truncated series is bounded by Theorem 3. The likelihood of real
-numbers of up to 64 dimensions is exact. A row with a value that its column cannot have has the likelihood 0.
+a mean over draws of u. So are the discrete columns of a table. Beyond 64 dimensions, log-determinants are estimated
+without bias (`AdaptiveRoulette`), and their draws are averaged too. The likelihood of real numbers of up to 64
+dimensions is exact. A row with a value that its column cannot have has the likelihood 0.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from ..certificate import residual_blocks
 from ..data import Dataset, Schema
 from ..flow import Flow, LogProb
 from ..hybrid import Hybrid
-from ..logdet import EXACT_UP_TO, CertifiedSeries, Estimator
+from ..logdet import EXACT_UP_TO, AdaptiveRoulette, Estimator
 from ..progress import each
 from ..train.objective import nats_per_unit, unit_name
 from ..transforms.dequantisation import dequantise_for, has_noise, raw_noise
-from .chunks import CHUNK, chunk_size, in_chunks, memory_factor
+from .chunks import CHUNK, chunk_size, in_chunks, in_parallel, memory_factor
 from .moments import Moments
 
-#: The allowed bias of the truncated series beyond 64 dimensions, in bits per dimension, proven by Theorem 3: of a mean
-#: over samples, and of one sample, whose noise is far larger.
-BIAS, ROW_BIAS = 1e-5, 1e-4
+#: The tolerance of `AdaptiveRoulette`, in bits per dimension: its noise is far smaller than that of the probes.
+ROULETTE = 1e-3
 
+#: Draws of noise, and of probes, that a likelihood is the mean over; the fewest and the most if a tolerance is given.
+DRAWS, FEWEST, MOST = 8, 4, 16
 
-#: Draws of noise, and of probes, that a likelihood is the mean over.
-DRAWS = 8
+#: The standard error of a score, as a share of the standard deviation of the reference: ranks hardly change.
+SHARE = 0.025
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,26 @@ class Density:
         return f"{self.value:.3f} {self.unit} (± {self.standard_error:.3f} over {self.rows} samples)"
 
 
+@dataclass(frozen=True)
+class Tolerance:
+    """How large the standard error of ln p may be, in nats: `error`, or more where ln p is far from `centre`.
+
+    `share` is that of the distance from `centre`: a sample that is a thousand nats away is not confused with others.
+    """
+
+    error: float
+    share: float = 0.0
+    centre: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.error > 0:
+            raise ValueError(f"tolerance must be positive, in nats; got {self.error}.")
+
+    def at(self, values: Tensor) -> Tensor:
+        """Return the largest standard error for these log-likelihoods."""
+        return (self.share * (values - self.centre).abs()).clamp_min(self.error)
+
+
 def has_density(model: nn.Module) -> bool:
     """Whether the model is a density."""
     return isinstance(model, Flow | Hybrid)
@@ -68,23 +89,30 @@ def as_flow(model: nn.Module, wish: str = "a likelihood") -> Flow:
     )
 
 
-@dataclass(frozen=True)
-class Draws:
-    """ln p of every sample (second axis) for every draw of noise and probes (first axis), with a bound of the bias."""
-
-    values: Tensor
-    bias_bound: float
-
-
 def log_prob_draws(
-    model: nn.Module, data: Dataset, count: int = DRAWS, *, seed: int = 0, shared: bool = False, bias: float = BIAS
-) -> Draws:
+    model: nn.Module,
+    data: Dataset,
+    count: int = DRAWS,
+    *,
+    seed: int = 0,
+    shared: bool = False,
+    tolerance: float | None = None,
+) -> Tensor:
     """Compute ln p of every sample in nats, in the units of the data, for `count` draws of noise and probes.
 
-    Real numbers of at most 64 dimensions are exact and need one draw. `bias` is the allowed bias in bits per dimension.
-    With `shared`, all samples get the same noise and probes, so that ln p of one does not depend on the others.
+    The result has shape (draws, samples). Real numbers of at most 64 dimensions are exact and need one draw. With
+    `shared`, all samples get the same noise and probes, so that ln p of one does not depend on the others. `tolerance`
+    is that of `AdaptiveRoulette`: the larger, the fewer terms and the more noise.
     """
-    return Likelihoods(model, data.schema, data.x.device, count, seed=seed, shared=shared, bias=bias)(data)
+    seeds = draw_seeds(model, data.schema, count, seed)
+    return Likelihoods(model, data.schema, data.x.device, seeds, shared=shared, tolerance=tolerance)(data)
+
+
+def draw_seeds(model: nn.Module, schema: Schema, count: int = DRAWS, seed: int = 0) -> range:
+    """Return the seeds of `count` draws; of one, if likelihoods are exact."""
+    if count < 2:
+        raise ValueError(f"draws must be at least 2, to estimate their error; got {count}.")
+    return range(seed, seed + (count if has_errors(model, schema) else 1))
 
 
 class Likelihoods:
@@ -95,47 +123,51 @@ class Likelihoods:
         model: nn.Module,
         schema: Schema,
         device: torch.device,
-        count: int = DRAWS,
+        seeds: Sequence[int],
         *,
-        seed: int = 0,
         shared: bool = False,
-        bias: float = BIAS,
+        tolerance: float | None = None,
     ) -> None:
-        if count < 2:
-            raise ValueError(f"draws must be at least 2, to estimate their error; got {count}.")
         check_eval(model)
-        self.flow, self.shared, self.seed = as_flow(model), shared, seed
+        self.flow, self.shared, self.seeds = as_flow(model), shared, seeds
         self.estimator: Estimator | None = None
-        self.bias_bound, dimension = 0.0, math.prod(self.flow.base.shape)
-        blocks = len(list(residual_blocks(self.flow, schema.shape)))
-        if dimension > EXACT_UP_TO and blocks:  # other transforms have determinants in closed form
-            self.bias_bound = bias * dimension * math.log(2)
-            self.estimator = CertifiedSeries(self.bias_bound / blocks, shared=shared)
-        elif not has_noise(self.flow, schema.levels):
-            count = 1
-        self.generators = seeded_generators(device, count, seed)
+        if is_estimated(model, schema):
+            tolerance = ROULETTE * schema.dimension * math.log(2) if tolerance is None else tolerance
+            self.estimator = AdaptiveRoulette(tolerance, shared=shared)
+        self.generators = seeded_generators(device, seeds)
 
     @torch.no_grad()
-    def __call__(self, data: Dataset) -> Draws:
+    def __call__(self, data: Dataset) -> Tensor:
         """Compute ln p of the next samples."""
-        count, inside = len(self.generators), data.schema.inside(data.x)
-        values = torch.full((count, len(data)), -math.inf, dtype=torch.float64, device=data.x.device)
+        inside, device = data.schema.inside(data.x), data.x.device
+        values = torch.full((len(self.seeds), len(data)), -math.inf, dtype=torch.float64, device=device)
         if bool(inside.any()):
-            rows = data if bool(inside.all()) else data.take(inside.nonzero()[:, 0])
-            values[:, inside] = self._values(self.flow, rows, self.generators)
+            values[:, inside] = self._values(self.flow, data, inside, self.generators)
         lost = inside & ~values.isfinite().all(dim=0)
         if bool(lost.any()):  # so far out that float32 overflows
-            rows, twin = data.take(lost.nonzero()[:, 0]), copy.deepcopy(self.flow).double()
-            values[:, lost] = self._values(twin, rows, seeded_generators(data.x.device, count, self.seed))
-        return Draws(values, self.bias_bound)
+            twin = copy.deepcopy(self.flow).double()
+            values[:, lost] = self._values(twin, data, lost, seeded_generators(device, self.seeds))
+        return values
 
-    def _values(self, flow: Flow, rows: Dataset, generators: Sequence[torch.Generator]) -> Tensor:
-        return log_prob_by_generator(flow, rows, self.estimator, generators, shared=self.shared)
+    def _values(self, flow: Flow, data: Dataset, rows: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        chosen = data if bool(rows.all()) else data.take(rows.nonzero()[:, 0])
+        return log_prob_by_generator(flow, chosen, self.estimator, generators, shared=self.shared)
 
 
-def seeded_generators(device: torch.device, count: int, seed: int) -> list[torch.Generator]:
+def seeded_generators(device: torch.device, seeds: Iterable[int]) -> list[torch.Generator]:
     """Create the generators of noise and probes, one for each draw."""
-    return [torch.Generator(device).manual_seed(seed + k) for k in range(count)]
+    return [torch.Generator(device).manual_seed(seed) for seed in seeds]
+
+
+def is_estimated(model: nn.Module, schema: Schema) -> bool:
+    """Whether log-determinants are estimated: residual blocks beyond 64 dimensions."""
+    flow = as_flow(model)
+    return math.prod(flow.base.shape) > EXACT_UP_TO and any(True for _ in residual_blocks(flow, schema.shape))
+
+
+def has_errors(model: nn.Module, schema: Schema) -> bool:
+    """Whether a likelihood is the mean over draws of noise or probes, not exact."""
+    return is_estimated(model, schema) or has_noise(as_flow(model), schema.levels)
 
 
 def check_eval(model: nn.Module, what: str = "a likelihood") -> None:
@@ -183,25 +215,70 @@ def log_prob_by_generator(
 
         def log_prob(x: Tensor) -> Tensor:
             point, log_noise = dequantise_for(flow, x, data.schema.levels, generator, noise=noise)
-            if shared:
-                generator.set_state(probes)
-            point = point.to(flow.base.mean.dtype)
+            point, own = point.to(flow.base.mean.dtype), generator
             if baseline is not None:
                 return baseline(point).double()
-            return flow.log_prob(point, estimator=estimator, generator=generator).double() - log_noise.double()
+            if shared:
+                own = torch.Generator(data.x.device)
+                own.set_state(probes)
+            return flow.log_prob(point, estimator=estimator, generator=own).double() - log_noise.double()
 
-        return in_chunks(log_prob, data.x, chunk_size(flow, data.x, CHUNK * memory_factor(data.x.device)))
+        in_any_order = in_parallel if shared else in_chunks
+        return in_any_order(log_prob, data.x, chunk_size(flow, data.x, CHUNK * memory_factor(data.x.device)))
 
     return torch.stack(each(one_draw, generators))
 
 
-def log_likelihood(model: nn.Module, data: Dataset, *, draws: int = DRAWS, seed: int = 0) -> LogProb:
-    """Compute ln p of every sample in nats, with its errors; the value of one sample does not depend on the others."""
-    d = log_prob_draws(model, data, draws, seed=seed, shared=True, bias=ROW_BIAS)
-    count, value = len(d.values), d.values.mean(0)
-    spread = torch.zeros_like(value) if count == 1 else (d.values.std(0) / math.sqrt(count)).nan_to_num(0.0)
-    proven = as_flow(model).proof_status(data.schema.shape)[1]
-    return LogProb(value, torch.full_like(value, d.bias_bound), spread, math.prod(data.schema.shape), count, proven)
+def log_likelihood(
+    model: nn.Module, data: Dataset, *, draws: int = DRAWS, tolerance: float | Tolerance | None = None, seed: int = 0
+) -> LogProb:
+    """Compute ln p of every sample in nats, with its errors; the value of one sample does not depend on the others.
+
+    With a `tolerance`, in nats, every sample gets as many draws as a standard error below it needs, from 4 to 16.
+    """
+    proven = as_flow(model).proof_status(data.schema.shape)[1]  # first: what it proves is used by all threads
+    if tolerance is None or not has_errors(model, data.schema):
+        values = log_prob_draws(model, data, draws, seed=seed, shared=True)
+        value, count, spread = values.mean(0), torch.full_like(values[0], len(values)), _spread(values)
+    else:
+        wanted = tolerance if isinstance(tolerance, Tolerance) else Tolerance(tolerance)
+        value, count, spread = _to_tolerance(model, data, wanted, seed)
+    zeros, passes = torch.zeros_like(value), int(count.max()) if len(count) else 0
+    return LogProb(value, zeros, spread / count.sqrt(), math.prod(data.schema.shape), passes, proven)
+
+
+def _to_tolerance(model: nn.Module, data: Dataset, tolerance: Tolerance, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (mean, number, standard deviation) of the draws of every sample, by a two-stage rule (Stein, 1945).
+
+    The first draws alone determine the standard deviation s, and s the number of draws n. For normal draws, n then says
+    nothing of their mean, and the error of the mean over s / sqrt(n) has Student's distribution. An s of all draws
+    would be too small: a sample stops early because its first draws happen to agree.
+    """
+    roulette = 2 * tolerance.error  # adds less noise than one draw has
+    first = log_prob_draws(model, data, FEWEST, seed=seed, shared=True, tolerance=roulette)
+    total, spread = first.sum(0), _spread(first)
+    count = (spread / tolerance.at(first.mean(0))).square().ceil().clamp(FEWEST, MOST)
+    for k in range(FEWEST, MOST):
+        rows = (count > k).nonzero()[:, 0]
+        if len(rows):
+            more = Likelihoods(model, data.schema, data.x.device, [seed + k], shared=True, tolerance=roulette)
+            total[rows] += more(data.take(rows))[0]
+    return total / count, count, spread
+
+
+def _spread(values: Tensor) -> Tensor:
+    """The standard deviation over draws; 0 for one draw, and where all are -inf."""
+    return torch.zeros_like(values[0]) if len(values) == 1 else values.std(0).nan_to_num(0.0)
+
+
+def score_tolerance(model: nn.Module, schema: Schema, reference: Tensor) -> Tolerance | None:
+    """Return the standard error that scores need: `SHARE` of the spread of reference log-likelihoods, or of the
+    distance from their mean if that is larger.
+
+    None, for a fixed number of draws, if determinants are exact: draws are then cheap, and an exported model has them.
+    """
+    spread, centre = float(reference.double().std(correction=0)), float(reference.double().mean())
+    return Tolerance(SHARE * spread, SHARE, centre) if is_estimated(model, schema) and spread > 0 else None
 
 
 def density(model: nn.Module, data: Dataset, *, draws: int = DRAWS, seed: int = 0) -> Density:
@@ -210,10 +287,10 @@ def density(model: nn.Module, data: Dataset, *, draws: int = DRAWS, seed: int = 
     return summarise_density(log_prob_draws(model, data, draws, seed=seed), data)
 
 
-def summarise_density(d: Draws, data: Dataset) -> Density:
-    """Summarise the log-likelihoods of a dataset as their mean, with its errors."""
+def summarise_density(values: Tensor, data: Dataset) -> Density:
+    """Summarise the log-likelihoods of a dataset, (draws, samples), as their mean, with its errors."""
     sums = DensitySums()
-    sums.add(d)
+    sums.add(values)
     return sums.summarise(data)
 
 
@@ -221,12 +298,12 @@ class DensitySums:
     """Sums over the log-likelihoods of samples, chunk by chunk, that their mean and its errors follow from."""
 
     def __init__(self) -> None:
-        self.rows, self.by_draw, self.bias_bound = Moments(), torch.zeros(1, dtype=torch.float64), 0.0
+        self.rows, self.by_draw = Moments(), torch.zeros(1, dtype=torch.float64)
 
-    def add(self, d: Draws) -> None:
+    def add(self, values: Tensor) -> None:
         """Add the log-likelihoods of more samples."""
-        self.rows.add(d.values.mean(0))
-        self.by_draw, self.bias_bound = self.by_draw + d.values.sum(1).cpu(), d.bias_bound
+        self.rows.add(values.mean(0))
+        self.by_draw = self.by_draw + values.sum(1).cpu()
 
     def summarise(self, like: Dataset) -> Density:
         """Return the mean over all samples, in the unit for samples like these."""
@@ -237,6 +314,6 @@ class DensitySums:
             rows=n,
             standard_error=self.rows.standard_error / scale,
             estimator_error=float((self.by_draw / n).std()) / math.sqrt(count) / scale if count > 1 else 0.0,
-            bias_bound=self.bias_bound / scale,
+            bias_bound=0.0,
             draws=count,
         )

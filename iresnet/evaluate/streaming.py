@@ -19,7 +19,7 @@ from ..data.split import RandomRows
 from ..train.objective import MISSING
 from .baselines import BaselineSums, why_no_baselines
 from .classes import confusion, error_from_counts, has_head
-from .likelihood import DensitySums, Likelihoods, check_mean_counts, has_density
+from .likelihood import DensitySums, Likelihoods, check_mean_counts, draw_seeds, has_density
 from .solving import has_inverse, inverse
 
 
@@ -69,13 +69,14 @@ class _Sums:
         if self.outside:
             return
         if self.likelihoods is None:
-            self.likelihoods = Likelihoods(self.model, data.schema, data.x.device, self.draws)
+            seeds = draw_seeds(self.model, data.schema, self.draws)
+            self.likelihoods = Likelihoods(self.model, data.schema, data.x.device, seeds)
             if self.fitting is not None and not why_no_baselines(data.schema):
                 self.baselines = BaselineSums(self.model, self.fitting.train, self.fitting.validation)
         found = self.likelihoods(data)
         self.density.add(found)
         if self.baselines is not None:
-            self.baselines.add(data, found.values)
+            self.baselines.add(data, found)
 
     def summarise(self, like: Dataset) -> dict[str, Any]:
         """Return the metrics, as plain values, for samples like these."""

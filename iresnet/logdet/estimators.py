@@ -177,13 +177,44 @@ class CertifiedSeries(Estimator):
     needs_lipschitz: ClassVar[bool] = True
 
     def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
-        if lipschitz is None or not lipschitz < 1:
-            raise ValueError(
-                f"CertifiedSeries needs a proven contraction; got Lip(g) <= {lipschitz}. See certify(model); "
-                "tighten_(model) repairs it. Or pass estimator=PowerSeries(terms=...)."
-            )
-        adaptive = AdaptiveSeries(lipschitz, self.tolerance, self.probes, self.probe, self.shared)
+        bound = _check_contraction(lipschitz, self)
+        adaptive = AdaptiveSeries(bound, self.tolerance, self.probes, self.probe, self.shared)
         return adaptive(jacobian, x, generator=generator)
+
+
+@dataclass(frozen=True)
+class AdaptiveRoulette(Estimator):
+    """An unbiased estimator with few terms: a `CertifiedSeries` whose tolerance is multiplied by a uniform number.
+
+    Where the remainder is at most `u * tolerance`, for u uniform in (0, 1], a sample stops. Every term is divided by
+    the probability of reaching it, which is known from the bound of the remainder (`adaptive_series`); so reweighted,
+    no term exceeds `tolerance`, and their number is at most logarithmic in 1 / u. The variance is finite for every
+    L < 1. With `shared`, all samples use the same probes and the same u. With gradients it is a `RussianRoulette`.
+    """
+
+    tolerance: float = 1.0
+    shared: bool = False
+    needs_lipschitz: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.tolerance > 0:
+            raise ValueError(f"tolerance must be positive; got {self.tolerance}.")
+
+    def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
+        bound = _check_contraction(lipschitz, self)
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return RussianRoulette()(jacobian, x, lipschitz=lipschitz, generator=generator)
+        like = x[:1] if self.shared else x
+        u = 1 - torch.rand(len(like), dtype=torch.float64, device=x.device, generator=generator)
+        v = draw_probes(like, "rademacher", generator).expand_as(x)
+        trace = None if jacobian.trace is None else jacobian.trace()
+        most = self._most_terms(bound, math.prod(x.shape[1:]), float(u.min()))
+        return adaptive_series(jacobian, v, most, bound, self.tolerance, trace, u.expand(len(x)))
+
+    def _most_terms(self, lipschitz: float, dimension: int, u: float) -> int:
+        """The n from which d L^(n+1) / (1 - L), which the bound of no remainder exceeds, is at most u * tolerance."""
+        small = min(1.0, (1 - lipschitz) * self.tolerance * u / dimension)
+        return max(1, math.ceil(math.log(small) / math.log(lipschitz))) if lipschitz > 0 else 1
 
 
 @dataclass(frozen=True)
@@ -268,6 +299,15 @@ def _check_settings(terms: int, probes: int, probe: str) -> None:
     at_least(1, terms=terms, probes=probes)
     if probe not in ("rademacher", "gaussian"):
         raise ValueError(f"probe must be 'rademacher' or 'gaussian'; got {probe!r}.")
+
+
+def _check_contraction(lipschitz: float | None, estimator: Estimator) -> float:
+    if lipschitz is None or not lipschitz < 1:
+        raise ValueError(
+            f"{type(estimator).__name__} needs a proven contraction; got Lip(g) <= {lipschitz}. See certify(model); "
+            "tighten_(model) repairs it. Or pass estimator=PowerSeries(terms=...)."
+        )
+    return lipschitz
 
 
 def _mean_over_probes(probes: int, one_probe: Callable[[], Tensor]) -> Tensor:

@@ -66,20 +66,32 @@ def power_series(jacobian: Jacobian, v: Tensor, value: Tensor, gradient: Tensor)
 
 
 def adaptive_series(
-    jacobian: Jacobian, v: Tensor, max_terms: int, lipschitz: float, tolerance: float, trace: Tensor | None = None
+    jacobian: Jacobian,
+    v: Tensor,
+    max_terms: int,
+    lipschitz: float,
+    tolerance: float,
+    trace: Tensor | None = None,
+    u: Tensor | None = None,
 ) -> Tensor:
     """Compute sum_k (-1)^(k+1) v' J^k v / k, for each sample until the remainder is at most `tolerance`.
 
     After n terms the remainder is at most ||v|| ||(J')^n v|| sum_k>n L^(k-n) / k. Every sample stops on its own, so its
     value does not depend on the rest of the batch. `trace`, where tr J is known, replaces the first term v' J v.
+
+    With `u`, uniform in (0, 1], a sample stops at a remainder of at most `u * tolerance` instead. A term is reached
+    with the probability that the last bound of the remainder exceeds `u * tolerance`; divided by it, the terms have
+    the mean of the whole series.
     """
-    total, w, active = v.new_zeros(len(v)), v, torch.ones(len(v), dtype=torch.bool, device=v.device)
-    factor = v.flatten(1).norm(dim=1) * (lipschitz / (1 - lipschitz))
+    total, w, reached = v.new_zeros(len(v)), v, v.new_ones(len(v))
+    active, u = torch.ones_like(reached, dtype=torch.bool), reached if u is None else u.to(v.dtype)
+    factor = v.flatten(1).norm(dim=1) * (lipschitz / (1 - lipschitz) / tolerance)
     for k in range(1, max_terms + 1):
         w = jacobian(w)
         term = (w * v).flatten(1).sum(1) if k > 1 or trace is None else trace
-        total = total + torch.where(active, term * ((1 - 2 * ((k - 1) % 2)) / k), 0.0)
-        active = active & ~(factor * w.flatten(1).norm(dim=1) / (k + 1) <= tolerance)
+        total = total + torch.where(active, term * ((1 - 2 * ((k - 1) % 2)) / k) / reached, 0.0)
+        remainder = factor * w.flatten(1).norm(dim=1) / (k + 1)  # its bound, as a multiple of the tolerance
+        reached, active = torch.minimum(reached, remainder), active & ~(remainder <= u)
         if k % (CHECK_EVERY if v.is_cuda else 1) == 0 and can_read_values(v) and not bool(active.any()):
             break
     return total

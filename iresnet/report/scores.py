@@ -80,7 +80,7 @@ def _density_rows(d: dict[str, Any], *, integrated: bool = False) -> list[list[o
         rows.append(["", "", "no bound known", why])
     elif (bias := d.get("bias_bound")) is not None:
         exact = (
-            "the log-determinant is exact, not estimated"
+            "the log-determinant is exact, or estimated without bias"
             if bias == 0
             else "proven bound on the truncation error of the series"
         )

@@ -24,7 +24,6 @@ from ..data import Dataset, canonical, subsample
 from ..data.download import is_present
 from ..data.ood_images import convert_images, handwriting, photographs
 from ..evaluate import Detection, below_chance, corrupted_datasets, detection_from_likelihoods, log_likelihood
-from ..evaluate.likelihood import ROW_BIAS
 from ..flow import LogProb
 from ..plots import Ridge, plot_ridges
 from ..run import Run
@@ -143,10 +142,9 @@ def rows_per_kind(runs: Sequence[Entry]) -> list[Row]:
 
 def remarks(rows: Sequence[Row], groups: Groups) -> list[str]:
     """Say how accurate the likelihood of one image is."""
-    largest = max(r["error of one image"] or 0.0 for r in rows)
-    return [
-        f"one image: at most ± {largest:.2g} bits/dim with {DRAWS} draws of noise and probes; bias below {ROW_BIAS:g}"
-    ]
+    largest, bias = (max(r[name] or 0.0 for r in rows) for name in ("error of one image", "bias bound"))
+    bound = f"bias at most {bias:.2g}" if bias else "no bias"
+    return [f"one image: at most ± {largest:.2g} bits/dim with {DRAWS} draws of noise and probes; {bound}"]
 
 
 def _path(job: Job, cell: Cell) -> Path:

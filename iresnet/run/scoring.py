@@ -21,8 +21,18 @@ from ..data import Dataset
 from ..data.arrays import column_table, column_values
 from ..data.choice import choose_schema_columns
 from ..data.table import dataset_for_schema, whole_rows
-from ..evaluate import anomaly, atypicality, column_gains, has_density, has_head, log_likelihood, logits
-from ..evaluate.likelihood import DRAWS
+from ..evaluate import (
+    DRAWS,
+    Tolerance,
+    anomaly,
+    atypicality,
+    column_gains,
+    has_density,
+    has_head,
+    log_likelihood,
+    logits,
+    score_tolerance,
+)
 from .folder import Run
 
 Batch = TypeVar("Batch")
@@ -49,17 +59,22 @@ class Scorer:
         self,
         run: str | Path | Run,
         *,
-        draws: int = DRAWS,
+        draws: int | None = None,
+        tolerance: float | None = None,
         explain: int = 0,
         missing: str = "refuse",
         device: str | torch.device = "cpu",
     ) -> None:
+        if draws is not None and tolerance is not None:
+            raise ValueError(
+                f"draws and tolerance exclude each other; got {draws} and {tolerance:g}. Give one of them."
+            )
         if missing not in ("refuse", "nan"):
             raise ValueError(f"missing must be 'refuse' or 'nan'; got {missing!r}.")
         self.folder, self.draws, self.explain = run.folder if isinstance(run, Run) else Path(run), draws, explain
         if isinstance(run, Run):
             self.run = run
-        self.missing, self.device = missing, device
+        self.tolerance, self.missing, self.device = tolerance, missing, device
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("run", "model", "reference")}
@@ -106,7 +121,10 @@ class Scorer:
         data = data.to(self.device)
         columns: dict[str, list[Any]] = {}
         if has_density(self.model):
-            e = log_likelihood(self.model, data, draws=self.draws)
+            tolerance: float | Tolerance | None = self.tolerance
+            if self.draws is None and tolerance is None:
+                tolerance = score_tolerance(self.model, data.schema, self.reference)
+            e = log_likelihood(self.model, data, draws=self.draws or DRAWS, tolerance=tolerance)
             columns["log_likelihood"] = e.value.tolist()
             columns["standard_error"] = e.standard_error.tolist()
             columns["bias_bound"] = e.bias_bound.tolist()
