@@ -1,5 +1,6 @@
 """`score`, `sample` and `evaluate` in chunks: the same results as at once, in constant memory; resumed, and shared."""
 
+import io
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from iresnet.evaluate.moments import Moments
 from iresnet.run import Run, Scorer
 from tests.peak import LINUX, peak_memory
 from tests.runs import tiny
+from tests.runs import trained as images
 
 SAMPLE = sys.modules["iresnet.cli.sample"]
 
@@ -99,7 +101,7 @@ def test_rows_with_missing_cells_are_left_out(call, chunks, file, tmp_path):
     assert not list(tmp_path.glob("none*"))
 
 
-def interrupted(monkeypatch, call, file, out, *words, after=3):
+def interrupted(monkeypatch, call, file, out, *words, after=3, folder=None):
     """Score until a chunk is interrupted."""
     score, calls = Scorer.score, []
 
@@ -110,7 +112,7 @@ def interrupted(monkeypatch, call, file, out, *words, after=3):
         return score(self, data)
 
     monkeypatch.setattr(Scorer, "score", stop)
-    code, text = call("score", trained(), file, "--out", out, *words)
+    code, text = call("score", folder or trained(), file, "--out", out, *words)
     monkeypatch.setattr(Scorer, "score", score)
     assert code == 130
     assert not out.exists()
@@ -165,6 +167,30 @@ class TestResume:
             "is damaged; starting anew" in text if what == "damaged" else f"from another {what}; starting anew" in text
         )
         assert out.read_bytes() == scores(call, chunks, file, tmp_path / "whole.csv", *words)
+
+    def test_the_standard_input_starts_anew(self, call, chunks, file, tmp_path, monkeypatch):
+        def give():
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
+
+        out = tmp_path / "scores.csv"
+        give()
+        interrupted(monkeypatch, call, "-", out)
+        give()
+        code, text = call("score", trained(), "-", "--out", out)
+        assert code == 0
+        assert "was made from another standard input; starting anew" in text
+        assert out.read_bytes() == scores(call, chunks, file, tmp_path / "whole.csv")
+
+    def test_a_dataset_resumes_too(self, call, chunks, tmp_path, monkeypatch):
+        chunks(100)
+        of_images = images("digits-density")
+        words = ("score", of_images, "digits", "--draws", 2, "--out", tmp_path / "s.csv")
+        call(*words)
+        whole = (tmp_path / "s.csv").read_bytes()
+        (tmp_path / "s.csv").unlink()
+        interrupted(monkeypatch, call, "digits", tmp_path / "s.csv", "--draws", 2, folder=of_images)
+        assert "Resuming after 300 rows" in call(*words)[1]
+        assert (tmp_path / "s.csv").read_bytes() == whole
 
     def test_bad_input_leaves_nothing(self, call, file, tmp_path):
         lines = file.read_text().splitlines()
@@ -268,9 +294,7 @@ class TestSamples:
 
     def test_images_are_written_in_chunks(self, call, chunks, tmp_path):
         chunks(4)
-        from tests.runs import trained as of_images
-
-        assert call("sample", of_images("digits-density"), "-n", 6, "--out", tmp_path / "x")[0] == 0
+        assert call("sample", images("digits-density"), "-n", 6, "--out", tmp_path / "x")[0] == 0
         x = np.load(tmp_path / "x.npz")["x"]
         assert (x.shape, x.dtype) == ((6, 1, 8, 8), np.float64)
         assert len(np.unique(x.reshape(6, -1), axis=0)) == 6
@@ -288,9 +312,7 @@ class TestEvaluate:
         assert_close(in_chunks, at_once, 1e-6)
 
     def test_errors_are_counted(self):
-        from tests.runs import trained as hybrid
-
-        opened = Run.open(hybrid())
+        opened = Run.open(images())
         model, whole = opened.model(), opened.splits().test.take(range(100))
         at_once = evaluate(model, whole, draws=2)
         in_chunks = evaluate_chunks(model, (whole.take(range(i, i + 50)) for i in (0, 50)), draws=2)
