@@ -1,7 +1,6 @@
 """Reading in chunks: the samples, and the sentences about what is wrong, are those of reading at once."""
 
 import io
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from iresnet.data.chunked import ChunkedSource
 from iresnet.data.dataset import concatenate
 from iresnet.data.npy import ArrayFile, save_npz_chunks
 from iresnet.data.split import RandomRows
+from tests.peak import LINUX, peak_memory
 
 COLOURS = ColumnKind.category(("red", "sky, blue"))
 SCHEMA = Schema((3,), columns=("a", "b", "c"), kinds=(ColumnKind(), ColumnKind("integer", None, None, 1.0), COLOURS))
@@ -243,15 +243,15 @@ def draw(folder, size, n):
 
 
 MEASURE = """
-import resource, sys
+import sys
 from iresnet.data import Schema
 from iresnet.data.chunked import ChunkedSource
 for chunk in ChunkedSource(sys.argv[1], Schema((4,)), 20_000):
     pass
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 
 
+@LINUX
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["csv", "npy", "parquet"])
 def test_memory_does_not_grow_with_the_rows(tmp_path, suffix):
@@ -268,6 +268,5 @@ def test_memory_does_not_grow_with_the_rows(tmp_path, suffix):
             import pandas as pd
 
             pd.DataFrame(x[:rows], columns=["x0", "x1", "x2", "x3"]).to_parquet(path, row_group_size=100_000)
-        done = subprocess.run([sys.executable, "-c", MEASURE, path], capture_output=True, text=True, check=True)
-        peaks.append(float(done.stdout))
+        peaks.append(peak_memory(MEASURE, path))
     assert peaks[1] < peaks[0] + 50  # MiB

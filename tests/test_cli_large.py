@@ -1,5 +1,6 @@
 """`score`, `sample` and `evaluate` in chunks: the same results as at once, in constant memory; resumed, and shared."""
 
+import io
 import json
 import os
 import signal
@@ -21,7 +22,9 @@ from iresnet.data import DataSettings
 from iresnet.evaluate import evaluate, evaluate_chunks
 from iresnet.evaluate.moments import Moments
 from iresnet.run import Run, Scorer
+from tests.peak import LINUX, peak_memory
 from tests.runs import tiny
+from tests.runs import trained as images
 
 SAMPLE = sys.modules["iresnet.cli.sample"]
 
@@ -98,7 +101,7 @@ def test_rows_with_missing_cells_are_left_out(call, chunks, file, tmp_path):
     assert not list(tmp_path.glob("none*"))
 
 
-def interrupted(monkeypatch, call, file, out, *words, after=3):
+def interrupted(monkeypatch, call, file, out, *words, after=3, folder=None):
     """Score until a chunk is interrupted."""
     score, calls = Scorer.score, []
 
@@ -109,7 +112,7 @@ def interrupted(monkeypatch, call, file, out, *words, after=3):
         return score(self, data)
 
     monkeypatch.setattr(Scorer, "score", stop)
-    code, text = call("score", trained(), file, "--out", out, *words)
+    code, text = call("score", folder or trained(), file, "--out", out, *words)
     monkeypatch.setattr(Scorer, "score", score)
     assert code == 130
     assert not out.exists()
@@ -164,6 +167,30 @@ class TestResume:
             "is damaged; starting anew" in text if what == "damaged" else f"from another {what}; starting anew" in text
         )
         assert out.read_bytes() == scores(call, chunks, file, tmp_path / "whole.csv", *words)
+
+    def test_the_standard_input_starts_anew(self, call, chunks, file, tmp_path, monkeypatch):
+        def give():
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
+
+        out = tmp_path / "scores.csv"
+        give()
+        interrupted(monkeypatch, call, "-", out)
+        give()
+        code, text = call("score", trained(), "-", "--out", out)
+        assert code == 0
+        assert "was made from another standard input; starting anew" in text
+        assert out.read_bytes() == scores(call, chunks, file, tmp_path / "whole.csv")
+
+    def test_a_dataset_resumes_too(self, call, chunks, tmp_path, monkeypatch):
+        chunks(100)
+        of_images = images("digits-density")
+        words = ("score", of_images, "digits", "--draws", 2, "--out", tmp_path / "s.csv")
+        call(*words)
+        whole = (tmp_path / "s.csv").read_bytes()
+        (tmp_path / "s.csv").unlink()
+        interrupted(monkeypatch, call, "digits", tmp_path / "s.csv", "--draws", 2, folder=of_images)
+        assert "Resuming after 300 rows" in call(*words)[1]
+        assert (tmp_path / "s.csv").read_bytes() == whole
 
     def test_bad_input_leaves_nothing(self, call, file, tmp_path):
         lines = file.read_text().splitlines()
@@ -267,9 +294,7 @@ class TestSamples:
 
     def test_images_are_written_in_chunks(self, call, chunks, tmp_path):
         chunks(4)
-        from tests.runs import trained as of_images
-
-        assert call("sample", of_images("digits-density"), "-n", 6, "--out", tmp_path / "x")[0] == 0
+        assert call("sample", images("digits-density"), "-n", 6, "--out", tmp_path / "x")[0] == 0
         x = np.load(tmp_path / "x.npz")["x"]
         assert (x.shape, x.dtype) == ((6, 1, 8, 8), np.float64)
         assert len(np.unique(x.reshape(6, -1), axis=0)) == 6
@@ -287,9 +312,7 @@ class TestEvaluate:
         assert_close(in_chunks, at_once, 1e-6)
 
     def test_errors_are_counted(self):
-        from tests.runs import trained as hybrid
-
-        opened = Run.open(hybrid())
+        opened = Run.open(images())
         model, whole = opened.model(), opened.splits().test.take(range(100))
         at_once = evaluate(model, whole, draws=2)
         in_chunks = evaluate_chunks(model, (whole.take(range(i, i + 50)) for i in (0, 50)), draws=2)
@@ -350,30 +373,27 @@ def start(*words):
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_a_killed_command_is_resumed(tmp_path, sent):
-    file, out = write(tmp_path / "t.csv", 200_000, seed=1), tmp_path / "scores.csv"
-    process = start("score", trained(), file, "--out", out)
-    while not (tmp_path / "scores.csv.part.json").exists() and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(sent)
-    assert process.wait() == (130 if sent == signal.SIGINT else -signal.SIGKILL)
+    file, out = write(tmp_path / "t.csv", 110_000, seed=1), tmp_path / "scores.csv"
+    with start("score", trained(), file, "--out", out) as process:
+        while not (tmp_path / "scores.csv.part.json").exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(sent)
+    assert process.returncode == (130 if sent == signal.SIGINT else -signal.SIGKILL)
     assert not out.exists()
-    again = start("score", trained(), file, "--out", out)
-    assert b"Resuming after" in again.communicate()[0]
-    whole = start("score", trained(), file, "--out", tmp_path / "whole.csv")
-    assert whole.wait() == 0
+    assert b"Resuming after 50,000 rows" in start("score", trained(), file, "--out", out).communicate()[0]
+    start("score", trained(), file, "--out", tmp_path / "whole.csv").communicate()
     assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
 MEASURE = """
-import resource, sys
+import contextlib, sys
 from iresnet import cli
-try:
+with contextlib.suppress(SystemExit):
     cli.main(sys.argv[1:])
-finally:
-    sys.stderr.write(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}")
 """
 
 
+@LINUX
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["score", "sample", "evaluate"])
 def test_memory_does_not_grow_with_the_rows(tmp_path, command):
@@ -386,11 +406,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path, command):
             "sample": ["sample", "-n", str(rows), "--out", "s"],
             "evaluate": ["evaluate", "--data", "x.npy"],
         }[command]
-        done = subprocess.run(
-            [sys.executable, "-c", MEASURE, words[0], "run", *words[1:]], cwd=tmp_path, capture_output=True, text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}, check=True,
-        )  # fmt: skip
-        peaks.append(float(done.stderr.split()[-1]))
+        peaks.append(peak_memory(MEASURE, words[0], "run", *words[1:], cwd=tmp_path))
     assert peaks[1] < peaks[0] + 80  # MiB
 
 

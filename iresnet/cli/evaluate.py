@@ -36,12 +36,11 @@ from ..evaluate.classes import as_classifier
 from ..evaluate.protocol import LIMIT, check_limits
 from ..evaluate.robustness import check_radius
 from ..logdet import EXACT_UP_TO
-from ..progress import between
 from ..run import Run
 from ..run.fit import device_of
 from ..train.distributed import is_main
 from .console import Device, Screen, console, result, show, waiting
-from .output import DataFolder, DataOption, RunFolder, Split, chunked_data, open_run, read_data
+from .output import DataFolder, DataOption, RunFolder, Split, chunked_data, each_chunk, open_run, read_data
 
 #: Samples evaluated by default if likelihoods are estimates, which take long.
 MANY = 1000
@@ -203,13 +202,7 @@ def _evaluate_stream(
 
 def _parts(source: ChunkedSource) -> Iterator[Dataset]:
     """Iterate over the samples of a source, each chunk a part of the work."""
-    begin, rows = 0.0, 0
-    for chunk in source:
-        rows += chunk.rows
-        with between(begin, chunk.fraction or 0.0, f"{rows:,} rows"):
-            if chunk.data is not None:
-                yield chunk.data
-        begin = chunk.fraction or 0.0
+    return (chunk.data for chunk in each_chunk(source) if chunk.data is not None)
 
 
 def _basic_metrics(model: nn.Module, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> Iterator[Part]:

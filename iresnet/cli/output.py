@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +14,11 @@ from torch import Tensor
 
 from .. import atomic
 from ..data import Dataset, Schema, delimited, npy, read
-from ..data.chunked import ChunkedSource
+from ..data.chunked import Chunk, ChunkedSource
 from ..evaluate.chunks import CHUNK, memory_factor
 from ..evaluate.contributions import ROWS
 from ..plots import plot_columns, plot_image_grid, plot_points
+from ..progress import between
 from ..run import Run
 from ..spelling import printable
 from ..train.distributed import local_rank, world_size
@@ -82,6 +85,16 @@ def chunked_data(run: Run, source: str, device: str, **options: Any) -> ChunkedS
     """Return the data of a source in the form that the run's model takes, to be read in chunks."""
     settings, size = run.experiment.data, chunk_rows(run.schema.dimension, torch.device(device))
     return ChunkedSource(source, run.schema, size, settings.folder, settings.size, **options)
+
+
+def each_chunk(source: ChunkedSource, first: int = 0, end: int | None = None, rows: int = 0) -> Iterator[Chunk]:
+    """Iterate over the chunks first, ..., end - 1 of a source, each a part of the work; `rows` are done already."""
+    begin: float | None = None if first else 0.0
+    for chunk in islice(source.starting_at(first), None if end is None else end - first):
+        rows, done = rows + chunk.rows, chunk.fraction or 0.0
+        with between(done * first / (first + 1) if begin is None else begin, done, f"{rows:,} rows"):
+            yield chunk
+        begin = done
 
 
 def chunk_rows(dimension: int, device: torch.device) -> int:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import atomic, lock
 from ..data.chunked import ChunkedSource
+from ..data.source import STDIN
 from ..run import Run
 from ..train.distributed import rank, world_size
 from .console import Screen
@@ -106,14 +108,16 @@ class ResumableFile:
 
 def describe_source(run: Run, source: ChunkedSource) -> dict[str, Any]:
     """Return what scores are made from: the model and the data, which must not change in between."""
-    file = source.source if source.is_file else None
-    return {"model": run.sha256(), "data": source.source, "chunk size": source.size} | describe_file(file)
+    data = describe_file(source.source) if source.is_file or source.source == STDIN else {"samples": source.digest()}
+    return {"model": run.sha256(), "data": source.source, "chunk size": source.size} | data
 
 
-def describe_file(path: str | Path | None) -> dict[str, Any]:
-    """Return the size of a file and when it was changed, which tell whether it is the same."""
+def describe_file(path: str | None) -> dict[str, Any]:
+    """Return the size of a file and when it was changed, which tell whether it is the same; no other input is."""
     if path is None:
         return {}
+    if path == STDIN:
+        return {"standard input": secrets.token_hex(8)}
     found = Path(path).expanduser().stat()
     return {"file size": found.st_size, "file time": found.st_mtime_ns}
 

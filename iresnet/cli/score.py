@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from shlex import join
 from typing import Annotated, Any, NamedTuple
@@ -12,7 +11,6 @@ import typer
 
 from ..data import Dataset, delimited
 from ..data.chunked import Chunk, ChunkedSource
-from ..progress import between
 from ..run import Scorer
 from ..run.missing import is_run
 from ..run.weights import resolve_folder
@@ -20,7 +18,7 @@ from ..spelling import counted
 from ..train.distributed import world_size
 from .completion import complete_data
 from .console import Device, Screen, console, ctrl_c, result, waiting, wants_json
-from .output import DataFolder, RunFolder, chunked_data, open_run, print_csv
+from .output import DataFolder, RunFolder, chunked_data, each_chunk, open_run, print_csv
 from .resumable import ResumableFile, describe_parts, describe_source, path_of_rank, share_of_rank
 
 #: The names of columns that are written; an id column with such a name gets another.
@@ -103,7 +101,8 @@ def score(
     identity = describe_source(opened, source) | {"options": [name, missing, explain, draws, tolerance, chosen]}
     first, end = share_of_rank(source)
     with ResumableFile(path_of_rank(out), identity, screen) as written, ctrl_c(written.describe):
-        for scores in _scored(scorer, source, name, screen, first + written.chunks, end):
+        done = written.totals.get("rows", 0)
+        for scores in _scored(scorer, source, name, screen, first + written.chunks, end, done):
             names = scores.names if first == 0 and not written.totals.get("samples") else None
             text = delimited.format_csv(names, scores.lines) if scores.lines else ""
             written.append(text, rows=scores.rows, samples=len(scores.lines), impossible=scores.impossible)
@@ -126,18 +125,12 @@ class Scores(NamedTuple):
     impossible: int
 
 
-def _scored(
-    scorer: Scorer, source: ChunkedSource, name: str, screen: Screen, first: int = 0, end: int | None = None
-) -> Iterator[Scores]:
-    """Score the chunks first, ..., end - 1 of a source, each a part of the work."""
+def _scored(scorer: Scorer, source: ChunkedSource, name: str, screen: Screen, *place: Any) -> Iterator[Scores]:
+    """Score the chunks of a source; `place` says which, as for `each_chunk`."""
     total = "" if source.rows is None else f" {source.rows:,} samples"
     with waiting(screen, f"Scoring{total} …"):
-        begin, rows = 0.0, 0
-        for chunk in islice(source.starting_at(first), None if end is None else end - first):
-            rows += chunk.rows
-            with between(begin, chunk.fraction or 0.0, f"{rows:,} rows"):
-                yield _scores(scorer, chunk, name)
-            begin = chunk.fraction or 0.0
+        for chunk in each_chunk(source, *place):
+            yield _scores(scorer, chunk, name)
 
 
 def _scores(scorer: Scorer, chunk: Chunk, name: str) -> Scores:

@@ -88,6 +88,10 @@ class ChunkedSource:
         """Whether the source is a file, which can be read again."""
         return self.source not in source.names() and self.path.is_file()
 
+    def digest(self) -> str:
+        """Hash the samples of a source that is read at once."""
+        return self._all.fingerprint()
+
     @property
     def _is_parquet(self) -> bool:
         return self.source not in source.names() and self.path.suffix.lower() in source.PARQUET
