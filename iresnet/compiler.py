@@ -36,8 +36,11 @@ def maybe_compile(function: Callable[..., Any], compiled: bool) -> Callable[...,
 
 @contextmanager
 def compile_settings() -> Iterator[None]:
-    """Within this context a compiled function may see many shapes, and the compiler's irrelevant warnings are off."""
-    with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=256):
+    """Within this context a compiled function may see many shapes, and the compiler's irrelevant warnings are off.
+
+    Nor does the compiler cut it where DistributedDataParallel, inside which it may run, averages gradients.
+    """
+    with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=256, optimize_ddp=False):
         # The compiler reads .grad of every input, also of non-leaf tensors; and it recommends TensorFloat32.
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32 matrix multiplication")

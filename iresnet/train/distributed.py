@@ -118,7 +118,9 @@ class Group:
 
     def _copy_buffers(self, module: nn.Module) -> None:
         for buffer in module.buffers():
-            dist.broadcast(buffer, 0)
+            content = buffer.contiguous()  # the memory layout may be any
+            dist.broadcast(content, 0)
+            buffer.copy_(content)
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set in any process."""
