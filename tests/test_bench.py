@@ -14,7 +14,7 @@ from iresnet.bench.case import TIMED
 from iresnet.bench.floor import exact_products, floor, inverse_products, training_products
 from iresnet.bench.growth import resized
 from iresnet.bench.memory import peak_memory
-from iresnet.bench.networks import build_flow, code, constrained, expected_terms, unconstrained
+from iresnet.bench.networks import build_flow, code, constrained, expected_terms, plain
 from iresnet.cli.completion import complete_task
 from iresnet.plots import plot_growth, plot_ratios
 from tools import speed
@@ -124,7 +124,7 @@ class TestFloor:
 class TestMethods:
     def test_all_tasks_run(self):
         flow = build_flow(TINY)
-        for method in (constrained(TINY, flow), unconstrained(TINY), floor(TINY, 3.0)):
+        for method in (constrained(TINY, flow), plain(TINY), floor(TINY, 3.0)):
             for prepare in method.tasks.values():
                 prepare()()
 
@@ -166,7 +166,7 @@ class TestMethods:
         method = libraries.other(case, flow, "normflows")
         for prepare in method.tasks.values():
             prepare()()
-        assert method.facts()["normflows measured error"] < 1e-2
+        assert method.facts()["normflows measured error"] < 1e-4
         assert code(case, flow).shape == x.shape
 
 
@@ -175,16 +175,16 @@ def test_rows(alone):
     ratios = [row for row in found.rows if row["table"] == "ratios"]
     assert [row["task"] for row in ratios] == [*TIMED, "sample"]
     assert all(row["ms"] > 0 and row["floor"] > 0 and row["normflows"] is None for row in ratios)
-    assert ratios[0]["unconstrained, quartiles"][0] <= ratios[0]["unconstrained"]
+    assert ratios[0]["plain, quartiles"][0] <= ratios[0]["plain"]
     assert (ratios[-1]["dimension"], ratios[-1]["batch"]) == (3, 4)
     networks = [row for row in found.rows if row["table"] == "networks"]
-    assert networks[0]["iresnet"] == networks[0]["unconstrained"] + 0
+    assert networks[0]["iresnet"] == networks[0]["plain"] + 0
     assert found.runs[0]["versions"].keys() >= {"torch", "normflows", "zuko"}
 
 
 @pytest.mark.slow
 def test_memory_grows_with_the_batch():
-    small, large = (peak_memory(Case(4, 2, (64, 64), batch), "unconstrained", "exact") for batch in (512, 16384))
+    small, large = (peak_memory(Case(4, 2, (64, 64), batch), "plain", "exact") for batch in (512, 16384))
     assert small is not None
     assert large is not None
     assert large > 4  # MiB: two blocks of two layers, 64 wide, each kept for the backward pass
@@ -217,7 +217,7 @@ class TestPlots:
     def test_rows_and_lines(self, measured):
         rows = speed.ratio_rows(measured)
         assert [row.name for row in rows] == ["log-likelihood, d = 2", "sampling, d = 2", "sampling, d = 3, 4 rows"]
-        assert set(rows[0].ratios) == {"unconstrained", "floor"}
+        assert set(rows[0].ratios) == {"plain", "floor"}
         value, low, high = rows[0].ratios["floor"]
         assert low <= value <= high
         assert {(line.name, line.varied) for line in speed.growth_lines(measured)} >= {("step, series", "terms")}

@@ -26,13 +26,13 @@ from .floor import floor
 from .growth import SIZES, growth_rows
 from .libraries import LIBRARIES, ZUKO, installed, others
 from .memory import peak_memory
-from .networks import build_flow, constrained, unconstrained
+from .networks import build_flow, constrained, plain
 from .ratios import Ratio, milliseconds, ratio, time_in_turn
 
 Row = dict[str, Any]
 
 #: What ours is compared with: the columns of the table.
-METHODS = ("normflows", *ZUKO, "unconstrained", "floor")
+METHODS = ("normflows", *ZUKO, "plain", "floor")
 
 #: The tasks whose memory is measured.
 REMEMBERED = ("exact", "series")
@@ -108,8 +108,8 @@ def _ratio_rows(tasks: Sequence[str], device: str, sizes: Sizes) -> Iterator[Row
     ]
     if "sample" in timed:
         works += [(Case(d, sizes.blocks[0], sizes.hidden, sizes.samples, device), ["sample"]) for d in sizes.sampled]
-    for rows in each(lambda work: list(_case_rows(*work, sizes)), works):
-        yield from rows
+    rows = [row for found in each(lambda work: list(_case_rows(*work, sizes)), works) for row in found]
+    yield from sorted(rows, key=lambda row: [*TIMED, None].index(row.get("task")))
 
 
 def _case_rows(case: Case, tasks: Iterable[str], sizes: Sizes) -> Iterator[Row]:
@@ -117,7 +117,7 @@ def _case_rows(case: Case, tasks: Iterable[str], sizes: Sizes) -> Iterator[Row]:
     flow = build_flow(case)
     ours = constrained(case, flow)
     facts = ours.facts()
-    methods = {"iresnet": ours, **others(case, flow), "unconstrained": unconstrained(case)}
+    methods = {"iresnet": ours, **others(case, flow), "plain": plain(case)}
     methods["floor"] = floor(case, facts["evaluations"])
     size: Row = {"dimension": case.dimension, "blocks": case.blocks, "batch": case.batch}
     yield from each(lambda task: _timed_row(task, case, methods, facts, sizes) | size, tasks)
@@ -155,7 +155,7 @@ def _memory_rows(device: str, sizes: Sizes) -> Iterator[Row]:
 
 
 def _memory_row(case: Case, task: str) -> Row:
-    names = ("iresnet", *installed(), "unconstrained")
+    names = ("iresnet", *installed(), "plain")
     found = dict(zip(names, each(lambda name: peak_memory(case, name, task), names), strict=True))
     ours = found.pop("iresnet")
     assert ours is not None  # both tasks are ours

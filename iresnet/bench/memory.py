@@ -19,7 +19,7 @@ import torch
 
 from .case import Case, Method
 from .libraries import other
-from .networks import build_flow, constrained, unconstrained
+from .networks import build_flow, constrained, plain
 
 #: The small batch that comes first.
 FEW = 2
@@ -37,8 +37,8 @@ def peak_memory(case: Case, name: str, task: str) -> float | None:
 
 
 def _method(case: Case, name: str) -> Method:
-    if name == "unconstrained":
-        return unconstrained(case)
+    if name == "plain":
+        return plain(case)
     flow = build_flow(case)
     return constrained(case, flow) if name == "iresnet" else other(case, flow, name)
 

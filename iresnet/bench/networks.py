@@ -165,7 +165,7 @@ class PlainNetwork(nn.Module):
         return z.square().sum(1).mean()
 
 
-def unconstrained(case: Case) -> Method:
+def plain(case: Case) -> Method:
     """Return the cost of the network alone: no constraint, no log-determinant, and so neither density nor inverse."""
     network, x = PlainNetwork(case).to(case.device), case.data()
     step = partial(optimisation, network, partial(network.loss, x))

@@ -17,9 +17,6 @@ from .console import Device, choose_device, console, result, table, use_threads,
 #: One thread, as for small inputs, unless --threads says otherwise.
 SMALL = 1
 
-#: Headings of columns whose name would be too wide.
-HEADINGS = {"unconstrained": "plain"}
-
 #: What the numbers are.
 LEGEND = (
     "Columns behind ms: the time of that method divided by ours; above 1, iresnet is faster. ± is half the distance "
@@ -86,7 +83,7 @@ def _tables(rows: list[dict[str, Any]]) -> list[Table]:
 def _compared(title: str, unit: str, rows: list[dict[str, Any]]) -> Table:
     shown = [name for name in METHODS if any(row.get(name) is not None for row in rows)]
     spread = unit == "ms"
-    headings = [HEADINGS.get(name, name).replace(" ", "\n") for name in shown]
+    headings = [name.replace(" ", "\n") for name in shown]
     made = table("task", "d", "blocks", unit, *headings, *["±"] * spread, title=title)
     made.padding, made.pad_edge = 0, False
     for row in sorted(rows, key=lambda row: list(TASKS).index(row["task"])):
