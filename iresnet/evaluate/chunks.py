@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..precision import full_precision
 from ..progress import each
 from ..residual import ResidualBlock
+from ..train.threads import suitable_threads
 
 #: The largest buffer of a layer that is reused, in bytes; the results of the layer need memory beside it.
 REUSED = 24 * 2**20
@@ -51,13 +52,12 @@ def in_parallel(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> T
 
     rounds = math.ceil(len(x) / (size * threads))
     parts = torch.split(x, math.ceil(len(x) / (rounds * threads)))
-    torch.set_num_threads(1)  # a new thread takes over this number
-    pool = ThreadPoolExecutor(threads)
-    try:
-        return torch.cat(each(lambda part: part.result(), [pool.submit(run, part) for part in parts]))
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    with suitable_threads(0):
+        try:
+            return torch.cat(each(lambda part: part.result(), [pool.submit(run, part) for part in parts]))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def chunk_size(model: nn.Module, x: Tensor, most: int) -> int:

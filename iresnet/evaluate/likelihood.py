@@ -23,6 +23,7 @@ from ..hybrid import Hybrid
 from ..logdet import EXACT_UP_TO, AdaptiveRoulette, Estimator
 from ..progress import each
 from ..train.objective import nats_per_unit, unit_name
+from ..train.threads import suitable_threads
 from ..transforms.dequantisation import dequantise_for, has_noise, raw_noise
 from .chunks import CHUNK, chunk_size, in_chunks, in_parallel, memory_factor
 
@@ -207,7 +208,8 @@ def log_likelihood(
 
     With a `tolerance`, in nats, every sample gets as many draws as a standard error below it needs, from 4 to 16.
     """
-    proven = as_flow(model).proof_status(data.schema.shape)[1]  # first: what it proves is used by all threads
+    with suitable_threads(0):  # first: what it proves is used by all threads
+        proven = as_flow(model).proof_status(data.schema.shape)[1]
     if tolerance is None or not has_errors(model, data):
         values = log_prob_draws(model, data, draws, seed=seed, shared=True)
         value, count, spread = values.mean(0), torch.full_like(values[0], len(values)), _spread(values)
