@@ -227,7 +227,7 @@ def _to_tolerance(model: nn.Module, data: Dataset, tolerance: Tolerance, seed: i
     nothing of their mean, and the error of the mean over s / sqrt(n) has Student's distribution. An s of all draws
     would be too small: a sample stops early because its first draws happen to agree.
     """
-    roulette = 2 * tolerance.error  # adds less noise than one draw has
+    roulette = 4 * tolerance.error  # the noise that it adds is far smaller, if blocks are far from their bounds
     first = log_prob_draws(model, data, FEWEST, seed=seed, shared=True, tolerance=roulette)
     total, spread = first.sum(0), _spread(first)
     count = (spread / tolerance.at(first.mean(0))).square().ceil().clamp(FEWEST, MOST)
