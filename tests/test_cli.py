@@ -513,6 +513,35 @@ class TestTables:
         assert "One line for each pair of samples" in (folder / "report.html").read_text()
 
 
+class TestTolerance:
+    @pytest.mark.parametrize(
+        ("options", "sentence"),
+        [
+            (
+                ("--draws", 4, "--tolerance", 0.5),
+                "draws and tolerance exclude each other; got 4 and 0.5. Give one of",
+            ),
+            (("--tolerance", 0), "tolerance must be positive, in nats; got 0"),
+            (("--tolerance", "nan"), "tolerance must be positive, in nats; got nan"),
+        ],
+    )
+    def test_a_mistake_gets_a_sentence(self, call, options, sentence):
+        code, text = call("score", trained(), "digits", *options)
+        assert code == 2
+        assert sentence in text
+
+    def test_an_image_gets_the_draws_that_it_needs(self):
+        run = Run.open(trained())
+        model, few = run.model(), run.splits().test.take([0, 1, 2])
+        eight, loose, strict = (
+            torch.tensor(_columns(run, model, few, draws, tolerance=tolerance)["standard_error"])
+            for draws, tolerance in ((None, None), (None, 1e6), (None, 1e-6))
+        )
+        assert torch.equal(eight, torch.tensor(_columns(run, model, few, 8)["standard_error"]))
+        assert loose.mean() > eight.mean()
+        assert strict.mean() < loose.mean() / 1.5
+
+
 def test_scores_of_images_name_the_files():
     run = Run.open(trained())
     few = run.splits().test.take([0, 1])

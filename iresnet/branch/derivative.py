@@ -69,7 +69,8 @@ def _step_transpose(step: Step, inputs: list[Tensor], y: Tensor, own: list[Tenso
         forward = Step("linear" if step.geometry is None else "conv", 1, step.geometry)
         return lambda v: [-apply_step(forward, [v.to(own[0].dtype)], own)]
     if step.kind in LAYERS:
-        return lambda v: [apply_transpose(step, v, own[0], x.shape[2:])]
+        size = x.shape[2:] if step.geometry is not None and max(step.geometry.stride) > 1 else ()
+        return lambda v: [apply_transpose(step, v, own[0], size)]
     d = activation_slope(step, x, y, own)
     return lambda v: [v * d]
 

@@ -23,6 +23,7 @@ from ..hybrid import Hybrid
 from ..logdet import EXACT_UP_TO, AdaptiveRoulette, Estimator
 from ..progress import each
 from ..train.objective import nats_per_unit, unit_name
+from ..train.threads import suitable_threads
 from ..transforms.dequantisation import dequantise_for, has_noise, raw_noise
 from .chunks import CHUNK, chunk_size, in_chunks, in_parallel, memory_factor
 from .moments import Moments
@@ -236,7 +237,8 @@ def log_likelihood(
 
     With a `tolerance`, in nats, every sample gets as many draws as a standard error below it needs, from 4 to 16.
     """
-    proven = as_flow(model).proof_status(data.schema.shape)[1]  # first: what it proves is used by all threads
+    with suitable_threads(0):  # first: what it proves is used by all threads
+        proven = as_flow(model).proof_status(data.schema.shape)[1]
     if tolerance is None or not has_errors(model, data.schema):
         values = log_prob_draws(model, data, draws, seed=seed, shared=True)
         value, count, spread = values.mean(0), torch.full_like(values[0], len(values)), _spread(values)
@@ -254,7 +256,7 @@ def _to_tolerance(model: nn.Module, data: Dataset, tolerance: Tolerance, seed: i
     nothing of their mean, and the error of the mean over s / sqrt(n) has Student's distribution. An s of all draws
     would be too small: a sample stops early because its first draws happen to agree.
     """
-    roulette = 2 * tolerance.error  # adds less noise than one draw has
+    roulette = 4 * tolerance.error  # the noise that it adds is far smaller, if blocks are far from their bounds
     first = log_prob_draws(model, data, FEWEST, seed=seed, shared=True, tolerance=roulette)
     total, spread = first.sum(0), _spread(first)
     count = (spread / tolerance.at(first.mean(0))).square().ceil().clamp(FEWEST, MOST)
