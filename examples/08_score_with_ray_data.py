@@ -41,8 +41,8 @@ with tempfile.TemporaryDirectory() as folder:
     ]
     trained = run.start(with_overrides(PRESETS["table-density"], changes), Path(folder) / "run").run
 
-    # A scorer holds the path of the run, not the model: each worker loads the model once. The scores of a row depend
-    # neither on the batch nor on the worker.
+    # A scorer holds the path of the run, not the model, so it is small to send; a worker loads the model. The scores of
+    # a row depend neither on the batch nor on the worker.
     scorer = Scorer(trained.folder)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     logging.getLogger("ray.data").setLevel(logging.WARNING)

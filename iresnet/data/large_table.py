@@ -99,7 +99,7 @@ def _collect(
             table.check_finite(found, (file.read(j, choose) for j in range(k + 1, len(file.starts) - 1)))
         choose = choice.with_words(choose, tuple(found.words)) if k == 0 else choose
         chosen = np.union1d(file.positions(k, wanted), news.find(found))
-        tables.append(found.take(chosen))
+        tables.append(replace(found.take(chosen), place=str))  # the place of a part refers to the whole block
         rows.append(first + chosen)
         whole = table.whole_rows(found) if options.skip_missing else np.arange(len(found.x))
         counts.append(len(np.setdiff1d(whole, file.positions(k, held_out), assume_unique=True)))

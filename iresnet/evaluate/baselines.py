@@ -123,7 +123,8 @@ class BaselineSums:
                 seeded_generators(data.x.device, range(self.seed, self.seed + len(values))) for _ in self.fitted
             ]
         for k, fitted in enumerate(self.fitted):
-            own = log_prob_by_generator(self.flow, data, None, self.generators[k], baseline=fitted.log_prob).mean(0)
+            with torch.random.fork_rng(devices=[]):  # a mixture is made with random numbers, which are then replaced
+                own = log_prob_by_generator(self.flow, data, None, self.generators[k], baseline=fitted.log_prob).mean(0)
             self.own[k].add(own)
             self.gains[k].add(values.mean(0) - own)
 
