@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from . import inverse
 from .fixed_point import Solver
+from .fused import read_run, run_forward_and_logdet
 from .logdet import Estimator
+from .outermost import outermost_call
 from .transform import (
     ISOMETRY,
     ChainSolution,
@@ -129,6 +131,27 @@ class Chain(Composition):
     @property
     def members(self) -> nn.ModuleList:
         return self.transforms
+
+    def forward_and_logdet(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        check_context(self, context)
+        parts = read_run(list(self), x, estimator) if context is None and self._is_in_one_mode() else None
+        if parts is not None:
+            with outermost_call(self, x):
+                found = run_forward_and_logdet(parts, x, estimator, generator)
+            if found is not None:
+                return found
+        return super().forward_and_logdet(x, context, estimator=estimator, generator=generator)
+
+    def _is_in_one_mode(self) -> bool:
+        """Whether all parts are in the mode of the chain, training or eval."""
+        return all(t.training == self.training for t in self)
 
     def trajectory(self, x: Tensor, steps: int = 8, context: Tensor | None = None) -> list[Tensor]:
         """Return the states x + tau g(x), tau in (0, 1], of every block in turn (Sec. 4.2), the input first.

@@ -14,7 +14,7 @@ draws one N for the whole batch (`StoppedRoulette`): the number of terms is then
 step can be compiled or captured in a CUDA graph.
 
 Reading order: `bounds` (how many terms), `jacobian` (J as a linear map), `probes` (random vectors), `sums` (value and
-gradient from products with J'), `estimators`.
+gradient from products with J'), `determinant` (of many small matrices), `estimators`.
 """
 
 from .bounds import terms_needed, truncation_bound
@@ -25,12 +25,16 @@ from .estimators import (
     EXACT_UP_TO,
     AdaptiveSeries,
     CertifiedSeries,
+    DrawnSeries,
     Estimator,
     Exact,
     FixedSeries,
     PowerSeries,
     RussianRoulette,
+    SeriesDraw,
     StoppedRoulette,
+    exact_logdet,
+    exact_logdet_and_inverse,
 )
 from .jacobian import Jacobian, VectorJacobianProduct
 from .probes import Probe, draw_probe_noise, draw_probes, noise_to_probes
@@ -45,6 +49,7 @@ from .sums import (
 
 __all__ = [
     "CertifiedSeries",
+    "DrawnSeries",
     "EVAL_PROBES",
     "EVAL_SEED",
     "EVAL_TOLERANCE",
@@ -58,10 +63,13 @@ __all__ = [
     "VectorJacobianProduct",
     "RussianRoulette",
     "AdaptiveSeries",
+    "SeriesDraw",
     "StoppedRoulette",
     "attach_gradient",
     "draw_probes",
     "draw_probe_noise",
+    "exact_logdet",
+    "exact_logdet_and_inverse",
     "refuse_second_derivative",
     "roulette_weights",
     "power_series",

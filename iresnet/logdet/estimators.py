@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias, cast
+from typing import ClassVar, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from ..compiler import can_read_values, is_transforming
 from ..spelling import at_least
 from .bounds import terms_needed
+from .determinant import logdet_and_inverse
 from .jacobian import Jacobian
 from .probes import Probe, draw_probe_noise, draw_probes, noise_to_probes
 from .sums import adaptive_series, power_series, roulette_weights, series_weights, survival_weights
@@ -58,15 +59,26 @@ class Exact(Estimator):
 
     def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
         j = jacobian.matrix(x)
-        j = j.to(torch.promote_types(j.dtype, torch.float32))  # under autocast, products are in half precision
-        if j.shape[-1] == 2:  # factorising thousands of 2 x 2 matrices is slower than the closed form
-            det = (1 + j[:, 0, 0]) * (1 + j[:, 1, 1]) - j[:, 0, 1] * j[:, 1, 0]
-            _check_positive(det)
-            return det.log()
-        eye = torch.eye(j.shape[-1], dtype=j.dtype, device=j.device)
-        sign, logdet = _slogdet(eye + j)
-        _check_positive(sign)
-        return logdet
+        return exact_logdet(j.to(torch.promote_types(j.dtype, torch.float32)))  # under autocast, it may be half
+
+
+def exact_logdet(j: Tensor) -> Tensor:
+    """Compute ln det(I + J) of matrices, (batch, d, d); raise ValueError unless all determinants are positive."""
+    if j.shape[-1] == 2:  # factorising thousands of 2 x 2 matrices is slower than the closed form
+        det = (1 + j[:, 0, 0]) * (1 + j[:, 1, 1]) - j[:, 0, 1] * j[:, 1, 0]
+        _check_positive(det)
+        return det.log()
+    eye = torch.eye(j.shape[-1], dtype=j.dtype, device=j.device)
+    sign, logdet = _slogdet(eye + j)
+    _check_positive(sign)
+    return logdet
+
+
+def exact_logdet_and_inverse(j: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute ln det(I + J) and (I + J)^-1 of matrices, (batch, d, d), without a graph."""
+    a = j + torch.eye(j.shape[-1], dtype=j.dtype, device=j.device)
+    found = logdet_and_inverse(a)
+    return (exact_logdet(j), torch.linalg.inv(a)) if found is None else found
 
 
 def _slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,10 +105,30 @@ def _check_positive(det: Tensor) -> None:
         )
 
 
-class FixedSeries(Estimator, ABC):
-    """A series whose number of terms and weights do not depend on x, so that a training step can be compiled."""
+class SeriesDraw(NamedTuple):
+    """The random numbers of one estimate: probes v like x, and (value, gradient) weights, (terms, batch) or (terms, 1)."""
+
+    v: Tensor
+    value: Tensor
+    gradient: Tensor
+
+
+class DrawnSeries(Estimator, ABC):
+    """A power series whose weights are known, once drawn, before any product is computed: the mean over `probes`."""
 
     probes: int
+
+    @abstractmethod
+    def draw(self, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> SeriesDraw:
+        """Draw the probes and weights of one of the `probes` estimates."""
+
+    def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
+        return _mean_over_probes(self.probes, lambda: power_series(jacobian, *self.draw(x, lipschitz, generator)))
+
+
+class FixedSeries(DrawnSeries):
+    """A series whose number of terms and weights do not depend on x, so that a training step can be compiled."""
+
     probe: Probe
     shared: bool
 
@@ -108,14 +140,9 @@ class FixedSeries(Estimator, ABC):
         """Draw the noise of one probe per sample: Gaussian numbers, or bits (see `noise_to_probes`)."""
         return draw_probe_noise(x[:1] if self.shared else x, self.probe, generator).expand_as(x)
 
-    def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
-        value, gradient = self.weights(x)
+    def draw(self, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> SeriesDraw:
         like = x[:1] if self.shared else x
-
-        def one_probe() -> Tensor:
-            return power_series(jacobian, draw_probes(like, self.probe, generator).expand_as(x), value, gradient)
-
-        return _mean_over_probes(self.probes, one_probe)
+        return SeriesDraw(draw_probes(like, self.probe, generator).expand_as(x), *self.weights(x))
 
 
 @dataclass(frozen=True)
@@ -187,7 +214,7 @@ class CertifiedSeries(Estimator):
 
 
 @dataclass(frozen=True)
-class RussianRoulette(Estimator):
+class RussianRoulette(DrawnSeries):
     """An unbiased estimator: always `terms` terms, then each further term with probability q, drawn per sample.
 
     `continuation` is q; the default follows from the Lipschitz bound, q = L^2 + (1 - L^2) / 4.
@@ -221,14 +248,9 @@ class RussianRoulette(Estimator):
             )
         return self.continuation
 
-    def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
-        q = self.probability(lipschitz)
-
-        def one_probe() -> Tensor:
-            value, gradient = roulette_weights(self.terms, q, x, generator)
-            return power_series(jacobian, draw_probes(x, self.probe, generator), value, gradient)
-
-        return _mean_over_probes(self.probes, one_probe)
+    def draw(self, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> SeriesDraw:
+        value, gradient = roulette_weights(self.terms, self.probability(lipschitz), x, generator)
+        return SeriesDraw(draw_probes(x, self.probe, generator), value, gradient)
 
     def stopped(self, lipschitz: float, u: float) -> StoppedRoulette:
         """Return the series for one draw u, uniform in (0, 1], given ||J|| <= `lipschitz` everywhere.
