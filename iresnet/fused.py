@@ -18,10 +18,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .branch import ParsedBranch, try_parse
+from .branch import ParsedBranch, Program, try_parse
 from .branch.derivative import linearise_program, vector_jacobian_product
 from .branch.explicit import DualPass, is_explicit
-from .branch.factors import exact_factors, series_factors
+from .branch.factors import TINY, exact_factors, series_factors, tiny_series_factors
 from .compiler import is_transforming
 from .logdet import (
     DrawnSeries,
@@ -224,18 +224,27 @@ class Run:
         return x, total
 
 
-def block_forward(program: Any, own: list[Tensor], x: Tensor, draws: Draws, *, keep: bool) -> tuple[Tensor, Tensor, Any]:
+def block_forward(
+    program: Program, own: list[Tensor], x: Tensor, draws: Draws, *, keep: bool
+) -> tuple[Tensor, Tensor, Any]:
     """Return g(x), ln det and what `block_backward` needs: the pass and the factors s."""
-    if draws is None:
+    if draws is None or x.shape[1] <= TINY:
         dual = DualPass(program, own, x, None, keep=keep)
-        logdet, s = exact_factors(dual, gradient=keep)
-        return dual.y, logdet, (x, dual, s)
-    dual = DualPass(program, own, x, torch.stack([draw.v for draw in draws]), keep=keep)
-    found = [series_factors(dual, draw, jv) for draw, jv in zip(draws, dual.jv, strict=True)]
-    if len(found) == 1:
-        return dual.y, found[0][0], (x, dual, found[0][1][None])
-    value = torch.stack([value for value, _ in found]).mean(0)
-    return dual.y, value, (x, dual, torch.stack([s for _, s in found]) / len(found))
+    else:
+        dual = DualPass(program, own, x, torch.stack([draw.v for draw in draws]), keep=keep)
+    logdet, s = _logdet_and_factors(dual, draws, gradient=keep)
+    dual.forget_slopes()
+    return dual.y, logdet, (x, dual, s)
+
+
+def _logdet_and_factors(dual: DualPass, draws: Draws, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
+    if draws is None:
+        return exact_factors(dual, gradient=gradient)
+    if dual.basis:
+        values, s = zip(*(tiny_series_factors(dual, draw) for draw in draws), strict=True)
+        return torch.stack(values).mean(0), torch.stack(s).mean(0)
+    values, s = zip(*(series_factors(dual, draw, jv) for draw, jv in zip(draws, dual.jv, strict=True)), strict=True)
+    return torch.stack(values).mean(0), torch.stack(s) / len(s)
 
 
 def block_backward(

@@ -13,7 +13,7 @@ same calculus as that of `derivative`, which is an ordinary graph; it takes a th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -38,40 +38,50 @@ def _is_known(step: Step) -> bool:
 class DualPass:
     """One evaluation of g at x with tangents v, (probes, batch, d); without v, with all unit vectors.
 
-    `y` is g(x), `jv` the products J v, (probes, batch, d). `keep` says whether `backward` will be called.
+    `y` is g(x), `jv` the products J v, (probes, batch, d). With `keep`, the inputs of the activations are kept for
+    `backward`, which computes their outputs again: that takes less time than fetching them from memory.
     """
 
     def __init__(self, program: Program, values: Sequence[Tensor], x: Tensor, v: Tensor | None, *, keep: bool) -> None:
         self.stages: list[Stage] = [
             (step, own) for step, _, own in program.with_tensors(values) if step.kind != "identity"
         ]
-        self.x, self.basis, self.rows = x, v is None, len(x)
+        self.x, self.basis, self.rows, self.keep = x, v is None, len(x), keep
         self.probes = x.shape[1] if v is None else len(v)
-        self.inputs, self.slopes = list[Tensor](), list[Tensor | None]()
+        #: The input of every stage, if kept, and the slopes of the activations.
+        self.inputs: list[Tensor | None] = []
+        self.slopes: list[Tensor | None] = []
         h = x if v is None else torch.cat([x, v.reshape(-1, x.shape[1])])
-        for number, (step, own) in enumerate(self.stages):
-            h = self._advance(number, step, own, h, keep)
-        if not self.stages:
+        if self.basis and not (self.stages and self._is_linear(0)):
             h = self._with_basis(h)
-        self.y, self.jv = h[: self.rows], h[self.rows :].view(self.probes, self.rows, -1)
+        for number in range(len(self.stages)):
+            h = self._advance(number, h)
+        self.y, self.jv = h[: self.rows], self._tangents(h)
 
-    def _advance(self, number: int, step: Step, own: Sequence[Tensor], h: Tensor, keep: bool) -> Tensor:
-        n = self.rows
-        if step.kind == "linear":
-            self.inputs.append(h if keep else self.x)
-            self.slopes.append(None)
-            out = self._first_with_basis(own[0]) if self.basis and not number else times_transpose(h, own[0])
-            if len(own) == 2:
-                out[:n] += own[1]
-            return out
-        h = self._with_basis(h) if self.basis and not number else h
-        value, slope = value_and_slope(step, h[:n], own)
-        self.inputs.append(h if keep else self.x)
-        self.slopes.append(slope)
-        out = torch.empty_like(h)
-        out[:n] = value
-        torch.mul(self._tangents(h), slope, out=self._tangents(out))
+    def _is_linear(self, number: int) -> bool:
+        return self.stages[number][0].kind == "linear"
+
+    def _advance(self, number: int, h: Tensor) -> Tensor:
+        step, own = self.stages[number]
+        if not self._is_linear(number):
+            self.inputs.append(h if self.keep else None)
+            h, slope = self._activate(step, own, h)
+            self.slopes.append(slope)
+            return h
+        recomputed = number > 0 and not self._is_linear(number - 1)
+        self.inputs.append(h if self.keep and not recomputed else None)
+        self.slopes.append(None)
+        out = self._first_with_basis(own[0]) if self.basis and not number else times_transpose(h, own[0])
+        if len(own) == 2:
+            out[: self.rows].add_(own[1])
         return out
+
+    def _activate(self, step: Step, own: Sequence[Tensor], h: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [s(h); s'(h) p] and the slopes s'(h)."""
+        out = torch.empty_like(h)
+        slope = value_and_slope(step, h[: self.rows], own, out[: self.rows])
+        torch.mul(self._tangents(h), slope, out=self._tangents(out))
+        return out, slope
 
     def _tangents(self, h: Tensor) -> Tensor:
         return h[self.rows :].view(self.probes, self.rows, h.shape[1])
@@ -85,7 +95,7 @@ class DualPass:
         """Return [x W'; W e_1; W e_2; ...]: products with unit vectors are columns of W."""
         out = self.x.new_empty((1 + self.probes) * self.rows, len(weight))
         torch.mm(self.x, weight.t(), out=out[: self.rows])
-        self._tangents(out).copy_(weight.t()[:, None])
+        self._tangents(out).copy_(weight.t().contiguous()[:, None])
         return out
 
     # ------------------------------------------------------------------------------------------------- J' w
@@ -114,6 +124,10 @@ class DualPass:
                 t = own[0].t()[:, None].expand(d, n, -1)
         return t.transpose(0, 1).contiguous()
 
+    def forget_slopes(self) -> None:
+        """Free the slopes, which only J' w needs: `backward` computes them again."""
+        self.slopes = [None] * len(self.stages)
+
     # ------------------------------------------------------------------------------------------------- gradients
 
     def backward(self, dy: Tensor, djv: Tensor, wanted: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
@@ -122,42 +136,59 @@ class DualPass:
         `wanted` says of which tensors; the tangents v have no gradient.
         """
         g, found, left = torch.cat([dy, djv.reshape(-1, dy.shape[1])]), list[Tensor | None](), list(wanted)
+        slope: Tensor | None = None
         for number in reversed(range(len(self.stages))):
-            step, own = self.stages[number]
-            mine = [left.pop() for _ in own][::-1]
-            g, gradients = self._retreat(number, step, own, g, mine)
+            mine = [left.pop() for _ in self.stages[number][1]][::-1]
+            if self._is_linear(number):
+                h, slope = self._linear_input(number)
+                g, gradients = self._linear_backward(number, h, g, mine)
+            else:
+                g, gradients = self._activation_backward(number, slope, g, mine)
             found = gradients + found
         return g[: self.rows], found
 
-    def _retreat(
-        self, number: int, step: Step, own: Sequence[Tensor], g: Tensor, wanted: list[bool]
+    def _linear_input(self, number: int) -> tuple[Tensor, Tensor | None]:
+        """Return the input of a linear stage, and the slopes of the activation before it, if it is computed again."""
+        kept = self.inputs[number]
+        if kept is not None:
+            return kept, None
+        before = cast(Tensor, self.inputs[number - 1])
+        return self._activate(*self.stages[number - 1], before)
+
+    def _linear_backward(
+        self, number: int, h: Tensor, g: Tensor, wanted: list[bool]
     ) -> tuple[Tensor, list[Tensor | None]]:
-        n, h, slope = self.rows, self.inputs[number], self.slopes[number]
+        weight, *_ = self.stages[number][1]
+        found: list[Tensor | None] = [None]
+        if wanted[0] and self.basis and not number:
+            found = [gram(g[: self.rows], h) + self._tangents(g).sum(1).t()]
+        elif wanted[0]:
+            found = [gram(g, h)]
+        found += [g[: self.rows].sum(0) if want else None for want in wanted[1:]]
+        return times(g if number else g[: self.rows], weight), found
+
+    def _activation_backward(
+        self, number: int, slope: Tensor | None, g: Tensor, wanted: list[bool]
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        (step, own), h = self.stages[number], cast(Tensor, self.inputs[number])
         if slope is None:
-            bias = [g[:n].sum(0) if want else None for want in wanted[1:]]
-            weight = self._weight_gradient(number, g, h) if wanted[0] else None
-            return times(g if number else g[:n], own[0]), [weight, *bias]
-        dt = self._tangents(g)
-        tangent = (self._tangents(h) * dt).sum(0) if self.probes > 1 else self._tangents(h)[0] * dt[0]
-        dh, gradients = activation_gradient(step, own, h[:n], slope, g[:n], tangent, any(wanted))
-        g = torch.empty_like(g)
-        torch.mul(dt, slope, out=self._tangents(g))
+            _, slope = self._activate(step, own, h)
+        p, dt, n = self._tangents(h), self._tangents(g), self.rows
+        curved = (p * dt).sum(0) if self.probes > 1 else p[0] * dt[0]
+        dh, gradients = activation_gradient(step, own, h[:n], slope, g[:n], curved, any(wanted))
+        dt.mul_(slope)
         g[:n] = dh
         return g, gradients
 
-    def _weight_gradient(self, number: int, g: Tensor, h: Tensor) -> Tensor:
-        if number or not self.basis:
-            return gram(g, h)
-        return gram(g[: self.rows], h) + self._tangents(g).sum(1).t()
 
-
-def value_and_slope(step: Step, x: Tensor, own: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the value of an activation and its slope."""
+def value_and_slope(step: Step, x: Tensor, own: Sequence[Tensor], out: Tensor) -> Tensor:
+    """Write the value of an activation to `out`, and return its slope."""
     record = step.activation
-    if record is not None and record.value_and_slope is not None and x.dtype == torch.float32:
-        return record.value_and_slope(x, *step.settings)
+    if record is not None and record.fast_slope is not None and x.dtype == torch.float32:
+        return record.fast_slope(x, out, *step.settings)
     y = apply_step(step, [x], list(own))
-    return y, activation_slope(step, x, y, own)
+    out.copy_(y)
+    return activation_slope(step, x, y, own)
 
 
 def activation_gradient(

@@ -6,11 +6,13 @@ The gradient of every estimator has the form d ln det = sum_p s_p' dJ v_p, with 
     series      v = the probe; s = sum_k c_(k+1) (J')^k v, and the value is sum_k a_(k+1) ((J')^k v)' (J v)
 
 with the weights a and c of `logdet`. A sample needs only its own number of terms: samples are sorted by it, so that the
-products shrink. The last few samples of a long series, and all of them in low dimension, use their dense Jacobian.
+products shrink, and the last few samples of a long series use their dense Jacobian. In up to `TINY` dimensions all of
+them do, with e_p for v, as for the exact determinant: s' dJ v = sum_p v_p s' dJ e_p.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -19,11 +21,19 @@ from torch import Tensor
 from ..logdet import SeriesDraw, exact_logdet, exact_logdet_and_inverse
 from .explicit import DualPass
 
-#: Samples are dropped from a series in groups of this size, so that products have few different shapes.
-_GROUP = 64
+#: Up to this dimension a series is computed from the dense Jacobian, which costs no more than a few terms.
+TINY = 3
 
-#: The costs of one product with J' beyond its rows, by layers and with a dense J, in rows of a product by layers.
-_CALL, _DENSE_CALL = 150, 40
+#: Samples are dropped from a series in groups of this size until few are left: large products have few shapes, each of
+#: which takes time to prepare.
+_GROUP, _FEW = 64, 160
+
+#: How many powers of a dense J' are computed at once, and the most tangents for dense Jacobians.
+_BLOCK, _TANGENTS = 8, 4096
+
+#: Costs in units of one row of a product with J' by layers: that of calling such a product, that of all calls with
+#: dense Jacobians, and how many multiplications of small matrices one unit is worth.
+_CALL, _DENSE_CALLS, _DENSE_FLOPS = 100, 350, 1500
 
 
 def exact_factors(dual: DualPass, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
@@ -35,41 +45,75 @@ def exact_factors(dual: DualPass, *, gradient: bool) -> tuple[Tensor, Tensor | N
     return logdet, inverse.transpose(0, 1)
 
 
+def tiny_series_factors(dual: DualPass, draw: SeriesDraw) -> tuple[Tensor, Tensor]:
+    """Return the value of a series and s_p = v_p s, (d, batch, d), from a pass with unit vectors as tangents."""
+    m, v = dual.jv.transpose(1, 2).contiguous(), draw.v.t().contiguous()  # J', (d, d, batch), and (d, batch)
+    states = _tiny_powers(m, v, len(draw.value))
+    r, s = ((weights[:, None] * states).sum(0) for weights in (draw.value, draw.gradient))
+    return (r * (m * v[:, None]).sum(0)).sum(0), v[:, :, None] * s.t()
+
+
+def _tiny_powers(m: Tensor, w: Tensor, terms: int) -> Tensor:
+    """Return w, J' w, ..., (terms, d, batch), from J', (d, d, batch): in blocks of `_BLOCK` powers."""
+    found = w[None]
+    while len(found) < min(terms, _BLOCK):
+        found = torch.cat([found, (m * found[:, None]).sum(2)])
+        m = (m[:, :, None] * m).sum(1)
+    blocks = [found]
+    while len(blocks) * len(found) < terms:
+        blocks.append((m * blocks[-1][:, None]).sum(2))
+    return torch.cat(blocks)[:terms]
+
+
 def series_factors(dual: DualPass, draw: SeriesDraw, jv: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the value of a series and s, each per sample; `jv` is J v."""
-    rows, order = _plan_rows(draw, len(draw.v))
-    value, gradient = draw.value.expand(-1, len(order))[:, order], draw.gradient.expand(-1, len(order))[:, order]
-    w, switch = draw.v[order], _dense_from(rows, draw.v.shape[1])
-    s, r, product = gradient[0, :, None] * w, value[0, :, None] * w, dual.select(order)
-    for k in range(1, len(rows)):
-        n = rows[k]
-        if k == switch:
-            dense = dual.jacobian(order[:n])
-        w = product(w[:n]) if k < switch else (dense[:n] * w[:n, None]).sum(2)
-        s[:n].addcmul_(gradient[k, :n, None], w)
-        r[:n].addcmul_(value[k, :n, None], w)
-    back = torch.empty_like(order)
-    back[order] = torch.arange(len(order), device=order.device)
-    return (r[back] * jv).sum(1), s[back]
+    """Return the value of a series and s, each per sample; `jv` is J v, of a pass with the probe v as tangent."""
+    needed, order = _plan_samples(draw)
+    rows = [n if n < _FEW else min(len(order), -(-n // _GROUP) * _GROUP) for n in needed]
+    # All samples that have a term share its weights. The sum r is that whose product with J v is the value.
+    value, gradient = draw.value[:, order[0]].tolist(), draw.gradient[:, order[0]].tolist()
+    w, switch, product = draw.v[order], _dense_from(rows, draw.v.shape[1]), dual.select(order)
+    s, r = gradient[0] * w, value[0] * w
+    for k in range(1, switch):
+        w, n = product(w[: rows[k]]), needed[k]
+        s[:n].add_(w[:n], alpha=gradient[k])
+        r[:n].add_(w[:n], alpha=value[k])
+    if switch < len(rows):
+        n = needed[switch]
+        states = _powers(dual.jacobian(order[:n]), w[:n], len(rows) - switch)
+        weights = torch.stack([draw.gradient, draw.value], 2).expand(-1, len(order), -1)[switch:, order[:n]]
+        tail = torch.bmm(states, weights.transpose(0, 1))
+        s[:n].add_(tail[:, :, 0])
+        r[:n].add_(tail[:, :, 1])
+    s, r = (torch.empty_like(t).index_copy_(0, order, t) for t in (s, r))
+    return (r * jv).sum(1), s
 
 
-def _plan_rows(draw: SeriesDraw, batch: int) -> tuple[list[int], Tensor]:
-    """Return how many samples each term is computed for, and the samples in the order of their number of terms."""
-    device = draw.v.device
+def _powers(jacobian: Tensor, w: Tensor, terms: int) -> Tensor:
+    """Return J' w, (J')^2 w, ..., (samples, d, terms), from J', (samples, d, d): in blocks of `_BLOCK` powers."""
+    found, power = torch.bmm(jacobian, w[:, :, None]), jacobian
+    while found.shape[2] < min(terms, _BLOCK):
+        found = torch.cat([found, torch.bmm(power, found)], 2)
+        power = torch.bmm(power, power)
+    blocks = [found]
+    while len(blocks) * found.shape[2] < terms:
+        blocks.append(torch.bmm(power, blocks[-1]))
+    return torch.cat(blocks, 2)[:, :, :terms]
+
+
+def _plan_samples(draw: SeriesDraw) -> tuple[list[int], Tensor]:
+    """Return how many samples each term is needed for, and the samples in descending order of their number of terms."""
     if draw.gradient.shape[1] == 1:
-        return [batch] * len(draw.gradient), torch.arange(batch, device=device)
-    counts = (draw.gradient != 0).sum(0)
-    needed = (draw.gradient != 0).sum(1).tolist()
-    return [min(batch, -(-n // _GROUP) * _GROUP) for n in needed], counts.argsort(descending=True, stable=True)
+        return [len(draw.v)] * len(draw.gradient), torch.arange(len(draw.v), device=draw.v.device)
+    needed = draw.gradient != 0
+    return needed.sum(1).tolist(), needed.sum(0).argsort(descending=True)
 
 
 def _dense_from(rows: Sequence[int], d: int) -> int:
-    """Return the first term from which dense Jacobians cost less than products by layers; len(rows) if none."""
-    remaining, terms = 0, 0
-    for k in reversed(range(1, len(rows))):
-        remaining, terms = remaining + rows[k], terms + 1
-        by_layers = remaining + _CALL * terms
-        dense = 0.6 * d * rows[k] + d / 64 * remaining + _DENSE_CALL * terms
-        if dense > by_layers:
-            return k + 1
-    return 1
+    """Return the term from which to use dense Jacobians so that the series costs least; len(rows) for never."""
+    costs, before = [math.inf], 0.0
+    for k in range(1, len(rows)):
+        dense = rows[k] * (1.2 * d + d * d * (3 * d + len(rows) - k) / _DENSE_FLOPS) + _DENSE_CALLS
+        costs.append(before + dense if rows[k] * d <= _TANGENTS else math.inf)
+        before += rows[k] + _CALL
+    costs.append(before)
+    return costs.index(min(costs)) if len(rows) > 1 else 1

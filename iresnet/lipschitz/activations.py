@@ -126,8 +126,8 @@ class Activation:
     slope: Callable[..., Tensor] | None = None
     #: (x, dy/dx, g, *settings) -> g d^2y/dx^2; None: by automatic differentiation of `slope`.
     curvature: Callable[..., Tensor] | None = None
-    #: (x, *settings) -> (y, dy/dx) in float32, where both together are faster than `function` and `slope`.
-    value_and_slope: Callable[..., tuple[Tensor, Tensor]] | None = None
+    #: (x, out, *settings) -> dy/dx in float32, with y written to `out`: faster than `function` and `slope`.
+    fast_slope: Callable[..., Tensor] | None = None
     #: The largest slope; None if these settings have no bound.
     lipschitz: Callable[..., float | None] = _one
     #: Whether it acts elementwise and never decreases.
@@ -183,14 +183,14 @@ def _slope_of_elu(x: Tensor, y: Tensor, alpha: float) -> Tensor:
 _PER_LN2 = 1 / math.log(2)
 
 
-def _fast_elu(x: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Return ELU and its slope from one exponential, to an absolute error of float32 rounding."""
+def _fast_elu(x: Tensor, out: Tensor, alpha: float) -> Tensor:
+    """Compute ELU and its slope from one exponential, to an absolute error of float32 rounding."""
     if alpha != 1:
-        y = functional.elu(x, alpha)
-        return y, _slope_of_elu(x, y, alpha)
+        return _slope_of_elu(x, out.copy_(functional.elu(x, alpha)), alpha)
     negative = x.clamp(max=0)
     slope = torch.mul(negative, _PER_LN2).exp2_()
-    return negative.neg_().add_(x).add_(slope).sub_(1), slope
+    torch.sub(x, negative, out=out).add_(slope).sub_(1)
+    return slope
 
 
 def _elu_curvature(x: Tensor, d: Tensor, g: Tensor, alpha: float) -> Tensor:
@@ -232,7 +232,7 @@ def _softplus_is_continuous(beta: float, threshold: float) -> bool:
 #   the others   relative errors of a result that is no larger than t, or than one
 _RECORDS = (
     Activation(
-        nn.ELU, functional.elu, ("alpha",), slope=_slope_of_elu, curvature=_elu_curvature, value_and_slope=_fast_elu,
+        nn.ELU, functional.elu, ("alpha",), slope=_slope_of_elu, curvature=_elu_curvature, fast_slope=_fast_elu,
         lipschitz=lambda alpha: max(1.0, abs(alpha)),  # alpha exp(x) for x < 0
         monotone=lambda alpha: alpha >= 0,
         rounding=lambda alpha: (0.0, 2 * ELEMENTARY * abs(alpha)),

@@ -106,7 +106,10 @@ def _check_positive(det: Tensor) -> None:
 
 
 class SeriesDraw(NamedTuple):
-    """The random numbers of one estimate: probes v like x, and (value, gradient) weights, (terms, batch) or (terms, 1)."""
+    """The random numbers of one estimate: probes v like x, and (value, gradient) weights of the terms.
+
+    Weights are (terms, 1), or (terms, batch) and zero for the samples that do not have a term.
+    """
 
     v: Tensor
     value: Tensor
@@ -249,8 +252,8 @@ class RussianRoulette(DrawnSeries):
         return self.continuation
 
     def draw(self, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> SeriesDraw:
-        value, gradient = roulette_weights(self.terms, self.probability(lipschitz), x, generator)
-        return SeriesDraw(draw_probes(x, self.probe, generator), value, gradient)
+        weights = roulette_weights(self.terms, self.probability(lipschitz), x, generator)
+        return SeriesDraw(draw_probes(x, self.probe, generator), *weights)
 
     def stopped(self, lipschitz: float, u: float) -> StoppedRoulette:
         """Return the series for one draw u, uniform in (0, 1], given ||J|| <= `lipschitz` everywhere.
