@@ -230,9 +230,10 @@ _method_names: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
 
 def _methods(cls: type) -> frozenset[str]:
     """Return the names of the methods and properties of a class (cached)."""
-    if cls not in _method_names:
-        _method_names[cls] = _collect_methods(cls)
-    return _method_names[cls]
+    found = _method_names.get(cls)
+    if found is None:
+        found = _method_names[cls] = _collect_methods(cls)
+    return found
 
 
 def _collect_methods(cls: type) -> frozenset[str]:

@@ -35,6 +35,35 @@ def _is_known(step: Step) -> bool:
     return step.kind == "linear" or (step.activation is not None and not step.activation.is_reshape)
 
 
+class VectorBranch:
+    """g on vectors in float32, for the many evaluations of a solve; the proof uses float64."""
+
+    #: How many samples are handled at once: their activations fit into a core's cache.
+    ROWS = 1024
+
+    def __init__(self, program: Program, values: Sequence[Tensor]) -> None:
+        self.stages = _stages(program, values)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """g(x)."""
+        if len(x) <= self.ROWS:
+            return self._evaluate(x)
+        return torch.cat([self._evaluate(chunk) for chunk in x.tensor_split(-(-len(x) // self.ROWS))])
+
+    def _evaluate(self, h: Tensor) -> Tensor:
+        for step, own in self.stages:
+            if step.kind == "linear":
+                h = times_transpose(h, *own)
+            else:
+                value_and_slope(step, h, own, out := torch.empty_like(h))
+                h = out
+        return h
+
+
+def _stages(program: Program, values: Sequence[Tensor]) -> list[Stage]:
+    return [(step, own) for step, _, own in program.with_tensors(values) if step.kind != "identity"]
+
+
 class DualPass:
     """One evaluation of g at x with tangents v, (probes, batch, d); without v, with all unit vectors.
 
@@ -43,9 +72,7 @@ class DualPass:
     """
 
     def __init__(self, program: Program, values: Sequence[Tensor], x: Tensor, v: Tensor | None, *, keep: bool) -> None:
-        self.stages: list[Stage] = [
-            (step, own) for step, _, own in program.with_tensors(values) if step.kind != "identity"
-        ]
+        self.stages = _stages(program, values)
         self.x, self.basis, self.rows, self.keep = x, v is None, len(x), keep
         self.probes = x.shape[1] if v is None else len(v)
         #: The input of every stage, if kept, and the slopes of the activations.
@@ -184,7 +211,7 @@ class DualPass:
 def value_and_slope(step: Step, x: Tensor, own: Sequence[Tensor], out: Tensor) -> Tensor:
     """Write the value of an activation to `out`, and return its slope."""
     record = step.activation
-    if record is not None and record.fast_slope is not None and x.dtype == torch.float32:
+    if record is not None and record.fast_slope is not None:
         return record.fast_slope(x, out, *step.settings)
     y = apply_step(step, [x], list(own))
     out.copy_(y)

@@ -38,11 +38,11 @@ def _is_suitable(x: Tensor, inner: int, columns: int) -> bool:
     )
 
 
-def times_transpose(x: Tensor, weight: Tensor) -> Tensor:
-    """Compute x W'."""
+def times_transpose(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute x W' + b."""
     if _is_suitable(x, weight.shape[1], weight.shape[0]):
-        return _linear(x, weight)
-    return torch.mm(x, weight.t())
+        return _linear(x, weight, bias)
+    return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
 
 
 def times(x: Tensor, weight: Tensor) -> Tensor:
@@ -59,6 +59,6 @@ def gram(g: Tensor, x: Tensor) -> Tensor:
     return torch.mm(g.t(), x) if g.shape[1] <= x.shape[1] else torch.mm(x.t(), g).t()
 
 
-def _linear(x: Tensor, weight: Tensor) -> Tensor:
-    result: Tensor = _onednn(x, weight, None, "none", [], "")
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    result: Tensor = _onednn(x, weight, bias, "none", [], "")
     return result

@@ -126,7 +126,7 @@ class Activation:
     slope: Callable[..., Tensor] | None = None
     #: (x, dy/dx, g, *settings) -> g d^2y/dx^2; None: by automatic differentiation of `slope`.
     curvature: Callable[..., Tensor] | None = None
-    #: (x, out, *settings) -> dy/dx in float32, with y written to `out`: faster than `function` and `slope`.
+    #: (x, out, *settings) -> dy/dx, with y written to `out`, on a CPU: faster than `function` and `slope`.
     fast_slope: Callable[..., Tensor] | None = None
     #: The largest slope; None if these settings have no bound.
     lipschitz: Callable[..., float | None] = _one
@@ -184,12 +184,11 @@ _PER_LN2 = 1 / math.log(2)
 
 
 def _fast_elu(x: Tensor, out: Tensor, alpha: float) -> Tensor:
-    """Compute ELU and its slope from one exponential, to an absolute error of float32 rounding."""
+    """Compute ELU and its slope from one exponential; exact for x >= 0."""
     if alpha != 1:
         return _slope_of_elu(x, out.copy_(functional.elu(x, alpha)), alpha)
-    negative = x.clamp(max=0)
-    slope = torch.mul(negative, _PER_LN2).exp2_()
-    torch.sub(x, negative, out=out).add_(slope).sub_(1)
+    slope = x.clamp(max=0).mul_(_PER_LN2).exp2_()
+    torch.sub(slope, 1, out=out).add_(x.clamp(min=0))
     return slope
 
 
@@ -223,7 +222,8 @@ def _softplus_is_continuous(beta: float, threshold: float) -> bool:
 
 # Where `rounding` comes from: the formula that torch evaluates.
 #
-#   ELU, CELU    alpha (exp(t) - 1), or with expm1: two factors of at most one, and the argument of exp, t / alpha
+#   ELU, CELU    alpha (exp(t) - 1), or with expm1: two factors of at most one, and the argument of exp, t / alpha; or
+#                2^(t / ln 2) - 1, where the argument has an error of 2 u |t| / ln 2, and |t| exp(t) < 1/2
 #   softplus     ln(1 + exp(beta t)) / beta: the argument has an error of u |beta t|, exp a relative error, which its
 #                logarithm turns into an absolute one; plus what the threshold drops
 #   sine         sin(f t) / f: the argument has an error of u |f t|
@@ -299,6 +299,7 @@ _RECORDS = (
 #: Every known activation, by name and by class.
 ACTIVATIONS: dict[str, Activation] = {record.name: record for record in _RECORDS}
 _BY_CLASS: dict[type, Activation] = {record.kind: record for record in _RECORDS}
+_KINDS = tuple(_BY_CLASS)
 register_torch_classes(*_BY_CLASS)
 
 
@@ -307,8 +308,11 @@ register_torch_classes(*_BY_CLASS)
 
 def record_of(activation: nn.Module) -> Activation | None:
     """Return the record of a known activation; None for any other module, or one that a user has modified."""
+    activation = unwrap(activation)
+    if not isinstance(activation, _KINDS):
+        return None
     try:
-        return _BY_CLASS.get(known_type(unwrap(activation)))
+        return _BY_CLASS.get(known_type(activation))
     except NoBoundKnown:
         return None
 
