@@ -11,8 +11,11 @@ second derivatives.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -57,9 +60,26 @@ class Part:
         return [norm.shift, norm.log_scale]
 
 
+class _ThreadState(threading.local):
+    by_parts = False
+
+
+_thread_state = _ThreadState()
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    """Context in which this thread runs the parts of every chain one by one, as when a failed step is replayed."""
+    before, _thread_state.by_parts = _thread_state.by_parts, True
+    try:
+        yield
+    finally:
+        _thread_state.by_parts = before
+
+
 def read_run(transforms: Sequence[Transform], x: Tensor, estimator: Estimator | None) -> list[Part] | None:
     """Return the parts of a run for x, if all transforms can be fused and there is a residual block; else None."""
-    if not _suits(x, estimator):
+    if _thread_state.by_parts or not _suits(x, estimator):
         return None
     parts = list[Part]()
     for t in transforms:
@@ -183,15 +203,12 @@ class Run:
         """Return the gradients of x and of the wanted tensors, given those of z and ln det."""
         sizes = [len(tape[0][0]) for tape in tapes]
         parts = list(self.own(tensors)), list(self.own(wanted))
-        results = [
-            self._backward_chunk(tape, parts, a, b)
-            for tape, a, b in zip(tapes, dz.split(sizes), dlogdet.split(sizes), strict=True)
-        ]
-        dx = torch.cat([r[0] for r in results]) if len(results) > 1 else results[0][0]
-        total = results[0][1]
-        for _, more in results[1:]:
-            total = [a if b is None else a + b for a, b in zip(total, more, strict=True)]  # type: ignore[operator]
-        return dx, total
+        dx, total = list[Tensor](), list[Any]()
+        for tape, *seeds in zip(tapes, torch.split(dz, sizes), torch.split(dlogdet, sizes), strict=True):
+            first, found = self._backward_chunk(tape, parts, *seeds)
+            dx.append(first)
+            total = [a if a is None else a + b for a, b in zip(total, found, strict=True)] if total else found
+        return torch.cat(dx) if len(dx) > 1 else dx[0], total
 
     def _backward_chunk(self, tape: list[Any], parts: Any, dz: Tensor, dlogdet: Tensor) -> tuple[Tensor, list[Any]]:
         found, summed, (own_tensors, own_wanted) = list[Any](), dlogdet.sum(), parts
@@ -217,9 +234,7 @@ class Run:
                 x, total = (x + shift) * log_scale.exp(), total + log_scale.sum()
                 continue
             y, transposes = linearise_program(program, x, own)
-            jacobian = Jacobian(
-                lambda v, p=program, t=transposes: vector_jacobian_product(p, t, v), broadcasts=True  # type: ignore[misc]
-            )
+            jacobian = Jacobian(partial(vector_jacobian_product, program, transposes), broadcasts=True)
             x, total = x + y, total + Exact()(jacobian, x)
         return x, total
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from .derivative import activation_slope
-from .program import Program, Step, apply_step
 from .products import gram, times, times_transpose
+from .program import Program, Step, apply_step
 
 #: (step, its own tensors)
 Stage: TypeAlias = tuple[Step, Sequence[Tensor]]
@@ -45,10 +45,11 @@ class VectorBranch:
         self.stages = _stages(program, values)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """g(x)."""
-        if len(x) <= self.ROWS:
-            return self._evaluate(x)
-        return torch.cat([self._evaluate(chunk) for chunk in x.tensor_split(-(-len(x) // self.ROWS))])
+        """g(x); x may have axes between the batch and its features."""
+        h = x.reshape(-1, x.shape[-1])
+        chunks = [self._evaluate(chunk) for chunk in h.tensor_split(max(1, -(-len(h) // self.ROWS)))]
+        y = torch.cat(chunks) if len(chunks) > 1 else chunks[0]
+        return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)
 
     def _evaluate(self, h: Tensor) -> Tensor:
         for step, own in self.stages:

@@ -19,7 +19,8 @@ _ROWS, _COLUMNS = 160, 16
 
 def _find_onednn() -> Any:
     """Return oneDNN's x w' + b; None where torch was built without it."""
-    known = platform.machine().lower() in ("x86_64", "amd64") and torch.backends.mkldnn.is_available()
+    backend: Any = torch.backends.mkldnn
+    known = platform.machine().lower() in ("x86_64", "amd64") and backend.is_available()
     packet = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if known else None
     return getattr(packet, "default", None)
 
@@ -34,7 +35,7 @@ def _is_suitable(x: Tensor, inner: int, columns: int) -> bool:
         and len(x) >= _ROWS
         and inner >= _COLUMNS
         and columns >= _COLUMNS
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
     )
 
 

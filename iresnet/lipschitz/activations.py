@@ -193,7 +193,8 @@ def _fast_elu(x: Tensor, out: Tensor, alpha: float) -> Tensor:
 
 
 def _elu_curvature(x: Tensor, d: Tensor, g: Tensor, alpha: float) -> Tensor:
-    return d * (g - torch.ops.aten.threshold_backward(g, x, 0))
+    positive: Tensor = torch.ops.aten.threshold_backward(g, x, 0)  # g where x > 0, else 0
+    return d * (g - positive)
 
 
 def _lipswish_slope(x: Tensor, y: Tensor, raw: Tensor) -> Tensor:
