@@ -76,18 +76,24 @@ class DualPass:
         self.stages = _stages(program, values)
         self.x, self.basis, self.rows, self.keep = x, v is None, len(x), keep
         self.probes = x.shape[1] if v is None else len(v)
+        #: The tangents of a matrix that has none: those of the first stage, for unit vectors, equal for all samples.
+        self.columns = torch.eye(self.probes, dtype=x.dtype, device=x.device)[:, None] if self.basis else x.new_empty(0)
         #: The input of every stage, if kept, and the slopes of the activations.
         self.inputs: list[Tensor | None] = []
         self.slopes: list[Tensor | None] = []
         h = x if v is None else torch.cat([x, v.reshape(-1, x.shape[1])])
-        if self.basis and not (self.stages and self._is_linear(0)):
-            h = self._with_basis(h)
         for number in range(len(self.stages)):
             h = self._advance(number, h)
-        self.y, self.jv = h[: self.rows], self._tangents(h)
+        self.y, self.jv = self._split(h)
 
     def _is_linear(self, number: int) -> bool:
         return self.stages[number][0].kind == "linear"
+
+    def _split(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values and the tangents, (probes, batch, features)."""
+        if self.basis and len(h) == self.rows:
+            return h, self.columns.expand(-1, self.rows, -1)
+        return h[: self.rows], h[self.rows :].view(self.probes, self.rows, h.shape[1])
 
     def _advance(self, number: int, h: Tensor) -> Tensor:
         step, own = self.stages[number]
@@ -96,35 +102,25 @@ class DualPass:
             h, slope = self._activate(step, own, h)
             self.slopes.append(slope)
             return h
+        if number and self.basis and len(h) == self.rows:  # two linear layers in a row
+            h = torch.cat([h, self._split(h)[1].reshape(-1, h.shape[1])])
         recomputed = number > 0 and not self._is_linear(number - 1)
         self.inputs.append(h if self.keep and not recomputed else None)
         self.slopes.append(None)
-        out = self._first_with_basis(own[0]) if self.basis and not number else times_transpose(h, own[0])
+        out = times_transpose(h, own[0])
+        if self.basis and not number:
+            self.columns = own[0].t().contiguous()[:, None]  # products with unit vectors
         if len(own) == 2:
             out[: self.rows].add_(own[1])
         return out
 
     def _activate(self, step: Step, own: Sequence[Tensor], h: Tensor) -> tuple[Tensor, Tensor]:
         """Return [s(h); s'(h) p] and the slopes s'(h)."""
-        out = torch.empty_like(h)
-        slope = value_and_slope(step, h[: self.rows], own, out[: self.rows])
-        torch.mul(self._tangents(h), slope, out=self._tangents(out))
+        out = h.new_empty((1 + self.probes) * self.rows, h.shape[1])
+        (value, p), (to, tangents) = self._split(h), (out[: self.rows], out[self.rows :])
+        slope = value_and_slope(step, value, own, to)
+        torch.mul(p, slope, out=tangents.view(p.shape))
         return out, slope
-
-    def _tangents(self, h: Tensor) -> Tensor:
-        return h[self.rows :].view(self.probes, self.rows, h.shape[1])
-
-    def _with_basis(self, x: Tensor) -> Tensor:
-        """Return [x; e_1; e_2; ...], every unit vector once per row of x."""
-        eye = torch.eye(self.probes, dtype=x.dtype, device=x.device)
-        return torch.cat([x, eye.repeat_interleave(self.rows, 0)])
-
-    def _first_with_basis(self, weight: Tensor) -> Tensor:
-        """Return [x W'; W e_1; W e_2; ...]: products with unit vectors are columns of W."""
-        out = self.x.new_empty((1 + self.probes) * self.rows, len(weight))
-        torch.mm(self.x, weight.t(), out=out[: self.rows])
-        self._tangents(out).copy_(weight.t().contiguous()[:, None])
-        return out
 
     # ------------------------------------------------------------------------------------------------- J' w
 
@@ -189,7 +185,7 @@ class DualPass:
         weight, *_ = self.stages[number][1]
         found: list[Tensor | None] = [None]
         if wanted[0] and self.basis and not number:
-            found = [gram(g[: self.rows], h) + self._tangents(g).sum(1).t()]
+            found = [gram(g[: self.rows], h) + self._split(g)[1].sum(1).t()]
         elif wanted[0]:
             found = [gram(g, h)]
         found += [g[: self.rows].sum(0) if want else None for want in wanted[1:]]
@@ -201,11 +197,11 @@ class DualPass:
         (step, own), h = self.stages[number], cast(Tensor, self.inputs[number])
         if slope is None:
             _, slope = self._activate(step, own, h)
-        p, dt, n = self._tangents(h), self._tangents(g), self.rows
+        (value, p), (dy, dt) = self._split(h), self._split(g)
         curved = (p * dt).sum(0) if self.probes > 1 else p[0] * dt[0]
-        dh, gradients = activation_gradient(step, own, h[:n], slope, g[:n], curved, any(wanted))
+        dh, gradients = activation_gradient(step, own, value, slope, dy, curved, any(wanted))
         dt.mul_(slope)
-        g[:n] = dh
+        dy.copy_(dh)
         return g, gradients
 
 
