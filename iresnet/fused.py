@@ -43,7 +43,7 @@ from .transforms.elementary import ActNorm
 from .trust import why_modified
 
 #: The most rows, values and tangents together, that are handled at once: their activations fit into a core's cache.
-_ROWS = 6144
+_ROWS = 8192
 
 
 @dataclass(frozen=True)

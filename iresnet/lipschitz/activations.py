@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from ..float64 import ELEMENTARY, UNIT
 from ..trust import NoBoundKnown, known_type, register_torch_classes, unwrap
+from . import elu
 
 #: max over x of d/dx (x sigmoid(x)), rounded up; it is the same for x sigmoid(beta x) with any beta.
 SWISH_SLOPE = 1.09984
@@ -170,33 +171,6 @@ def _plain_setting(name: str, value: Any) -> Any:
     return number
 
 
-def elu_slope(y: Tensor) -> Tensor:
-    """Return the slope of ELU with alpha = 1 from its output y."""
-    return y.clamp(max=0) + 1
-
-
-def _slope_of_elu(x: Tensor, y: Tensor, alpha: float) -> Tensor:
-    return elu_slope(y) if alpha == 1 else torch.where(x > 0, torch.ones_like(x), y + alpha)
-
-
-#: 1 / ln 2. torch's exp2 takes a quarter of the time of its exp, which belongs to another library.
-_PER_LN2 = 1 / math.log(2)
-
-
-def _fast_elu(x: Tensor, out: Tensor, alpha: float) -> Tensor:
-    """Compute ELU and its slope from one exponential; exact for x >= 0."""
-    if alpha != 1:
-        return _slope_of_elu(x, out.copy_(functional.elu(x, alpha)), alpha)
-    slope = x.clamp(max=0).mul_(_PER_LN2).exp2_()
-    torch.sub(slope, 1, out=out).add_(x.clamp(min=0))
-    return slope
-
-
-def _elu_curvature(x: Tensor, d: Tensor, g: Tensor, alpha: float) -> Tensor:
-    positive: Tensor = torch.ops.aten.threshold_backward(g, x, 0)  # g where x > 0, else 0
-    return d * (g - positive)
-
-
 def _lipswish_slope(x: Tensor, y: Tensor, raw: Tensor) -> Tensor:
     beta = lipswish_beta(raw)
     s = torch.sigmoid(beta * x)
@@ -233,7 +207,7 @@ def _softplus_is_continuous(beta: float, threshold: float) -> bool:
 #   the others   relative errors of a result that is no larger than t, or than one
 _RECORDS = (
     Activation(
-        nn.ELU, functional.elu, ("alpha",), slope=_slope_of_elu, curvature=_elu_curvature, fast_slope=_fast_elu,
+        nn.ELU, functional.elu, ("alpha",), slope=elu.slope, curvature=elu.curvature, fast_slope=elu.fast_slope,
         lipschitz=lambda alpha: max(1.0, abs(alpha)),  # alpha exp(x) for x < 0
         monotone=lambda alpha: alpha >= 0,
         rounding=lambda alpha: (0.0, 2 * ELEMENTARY * abs(alpha)),
