@@ -25,6 +25,7 @@ from .branch import ParsedBranch, Program, try_parse
 from .branch.derivative import linearise_program, vector_jacobian_product
 from .branch.explicit import DualPass, is_explicit
 from .branch.factors import TINY, exact_factors, series_factors, tiny_series_factors
+from .branch.products import keep_freed_memory
 from .compiler import is_transforming
 from .logdet import (
     DrawnSeries,
@@ -164,6 +165,7 @@ class Run:
     def __init__(self, programs: Sequence[Any], counts: Sequence[int], draws: Sequence[Draws]) -> None:
         self.programs, self.counts, self.draws = programs, counts, draws
         self.is_random = any(each is not None for each in draws)
+        keep_freed_memory()
 
     def own(self, tensors: Sequence[Any]) -> Iterator[tuple[Any, Draws, list[Any]]]:
         """Yield (program, draws, own entries of `tensors`) of every part."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .derivative import activation_slope
-from .products import gram, times, times_transpose
+from .products import gram, keep_freed_memory, times, times_transpose
 from .program import Program, Step, apply_step
 
 #: (step, its own tensors)
@@ -39,10 +39,11 @@ class VectorBranch:
     """g on vectors in float32, for the many evaluations of a solve; the proof uses float64."""
 
     #: How many samples are handled at once: their activations fit into a core's cache.
-    ROWS = 1024
+    ROWS = 2048
 
     def __init__(self, program: Program, values: Sequence[Tensor]) -> None:
         self.stages = _stages(program, values)
+        keep_freed_memory()
 
     def __call__(self, x: Tensor) -> Tensor:
         """g(x); x may have axes between the batch and its features."""
