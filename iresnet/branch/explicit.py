@@ -22,6 +22,9 @@ from .derivative import activation_slope
 from .products import gram, keep_freed_memory, times, times_transpose
 from .program import Program, Step, apply_step
 
+#: Up to so many tangents, all inputs are kept for the backward pass.
+_FEW = 4
+
 #: (step, its own tensors)
 Stage: TypeAlias = tuple[Step, Sequence[Tensor]]
 
@@ -69,8 +72,8 @@ def _stages(program: Program, values: Sequence[Tensor]) -> list[Stage]:
 class DualPass:
     """One evaluation of g at x with tangents v, (probes, batch, d); without v, with all unit vectors.
 
-    `y` is g(x), `jv` the products J v, (probes, batch, d). With `keep`, the inputs of the activations are kept for
-    `backward`, which computes their outputs again: that takes less time than fetching them from memory.
+    `y` is g(x), `jv` the products J v, (probes, batch, d). With `keep`, all inputs are kept for `backward`. With many
+    tangents only those of the activations are, which halves the memory; `backward` computes their outputs again.
     """
 
     def __init__(self, program: Program, values: Sequence[Tensor], x: Tensor, v: Tensor | None, *, keep: bool) -> None:
@@ -105,7 +108,7 @@ class DualPass:
             return h
         if number and self.basis and len(h) == self.rows:  # two linear layers in a row
             h = torch.cat([h, self._split(h)[1].reshape(-1, h.shape[1])])
-        recomputed = number > 0 and not self._is_linear(number - 1)
+        recomputed = self.probes > _FEW and number > 0 and not self._is_linear(number - 1)
         self.inputs.append(h if self.keep and not recomputed else None)
         self.slopes.append(None)
         out = times_transpose(h, own[0])
@@ -150,8 +153,9 @@ class DualPass:
         return t.transpose(0, 1).contiguous()
 
     def forget_slopes(self) -> None:
-        """Free the slopes, which only J' w needs: `backward` computes them again."""
-        self.slopes = [None] * len(self.stages)
+        """Free the slopes, once no more products J' w are needed, if `backward` computes them again."""
+        if self.probes > _FEW:
+            self.slopes = [None] * len(self.stages)
 
     # ------------------------------------------------------------------------------------------------- gradients
 
@@ -196,7 +200,8 @@ class DualPass:
         self, number: int, slope: Tensor | None, g: Tensor, wanted: list[bool]
     ) -> tuple[Tensor, list[Tensor | None]]:
         (step, own), h = self.stages[number], cast(Tensor, self.inputs[number])
-        if slope is None:
+        slope = self.slopes[number] if slope is None else slope
+        if slope is None:  # an activation at the end
             _, slope = self._activate(step, own, h)
         (value, p), (dy, dt) = self._split(h), self._split(g)
         curved = (p * dt).sum(0) if self.probes > 1 else p[0] * dt[0]

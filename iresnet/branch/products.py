@@ -22,8 +22,9 @@ _ROWS, _COLUMNS = 160, 16
 def keep_freed_memory() -> None:
     """Let the C library keep freed blocks of up to 32 MB for reuse, from now on.
 
-    By default it returns them to the system, which clears every page when it is used again: for activations, written and
-    freed thousands of times, that takes longer than the arithmetic. It adapts to the largest block that was freed.
+    By default it returns them to the system, which clears every page that is used again: for activations, which are
+    written and freed thousands of times, that takes longer than the arithmetic. The limit adapts to the largest block
+    that was freed.
     """
     torch.empty(31 << 20, dtype=torch.uint8)
 

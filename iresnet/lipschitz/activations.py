@@ -281,13 +281,16 @@ register_torch_classes(*_BY_CLASS)
 # ---------------------------------------------------------------------------------------------- lookup
 
 
-def record_of(activation: nn.Module) -> Activation | None:
-    """Return the record of a known activation; None for any other module, or one that a user has modified."""
+def record_of(activation: nn.Module, *, unmodified: bool = False) -> Activation | None:
+    """Return the record of a known activation; None for any other module, or one that a user has modified.
+
+    `unmodified` as in `trust.known_type`.
+    """
     activation = unwrap(activation)
     if not isinstance(activation, _KINDS):
         return None
     try:
-        return _BY_CLASS.get(known_type(activation))
+        return _BY_CLASS.get(known_type(activation, unmodified=unmodified))
     except NoBoundKnown:
         return None
 
