@@ -140,18 +140,30 @@ class Chain(Composition):
         estimator: Estimator | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
-        check_context(self, context)
-        parts = read_run(list(self), x, estimator) if context is None and self._is_in_one_mode() else None
-        if parts is not None:
-            with outermost_call(self, x):
-                found = run_forward_and_logdet(parts, x, estimator, generator)
+        """Return z and ln det; runs of ActNorms and residual blocks on vectors are one function each (`fused`)."""
+        if context is not None or not self._is_in_one_mode():
+            return super().forward_and_logdet(x, context, estimator=estimator, generator=generator)
+        total, rest = (
+            torch.zeros(len(x), dtype=x.dtype, device=x.device),
+            list(cast("list[Transform]", self.transforms)),
+        )
+        while rest:
+            parts = read_run(rest, x, estimator)
+            found = None
+            if parts:
+                with outermost_call(self, x):
+                    found = run_forward_and_logdet(parts, x, estimator, generator)
             if found is not None:
-                return found
-        return super().forward_and_logdet(x, context, estimator=estimator, generator=generator)
+                x, total = found[0], total + found[1]
+            for t in rest[: len(parts) or 1] if found is None else ():
+                x, logdet = t.forward_and_logdet(x, estimator=estimator, generator=generator)
+                total = total + logdet
+            rest = rest[len(parts) or 1 :]
+        return x, total
 
     def _is_in_one_mode(self) -> bool:
         """Whether all parts are in the mode of the chain, training or eval."""
-        return all(t.training == self.training for t in self)
+        return all(t.training == self.training for t in cast("list[Transform]", self.transforms))
 
     def trajectory(self, x: Tensor, steps: int = 8, context: Tensor | None = None) -> list[Tensor]:
         """Return the states x + tau g(x), tau in (0, 1], of every block in turn (Sec. 4.2), the input first.

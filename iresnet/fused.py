@@ -40,6 +40,7 @@ from .logdet import (
 )
 from .residual import ResidualBlock
 from .transform import Transform
+from .transforms.closed_form import check_channels
 from .transforms.elementary import ActNorm
 from .trust import why_modified
 
@@ -78,27 +79,23 @@ def unfused() -> Iterator[None]:
         _thread_state.by_parts = before
 
 
-def read_run(transforms: Sequence[Transform], x: Tensor, estimator: Estimator | None) -> list[Part] | None:
-    """Return the parts of a run for x, if all transforms can be fused and there is a residual block; else None."""
-    if _thread_state.by_parts or not _suits(x, estimator):
-        return None
+def read_run(transforms: Sequence[Transform], x: Tensor, estimator: Estimator | None) -> list[Part]:
+    """Return the longest run at the start of `transforms`, for inputs like x; empty if it has no residual block."""
+    if torch.compiler.is_compiling() or _thread_state.by_parts or not _suits(x, estimator):
+        return []
     parts = list[Part]()
     for t in transforms:
         if (part := _read_part(t)) is None:
-            return None
+            break
         parts.append(part)
-    return parts if any(part.branch is not None for part in parts) else None
+    return parts if any(part.branch is not None for part in parts) else []
 
 
 def _suits(x: Tensor, estimator: Estimator | None) -> bool:
     """Whether this batch and estimator can be handled here."""
     known = estimator is None or type(estimator) in (Exact, PowerSeries, RussianRoulette, StoppedRoulette)
     plain = x.device.type == "cpu" and x.dim() == 2 and x.dtype in (torch.float32, torch.float64)
-    return known and plain and not (torch.compiler.is_compiling() or is_transforming() or _under_autocast())
-
-
-def _under_autocast() -> bool:
-    return bool(torch.is_autocast_enabled("cpu"))
+    return known and plain and not (is_transforming() or torch.is_autocast_enabled("cpu"))
 
 
 def _read_part(t: Transform) -> Part | None:
@@ -144,6 +141,7 @@ def _draw(
     for part in parts:
         block, chosen = part.transform, estimator
         if not isinstance(block, ResidualBlock):
+            check_channels(x, "x", "ActNorm", block.channels)
             found.append(None)
             continue
         block.check_input(x, None)

@@ -17,6 +17,7 @@ from iresnet import (
     ResidualBlock,
     RussianRoulette,
     Sine,
+    Standardise,
     contractive_mlp,
     mlp_flow,
 )
@@ -30,6 +31,7 @@ from iresnet.fused import read_run
 from iresnet.lipschitz import ACTIVATIONS, Concatenated, refresh_
 from iresnet.logdet import StoppedRoulette
 from iresnet.logdet.determinant import logdet_and_inverse
+from iresnet.transforms.mixing import Reverse
 
 DOUBLE = torch.float64
 
@@ -89,7 +91,7 @@ def assert_same(found, expected, tolerance=1e-9):
 
 
 def is_fused(flow, x, estimator=None):
-    return read_run(list(flow.transform), x, estimator) is not None
+    return len(read_run(list(flow.transform), x, estimator)) == len(flow.transform)
 
 
 def test_every_activation_with_a_slope_is_listed():
@@ -257,6 +259,36 @@ def test_other_inputs_and_estimators_are_not_fused():
     assert not is_fused(flow, x, object())
     with torch.autocast("cpu"):
         assert not is_fused(flow, x)
+
+
+def test_runs_between_other_transforms():
+    torch.manual_seed(0)
+    blocks = [ResidualBlock(contractive_mlp(3, (8,))) for _ in range(3)]
+    chain = Chain(
+        Standardise([0.5] * 3, [2.0] * 3), blocks[0], ActNorm(3), Reverse(), blocks[1], Reverse(), ActNorm(3), blocks[2]
+    )
+    chain, x = chain.to(DOUBLE).eval(), batch()
+    assert [len(read_run(list(chain)[i:], x, None)) for i in range(8)] == [0, 2, 0, 0, 1, 0, 2, 1]
+    for estimator in (None, RussianRoulette()):
+        results = [
+            way(chain, x, estimator=estimator, generator=torch.Generator().manual_seed(0))
+            for way in (Chain.forward_and_logdet, by_parts)
+        ]
+        assert_same(*results)
+
+
+def test_every_part_checks_its_input():
+    chain = Chain(ActNorm(1), ResidualBlock(contractive_mlp(3, (8,)))).eval()
+    with pytest.raises(ValueError, match="ActNorm"):
+        chain.forward_and_logdet(torch.zeros(4, 3))
+
+
+def test_beyond_64_dimensions_eval_is_certified_and_training_needs_an_estimator():
+    flow, x = mlp_flow(70, 2, (8,)).eval(), torch.zeros(2, 70)
+    with torch.no_grad():
+        assert_same(flow.transform.forward_and_logdet(x), by_parts(flow.transform, x))
+    with pytest.raises(ValueError, match="needs an estimator"):
+        build(70, 1, (8,)).transform.forward_and_logdet(batch(70))
 
 
 def test_the_first_batch_initialises():
