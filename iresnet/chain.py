@@ -141,7 +141,7 @@ class Chain(Composition):
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return z and ln det; runs of ActNorms and residual blocks on vectors are one function each (`fused`)."""
-        if context is not None or not self._is_in_one_mode():
+        if context is not None or not self._may_fuse():
             return super().forward_and_logdet(x, context, estimator=estimator, generator=generator)
         total, rest = (
             torch.zeros(len(x), dtype=x.dtype, device=x.device),
@@ -161,9 +161,10 @@ class Chain(Composition):
             rest = rest[len(parts) or 1 :]
         return x, total
 
-    def _is_in_one_mode(self) -> bool:
-        """Whether all parts are in the mode of the chain, training or eval."""
-        return all(t.training == self.training for t in cast("list[Transform]", self.transforms))
+    def _may_fuse(self) -> bool:
+        """Whether all parts are in the mode of the chain, training or eval, and none awaits its first batch."""
+        parts = cast("list[Transform]", self.transforms)
+        return all(t.training == self.training and not getattr(t, "awaits_data", False) for t in parts)
 
     def trajectory(self, x: Tensor, steps: int = 8, context: Tensor | None = None) -> list[Tensor]:
         """Return the states x + tau g(x), tau in (0, 1], of every block in turn (Sec. 4.2), the input first.

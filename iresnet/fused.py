@@ -100,7 +100,7 @@ def _suits(x: Tensor, estimator: Estimator | None) -> bool:
 
 def _read_part(t: Transform) -> Part | None:
     if type(t) is ActNorm:
-        return None if t.awaits_data or why_modified(t) is not None else Part(t, None)
+        return Part(t, None) if why_modified(t) is None else None
     if type(t) is not ResidualBlock or why_modified(t) is not None:
         return None
     parsed = try_parse(t.g)
