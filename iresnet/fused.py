@@ -287,7 +287,9 @@ class _RunFunction(torch.autograd.Function):
         wanted = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():
             return (None, *_differentiable_backward(ctx.run, x, ctx.tensors, dz, dlogdet, wanted))
-        dx, gradients = ctx.run.backward(ctx.tapes, ctx.tensors, dz, dlogdet, wanted[1:])
+        # The tapes are freed at once, as autograd frees saved tensors. A second backward pass computes them again.
+        tapes, ctx.tapes = ctx.tapes or ctx.run.forward(x, ctx.tensors, keep=True)[2], None
+        dx, gradients = ctx.run.backward(tapes, ctx.tensors, dz, dlogdet, wanted[1:])
         return None, dx if wanted[0] else None, *gradients
 
 

@@ -176,6 +176,18 @@ def test_two_forwards_before_one_backward():
     assert_same(both, [p.grad for p in flow.parameters() if p.grad is not None])
 
 
+@pytest.mark.parametrize("estimator", [None, RussianRoulette()])
+def test_two_backward_passes_through_one_graph(estimator):
+    flow, x = build(estimator=estimator), batch()
+    loss = flow(x, generator=torch.Generator().manual_seed(0)).sum()
+    parameters = list(flow.transform.parameters())
+    first = torch.autograd.grad(loss, parameters, retain_graph=True)
+    second = torch.autograd.grad(loss, parameters)
+    assert_same(first, second)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, parameters)
+
+
 def test_second_derivatives_of_an_exact_determinant():
     flow, x = build(blocks=1).eval(), batch(rows=3).requires_grad_()
 
