@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from . import inverse
 from .fixed_point import Solver
-from .fused import read_run, run_forward_and_logdet
+from .fused import read_run, run_forward_and_logdet, suits
 from .logdet import Estimator
 from .outermost import outermost_call
 from .transform import (
@@ -141,7 +141,7 @@ class Chain(Composition):
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return z and ln det; runs of ActNorms and residual blocks on vectors are one function each (`fused`)."""
-        if context is not None or not self._may_fuse():
+        if context is not None or not suits(x, estimator) or not self._may_fuse():
             return super().forward_and_logdet(x, context, estimator=estimator, generator=generator)
         total, rest = (
             torch.zeros(len(x), dtype=x.dtype, device=x.device),

@@ -28,6 +28,7 @@ from .branch.factors import TINY, exact_factors, series_factors, tiny_series_fac
 from .branch.products import keep_freed_memory
 from .compiler import is_transforming
 from .logdet import (
+    EXACT_UP_TO,
     DrawnSeries,
     Estimator,
     Exact,
@@ -46,6 +47,10 @@ from .trust import why_modified
 
 #: The most rows, values and tangents together, that are handled at once: their activations fit into a core's cache.
 _ROWS = 8192
+
+
+#: The dtypes of fused runs. In float64, which is for results that depend on nothing else, the parts run one by one.
+DTYPES = (torch.float32,)
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ def unfused() -> Iterator[None]:
 
 def read_run(transforms: Sequence[Transform], x: Tensor, estimator: Estimator | None) -> list[Part]:
     """Return the longest run at the start of `transforms`, for inputs like x; empty if it has no residual block."""
-    if torch.compiler.is_compiling() or _thread_state.by_parts or not _suits(x, estimator):
+    if not suits(x, estimator):
         return []
     parts = list[Part]()
     for t in transforms:
@@ -91,10 +96,14 @@ def read_run(transforms: Sequence[Transform], x: Tensor, estimator: Estimator | 
     return parts if any(part.branch is not None for part in parts) else []
 
 
-def _suits(x: Tensor, estimator: Estimator | None) -> bool:
+def suits(x: Tensor, estimator: Estimator | None) -> bool:
     """Whether this batch and estimator can be handled here."""
+    if torch.compiler.is_compiling() or _thread_state.by_parts or x.dim() != 2:
+        return False
+    if estimator is None and x.shape[1] > EXACT_UP_TO:  # a default that is not known here
+        return False
     known = estimator is None or type(estimator) in (Exact, PowerSeries, RussianRoulette, StoppedRoulette)
-    plain = x.device.type == "cpu" and x.dim() == 2 and x.dtype in (torch.float32, torch.float64)
+    plain = x.device.type == "cpu" and x.dtype in DTYPES
     return known and plain and not (is_transforming() or torch.is_autocast_enabled("cpu"))
 
 

@@ -14,7 +14,7 @@ draws one N for the whole batch (`StoppedRoulette`): the number of terms is then
 step can be compiled or captured in a CUDA graph.
 
 Reading order: `bounds` (how many terms), `jacobian` (J as a linear map), `probes` (random vectors), `sums` (value and
-gradient from products with J'), `determinant` (of many small matrices), `estimators`.
+gradient from products with J'), `determinant` (elimination for many small matrices), `estimators`.
 """
 
 from .bounds import terms_needed, truncation_bound

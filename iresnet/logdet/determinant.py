@@ -1,6 +1,6 @@
-"""ln det and the inverse of many small matrices I + J with ||J|| < 1, by elimination without pivoting.
+"""The inverses of many small matrices I + J with ||J|| < 1, by elimination without pivoting.
 
-    [A B; C D]:   S = D - C A^-1 B,   ln det = ln det A + ln det S,   and the inverse follows from A^-1 and S^-1
+    [A B; C D]:   S = D - C A^-1 B, and the inverse follows from A^-1 and S^-1
 
 For a contraction the symmetric part of I + J is positive definite, and so is that of every Schur complement S: the
 pivots are positive. So all matrices of a batch are eliminated at once, in blocks of at most 16 rows, which takes a
@@ -17,23 +17,19 @@ from torch import Tensor
 _SMALLEST, _BLOCK = 1e-3, 16
 
 
-def logdet_and_inverse(a: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return ln det and the inverse of matrices, (batch, d, d); None if a pivot is not clearly positive.
+def safe_inverse(a: Tensor) -> Tensor | None:
+    """Return the inverse of matrices, (batch, d, d); None if a pivot is not clearly positive.
 
-    >>> logdet, inverse = logdet_and_inverse(torch.tensor([[[2.0, 1.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 0.5]]]))
-    >>> round(float(logdet.exp()), 4), inverse[0, 0].tolist()
-    (2.0, [0.5, -0.25, 0.0])
+    >>> safe_inverse(torch.tensor([[[2.0, 1.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 0.5]]]))[0, 0].tolist()
+    [0.5, -0.25, 0.0]
     """
-    found = list[Tensor]()
-    inverse = _invert(a, found)
-    pivots = torch.cat(found)
-    if not bool((pivots > _SMALLEST).all()):
-        return None
-    return pivots.log().sum(0), inverse
+    pivots = list[Tensor]()
+    inverse = _invert(a, pivots)
+    return inverse if bool((torch.cat(pivots) > _SMALLEST).all()) else None
 
 
 def _invert(a: Tensor, pivots: list[Tensor]) -> Tensor:
-    """Return the inverse; append the pivots, (rows, batch), whose product is the determinant."""
+    """Return the inverse; append the pivots, (rows, batch)."""
     d = a.shape[-1]
     if d == 2:
         return _invert_pair(a, pivots)

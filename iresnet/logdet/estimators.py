@@ -14,7 +14,7 @@ from torch import Tensor
 from ..compiler import can_read_values, is_transforming
 from ..spelling import at_least
 from .bounds import terms_needed
-from .determinant import logdet_and_inverse
+from .determinant import safe_inverse
 from .jacobian import Jacobian
 from .probes import Probe, draw_probe_noise, draw_probes, noise_to_probes
 from .sums import adaptive_series, power_series, roulette_weights, series_weights, survival_weights
@@ -75,10 +75,10 @@ def exact_logdet(j: Tensor) -> Tensor:
 
 
 def exact_logdet_and_inverse(j: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute ln det(I + J) and (I + J)^-1 of matrices, (batch, d, d), without a graph."""
+    """Compute ln det(I + J), as `exact_logdet` does, and (I + J)^-1 of matrices, (batch, d, d), without a graph."""
     a = j + torch.eye(j.shape[-1], dtype=j.dtype, device=j.device)
-    found = logdet_and_inverse(a)
-    return (exact_logdet(j), torch.linalg.inv(a)) if found is None else found
+    inverse = safe_inverse(a)
+    return exact_logdet(j), torch.linalg.inv(a) if inverse is None else inverse
 
 
 def _slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
