@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from . import inverse
 from .fixed_point import Solver
+from .fused import read_run, run_forward_and_logdet, suits
 from .logdet import Estimator
+from .outermost import outermost_call
 from .transform import (
     ISOMETRY,
     ChainSolution,
@@ -129,6 +131,40 @@ class Chain(Composition):
     @property
     def members(self) -> nn.ModuleList:
         return self.transforms
+
+    def forward_and_logdet(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        estimator: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return z and ln det; runs of ActNorms and residual blocks on vectors are one function each (`fused`)."""
+        if context is not None or not suits(x, estimator) or not self._may_fuse():
+            return super().forward_and_logdet(x, context, estimator=estimator, generator=generator)
+        total, rest = (
+            torch.zeros(len(x), dtype=x.dtype, device=x.device),
+            list(cast("list[Transform]", self.transforms)),
+        )
+        while rest:
+            parts = read_run(rest, x, estimator)
+            found = None
+            if parts:
+                with outermost_call(self, x):
+                    found = run_forward_and_logdet(parts, x, estimator, generator)
+            if found is not None:
+                x, total = found[0], total + found[1]
+            for t in rest[: len(parts) or 1] if found is None else ():
+                x, logdet = t.forward_and_logdet(x, estimator=estimator, generator=generator)
+                total = total + logdet
+            rest = rest[len(parts) or 1 :]
+        return x, total
+
+    def _may_fuse(self) -> bool:
+        """Whether all parts are in the mode of the chain, training or eval, and none awaits its first batch."""
+        parts = cast("list[Transform]", self.transforms)
+        return all(t.training == self.training and not getattr(t, "awaits_data", False) for t in parts)
 
     def trajectory(self, x: Tensor, steps: int = 8, context: Tensor | None = None) -> list[Tensor]:
         """Return the states x + tau g(x), tau in (0, 1], of every block in turn (Sec. 4.2), the input first.

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from .branch import (
     Bound,
     InputSpec,
+    ParsedBranch,
     Snapshot,
     attach_implicit_gradient,
     check_same_shape,
@@ -93,7 +94,7 @@ class ResidualBlock(Transform):
                 "Use iresnet.lipschitz.constrain_(g, lipschitz=0.9) first."
             )
 
-    def _check_input(self, x: Tensor, context: Tensor | None, name: str = "x") -> None:
+    def check_input(self, x: Tensor, context: Tensor | None, name: str = "x") -> None:
         """Raise ValueError for a wrong shape, or a context that does not fit."""
         check_context(self, context)
         if context is not None and len(context) != len(x):
@@ -110,7 +111,7 @@ class ResidualBlock(Transform):
             return x + self._branch(x, context)
 
     def _branch(self, x: Tensor, context: Tensor | None) -> Tensor:
-        self._check_input(x, context)
+        self.check_input(x, context)
         y = self.g(x) if context is None else self.g(x, context)
         check_same_shape(x, y)
         return cast(Tensor, y)
@@ -133,23 +134,27 @@ class ResidualBlock(Transform):
         terms for a truncation error below 1e-3 nats and probes from a fixed seed, so the same x gives the same number.
         """
         with outermost_call(self, x):
-            self._check_input(x, context)
+            self.check_input(x, context)
             if estimator is None:
-                estimator, generator = self._default_estimator(x, generator)
-            constant = self._constant(tuple(x.shape[1:])) if estimator.needs_lipschitz else None
+                estimator, generator = self.default_estimator(x, generator)
+            constant = self.constant(tuple(x.shape[1:])) if estimator.needs_lipschitz else None
             y, jacobian = linearise(self.g, x, context)
             check_same_shape(x, y)
             return x + y, estimator(jacobian, x, lipschitz=constant, generator=generator)
 
-    def _constant(self, shape: Shape) -> float:
-        """Return the bound on Lip(g) for an estimator: the requested one in training, the proven one in eval."""
+    def constant(self, shape: Shape, parsed: ParsedBranch | None = None) -> float:
+        """Return the bound on Lip(g) for an estimator: the requested one in training, the proven one in eval.
+
+        `parsed` is the parsed g, if the caller has it.
+        """
         if self.asserted is not None:
             return self.asserted
-        return nominal_constant(self.g) if self.training else self.bound(shape).value
+        return nominal_constant(parsed or self.g) if self.training else self.bound(shape).value
 
-    def _default_estimator(
+    def default_estimator(
         self, x: Tensor, generator: torch.Generator | None
     ) -> tuple[Estimator, torch.Generator | None]:
+        """Return the estimator for x, and its generator, where none was given."""
         d = dimension(x)
         if d <= EXACT_UP_TO:
             return Exact(), generator
@@ -251,7 +256,7 @@ class ResidualBlock(Transform):
         check_finite(z, "z")
         if tolerance is not None and not tolerance > 0:
             raise ValueError(f"tolerance must be positive; got {tolerance}.")
-        self._check_input(z, context, "z")
+        self.check_input(z, context, "z")
         with torch.no_grad(), full_precision(z):
             snapshot = self.snapshot(tuple(z.shape[1:]))
             conditioning = self._conditioning(context, len(z))

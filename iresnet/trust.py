@@ -117,8 +117,10 @@ def _wrapped_module(module: nn.Module) -> nn.Module | None:
     return None
 
 
-def known_type(module: nn.Module) -> type:
+def known_type(module: nn.Module, *, unmodified: bool = False) -> type:
     """Return the known class whose function this module computes; raise `NoBoundKnown` if there is none.
+
+    `unmodified`: the caller has just found that `why_modified` is None, which takes most of the time.
 
     >>> known_type(nn.Linear(2, 2)).__name__
     'Linear'
@@ -129,7 +131,7 @@ def known_type(module: nn.Module) -> type:
     known = _known_class(cls)
     if known is None:
         raise NoBoundKnown(_why_unknown_class(cls))
-    if (reason := why_modified(module)) is not None:
+    if not unmodified and (reason := why_modified(module)) is not None:
         raise NoBoundKnown(f"{type(module).__name__} {reason}")
     return known
 
@@ -230,9 +232,10 @@ _method_names: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
 
 def _methods(cls: type) -> frozenset[str]:
     """Return the names of the methods and properties of a class (cached)."""
-    if cls not in _method_names:
-        _method_names[cls] = _collect_methods(cls)
-    return _method_names[cls]
+    found = _method_names.get(cls)
+    if found is None:
+        found = _method_names[cls] = _collect_methods(cls)
+    return found
 
 
 def _collect_methods(cls: type) -> frozenset[str]:

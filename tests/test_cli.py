@@ -521,8 +521,8 @@ class TestTolerance:
                 ("--draws", 4, "--tolerance", 0.5),
                 "draws and tolerance exclude each other; got 4 and 0.5. Give one of",
             ),
-            (("--tolerance", 0), "tolerance must be positive, in nats; got 0"),
-            (("--tolerance", "nan"), "tolerance must be positive, in nats; got nan"),
+            (("--tolerance", 0), "--tolerance must be positive and finite; got 0.0."),
+            (("--tolerance", "nan"), "--tolerance must be positive and finite; got nan."),
         ],
     )
     def test_a_mistake_gets_a_sentence(self, call, options, sentence):
@@ -532,12 +532,12 @@ class TestTolerance:
 
     def test_an_image_gets_the_draws_that_it_needs(self):
         run = Run.open(trained())
-        model, few = run.model(), run.splits().test.take([0, 1, 2])
-        eight, loose, strict = (
-            torch.tensor(_columns(run, model, few, draws, tolerance=tolerance)["standard_error"])
-            for draws, tolerance in ((None, None), (None, 1e6), (None, 1e-6))
+        few = run.splits().test.take([0, 1, 2])
+        usual, eight, loose, strict = (
+            torch.tensor(Scorer(run, draws=draws, tolerance=tolerance).score(few)["standard_error"])
+            for draws, tolerance in ((None, None), (8, None), (None, 1e6), (None, 1e-6))
         )
-        assert torch.equal(eight, torch.tensor(_columns(run, model, few, 8)["standard_error"]))
+        assert torch.equal(usual, eight)
         assert loose.mean() > eight.mean()
         assert strict.mean() < loose.mean() / 1.5
 

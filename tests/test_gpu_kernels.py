@@ -21,7 +21,7 @@ from iresnet.gpu.kernels import language, tuning, wide
 from iresnet.gpu.kernels.launch import Saved, _kernel, _kernels
 from iresnet.gpu.maps import Dense, Unrolled
 from iresnet.lipschitz import Sine
-from iresnet.lipschitz.activations import elu_slope
+from iresnet.lipschitz.elu import elu_slope
 
 #: One case for every method (narrow, own, library), sizes that fit no tile, with and without bias and ActNorm.
 CASES = [(2, 16, 6, 5, True), (1, 16, 9, 9, False), (1, 32, 5, 7, True), (1, 64, 5, 5, False), (1, 128, 4, 3, True)]

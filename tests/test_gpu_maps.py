@@ -18,7 +18,7 @@ from iresnet.gpu.kernels import wide
 from iresnet.gpu.maps import Convolution, Dense, Unrolled, as_images, as_matrix, candidates
 from iresnet.gpu.neighbours import gather_neighbours, round_up_to_eight, sum_neighbours
 from iresnet.lipschitz import Sine
-from iresnet.lipschitz.activations import elu_slope
+from iresnet.lipschitz.elu import elu_slope
 from iresnet.spectral import Geometry
 from tests.test_gpu_kernels import bent, bent_back
 from tests.zoo import DOUBLE, normal

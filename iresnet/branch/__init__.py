@@ -1,9 +1,10 @@
 """The branch g of a residual block, parsed once into a program from which everything else is computed.
 
 Reading order: `program` (a graph of steps, and its value), `derivative` (J' v), `trace` (tr J in closed form),
-`constant` (a proven bound on Lip(g)), `rounding` (the rounding error of g in float64), `convolution` (convolution
-algorithms), `prepared` (g in one precision, and J v), `snapshot` (a private copy of g, which proofs are about),
-`implicit` (the gradient of the inverse), `input_spec` (the input shape that g expects).
+`products`, `explicit` and `factors` (g, J v, ln det and their gradients on vectors, without a graph), `constant` (a
+proven bound on Lip(g)), `rounding` (the rounding error of g in float64), `convolution` (convolution algorithms),
+`prepared` (g in one precision, and J v), `snapshot` (a private copy of g, which proofs are about), `implicit` (the
+gradient of the inverse), `input_spec` (the input shape that g expects).
 """
 
 from .constant import Bound, LayerBound, lipschitz_bound, nominal_constant, requested_bound, tighten_layers_

@@ -162,9 +162,9 @@ def _largest_slope(step: Step, name: str, layer: nn.Module) -> float:
     return constant
 
 
-def nominal_constant(g: nn.Module) -> float:
+def nominal_constant(g: nn.Module | ParsedBranch) -> float:
     """Return the constant that the coefficients of g allow, with proven norms for unconstrained layers. Cheap."""
-    parsed = parse(g)
+    parsed = g if isinstance(g, ParsedBranch) else parse(g)
     values, constants = [1.0], list[float]()
     for step, into, (name, layer) in zip(parsed.program.steps, parsed.program.inputs, parsed.layers, strict=True):
         if step.kind in LINEAR:

@@ -269,10 +269,10 @@ class _Parser:
     def walk(self, g: nn.Module, prefix: str, h: int, *, fresh: bool = False) -> int:
         """Add the steps of g applied to result h; return the number of the last result."""
         for name, leaf in leaves_and_shifts(g, prefix, fresh=fresh):
-            h = self.leaf(name, leaf, h)
+            h = self.leaf(name, leaf, h, unmodified=True)  # it has just been checked
         return h
 
-    def leaf(self, name: str, leaf: nn.Module, h: int) -> int:
+    def leaf(self, name: str, leaf: nn.Module, h: int, *, unmodified: bool = False) -> int:
         if type(leaf) is Conditioned:
             if leaf is not self.whole:
                 raise NoBoundKnown("a Conditioned inside another network gets no context. Make it the whole of g.")
@@ -281,7 +281,7 @@ class _Parser:
             return self.add(Step("join", 1), name, leaf, h, self.walk(leaf.f, child_name(name, "f"), h))
         if type(leaf) is Potential:
             return self.descent(name, leaf, h)
-        return self.add(_layer_step(name, leaf), name, leaf, h)
+        return self.add(_layer_step(name, leaf, unmodified), name, leaf, h)
 
     def descent(self, name: str, leaf: Potential, h: int) -> int:
         """Add the steps of -W' s(W h + b)."""
@@ -300,17 +300,18 @@ class _Parser:
         return len(self.steps)
 
 
-def _layer_step(name: str, layer: nn.Module) -> Step:
-    record = record_of(layer)
+def _layer_step(name: str, layer: nn.Module, unmodified: bool) -> Step:
+    """Return the step of a layer; `unmodified` as in `trust.known_type`."""
+    record = record_of(layer, unmodified=unmodified)
     if record is not None:
         return Step(record.name, len(record.tensors), settings=record.settings_of(layer))
-    geometry, tensors = _geometry(name, layer), 1 if layer.bias is None else 2
+    geometry, tensors = _geometry(name, layer, unmodified), 1 if layer.bias is None else 2
     return Step("conv", tensors, geometry) if geometry.axes else Step("linear", tensors)
 
 
-def _geometry(name: str, layer: nn.Module) -> Geometry:
+def _geometry(name: str, layer: nn.Module, unmodified: bool) -> Geometry:
     try:
-        return Geometry.of(layer)
+        return Geometry.of(layer, unmodified=unmodified)
     except NoBoundKnown as error:
         raise no_bound_error(name, layer, str(error)) from None
 

@@ -25,6 +25,7 @@ from ..lipschitz.parametrized import release_
 from ..trust import NoBoundKnown, unwrap, why_modified
 from .constant import Bound, lipschitz_bound
 from .convolution import cpu_convolution, pack_weights
+from .explicit import VectorBranch, is_explicit
 from .prepared import PreparedBranch, to_channels_last
 from .program import ParsedBranch, try_parse
 from .rounding import rounding_bound
@@ -78,7 +79,7 @@ class Snapshot:
         if dtype not in self._copies:
             self._copies[dtype] = self._prepare(dtype)
         prepared, conditional, on_cpu = (
-            cast(PreparedBranch, self._copies[dtype]),
+            cast("PreparedBranch | VectorBranch", self._copies[dtype]),
             self.parsed.program.is_conditional,
             _on_cpu(self.g),
         )
@@ -86,19 +87,23 @@ class Snapshot:
             raise ValueError("this network is conditional; pass context=...")
 
         def at(x: Tensor, rows: Tensor) -> Tensor:
-            now = _with_embedding(prepared, cast(Tensor, conditioning)[rows].to(dtype)) if conditional else prepared
+            now = prepared
+            if conditional:
+                now = _with_embedding(cast(PreparedBranch, prepared), cast(Tensor, conditioning)[rows].to(dtype))
             y = now(to_channels_last(x) if on_cpu else x)
             check_same_shape(x, y)
             return y
 
         return at
 
-    def _prepare(self, dtype: torch.dtype) -> PreparedBranch:
+    def _prepare(self, dtype: torch.dtype) -> PreparedBranch | VectorBranch:
         """Prepare g for this dtype. On a CPU images are channels-last, and float64 uses the fastest convolution."""
         parsed = cast(ParsedBranch, self.parsed)
         values = [t.to(dtype) for t in parsed.tensors(torch.zeros(()), torch.float64)]
         if not _on_cpu(self.g):
             return PreparedBranch(parsed.program, values)
+        if dtype == torch.float32 and is_explicit(parsed.program):
+            return VectorBranch(parsed.program, values)
         if dtype != torch.float64:
             return PreparedBranch(parsed.program, [to_channels_last(t) for t in values])
         functions = [cpu_convolution(step, own) for step, _, own in parsed.program.with_tensors(values)]

@@ -18,7 +18,7 @@ from ..spelling import counted
 from ..train.distributed import world_size
 from .completion import complete_data
 from .console import Device, Screen, console, ctrl_c, result, waiting, wants_json
-from .output import DataFolder, RunFolder, chunked_data, each_chunk, open_run, print_csv
+from .output import DataFolder, RunFolder, check_tolerance, chunked_data, each_chunk, open_run, print_csv
 from .resumable import ResumableFile, describe_parts, describe_source, path_of_rank, share_of_rank
 
 #: The names of columns that are written; an id column with such a name gets another.
@@ -89,6 +89,7 @@ def score(
     """
     if missing not in ("refuse", "drop"):
         raise ValueError(f"--missing must be refuse or drop; got {missing!r}.")
+    check_tolerance(tolerance)
     if is_run(Path(file)) and not is_run(resolve_folder(run)):
         raise ValueError(f"the run folder comes first. Use: {join(['iresnet', 'score', file, str(run)])}")
     (opened, chosen), screen = open_run(run, device, data_dir), console()

@@ -162,6 +162,8 @@ class _AndersonState:
 
 def _least_squares(df: Tensor, f: Tensor) -> Tensor:
     """Minimise ||f - sum_i gamma_i df_i|| over gamma, (batch, memory), by regularised normal equations in float64."""
+    if df.shape[1] <= 2 and f.shape[1] <= _NARROW:
+        return _cramer(df, f).to(df.dtype)
     a, b = df.double(), f.double()
     gram, right = a @ a.mT, (a @ b[..., None])[..., 0]
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
@@ -169,3 +171,20 @@ def _least_squares(df: Tensor, f: Tensor) -> Tensor:
     solution, info = torch.linalg.solve_ex(gram + torch.diag_embed(ridge), right[..., None])
     solution = torch.where(info[..., None, None] == 0, solution, torch.zeros_like(solution))
     return solution[..., 0].to(df.dtype)
+
+
+#: Up to this dimension two unknowns are computed with the batch as the innermost axis.
+_NARROW = 64
+
+
+def _cramer(df: Tensor, f: Tensor) -> Tensor:
+    """Solve the same equations for one or two unknowns, all samples at once, without factorising small matrices."""
+    a = torch.empty(*df.shape[1:], len(df), dtype=torch.float64, device=df.device).copy_(df.permute(1, 2, 0))
+    diagonal, right = a.square().sum(1), (a * f.t().double()).sum(1)
+    diagonal += diagonal.amax(0) * 1e-13 + (diagonal == 0)
+    if len(a) == 1:
+        return (right / diagonal).t()
+    off = (a[0] * a[1]).sum(0)
+    det = diagonal[0] * diagonal[1] - off.square()
+    gamma = (right * diagonal.flip(0) - right.flip(0) * off) / det
+    return torch.where(det > 0, gamma, 0.0).t()

@@ -24,7 +24,7 @@ from torch import Tensor
 from ..branch import Program, Step
 from ..branch.program import apply_transpose
 from ..compiler import maybe_compile
-from ..lipschitz.activations import elu_slope
+from ..lipschitz.elu import elu_slope
 from ..spectral import Geometry
 from ..timing import can_measure, fastest
 from . import kernels

@@ -189,7 +189,7 @@ def defer_norms() -> Iterator[None]:
 
 def cap_of(layer: nn.Module) -> SpectralCap | None:
     """Return the constraint of a layer; None if it has none."""
-    if not parametrize.is_parametrized(layer, "weight"):
+    if "parametrizations" not in layer._modules or not parametrize.is_parametrized(layer, "weight"):
         return None
     caps = [p for p in parametrizations_of(layer) if isinstance(p, SpectralCap)]
     return caps[-1] if caps else None

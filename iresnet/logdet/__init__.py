@@ -14,7 +14,7 @@ draws one N for the whole batch (`StoppedRoulette`): the number of terms is then
 step can be compiled or captured in a CUDA graph.
 
 Reading order: `bounds` (how many terms), `jacobian` (J as a linear map), `probes` (random vectors), `sums` (value and
-gradient from products with J'), `estimators`.
+gradient from products with J'), `determinant` (elimination for many small matrices), `estimators`.
 """
 
 from .bounds import terms_needed, truncation_bound
@@ -26,12 +26,16 @@ from .estimators import (
     AdaptiveRoulette,
     AdaptiveSeries,
     CertifiedSeries,
+    DrawnSeries,
     Estimator,
     Exact,
     FixedSeries,
     PowerSeries,
     RussianRoulette,
+    SeriesDraw,
     StoppedRoulette,
+    exact_logdet,
+    exact_logdet_and_inverse,
 )
 from .jacobian import Jacobian, VectorJacobianProduct
 from .probes import Probe, draw_probe_noise, draw_probes, noise_to_probes
@@ -46,6 +50,7 @@ from .sums import (
 
 __all__ = [
     "CertifiedSeries",
+    "DrawnSeries",
     "EVAL_PROBES",
     "EVAL_SEED",
     "EVAL_TOLERANCE",
@@ -60,10 +65,13 @@ __all__ = [
     "RussianRoulette",
     "AdaptiveRoulette",
     "AdaptiveSeries",
+    "SeriesDraw",
     "StoppedRoulette",
     "attach_gradient",
     "draw_probes",
     "draw_probe_noise",
+    "exact_logdet",
+    "exact_logdet_and_inverse",
     "refuse_second_derivative",
     "roulette_weights",
     "power_series",

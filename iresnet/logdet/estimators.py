@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias, cast
+from typing import ClassVar, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from ..compiler import can_read_values, is_transforming
 from ..spelling import at_least
 from .bounds import terms_needed
+from .determinant import safe_inverse
 from .jacobian import Jacobian
 from .probes import Probe, draw_probe_noise, draw_probes, noise_to_probes
 from .sums import adaptive_series, power_series, roulette_weights, series_weights, survival_weights
@@ -58,15 +59,26 @@ class Exact(Estimator):
 
     def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
         j = jacobian.matrix(x)
-        j = j.to(torch.promote_types(j.dtype, torch.float32))  # under autocast, products are in half precision
-        if j.shape[-1] == 2:  # factorising thousands of 2 x 2 matrices is slower than the closed form
-            det = (1 + j[:, 0, 0]) * (1 + j[:, 1, 1]) - j[:, 0, 1] * j[:, 1, 0]
-            _check_positive(det)
-            return det.log()
-        eye = torch.eye(j.shape[-1], dtype=j.dtype, device=j.device)
-        sign, logdet = _slogdet(eye + j)
-        _check_positive(sign)
-        return logdet
+        return exact_logdet(j.to(torch.promote_types(j.dtype, torch.float32)))  # under autocast, it may be half
+
+
+def exact_logdet(j: Tensor) -> Tensor:
+    """Compute ln det(I + J) of matrices, (batch, d, d); raise ValueError unless all determinants are positive."""
+    if j.shape[-1] == 2:  # factorising thousands of 2 x 2 matrices is slower than the closed form
+        det = (1 + j[:, 0, 0]) * (1 + j[:, 1, 1]) - j[:, 0, 1] * j[:, 1, 0]
+        _check_positive(det)
+        return det.log()
+    eye = torch.eye(j.shape[-1], dtype=j.dtype, device=j.device)
+    sign, logdet = _slogdet(eye + j)
+    _check_positive(sign)
+    return logdet
+
+
+def exact_logdet_and_inverse(j: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute ln det(I + J), as `exact_logdet` does, and (I + J)^-1 of matrices, (batch, d, d), without a graph."""
+    a = j + torch.eye(j.shape[-1], dtype=j.dtype, device=j.device)
+    inverse = safe_inverse(a)
+    return exact_logdet(j), torch.linalg.inv(a) if inverse is None else inverse
 
 
 def _slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,10 +105,33 @@ def _check_positive(det: Tensor) -> None:
         )
 
 
-class FixedSeries(Estimator, ABC):
-    """A series whose number of terms and weights do not depend on x, so that a training step can be compiled."""
+class SeriesDraw(NamedTuple):
+    """The random numbers of one estimate: probes v like x, and (value, gradient) weights of the terms.
+
+    Weights are (terms, 1), or (terms, batch) and zero for the samples that do not have a term.
+    """
+
+    v: Tensor
+    value: Tensor
+    gradient: Tensor
+
+
+class DrawnSeries(Estimator, ABC):
+    """A power series whose weights are known, once drawn, before any product is computed: the mean over `probes`."""
 
     probes: int
+
+    @abstractmethod
+    def draw(self, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> SeriesDraw:
+        """Draw the probes and weights of one of the `probes` estimates."""
+
+    def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
+        return _mean_over_probes(self.probes, lambda: power_series(jacobian, *self.draw(x, lipschitz, generator)))
+
+
+class FixedSeries(DrawnSeries):
+    """A series whose number of terms and weights do not depend on x, so that a training step can be compiled."""
+
     probe: Probe
     shared: bool
 
@@ -108,14 +143,8 @@ class FixedSeries(Estimator, ABC):
         """Draw the noise of one probe per sample: Gaussian numbers, or bits (see `noise_to_probes`)."""
         return draw_probe_noise(x, self.probe, generator, shared=self.shared)
 
-    def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
-        value, gradient = self.weights(x)
-
-        def one_probe() -> Tensor:
-            v = draw_probes(x, self.probe, generator, shared=self.shared)
-            return power_series(jacobian, v, value, gradient)
-
-        return _mean_over_probes(self.probes, one_probe)
+    def draw(self, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> SeriesDraw:
+        return SeriesDraw(draw_probes(x, self.probe, generator, shared=self.shared), *self.weights(x))
 
 
 @dataclass(frozen=True)
@@ -204,9 +233,8 @@ class AdaptiveRoulette(Estimator):
         bound = _check_contraction(lipschitz, self)
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return RussianRoulette()(jacobian, x, lipschitz=lipschitz, generator=generator)
-        like = x[:1] if self.shared else x
-        u = 1 - torch.rand(len(like), dtype=torch.float64, device=x.device, generator=generator)
-        v = draw_probes(like, "rademacher", generator).expand_as(x)
+        u = 1 - torch.rand(1 if self.shared else len(x), dtype=torch.float64, device=x.device, generator=generator)
+        v = draw_probes(x, "rademacher", generator, shared=self.shared)
         trace = None if jacobian.trace is None else jacobian.trace()
         most = self._most_terms(bound, math.prod(x.shape[1:]), float(u.min()))
         return adaptive_series(jacobian, v, most, bound, self.tolerance, trace, u.expand(len(x)))
@@ -218,7 +246,7 @@ class AdaptiveRoulette(Estimator):
 
 
 @dataclass(frozen=True)
-class RussianRoulette(Estimator):
+class RussianRoulette(DrawnSeries):
     """An unbiased estimator: always `terms` terms, then each further term with probability q, drawn per sample.
 
     `continuation` is q; the default follows from the Lipschitz bound, q = L^2 + (1 - L^2) / 4.
@@ -252,14 +280,9 @@ class RussianRoulette(Estimator):
             )
         return self.continuation
 
-    def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
-        q = self.probability(lipschitz)
-
-        def one_probe() -> Tensor:
-            value, gradient = roulette_weights(self.terms, q, x, generator)
-            return power_series(jacobian, draw_probes(x, self.probe, generator), value, gradient)
-
-        return _mean_over_probes(self.probes, one_probe)
+    def draw(self, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> SeriesDraw:
+        weights = roulette_weights(self.terms, self.probability(lipschitz), x, generator)
+        return SeriesDraw(draw_probes(x, self.probe, generator), *weights)
 
     def stopped(self, lipschitz: float, u: float) -> StoppedRoulette:
         """Return the series for one draw u, uniform in (0, 1], given ||J|| <= `lipschitz` everywhere.

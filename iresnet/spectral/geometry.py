@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..trust import NoBoundKnown, unwrap, why_untrusted
+from ..trust import NoBoundKnown, known_type, unwrap
 
 #: The number of spatial axes of a convolution, by class: torch.fx cannot trace the shape of its weight.
 AXES = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
@@ -29,15 +29,20 @@ class Geometry:
     circular: bool = False
 
     @classmethod
-    def of(cls, layer: nn.Module) -> Geometry:
-        """Read the geometry of a trusted Linear or Conv1d/2d/3d layer; raise `NoBoundKnown` for anything else."""
+    def of(cls, layer: nn.Module, *, unmodified: bool = False) -> Geometry:
+        """Read the geometry of a trusted Linear or Conv1d/2d/3d layer; raise `NoBoundKnown` for anything else.
+
+        `unmodified` as in `trust.known_type`.
+        """
         layer = unwrap(layer)
         if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             raise NoBoundKnown(
                 f"no norm bound is known for {type(layer).__name__}; Linear, Conv1d, Conv2d and Conv3d have one."
             )
-        if reason := why_untrusted(layer):
-            raise NoBoundKnown(f"no norm bound is known for {type(layer).__name__}: {reason}")
+        try:
+            known_type(layer, unmodified=unmodified)
+        except NoBoundKnown as error:
+            raise NoBoundKnown(f"no norm bound is known for {type(layer).__name__}: {error}") from None
         return cls.unchecked(layer)
 
     @classmethod

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..fused import unfused
 from .objective import Objective
 
 #: On a GPU the loss is read every so many steps: each read makes the CPU wait.
@@ -73,7 +74,7 @@ def _first_bad_module(objective: Objective, x: Tensor, y: Tensor | None, options
 
     before = sys.getprofile()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), unfused():
             sys.setprofile(inspect)
             objective(x, y, **options)
     except ValueError:  # a module refused its input

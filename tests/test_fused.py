@@ -1,0 +1,475 @@
+"""Fused runs of blocks against their parts one by one: the same values and gradients, and the same refusals."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from iresnet import (
+    ActNorm,
+    Chain,
+    Exact,
+    LipSwish,
+    PowerSeries,
+    ResidualBlock,
+    RussianRoulette,
+    Sine,
+    Standardise,
+    contractive_mlp,
+    mlp_flow,
+)
+from iresnet.branch import try_parse
+from iresnet.branch.derivative import linearise_program, vector_jacobian_product
+from iresnet.branch.explicit import DualPass, VectorBranch, is_explicit
+from iresnet.branch.factors import _dense_from
+from iresnet.branch.products import gram, times, times_transpose
+from iresnet.chain import Composition
+from iresnet.fused import read_run
+from iresnet.lipschitz import ACTIVATIONS, Concatenated, refresh_
+from iresnet.logdet import StoppedRoulette
+from iresnet.logdet.determinant import safe_inverse
+from iresnet.transforms.mixing import Reverse
+
+DOUBLE = torch.float64
+
+#: Every activation with a slope in closed form; a record that is added must be tested here.
+ACTIVATION = {
+    "elu": nn.ELU, "elu with alpha": lambda: nn.ELU(0.7), "softplus": lambda: nn.Softplus(threshold=40),
+    "tanh": nn.Tanh, "relu": nn.ReLU, "identity": nn.Identity, "sine": lambda: Sine(2.0), "lipswish": LipSwish,
+}  # fmt: skip
+
+ESTIMATORS = {
+    "default": None, "exact": Exact(), "series": PowerSeries(5, probes=2), "shared": PowerSeries(4, shared=True),
+    "roulette": RussianRoulette(), "two probes": RussianRoulette(probes=2, probe="gaussian"),
+    "long": RussianRoulette(continuation=0.95), "stopped": StoppedRoulette(40, 4, 0.9),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _fuse_float64(monkeypatch):
+    """Fuse float64 too, where both ways can be compared to many digits."""
+    monkeypatch.setattr("iresnet.fused.DTYPES", (torch.float32, torch.float64))
+
+
+def build(d=3, blocks=3, hidden=(20, 17), dtype=DOUBLE, seed=0, **options):
+    """A flow past its first batch, with biases, shifts and scales away from zero."""
+    torch.manual_seed(seed)
+    flow = mlp_flow(d, blocks, hidden, **options).to(dtype).train()
+    with torch.no_grad():
+        flow.transform(torch.randn(40, d, dtype=dtype))
+        for p in flow.parameters():
+            p.add_(0.2 * torch.randn_like(p))
+    for m in flow.modules():
+        if isinstance(m, ActNorm):
+            m._mark_initialised()
+    refresh_(flow, settle=True)
+    return flow
+
+
+def batch(d=3, rows=40, dtype=DOUBLE):
+    return torch.randn(rows, d, dtype=dtype, generator=torch.Generator().manual_seed(1))
+
+
+def by_parts(chain, *arguments, **options):
+    """The parts one by one, which is what a fused run must agree with."""
+    return Composition.forward_and_logdet(chain, *arguments, **options)
+
+
+def gradients(forward, flow, x, estimator=None, seed=2):
+    """Code, ln det, and the gradients of x and all parameters of a weighted sum of both."""
+    x = x.clone().requires_grad_()
+    flow.zero_grad()
+    generator = torch.Generator().manual_seed(seed)
+    z, logdet = forward(flow.transform, x, estimator=estimator, generator=generator)
+    weights = torch.linspace(0.5, 2.0, len(x), dtype=x.dtype)
+    ((z.square().sum(1) + logdet) * weights).sum().backward()
+    return [z.detach(), logdet.detach(), x.grad, *(p.grad for p in flow.transform.parameters())]
+
+
+def assert_same(found, expected, tolerance=1e-9):
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert torch.allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def is_fused(flow, x, estimator=None):
+    return len(read_run(list(flow.transform), x, estimator)) == len(flow.transform)
+
+
+def test_every_activation_with_a_slope_is_listed():
+    known = {name for name, record in ACTIVATIONS.items() if record.slope is not None}
+    assert known == {name.split()[0] for name in ACTIVATION}
+
+
+@pytest.mark.parametrize("activation", ACTIVATION)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_values_and_gradients_are_those_of_the_parts(activation, estimator):
+    flow, x, estimator = build(activation=ACTIVATION[activation]), batch(), ESTIMATORS[estimator]
+    assert is_fused(flow, x, estimator)
+    with torch.no_grad():
+        flow(x)
+    results = [gradients(way, flow, x, estimator) for way in (Chain.forward_and_logdet, by_parts)]
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("d", [1, 2, 4, 9, 40])
+@pytest.mark.parametrize("estimator", [None, RussianRoulette(), RussianRoulette(continuation=0.95)])
+def test_dimensions(d, estimator):
+    flow, x = build(d, 2), batch(d, 90)
+    assert_same(*(gradients(way, flow, x, estimator) for way in (Chain.forward_and_logdet, by_parts)), 1e-8)
+
+
+@pytest.mark.parametrize("d", [2, 16])
+@pytest.mark.parametrize("estimator", [None, RussianRoulette()])
+def test_float32_at_the_size_of_fast_products(d, estimator):
+    flow, x = build(d, 2, (64, 64), torch.float32), batch(d, 300, torch.float32)
+    assert_same(*(gradients(way, flow, x, estimator) for way in (Chain.forward_and_logdet, by_parts)), 2e-3)
+
+
+def test_the_mean_of_the_roulette_is_the_exact_value():
+    flow, x = build(4, 1), batch(4, 2).repeat_interleave(4000, 0)
+    with torch.no_grad():
+        _, drawn = flow.transform.forward_and_logdet(x, estimator=RussianRoulette(), generator=torch.Generator())
+        _, exact = flow.transform.forward_and_logdet(x)
+    for estimate, value in zip(drawn.chunk(2), exact.chunk(2), strict=True):
+        assert abs(estimate.mean() - value[0]) < 4 * estimate.std() / len(estimate) ** 0.5
+
+
+def test_training_is_the_same_after_several_steps(monkeypatch):
+    fused, plain, x = build(seed=3), build(seed=3), batch()
+    losses = []
+    for flow, way in ((fused, Chain.forward_and_logdet), (plain, by_parts)):
+        monkeypatch.setattr(Chain, "forward_and_logdet", way)
+        optimiser = torch.optim.Adam(flow.parameters(), 1e-2)
+        for _ in range(5):
+            optimiser.zero_grad()
+            loss = -flow(x).mean()
+            loss.backward()
+            optimiser.step()
+        losses.append(float(loss.detach()))
+    assert losses[0] == pytest.approx(losses[1], abs=1e-9)
+    assert_same(fused.parameters(), plain.parameters(), 1e-7)
+
+
+def test_chunks_of_a_batch_change_nothing(monkeypatch):
+    flow, x = build(), batch(rows=101)
+    whole = gradients(Chain.forward_and_logdet, flow, x)
+    monkeypatch.setattr("iresnet.fused._ROWS", 64)
+    assert_same(gradients(Chain.forward_and_logdet, flow, x), whole)
+
+
+def test_eval_without_gradients_is_the_same():
+    flow, x = build().eval(), batch(rows=1)
+    with torch.no_grad():
+        assert_same(flow.transform.forward_and_logdet(x), by_parts(flow.transform, x))
+    assert torch.equal(flow.log_prob(x).detach(), flow.log_prob(x).detach())
+
+
+def test_two_forwards_before_one_backward():
+    flow, x = build(), batch()
+    flow.zero_grad()
+    with torch.no_grad():
+        refresh_(flow, settle=True)
+    (flow(x).mean() + flow(2 * x).mean()).backward()
+    both = [p.grad.clone() for p in flow.parameters() if p.grad is not None]
+    flow.zero_grad()
+    flow(x).mean().backward()
+    flow(2 * x).mean().backward()
+    assert_same(both, [p.grad for p in flow.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("estimator", [None, RussianRoulette()])
+def test_two_backward_passes_through_one_graph(estimator):
+    flow, x = build(estimator=estimator), batch()
+    loss = flow(x, generator=torch.Generator().manual_seed(0)).sum()
+    parameters = list(flow.transform.parameters())
+    first = torch.autograd.grad(loss, parameters, retain_graph=True)
+    second = torch.autograd.grad(loss, parameters)
+    assert_same(first, second)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, parameters)
+
+
+def test_second_derivatives_of_an_exact_determinant():
+    flow, x = build(blocks=1).eval(), batch(rows=3).requires_grad_()
+
+    def curvature(logdet):
+        (first,) = torch.autograd.grad(logdet.sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    found = curvature(flow.transform.forward_and_logdet(x)[1])
+    assert torch.allclose(found, curvature(by_parts(flow.transform, x)[1]))
+
+
+def test_second_derivatives_of_a_random_estimate_are_refused():
+    flow, x = build(estimator=RussianRoulette()), batch().requires_grad_()
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        torch.autograd.grad(flow(x).sum(), x, create_graph=True)
+
+
+def test_only_the_gradients_that_are_needed():
+    flow, x = build().requires_grad_(requires_grad=False), batch()
+    assert not flow(x).requires_grad
+    x.requires_grad_()
+    flow(x).sum().backward()
+    assert x.grad is not None
+    assert all(p.grad is None for p in flow.parameters())
+
+
+def test_weights_changed_in_place_are_used_at_once():
+    flow, x = build().eval(), batch()
+    with torch.no_grad():
+        before = flow.log_prob(x)
+        flow.transform[1].g[0].bias.add_(1)
+        after = flow.log_prob(x)
+        assert not torch.allclose(before, after)
+        assert torch.allclose(
+            after - flow.base.log_prob(by_parts(flow.transform, x)[0]), by_parts(flow.transform, x)[1]
+        )
+
+
+def test_an_unconstrained_weight_changed_before_backward_is_refused():
+    linear = nn.Linear(2, 2, dtype=DOUBLE)
+    nn.init.eye_(linear.weight)
+    with torch.no_grad():
+        linear.weight.mul_(0.5)
+    chain = Chain(ResidualBlock(nn.Sequential(linear, nn.Tanh())))
+    x = batch(2).requires_grad_()
+    _, logdet = chain.forward_and_logdet(x)
+    with torch.no_grad():
+        linear.weight.mul_(0.5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        logdet.sum().backward()
+
+
+def test_gradients_do_not_change_the_value():
+    flow, x = build(dtype=torch.float32).eval(), batch(dtype=torch.float32)
+    with torch.no_grad():
+        expected = flow.log_prob(x)
+    assert torch.equal(flow.log_prob(x).detach(), expected)
+
+
+def test_float64_runs_part_by_part(monkeypatch):
+    monkeypatch.undo()
+    assert not is_fused(build(), batch())
+    assert is_fused(build(dtype=torch.float32), batch(dtype=torch.float32))
+
+
+def test_a_hook_is_called():
+    flow, x = build(), batch()
+    assert is_fused(flow, x)
+    called = []
+    flow.transform[1].g[0].register_forward_hook(lambda *_: called.append(1))
+    assert not is_fused(flow, x)
+    flow(x)
+    assert called
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda flow: flow.transform[1].register_forward_hook(lambda *_: None),
+        lambda flow: setattr(flow.transform[0], "value", lambda x: x),
+        lambda flow: flow.transform.transforms.append(ResidualBlock(nn.SiLU(), lipschitz=0.5)),
+    ],
+)
+def test_what_is_not_fused(change):
+    flow = build()
+    change(flow)
+    assert not is_fused(flow, batch())
+
+
+def test_other_inputs_and_estimators_are_not_fused():
+    flow, x = build(), batch()
+    assert not is_fused(flow, x[:, :, None])
+    assert not is_fused(flow, x.half())
+    assert not is_fused(flow, x, object())
+    with torch.autocast("cpu"):
+        assert not is_fused(flow, x)
+
+
+def test_runs_between_other_transforms():
+    torch.manual_seed(0)
+    blocks = [ResidualBlock(contractive_mlp(3, (8,))) for _ in range(3)]
+    chain = Chain(
+        Standardise([0.5] * 3, [2.0] * 3), blocks[0], ActNorm(3), Reverse(), blocks[1], Reverse(), ActNorm(3), blocks[2]
+    )
+    chain, x = chain.to(DOUBLE).eval(), batch()
+    assert [len(read_run(list(chain)[i:], x, None)) for i in range(8)] == [0, 2, 0, 0, 1, 0, 2, 1]
+    for estimator in (None, RussianRoulette()):
+        results = [
+            way(chain, x, estimator=estimator, generator=torch.Generator().manual_seed(0))
+            for way in (Chain.forward_and_logdet, by_parts)
+        ]
+        assert_same(*results)
+
+
+def test_every_part_checks_its_input():
+    chain = Chain(ActNorm(1), ResidualBlock(contractive_mlp(3, (8,)))).eval()
+    with pytest.raises(ValueError, match="ActNorm"):
+        chain.forward_and_logdet(torch.zeros(4, 3))
+
+
+def test_beyond_64_dimensions_eval_is_certified_and_training_needs_an_estimator():
+    flow, x = mlp_flow(70, 2, (8,)).eval(), torch.zeros(2, 70)
+    with torch.no_grad():
+        assert_same(flow.transform.forward_and_logdet(x), by_parts(flow.transform, x))
+    with pytest.raises(ValueError, match="needs an estimator"):
+        build(70, 1, (8,)).transform.forward_and_logdet(batch(70))
+
+
+def test_the_first_batch_goes_through_the_parts_and_initialises(monkeypatch):
+    flow, x, seen = mlp_flow(3, 2, (8,)).train(), batch(dtype=torch.float32), []
+    monkeypatch.setattr("iresnet.chain.read_run", lambda rest, *_: seen.append(len(rest)) or [])
+    flow(x)
+    assert not seen
+    assert all(bool(t.initialised) for t in flow.transform if isinstance(t, ActNorm))
+    flow(x)
+    assert seen
+
+
+def test_a_context_goes_to_the_parts():
+    flow = mlp_flow(2, 2, (8,), context=3).eval()
+    assert flow.log_prob(torch.zeros(4, 2), torch.zeros(4, 3)).shape == (4,)
+    with pytest.raises(ValueError, match="context"):
+        flow.log_prob(torch.zeros(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("x", "message"), [(torch.zeros(0, 3), "empty batch"), (torch.zeros(4, 2), r"shape \(batch, 3\)")]
+)
+def test_bad_batches_are_refused(x, message):
+    with pytest.raises(ValueError, match=message):
+        build(dtype=torch.float32)(x)
+
+
+def test_a_wrong_width_is_refused_by_the_chain():
+    with pytest.raises(ValueError, match="must have shape"):
+        build(dtype=torch.float32).transform.forward_and_logdet(torch.zeros(4, 2))
+
+
+def test_input_that_is_not_contiguous():
+    flow, x = build().eval(), batch(6, 40)[:, ::2]
+    with torch.no_grad():
+        assert_same(flow.transform.forward_and_logdet(x), by_parts(flow.transform, x.contiguous()))
+
+
+def test_an_expanding_block_is_reported():
+    g = nn.Sequential(nn.Linear(3, 3, dtype=DOUBLE))
+    chain = Chain(ResidualBlock(g, lipschitz=0.9))
+    with torch.no_grad():
+        g[0].weight.copy_(-2 * torch.eye(3))
+    with pytest.raises(ValueError, match="det\\(I \\+ J\\) must be positive"):
+        chain.forward_and_logdet(batch())
+
+
+def test_copies_and_files_do_not_change():
+    flow, x = build(), batch()
+    flow(x).sum().backward()
+    twin, buffer = copy.deepcopy(flow), io.BytesIO(pickle.dumps(flow))
+    flow.eval()
+    with torch.no_grad():
+        expected = flow.log_prob(x)
+        assert torch.equal(twin.eval().log_prob(x), expected)
+        assert torch.equal(pickle.load(buffer).eval().log_prob(x), expected)
+
+
+# ---------------------------------------------------------------------------------------------- parts of it
+
+
+@pytest.mark.parametrize("activation", ACTIVATION)
+@pytest.mark.parametrize("probes", [None, 1, 3])
+def test_dual_pass(activation, probes):
+    torch.manual_seed(0)
+    make = ACTIVATION[activation]
+    g = nn.Sequential(make(), *contractive_mlp(4, (7, 6), activation=make)).to(DOUBLE)
+    parsed, x = try_parse(g), batch(4, 10).requires_grad_()
+    values = [t.detach().requires_grad_() for t in parsed.tensors()]
+    v = (
+        torch.eye(4, dtype=DOUBLE)[:, None].expand(4, 10, 4)
+        if probes is None
+        else batch(4, 10 * probes).view(-1, 10, 4)
+    )
+    y, transposes = linearise_program(parsed.program, x, values)
+    u = torch.zeros_like(y, requires_grad=True)  # J v is the gradient of v' (J' u)
+    back = vector_jacobian_product(parsed.program, transposes, u)
+    jv = torch.stack([torch.autograd.grad(back, u, w, create_graph=True)[0] for w in v])
+    dy, djv = torch.randn_like(y), torch.randn_like(jv)
+    expected = torch.autograd.grad((y, jv), [x, *values], (dy, djv), allow_unused=True)
+    with torch.no_grad():
+        dual = DualPass(parsed.program, values, x, None if probes is None else v, keep=True)
+        rows, w = torch.randperm(10), batch(4, 10)
+        product = vector_jacobian_product(parsed.program, transposes, w)[rows]
+        assert_same([dual.y, dual.jv, dual.select(rows)(w[rows])], [y, jv, product])
+        assert torch.allclose((dual.jacobian(rows) @ w[rows, :, None])[..., 0], product)
+        dual.forget_slopes()
+        dx, found = dual.backward(dy, djv, [True] * len(values))
+    zeros = [torch.zeros_like(t) for t in (x, *values)]
+    assert_same([dx, *found], [z if e is None else e for z, e in zip(zeros, expected, strict=True)])
+
+
+def test_programs_that_are_not_sequences_of_layers_are_not_explicit():
+    dense = nn.Sequential(Concatenated(nn.Linear(2, 3)), nn.Linear(5, 2))
+    assert not is_explicit(try_parse(dense).program)
+    assert not is_explicit(try_parse(nn.Sequential(nn.Linear(2, 2), nn.SiLU())).program)
+    assert is_explicit(try_parse(nn.Sequential(nn.Linear(2, 2), nn.ELU())).program)
+
+
+@pytest.mark.parametrize("rows", [5, 400])
+@pytest.mark.parametrize(("inputs", "outputs"), [(2, 64), (64, 2), (64, 64), (32, 48)])
+def test_products(rows, inputs, outputs):
+    x, weight, bias, g = (torch.randn(*s) for s in ((rows, inputs), (outputs, inputs), (outputs,), (rows, outputs)))
+    exact = [t.double() for t in (x, weight, bias, g)]
+    assert torch.allclose(times_transpose(x, weight, bias).double(), exact[0] @ exact[1].t() + exact[2], atol=1e-4)
+    assert torch.allclose(times(g, weight).double(), exact[3] @ exact[1], atol=1e-4)
+    assert torch.allclose(gram(g, x).double(), exact[3].t() @ exact[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("activation", [nn.ELU, nn.Tanh, LipSwish])
+def test_vector_branch(activation):
+    g = contractive_mlp(3, (20,), activation=activation).eval()
+    parsed, x = try_parse(g), torch.randn(4500, 3)
+    with torch.no_grad():
+        assert torch.allclose(VectorBranch(parsed.program, parsed.tensors())(x), g(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 7, 16, 21, 40])
+def test_safe_inverse(d):
+    torch.manual_seed(d)
+    j = torch.randn(5, d, d, dtype=DOUBLE)
+    a = torch.eye(d, dtype=DOUBLE) + 0.95 * j / torch.linalg.matrix_norm(j, 2)[:, None, None]
+    kept = a.clone()
+    assert torch.allclose(safe_inverse(a) @ a, torch.eye(d, dtype=DOUBLE).expand(5, d, d))
+    assert torch.equal(a, kept)
+
+
+def test_small_pivots_are_left_to_the_caller():
+    assert safe_inverse(torch.tensor([[[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]])) is None
+    assert safe_inverse(-torch.eye(2)[None]) is None
+
+
+def test_a_determinant_without_safe_pivots_is_still_exact():
+    """A rotation by a right angle: positive determinant, zero on the diagonal; no contraction, so nothing is proven."""
+    weight = torch.zeros(3, 3, dtype=DOUBLE)
+    weight[0, 0] = weight[1, 1] = weight[0, 1] = -1.0
+    weight[1, 0] = 1.0
+    g = nn.Sequential(nn.Linear(3, 3, dtype=DOUBLE))
+    chain = Chain(ResidualBlock(g, lipschitz=0.9))
+    with torch.no_grad():
+        g[0].weight.copy_(weight)
+    x = batch().requires_grad_()
+    _, logdet = chain.forward_and_logdet(x)
+    assert torch.allclose(logdet, torch.zeros_like(logdet))
+    logdet.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("rows", "d", "first"),
+    [([512], 4, 1), ([512] * 5, 64, 5), ([512] * 10 + [20] * 40, 16, 10), ([512] * 40, 4, 1)],
+)
+def test_where_dense_jacobians_pay_off(rows, d, first):
+    assert _dense_from(rows, d) == first
