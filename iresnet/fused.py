@@ -21,11 +21,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from .allocator import keep_freed_memory
 from .branch import ParsedBranch, Program, try_parse
 from .branch.derivative import linearise_program, vector_jacobian_product
 from .branch.explicit import DualPass, is_explicit
 from .branch.factors import TINY, exact_factors, series_factors, tiny_series_factors
-from .branch.products import keep_freed_memory
 from .compiler import is_transforming
 from .logdet import (
     EXACT_UP_TO,

@@ -18,8 +18,9 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor
 
+from ..allocator import keep_freed_memory
 from .derivative import activation_slope
-from .products import gram, keep_freed_memory, times, times_transpose
+from .products import gram, times, times_transpose
 from .program import Program, Step, apply_step
 
 #: Up to so many tangents, all inputs are kept for the backward pass.

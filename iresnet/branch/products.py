@@ -8,7 +8,6 @@ same. The choice depends on shapes alone, so that a run repeats bit for bit.
 from __future__ import annotations
 
 import platform
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,17 +15,6 @@ from torch import Tensor
 
 #: The fewest rows and columns for which oneDNN pays off: it takes a few microseconds more to call.
 _ROWS, _COLUMNS = 160, 16
-
-
-@cache
-def keep_freed_memory() -> None:
-    """Let the C library keep freed blocks of up to 32 MB for reuse, from now on.
-
-    By default it returns them to the system, which clears every page that is used again: for activations, which are
-    written and freed thousands of times, that takes longer than the arithmetic. The limit adapts to the largest block
-    that was freed.
-    """
-    torch.empty(31 << 20, dtype=torch.uint8)
 
 
 def _find_onednn() -> Any:

@@ -1,10 +1,8 @@
 """Evaluate a model on many samples in chunks, so that memory does not grow with the dataset.
 
 On a CPU, chunks for residual blocks are smaller. A convolution builds a buffer of channels times kernel size times
-positions for every sample. glibc returns freed buffers of more than 32 MiB to the system, which hands them out again
-page by page, each cleared first; that can take longer than the convolution. With smaller chunks the same buffer is
-reused, and stays closer to the cache. It learns what is large from the blocks that are freed, so one of almost 32 MiB
-is allocated and freed first; it is never touched.
+positions for every sample. One of more than 32 MiB goes back to the system when it is freed (`allocator`); with
+smaller chunks the same buffer is reused, and stays closer to the cache.
 
 Threads that share an operation wait for each other after each of them: on a busy machine that takes most of the time.
 Threads that have chunks of their own wait once.
@@ -19,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor, nn
 
+from ..allocator import keep_freed_memory
 from ..precision import full_precision
 from ..progress import each
 from ..residual import ResidualBlock
@@ -33,7 +32,7 @@ CHUNK, LITTLE = 500, 8 * 2**30
 
 def in_chunks(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
     """Apply a function to `size` samples or codes at a time, in full precision, and concatenate the results."""
-    _keep_freed_memory(x.device)
+    keep_freed_memory()
     with full_precision(x):
         return torch.cat(each(function, torch.split(x, size)))
 
@@ -54,19 +53,13 @@ def in_parallel(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> T
 
     rounds = math.ceil(len(x) / (size * threads))
     parts = torch.split(x, math.ceil(len(x) / (rounds * threads)))
-    _keep_freed_memory(x.device)
+    keep_freed_memory()
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     with suitable_threads(0):
         try:
             return torch.cat(each(lambda part: part.result(), [pool.submit(run, part) for part in parts]))
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _keep_freed_memory(device: torch.device) -> None:
-    """Let glibc keep freed blocks of up to 32 MiB, by freeing one; elsewhere nothing happens."""
-    if device.type == "cpu":
-        torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
 def chunk_size(model: nn.Module, x: Tensor, most: int) -> int:
