@@ -16,6 +16,7 @@ from iresnet import (
     LipschitzLinear,
     PowerSeries,
     ResidualBlock,
+    RussianRoulette,
     Squeeze,
     constrain_,
     contractive_convnet,
@@ -134,7 +135,12 @@ def test_a_block_trains_the_same(kind):
 
 @pytest.mark.parametrize("kind", kinds(NETWORKS, ("mlp",)))
 @pytest.mark.parametrize(
-    "estimator", [pytest.param(Exact(), id="exact", marks=pytest.mark.slow), pytest.param(PowerSeries(4), id="series")]
+    "estimator",
+    [
+        pytest.param(Exact(), id="exact", marks=pytest.mark.slow),
+        pytest.param(PowerSeries(4), id="series"),
+        pytest.param(RussianRoulette().stopped(0.9, u=0.3), id="roulette", marks=pytest.mark.slow),
+    ],
 )
 def test_a_block_with_its_logdet_trains_the_same(kind, estimator, monkeypatch):
     """Probes are drawn outside of the graph in real use; here both draw the same ones."""
@@ -164,6 +170,15 @@ def test_a_flow_takes_the_same_training_steps():
         losses.append(torch.stack(run))
     torch.testing.assert_close(losses[0], losses[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(twin.state_dict(), flow.state_dict(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_conditional_flow_is_one_graph():
+    torch.manual_seed(0)
+    flow, x, c = mlp_flow(2, blocks=2, hidden=(8,), context=3), x_of(16, 2), x_of(16, 3, seed=2)
+    flow(x, context=c)
+    twin = copy.deepcopy(flow)
+    torch.testing.assert_close(whole(twin)(x, context=c), flow(x, context=c), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow
