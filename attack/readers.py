@@ -167,7 +167,7 @@ def _built_in(name: str) -> Callable[[Path], None]:
 
 def builtin_schema(name: str) -> Schema:
     """The schema of a built-in dataset."""
-    from iresnet.data.source import schema_of
+    from iresnet.data.builtin import schema_of
 
     return schema_of(name)
 

@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from iresnet import lipschitz as lip
 from iresnet import presets, timing
-from iresnet.data.source import schema_of
+from iresnet.data.builtin import schema_of
 from iresnet.flow import Flow
 from iresnet.gpu import Acceleration, planned
 from iresnet.lipschitz import defer_norms, refresh_

@@ -18,7 +18,7 @@ import torch
 from inverse import milliseconds
 
 from iresnet.certificate import residual_blocks
-from iresnet.data.source import schema_of
+from iresnet.data.builtin import schema_of
 from iresnet.fingerprint import Fingerprint, bitwise_equal, describe_function
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.models import build

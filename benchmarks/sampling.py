@@ -25,7 +25,7 @@ from inverse import counted, draw_, milliseconds, row_line
 from torch import Tensor
 
 from iresnet import ActNorm, Flow, ResidualBlock, Transform, tighten_
-from iresnet.data.source import schema_of
+from iresnet.data.builtin import schema_of
 from iresnet.inverse import Inverter
 from iresnet.lipschitz import defer_norms, refresh_, release_
 from iresnet.models import build

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from iresnet import presets
-from iresnet.data.source import schema_of
+from iresnet.data.builtin import schema_of
 from iresnet.gpu import Acceleration
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.models import build

@@ -192,5 +192,5 @@ def test_the_presets_for_a_dataset_exist_and_fit_it(name):
     if len(names) > 1:
         kinds = [PRESETS[preset].objective.kind for preset in names]
         assert kinds == ["classification", "density", "hybrid"]
-        shape = data.source.schema_of(PRESETS[names[0]].data.source).shape
-        assert data.source.schema_of(name).shape == shape
+        shape = data.builtin.schema_of(PRESETS[names[0]].data.source).shape
+        assert data.builtin.schema_of(name).shape == shape

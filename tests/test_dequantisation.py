@@ -23,7 +23,7 @@ from iresnet import (
     run,
 )
 from iresnet.data import Dataset, Schema
-from iresnet.data.source import schema_of
+from iresnet.data.builtin import schema_of
 from iresnet.evaluate import log_likelihood
 from iresnet.evaluate.protocol import protocol
 from iresnet.gpu import Acceleration, planned

@@ -11,7 +11,7 @@ from torch import nn
 from iresnet import ActNorm, Chain, Exact, Multiscale, PowerSeries, ResidualBlock, Standardise, certify, tighten_
 from iresnet.certificate import residual_blocks
 from iresnet.data import Batches, Dataset, Schema
-from iresnet.data.source import schema_of
+from iresnet.data.builtin import schema_of
 from iresnet.lipschitz import cap_of
 from iresnet.models import Network, build
 from iresnet.presets import PRESETS

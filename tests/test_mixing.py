@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from iresnet.data.source import schema_of
+from iresnet.data.builtin import schema_of
 from iresnet.models import Network, build
 from iresnet.train.objective import MaximumLikelihood
 from iresnet.transform import ISOMETRY

@@ -10,7 +10,7 @@ from torch import nn
 
 from iresnet import ActNorm, Chain, Classifier, Flow, Hybrid, Multiscale, cli, config, evaluate
 from iresnet.data import Dataset, Schema
-from iresnet.data.source import schema_of
+from iresnet.data.builtin import schema_of
 from iresnet.models import FAMILIES, INVERSES, Network, build
 from iresnet.models.families import IMAGE_SETTINGS, SHARED, VECTOR_SETTINGS, is_other_flow
 from iresnet.presets import PRESETS, find

@@ -10,7 +10,7 @@ import torch
 
 from iresnet import Classifier, Flow, Hybrid, cli, config
 from iresnet.data import Batches, Dataset, Schema
-from iresnet.data.source import names, schema_of
+from iresnet.data.builtin import names, schema_of
 from iresnet.models import Network, build
 from iresnet.presets import PRESETS, Experiment, find, read, with_overrides
 from iresnet.presets.reading import GROUPS, TABLES

@@ -12,7 +12,7 @@ from iresnet import Chain, ResidualBlock, presets
 from iresnet.branch import Program, linearise, parse, run_program, try_parse
 from iresnet.branch.input_spec import InputSpec
 from iresnet.branch.program import interpret
-from iresnet.data import source
+from iresnet.data import builtin
 from iresnet.gpu import planned
 from iresnet.lipschitz import ACTIVATIONS as RECORDS
 from iresnet.lipschitz import Concatenated, Conditioned, LipSwish, MaxMin, Potential, Sine, cap_of, constrain_
@@ -76,7 +76,7 @@ def test_reading_a_branch_computes_no_constrained_weight(monkeypatch, padding):
 def test_a_training_step_reads_every_constrained_weight_once(monkeypatch, preset):
     e, reads, forward = presets.find(preset), Counter(), SpectralCap.forward
     network = replace(e.network, blocks=(2,) * len(e.network.blocks), width=min(4, e.network.width))
-    schema = source.schema_of(e.data.source)
+    schema = builtin.schema_of(e.data.source)
     data = torch.arange(6 * math.prod(schema.shape)).reshape(6, *schema.shape) % 251
     x, y = data.float() if schema.levels is None else data.byte(), torch.arange(6) if schema.classes else None
     objective = e.objective.build_objective(build(network, schema, e.objective.kind, data.float()), schema.levels)

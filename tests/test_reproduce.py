@@ -18,7 +18,7 @@ from torch import nn
 from iresnet import Chain, InjectivePad, cli, presets, results
 from iresnet.cli.console import console
 from iresnet.cli.reproduce import show
-from iresnet.data.source import schema_of
+from iresnet.data.builtin import schema_of
 from iresnet.models.unconstrained import UnconstrainedBlock
 from iresnet.plots import (
     DecayLine,

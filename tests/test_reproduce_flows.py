@@ -14,7 +14,7 @@ from PIL import Image
 from iresnet import cli, terms_needed
 from iresnet.cli.console import Screen
 from iresnet.cli.reproduce import show
-from iresnet.data.source import schema_of
+from iresnet.data.builtin import schema_of
 from iresnet.plots import SeriesLine, plot_bias, plot_convergence, series
 from iresnet.presets import PRESETS
 from iresnet.reproduce import RESULTS, Job, Work, cells, classification, figure5, job, record, table4

@@ -17,7 +17,7 @@ from torch import nn
 
 from iresnet import Chain, ResidualBlock, config, contractive_mlp, evaluate
 from iresnet.data import toy
-from iresnet.data.source import schema_of
+from iresnet.data.builtin import schema_of
 from iresnet.models import build
 from iresnet.models.unconstrained import UnconstrainedBlock
 from iresnet.plots import Crossing, Dynamics, Plane, planes, plot_paths, plot_planes

@@ -35,7 +35,7 @@ from iresnet import (
 )
 from iresnet.branch import PreparedBranch, try_parse
 from iresnet.cli.sample import _describe_time
-from iresnet.data.source import schema_of
+from iresnet.data.builtin import schema_of
 from iresnet.fixed_point import default_tolerance
 from iresnet.inverse import Arithmetic, Decoder, Inverter, Schedule, decoder, ordinary
 from iresnet.inverse.refusal import why_not_accelerated

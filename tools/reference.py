@@ -32,7 +32,8 @@ from torch import Tensor, nn
 import iresnet
 from iresnet import evaluate, run
 from iresnet.data import Batches, DataSettings, Schema, subsample
-from iresnet.data.source import load, schema_of
+from iresnet.data.builtin import schema_of
+from iresnet.data.source import load
 from iresnet.gpu import Acceleration
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.models import build

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from ..data import download as files
 from ..data import names as built_in
-from ..data.source import schema_of, split_sizes
+from ..data.builtin import schema_of, split_sizes
 from .common import with_common_options
 from .completion import complete_download
 from .console import console, result, table

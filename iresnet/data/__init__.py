@@ -5,10 +5,12 @@
 
 from . import toy
 from .augment import Augment
+from .builtin import names
 from .columns import ColumnKind
 from .dataset import Batches, Dataset, Splits
 from .schema import Schema
-from .source import DataSettings, load, names, read
+from .settings import DataSettings
+from .source import load, read
 from .split import subsample
 
 __all__ = [

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from . import arrays, choice, delimited, source, table
+from . import arrays, builtin, choice, delimited, source, table
 from .dataset import Dataset
 from .lines import Lines
 from .npy import ArrayFile, is_archive
@@ -86,7 +86,7 @@ class ChunkedSource:
     @property
     def is_file(self) -> bool:
         """Whether the source is a file, which can be read again."""
-        return self.source not in source.names() and self.path.is_file()
+        return self.source not in builtin.names() and self.path.is_file()
 
     def digest(self) -> str:
         """Hash the samples of a source that is read at once."""
@@ -94,7 +94,7 @@ class ChunkedSource:
 
     @property
     def _is_parquet(self) -> bool:
-        return self.source not in source.names() and self.path.suffix.lower() in source.PARQUET
+        return self.source not in builtin.names() and self.path.suffix.lower() in source.PARQUET
 
     @cached_property
     def _array(self) -> ArrayFile | None:
@@ -108,7 +108,7 @@ class ChunkedSource:
 
     @property
     def _is_chunked_table(self) -> bool:
-        if self.schema.is_image or self.source in source.names():
+        if self.schema.is_image or self.source in builtin.names():
             return False
         name = self.path.name.lower()
         return (

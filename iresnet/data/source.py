@@ -12,146 +12,21 @@ CIFAR, and samples drawn by the seed, stratified by class, for other sources.
 
 from __future__ import annotations
 
-import math
-import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
 
-import torch
-
-from ..allowed import Rule, check_settings
 from ..spelling import hint, quoted
-from . import arrays, blocks, canonical, choice, columns, delimited, images, large_table, split, table, toy
-from .augment import Augment
+from . import arrays, blocks, canonical, choice, delimited, images, large_table, split, table
+from .builtin import load_builtin, names
 from .choice import TableOptions
 from .dataset import Dataset, Splits, prefix_errors, seeded_generator
 from .schema import Schema
+from .settings import PLACEHOLDER, DataSettings, is_placeholder
 
 TEXT, ARRAYS, PARQUET = (".csv", ".tsv"), (".npy", ".npz"), (".parquet",)
 COMPRESSED, STDIN = (".csv.gz", ".tsv.gz"), "-"
 PARTS = ("train", "validation", "test")
 KINDS = ", ".join((*TEXT, *ARRAYS, *PARQUET))
-TOY_SIZES = {"train": 50_000, "test": 10_000}  # points drawn from a toy density
-PLACEHOLDER = "table.csv"  # the source of presets for tables, which the user replaces by a file
-PATH_LENGTH, SIDE = 4096, 4096  # most characters of a path; most pixels of the side that images are resized to
-SIZE = Rule(lambda size: 0 <= size <= SIDE, "is that of an image, or 0 to keep it", f"Use up to {SIDE}.")
-LABELLED = Rule(
-    lambda n: 0 < n <= 1 or (n < math.inf and n == int(n) > 1),
-    "must be a fraction of the labels in (0, 1], or their number from 2 on",
-    "Use e.g. 0.1 or 100.",
-)
-IN_MEMORY = Rule(lambda size: 0 < size < math.inf, "must be positive, in GiB", "Use e.g. 1.")
-DIGITS = Schema((1, 8, 8), 17, classes=tuple("0123456789"))
-
-
-@dataclass(frozen=True)
-class DataSettings:
-    """Which data to use, how to split them, and how to augment images.
-
-    `validation` and `test` are fractions below 1, or numbers of samples; `test` may be 0.
-    """
-
-    #: A built-in dataset, a folder of images, or a table.
-    source: str = "digits"
-    #: The dataset directory, where downloads are stored.
-    folder: str = "data"
-    #: The label column of a table.
-    label: str = ""
-    #: The columns of a table that are data; empty: all but the label, the id and those to drop.
-    columns: tuple[str, ...] = ()
-    #: The columns of a table that are left out.
-    drop: tuple[str, ...] = ()
-    #: The columns of a table that are given: the density is that of the others, conditional on these.
-    context: tuple[str, ...] = ()
-    #: The column of a table that names its rows: it is not data, and `score` writes it beside the scores.
-    id: str = ""
-    #: Kinds of columns, as "COLUMN=KIND", in place of those that are detected: real, positive, bounded:LOWER:UPPER,
-    #: integer[:LOWER[:UPPER]], rounded:STEP[:LOWER[:UPPER]] or category.
-    kinds: tuple[str, ...] = ()
-    #: Rows of a table with missing cells: "refuse" them with an error, or "drop" them.
-    missing: Literal["refuse", "drop"] = "refuse"
-    #: Held out from the training data if the source has no validation split.
-    validation: int | float = 0.15
-    #: Held out first if the source has no test split; 0: nothing, for users with a test file of their own.
-    test: int | float = 0.2
-    #: The training labels that are kept, drawn by `seed`: a fraction of them, or from 2 on their number, as many of
-    #: every class; the others become -1.
-    labelled: Annotated[int | float, LABELLED] = 1.0
-    #: The largest table that is held in memory, in GiB of float32; of a larger NPY or Parquet file, training rows are
-    #: read in blocks.
-    in_memory: Annotated[float, IN_MEMORY] = 1.0
-    #: Images of a folder are resized to size x size; 0: not resized, and all must have the same size.
-    size: Annotated[int, SIZE] = 0
-    #: Seed of the validation split, the kept labels and the toy points.
-    seed: int = 0
-
-    # Augmentation; `Augment` documents and checks these settings.
-    #: Shift images by up to this many pixels.
-    shift: int = 0
-    #: The fraction of the images that is shifted.
-    shifted: float = 1.0
-    #: What fills the border of a shifted image: "mirror" or "blank".
-    border: str = "mirror"
-    #: Flip images left to right with probability 1/2.
-    flip: bool = False
-    #: The side of the square that is replaced by the image's mean.
-    cutout: int = 0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        if not self.source:
-            raise ValueError(f"source must be a dataset or a path; got ''. Use one of {', '.join(names())}.")
-        for name in ("source", "folder"):
-            _check_path(name, getattr(self, name))
-        if self.columns and self.drop:
-            raise ValueError("columns and drop exclude each other: give the columns to keep, or those to leave out.")
-        columns.parse_kinds(self.kinds)  # refuses what is no kind
-        split.check_fraction("validation", self.validation)
-        if self.test:
-            split.check_fraction("test", self.test)
-        _ = self.augment  # checks its settings
-
-    @property
-    def augment(self) -> Augment:
-        """The augmentation that `Batches` applies to training images."""
-        return Augment(self.shift, self.flip, self.shifted, self.border, self.cutout)
-
-    @property
-    def table_options(self) -> TableOptions:
-        """The settings for a table."""
-        skip = self.missing == "drop"
-        return TableOptions(
-            self.label, self.columns, self.drop, self.id, self.kinds, skip, self.context, skip_constants=True
-        )
-
-    def resolved(self) -> DataSettings:
-        """Make paths absolute, so that they are valid in every working directory; built-in names stay.
-
-        >>> DataSettings("digits", folder="/tmp").resolved() == DataSettings("digits", folder="/tmp")
-        True
-        """
-        named = self.source in names() or _is_placeholder(self.source)
-        return replace(self, source=self.source if named else _absolute(self.source), folder=_absolute(self.folder))
-
-
-def names() -> list[str]:
-    """Return the names of the built-in datasets."""
-    return ["digits", *canonical.DATASETS, *toy.names()]
-
-
-def schema_of(name: str) -> Schema:
-    """Return the schema of a built-in dataset."""
-    if name in canonical.DATASETS:
-        return canonical.DATASETS[name].schema
-    return DIGITS if name == "digits" else Schema((2,), columns=("x0", "x1"))
-
-
-def split_sizes(name: str) -> dict[str, int]:
-    """Return the sizes of the splits of a built-in dataset."""
-    if name in canonical.DATASETS:
-        return canonical.DATASETS[name].sizes
-    return {"train": 1437, "test": 360} if name == "digits" else TOY_SIZES
 
 
 def load(settings: DataSettings, schema: Schema | None = None) -> Splits:
@@ -200,7 +75,7 @@ def read(
     if part not in PARTS:
         raise ValueError(f"part must be one of {', '.join(PARTS)}; got {part!r}.")
     if str(source) in names():
-        dataset = _with_schema(str(source), _builtin(str(source), folder, part), schema)
+        dataset = _with_schema(str(source), load_builtin(str(source), folder, part), schema)
         return dataset if labels else replace(dataset, y=None)
     path = Path(STDIN) if str(source) == STDIN else existing_path(source)
     if path.is_dir() or images.is_image(path):
@@ -237,7 +112,7 @@ def _own_splits(settings: DataSettings, schema: Schema | None) -> tuple[Dataset,
     """Load the training data and, where the source has them, the validation and test splits."""
     if settings.source in names():
         _refuse_unused(settings, table=False, size=True)
-        train, test = (_builtin(settings.source, settings.folder, p, settings.seed) for p in ("train", "test"))
+        train, test = (load_builtin(settings.source, settings.folder, p, settings.seed) for p in ("train", "test"))
         return train, None, test
     path = existing_path(settings.source)
     if path.is_dir() or images.is_image(path):
@@ -300,30 +175,6 @@ def _read_table(path: Path, choose: choice.ColumnChooser, *known: str) -> table.
     return delimited.read_delimited(path, choose, {*known} - {""})
 
 
-def _builtin(name: str, folder: str, part: str, seed: int = 0) -> Dataset:
-    if part not in split_sizes(name):
-        raise ValueError(f"{name} has no {part} split of its own, only {' and '.join(split_sizes(name))}. Choose one.")
-    if name in canonical.DATASETS:
-        return canonical.read_canonical(name, folder, part)
-    if name == "digits":
-        return _digits(part)
-    generator = seeded_generator(seed if part == "train" else 0, name, part)
-    return Dataset(toy.sample(name, TOY_SIZES[part], generator), None, schema_of(name))
-
-
-def _digits(part: str) -> Dataset:
-    """Load scikit-learn's 1,797 digits, of which 360 are the test split."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    x, y = load_digits(return_X_y=True)
-    indices = dict(
-        zip(("train", "test"), train_test_split(range(len(y)), test_size=360, random_state=0, stratify=y), strict=True)
-    )
-    pixels = torch.from_numpy(x.astype("uint8")).view(-1, *DIGITS.shape)
-    return Dataset(pixels, torch.from_numpy(y.astype("int64")), DIGITS).take(indices[part])
-
-
 def _with_schema(name: str, dataset: Dataset, schema: Schema) -> Dataset:
     """Give a built-in dataset the schema of a model that may have been trained on another one."""
     own = dataset.schema
@@ -360,26 +211,12 @@ def existing_path(source: str | Path) -> Path:
         )
     if path.exists():
         raise ValueError(f"{path} must be a folder of images or a table ({KINDS}). Convert it to one of these.")
-    if _is_placeholder(str(source)):
+    if is_placeholder(str(source)):
         raise FileNotFoundError(f"there is no file {PLACEHOLDER!r}; give your table: --data FILE ({KINDS}).")
     beside = [str(p) for p in sorted(path.parent.iterdir())] if path.parent.is_dir() else []
     raise FileNotFoundError(
         f"there is no dataset, file or folder {str(source)!r}. {hint(str(source), names(), beside)}"
     )
-
-
-def _check_path(name: str, path: str) -> None:
-    """Refuse a path that no file system, or no config file, can hold."""
-    if len(path) > PATH_LENGTH or re.search("[\\x00\\ud800-\\udfff]", path):
-        raise ValueError(f"{name} must be a path of at most {PATH_LENGTH} characters, in UTF-8; got {quoted(path)}.")
-
-
-def _is_placeholder(source: str) -> bool:
-    return source == PLACEHOLDER and not Path(source).exists()
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
 
 
 def _refuse_unused(settings: DataSettings, *, table: bool = True, size: bool = False) -> None:

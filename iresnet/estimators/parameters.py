@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from .. import config, presets
-from ..data.source import PLACEHOLDER
+from ..data.settings import PLACEHOLDER
 from ..presets import Experiment
 
 #: The setting that each parameter of an estimator replaces.

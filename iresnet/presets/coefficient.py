@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..data.source import schema_of
+from ..data.builtin import schema_of
 from .experiment import Experiment
 
 #: The smallest coefficient of a layer: with three such layers, x + g(x) still differs from x in float32.

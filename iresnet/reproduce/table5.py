@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from ..data.source import schema_of
+from ..data.builtin import schema_of
 from ..gpu import Acceleration
 from ..lipschitz import defer_norms, refresh_
 from ..models import Network, build
