@@ -31,8 +31,11 @@ from .moments import Moments
 #: The tolerance of `AdaptiveRoulette`, in bits per dimension: its noise is far smaller than that of the probes.
 ROULETTE = 1e-3
 
-#: Draws of noise, and of probes, that a likelihood is the mean over; the fewest and the most if a tolerance is given.
-DRAWS, FEWEST, MOST = 8, 4, 16
+#: Draws of noise, and of probes, that a likelihood is the mean over.
+DRAWS = 8
+
+#: The fewest and the most draws of a sample if a tolerance is given.
+FEWEST, MOST = 4, 16
 
 #: The standard error of a score, as a share of the standard deviation of the reference: ranks hardly change.
 SHARE = 0.025
