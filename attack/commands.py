@@ -111,8 +111,8 @@ VALUES = (
 #: Probabilities that a value is invalid.
 WILDNESS = (0.0, 0.1, 0.1, 0.3, 0.9)
 
-#: Relative frequency of commands: training has the most settings, and some commands take many seconds.
-SHARES = {"train": 60, "demo": 1, "export": 1, "reproduce": 1}
+#: Relative frequency of commands: training has the most settings, some commands take many seconds, and `bench` minutes.
+SHARES = {"train": 60, "demo": 1, "export": 1, "reproduce": 1, "bench": 0}
 
 SECONDS, MEMORY = 40, 3072 * MIB
 
