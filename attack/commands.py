@@ -6,6 +6,7 @@ Values are valid (`VALID`, by the name of the parameter) or not (`HOSTILE`).
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import signal
@@ -144,7 +145,14 @@ def cli_commands() -> dict[str, Any]:
 def check_exit(words: list[str], ended: Completed) -> str:
     """Return the exit code as the outcome, or raise `Violation`."""
     line = " ".join(repr(w) if len(w) < 80 else f"{w[:20]!r}...x{len(w)}" for w in words)
-    error = ended.err.strip()
+    error, notes = ended.err.strip(), ""
+    usage = error.startswith(("Usage:", "╭─ Error"))
+    if "--json" in words and not usage and "Traceback" not in error:
+        # All but the result goes to stderr; an error is its last line.
+        *before, error = error.splitlines() if ended.code and error else [*error.splitlines(), ""]
+        notes = "\n".join(before)
+        if ended.code == 0 and "--help" not in words and not _is_json(ended.out):
+            raise Violation(f"{line}: --json printed {ended.out[:300]!r}")
     if ended.code in (HUNG, -signal.SIGKILL, -signal.SIGXCPU):
         raise Violation(f"{line}: it hangs, more than {SECONDS} s")
     if ended.code == OUTSIDE:
@@ -153,14 +161,23 @@ def check_exit(words: list[str], ended: Completed) -> str:
         raise Violation(f"{line}: a traceback: {error.splitlines()[-1][:200]}")
     if ended.code not in (0, 1, 2):
         raise Violation(f"{line}: exit code {ended.code}: {error[-200:]}")
-    usage = error.startswith(("Usage:", "╭─ Error"))
     if ended.code and not usage and not (error.startswith("iresnet: ") and len(error) > len("iresnet: ")):
         raise Violation(f"{line}: exit code {ended.code} without a message: {error[-200:]!r}")
     if not usage and re.search(r"[\x00-\x1f\x7f\u202e\ufffd]", error):
         raise Violation(f"{line}: more than one line, or control characters: {error[:300]!r}")
+    if re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e\ufffd]", notes):
+        raise Violation(f"{line}: control characters: {notes[:300]!r}")
     if ended.code == 0 and error:
         raise Violation(f"{line}: exit code 0 with {error[:300]!r}")
     return f"exit code {ended.code}"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 # ----------------------------------------------------------------------------------------------------------- generation
