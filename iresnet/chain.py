@@ -143,22 +143,19 @@ class Chain(Composition):
         """Return z and ln det; runs of ActNorms and residual blocks on vectors are one function each (`fused`)."""
         if context is not None or not suits(x, estimator) or not self._may_fuse():
             return super().forward_and_logdet(x, context, estimator=estimator, generator=generator)
-        total, rest = (
-            torch.zeros(len(x), dtype=x.dtype, device=x.device),
-            list(cast("list[Transform]", self.transforms)),
-        )
-        while rest:
-            parts = read_run(rest, x, estimator)
-            found = None
-            if parts:
-                with outermost_call(self, x):
-                    found = run_forward_and_logdet(parts, x, estimator, generator)
-            if found is not None:
-                x, total = found[0], total + found[1]
-            for t in rest[: len(parts) or 1] if found is None else ():
-                x, logdet = t.forward_and_logdet(x, estimator=estimator, generator=generator)
-                total = total + logdet
-            rest = rest[len(parts) or 1 :]
+        total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+        rest = list(cast("list[Transform]", self.transforms))
+        with outermost_call(self, x):
+            while rest:
+                parts = read_run(rest, x, estimator)
+                found = run_forward_and_logdet(parts, x, estimator, generator) if parts else None
+                run, rest = rest[: len(parts) or 1], rest[len(parts) or 1 :]
+                if found is not None:
+                    x, total = found[0], total + found[1]
+                    continue
+                for t in run:
+                    x, logdet = t.forward_and_logdet(x, estimator=estimator, generator=generator)
+                    total = total + logdet
         return x, total
 
     def _may_fuse(self) -> bool:

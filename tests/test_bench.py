@@ -127,6 +127,7 @@ class TestMethods:
         for method in (constrained(TINY, flow), plain(TINY), floor(TINY, 3.0)):
             for prepare in method.tasks.values():
                 prepare()()
+        assert set(constrained(TINY, flow).tasks) >= set(TIMED)
 
     def test_every_layer_is_at_its_bound(self):
         flow = build_flow(Case(4, 2, (8, 8), 16))
@@ -152,6 +153,7 @@ class TestMethods:
             assert 0.5 < method.parameters / sum(p.numel() for p in flow.parameters()) < 2
             for prepare in method.tasks.values():
                 prepare()()
+        assert set(constrained(TINY, flow).tasks) >= set(TIMED)
 
     def test_normflows_computes_the_same_flow(self):
         pytest.importorskip("normflows")
