@@ -28,7 +28,7 @@ from iresnet.branch.factors import _dense_from
 from iresnet.branch.products import gram, times, times_transpose
 from iresnet.chain import Composition
 from iresnet.fused import read_run
-from iresnet.lipschitz import ACTIVATIONS, Concatenated, refresh_
+from iresnet.lipschitz import ACTIVATIONS, Concatenated, batched_refresh, refresh_
 from iresnet.logdet import StoppedRoulette
 from iresnet.logdet.determinant import safe_inverse
 from iresnet.transforms.mixing import Reverse
@@ -473,3 +473,16 @@ def test_a_determinant_without_safe_pivots_is_still_exact():
 )
 def test_where_dense_jacobians_pay_off(rows, d, first):
     assert _dense_from(rows, d) == first
+
+
+def test_norms_are_refreshed_once_for_several_runs(monkeypatch):
+    refreshed = []
+
+    def counted(module):
+        refreshed.append(module)
+        return batched_refresh(module)
+
+    monkeypatch.setattr("iresnet.outermost.batched_refresh", counted)
+    chain = Chain(ResidualBlock(contractive_mlp(4, (8,))), Reverse(), ResidualBlock(contractive_mlp(4, (8,))))
+    chain.forward_and_logdet(torch.randn(5, 4))
+    assert refreshed == [chain]
