@@ -162,8 +162,8 @@ class TestMistakes:
 
     def test_a_list_of_names_is_in_order(self):
         """Not in that of a set, which differs from one process to the next."""
-        names = ", ".join(sorted(f.name for f in fields(Training)))
-        with pytest.raises(ValueError, match=rf"unknown setting 'zzzzzz'. Use one of {names}\."):
+        names = ", ".join(sorted(f.name for f in fields(Training))).removesuffix("weight_decay")  # a long list is cut
+        with pytest.raises(ValueError, match=rf"unknown setting 'zzzzzz'. Use one of {names}…"):
             config.parse(Training, "zzzzzz = 1")
 
 

@@ -442,8 +442,8 @@ def test_all_cells_of_table_3_share_data_objective_and_budget(budget, recipe):
 
 def shared_settings(e):
     """The settings of an experiment by name, except its network and how its optimiser takes a step."""
-    own = {"optimiser", "learning_rate", "betas", "momentum", "nesterov", "weight_decay", "head_decay", "clip"}
-    own |= {"schedule", "warmup", "cooldown", "milestones", "decay"}
+    own = {"optimiser", "learning_rate", "betas", "momentum", "nesterov", "weight_decay", "head_decay", "other_decay"}
+    own |= {"clip", "schedule", "warmup", "cooldown", "milestones", "decay"}
     parts = {"data": asdict(e.data), "objective": asdict(e.objective), "training": asdict(e.training)}
     return {f"{part}.{name}": v for part, values in parts.items() for name, v in values.items() if name not in own}
 

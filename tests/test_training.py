@@ -94,6 +94,13 @@ class TestSchedule:
         settings = Training(steps=10, learning_rate=1.0, warmup=100, schedule=schedule, cooldown=0.0)
         assert [settings.learning_rate_at(i) for i in range(10)] == pytest.approx([(i + 1) / 100 for i in range(10)])
 
+    @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant", "milestones"])
+    def test_a_warmup_may_be_a_fraction_of_training(self, schedule):
+        settings = Training(epochs=3, learning_rate=1.0, warmup=0.1, schedule=schedule).resolve_epochs(40)
+        counted = replace(settings, warmup=12)
+        assert [settings.learning_rate_at(i) for i in range(120)] == [counted.learning_rate_at(i) for i in range(120)]
+        assert settings.learning_rate_at(2) == pytest.approx(3 / 12)
+
     def test_steps_are_computed_from_epochs_if_given(self):
         assert Training(epochs=3).resolve_epochs(40) == Training(epochs=3, steps=120)
         assert Training(steps=7).resolve_epochs(40) == Training(steps=7)
@@ -116,9 +123,12 @@ class TestSchedule:
             ({"validate_every": 0}, "validate_every must be at least 1; got 0"),
             ({"save_every": -5}, "save_every must be at least 1; got -5"),
             ({"epochs": -1}, "epochs must not be negative; got -1"),
-            ({"warmup": -1}, "warmup must not be negative; got -1"),
+            ({"warmup": -1}, r"warmup must be a fraction of training in \[0, 1\) or a number of steps; got -1"),
+            ({"warmup": 1.5}, r"warmup must be a fraction of training in \[0, 1\) or a number of steps; got 1.5"),
+            ({"warmup": math.nan}, r"warmup must be a fraction of training in \[0, 1\) or a number of steps; got nan"),
             ({"weight_decay": -0.1}, "weight_decay must not be negative; got -0.1"),
             ({"head_decay": -0.1}, "head_decay must not be negative; got -0.1"),
+            ({"other_decay": -0.1}, "other_decay must not be negative; got -0.1"),
             ({"learning_rate": -1.0}, "learning_rate must be positive; got -1"),
             ({"learning_rate": math.nan}, "learning_rate must be positive; got nan"),
             ({"clip": 0.0}, "clip must be positive; got 0"),
@@ -161,13 +171,13 @@ class Nothing(Objective):
 class TestDecay:
     def test_every_parameter_is_in_one_group(self):
         model = hybrid()
-        groups = parameter_groups(Nothing(model), Training(weight_decay=0.1, head_decay=0.2))
+        groups = parameter_groups(Nothing(model), Training(weight_decay=0.1, head_decay=0.2, other_decay=0.3))
         names = {id(p): name for name, p in model.named_parameters()}
         found = {g["weight_decay"]: sorted(names[id(p)] for p in g["params"]) for g in groups}
         assert found == {
             0.1: sorted(n for n in names.values() if n.endswith("original")),
             0.2: ["head.0.weight", "head.3.weight"],
-            0.0: sorted(n for n in names.values() if n.endswith(("bias", "mean", "log_scale"))),
+            0.3: sorted(n for n in names.values() if n.endswith(("bias", "mean", "log_scale"))),
         }
         assert len(found[0.1]) == 2
 
@@ -178,7 +188,7 @@ class TestDecay:
         ("optimiser", "factor"),
         [("adam", 1 - 0.5 * 0.1), ("sgd", 1 - 0.5 * 1.9 * 0.1)],  # Nesterov: the penalty's gradient once and 0.9 of it
     )
-    @pytest.mark.parametrize("which", ["weight_decay", "head_decay"])
+    @pytest.mark.parametrize("which", ["weight_decay", "head_decay", "other_decay"])
     def test_one_step_of_decay(self, optimiser, factor, which):
         model = hybrid()
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -188,7 +198,8 @@ class TestDecay:
         train(Nothing(model), [torch.zeros(1, 2)], settings)
         for name, p in model.named_parameters():
             head = name.startswith("head.") and name.endswith("weight")
-            decays = head if which == "head_decay" else name.endswith("original")
+            group = "head_decay" if head else "weight_decay" if name.endswith("original") else "other_decay"
+            decays = group == which
             torch.testing.assert_close(p.detach(), before[name] * (factor if decays else 1), msg=name)
 
     @pytest.mark.parametrize(("nesterov", "moved"), [(True, 1.9), (False, 1.0)])

@@ -41,7 +41,7 @@ def make_experiment(preset: str, parameters: Mapping[str, Any], settings: Mappin
         if (value := _plain(parameters[name])) is not None:
             _assign(content, setting, [value] if name == "blocks" and not isinstance(value, list) else value)
     if parameters["max_steps"] is not None:
-        warmup = min(found.training.warmup, int(WARMUP * parameters["max_steps"]))
+        warmup = min(found.training.warmup_steps, int(WARMUP * parameters["max_steps"]))
         content["training"] |= {"epochs": 0, "warmup": warmup}
     for name, value in settings.items():
         _assign(content, config.setting_path(Experiment, f"{name}="), _plain(value))

@@ -65,7 +65,8 @@ def measure_classifier(work: Work, run: Run, cell: Cell) -> Measurement:
         "validation error %": t["validation"]["value"],
         "validation change by tightening": t["validation"]["value"] - t["validation_before"]["value"],
         **run_facts(
-            run, "epochs", "steps", "batch", "cutout", "smoothing", "training s", "blocks proven", "largest Lip(g)"
+            *(run, "epochs", "steps", "batch", "held out", "cutout", "smoothing"),
+            *("training s", "blocks proven", "largest Lip(g)"),
         ),
         "parameters": metrics["parameters"],
         **_inverse_columns(metrics),
@@ -108,7 +109,7 @@ def measure_rival(work: Work, run: Run, cell: Cell) -> Measurement:
     row = {
         **_error_columns(metrics, cell),
         "remark": REMARKS.get(cell.label),
-        **run_facts(run, "epochs", "steps", "batch", "cutout", "smoothing", "optimiser", "rate", "decay"),
+        **run_facts(run, "epochs", "steps", "batch", "held out", "cutout", "smoothing", "optimiser", "rate", "decay"),
         **run_facts(run, "training s", "blocks proven"),
         "parameters": metrics["parameters"],
         "measured error": metrics["measured_error"],

@@ -150,6 +150,7 @@ def run_facts(run: Run, *columns: str) -> Row:
         "optimiser": e.training.optimiser,
         "rate": e.training.learning_rate,
         "decay": e.training.weight_decay,
+        "held out": e.data.validation,
         "cutout": e.data.cutout,
         "smoothing": e.objective.label_smoothing,
         "training s": made.get("seconds"),

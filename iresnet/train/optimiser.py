@@ -29,8 +29,8 @@ def make_optimiser(objective: Objective, settings: Training) -> torch.optim.Opti
 def parameter_groups(objective: Objective, settings: Training) -> list[dict[str, Any]]:
     """Group the parameters by weight decay.
 
-    Weights of residual branches and conditioners get `weight_decay`, weights of the head `head_decay`; everything else
-    (biases, scales, the base) is not decayed.
+    Weights of residual branches and conditioners get `weight_decay`, weights of the head `head_decay`, everything else
+    (biases, scales, the base) `other_decay`.
     """
     branches, head, rest = [], [], []
     for name, parameter in objective.named_parameters():
@@ -41,7 +41,7 @@ def parameter_groups(objective: Objective, settings: Training) -> list[dict[str,
             head.append(parameter)
         else:
             rest.append(parameter)
-    pairs = ((branches, settings.weight_decay), (head, settings.head_decay), (rest, 0.0))
+    pairs = ((branches, settings.weight_decay), (head, settings.head_decay), (rest, settings.other_decay))
     return [{"params": parameters, "weight_decay": decay} for parameters, decay in pairs if parameters]
 
 

@@ -10,11 +10,16 @@ from ..allowed import Rule, check_settings, in_interval, minimum, positive
 
 Optimiser: TypeAlias = Literal["adam", "adamax", "sgd"]
 OPTIMISERS: tuple[str, ...] = get_args(Optimiser)
+WARMUP = Rule(
+    lambda n: 0 <= n < 1 or (1 <= n < math.inf and n == int(n)),
+    "must be a fraction of training in [0, 1) or a number of steps",
+    "Use e.g. 0.05 or 400.",
+)
 
 
 @dataclass(frozen=True)
 class Training:
-    """Training settings. The learning rate rises linearly over `warmup` steps and then follows the schedule."""
+    """Training settings. The learning rate rises linearly over the warm-up and then follows the schedule."""
 
     #: Total number of steps.
     steps: Annotated[int, minimum(1)] = 1000
@@ -39,8 +44,8 @@ class Training:
     #: linear: constant, then linear to zero over the last `cooldown` fraction of training; cosine: half a cosine down
     #: to zero; constant; milestones: multiplied by `decay` at each of the fractions of training in `milestones`.
     schedule: Literal["linear", "cosine", "constant", "milestones"] = "linear"
-    #: Steps over which the learning rate rises.
-    warmup: Annotated[int, minimum(0)] = 50
+    #: Steps over which the learning rate rises; a number between 0 and 1 is a fraction of training.
+    warmup: Annotated[int | float, WARMUP] = 50
     #: For the schedule linear: the last fraction of training, over which the learning rate falls.
     cooldown: Annotated[float, in_interval("[0, 1]", "is a fraction of training,")] = 0.4
     #: For the schedule milestones: the fractions of training after which the learning rate is multiplied by `decay`.
@@ -62,6 +67,8 @@ class Training:
     weight_decay: Annotated[float, minimum(0)] = 0.0
     #: The same for the head's weights.
     head_decay: Annotated[float, minimum(0)] = 0.0
+    #: The same for all other parameters: biases, the scales and shifts of normalisations, the base.
+    other_decay: Annotated[float, minimum(0)] = 0.0
 
     #: Decay per step of the moving average of the weights; 0: no averaging.
     average: Annotated[float, in_interval("[0, 1)", "is the decay of the averaged weights,")] = 0.99
@@ -83,8 +90,17 @@ class Training:
 
     def learning_rate_at(self, step: int) -> float:
         """Return the learning rate of step 0, 1, ...: step 0 has peak / warmup, and the last step is above zero."""
-        warmup = min(1.0, (step + 1) / max(1, self.warmup))
+        warmup = min(1.0, (step + 1) / max(1, self.warmup_steps))
         return self.learning_rate * warmup * self._schedule_factor(step)
+
+    @property
+    def warmup_steps(self) -> int:
+        """The number of steps over which the learning rate rises.
+
+        >>> Training(steps=200, warmup=0.05).warmup_steps, Training(steps=200, warmup=50).warmup_steps
+        (10, 50)
+        """
+        return round(self.warmup * self.steps) if self.warmup < 1 else int(self.warmup)
 
     def _schedule_factor(self, step: int) -> float:
         if self.schedule == "constant":
@@ -92,6 +108,6 @@ class Training:
         if self.schedule == "milestones":
             return math.prod(self.decay for m in self.milestones if step >= m * self.steps)
         if self.schedule == "cosine":
-            done = max(0, step + 1 - self.warmup) / max(1, self.steps + 1 - self.warmup)
+            done = max(0, step + 1 - self.warmup_steps) / max(1, self.steps + 1 - self.warmup_steps)
             return 0.5 + 0.5 * math.cos(math.pi * done)
         return min(1.0, (self.steps - step) / max(1.0, self.cooldown * self.steps))
