@@ -52,11 +52,6 @@ def test_recipes_are_pilots_and_no_other_file_has_one(path):
     assert {is_pilot(run) for run in results.read(path).runs} == {path.stem.startswith("recipes-")}
 
 
-#: Runs from a changed working tree, made before `results.write` refused them. Run them again from a commit, and lower
-#: the number.
-CHANGED = {"figure7": 2, "figure8": 5, "table2": 7}
-
-
 def changed(runs):
     """The number of published runs without a commit, or whose working tree had changes."""
     return sum(
@@ -67,12 +62,7 @@ def changed(runs):
 
 
 def test_published_runs_come_from_commits_without_changes():
-    found = {path.stem: changed(results.read(path).runs) for path in FILES}
-    found = {name: count for name, count in found.items() if count}
-    more = {name: count for name, count in found.items() if count > CHANGED.get(name, 0)}
-    fewer = {name: found.get(name, 0) for name, count in CHANGED.items() if found.get(name, 0) < count}
-    assert not more, f"these runs come from a changed working tree; make them again from a commit: {more}"
-    assert not fewer, f"fewer runs come from a changed working tree; lower their numbers in CHANGED: {fewer}"
+    assert {path.stem: changed(results.read(path).runs) for path in FILES} == {path.stem: 0 for path in FILES}
 
 
 def test_changed_runs_are_counted_unless_they_are_pilots_or_published_by_others():
