@@ -256,6 +256,35 @@ class TestAgainstBanach:
             total[solver] = sum(int(b.solve(z, tolerance=tolerance, solver=solver).iterations.sum()) for b in trained)
         assert total[Anderson()] <= 0.5 * total[Banach()]
 
+    def test_where_banach_is_fast_its_steps_are_taken(self):
+        """Bit for bit: a few more plain steps cost less than combining them."""
+        block, z = linear_block(contraction(5, 0.1)), normal(12, 5, seed=9)
+        banach, anderson = (block.solve(z, tolerance=1e-5, solver=s) for s in (Banach(), Anderson()))
+        assert torch.equal(anderson.x, banach.x)
+        assert torch.equal(anderson.iterations, banach.iterations)
+
+    def test_slow_samples_are_combined_and_fast_ones_are_not(self):
+        """The rate is that of every sample, whenever it turns out to be slow."""
+        slope = torch.tensor([1e-3, 0.95], dtype=DOUBLE)
+        late = torch.tensor([[1.0, 0.0], [2.0, 0.0], [1.0, 1e-6]], dtype=DOUBLE)  # the slow part is small at first
+        z, g = torch.cat([normal(2, 2), late]), lambda x, rows: x * slope
+        banach, anderson = (
+            solve(g, z, lipschitz=0.95, tolerance=1e-9, solver=s, reference=g) for s in (Banach(), Anderson())
+        )
+        torch.testing.assert_close(anderson.x, z / (1 + slope), atol=1e-9, rtol=0)
+        assert anderson.iterations[[2, 3]].tolist() == banach.iterations[[2, 3]].tolist()
+        assert (anderson.iterations[[0, 1, 4]] <= 14).all()
+        assert (banach.iterations[[0, 1, 4]] >= 100).all()
+
+    @pytest.mark.parametrize("limit", range(1, 8))
+    def test_no_slow_sample_takes_more_evaluations_than_allowed(self, limit):
+        """Samples become slow at different steps, also at the last one that is allowed."""
+        slope = torch.tensor([0.05, 0.95], dtype=DOUBLE)
+        z = torch.stack([torch.ones(9, dtype=DOUBLE), torch.logspace(-8, 0, 9, dtype=DOUBLE)], 1)
+        g = lambda x, rows: x * slope  # noqa: E731
+        found = solve(g, z, lipschitz=0.95, tolerance=1e-12, solver=Anderson(max_iterations=limit), reference=g)
+        assert found.iterations.max() == min(limit, 6)
+
     def test_a_combination_that_fails_is_taken_back(self):
         """A g whose slope jumps misleads the extrapolation; the solve still ends where Banach's does."""
         g = of(lambda x: 0.95 * (x - 1).abs().sub(0.7).abs() * torch.tensor([1.0, -1.0], dtype=x.dtype))

@@ -60,9 +60,11 @@ class VectorBranch:
         for step, own in self.stages:
             if step.kind == "linear":
                 h = times_transpose(h, *own)
-            else:
-                value_and_slope(step, h, own, out := torch.empty_like(h))
+            elif step.activation is not None and step.activation.fast_slope is not None:
+                step.activation.fast_slope(h, out := torch.empty_like(h), *step.settings)
                 h = out
+            else:
+                h = apply_step(step, [h], list(own))
         return h
 
 

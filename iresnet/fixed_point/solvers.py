@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -54,26 +54,15 @@ class Banach(Solver):
     def run(
         self, g: Branch, z: Tensor, x: Tensor, target: Tensor, contraction: float, limit: int
     ) -> tuple[Tensor, Tensor]:
-        result, count = x.clone(), torch.zeros(len(z), dtype=torch.long, device=z.device)
-        rows = torch.arange(len(z), device=z.device)
-        for _ in range(limit):
-            next_x = z - g(x, rows)
-            count[rows] += 1
-            done = sample_norms(next_x - x) <= target
-            # The length of the step from x is the residual AT x, so x has converged; the next iterate is no worse.
-            result[rows] = next_x
-            if bool(done.any()):
-                keep = ~done
-                rows, z, next_x, target = rows[keep], z[keep], next_x[keep], target[keep]
-            x = next_x
-            if len(rows) == 0:
-                break
-        return result, count
+        return _banach_steps(g, z, x, target, limit)[:2]
 
 
 @dataclass(frozen=True)
 class Anderson(Solver):
-    """Anderson acceleration with `memory` steps, per sample, with Banach steps as a fallback.
+    """Anderson acceleration with `memory` steps, per sample, with Banach steps where they suffice.
+
+    Every sample begins with Banach steps, which need no bookkeeping. Steps are combined once the last reduction of its
+    residual, repeated a few times, would not reach the target.
 
     A combined step must reduce the residual by at least the contraction factor; otherwise it is rejected, which costs
     one evaluation. Rejections are paid from a credit of two evaluations, plus those that accepted combinations have
@@ -90,16 +79,19 @@ class Anderson(Solver):
     def run(
         self, g: Branch, z: Tensor, x: Tensor, target: Tensor, contraction: float, limit: int
     ) -> tuple[Tensor, Tensor]:
-        shape, rows = z.shape, torch.arange(len(z), device=z.device)
-        result, count = x.clone(), torch.zeros(len(z), dtype=torch.long, device=z.device)
-        state = _AndersonState.start(z.flatten(1), x.flatten(1), target)
-        for _ in range(limit):
+        result, count, slow = _banach_steps(g, z, x, target, limit, patience=PATIENCE)
+        if not slow:
+            return result, count
+        begun = _BanachState.join(slow)
+        shape, rows, memory = z.shape, begun.rows, min(self.memory, z[0].numel())
+        state = _AndersonState.after(begun, contraction, memory)
+        for _ in range(limit - int(count[rows].min())):
             r = state.z - g(state.x.reshape(-1, *shape[1:]), rows).flatten(1) - state.x
             count[rows] += 1
-            state.accept(r, contraction, min(self.memory, r.shape[1]))
+            state.accept(r, contraction, memory)
             # One Banach step from the best point needs no further evaluation; its residual is at most L times as large.
             result[rows] = (state.best + state.f).reshape(-1, *shape[1:])
-            keep = state.size > state.target
+            keep = (state.size > state.target) & (count[rows] < limit)
             state.propose()
             if not bool(keep.all()):
                 rows, state = rows[keep], state.select(keep)
@@ -108,8 +100,87 @@ class Anderson(Solver):
         return result, count
 
 
+#: Up to so many further Banach steps are taken where combining steps might save one or two of them.
+PATIENCE = 4
+
+#: Samples that have converged are left out as soon as this share of a batch has.
+_SHARE = 0.25
+
+
+def _banach_steps(
+    g: Branch, z: Tensor, x: Tensor, target: Tensor, limit: int, patience: int | None = None
+) -> tuple[Tensor, Tensor, list[_BanachState]]:
+    """Iterate x <- z - g(x); return (x, evaluations, the samples that converge slowly, in parts)."""
+    result, count, slow = x.clone(), torch.zeros(len(z), dtype=torch.long, device=z.device), list[_BanachState]()
+    state = _BanachState.start(z, x, target)
+    for evaluations in range(1, limit + 1):
+        state.advance(g(state.x, state.rows))
+        last = evaluations == limit
+        if patience is not None and not last and bool((lagging := state.lags(patience)).any()):
+            slow.append(state.select(lagging))
+            state.open = state.open & ~lagging
+        left = int(state.open.sum())
+        if last or left <= (1 - _SHARE) * len(state.rows):
+            result[state.rows], count[state.rows] = state.x, state.count
+            state = state.select(state.open)
+        if not left:
+            break
+    return result, count, slow
+
+
+S = TypeVar("S", bound="_State")
+
+
 @dataclass
-class _AndersonState:
+class _State:
+    """Tensors with one row per sample."""
+
+    def select(self: S, keep: Tensor) -> S:
+        return type(self)(*(getattr(self, field.name)[keep] for field in fields(self)))
+
+    @classmethod
+    def join(cls: type[S], states: Sequence[S]) -> S:
+        return cls(*(torch.cat([getattr(state, field.name) for state in states]) for field in fields(cls)))
+
+
+@dataclass
+class _BanachState(_State):
+    """The state of Banach steps, one row per sample; those that are not open any more keep their x."""
+
+    rows: Tensor  # the indices of the samples in the batch
+    z: Tensor
+    target: Tensor
+    earlier: Tensor  # the last three iterates
+    before: Tensor
+    x: Tensor
+    size: Tensor  # the norm of the residual at the last but one, ...
+    rate: Tensor  # ... divided by the one before
+    open: Tensor
+    count: Tensor  # evaluations
+
+    @classmethod
+    def start(cls, z: Tensor, x: Tensor, target: Tensor) -> _BanachState:
+        rows, size = torch.arange(len(z), device=z.device), torch.full_like(target, torch.inf)
+        open_ = torch.ones_like(rows, dtype=torch.bool)
+        return cls(rows, z, target, x, x, x, size, size, open_, torch.zeros_like(rows))
+
+    def advance(self, y: Tensor) -> None:
+        """Take a step, given y = g(x)."""
+        x = self.z - y
+        size = sample_norms(x - self.x)
+        x = torch.where(self.open.view(-1, *[1] * (x.dim() - 1)), x, self.x)
+        self.earlier, self.before, self.x = self.before, self.x, x
+        self.size, self.rate, self.count = size, size / self.size, self.count + self.open
+        # The length of the step from x is the residual AT x, so x has converged; the next iterate is no worse.
+        self.open = self.open & ~(size <= self.target)
+
+    def lags(self, patience: int) -> Tensor:
+        """Whether the last reduction of the residual, repeated so many times, would not reach the target."""
+        return self.open & (self.size * self.rate**patience > self.target)
+
+
+@dataclass
+class _AndersonState(_State):
     """The state of Anderson acceleration, one row per sample that has not converged."""
 
     z: Tensor
@@ -124,14 +195,16 @@ class _AndersonState:
     plain: Tensor  # whether x is a Banach step
 
     @classmethod
-    def start(cls, z: Tensor, x: Tensor, target: Tensor) -> _AndersonState:
-        size = torch.full_like(target, torch.inf)
-        none = x.new_zeros(len(x), 0, x.shape[1])
-        plain = torch.ones(len(x), dtype=torch.bool, device=x.device)
-        return cls(z, x, target, x, torch.zeros_like(x), size, none, none, torch.full_like(target, 2.0), plain)
-
-    def select(self, keep: Tensor) -> _AndersonState:
-        return _AndersonState(*(getattr(self, field.name)[keep] for field in fields(self)))
+    def after(cls, begun: _BanachState, contraction: float, memory: int) -> _AndersonState:
+        """Return the state after the last two Banach steps, whose residuals are known."""
+        z, x, before, after = (t.flatten(1) for t in (begun.z, begun.earlier, begun.before, begun.x))
+        size, none = torch.full_like(begun.target, torch.inf), x.new_zeros(len(x), 0, x.shape[1])
+        plain = torch.ones_like(begun.open)
+        state = cls(z, x, begun.target, x, torch.zeros_like(x), size, none, none, torch.full_like(size, 2.0), plain)
+        for residual in (before - x, after - before):
+            state.accept(residual, contraction, memory)
+            state.propose()
+        return state
 
     def accept(self, r: Tensor, contraction: float, memory: int) -> None:
         """Accept x with residual r if it is a Banach step, or reduces the residual by the contraction factor."""

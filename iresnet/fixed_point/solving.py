@@ -26,9 +26,14 @@ def default_tolerance(z: Tensor, lipschitz: float) -> Tensor:
     worst case; a solve aims lower. If g(0) is far from zero, x is larger, and so are its rounding error and that of
     evaluating g in float64: `solve` allows twice that.
     """
+    return _relative_default(z.dtype, lipschitz) * sample_norms(z.detach().double()).clamp_min(1.0)
+
+
+def _relative_default(dtype: torch.dtype, lipschitz: float) -> float:
+    """Return the default tolerance of a code of norm one."""
     gap = max(1 - lipschitz, 1e-3)
-    relative, rounding = _relative_tolerances(z.dtype)
-    return max(relative / gap, rounding / gap**2) * sample_norms(z.detach().double()).clamp_min(1.0)
+    relative, rounding = _relative_tolerances(dtype)
+    return max(relative / gap, rounding / gap**2)
 
 
 def iteration_limit(contraction: float, start: float, target: float) -> int:
@@ -61,71 +66,53 @@ def solve(
     rounding = Rounding.assumed() if rounding is None else rounding
     contraction = 1.0 if lipschitz is None else lipschitz
     gap = 1 - contraction if contraction < 1 else 1.0  # without a contraction nothing is proven: see the end
-    working = torch.promote_types(z.dtype, torch.float32)
-    zw = z.to(working)
+    working, sizes = torch.promote_types(z.dtype, torch.float32), sample_norms(z.double())
     # Aim below the tolerance, as the final x is rounded, but not below what rounding in this dtype allows.
     if tolerance is None:
-        goal = default_tolerance(z, contraction)
-        aim = 0.5 * _relative_tolerances(working)[0] * sample_norms(zw).clamp_min(1.0)
+        goal = _relative_default(z.dtype, contraction) * sizes.clamp_min(1.0)
+        aim = 0.5 * _relative_tolerances(working)[0] * sizes.clamp_min(1.0)
     else:
-        goal = torch.full((len(z),), tolerance, dtype=torch.float64, device=z.device)
-        aim = (0.5 * gap * goal).to(working)
-    floor = 4 * torch.finfo(working).eps * sample_norms(zw)
-    target = torch.maximum(aim, floor)
-    limit = _evaluation_limit(solver, contraction, zw, float(target.min()))
+        goal = torch.full_like(sizes, tolerance)
+        aim = 0.5 * gap * goal
+    target = torch.maximum(aim, 4 * torch.finfo(working).eps * sizes).to(working)
+    limit = solver.max_iterations
+    if limit is None:  # the first residual ||g(z)|| is not known; 1e4 times the code only makes the limit larger
+        limit = iteration_limit(contraction, 1e4 * max(1.0, float(sizes.max())), float(target.min()))
+    zw = z.to(working)
     x, count = solver.run(g, zw, zw, target, contraction, limit)
     x = x.to(z.dtype)
 
     def bound_error(x: Tensor) -> Tensor:
-        return error_bound(*_residual_norms(reference, x, z), rounding=rounding, inverse_lipschitz=1 / gap)
+        x64 = x.double()
+        residual = x64 + reference(x64, torch.arange(len(x), device=x.device)) - z.double()
+        norms = sample_norms(residual), sample_norms(x64), sizes
+        return error_bound(*norms, rounding=rounding, inverse_lipschitz=1 / gap)
 
     error = bound_error(x)
-    if tolerance is None and contraction < 1 and bool((error > goal).any()):
-        # The solution satisfies ||x - z|| = ||g(x)|| <= ||g(z)|| / (1 - L). An x farther away disproves an asserted L.
-        near = sample_norms(x.double()) <= (1 + 1e-3) * (sample_norms(z.double()) + bound_error(z))
-        least = attainable_tolerance(
-            *_attainable_norms(x, z, contraction), rounding=rounding, inverse_lipschitz=1 / gap
-        )
-        goal = torch.where(near, torch.maximum(goal, least), goal)
-    finite = torch.isfinite(x).flatten(1).all(1)
-    unfinished = ((error > goal) & finite).nonzero()[:, 0]
-    remaining = limit - int(count[unfinished].max()) if len(unfinished) and solver.max_iterations else limit
-    if len(unfinished) and working != torch.float64 and remaining > 0:
-        part = z[unfinished].double()
-        better, more = solver.run(
-            lambda t, rows: reference(t, unfinished[rows]),
-            part,
-            x[unfinished].double(),
-            (0.5 * gap * goal)[unfinished],
-            contraction,
-            remaining,
-        )
-        x[unfinished] = better.to(z.dtype)
-        count[unfinished] += more
-        error = bound_error(x)
+    if bool((error > goal).any()):
+        if tolerance is None and contraction < 1:
+            # The solution has ||x - z|| = ||g(x)|| <= ||g(z)|| / (1 - L). An x farther away disproves an asserted L.
+            size = sample_norms(x.double())
+            near = size <= (1 + 1e-3) * (sizes + bound_error(z))
+            stored = (1 + contraction) * torch.finfo(x.dtype).eps / 2 * size  # the residual of the best x in this dtype
+            least = attainable_tolerance(stored, size, sizes, rounding=rounding, inverse_lipschitz=1 / gap)
+            goal = torch.where(near, torch.maximum(goal, least), goal)
+        unfinished = ((error > goal) & torch.isfinite(x).flatten(1).all(1)).nonzero()[:, 0]
+        remaining = limit - int(count[unfinished].max()) if len(unfinished) and solver.max_iterations else limit
+        if len(unfinished) and working != torch.float64 and remaining > 0:
+            better, more = solver.run(
+                lambda t, rows: reference(t, unfinished[rows]),
+                z[unfinished].double(),
+                x[unfinished].double(),
+                (0.5 * gap * goal)[unfinished],
+                contraction,
+                remaining,
+            )
+            x[unfinished], count[unfinished] = better.to(z.dtype), count[unfinished] + more
+            error = bound_error(x)
     if lipschitz is not None and lipschitz < 1:
         return Solution(x, count, error, meets_tolerance(error, goal))
     # Without a contraction the errors above are only residuals, not bounds.
     grown = error > (1 + 1e-6) * bound_error(z)
     none = torch.full_like(error, torch.inf)
     return Solution(x, count, none, torch.zeros_like(grown), diverged=grown | ~error.isfinite())
-
-
-def _evaluation_limit(solver: Solver, contraction: float, z: Tensor, target: float) -> int:
-    if solver.max_iterations is not None:
-        return solver.max_iterations
-    # The first residual ||g(z)|| is not known yet; 1e4 times the code only makes the limit larger.
-    return iteration_limit(contraction, 1e4 * max(1.0, float(sample_norms(z).max())), target)
-
-
-def _residual_norms(reference: Branch, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the norms of x + g(x) - z, x and z per sample, in float64."""
-    x64, z64 = x.double(), z.double()
-    y = reference(x64, torch.arange(len(x), device=x.device))
-    return sample_norms(x64 + y - z64), sample_norms(x64), sample_norms(z64)
-
-
-def _attainable_norms(x: Tensor, z: Tensor, contraction: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the same norms with the residual of the best x that this dtype can represent."""
-    size = sample_norms(x.double())
-    return (1 + contraction) * torch.finfo(x.dtype).eps / 2 * size, size, sample_norms(z.double())
