@@ -22,8 +22,8 @@ from iresnet.presets import Experiment
 from iresnet.report import page
 from iresnet.run import Run, reading, resume, start
 from iresnet.run.board import TensorBoard
-from iresnet.run.folder import FILES
 from iresnet.run.logger import Loggers
+from iresnet.run.room import FILES
 from iresnet.train import checkpoint
 from iresnet.train.checkpoint import Checkpoint
 from tests import material

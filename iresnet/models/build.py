@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..base import Base, DiagonalNormal, NormalMixture, Posterior
 from ..chain import Chain
@@ -17,8 +16,6 @@ from ..classifier import Classifier
 from ..data import Schema
 from ..flow import Flow
 from ..hybrid import Hybrid
-from ..lipschitz import ACTIVATIONS, GramIteration, NormRule, PowerIteration, constrain_
-from ..lipschitz.activations import MIN_SOFTPLUS_THRESHOLD
 from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
 from ..multiscale import Multiscale
 from ..residual import ResidualBlock
@@ -31,12 +28,12 @@ from ..transforms.given import Given
 from ..transforms.mixing import InvertibleConv1x1, PrincipalAxes
 from ..transforms.preprocess import Logit, Standardise
 from . import families
-from .branches import Activation, alternate, conditioned, convolutions, dense, linears, potential
+from .block import block
+from .branches import conditioned
 from .mixture import column_splines, full_mixture, random_samples
 from .network import Network
 from .readout import head as make_head
 from .resnet import PlainResNet, PreActResNet
-from .unconstrained import UnconstrainedBlock
 
 #: The number of images that the standardisation is fitted on, and the dimension up to which the exact determinant costs
 #: no more than a series.
@@ -225,7 +222,7 @@ def _residual_transform(network: Network, schema: Schema, first: Transform, norm
         mixing = PrincipalAxes if network.principal else InvertibleConv1x1
         stage += [mixing(shape[0])] if network.mixing else []
         for _ in range(blocks):
-            stage += [*_norm(network, shape), _block(network, shape, scale)]
+            stage += [*_norm(network, shape), block(network, shape, scale)]
         stages.append(stage)
         if network.factor_out and scale < len(network.blocks) - 1:
             shape = _halved(shape)
@@ -265,7 +262,7 @@ def _tail_blocks(network: Network, shape: Shape) -> list[Transform]:
     # A dense branch ends with a layer from all its channels: on a whole code, a matrix as large as the code squared.
     branch = "chain" if network.branch == "dense" else network.branch
     flat, wide = (math.prod(shape),), replace(network, width=network.tail_width, branch=branch)
-    return [*steps, *(_block(wide, flat, 0) for _ in range(network.tail))]
+    return [*steps, *(block(wide, flat, 0) for _ in range(network.tail))]
 
 
 def _scale_entry(network: Network, schema: Schema, scale: int, first: Transform) -> list[Transform]:
@@ -282,69 +279,6 @@ def _scale_entry(network: Network, schema: Schema, scale: int, first: Transform)
 
 def _norm(network: Network, shape: Shape) -> list[Transform]:
     return [ActNorm(shape[0])] if network.normalisation == "actnorm" else []
-
-
-def _block(network: Network, shape: Shape, scale: int) -> ResidualBlock:
-    g = _branch(network, shape, scale)
-    if network.constrained:
-        size, norm = tuple(shape[1:]) or None, norm_rule(network)
-        constrain_(g, lipschitz=network.lipschitz, norm=norm, initial_norm=network.initial_norm, input_size=size)
-    if network.last_scale < 1:
-        _shrink_(g, network.last_scale)
-    return ResidualBlock(g) if network.constrained else UnconstrainedBlock(g)
-
-
-def norm_rule(network: Network) -> NormRule | None:
-    """Return the rule by which the norms of layers are computed in training; None: that of each layer's shape."""
-    if network.norm == "auto":
-        return None
-    rule = GramIteration if network.norm == "gram-iteration" else PowerIteration
-    return rule(network.norm_iterations) if network.norm_iterations else rule()
-
-
-@torch.no_grad()
-def _shrink_(g: nn.Module, factor: float) -> None:
-    """Multiply the parameters of the last layer, and so g(x), by a factor; norms change by the same factor."""
-    *_, last = (m for m in g.modules() if isinstance(m, nn.Linear | nn.Conv2d))
-    for p in last.parameters():
-        p.mul_(factor)
-
-
-def _branch(network: Network, shape: Shape, scale: int) -> nn.Module:
-    activation = _activation(network)
-    width, batchnorm = network.width or shape[0], nn.BatchNorm1d if len(shape) == 1 else nn.BatchNorm2d
-    if network.branch == "potential":
-        return potential(shape, width, activation(), _kernel(network, scale) if len(shape) > 1 else 0)
-
-    if network.branch == "dense":
-        return dense(shape, width, activation, network.kernels if len(shape) > 1 else (1,) * (network.depth + 1))
-
-    def between(channels: int) -> list[nn.Module]:
-        return [*([batchnorm(channels)] if network.normalisation == "batchnorm" else []), activation()]
-
-    layers = (
-        linears(shape[0], (width,) * network.depth)
-        if len(shape) == 1
-        else convolutions(shape[0], width, network.kernels)
-    )
-    return alternate(layers, between, preactivation=network.preactivation)
-
-
-def _activation(network: Network) -> Activation:
-    """Return the class of the activation with its settings; a softplus without torch's jump at its threshold."""
-    known = {"frequency": network.frequency, "threshold": MIN_SOFTPLUS_THRESHOLD}
-    record = ACTIVATIONS[network.activation]
-    return partial(record.kind, **{name: value for name, value in known.items() if name in record.settings})
-
-
-def _kernel(network: Network, scale: int) -> int:
-    """Return the kernel size of a potential at a scale: its own, or the common one."""
-    if len(network.kernels) not in (1, len(network.blocks)):
-        raise ValueError(
-            "kernels must have one entry for a potential, which has one layer, or one for each of "
-            f"{len(network.blocks)} scales; got {list(network.kernels)}. Use kernels = [3]."
-        )
-    return network.kernels[scale if len(network.kernels) > 1 else 0]
 
 
 def _base(network: Network, shape: Shape, transform: Transform, data: Tensor | None, validation: Tensor | None) -> Base:

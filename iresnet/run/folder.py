@@ -19,7 +19,6 @@ hold a lock on the folder.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
@@ -44,13 +43,8 @@ from ..version import __version__
 from . import reading
 from .log import Log
 from .missing import explain_missing, is_run
+from .room import FILES, make_room
 from .weights import complete_state, is_shipped, output_folder, resolve_folder, shipped
-
-FILES = (
-    "config.toml", "schema.json", "data.json", "environment.json", "log.csv", "last.safetensors", "best.safetensors",
-    "model.safetensors", "certificate.json", "evaluation.json", "reproduction.json", "report.html",
-    *migration.FORMER_FILES.values(),
-)  # fmt: skip
 
 #: The key of the model's SHA-256 in the files that describe it, and how to recreate each of them.
 MODEL_SHA256 = "model_sha256"
@@ -104,7 +98,7 @@ class Run:
     def create(cls, folder: str | Path, experiment: Experiment, schema: Schema, *, overwrite: bool = False) -> Run:
         """Create a run folder. One that holds a run is refused, unless `overwrite` removes that run."""
         run = cls(Path(folder), experiment, schema)
-        _make_room(run.folder, overwrite)
+        make_room(run.folder, overwrite)
         run._write_config()
         run.write_run_json("schema.json", schema.to_dict())
         return run
@@ -348,24 +342,3 @@ def fingerprint(part: Dataset) -> dict[str, Any]:
 def load(folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
     """Load the trained model of a run folder, or a shipped model, in eval mode: a Flow, Classifier or Hybrid."""
     return Run.open(folder).model(device=device)
-
-
-def _make_room(folder: Path, overwrite: bool) -> None:
-    """Remove an earlier run from a folder if `overwrite` is set or nothing would be lost; raise otherwise."""
-    there = [name for name in (*FILES, "tensorboard") if (folder / name).exists()]
-    weights = [name for name in there if name.endswith(".safetensors")]
-    if weights and not overwrite:
-        resume = f"iresnet train --resume --out {quote(str(folder))}"
-        raise ValueError(f"{folder} already holds a run. Choose another folder, or resume the run: {resume}")
-    if there and not _is_ours(folder):
-        raise ValueError(f"{folder} holds files of something else ({', '.join(there)}). Choose another --out.")
-    for name in reversed(there):  # config.toml, which identifies a run, is removed last
-        if name == "tensorboard":
-            shutil.rmtree(folder / name)
-        else:
-            (folder / name).unlink()
-
-
-def _is_ours(folder: Path) -> bool:
-    path = folder / "config.toml"
-    return path.is_file() and path.read_text(encoding="utf-8", errors="replace").startswith("# iresnet ")
