@@ -3,12 +3,14 @@
 import io
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -19,9 +21,13 @@ import torch
 from iresnet import data, run
 from iresnet.cli import output
 from iresnet.data import DataSettings
+from iresnet.data.chunked import ChunkedSource
 from iresnet.evaluate import evaluate, evaluate_chunks
+from iresnet.evaluate.likelihood import Likelihoods
 from iresnet.evaluate.moments import Moments
+from iresnet.logdet import PowerSeries
 from iresnet.run import Run, Scorer
+from iresnet.train.distributed import Group, rank, world_size
 from tests.peak import LINUX, peak_memory
 from tests.runs import tiny
 from tests.runs import trained as images
@@ -248,7 +254,8 @@ def test_parts_of_several_processes_concatenate(call, chunks, file, tmp_path, mo
     assert code == 2
     assert "under torchrun, every process reads the data; got '-'. Give a file." in text
     monkeypatch.setenv("RANK", "1")
-    assert call("evaluate", trained(), "--data", file) == (0, "")  # rank 0 does it
+    for alone in (["--rows", 50, "--data", file], ["--data", "-"], []):
+        assert call("evaluate", trained(), *alone) == (0, "")  # rank 0 does it
 
 
 def joined(folder, pattern, n):
@@ -346,6 +353,105 @@ class TestEvaluate:
             moments.add(part)
         assert moments.mean == pytest.approx(float(values.mean()), abs=1e-9)
         assert moments.standard_error == pytest.approx(float(values.std()) / 1000**0.5, rel=1e-9)
+
+
+def parts_of(path, schema, size=50):
+    return [chunk.data for chunk in ChunkedSource(str(path), schema, size, labels=True)]
+
+
+def evaluate_shared(model, parts, n, **options):
+    """The metrics of n simulated ranks; rank 0 comes last and merges the sums that the others pass."""
+    passed = []
+
+    class Simulated(Group):
+        def gather(self, content):
+            if self.rank:
+                passed.insert(0, pickle.loads(pickle.dumps(content)))
+            return [content, *passed]
+
+    for rank in reversed(range(n)):
+        own = parts[rank * len(parts) // n : (rank + 1) * len(parts) // n]
+        found = evaluate_chunks(model, own, group=Simulated(rank, n), size=len(parts[0]), **options)
+        assert bool(found) == (rank == 0)
+    return found
+
+
+class TestEvaluateShared:
+    """Ranks share the chunks: counts and the inverse are those of one process, means up to rounding."""
+
+    @pytest.mark.parametrize("n", [2, 3, 7])
+    def test_a_table_with_noise_and_baselines(self, file, monkeypatch, n):
+        monkeypatch.setattr(sys.modules["iresnet.evaluate.baselines"], "COMPONENTS", (2,))
+        opened = Run.open(trained())
+        model, parts = opened.model(), parts_of(file, opened.schema)
+        options = {"draws": 3, "rows": 60, "fitting": opened.splits()}
+        alone, shared = evaluate_chunks(model, parts, **options), evaluate_shared(model, parts, n, **options)
+        assert shared["rows"] == ROWS
+        assert shared.pop("inverse") == alone.pop("inverse")
+        assert_close(shared, alone, 1e-12)
+
+    def test_images_with_labels(self):
+        opened = Run.open(images())
+        model, whole = opened.model(), opened.splits().test.take(range(110))
+        parts = [replace(whole.take(rows), rows=tuple(rows)) for rows in (range(50), range(50, 100), range(100, 110))]
+        alone, shared = (f(model, parts, draws=2, rows=20) for f in (evaluate_chunks, partial(evaluate_shared, n=2)))
+        for name in ("error", "confusion", "inverse"):
+            assert shared.pop(name) == alone.pop(name)
+        assert_close(shared, alone, 1e-12)
+
+    def test_impossible_values_of_all_ranks_are_counted(self, file):
+        file.write_text(file.read_text().replace(",up,r2", ",sideways,r2"))
+        opened = Run.open(trained())
+        model, parts = opened.model(), parts_of(file, opened.schema)
+        outside = sum(int((~part.schema.inside(part.x)).sum()) for part in parts)
+        with pytest.raises(ValueError, match=f"{outside} of {ROWS} rows hold values"):
+            evaluate_shared(model, parts, 2)
+
+    def test_estimated_likelihoods_cannot_skip_samples(self, file):
+        opened = Run.open(trained())
+        model, (part, *_) = opened.model(), parts_of(file, opened.schema)
+        likelihoods = Likelihoods(model, part.schema, part.x.device, range(2))
+        likelihoods.estimator = PowerSeries(2)
+        with pytest.raises(ValueError, match="the probes of samples that are skipped are not known. Give all samples."):
+            likelihoods.skip(part, 10, 5)
+
+    def test_the_command_of_a_rank(self, call, chunks, file, monkeypatch):
+        """Each simulated rank passes the sums of its own chunks; baselines are of all rows, or of none."""
+        monkeypatch.setattr(sys.modules["iresnet.evaluate.baselines"], "COMPONENTS", (2,))
+        chunks(50)
+        alone = json.loads(call("evaluate", trained(), "--data", file, "--json")[1].splitlines()[0])
+        passed, missing = [], [False]
+
+        class Simulated(Group):
+            def any(self, flag):
+                return flag or missing[0]
+
+            def gather(self, content):
+                if self.rank:
+                    passed.append(content)
+                return [content, *passed]
+
+        module = sys.modules["iresnet.cli.evaluate"]
+        monkeypatch.setattr(module, "joined", lambda device: nullcontext(Simulated(rank(), world_size())))
+        for name, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1"), ("WORLD_SIZE", "2")):
+            monkeypatch.setenv(name, value)
+
+        def both():
+            passed.clear()
+            for number in ("1", "0"):
+                monkeypatch.setenv("RANK", number)
+                monkeypatch.setenv("LOCAL_RANK", number)
+                code, text = call("evaluate", trained(), "--data", file, "--json")
+                assert code == 0, text
+                assert (text == "") == (number == "1")
+            return json.loads(text.splitlines()[0])
+
+        shared = both()
+        assert passed[0].rows == 130
+        assert shared.pop("inverse") == alone.pop("inverse")
+        assert_close(shared, alone, 1e-12)
+        missing[0] = True
+        assert "baselines" not in both()
 
 
 def assert_close(a, b, relative):

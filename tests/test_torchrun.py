@@ -219,7 +219,7 @@ def test_a_killed_process_ends_the_job_and_any_number_of_them_resumes(killed, pr
     code, _, err = ended(process)
     assert code == 1
     if killed:
-        assert len(re.findall("iresnet: another process of this training has ended", err)) == 1
+        assert len(re.findall("iresnet: another process has ended", err)) == 1
         assert f"Resume with: iresnet train --resume --out {tmp_path / 'run'}" in err
     assert not (tmp_path / "run" / "model.safetensors").exists()
     code, _, err = ended(torchrun("train", "--resume", "--out", tmp_path / "run", processes=processes))

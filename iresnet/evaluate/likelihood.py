@@ -153,6 +153,12 @@ class Likelihoods:
             values[:, lost] = self._values(twin, data, lost, seeded_generators(device, self.seeds))
         return values
 
+    def skip(self, like: Dataset, rows: int, size: int) -> None:
+        """Continue as after `rows` samples like these, in chunks of `size`, without their likelihoods."""
+        if self.estimator is not None:
+            raise ValueError("the probes of samples that are skipped are not known. Give all samples.")
+        skip_noise(self.flow, like, self.generators, rows, size)
+
     def _values(self, flow: Flow, data: Dataset, rows: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         chosen = data if bool(rows.all()) else data.take(rows.nonzero()[:, 0])
         return log_prob_by_generator(flow, chosen, self.estimator, generators, shared=self.shared)
@@ -161,6 +167,14 @@ class Likelihoods:
 def seeded_generators(device: torch.device, seeds: Iterable[int]) -> list[torch.Generator]:
     """Create the generators of noise and probes, one for each draw."""
     return [torch.Generator(device).manual_seed(seed) for seed in seeds]
+
+
+def skip_noise(flow: Flow, like: Dataset, generators: Iterable[torch.Generator], rows: int, size: int) -> None:
+    """Draw the noise of `rows` samples of this kind, in chunks of `size`, so that the generators continue after it."""
+    first, zero = like.take([0]), flow.base.mean.new_zeros(())
+    for n in (min(size, rows - start) for start in range(0, rows, size)):
+        chunk = first.take([0] * n)
+        log_prob_by_generator(flow, chunk, None, generators, baseline=lambda x: zero.expand(len(x)))
 
 
 def is_estimated(model: nn.Module, schema: Schema) -> bool:
@@ -309,6 +323,11 @@ class DensitySums:
         """Add the log-likelihoods of more samples."""
         self.rows.add(values.mean(0))
         self.by_draw = self.by_draw + values.sum(1).cpu()
+
+    def merge(self, other: DensitySums) -> None:
+        """Add the sums over other samples."""
+        self.rows.merge(other.rows)
+        self.by_draw = self.by_draw + other.by_draw
 
     def summarise(self, like: Dataset) -> Density:
         """Return the mean over all samples, in the unit for samples like these."""
