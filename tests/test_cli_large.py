@@ -22,12 +22,13 @@ from iresnet import data, run
 from iresnet.cli import output
 from iresnet.data import DataSettings
 from iresnet.data.chunked import ChunkedSource
-from iresnet.evaluate import evaluate, evaluate_chunks
+from iresnet.evaluate import evaluate, evaluate_chunks, log_prob_draws, shared_log_prob_draws
 from iresnet.evaluate.likelihood import Likelihoods
 from iresnet.evaluate.moments import Moments
 from iresnet.logdet import PowerSeries
 from iresnet.run import Run, Scorer
-from iresnet.train.distributed import Group, rank, world_size
+from iresnet.train import distributed
+from iresnet.train.distributed import Group
 from tests.peak import LINUX, peak_memory
 from tests.runs import tiny
 from tests.runs import trained as images
@@ -254,7 +255,7 @@ def test_parts_of_several_processes_concatenate(call, chunks, file, tmp_path, mo
     assert code == 2
     assert "under torchrun, every process reads the data; got '-'. Give a file." in text
     monkeypatch.setenv("RANK", "1")
-    for alone in (["--rows", 50, "--data", file], ["--data", "-"], []):
+    for alone in (["--data", "-"], []):
         assert call("evaluate", trained(), *alone) == (0, "")  # rank 0 does it
 
 
@@ -359,21 +360,33 @@ def parts_of(path, schema, size=50):
     return [chunk.data for chunk in ChunkedSource(str(path), schema, size, labels=True)]
 
 
-def evaluate_shared(model, parts, n, **options):
-    """The metrics of n simulated ranks; rank 0 comes last and merges the sums that the others pass."""
+class Passed(Exception):
+    """A simulated rank has passed what rank 0 gathers."""
+
+
+def simulate(function, n):
+    """The result of rank 0 of n simulated ranks, which call a function of their group, the last one first."""
     passed = []
 
     class Simulated(Group):
         def gather(self, content):
+            passed.insert(0, pickle.loads(pickle.dumps(content)))
             if self.rank:
-                passed.insert(0, pickle.loads(pickle.dumps(content)))
-            return [content, *passed]
+                raise Passed
+            return passed
 
-    for rank in reversed(range(n)):
-        own = parts[rank * len(parts) // n : (rank + 1) * len(parts) // n]
-        found = evaluate_chunks(model, own, group=Simulated(rank, n), size=len(parts[0]), **options)
-        assert bool(found) == (rank == 0)
-    return found
+    for number in reversed(range(1, n)):
+        with pytest.raises(Passed):
+            function(Simulated(number, n))
+    return function(Simulated(0, n))
+
+
+def evaluate_shared(model, parts, n, **options):
+    def evaluate_own(group):
+        first, end = (number * len(parts) // n for number in (group.rank, group.rank + 1))
+        return evaluate_chunks(model, parts[first:end], group=group, size=len(parts[0]), **options)
+
+    return simulate(evaluate_own, n)
 
 
 class TestEvaluateShared:
@@ -415,43 +428,73 @@ class TestEvaluateShared:
         with pytest.raises(ValueError, match="the probes of samples that are skipped are not known. Give all samples."):
             likelihoods.skip(part, 10, 5)
 
-    def test_the_command_of_a_rank(self, call, chunks, file, monkeypatch):
-        """Each simulated rank passes the sums of its own chunks; baselines are of all rows, or of none."""
-        monkeypatch.setattr(sys.modules["iresnet.evaluate.baselines"], "COMPONENTS", (2,))
+    @pytest.mark.parametrize("n", [2, 5])
+    def test_drawn_samples_share_their_draws(self, file, n):
+        """Five ranks of three draws: some have none."""
+        opened = Run.open(trained())
+        model, whole = opened.model(), data.read(file, opened.schema)
+        found = simulate(lambda group: shared_log_prob_draws(model, whole, 3, group), n)
+        assert torch.equal(found, log_prob_draws(model, whole, 3))
+
+    @pytest.mark.parametrize("words", [(), ("--rows", 60)], ids=str)
+    def test_the_command_is_that_of_one_process(self, call, chunks, file, two_ranks, words):
         chunks(50)
-        alone = json.loads(call("evaluate", trained(), "--data", file, "--json")[1].splitlines()[0])
-        passed, missing = [], [False]
-
-        class Simulated(Group):
-            def any(self, flag):
-                return flag or missing[0]
-
-            def gather(self, content):
-                if self.rank:
-                    passed.append(content)
-                return [content, *passed]
-
-        module = sys.modules["iresnet.cli.evaluate"]
-        monkeypatch.setattr(module, "joined", lambda device: nullcontext(Simulated(rank(), world_size())))
-        for name, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1"), ("WORLD_SIZE", "2")):
-            monkeypatch.setenv(name, value)
-
-        def both():
-            passed.clear()
-            for number in ("1", "0"):
-                monkeypatch.setenv("RANK", number)
-                monkeypatch.setenv("LOCAL_RANK", number)
-                code, text = call("evaluate", trained(), "--data", file, "--json")
-                assert code == 0, text
-                assert (text == "") == (number == "1")
-            return json.loads(text.splitlines()[0])
-
-        shared = both()
-        assert passed[0].rows == 130
+        alone = json.loads(call("evaluate", trained(), "--data", file, "--json", *words)[1].splitlines()[0])
+        shared = two_ranks("evaluate", trained(), "--data", file, "--json", *words)
         assert shared.pop("inverse") == alone.pop("inverse")
         assert_close(shared, alone, 1e-12)
-        missing[0] = True
-        assert "baselines" not in both()
+
+    @pytest.mark.parametrize(("line", "number"), [(200, "1"), (3, "0")])
+    def test_bad_input_is_the_sentence_of_its_process(self, call, chunks, file, two_ranks, monkeypatch, line, number):
+        chunks(50)
+        lines = file.read_text().splitlines()
+        lines[line] = lines[line].replace(",", ",x", 1)
+        file.write_text("\n".join(lines))
+        monkeypatch.setattr(sys.modules["iresnet.cli.ranks"], "GRACE", 0.0)
+        two_ranks.become(number)
+        code, text = call("evaluate", trained(), "--data", file)
+        assert code == 2
+        assert text.startswith("rank 1: iresnet: " if number == "1" else "iresnet: ")
+        assert f"is not a number in line {line + 1}, column 'b'" in text
+
+    def test_baselines_are_of_all_rows_or_of_none(self, chunks, file, two_ranks, monkeypatch):
+        chunks(50)
+        monkeypatch.setattr(two_ranks.group, "any", lambda self, flag: True)
+        assert "baselines" not in two_ranks("evaluate", trained(), "--data", file, "--json")
+
+
+@pytest.fixture
+def two_ranks(call, monkeypatch):
+    """Call a command as rank 1 of two, which is silent, and as rank 0; return what rank 0 prints."""
+    monkeypatch.setattr(sys.modules["iresnet.evaluate.baselines"], "COMPONENTS", (2,))
+    passed = []
+
+    class Simulated(Group):
+        def any(self, flag):
+            return flag
+
+        def gather(self, content):
+            passed.insert(0, content)
+            return passed
+
+    def become(number):
+        values = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+        for name, value in {**values, "MASTER_PORT": "1"}.items():
+            monkeypatch.setenv(name, value)
+
+    def run(*words):
+        passed.clear()
+        for number in ("1", "0"):
+            become(number)
+            code, text = call(*words)
+            assert code == 0, text
+            assert (text == "") == (number == "1")
+        return json.loads(text.splitlines()[0])
+
+    run.group, run.become = Simulated, become
+    joined = lambda device: nullcontext(Simulated(distributed.rank(), distributed.world_size()))  # noqa: E731
+    monkeypatch.setattr(sys.modules["iresnet.cli.evaluate"], "joined", joined)
+    return run
 
 
 def assert_close(a, b, relative):

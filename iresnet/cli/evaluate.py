@@ -30,6 +30,7 @@ from ..evaluate import (
     protocol,
     require_labels,
     robustness,
+    shared_log_prob_draws,
     why_no_baselines,
 )
 from ..evaluate import evaluate as evaluate_model
@@ -51,7 +52,7 @@ MANY = 1000
 OF_ROWS = ("robustness", "probe")
 
 #: What is said if `torchrun` stops this process.
-STOPPED = "If another process has failed, its message is above. Run the same command again."
+STOPPED = "If another process has ended, its message, if any, is above. The same command starts anew."
 
 #: Metrics to save, by name, and the lines to print.
 Part: TypeAlias = tuple[dict[str, Any], list[str]]
@@ -189,10 +190,10 @@ def _radius(word: str) -> float:
 def _evaluate_stream(
     run: Run, model: nn.Module, data: str, device: str, rows: int | None, draws: int, screen: Screen
 ) -> None:
-    """Evaluate a source of data that is read in chunks, which processes share if it is a file."""
+    """Evaluate a source of data that is read in chunks; processes share the work if it is a file."""
     source = chunked_data(run, data, device, labels=True)
     few = rows or (None if run.schema.dimension <= EXACT_UP_TO else MANY)
-    shared = world_size() > 1 and source.is_file and few is None
+    shared = world_size() > 1 and source.is_file and (few is None or has_density(model))
     if not (is_main() or shared):
         return
     with joined("cpu") if shared else nullcontext(ALONE) as group, ctrl_c(lambda: STOPPED if shared else ""):
@@ -201,7 +202,7 @@ def _evaluate_stream(
         if few is None:
             content = _evaluate_all(model, source, group, screen, options)
         else:
-            content = _evaluate_drawn(model, source, few, screen, options)
+            content = _evaluate_drawn(model, source, few, group, screen, options)
     if content:
         show(*_basic_lines(content))
         result(content | {"run": run.folder, "file": None})
@@ -220,14 +221,18 @@ def _evaluate_all(
 
 
 def _evaluate_drawn(
-    model: nn.Module, source: ChunkedSource, few: int, screen: Screen, options: dict[str, Any]
+    model: nn.Module, source: ChunkedSource, few: int, group: Group, screen: Screen, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Evaluate so many samples of a source, drawn at random; only these are kept."""
+    """Evaluate so many samples of a source, drawn at random; only these are kept, and a group shares their draws."""
     drawn, count = RandomRows(few), 0
     for part in _parts(source):
         drawn.add(part)
         count += len(part)
-    return evaluate_some(model, drawn.dataset, few, screen, **options) | {"of": count}
+    if group.is_shared:
+        with waiting(screen, f"Evaluating {len(drawn.dataset):,} of {count:,} samples …"):
+            chosen = drawn.dataset.to(device_of(model))
+            options = options | {"values": shared_log_prob_draws(model, chosen, options["draws"], group)}
+    return {} if group.rank else evaluate_some(model, drawn.dataset, few, screen, **options) | {"of": count}
 
 
 def _parts(source: ChunkedSource, *place: Any) -> Iterator[Dataset]:

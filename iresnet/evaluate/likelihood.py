@@ -22,6 +22,7 @@ from ..flow import Flow, LogProb
 from ..hybrid import Hybrid
 from ..logdet import EXACT_UP_TO, AdaptiveRoulette, Estimator
 from ..progress import each
+from ..train.distributed import Group
 from ..train.objective import nats_per_unit, unit_name
 from ..train.threads import suitable_threads
 from ..transforms.dequantisation import dequantise_for, has_noise, raw_noise
@@ -112,6 +113,16 @@ def log_prob_draws(
     return Likelihoods(model, data.schema, data.x.device, seeds, shared=shared, tolerance=tolerance)(data)
 
 
+def shared_log_prob_draws(model: nn.Module, data: Dataset, count: int, group: Group) -> Tensor:
+    """Compute `log_prob_draws` in a group, on the same samples everywhere: rank r of n computes draws r, r + n, ..."""
+    seeds = draw_seeds(model, data.schema, count)
+    own = Likelihoods(model, data.schema, data.x.device, seeds[group.rank :: group.ranks])(data)
+    values = own.new_empty(len(seeds), len(data))
+    for rank, found in enumerate(group.gather(own.cpu())):
+        values[rank :: group.ranks] = found
+    return values
+
+
 def draw_seeds(model: nn.Module, schema: Schema, count: int = DRAWS, seed: int = 0) -> range:
     """Return the seeds of `count` draws; of one, if likelihoods are exact."""
     if count < 2:
@@ -145,7 +156,7 @@ class Likelihoods:
         """Compute ln p of the next samples."""
         inside, device = data.schema.inside(data.x), data.x.device
         values = torch.full((len(self.seeds), len(data)), -math.inf, dtype=torch.float64, device=device)
-        if bool(inside.any()):
+        if self.seeds and bool(inside.any()):
             values[:, inside] = self._values(self.flow, data, inside, self.generators)
         lost = inside & ~values.isfinite().all(dim=0)
         if bool(lost.any()):  # so far out that float32 overflows

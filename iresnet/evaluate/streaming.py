@@ -64,7 +64,7 @@ def evaluate_chunks(
 
 @dataclass
 class Sums:
-    """Sums over samples, of which every metric but that of the inverse is a function, and samples drawn for the latter."""
+    """Sums over samples that all metrics but that of the inverse follow from, and the samples drawn for that one."""
 
     drawn: RandomRows
     rows: int = 0
