@@ -103,8 +103,10 @@ def measure(options: argparse.Namespace) -> list[Row]:
     if default is None:
         raise RuntimeError(f"scores of {MODEL} must have a default tolerance; its likelihoods are exact.")
     print(f"{len(data)} images are drawn", flush=True)
-    seeds = {"seed": REFERENCE_SEED, "tolerance": 4 * default.error, "shared": True}  # as finely as the scores
-    reference = log_prob_draws(model, data, options.reference_draws, **seeds)
+    roulette = 4 * default.error  # as for the scores
+    reference = log_prob_draws(
+        model, data, options.reference_draws, seed=REFERENCE_SEED, shared=True, tolerance=roulette
+    )
     print(f"the reference has {len(reference)} draws", flush=True)
     timed_scores(model, data.take(range(2)), default, 1)  # what is prepared once
     rows = []
