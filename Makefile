@@ -35,10 +35,11 @@ lint: .venv/setup.stamp  ## format, lint, types and layers
 docs: .venv/docs.stamp  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-bench: .venv/bench.stamp  ## measure what results/*.json claim (forty minutes)
+bench: .venv/bench.stamp  ## measure what results/*.json claim (three quarters of an hour)
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/toy.py
 	$(BIN)/python benchmarks/demo.py
+	$(BIN)/python benchmarks/scores.py
 
 speed: .venv/bench.stamp  ## iresnet bench on a CPU: results/bench-cpu.json, its plots and its tables (ten minutes)
 	$(BIN)/iresnet bench --device cpu --out results/bench-cpu.json

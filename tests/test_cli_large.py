@@ -3,12 +3,14 @@
 import io
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -19,9 +21,14 @@ import torch
 from iresnet import data, run
 from iresnet.cli import output
 from iresnet.data import DataSettings
-from iresnet.evaluate import evaluate, evaluate_chunks
+from iresnet.data.chunked import ChunkedSource
+from iresnet.evaluate import evaluate, evaluate_chunks, log_prob_draws, shared_log_prob_draws
+from iresnet.evaluate.likelihood import Likelihoods
 from iresnet.evaluate.moments import Moments
+from iresnet.logdet import PowerSeries
 from iresnet.run import Run, Scorer
+from iresnet.train import distributed
+from iresnet.train.distributed import Group
 from tests.peak import LINUX, peak_memory
 from tests.runs import tiny
 from tests.runs import trained as images
@@ -248,7 +255,8 @@ def test_parts_of_several_processes_concatenate(call, chunks, file, tmp_path, mo
     assert code == 2
     assert "under torchrun, every process reads the data; got '-'. Give a file." in text
     monkeypatch.setenv("RANK", "1")
-    assert call("evaluate", trained(), "--data", file) == (0, "")  # rank 0 does it
+    for alone in (["--data", "-"], []):
+        assert call("evaluate", trained(), *alone) == (0, "")  # rank 0 does it
 
 
 def joined(folder, pattern, n):
@@ -346,6 +354,147 @@ class TestEvaluate:
             moments.add(part)
         assert moments.mean == pytest.approx(float(values.mean()), abs=1e-9)
         assert moments.standard_error == pytest.approx(float(values.std()) / 1000**0.5, rel=1e-9)
+
+
+def parts_of(path, schema, size=50):
+    return [chunk.data for chunk in ChunkedSource(str(path), schema, size, labels=True)]
+
+
+class Passed(Exception):
+    """A simulated rank has passed what rank 0 gathers."""
+
+
+def simulate(function, n):
+    """The result of rank 0 of n simulated ranks, which call a function of their group, the last one first."""
+    passed = []
+
+    class Simulated(Group):
+        def gather(self, content):
+            passed.insert(0, pickle.loads(pickle.dumps(content)))
+            if self.rank:
+                raise Passed
+            return passed
+
+    for number in reversed(range(1, n)):
+        with pytest.raises(Passed):
+            function(Simulated(number, n))
+    return function(Simulated(0, n))
+
+
+def evaluate_shared(model, parts, n, **options):
+    def evaluate_own(group):
+        first, end = (number * len(parts) // n for number in (group.rank, group.rank + 1))
+        return evaluate_chunks(model, parts[first:end], group=group, size=len(parts[0]), **options)
+
+    return simulate(evaluate_own, n)
+
+
+class TestEvaluateShared:
+    """Ranks share the chunks: counts and the inverse are those of one process, means up to rounding."""
+
+    @pytest.mark.parametrize("n", [2, 3, 7])
+    def test_a_table_with_noise_and_baselines(self, file, monkeypatch, n):
+        monkeypatch.setattr(sys.modules["iresnet.evaluate.baselines"], "COMPONENTS", (2,))
+        opened = Run.open(trained())
+        model, parts = opened.model(), parts_of(file, opened.schema)
+        options = {"draws": 3, "rows": 60, "fitting": opened.splits()}
+        alone, shared = evaluate_chunks(model, parts, **options), evaluate_shared(model, parts, n, **options)
+        assert shared["rows"] == ROWS
+        assert shared.pop("inverse") == alone.pop("inverse")
+        assert_close(shared, alone, 1e-12)
+
+    def test_images_with_labels(self):
+        opened = Run.open(images())
+        model, whole = opened.model(), opened.splits().test.take(range(110))
+        parts = [replace(whole.take(rows), rows=tuple(rows)) for rows in (range(50), range(50, 100), range(100, 110))]
+        alone, shared = (f(model, parts, draws=2, rows=20) for f in (evaluate_chunks, partial(evaluate_shared, n=2)))
+        for name in ("error", "confusion", "inverse"):
+            assert shared.pop(name) == alone.pop(name)
+        assert_close(shared, alone, 1e-12)
+
+    def test_impossible_values_of_all_ranks_are_counted(self, file):
+        file.write_text(file.read_text().replace(",up,r2", ",sideways,r2"))
+        opened = Run.open(trained())
+        model, parts = opened.model(), parts_of(file, opened.schema)
+        outside = sum(int((~part.schema.inside(part.x)).sum()) for part in parts)
+        with pytest.raises(ValueError, match=f"{outside} of {ROWS} rows hold values"):
+            evaluate_shared(model, parts, 2)
+
+    def test_estimated_likelihoods_cannot_skip_samples(self, file):
+        opened = Run.open(trained())
+        model, (part, *_) = opened.model(), parts_of(file, opened.schema)
+        likelihoods = Likelihoods(model, part.schema, part.x.device, range(2))
+        likelihoods.estimator = PowerSeries(2)
+        with pytest.raises(ValueError, match="the probes of samples that are skipped are not known. Give all samples."):
+            likelihoods.skip(part, 10, 5)
+
+    @pytest.mark.parametrize("n", [2, 5])
+    def test_drawn_samples_share_their_draws(self, file, n):
+        """Five ranks of three draws: some have none."""
+        opened = Run.open(trained())
+        model, whole = opened.model(), data.read(file, opened.schema)
+        found = simulate(lambda group: shared_log_prob_draws(model, whole, 3, group), n)
+        assert torch.equal(found, log_prob_draws(model, whole, 3))
+
+    @pytest.mark.parametrize("words", [(), ("--rows", 60)], ids=str)
+    def test_the_command_is_that_of_one_process(self, call, chunks, file, two_ranks, words):
+        chunks(50)
+        alone = json.loads(call("evaluate", trained(), "--data", file, "--json", *words)[1].splitlines()[0])
+        shared = two_ranks("evaluate", trained(), "--data", file, "--json", *words)
+        assert shared.pop("inverse") == alone.pop("inverse")
+        assert_close(shared, alone, 1e-12)
+
+    @pytest.mark.parametrize(("line", "number"), [(200, "1"), (3, "0")])
+    def test_bad_input_is_the_sentence_of_its_process(self, call, chunks, file, two_ranks, monkeypatch, line, number):
+        chunks(50)
+        lines = file.read_text().splitlines()
+        lines[line] = lines[line].replace(",", ",x", 1)
+        file.write_text("\n".join(lines))
+        monkeypatch.setattr(sys.modules["iresnet.cli.ranks"], "GRACE", 0.0)
+        two_ranks.become(number)
+        code, text = call("evaluate", trained(), "--data", file)
+        assert code == 2
+        assert text.startswith("rank 1: iresnet: " if number == "1" else "iresnet: ")
+        assert f"is not a number in line {line + 1}, column 'b'" in text
+
+    def test_baselines_are_of_all_rows_or_of_none(self, chunks, file, two_ranks, monkeypatch):
+        chunks(50)
+        monkeypatch.setattr(two_ranks.group, "any", lambda self, flag: True)
+        assert "baselines" not in two_ranks("evaluate", trained(), "--data", file, "--json")
+
+
+@pytest.fixture
+def two_ranks(call, monkeypatch):
+    """Call a command as rank 1 of two, which is silent, and as rank 0; return what rank 0 prints."""
+    monkeypatch.setattr(sys.modules["iresnet.evaluate.baselines"], "COMPONENTS", (2,))
+    passed = []
+
+    class Simulated(Group):
+        def any(self, flag):
+            return flag
+
+        def gather(self, content):
+            passed.insert(0, content)
+            return passed
+
+    def become(number):
+        values = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+        for name, value in {**values, "MASTER_PORT": "1"}.items():
+            monkeypatch.setenv(name, value)
+
+    def run(*words):
+        passed.clear()
+        for number in ("1", "0"):
+            become(number)
+            code, text = call(*words)
+            assert code == 0, text
+            assert (text == "") == (number == "1")
+        return json.loads(text.splitlines()[0])
+
+    run.group, run.become = Simulated, become
+    joined = lambda device: nullcontext(Simulated(distributed.rank(), distributed.world_size()))  # noqa: E731
+    monkeypatch.setattr(sys.modules["iresnet.cli.evaluate"], "joined", joined)
+    return run
 
 
 def assert_close(a, b, relative):

@@ -1,7 +1,13 @@
 """A `Scorer`: a picklable function of a batch, with the scores of the command."""
 
 import io
+import os
 import pickle
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -108,3 +114,28 @@ def test_images_are_refused():
 def test_a_column_that_is_not_there(scorer, frame):
     with pytest.raises(ValueError, match="batch has no column 'a', which the model needs"):
         scorer(frame.drop(columns="a"))
+
+
+@pytest.mark.slow
+@pytest.mark.no_cover
+def test_the_lines_for_spark(scorer, frame, tmp_path):
+    """The lines of the page, in a process of their own, with one worker; they need PySpark, pyarrow and Java."""
+    for name in ("pyspark", "pyarrow"):
+        pytest.importorskip(name)
+    page = (Path(__file__).parents[1] / "docs" / "guide" / "large-data.md").read_text(encoding="utf-8")
+    (lines,) = (block for block in re.findall(r"```py\n(.*?)```", page, re.DOTALL) if "pyspark" in block)
+    shutil.copytree(trained(), tmp_path / "runs" / "mine")
+    (tmp_path / "hours").mkdir()
+    for k, part in enumerate((frame[:20], frame[20:])):
+        part.to_parquet(tmp_path / "hours" / f"{k}.parquet")
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)]),
+        "PYSPARK_PYTHON": sys.executable, "PYSPARK_SUBMIT_ARGS": "--master local[1] pyspark-shell",
+    }  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", lines], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    scores, expected = (
+        found.sort_values("a").reset_index(drop=True) for found in (pd.read_parquet(tmp_path / "scores"), scorer(frame))
+    )
+    assert list(scores) == list(expected)
+    assert np.allclose(scores[NAMES], expected[NAMES], atol=1e-5)

@@ -1,5 +1,6 @@
-"""`torchrun -m iresnet train`: one run, one voice, one folder, whatever happens to a process."""
+"""`torchrun -m iresnet train` and `evaluate`: one run, one voice, one result, whatever happens to a process."""
 
+import json
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -219,7 +221,7 @@ def test_a_killed_process_ends_the_job_and_any_number_of_them_resumes(killed, pr
     code, _, err = ended(process)
     assert code == 1
     if killed:
-        assert len(re.findall("iresnet: another process of this training has ended", err)) == 1
+        assert len(re.findall("iresnet: another process has ended", err)) == 1
         assert f"Resume with: iresnet train --resume --out {tmp_path / 'run'}" in err
     assert not (tmp_path / "run" / "model.safetensors").exists()
     code, _, err = ended(torchrun("train", "--resume", "--out", tmp_path / "run", processes=processes))
@@ -279,3 +281,71 @@ def test_one_process_that_fails_alone_says_why(tmp_path):
     code, _, err = ended(torchrun(*words, script=(script,)))
     assert code == 1
     assert err.count("rank 1: iresnet: all processes need the same data") == 1
+
+
+# -------------------------------------------------------------------------------------------------- evaluate --data
+
+
+@pytest.fixture(scope="module")
+def density(tmp_path_factory):
+    """A run folder and a file of five chunks."""
+    folder = tmp_path_factory.mktemp("points")
+    start(tiny("points-density"), folder / "run")
+    np.save(folder / "x.npy", np.random.default_rng(0).normal(size=(210_000, 2)).astype("float32"))
+    return folder
+
+
+@pytest.mark.slow
+def test_processes_evaluate_a_file_as_one_does(density, capsys):
+    code, out, err = ended(torchrun("evaluate", density / "run", "--data", density / "x.npy", "--json"))
+    assert code == 0, err
+    shared = json.loads(out)
+    code, out, _ = said(capsys, "evaluate", str(density / "run"), "--data", str(density / "x.npy"), "--json")
+    alone = json.loads(out)
+    assert shared["inverse"] == alone["inverse"]
+    assert shared["rows"] == 210_000
+    assert shared["density"] == {**alone["density"], **approximate(alone["density"])}
+
+
+def approximate(content):
+    return {name: pytest.approx(value, rel=1e-12) for name, value in content.items() if isinstance(value, float)}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_a_killed_process_ends_the_evaluation(density):
+    process = torchrun("evaluate", density / "run", "--data", density / "x.npy", script=(pausing(density),))
+    while not (density / "started-1").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.kill(worker(process, 1), signal.SIGKILL)
+    code, out, err = ended(process)
+    assert code == 1
+    sentences = ("another process has ended; its message, if any, is above.", "Stopped. If another process has ended")
+    assert any(sentence in out + err for sentence in sentences)
+    assert "samples" not in out
+
+
+def pausing(folder):
+    """A script that runs the command; a process says that it has started, and takes a while for every chunk."""
+    script = folder / "pausing.py"
+    script.write_text(
+        "import pathlib, time\nfrom iresnet.cli import main\nfrom iresnet.evaluate import streaming\n"
+        "from iresnet.train import distributed\nadd = streaming._Adder.add\ndef slow(self, data):\n"
+        f"    pathlib.Path({str(folder)!r}, f'started-{{distributed.rank()}}').touch()\n    time.sleep(1)\n"
+        "    add(self, data)\nstreaming._Adder.add = slow\nmain()\n"
+    )
+    return script
+
+
+@pytest.mark.slow
+def test_bad_input_in_the_chunks_of_another_process_is_its_sentence(density):
+    lines = [",".join(Run.open(density / "run").schema.names), *["0.5,1"] * 110_000]
+    lines[100_500] = "0.5,one"
+    file = density / "bad.csv"
+    file.write_text("\n".join(lines))
+    code, out, err = ended(torchrun("evaluate", density / "run", "--data", file))
+    assert code == 1
+    assert "samples" not in out
+    assert err.count("rank 1: iresnet: ") == 1
+    assert "'one' is not a number in line 100501" in err

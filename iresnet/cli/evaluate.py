@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -29,6 +30,7 @@ from ..evaluate import (
     protocol,
     require_labels,
     robustness,
+    shared_log_prob_draws,
     why_no_baselines,
 )
 from ..evaluate import evaluate as evaluate_model
@@ -38,15 +40,19 @@ from ..evaluate.robustness import check_radius
 from ..logdet import EXACT_UP_TO
 from ..run import Run
 from ..run.fit import device_of
-from ..train.distributed import is_main
-from .console import Device, Screen, console, result, show, waiting
+from ..train.distributed import ALONE, Group, is_main, joined, world_size
+from .console import Device, Screen, console, ctrl_c, result, show, waiting
 from .output import DataFolder, DataOption, RunFolder, Split, chunked_data, each_chunk, open_run, read_data
+from .resumable import share_of_rank
 
 #: Samples evaluated by default if likelihoods are estimates, which take long.
 MANY = 1000
 
 #: Metrics that are dropped from evaluation.json if other samples are evaluated.
 OF_ROWS = ("robustness", "probe")
+
+#: What is said if `torchrun` stops this process.
+STOPPED = "If another process has ended, its message, if any, is above. The same command starts anew."
 
 #: Metrics to save, by name, and the lines to print.
 Part: TypeAlias = tuple[dict[str, Any], list[str]]
@@ -114,7 +120,8 @@ def evaluate(
 
     Metrics of the test split are saved in RUN/evaluation.json.
 
-    A file of --data may have any size: it is read in chunks, unless an option below needs all samples at once.
+    A file of --data may have any size: it is read in chunks, unless an option below needs all samples at once. Several
+    processes share the chunks: torchrun --nproc-per-node=4 -m iresnet evaluate runs/flow --data new.parquet
 
     Example: iresnet evaluate runs/demo --split validation
 
@@ -124,14 +131,15 @@ def evaluate(
     """
     if limit is not None and not bits:
         raise ValueError(f"--limit is the target error of --protocol, which was not given; got {limit:g}. Add it.")
-    if not is_main():  # under torchrun, one process evaluates
+    in_chunks = data is not None and not (radius or linear or bits or ood)
+    if not (is_main() or in_chunks):  # under torchrun, one process evaluates what it needs at once
         return
     limit = LIMIT if limit is None else limit
     check_limits(limit, limit)
     (opened, chosen), screen = open_run(run, device, data_dir), console()
     sha256, model = opened.sha256(), opened.model(device=chosen)
     radii, kept = [_radius(word) for word in radius or []], data is None and split == "test"
-    if data is not None and not (radii or linear or bits or ood):
+    if data is not None and in_chunks:
         _evaluate_stream(opened, model, data, chosen, rows, draws, screen)
         return
     available = read_data(opened, data, split, labels=True)
@@ -182,27 +190,54 @@ def _radius(word: str) -> float:
 def _evaluate_stream(
     run: Run, model: nn.Module, data: str, device: str, rows: int | None, draws: int, screen: Screen
 ) -> None:
-    """Evaluate a source of data that is read in chunks; only as many samples as are evaluated at once are kept."""
+    """Evaluate a source of data that is read in chunks; processes share the work if it is a file."""
     source = chunked_data(run, data, device, labels=True)
-    options: dict[str, Any] = {"split": data, "draws": draws, "fitting": fitting_splits(run, model, screen)}
     few = rows or (None if run.schema.dimension <= EXACT_UP_TO else MANY)
-    if few is None:
-        with waiting(screen, "Evaluating …"):
-            content = evaluate_chunks(model, (part.to(device) for part in _parts(source)), **options)
-            content["of"] = content["rows"]
-    else:
-        drawn, count = RandomRows(few), 0
-        for part in _parts(source):
-            drawn.add(part)
-            count += len(part)
-        content = evaluate_some(model, drawn.dataset, few, screen, **options) | {"of": count}
-    show(*_basic_lines(content))
-    result(content | {"run": run.folder, "file": None})
+    shared = world_size() > 1 and source.is_file and (few is None or has_density(model))
+    if not (is_main() or shared):
+        return
+    with joined("cpu") if shared else nullcontext(ALONE) as group, ctrl_c(lambda: STOPPED if shared else ""):
+        fitting = fitting_splits(run, model, screen)
+        options: dict[str, Any] = {"split": data, "draws": draws, "fitting": fitting}
+        if few is None:
+            content = _evaluate_all(model, source, group, screen, options)
+        else:
+            content = _evaluate_drawn(model, source, few, group, screen, options)
+    if content:
+        show(*_basic_lines(content))
+        result(content | {"run": run.folder, "file": None})
 
 
-def _parts(source: ChunkedSource) -> Iterator[Dataset]:
-    """Iterate over the samples of a source, each chunk a part of the work."""
-    return (chunk.data for chunk in each_chunk(source) if chunk.data is not None)
+def _evaluate_all(
+    model: nn.Module, source: ChunkedSource, group: Group, screen: Screen, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Evaluate all samples of a source; in a group, rank 0 returns the metrics and the others nothing."""
+    if group.any(options["fitting"] is None):  # baselines are of all rows, or of none
+        options = options | {"fitting": None}
+    place = share_of_rank(source) if group.is_shared else ()
+    with waiting(screen, "Evaluating …"):
+        content = evaluate_chunks(model, _parts(source, *place), group=group, size=source.size, **options)
+    return content | {"of": content["rows"]} if content else content
+
+
+def _evaluate_drawn(
+    model: nn.Module, source: ChunkedSource, few: int, group: Group, screen: Screen, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Evaluate so many samples of a source, drawn at random; only these are kept, and a group shares their draws."""
+    drawn, count = RandomRows(few), 0
+    for part in _parts(source):
+        drawn.add(part)
+        count += len(part)
+    if group.is_shared:
+        with waiting(screen, f"Evaluating {len(drawn.dataset):,} of {count:,} samples …"):
+            chosen = drawn.dataset.to(device_of(model))
+            options = options | {"values": shared_log_prob_draws(model, chosen, options["draws"], group)}
+    return {} if group.rank else evaluate_some(model, drawn.dataset, few, screen, **options) | {"of": count}
+
+
+def _parts(source: ChunkedSource, *place: Any) -> Iterator[Dataset]:
+    """Iterate over the samples of a source, each chunk a part of the work; `place` is that of `each_chunk`."""
+    return (chunk.data for chunk in each_chunk(source, *place) if chunk.data is not None)
 
 
 def _basic_metrics(model: nn.Module, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> Iterator[Part]:

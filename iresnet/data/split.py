@@ -65,6 +65,10 @@ def subsample(dataset: Dataset, n: int) -> Dataset:
     return dataset.take(torch.randperm(len(dataset), generator=seeded_generator(0, "some"))[:n].sort().values)
 
 
+#: The random keys that are skipped at a time.
+SKIPPED = 1_000_000
+
+
 class RandomRows:
     """Draws n samples from those that come in chunks, all equally likely: always the same ones, in their order."""
 
@@ -82,7 +86,23 @@ class RandomRows:
 
     def add(self, data: Dataset) -> None:
         """Add a chunk: every sample gets a random key, and those with the smallest are kept."""
-        keys = torch.cat([self.keys, torch.rand(len(data), generator=self.generator, dtype=torch.float64)])
+        self._keep(data, self._draw(len(data)))
+
+    def skip(self, rows: int) -> None:
+        """Continue as after so many samples, which are drawn from elsewhere."""
+        for start in range(0, rows, SKIPPED):
+            self._draw(min(SKIPPED, rows - start))
+
+    def merge(self, later: RandomRows) -> None:
+        """Add the samples drawn from later chunks, by a generator that had skipped those before."""
+        if later._kept is not None:
+            self._keep(later._kept, later.keys)
+
+    def _draw(self, n: int) -> Tensor:
+        return torch.rand(n, generator=self.generator, dtype=torch.float64)
+
+    def _keep(self, data: Dataset, more: Tensor) -> None:
+        keys = torch.cat([self.keys, more])
         kept = keys.argsort()[: self.n].sort().values
         before = 0 if self._kept is None else len(self._kept)
         old, new = kept[kept < before], kept[kept >= before] - before

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..data import Dataset, Splits, subsample
 from ..progress import phase
@@ -38,6 +38,7 @@ from .likelihood import (
     log_likelihood,
     log_prob_draws,
     score_tolerance,
+    shared_log_prob_draws,
     summarise_density,
 )
 from .probe import Probe, probe
@@ -103,6 +104,7 @@ __all__ = [
     "reconstruct",
     "require_labels",
     "robustness",
+    "shared_log_prob_draws",
     "summarise_inverse",
     "survives_attack",
     "truncation",
@@ -119,10 +121,12 @@ def evaluate(
     draws: int = 8,
     rows: int = 500,
     fitting: Splits | None = None,
+    values: Tensor | None = None,
 ) -> dict[str, Any]:
     """Compute every metric that applies to this model, as plain values; the inverse on at most `rows` samples.
 
     `fitting` are the splits whose training rows the baselines of a density of rows are fitted to; None: no baselines.
+    `values` are the log-likelihoods, if `log_prob_draws` has computed them already with so many draws.
     """
     content: dict[str, Any] = {"split": split, "rows": len(data)}
     if has_head(model) and data.y is not None and bool((data.y != MISSING).any()):
@@ -131,7 +135,7 @@ def evaluate(
     if has_density(model):
         check_mean(data)
         with phase("likelihood"):
-            found = log_prob_draws(model, data, draws)
+            found = log_prob_draws(model, data, draws) if values is None else values
         content["density"] = asdict(summarise_density(found, data))
         if fitting is not None and not why_no_baselines(data.schema):
             with phase("baselines"):

@@ -14,7 +14,7 @@ of the mean difference is paired.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +30,15 @@ from ..models.mixture import Matrix, best_mixture, mixture_parameters, random_sa
 from ..transform import Transform
 from ..transforms.dequantisation import dequantise_for
 from ..transforms.given import Given
-from .likelihood import DRAWS, as_flow, check_mean, log_prob_by_generator, log_prob_draws, seeded_generators
+from .likelihood import (
+    DRAWS,
+    as_flow,
+    check_mean,
+    log_prob_by_generator,
+    log_prob_draws,
+    seeded_generators,
+    skip_noise,
+)
 from .moments import Moments
 
 if TYPE_CHECKING:
@@ -98,45 +106,65 @@ def baselines(
     check_mean(data)
     as_flow(model, "a baseline")
     values = log_prob_draws(model, data, draws, seed=seed) if values is None else values
-    comparison = BaselineSums(model, train, validation, seed=seed)
-    comparison.add(data, values)
-    return comparison.summarise()
+    comparisons = BaselineSums(model, train, validation, seed=seed)
+    comparisons.add(data, values)
+    return [comparison.summarise() for comparison in comparisons.sums]
+
+
+@dataclass
+class Comparison:
+    """A baseline of so many components, fitted to so many rows, and sums over the rows that it is evaluated on."""
+
+    components: int
+    fitted: int
+    own: Moments = field(default_factory=Moments)
+    gain: Moments = field(default_factory=Moments)
+
+    def merge(self, other: Comparison) -> None:
+        """Add the sums over other rows."""
+        self.own.merge(other.own)
+        self.gain.merge(other.gain)
+
+    def summarise(self) -> Baseline:
+        """Return the comparison over all rows."""
+        k, own, gain = self.components, self.own, self.gain
+        name = "Gaussian" if k == 1 else f"mixture of {k} Gaussians"
+        return Baseline(name, k, -own.mean, own.standard_error, gain.mean, gain.standard_error, self.fitted)
 
 
 class BaselineSums:
     """Baselines that are fitted to training rows, and sums over the rows, chunk by chunk, that compare them."""
 
     def __init__(self, model: nn.Module, train: Dataset, validation: Dataset, *, seed: int = 0) -> None:
-        self.flow, self.seed, self.fitted_rows = as_flow(model, "a baseline"), seed, min(len(train), FIT_ROWS)
+        self.flow, self.seed = as_flow(model, "a baseline"), seed
         self.fitted: list[MixtureOfRows] = []
         for components in ((1,), COMPONENTS):
             with torch.random.fork_rng(devices=[]):  # EM starts at random
                 torch.manual_seed(seed)
                 self.fitted.append(fit_baseline(self.flow, train, validation, components))
-        self.own, self.gains = ([Moments() for _ in self.fitted] for _ in range(2))
+        self.sums = [Comparison(fitted.components, min(len(train), FIT_ROWS)) for fitted in self.fitted]
         self.generators: list[list[torch.Generator]] = []
 
     def add(self, data: Dataset, values: Tensor) -> None:
         """Add the next rows, with their log-likelihoods under the model, (draws, rows)."""
-        if not self.generators:
-            self.generators = [
-                seeded_generators(data.x.device, range(self.seed, self.seed + len(values))) for _ in self.fitted
-            ]
-        for k, fitted in enumerate(self.fitted):
+        self._draw(data.x.device, len(values))
+        for fitted, generators, sums in zip(self.fitted, self.generators, self.sums, strict=True):
             with torch.random.fork_rng(devices=[]):  # a mixture is made with random numbers, which are then replaced
-                own = log_prob_by_generator(self.flow, data, None, self.generators[k], baseline=fitted.log_prob).mean(0)
-            self.own[k].add(own)
-            self.gains[k].add(values.mean(0) - own)
+                own = log_prob_by_generator(self.flow, data, None, generators, baseline=fitted.log_prob).mean(0)
+            sums.own.add(own)
+            sums.gain.add(values.mean(0) - own)
 
-    def summarise(self) -> list[Baseline]:
-        """Return the comparison over all rows."""
-        made = []
-        for fitted, own, gain in zip(self.fitted, self.own, self.gains, strict=True):
-            k = fitted.components
-            name = "Gaussian" if k == 1 else f"mixture of {k} Gaussians"
-            errors = (own.standard_error, gain.mean, gain.standard_error)
-            made.append(Baseline(name, k, -own.mean, *errors, self.fitted_rows))
-        return made
+    def skip(self, like: Dataset, draws: int, rows: int, size: int) -> None:
+        """Continue as after `rows` rows like these, in chunks of `size`."""
+        self._draw(like.x.device, draws)
+        for generators in self.generators:
+            skip_noise(self.flow, like, generators, rows, size)
+
+    def _draw(self, device: torch.device, draws: int) -> None:
+        """Seed the noise of the first rows."""
+        if not self.generators:
+            seeds = range(self.seed, self.seed + draws)
+            self.generators = [seeded_generators(device, seeds) for _ in self.fitted]
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ from ..flow import Flow, LogProb
 from ..hybrid import Hybrid
 from ..logdet import EXACT_UP_TO, AdaptiveRoulette, Estimator
 from ..progress import each
+from ..train.distributed import Group
 from ..train.objective import nats_per_unit, unit_name
 from ..train.threads import suitable_threads
 from ..transforms.dequantisation import dequantise_for, has_noise, raw_noise
@@ -112,6 +113,16 @@ def log_prob_draws(
     return Likelihoods(model, data.schema, data.x.device, seeds, shared=shared, tolerance=tolerance)(data)
 
 
+def shared_log_prob_draws(model: nn.Module, data: Dataset, count: int, group: Group) -> Tensor:
+    """Compute `log_prob_draws` in a group, on the same samples everywhere: rank r of n computes draws r, r + n, ..."""
+    seeds = draw_seeds(model, data.schema, count)
+    own = Likelihoods(model, data.schema, data.x.device, seeds[group.rank :: group.ranks])(data)
+    values = own.new_empty(len(seeds), len(data))
+    for rank, found in enumerate(group.gather(own.cpu())):
+        values[rank :: group.ranks] = found
+    return values
+
+
 def draw_seeds(model: nn.Module, schema: Schema, count: int = DRAWS, seed: int = 0) -> range:
     """Return the seeds of `count` draws; of one, if likelihoods are exact."""
     if count < 2:
@@ -145,13 +156,19 @@ class Likelihoods:
         """Compute ln p of the next samples."""
         inside, device = data.schema.inside(data.x), data.x.device
         values = torch.full((len(self.seeds), len(data)), -math.inf, dtype=torch.float64, device=device)
-        if bool(inside.any()):
+        if self.seeds and bool(inside.any()):
             values[:, inside] = self._values(self.flow, data, inside, self.generators)
         lost = inside & ~values.isfinite().all(dim=0)
         if bool(lost.any()):  # so far out that float32 overflows
             twin = copy.deepcopy(self.flow).double()
             values[:, lost] = self._values(twin, data, lost, seeded_generators(device, self.seeds))
         return values
+
+    def skip(self, like: Dataset, rows: int, size: int) -> None:
+        """Continue as after `rows` samples like these, in chunks of `size`, without their likelihoods."""
+        if self.estimator is not None:
+            raise ValueError("the probes of samples that are skipped are not known. Give all samples.")
+        skip_noise(self.flow, like, self.generators, rows, size)
 
     def _values(self, flow: Flow, data: Dataset, rows: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         chosen = data if bool(rows.all()) else data.take(rows.nonzero()[:, 0])
@@ -161,6 +178,14 @@ class Likelihoods:
 def seeded_generators(device: torch.device, seeds: Iterable[int]) -> list[torch.Generator]:
     """Create the generators of noise and probes, one for each draw."""
     return [torch.Generator(device).manual_seed(seed) for seed in seeds]
+
+
+def skip_noise(flow: Flow, like: Dataset, generators: Iterable[torch.Generator], rows: int, size: int) -> None:
+    """Draw the noise of `rows` samples of this kind, in chunks of `size`, so that the generators continue after it."""
+    first, zero = like.take([0]), flow.base.mean.new_zeros(())
+    for n in (min(size, rows - start) for start in range(0, rows, size)):
+        chunk = first.take([0] * n)
+        log_prob_by_generator(flow, chunk, None, generators, baseline=lambda x: zero.expand(len(x)))
 
 
 def is_estimated(model: nn.Module, schema: Schema) -> bool:
@@ -309,6 +334,11 @@ class DensitySums:
         """Add the log-likelihoods of more samples."""
         self.rows.add(values.mean(0))
         self.by_draw = self.by_draw + values.sum(1).cpu()
+
+    def merge(self, other: DensitySums) -> None:
+        """Add the sums over other samples."""
+        self.rows.merge(other.rows)
+        self.by_draw = self.by_draw + other.by_draw
 
     def summarise(self, like: Dataset) -> Density:
         """Return the mean over all samples, in the unit for samples like these."""

@@ -20,6 +20,9 @@ class Moments:
     ...     moments.add(chunk)
     >>> moments.count, moments.mean, moments.deviations
     (3, 3.0, 14.0)
+    >>> moments.merge(Moments(torch.tensor([3.0])))
+    >>> moments.count, moments.mean, moments.deviations
+    (4, 3.0, 14.0)
     """
 
     def __init__(self, values: Tensor | None = None) -> None:
@@ -30,9 +33,17 @@ class Moments:
     def add(self, values: Tensor) -> None:
         """Add more values."""
         values = values.double()
-        n, mean = len(values), float(values.mean())
+        mean = float(values.mean())
+        self._add(len(values), mean, float((values - mean).square().sum()))
+
+    def merge(self, other: Moments) -> None:
+        """Add the values of other moments."""
+        if other.count:
+            self._add(other.count, other.mean, other.deviations)
+
+    def _add(self, n: int, mean: float, deviations: float) -> None:
         step, total = mean - self.mean, self.count + n
-        self.deviations += float((values - mean).square().sum()) + step * step * self.count * n / total
+        self.deviations += deviations + step * step * self.count * n / total
         self.mean += step * n / total
         self.count = total
 

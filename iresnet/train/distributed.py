@@ -1,8 +1,8 @@
-"""Training by several processes that `torchrun` starts, one per GPU, or several on the cores of CPUs.
+"""Work of several processes that `torchrun` starts, one per GPU, or several on the cores of CPUs.
 
-Every process holds the whole model and takes its own rows of every batch (`shard`). `DistributedDataParallel` averages
-the gradients, so that all of them take the same step. Rank 0 decides, prints and writes; the others follow it. What
-torchrun tells a process is read here and nowhere else.
+In a training, every process holds the whole model and takes its own rows of every batch (`shard`).
+`DistributedDataParallel` averages the gradients, so that all of them take the same step. Rank 0 decides, prints and
+writes; the others follow it. What torchrun tells a process is read here and nowhere else.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COPY_BUFFERS = next(
 
 
 class LostProcess(RuntimeError):
-    """Another process of the training has ended."""
+    """Another process has ended."""
 
 
 def rank() -> int:
@@ -75,7 +75,7 @@ def _read(name: str, default: int) -> int:
 
 @dataclass(frozen=True)
 class Group:
-    """The processes that train a model together. All of them call the same methods in the same order."""
+    """The processes that train or evaluate a model together. All of them call the same methods in the same order."""
 
     rank: int = 0
     ranks: int = 1
@@ -138,13 +138,17 @@ class Group:
         dist.broadcast(flags, 0)
         return bool(flags)
 
-    def share(self, content: Any = None) -> Any:
-        """Return the content that rank 0 passes."""
+    def share(self, content: Any = None, source: int = 0) -> Any:
+        """Return the content that rank 0, or another, passes."""
         if not self.is_shared:
             return content
         contents = [content]
-        dist.broadcast_object_list(contents, 0, device=torch.device("cpu"))
+        dist.broadcast_object_list(contents, source, device=torch.device("cpu"))
         return contents[0]
+
+    def gather(self, content: Any) -> list[Any]:
+        """Return the contents of all processes, in the order of their ranks."""
+        return [self.share(content, source) for source in range(self.ranks)]
 
     def leave(self) -> None:
         """End the communication with the other processes, at the same place in all of them."""
@@ -175,7 +179,7 @@ def joined(device: str) -> Iterator[Group]:
         group.leave()
     except RuntimeError as error:
         if isinstance(error, dist.DistError) or "gloo" in str(error):
-            raise LostProcess("another process of this training has ended; its message, if any, is above.") from error
+            raise LostProcess("another process has ended; its message, if any, is above.") from error
         raise
 
 
