@@ -237,6 +237,20 @@ class TestAgainstBanach:
         assert anderson.converged.all()
         assert (anderson.iterations - banach.iterations).max() <= 2
 
+    @solvers
+    def test_no_evaluation_is_spent_on_what_float32_cannot_reach(self, solver):
+        """Trap: x is ten times as long as z, so its rounding hides a residual that would be small enough for z."""
+        weight = ["0x1.88c9eep-3", "0x1.813286p-3", "0x1.2625bap-1", "-0x1.8f97e6p-1"]
+        block = linear_block(torch.tensor([float.fromhex(w) for w in weight]).view(2, 2))
+        with torch.no_grad():
+            block.g[0].bias = nn.Parameter(
+                torch.tensor([float.fromhex("-0x1.98cabep-5"), float.fromhex("0x1.94f85ap-2")])
+            )
+        z = torch.tensor([[float.fromhex("0x1.2f8da4p+0"), float.fromhex("-0x1.ebd1b2p+0")]])
+        found = block.solve(z, solver=solver)
+        assert found.converged.all()
+        assert found.iterations.max() <= (10 if solver == Anderson() else 120)
+
     def test_on_convolutions(self):
         block, shape = problem("conv", 0.9)
         z = 2 * normal(12, *shape, seed=9, dtype=torch.float32)

@@ -91,7 +91,7 @@ class Anderson(Solver):
             state.accept(r, contraction, memory)
             # One Banach step from the best point needs no further evaluation; its residual is at most L times as large.
             result[rows] = (state.best + state.f).reshape(-1, *shape[1:])
-            keep = (state.size > state.target) & (count[rows] < limit)
+            keep = (state.size > _attainable(state.target, state.best)) & (count[rows] < limit)
             state.propose()
             if not bool(keep.all()):
                 rows, state = rows[keep], state.select(keep)
@@ -126,6 +126,11 @@ def _banach_steps(
         if not left:
             break
     return result, count, slow
+
+
+def _attainable(target: Tensor, x: Tensor) -> Tensor:
+    """Return the target per sample, but not less than what rounding x allows."""
+    return torch.maximum(target, 2 * torch.finfo(x.dtype).eps * sample_norms(x))
 
 
 S = TypeVar("S", bound="_State")
@@ -172,7 +177,7 @@ class _BanachState(_State):
         self.earlier, self.before, self.x = self.before, self.x, x
         self.size, self.rate, self.count = size, size / self.size, self.count + self.open
         # The length of the step from x is the residual AT x, so x has converged; the next iterate is no worse.
-        self.open = self.open & ~(size <= self.target)
+        self.open = self.open & ~(size <= _attainable(self.target, x))
 
     def lags(self, patience: int) -> Tensor:
         """Whether the last reduction of the residual, repeated so many times, would not reach the target."""
