@@ -15,11 +15,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ def call(
     """Call a function in compiled code, with the random numbers of this seed."""
     call = name, id(owner), tolerance, _as_text(settings)
     return list(_Call.apply(call, x, context, seed, *_tensors(owner)))  # type: ignore[no-untyped-call]
+
+
+def outside_graph(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """Call a function between two graphs of compiled code; with fullgraph=True, the compiler refuses to."""
+    return cast(T, torch.compiler.disable(function)(*arguments, **options))  # type: ignore[no-untyped-call]
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
@@ -213,11 +220,15 @@ def _kinds(tensors: Sequence[Tensor]) -> list[tuple[tuple[int, ...], torch.dtype
 # ---------------------------------------------------------------------------------------------- settings as text
 
 
+#: Not a union of types, which torch.compile of torch 2.7 cannot trace.
+_LITERALS = (type(None), bool, int, float, str)
+
+
 def _as_text(value: Any) -> str:
     """Write a setting as a Python literal: an object is a pair of its class and a dictionary."""
     if isinstance(value, dict):
         return "{" + ", ".join([f"{key!r}: {_as_text(each)}" for key, each in value.items()]) + "}"
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, _LITERALS):
         return f"{value!r}"
     own = {f.name: getattr(value, f.name) for f in fields(value)} if is_dataclass(value) else {}
     return f"({_class_name(type(value))!r}, {_as_text(own)})"

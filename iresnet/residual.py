@@ -46,7 +46,7 @@ from .logdet import (
     Estimator,
     Exact,
 )
-from .opaque import Function, call, define
+from .opaque import Function, call, define, outside_graph
 from .outermost import outermost_call
 from .precision import full_precision
 from .transform import (
@@ -251,6 +251,8 @@ class ResidualBlock(Transform):
         solver: Solver | None = None,
     ) -> Solution:
         """Invert with a report (no gradient): x, iterations, proven error bound and success per sample."""
+        if torch.compiler.is_compiling():
+            return outside_graph(ResidualBlock.solve, self, z, context, tolerance=tolerance, solver=solver)
         return self.solve_with_snapshot(z, context, tolerance=tolerance, solver=solver)[0]
 
     def solve_with_snapshot(

@@ -34,7 +34,7 @@ from .logdet import (
     Estimator,
     RussianRoulette,
 )
-from .opaque import Function, call, keep_track
+from .opaque import Function, call, keep_track, outside_graph
 from .progress import part
 from .proof import error_bound, sample_norms
 from .trust import NoBoundKnown, why_modified, why_untrusted
@@ -162,6 +162,8 @@ class Transform(nn.Module, ABC):
 
         The error of a closed form is verified like any other (`verify`).
         """
+        if torch.compiler.is_compiling():
+            return outside_graph(Transform.solve, self, z, context, tolerance=tolerance, solver=solver)
         with torch.no_grad():
             x = self.inverse(z, context, tolerance=tolerance, solver=solver)
             bound, proven, reason = type(self).verify(self, x, z, context)
@@ -376,7 +378,8 @@ def opaque_logdet(
             "Set torch.manual_seed, or call it outside of the compiled code."
         )
     seed = torch.full((), EVAL_SEED) if estimator is None else torch.randint(2**63 - 1, ())
-    z, logdet = call(name, transform, x, context, None, seed, {"estimator": estimator})
+    settings = {"estimator": estimator, "differentiable": torch.is_grad_enabled()}
+    z, logdet = call(name, transform, x, context, None, seed, settings)
     return z, logdet
 
 
@@ -384,9 +387,10 @@ def opaque_logdet_function(forward_and_logdet: Callable[..., tuple[Tensor, Tenso
     """Return a function for `opaque_logdet`, given (transform, x, context, estimator=, generator=) -> (z, ln det)."""
 
     def compute(
-        transform: Transform, x: Tensor, context: Tensor | None, *, tolerance: None, **options: Any
+        transform: Transform, x: Tensor, context: Tensor | None, *, tolerance: None, differentiable: bool, **options: Any
     ) -> Sequence[Tensor]:
-        return forward_and_logdet(transform, x, context, **options)
+        with torch.set_grad_enabled(differentiable):  # some estimators compute less without
+            return forward_and_logdet(transform, x, context, **options)
 
     def empty(transform: Transform, x: Tensor) -> Sequence[Tensor]:
         return x.new_empty(len(x), *transform.output_shape(tuple(x.shape[1:]))), x.new_empty(len(x))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..compiler import can_read_values, is_transforming
 from ..fixed_point import Anderson, Banach, Solver
-from ..opaque import Function, call, define, keep_track, tracked
+from ..opaque import Function, call, define, keep_track, outside_graph, tracked
 from ..proof import sample_norms
 from ..transform import ChainSolution, Transform, check_batch, empty_inverse
 from . import ordinary
@@ -98,6 +98,9 @@ def solve(
     by_parts: bool = False,
 ) -> ChainSolution:
     """Invert like `invert`, but report errors instead of raising; no gradient."""
+    if torch.compiler.is_compiling():
+        options = {"tolerance": tolerance, "solver": solver, "decoder": decoder, "by_parts": by_parts}
+        return outside_graph(solve, transform, z, context, **options)
     kept = Decoder() if decoder is None else decoder
     kept.reason = choose(transform, z, context, solver, report=True, keeps=decoder is not None)
     if not kept.reason:
