@@ -20,9 +20,9 @@ from .certificate import residual_blocks, unknown_parts, unlisted_blocks
 from .fixed_point import Solver
 from .inverse import Decoder
 from .logdet import EVAL_SEED, EXACT_UP_TO, CertifiedSeries, Estimator
+from .opaque import define
 from .outermost import outermost_call
 from .residual import ResidualBlock
-from .opaque import define
 from .transform import (
     Shape,
     Transform,
@@ -262,7 +262,8 @@ def code_and_log_prob(
 
 
 define(
-    "log-determinant", opaque_logdet_function(lambda transform, *x, **options: transform.forward_and_logdet(*x, **options))
+    "log-determinant",
+    opaque_logdet_function(lambda transform, *x, **options: transform.forward_and_logdet(*x, **options)),
 )
 
 

@@ -67,8 +67,8 @@ def call(
     settings: dict[str, Any],
 ) -> list[Tensor]:  # fmt: skip
     """Call a function in compiled code, with the random numbers of this seed."""
-    call = name, id(owner), tolerance, _as_text(settings)
-    return list(_Call.apply(call, x, context, seed, *_tensors(owner)))  # type: ignore[no-untyped-call]
+    which = name, id(owner), tolerance, _as_text(settings)
+    return cast("list[Tensor]", torch.ops.iresnet.call(x, context, seed, _tensors(owner), *which))
 
 
 def outside_graph(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
@@ -89,14 +89,14 @@ class _Call(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.call = call
         ctx.save_for_backward(x, context, seed, *tensors)
-        return tuple(torch.ops.iresnet.call(x, context, seed, tensors, *call))
+        return tuple(torch.ops.iresnet.compute(x, context, seed, tensors, *call))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, context, seed, *tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad
         wanted = [needed[1], needed[2], *needed[4:]]
-        found = torch.ops.iresnet.call_backward(list(gradients), wanted, x, context, seed, tensors, *ctx.call)
+        found = torch.ops.iresnet.compute_gradient(list(gradients), wanted, x, context, seed, tensors, *ctx.call)
         of_x, of_context, *others = _spread(found, wanted)
         return None, of_x, of_context, None, *others
 
@@ -107,21 +107,27 @@ def _spread(found: list[Tensor], wanted: list[bool]) -> list[Tensor | None]:
     return [remaining.pop(0) if each else None for each in wanted]
 
 
-# ---------------------------------------------------------------------------------------------- the two operations
+# ---------------------------------------------------------------------------------------------- the operations
 
 
 def _call(
+    x: Tensor, context: Tensor | None, seed: Tensor | None, tensors: list[Tensor], *call: Any
+) -> list[Tensor]:  # fmt: skip
+    return list(_Call.apply(call, x, context, seed, *tensors))  # type: ignore[no-untyped-call]
+
+
+def _compute(
     x: Tensor, context: Tensor | None, seed: Tensor | None, tensors: list[Tensor], name: str, owner: int,
     tolerance: float | None, settings: str,
 ) -> list[Tensor]:  # fmt: skip
     module = _unchanged_module(owner, tensors)
     with torch.no_grad():
-        results = _compute(module, x, context, seed, name, tolerance, settings)
+        results = _run(module, x, context, seed, name, tolerance, settings)
         _check_shapes(results, name, module, x)
         return [t.clone(memory_format=torch.contiguous_format) for t in results]  # none of them is an argument
 
 
-def _call_backward(
+def _compute_gradient(
     gradients: list[Tensor], wanted: list[bool], x: Tensor, context: Tensor | None, seed: Tensor | None,
     tensors: list[Tensor], name: str, owner: int, tolerance: float | None, settings: str,
 ) -> list[Tensor]:  # fmt: skip
@@ -130,13 +136,13 @@ def _call_backward(
     context = None if context is None else context.detach().requires_grad_(wanted[1])
     inputs = [t for t, each in zip((x, context, *_tensors(module)), wanted, strict=True) if each and t is not None]
     with torch.enable_grad():
-        results = _compute(module, x, context, seed, name, tolerance, settings)
+        results = _run(module, x, context, seed, name, tolerance, settings)
         pairs = [(t, g) for t, g in zip(results, gradients, strict=True) if t.requires_grad]
         found = torch.autograd.grad([t for t, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
     return [torch.zeros_like(t) if g is None else g.clone() for t, g in zip(inputs, found, strict=True)]
 
 
-def _compute(
+def _run(
     module: nn.Module, x: Tensor, context: Tensor | None, seed: Tensor | None, name: str, tolerance: float | None,
     settings: str,
 ) -> Sequence[Tensor]:  # fmt: skip
@@ -148,7 +154,7 @@ def _compute(
     return cast("Sequence[Tensor]", compute(module, x, context, tolerance=tolerance, generator=generator, **options))
 
 
-def _empty_call(
+def _empty(
     x: Tensor, context: Tensor | None, seed: Tensor | None, tensors: list[Tensor], name: str, owner: int,
     tolerance: float | None, settings: str,
 ) -> list[Tensor]:  # fmt: skip
@@ -156,7 +162,7 @@ def _empty_call(
     return list(_functions[name].empty(tracked(owner), x))
 
 
-def _empty_call_backward(
+def _empty_gradient(
     gradients: list[Tensor], wanted: list[bool], x: Tensor, context: Tensor | None, seed: Tensor | None,
     tensors: list[Tensor], *call: Any,
 ) -> list[Tensor]:  # fmt: skip
@@ -164,22 +170,22 @@ def _empty_call_backward(
     return [torch.empty_like(t) for t, each in inputs if each and t is not None]
 
 
-# Not `torch.library.custom_op`: in its kernels autograd is off, and `_call_backward` needs it.
-_library = torch.library.Library("iresnet", "DEF")
+# Not `torch.library.custom_op`, in whose kernels autograd is off. `call` is in the graphs that torch.compile traces; it
+# consists of the others, so that no autograd function is traced, which torch 2.13 warns about.
+_library: Any = torch.library.Library("iresnet", "DEF")  # type: ignore[no-untyped-call]
 _UNSAFE_TAG = getattr(torch.Tag, "cudagraph_unsafe", None)  # torch 2.7 does not have it
-
-
-def _define_operation(schema: str, compute: Callable[..., Any], empty: Callable[..., Any]) -> None:
-    name = _library.define(schema, tags=() if _UNSAFE_TAG is None else (_UNSAFE_TAG,))
-    _library.impl(name, compute, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"iresnet::{name}", empty, lib=_library)
-
-
-_INPUTS = "Tensor x, Tensor? context, Tensor? seed, Tensor[] tensors, str name, int owner, float? tolerance, str settings"
-_define_operation(f"call({_INPUTS}) -> Tensor[]", _call, _empty_call)
-_define_operation(
-    f"call_backward(Tensor[] gradients, bool[] wanted, {_INPUTS}) -> Tensor[]", _call_backward, _empty_call_backward
+_TAGS = () if _UNSAFE_TAG is None else (_UNSAFE_TAG,)
+_INPUTS = (
+    "Tensor x, Tensor? context, Tensor? seed, Tensor[] tensors, str name, int owner, float? tolerance, str settings"
 )
+_library.define(f"call({_INPUTS}) -> Tensor[]")
+_library.define(f"compute({_INPUTS}) -> Tensor[]", tags=_TAGS)
+_library.define(f"compute_gradient(Tensor[] gradients, bool[] wanted, {_INPUTS}) -> Tensor[]", tags=_TAGS)
+_library.impl("call", _call, "CompositeImplicitAutograd")
+_library.impl("compute", _compute, "CompositeExplicitAutograd")
+_library.impl("compute_gradient", _compute_gradient, "CompositeExplicitAutograd")
+torch.library.register_fake("iresnet::compute", _empty, lib=_library)
+torch.library.register_fake("iresnet::compute_gradient", _empty_gradient, lib=_library)
 
 
 # ---------------------------------------------------------------------------------------------- checks
@@ -208,8 +214,8 @@ def _check_shapes(results: Sequence[Tensor], name: str, module: nn.Module, x: Te
     expected, found = _kinds(_functions[name].empty(module, x)), _kinds(results)
     if found != expected:
         raise ValueError(
-            f"the result of a compiled {name} must have shape and dtype {expected}; got {found}. A Transform of your own "
-            "that changes shapes must implement `data_shape`; and x must have the dtype of the model."
+            f"the result of a compiled {name} must have shape and dtype {expected}; got {found}. A Transform of your "
+            "own that changes shapes must implement `data_shape`; and x must have the dtype of the model."
         )
 
 

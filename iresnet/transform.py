@@ -5,7 +5,8 @@ The change of variables (Eq. 3 of the paper) needs three things of a map F: its 
 codes; there is no flag that reverses a transform.
 
 To write a new transform, derive from `Transform` and implement `forward`, `forward_and_logdet`, `inverse` and
-`stretch`. Also implement `output_shape` if the shape changes, and `rounding` if large numbers cancel in the formula.
+`stretch`. Also implement `output_shape` and `data_shape` if the shape changes, and `rounding` if large numbers cancel
+in the formula.
 Set `takes_context = True` if it takes a context. Deriving from `transforms.ClosedForm` is shorter for a map with a
 formula in both directions, and from `chain.Composition` for one made of other transforms. Add it to `tests/zoo.py`,
 and all tests of the interface run on it.
@@ -126,8 +127,8 @@ class Transform(nn.Module, ABC):
 
     def data_shape(self, code_shape: Shape) -> Shape:
         """Return the shape of x, without the batch, for a z of `code_shape`. It undoes `output_shape`."""
-        for _, part, _ in reversed(self.parts()):
-            code_shape = part.data_shape(code_shape)
+        for _, member, _ in reversed(self.parts()):
+            code_shape = member.data_shape(code_shape)
         return code_shape
 
     def parts(self, input_shape: Shape | None = None) -> list[tuple[str, Transform, Shape | None]]:
@@ -387,7 +388,13 @@ def opaque_logdet_function(forward_and_logdet: Callable[..., tuple[Tensor, Tenso
     """Return a function for `opaque_logdet`, given (transform, x, context, estimator=, generator=) -> (z, ln det)."""
 
     def compute(
-        transform: Transform, x: Tensor, context: Tensor | None, *, tolerance: None, differentiable: bool, **options: Any
+        transform: Transform,
+        x: Tensor,
+        context: Tensor | None,
+        *,
+        tolerance: None,
+        differentiable: bool,
+        **options: Any,
     ) -> Sequence[Tensor]:
         with torch.set_grad_enabled(differentiable):  # some estimators compute less without
             return forward_and_logdet(transform, x, context, **options)
