@@ -182,7 +182,7 @@ def test_a_solve_that_fails_raises_the_same_error():
         with pytest.raises(ConvergenceError, match="transform 1 of 2 is not proven to 1.0e-30") as caught:
             function(z, tolerance=1e-30)
         messages.append(str(caught.value))
-    assert messages[0] == messages[1]
+    assert messages[1].startswith(messages[0])  # torch 2.7 adds where it happened
 
 
 def test_what_is_unknown_is_not_inverted():
