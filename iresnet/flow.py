@@ -20,9 +20,19 @@ from .certificate import residual_blocks, unknown_parts, unlisted_blocks
 from .fixed_point import Solver
 from .inverse import Decoder
 from .logdet import EVAL_SEED, EXACT_UP_TO, CertifiedSeries, Estimator
+from .opaque import define
 from .outermost import outermost_call
 from .residual import ResidualBlock
-from .transform import Shape, Transform, check_batch, check_context, dimension
+from .transform import (
+    Shape,
+    Transform,
+    check_batch,
+    check_context,
+    dimension,
+    is_logdet_opaque,
+    opaque_logdet,
+    opaque_logdet_function,
+)
 from .transforms.elementary import InjectivePad
 from .transforms.first_batch import uninitialised
 from .trust import why_untrusted
@@ -237,15 +247,24 @@ def code_and_log_prob(
     check_context(model.transform, context)
     if estimator is None and model.training:
         estimator = model.estimator
-    elif estimator is None and generator is None and dimension(x) > EXACT_UP_TO:
+    elif estimator is None and generator is None and dimension(x) > EXACT_UP_TO and not torch.compiler.is_compiling():
         generator = torch.Generator(device=x.device).manual_seed(EVAL_SEED)
-    z, logdet = model.transform.forward_and_logdet(x, context, estimator=estimator, generator=generator)
+    if is_logdet_opaque(model.transform, x, estimator):
+        z, logdet = opaque_logdet("log-determinant", model.transform, x, context, estimator, generator)
+    else:
+        z, logdet = model.transform.forward_and_logdet(x, context, estimator=estimator, generator=generator)
     if tuple(z.shape[1:]) != model.base.shape:
         raise ValueError(
             f"the base must have the shape of the codes, {tuple(z.shape[1:])}; got {model.base.shape}. "
             "Build the base with the transform's output shape."
         )
     return z, model.base.log_prob(z) + logdet
+
+
+define(
+    "log-determinant",
+    opaque_logdet_function(lambda transform, *x, **options: transform.forward_and_logdet(*x, **options)),
+)
 
 
 def _is_contraction(block: ResidualBlock, shape: Shape | None) -> bool:

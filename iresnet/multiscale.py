@@ -119,6 +119,9 @@ class Multiscale(Composition):
             )
         return (sum(math.prod(shape) for shape in self.code_shapes),)
 
+    def data_shape(self, code_shape: Shape) -> Shape:
+        return self.input_shape
+
     def unflatten(self, z: Tensor) -> list[Tensor]:
         """Split the code into one tensor (batch, channels, ...) per scale, the finest first."""
         check_batch(z, "z", self.output_shape(self.input_shape))

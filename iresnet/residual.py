@@ -33,7 +33,7 @@ from .branch import (
 )
 from .compiler import is_transforming, outside_transforms
 from .fingerprint import Fingerprint
-from .fixed_point import Anderson, ConvergenceError, Solution, Solver, default_tolerance
+from .fixed_point import Anderson, Banach, ConvergenceError, Solution, Solver, default_tolerance
 from .fixed_point import solve as solve_fixed_point
 from .float64 import Rounding
 from .lipschitz import Conditioned, check_contractive, freeze_norms, lipschitz_constant, primitives
@@ -46,9 +46,22 @@ from .logdet import (
     Estimator,
     Exact,
 )
+from .opaque import Function, call, define, outside_graph
 from .outermost import outermost_call
 from .precision import full_precision
-from .transform import Shape, Stretch, Transform, check_batch, check_context, check_finite, dimension
+from .transform import (
+    Shape,
+    Stretch,
+    Transform,
+    check_batch,
+    check_context,
+    check_finite,
+    dimension,
+    empty_inverse,
+    is_logdet_opaque,
+    opaque_logdet,
+    opaque_logdet_function,
+)
 from .trust import NoBoundKnown, unwrap, why_untrusted
 
 
@@ -133,6 +146,8 @@ class ResidualBlock(Transform):
         Without an estimator, the determinant is exact up to 64 dimensions. Beyond that, in eval, the series has enough
         terms for a truncation error below 1e-3 nats and probes from a fixed seed, so the same x gives the same number.
         """
+        if is_logdet_opaque(self, x, estimator):
+            return opaque_logdet("block's log-determinant", self, x, context, estimator, generator)
         with outermost_call(self, x):
             self.check_input(x, context)
             if estimator is None:
@@ -236,6 +251,8 @@ class ResidualBlock(Transform):
         solver: Solver | None = None,
     ) -> Solution:
         """Invert with a report (no gradient): x, iterations, proven error bound and success per sample."""
+        if torch.compiler.is_compiling():
+            return outside_graph(ResidualBlock.solve, self, z, context, tolerance=tolerance, solver=solver)
         return self.solve_with_snapshot(z, context, tolerance=tolerance, solver=solver)[0]
 
     def solve_with_snapshot(
@@ -292,6 +309,8 @@ class ResidualBlock(Transform):
 
         Differentiable by the implicit function theorem; see `branch.implicit`.
         """
+        if torch.compiler.is_compiling():
+            return call("block's inverse", self, z, context, tolerance, None, {"solver": solver})[0]
         solution = self.solve(z, context, tolerance=tolerance, solver=solver)
         if not bool(solution.converged.all()):
             constant = self.bound(tuple(z.shape[1:])).value
@@ -311,3 +330,14 @@ class ResidualBlock(Transform):
 
     def extra_repr(self) -> str:
         return "" if self.asserted is None else f"lipschitz={self.asserted:g} (asserted)"
+
+
+def _inverse(
+    block: ResidualBlock, z: Tensor, context: Tensor | None, *, generator: None, **options: Any
+) -> tuple[Tensor]:
+    return (ResidualBlock.inverse(block, z, context, **options),)
+
+
+# Not a block's own methods, which may be those of a subclass that call these.
+define("block's inverse", Function(_inverse, empty_inverse, (Anderson, Banach)))
+define("block's log-determinant", opaque_logdet_function(ResidualBlock.forward_and_logdet))

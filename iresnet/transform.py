@@ -5,7 +5,8 @@ The change of variables (Eq. 3 of the paper) needs three things of a map F: its 
 codes; there is no flag that reverses a transform.
 
 To write a new transform, derive from `Transform` and implement `forward`, `forward_and_logdet`, `inverse` and
-`stretch`. Also implement `output_shape` if the shape changes, and `rounding` if large numbers cancel in the formula.
+`stretch`. Also implement `output_shape` and `data_shape` if the shape changes, and `rounding` if large numbers cancel
+in the formula.
 Set `takes_context = True` if it takes a context. Deriving from `transforms.ClosedForm` is shorter for a map with a
 formula in both directions, and from `chain.Composition` for one made of other transforms. Add it to `tests/zoo.py`,
 and all tests of the interface run on it.
@@ -18,7 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +27,21 @@ from torch import Tensor, nn
 from .compiler import can_read_values
 from .fixed_point import Solution, Solver, describe_proof
 from .float64 import Rounding
-from .logdet import Estimator
+from .logdet import (
+    EVAL_SEED,
+    EXACT_UP_TO,
+    AdaptiveRoulette,
+    CertifiedSeries,
+    Estimator,
+    RussianRoulette,
+)
+from .opaque import Function, call, keep_track, outside_graph
 from .progress import part
 from .proof import error_bound, sample_norms
 from .trust import NoBoundKnown, why_modified, why_untrusted
 
 Shape: TypeAlias = tuple[int, ...]
+Self = TypeVar("Self", bound="Transform")
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,11 @@ class Transform(nn.Module, ABC):
     #: What a part of this transform is called in the message of a failed inverse.
     part_kind = "transform"
 
+    def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:  # also called for copies and when unpickling
+        transform = super().__new__(cls)
+        keep_track(transform)
+        return transform
+
     @abstractmethod
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """Return the code z of x."""
@@ -110,6 +125,12 @@ class Transform(nn.Module, ABC):
         """Return the shape of z, without the batch, for an x of `input_shape`."""
         return input_shape
 
+    def data_shape(self, code_shape: Shape) -> Shape:
+        """Return the shape of x, without the batch, for a z of `code_shape`. It undoes `output_shape`."""
+        for _, member, _ in reversed(self.parts()):
+            code_shape = member.data_shape(code_shape)
+        return code_shape
+
     def parts(self, input_shape: Shape | None = None) -> list[tuple[str, Transform, Shape | None]]:
         """List the parts of this transform, in order: (name, transform, input shape). Empty if it has none."""
         return []
@@ -142,6 +163,8 @@ class Transform(nn.Module, ABC):
 
         The error of a closed form is verified like any other (`verify`).
         """
+        if torch.compiler.is_compiling():
+            return outside_graph(Transform.solve, self, z, context, tolerance=tolerance, solver=solver)
         with torch.no_grad():
             x = self.inverse(z, context, tolerance=tolerance, solver=solver)
             bound, proven, reason = type(self).verify(self, x, z, context)
@@ -329,3 +352,59 @@ def check_finite(x: Tensor, name: str) -> None:
 def dimension(x: Tensor) -> int:
     """Return the number of elements of one sample."""
     return math.prod(x.shape[1:])
+
+
+# ---------------------------------------------------------------------------------------------- compiled code
+
+
+def is_logdet_opaque(transform: Transform, x: Tensor, estimator: Estimator | None) -> bool:
+    """Whether compiled code calls a log-determinant as a whole (`opaque`): one that relies on a proven bound."""
+    if transform.training or not torch.compiler.is_compiling():
+        return False
+    return dimension(x) > EXACT_UP_TO if estimator is None else estimator.needs_lipschitz
+
+
+def opaque_logdet(
+    name: str,
+    transform: Transform,
+    x: Tensor,
+    context: Tensor | None,
+    estimator: Estimator | None,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """Return z and ln det of x, as a whole, in compiled code; `name` is that of an `opaque_logdet_function`."""
+    if generator is not None:
+        raise ValueError(
+            "generator must be None in compiled code, for a log-determinant that relies on a proven bound; got one. "
+            "Set torch.manual_seed, or call it outside of the compiled code."
+        )
+    seed = torch.full((), EVAL_SEED) if estimator is None else torch.randint(2**63 - 1, ())
+    settings = {"estimator": estimator, "differentiable": torch.is_grad_enabled()}
+    z, logdet = call(name, transform, x, context, None, seed, settings)
+    return z, logdet
+
+
+def opaque_logdet_function(forward_and_logdet: Callable[..., tuple[Tensor, Tensor]]) -> Function:
+    """Return a function for `opaque_logdet`, given (transform, x, context, estimator=, generator=) -> (z, ln det)."""
+
+    def compute(
+        transform: Transform,
+        x: Tensor,
+        context: Tensor | None,
+        *,
+        tolerance: None,
+        differentiable: bool,
+        **options: Any,
+    ) -> Sequence[Tensor]:
+        with torch.set_grad_enabled(differentiable):  # some estimators compute less without
+            return forward_and_logdet(transform, x, context, **options)
+
+    def empty(transform: Transform, x: Tensor) -> Sequence[Tensor]:
+        return x.new_empty(len(x), *transform.output_shape(tuple(x.shape[1:]))), x.new_empty(len(x))
+
+    return Function(compute, empty, (RussianRoulette, CertifiedSeries, AdaptiveRoulette))
+
+
+def empty_inverse(transform: Transform, z: Tensor) -> Sequence[Tensor]:
+    """Return an uninitialised tensor like the inverse of z."""
+    return (z.new_empty(len(z), *transform.data_shape(tuple(z.shape[1:]))),)

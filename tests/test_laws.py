@@ -72,7 +72,9 @@ def test_a_batch_of_one_keeps_its_dimension(case, built):
 @every
 def test_output_shape_is_that_of_the_output(case, built):
     transform, x, c = built
-    assert transform.output_shape(case.shape) == tuple(transform(x, c).shape[1:])
+    shape = transform.output_shape(case.shape)
+    assert shape == tuple(transform(x, c).shape[1:])
+    assert transform.data_shape(shape) == case.shape
 
 
 @every

@@ -33,6 +33,9 @@ class Wrapper(Transform):
     def output_shape(self, input_shape: Shape) -> Shape:
         return self.inner.output_shape(input_shape)
 
+    def data_shape(self, code_shape: Shape) -> Shape:
+        return self.inner.data_shape(code_shape)
+
     def parts(self, input_shape: Shape | None = None) -> list[tuple[str, Transform, Shape | None]]:
         return self.inner.parts(input_shape)
 

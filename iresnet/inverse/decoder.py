@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from ..compiler import can_read_values, is_transforming
-from ..fixed_point import Solver
+from ..fixed_point import Anderson, Banach, Solver
+from ..opaque import Function, call, define, keep_track, outside_graph, tracked
 from ..proof import sample_norms
-from ..transform import ChainSolution, Transform, check_batch
+from ..transform import ChainSolution, Transform, check_batch, empty_inverse
 from . import ordinary
 from .arithmetic import Arithmetic
 from .inverter import Inverter
@@ -71,6 +72,9 @@ def invert(
     A `decoder` keeps what is prepared. `by_parts` inverts the parts even if the class of the transform is unknown; its
     own `inverse` method sets it when it calls this.
     """
+    if torch.compiler.is_compiling():
+        settings = {"solver": solver, "by_parts": by_parts, "decoder": None if decoder is None else id(decoder)}
+        return call("inverse", transform, z, context, tolerance, None, settings)[0]
     kept = Decoder() if decoder is None else decoder
     kept.reason = choose(transform, z, context, solver, report=False, keeps=decoder is not None)
     if kept.reason == ON_CPU:
@@ -94,6 +98,9 @@ def solve(
     by_parts: bool = False,
 ) -> ChainSolution:
     """Invert like `invert`, but report errors instead of raising; no gradient."""
+    if torch.compiler.is_compiling():
+        options = {"tolerance": tolerance, "solver": solver, "decoder": decoder, "by_parts": by_parts}
+        return outside_graph(solve, transform, z, context, **options)
     kept = Decoder() if decoder is None else decoder
     kept.reason = choose(transform, z, context, solver, report=True, keeps=decoder is not None)
     if not kept.reason:
@@ -121,6 +128,7 @@ class Decoder:
         self.graph, self.reason = graph, ""
         self._prepared_for: tuple[Any, ...] = ()
         self._max_batch: int | None = None  # set if memory did not suffice for more codes at once
+        keep_track(self)
         #: The prepared inverse, if there is one.
         self.inverter: Inverter | None = None
 
@@ -185,3 +193,12 @@ def _solve_rounded(inverter: Inverter, z: Tensor, tolerance: float | None) -> Te
 
 def _on_gpu(z: Tensor) -> bool:
     return z.is_cuda
+
+
+def _invert(
+    transform: Transform, z: Tensor, context: Tensor | None, *, generator: None, decoder: int | None, **options: Any
+) -> tuple[Tensor]:
+    return (invert(transform, z, context, decoder=None if decoder is None else tracked(decoder), **options),)
+
+
+define("inverse", Function(_invert, empty_inverse, (Anderson, Banach)))

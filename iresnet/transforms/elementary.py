@@ -129,6 +129,10 @@ class Squeeze(Rearrangement):
         channels, height, width = input_shape
         return channels * self.factor**2, height // self.factor, width // self.factor
 
+    def data_shape(self, code_shape: Shape) -> Shape:
+        channels, height, width = code_shape
+        return channels // self.factor**2, height * self.factor, width * self.factor
+
     def extra_repr(self) -> str:
         return f"{self.factor}"
 
@@ -158,6 +162,9 @@ class Flatten(Rearrangement):
         if tuple(input_shape) != self.shape:
             raise ValueError(f"input_shape must be {self.shape} for this Flatten; got {tuple(input_shape)}.")
         return (math.prod(self.shape),)
+
+    def data_shape(self, code_shape: Shape) -> Shape:
+        return self.shape
 
     def extra_repr(self) -> str:
         return f"{self.shape}"
@@ -207,6 +214,9 @@ class InjectivePad(ClosedForm):
 
     def output_shape(self, input_shape: Shape) -> Shape:
         return (input_shape[0] + self.channels, *input_shape[1:])
+
+    def data_shape(self, code_shape: Shape) -> Shape:
+        return (code_shape[0] - self.channels, *code_shape[1:])
 
     def extra_repr(self) -> str:
         return f"{self.channels}"

@@ -99,6 +99,9 @@ class Given(Transform):
     def output_shape(self, input_shape: Shape) -> Shape:
         return self.transform.output_shape((len(self.targets),))
 
+    def data_shape(self, code_shape: Shape) -> Shape:
+        return (self.columns,)
+
     def parts(self, input_shape: Shape | None = None) -> list[tuple[str, Transform, Shape | None]]:
         return [("transform", self.transform, (len(self.targets),))]
 
