@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from .base import Base
 from .certificate import residual_blocks, unknown_parts, unlisted_blocks
+from .compiled import is_logdet_opaque, opaque_logdet, opaque_logdet_function
 from .fixed_point import Solver
 from .inverse import Decoder
 from .logdet import EVAL_SEED, EXACT_UP_TO, CertifiedSeries, Estimator
@@ -29,9 +30,6 @@ from .transform import (
     check_batch,
     check_context,
     dimension,
-    is_logdet_opaque,
-    opaque_logdet,
-    opaque_logdet_function,
 )
 from .transforms.elementary import InjectivePad
 from .transforms.first_batch import uninitialised

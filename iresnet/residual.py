@@ -31,6 +31,7 @@ from .branch import (
     nominal_constant,
     take_snapshot,
 )
+from .compiled import empty_inverse, is_logdet_opaque, opaque_logdet, opaque_logdet_function
 from .compiler import is_transforming, outside_transforms
 from .fingerprint import Fingerprint
 from .fixed_point import Anderson, Banach, ConvergenceError, Solution, Solver, default_tolerance
@@ -57,10 +58,6 @@ from .transform import (
     check_context,
     check_finite,
     dimension,
-    empty_inverse,
-    is_logdet_opaque,
-    opaque_logdet,
-    opaque_logdet_function,
 )
 from .trust import NoBoundKnown, unwrap, why_untrusted
 

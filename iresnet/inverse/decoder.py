@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..compiled import empty_inverse
 from ..compiler import can_read_values, is_transforming
 from ..fixed_point import Anderson, Banach, Solver
 from ..opaque import Function, call, define, keep_track, outside_graph, tracked
 from ..proof import sample_norms
-from ..transform import ChainSolution, Transform, check_batch, empty_inverse
+from ..transform import ChainSolution, Transform, check_batch
 from . import ordinary
 from .arithmetic import Arithmetic
 from .inverter import Inverter
