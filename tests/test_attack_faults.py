@@ -142,6 +142,7 @@ class TestProcesses:
         assert cases("writes", 1) == []
         assert cases("commands", 1) == []
 
+    @pytest.mark.slow
     def test_files_left_behind_are_a_violation(self, tmp_path):
         wanted = kills.undisturbed()
         for name, content in wanted.files.items():

@@ -25,6 +25,7 @@ def written(tmp_path_factory):
     return read(folder / "scores.json")
 
 
+@pytest.mark.slow
 def test_every_tolerance_is_measured(written):
     assert [row["tolerance"] for row in written.rows] == ["default", "2 x default", "0.5 x default"]
     default, looser, tighter = written.rows
@@ -37,6 +38,7 @@ def test_every_tolerance_is_measured(written):
     assert written.runs[0]["seeds"] == [0]
 
 
+@pytest.mark.slow
 def test_images_are_whole_grey_levels_and_scored_as_the_command_does(written):
     run = Run.open(scores.MODEL)
     model = run.model()

@@ -154,6 +154,7 @@ def test_rows_are_drawn_without_repetition():
         assert drawn.tolist() == sorted(drawn.tolist())
 
 
+@pytest.mark.slow
 def test_a_resumed_training_is_the_same(tmp_path, file):
     experiment = replace(tiny("table-density"), data=settings(file))
     short = replace(experiment, training=replace(experiment.training, steps=6))

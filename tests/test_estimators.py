@@ -269,6 +269,7 @@ def lognormal():
 
 
 class TestPresets:
+    @pytest.mark.slow
     def test_a_density_starts_at_a_mixture_of_normals(self, tmp_path):
         """`table-density` as it is: EM, splines and kinds of columns reach the estimators."""
         X = np.concatenate([normal(40) - 4, normal(40, seed=1) + 4])

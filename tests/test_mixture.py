@@ -218,6 +218,7 @@ class TestPilot:
         one = replace(one, network=replace(one.network, components=components))
         return pilot.build_start(one, splits()).base.components - 1
 
+    @pytest.mark.slow
     def test_one_normal_is_trained_if_it_is_clearly_ahead(self, monkeypatch):
         noise = torch.randn(100, generator=torch.Generator().manual_seed(0))
         noise = (noise - noise.mean()) / noise.std()  # standard error 0.1
@@ -230,6 +231,7 @@ class TestPilot:
     def test_a_given_number_few_samples_or_few_steps_need_none(self, monkeypatch, options):
         assert self.chosen(monkeypatch, {}, **options) == 2
 
+    @pytest.mark.slow
     def test_it_trains_a_copy(self, monkeypatch):
         monkeypatch.setattr(pilot, "PILOT_STEPS", 3)
         monkeypatch.setattr(pilot, "MIN_SAMPLES", 100)

@@ -246,6 +246,7 @@ class TestResume:
 class TestUnits:
     """Scaling and its log-determinant belong to the model: a score is in the units of the file."""
 
+    @pytest.mark.slow
     def test_a_column_in_other_units_changes_the_density_by_that_factor(self, tmp_path):
         rng = np.random.default_rng(0)
         rows = rng.normal(size=(300, 3)) * [1.0, 2.0, 3.0] + [0.0, 5.0, -7.0]

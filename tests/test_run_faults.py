@@ -142,6 +142,7 @@ class TestBinding:
         assert call("report", folder)[0] == 0
         assert checkpoint.sha256(other / MODEL) in (folder / "report.html").read_text()
 
+    @pytest.mark.slow
     def test_metrics_of_other_weights_are_recomputed(self, call, folder, other):
         assert call("evaluate", folder, "--rows", 20, "--draws", 2)[0] == 0
         (folder / "evaluation.json").write_text(
@@ -301,7 +302,7 @@ class TestKills:
         assert resume(folder).certificate.passed
         assert json.loads((folder / "certificate.json").read_text())["model_sha256"] == Run.open(folder).sha256()
 
-    @pytest.mark.parametrize("name", [MODEL, "certificate.json"])
+    @pytest.mark.parametrize("name", [MODEL, pytest.param("certificate.json", marks=pytest.mark.slow)])
     def test_while_it_is_tightened(self, call, folder, name, monkeypatch):
         """Before the new model is there, all is as it was; after it, nothing passes for what it is not."""
         assert call("report", folder, "--rows", 20)[0] == 0

@@ -545,6 +545,7 @@ class TestContext:
         gains = column_gains(run.model(), read(path, run.schema))
         assert not gains[:, [0, 2]].any()
 
+    @pytest.mark.slow
     def test_the_readme_of_an_export_says_how_rows_are_written(self, run, tmp_path, call):
         code, text = call("export", run.folder, "--out", tmp_path / "export")
         assert code == 0, text
