@@ -24,25 +24,11 @@ from iresnet import (
     mlp_flow,
 )
 from iresnet.lipschitz import cap_of
+from tests.compiling import fresh, whole, x_of  # noqa: F401
 from tests.zoo import UserNet, normal, rouse_
 
 # Tracing doubles the time of a compilation; what is compiled is covered where it is tested as it is.
 pytestmark = pytest.mark.no_cover
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def whole(function, backend="aot_eager"):
-    return torch.compile(function, backend=backend, fullgraph=True)
-
-
-def x_of(*shape, seed=1):
-    return normal(*shape, seed=seed, dtype=torch.float32)
 
 
 def warm(model, x):

@@ -91,12 +91,8 @@ def solve(
     error = bound_error(x)
     if bool((error > goal).any()):
         if tolerance is None and contraction < 1:
-            # The solution has ||x - z|| = ||g(x)|| <= ||g(z)|| / (1 - L). An x farther away disproves an asserted L.
-            size = sample_norms(x.double())
-            near = size <= (1 + 1e-3) * (sizes + bound_error(z))
-            stored = (1 + contraction) * torch.finfo(x.dtype).eps / 2 * size  # the residual of the best x in this dtype
-            least = attainable_tolerance(stored, size, sizes, rounding=rounding, inverse_lipschitz=1 / gap)
-            goal = torch.where(near, torch.maximum(goal, least), goal)
+            attainable = _attainable_goal(x, sizes, bound_error(z), contraction, rounding)
+            goal = torch.maximum(goal, attainable)
         unfinished = ((error > goal) & torch.isfinite(x).flatten(1).all(1)).nonzero()[:, 0]
         remaining = limit - int(count[unfinished].max()) if len(unfinished) and solver.max_iterations else limit
         if len(unfinished) and working != torch.float64 and remaining > 0:
@@ -116,3 +112,15 @@ def solve(
     grown = error > (1 + 1e-6) * bound_error(z)
     none = torch.full_like(error, torch.inf)
     return Solution(x, count, none, torch.zeros_like(grown), diverged=grown | ~error.isfinite())
+
+
+def _attainable_goal(x: Tensor, code: Tensor, start: Tensor, contraction: float, rounding: Rounding) -> Tensor:
+    """Return the smallest error bound that x, stored in its dtype, can have; 0 where x is not near the solution.
+
+    `code` is the norm of z, and `start` the error bound of z as a solution. The solution has ||x - z|| = ||g(x)||
+    <= ||g(z)|| / (1 - L); an x farther away disproves an asserted L.
+    """
+    size = sample_norms(x.double())
+    stored = (1 + contraction) * torch.finfo(x.dtype).eps / 2 * size  # the residual of the best x in this dtype
+    least = attainable_tolerance(stored, size, code, rounding=rounding, inverse_lipschitz=1 / (1 - contraction))
+    return torch.where(size <= (1 + 1e-3) * (code + start), least, 0.0)
