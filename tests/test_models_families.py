@@ -219,6 +219,17 @@ class TestSettings:
         with pytest.raises(ValueError, match=sentence):
             built(family, source, purpose, **changes)
 
+    @pytest.mark.parametrize("source", ["digits", "table"])
+    @pytest.mark.parametrize("family", ["glow", "realnvp"])
+    def test_the_bound_on_scales_is_that_of_every_affine_coupling(self, family, source):
+        model = built(family, source, max_log_scale=0.3)
+        assert {m.max_log_scale for m in model.modules() if isinstance(m, AffineCoupling)} == {0.3}
+
+    @pytest.mark.parametrize("family", ["iresnet", "nice", "glow-additive", "maf"])
+    def test_only_affine_couplings_have_a_bound_on_scales(self, family):
+        with pytest.raises(ValueError, match="max_log_scale is a bound on affine couplings"):
+            Network(family=family, max_log_scale=0.3)
+
     def test_a_single_column_is_refused(self):
         with pytest.raises(ValueError, match="the family glow needs data of at least two dimensions; got 1"):
             build(Network(family="glow", blocks=(1,)), Schema((1,)), "density")

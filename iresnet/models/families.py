@@ -32,7 +32,6 @@ from ..multiscale import Multiscale
 from ..transform import Shape, Transform
 from ..transforms import Checkerboard, Halves, ffjord, made, maf
 from ..transforms.conditioner import ResidualConvolutions, convnet, mlp
-from ..transforms.coupling import MAX_LOG_SCALE
 from ..transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
 from .glow import Conditioner, additive_glow, glow, i_revnet, nice, real_nvp
 from .network import Network
@@ -141,9 +140,9 @@ def _vector_steps(network: Network, dimension: int, normalised: bool) -> list[Tr
 
     shape, blocks = (dimension,), network.blocks[0]
     steps: dict[str, Callable[[], list[Transform]]] = {
-        "glow": lambda: glow(shape, blocks, conditioner),
+        "glow": lambda: glow(shape, blocks, conditioner, max_log_scale=network.max_log_scale),
         "glow-additive": lambda: additive_glow(shape, blocks, conditioner),
-        "realnvp": lambda: real_nvp(shape, blocks, conditioner),
+        "realnvp": lambda: real_nvp(shape, blocks, conditioner, max_log_scale=network.max_log_scale),
         "nice": lambda: nice(shape, blocks, conditioner),
         "made": lambda: made(dimension, blocks, hidden, activation),
         "maf": lambda: maf(dimension, blocks, hidden, activation),
@@ -180,13 +179,14 @@ def _glow(network: Network, shape: Shape, blocks: int, *, squeezed: bool) -> tup
     conditioner, split = _convolutions(network, shape), Halves(swapped=True)
     if network.family == "glow-additive":
         return [*stage, *additive_glow(shape, blocks, conditioner, split)], shape
-    max_log_scale = MAX_LOG_SCALE / blocks if network.normalisation == "batchnorm" else MAX_LOG_SCALE
-    return [*stage, *glow(shape, blocks, conditioner, split, max_log_scale=max_log_scale)], shape
+    largest = network.max_log_scale / (blocks if network.normalisation == "batchnorm" else 1)
+    return [*stage, *glow(shape, blocks, conditioner, split, max_log_scale=largest)], shape
 
 
 def _real_nvp(network: Network, shape: Shape, scale: int) -> tuple[list[Transform], Shape]:
     blocks, last = network.blocks[scale], scale == len(network.blocks) - 1
-    stage = real_nvp(shape, blocks + last, _residual(network, shape, scale), Checkerboard)
+    largest = network.max_log_scale
+    stage = real_nvp(shape, blocks + last, _residual(network, shape, scale), Checkerboard, max_log_scale=largest)
     if last:
         return stage, shape
     squeeze, shape = _squeeze(shape)

@@ -78,12 +78,21 @@ def additive_glow(shape: Shape, steps: int, conditioner: Conditioner, split: Spl
     return transforms
 
 
-def real_nvp(shape: Shape, steps: int, conditioner: Conditioner, split: type[Split] = Halves) -> list[Transform]:
+def real_nvp(
+    shape: Shape,
+    steps: int,
+    conditioner: Conditioner,
+    split: type[Split] = Halves,
+    *,
+    max_log_scale: float = MAX_LOG_SCALE,
+) -> list[Transform]:
     """Build affine couplings, each transforming what the one before kept: channels, or pixels of a `Checkerboard`."""
     at_least(1, steps=steps)
     channels, transforms = shape[0], list[Transform]()
     for i in range(steps):
-        transforms += [ActNorm(channels), coupling(AffineCoupling, shape, conditioner, split(swapped=i % 2 == 1))]
+        part = split(swapped=i % 2 == 1)
+        affine = coupling(AffineCoupling, shape, conditioner, part, max_log_scale=max_log_scale)
+        transforms += [ActNorm(channels), affine]
     return transforms
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias, get_args
 
-from ..allowed import Rule, check_settings, in_interval, max_entries, maximum, minimum
+from ..allowed import Rule, check_settings, in_interval, max_entries, maximum, minimum, positive
 from ..logdet import Probe
+from ..transforms.coupling import MAX_LOG_SCALE
 
 Family: TypeAlias = Literal[
     "iresnet", "resnet", "resnet-plain", "glow", "glow-additive", "realnvp", "nice", "irevnet", "made", "maf", "ffjord",
@@ -21,6 +22,9 @@ ACTIVATIONS: tuple[str, ...] = get_args(ActivationName)
 MONOTONE = ("elu", "relu", "softplus", "tanh")
 PREPROCESSING: tuple[str, ...] = get_args(Preprocessing)
 READOUTS: tuple[str, ...] = get_args(ReadoutName)
+
+#: Families with affine couplings.
+AFFINE = ("glow", "realnvp")
 
 #: Families whose scales halve an image.
 HALVING = ("iresnet", "glow", "glow-additive", "realnvp", "irevnet")
@@ -119,6 +123,9 @@ class Network:
     #: The hidden units of these blocks.
     tail_width: Annotated[int, minimum(1), maximum(2**14)] = 128
 
+    #: The bound on |s| of affine couplings, which scale by exp(s) (Glow, Real NVP). A deep flow needs a small one.
+    max_log_scale: Annotated[float, positive] = MAX_LOG_SCALE
+
     # ------------------------------------------------------------------------------------------ the base of a density
 
     #: "diagonal": every number of the code has a scale of its own. "full": covariances, fitted by EM before training.
@@ -195,6 +202,11 @@ class Network:
             raise ValueError(
                 f'initial_norm is relative to a coefficient, so it needs constrained = true and family = "iresnet"; '
                 f"got {self.initial_norm} without. Set initial_norm = 0."
+            )
+        if self.max_log_scale != MAX_LOG_SCALE and self.family not in AFFINE:
+            raise ValueError(
+                f"max_log_scale is a bound on affine couplings, which the family {self.family} does not have; got "
+                f"{self.max_log_scale}. Leave it out, or use the family {' or '.join(AFFINE)}."
             )
         if self.readout == "lipschitz" and self.dropout:
             raise ValueError(
