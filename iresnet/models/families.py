@@ -190,7 +190,8 @@ def _real_nvp(network: Network, shape: Shape, scale: int) -> tuple[list[Transfor
     if last:
         return stage, shape
     squeeze, shape = _squeeze(shape)
-    return [*stage, squeeze, *real_nvp(shape, blocks, _residual(network, shape, scale + 1))], shape
+    conditioner = _residual(network, shape, scale + 1)
+    return [*stage, squeeze, *real_nvp(shape, blocks, conditioner, max_log_scale=largest)], shape
 
 
 def _i_revnet(network: Network, shape: Shape, scale: int) -> tuple[list[Transform], Shape]:
