@@ -212,7 +212,6 @@ class TestPerSample:
         torch.testing.assert_close(found.x + 0.5 * torch.sin(found.x + shift), z)
         assert min(asked) < 5
 
-
     @solvers
     def test_a_gradient_is_that_of_its_sample(self, solver):
         """Trap: samples that become slow at different steps came in another order than the Jacobian's."""

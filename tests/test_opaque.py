@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from iresnet import (
     ActNorm,
@@ -18,6 +19,7 @@ from iresnet import (
     DiagonalNormal,
     Flow,
     NoBoundKnown,
+    PowerSeries,
     ResidualBlock,
     RussianRoulette,
     Squeeze,
@@ -212,6 +214,22 @@ def test_weights_must_not_change_inside():
 
     with pytest.raises(RuntimeError, match="weights and buffers must not change in compiled code"):
         whole(change_and_invert)(z)
+
+
+@pytest.mark.parametrize("kind", ["block", "logdet", "sample", "training"])
+def test_a_batch_may_have_any_size(kind):
+    """Trap: one graph per size, until torch refuses to compile another one."""
+    model, small, flow = block(65), block(4).train(), mlp_flow(2, blocks=1, hidden=(8,)).eval()
+    function = {
+        "block": lambda x: model.inverse(x),
+        "logdet": lambda x: model.forward_and_logdet(x)[1],
+        "sample": lambda x: flow.sample((x.shape[0],)),
+        "training": lambda x: small.forward_and_logdet(x[:, :4], estimator=PowerSeries(2))[1],
+    }[kind]
+    compiled = whole(function)
+    for size in range(1, 6):
+        assert len(compiled(x_of(size, 65))) == size
+    assert counters["stats"]["unique_graphs"] <= 2
 
 
 class Doubled(Chain):
