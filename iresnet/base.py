@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from .compiler import drawing_from
 from .spelling import at_least
 from .transform import Shape
 
@@ -37,7 +38,8 @@ class Base(nn.Module, ABC):
         """Draw codes (count, *shape), the scale of every normal multiplied by `temperature`."""
 
     def _noise(self, count: int, generator: torch.Generator | None) -> Tensor:
-        return torch.randn(count, *self.shape, dtype=self.mean.dtype, device=self.mean.device, generator=generator)
+        source = drawing_from(generator)
+        return torch.randn(count, *self.shape, dtype=self.mean.dtype, device=self.mean.device, **source)
 
     def _log_normal(self, z: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
         u = (z - mean) * torch.exp(-log_scale)

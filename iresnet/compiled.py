@@ -56,11 +56,11 @@ def opaque_logdet_function(forward_and_logdet: Callable[..., tuple[Tensor, Tenso
             return forward_and_logdet(transform, x, context, **options)
 
     def empty(transform: Transform, x: Tensor) -> Sequence[Tensor]:
-        return x.new_empty(len(x), *transform.output_shape(tuple(x.shape[1:]))), x.new_empty(len(x))
+        return x.new_empty(x.shape[0], *transform.output_shape(tuple(x.shape[1:]))), x.new_empty(x.shape[0])
 
     return Function(compute, empty, (RussianRoulette, CertifiedSeries, AdaptiveRoulette))
 
 
 def empty_inverse(transform: Transform, z: Tensor) -> Sequence[Tensor]:
     """Return an uninitialised tensor like the inverse of z."""
-    return (z.new_empty(len(z), *transform.data_shape(tuple(z.shape[1:]))),)
+    return (z.new_empty(z.shape[0], *transform.data_shape(tuple(z.shape[1:]))),)

@@ -47,6 +47,11 @@ def compile_settings() -> Iterator[None]:
         yield
 
 
+def drawing_from(generator: torch.Generator | None) -> dict[str, Any]:
+    """Return the keywords for `torch.randn` and so on. With `generator=None` they compile for one shape only."""
+    return {} if generator is None else {"generator": generator}
+
+
 def can_read_values(x: Tensor) -> bool:
     """Whether the values of x can be read: not in compiled code or a CUDA graph capture, nor inside `torch.func.vmap`.
 

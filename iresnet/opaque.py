@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 T = TypeVar("T")
 
@@ -92,6 +93,7 @@ class _Call(torch.autograd.Function):
         return tuple(torch.ops.iresnet.compute(x, context, seed, tensors, *call))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, context, seed, *tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad
@@ -124,7 +126,7 @@ def _compute(
     with torch.no_grad():
         results = _run(module, x, context, seed, name, tolerance, settings)
         _check_shapes(results, name, module, x)
-        return [t.clone(memory_format=torch.contiguous_format) for t in results]  # none of them is an argument
+        return [_contiguous_copy(t) for t in results]
 
 
 def _compute_gradient(
@@ -139,7 +141,12 @@ def _compute_gradient(
         results = _run(module, x, context, seed, name, tolerance, settings)
         pairs = [(t, g) for t, g in zip(results, gradients, strict=True) if t.requires_grad]
         found = torch.autograd.grad([t for t, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
-    return [torch.zeros_like(t) if g is None else g.clone() for t, g in zip(inputs, found, strict=True)]
+    return [_contiguous_copy(torch.zeros_like(t) if g is None else g) for t, g in zip(inputs, found, strict=True)]
+
+
+def _contiguous_copy(t: Tensor) -> Tensor:
+    """Return what an operation may return: in the layout that the compiler expects, and not one of its arguments."""
+    return t.clone(memory_format=torch.contiguous_format)
 
 
 def _run(
@@ -167,7 +174,7 @@ def _empty_gradient(
     tensors: list[Tensor], *call: Any,
 ) -> list[Tensor]:  # fmt: skip
     inputs = zip((x, context, *tensors), wanted, strict=True)
-    return [torch.empty_like(t) for t, each in inputs if each and t is not None]
+    return [t.new_empty(t.shape) for t, each in inputs if each and t is not None]
 
 
 # Not `torch.library.custom_op`, in whose kernels autograd is off. `call` is in the graphs that torch.compile traces; it

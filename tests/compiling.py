@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from tests.zoo import normal
 
@@ -9,6 +10,7 @@ from tests.zoo import normal
 @pytest.fixture(autouse=True)
 def fresh():
     torch._dynamo.reset()
+    counters.clear()
     yield
     torch._dynamo.reset()
 

@@ -212,6 +212,22 @@ class TestPerSample:
         torch.testing.assert_close(found.x + 0.5 * torch.sin(found.x + shift), z)
         assert min(asked) < 5
 
+    @solvers
+    def test_a_gradient_is_that_of_its_sample(self, solver):
+        """Trap: samples that become slow at different steps came in another order than the Jacobian's."""
+
+        class TwoRates(nn.Module):
+            def forward(self, x):
+                return torch.tensor([0.001, 0.9], dtype=x.dtype) * torch.sin(x)
+
+        block = ResidualBlock(TwoRates(), lipschitz=0.9)
+        weight = torch.tensor([[1.0, 1e-5], [0.0, 1.0]], dtype=DOUBLE)  # the second sample is slow at once
+        z = block(torch.tensor([[0.3, 0.2], [0.5, 2.5]], dtype=DOUBLE)).requires_grad_()
+        x = block.inverse(z, solver=solver)
+        (x * weight).sum().backward()
+        slope = torch.tensor([0.001, 0.9], dtype=DOUBLE) * torch.cos(x.detach())
+        torch.testing.assert_close(z.grad, weight / (1 + slope), atol=1e-11, rtol=0)
+
 
 class TestAgainstBanach:
     """Evaluations of g: Anderson against Banach."""

@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 from iresnet import (
     ActNorm,
@@ -18,6 +21,7 @@ from iresnet import (
     DiagonalNormal,
     Flow,
     NoBoundKnown,
+    PowerSeries,
     ResidualBlock,
     RussianRoulette,
     Squeeze,
@@ -102,6 +106,32 @@ def test_the_default_compiler_agrees(kind):
     with compile_settings():
         compiled = gradients(model, whole(function, backend="inductor"), inputs)
     torch.testing.assert_close(compiled, gradients(model, function, inputs), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_results_have_the_layout_that_the_compiler_expects(layout):
+    """Trap: the default compiler stops at a gradient whose strides are others than announced."""
+    model = Chain(rouse_(ResidualBlock(contractive_convnet(4, 3)))).eval()
+    z = x_of(3, 4, 6, 6).to(memory_format=layout)
+    tensors, which = [*model.parameters(), *model.buffers()], ("inverse", id(model), None, "{'decoder': None}")
+    inputs = (z, None, None, tensors, *which)
+    wanted = [True, False, *(t.requires_grad for t in tensors)]
+    for operation, arguments in (
+        (torch.ops.iresnet.compute, inputs),
+        (torch.ops.iresnet.compute_gradient, ([torch.ones(3, 4, 6, 6)], wanted, *inputs)),
+    ):
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            announced = operation(*tree_map_only(torch.Tensor, mode.from_tensor, arguments))
+        assert [t.stride() for t in operation(*arguments)] == [t.stride() for t in announced]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_second_derivative_is_refused(backend):
+    """Trap: the gradient was a constant, without an error."""
+    model, z = block(), x_of(3, 2).requires_grad_()
+    (gradient,) = torch.autograd.grad(whole(model.inverse, backend)(z).square().sum(), z, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice|double backward"):
+        (gradient.square().sum() + z.sum()).backward()
 
 
 def test_samples_of_a_flow_are_those_of_eager_code():
@@ -212,6 +242,22 @@ def test_weights_must_not_change_inside():
 
     with pytest.raises(RuntimeError, match="weights and buffers must not change in compiled code"):
         whole(change_and_invert)(z)
+
+
+@pytest.mark.parametrize("kind", ["block", "logdet", "sample", "training"])
+def test_a_batch_may_have_any_size(kind):
+    """Trap: one graph per size, until torch refuses to compile another one."""
+    model, small, flow = block(65), block(4).train(), mlp_flow(2, blocks=1, hidden=(8,)).eval()
+    function = {
+        "block": lambda x: model.inverse(x),
+        "logdet": lambda x: model.forward_and_logdet(x)[1],
+        "sample": lambda x: flow.sample((x.shape[0],)),
+        "training": lambda x: small.forward_and_logdet(x[:, :4], estimator=PowerSeries(2))[1],
+    }[kind]
+    compiled = whole(function)
+    for size in range(1, 6):
+        assert len(compiled(x_of(size, 65))) == size
+    assert counters["stats"]["unique_graphs"] <= 2
 
 
 class Doubled(Chain):

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..proof import sample_norms
 from ..spelling import at_least
 
-#: g on part of a batch: called with x and the indices of its samples in the batch, to select their context.
+#: g on part of a batch: called with x and the indices of its samples in the batch, in increasing order.
 Branch: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -83,6 +83,7 @@ class Anderson(Solver):
         if not slow:
             return result, count
         begun = _BanachState.join(slow)
+        begun = begun.select(begun.rows.argsort())
         shape, rows, memory = z.shape, begun.rows, min(self.memory, z[0].numel())
         state = _AndersonState.after(begun, contraction, memory)
         for _ in range(limit - int(count[rows].min())):

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from ..compiler import drawing_from
 from ..shard import draw_rows
 
 Probe: TypeAlias = Literal["rademacher", "gaussian"]
@@ -22,8 +23,8 @@ def draw_probe_noise(x: Tensor, probe: Probe, generator: torch.Generator | None,
 
     def draw(shape: tuple[int, ...]) -> Tensor:
         if probe == "gaussian":
-            return torch.randn(shape, dtype=x.dtype, device=x.device, generator=generator)
-        return torch.randint(0, 2, shape, dtype=torch.int8, device=x.device, generator=generator)
+            return torch.randn(shape, dtype=x.dtype, device=x.device, **drawing_from(generator))
+        return torch.randint(0, 2, shape, dtype=torch.int8, device=x.device, **drawing_from(generator))
 
     return draw((1, *x.shape[1:])).expand_as(x) if shared else draw_rows(draw, x.shape)
 

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..compiler import drawing_from
 from ..shard import draw_rows
 from ..transform import Shape
 from .columns import ColumnTransform
@@ -120,7 +121,7 @@ def raw_noise(flow: nn.Module, shape: Shape, device: torch.device, generator: to
     """Draw the random numbers that the noise is computed from: normal if the noise is learned, otherwise uniform."""
     draw = torch.rand if learned_noise(flow) is None else torch.randn
     own = device if generator is None else generator.device
-    return draw_rows(lambda s: draw(s, generator=generator, device=own), shape).to(device)
+    return draw_rows(lambda s: draw(s, device=own, **drawing_from(generator)), shape).to(device)
 
 
 def has_noise(flow: nn.Module, levels: int | None) -> bool:
