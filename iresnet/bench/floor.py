@@ -1,7 +1,8 @@
-"""The arithmetic floor: the matrix products that each task needs, alone, as calls of `torch.mm` on prepared matrices.
+"""The arithmetic floor: the matrix products that each task needs, alone, on prepared matrices.
 
-No algorithm that does the same arithmetic can be faster on this device; activations, sums, norms, determinants and the
-optimiser come on top. For a batch of B, in every block:
+They are computed by the libraries that this package calls. No algorithm that does the same arithmetic with them can be
+faster on this device; activations, sums, norms, determinants and the optimiser come on top. For a batch of B, in every
+block:
 
     g, or one vector-Jacobian product      B rows through every layer
     exact log-determinant                  B d more rows through every layer but the first, whose products are known
@@ -17,8 +18,9 @@ from functools import partial
 from itertools import pairwise
 
 import torch
-from torch import Tensor
 
+from ..allocator import keep_freed_memory
+from ..branch.products import gram, times
 from .case import ROULETTE_STEPS, TERMS, Case, Method, Run
 from .networks import expected_terms
 
@@ -81,19 +83,21 @@ def inverse_products(case: Case, evaluations: float) -> list[Product]:
 
 def multiply(case: Case, products: Sequence[Product], repeats: int) -> Run:
     """Return a function that computes these products so many times; equal products share their matrices."""
-    prepared = {p: _matrices(p, case.device) for p in dict.fromkeys(products)}
+    prepared = {p: _multiplication(p, case.device) for p in dict.fromkeys(products)}
     calls = [prepared[p] for p in products]
+    keep_freed_memory()
 
     def run() -> None:
         for _ in range(repeats):
-            for a, b, out in calls:
-                torch.mm(a, b, out=out)
+            for call in calls:
+                call()
 
     return run
 
 
-def _matrices(product: Product, device: str) -> tuple[Tensor, Tensor, Tensor]:
+def _multiplication(product: Product, device: str) -> Run:
     m, k, n, dtype = product
-    shapes = ((m, k), (k, n), (m, n))
-    a, b, out = (torch.randn(shape, dtype=dtype, device=device) for shape in shapes)
-    return a, b, out
+    a, b = (torch.randn(shape, dtype=dtype, device=device) for shape in ((m, k), (k, n)))
+    if device != "cpu":
+        return partial(torch.mm, a, b)
+    return partial(gram, a.t().contiguous(), b) if k > max(m, n) else partial(times, a, b)
