@@ -62,8 +62,9 @@ def _metrics(run: Run) -> dict[str, Any]:
     if not (run.folder / "model.safetensors").is_file():
         raise FileNotFoundError(f"{run.folder} is not finished. Resume it: iresnet train --resume --out {run.folder}")
     best, rows = run.best_metrics(), int(run.read_json("data.json")["validation"]["rows"])
-    metrics = {"bits/dim": best.get("validation bits/dim"), "±": None, "error %": best.get("validation error %")}
-    if metrics["bits/dim"] is None:
+    names = "bits/dim", "nats", "error %"
+    metrics = {"±": None, **{name: best.get(f"validation {name}") for name in names}}
+    if metrics["bits/dim"] is None and metrics["nats"] is None:
         return metrics | {"held-out rows": rows}
     how = "exact" if run.schema.dimension <= EXACT_UP_TO else f"a series whose rest is below {BIAS:g} bits/dim"
     return metrics | {"held-out rows": min(rows, VALIDATION_SAMPLES), "method": how}
