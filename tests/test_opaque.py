@@ -134,6 +134,25 @@ def test_a_second_derivative_is_refused(backend):
         (gradient.square().sum() + z.sum()).backward()
 
 
+@pytest.mark.parametrize("kind", ["block", "logdet"])
+def test_autocast_is_that_of_the_call(kind):
+    """Trap: compiled code runs without autocast, and so did the call."""
+    make, function, shape, _ = CASES[kind]
+    model, inputs, compiled = make(), [x_of(*shape)], whole(function)
+
+    def lowered(function):
+        def run(*arguments):
+            with torch.autocast("cpu", torch.bfloat16):
+                return function(*arguments)
+
+        return run
+
+    found = [gradients(model, f, inputs) for f in (function, compiled, lowered(function), lowered(compiled))]
+    torch.testing.assert_close(found[1], found[0], atol=0, rtol=0)
+    torch.testing.assert_close(found[3], found[2], atol=0, rtol=0)
+    assert not torch.equal(found[1][1], found[3][1])
+
+
 def test_samples_of_a_flow_are_those_of_eager_code():
     flow = mlp_flow(2, blocks=2, hidden=(8,)).eval()
     samples = []
