@@ -220,6 +220,14 @@ def test_a_solve_that_fails_raises_the_same_error():
     assert messages[1].startswith(messages[0])  # torch 2.7 adds where it happened
 
 
+def test_a_wrong_shape_raises_the_same_error():
+    """Trap: the compiler asks for the shape of the result first, and its own error hid the sentence."""
+    model, z = images(), x_of(3, 8)
+    for function in (model.inverse, whole(lambda z: model.inverse(z))):
+        with pytest.raises(ValueError, match=r"z must have shape \(batch, 4, n, n\) for this block; got \(3, 8\)"):
+            function(z)
+
+
 def test_what_is_unknown_is_not_inverted():
     model, z = Chain(block()), x_of(3, 2)
     model.register_forward_hook(lambda module, inputs, output: output)
