@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -168,10 +168,9 @@ def _run(
 
 
 def _autocast(x: Tensor, lowered: str | None) -> AbstractContextManager[object]:
-    """Lower the precision to this dtype, as where the call was traced; compiled code runs without autocast."""
-    if lowered is None:
-        return nullcontext()
-    return torch.autocast(x.device.type, getattr(torch, lowered.removeprefix("torch.")))
+    """Compute in this precision, that of the place where the call was traced; where it runs, autocast may differ."""
+    dtype = None if lowered is None else getattr(torch, lowered.removeprefix("torch."))
+    return torch.autocast(x.device.type, dtype, enabled=dtype is not None)
 
 
 def _empty(

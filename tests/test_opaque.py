@@ -153,6 +153,19 @@ def test_autocast_is_that_of_the_call(kind):
     assert not torch.equal(found[1][1], found[3][1])
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_autocast_of_a_backward_pass_does_not_lower_what_it_repeats(backend):
+    model, found = block(65), list[torch.Tensor]()
+    logdet = lambda x: model.forward_and_logdet(x)[1]  # noqa: E731
+    for function in (logdet, whole(logdet, backend)):
+        x = x_of(3, 65).requires_grad_()
+        result = function(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            result.sum().backward()
+        found.append(x.grad)
+    assert torch.equal(*found)
+
+
 def test_samples_of_a_flow_are_those_of_eager_code():
     flow = mlp_flow(2, blocks=2, hidden=(8,)).eval()
     samples = []
