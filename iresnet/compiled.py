@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -62,5 +63,11 @@ def opaque_logdet_function(forward_and_logdet: Callable[..., tuple[Tensor, Tenso
 
 
 def empty_inverse(transform: Transform, z: Tensor) -> Sequence[Tensor]:
-    """Return an uninitialised tensor like the inverse of z."""
-    return (z.new_empty(z.shape[0], *transform.data_shape(tuple(z.shape[1:]))),)
+    """Return an uninitialised tensor like the inverse of z; of any shape where that of z is wrong.
+
+    The inverse itself says so then; `data_shape` does not check its argument.
+    """
+    shape = tuple(z.shape[1:])
+    with suppress(ValueError, IndexError):
+        shape = transform.data_shape(shape)
+    return (z.new_empty(z.shape[0], *shape),)

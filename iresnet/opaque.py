@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -68,7 +69,9 @@ def call(
     settings: dict[str, Any],
 ) -> list[Tensor]:  # fmt: skip
     """Call a function in compiled code, with the random numbers of this seed."""
-    which = name, id(owner), tolerance, _as_text(settings)
+    kind = x.device.type
+    lowered = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+    which = name, id(owner), tolerance, _as_text({"autocast": lowered, **settings})
     return cast("list[Tensor]", torch.ops.iresnet.call(x, context, seed, _tensors(owner), *which))
 
 
@@ -158,7 +161,16 @@ def _run(
         generator = torch.Generator(device=x.device).manual_seed(int(seed))
     compute = torch.compiler.disable(function.compute)  # type: ignore[no-untyped-call]
     options = _read(settings, function.classes)
-    return cast("Sequence[Tensor]", compute(module, x, context, tolerance=tolerance, generator=generator, **options))
+    with _autocast(x, options.pop("autocast", None)):
+        return cast(
+            "Sequence[Tensor]", compute(module, x, context, tolerance=tolerance, generator=generator, **options)
+        )
+
+
+def _autocast(x: Tensor, lowered: str | None) -> AbstractContextManager[object]:
+    """Compute in this precision, that of the place where the call was traced; where it runs, autocast may differ."""
+    dtype = None if lowered is None else getattr(torch, lowered.removeprefix("torch."))
+    return torch.autocast(x.device.type, dtype, enabled=dtype is not None)
 
 
 def _empty(

@@ -134,6 +134,38 @@ def test_a_second_derivative_is_refused(backend):
         (gradient.square().sum() + z.sum()).backward()
 
 
+@pytest.mark.parametrize("kind", ["block", "logdet"])
+def test_autocast_is_that_of_the_call(kind):
+    """Trap: compiled code runs without autocast, and so did the call."""
+    make, function, shape, _ = CASES[kind]
+    model, inputs, compiled = make(), [x_of(*shape)], whole(function)
+
+    def lowered(function):
+        def run(*arguments):
+            with torch.autocast("cpu", torch.bfloat16):
+                return function(*arguments)
+
+        return run
+
+    found = [gradients(model, f, inputs) for f in (function, compiled, lowered(function), lowered(compiled))]
+    torch.testing.assert_close(found[1], found[0], atol=0, rtol=0)
+    torch.testing.assert_close(found[3], found[2], atol=0, rtol=0)
+    assert not torch.equal(found[1][1], found[3][1])
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_autocast_of_a_backward_pass_does_not_lower_what_it_repeats(backend):
+    model, found = block(65), list[torch.Tensor]()
+    logdet = lambda x: model.forward_and_logdet(x)[1]  # noqa: E731
+    for function in (logdet, whole(logdet, backend)):
+        x = x_of(3, 65).requires_grad_()
+        result = function(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            result.sum().backward()
+        found.append(x.grad)
+    assert torch.equal(*found)
+
+
 def test_samples_of_a_flow_are_those_of_eager_code():
     flow = mlp_flow(2, blocks=2, hidden=(8,)).eval()
     samples = []
@@ -199,6 +231,14 @@ def test_a_solve_that_fails_raises_the_same_error():
             function(z, tolerance=1e-30)
         messages.append(str(caught.value))
     assert messages[1].startswith(messages[0])  # torch 2.7 adds where it happened
+
+
+def test_a_wrong_shape_raises_the_same_error():
+    """Trap: the compiler asks for the shape of the result first, and its own error hid the sentence."""
+    model, z = images(), x_of(3, 8)
+    for function in (model.inverse, whole(lambda z: model.inverse(z))):
+        with pytest.raises(ValueError, match=r"z must have shape \(batch, 4, n, n\) for this block; got \(3, 8\)"):
+            function(z)
 
 
 def test_what_is_unknown_is_not_inverted():
