@@ -6,7 +6,7 @@ Models call blocks, and blocks may be called alone. Whichever is called first do
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from .lipschitz import batched_refresh, freeze_norms
 from .transform import check_batch, check_finite
+from .tree import modules_of
 
 
 class _ThreadState(threading.local):
     checked = False
+    frozen: Container[nn.Module] = ()
 
 
 _thread_state = _ThreadState()
@@ -27,19 +29,21 @@ _thread_state = _ThreadState()
 def outermost_call(module: nn.Module, x: Tensor) -> Iterator[None]:
     """Context for a forward pass. The outermost checks x; in training, norms are refreshed and then frozen in it."""
     freeze = batched_refresh if torch.is_grad_enabled() else freeze_norms
-    frozen = freeze(module) if module.training else nullcontext()
     if torch.compiler.is_compiling():
-        with frozen:
+        with freeze(module) if module.training else nullcontext():
             yield
         return
-    outermost = not _thread_state.checked  # a check that is skipped or repeated changes no result
-    if outermost:
+    before = _thread_state.checked, _thread_state.frozen
+    if not _thread_state.checked:  # a check that is skipped or repeated changes no result
         check_batch(x)
         if not (x.is_cuda and module.training):  # it would make every step wait for the GPU; training has its own check
             check_finite(x, "x")
+    freezes = module.training and module not in _thread_state.frozen  # a part of what is frozen needs no walk over it
     try:
         _thread_state.checked = True
-        with frozen:
+        with freeze(module) if freezes else nullcontext():
+            if freezes:
+                _thread_state.frozen = {m for m in modules_of(module) if m.training}
             yield
     finally:
-        _thread_state.checked = not outermost
+        _thread_state.checked, _thread_state.frozen = before

@@ -19,7 +19,7 @@ Whether a module is still the same function later is checked by `fingerprint`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -186,8 +186,9 @@ def why_modified(module: nn.Module) -> str | None:
     """Return how this instance may compute another function than its class; None if it cannot."""
     own = vars(module)
     for kind in HOOKS:
-        if own[kind] and any(hook not in _trusted_hooks for hook in own[kind].values()):
-            return "has forward hooks, which may change its function; remove them."
+        for hook in own[kind].values():
+            if hook not in _trusted_hooks:
+                return "has forward hooks, which may change its function; remove them."
     if (name := _shadowed_name(module, own)) is not None:
         return f"had its {name} replaced, which may change its function; restore it."
     if _wrapped_module(module) is not None:
@@ -213,9 +214,10 @@ def _shadowed_name(module: nn.Module, own: dict[str, Any]) -> str | None:
         return "_compiled_call_impl"
     if torch.compiler.is_compiling():  # nothing is proven while compiling, and dynamo cannot inspect classes
         return next((name for name in CALL_METHODS if name in own and not _is_set_by_torch(name, module)), None)
-    for names in (_methods(type(module)), own["_parameters"], own["_buffers"], own["_modules"], ("weight", "bias")):
+    keys = own.keys()
+    for names in (_methods(type(module)), own["_parameters"], own["_buffers"], own["_modules"]):
         # Almost always disjoint, and that test is fast.
-        if not own.keys().isdisjoint(names):
+        if names and not keys.isdisjoint(names):
             found = [name for name in names if name in own and not _is_set_by_torch(name, module)]
             if found:
                 return found[0]
@@ -231,7 +233,7 @@ _method_names: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
 
 
 def _methods(cls: type) -> frozenset[str]:
-    """Return the names of the methods and properties of a class (cached)."""
+    """Return the names of the methods and properties of a class, and those of tensors of layers (cached)."""
     found = _method_names.get(cls)
     if found is None:
         found = _method_names[cls] = _collect_methods(cls)
@@ -244,7 +246,7 @@ def _collect_methods(cls: type) -> frozenset[str]:
         for base in cls.__mro__[:-1]
         for name, value in vars(base).items()
         if callable(value) or isinstance(value, property | staticmethod | classmethod)
-    )
+    ).union(("weight", "bias"))
 
 
 def _is_own_compiled_call(call: Any, module: nn.Module) -> bool:
@@ -259,7 +261,9 @@ def _foreign_parametrization(parametrizations: nn.Module) -> str | None:
     if list(parametrizations._modules) != ["weight"]:
         return reason
     chain = parametrizations._modules["weight"]
-    if type(chain) is not parametrize.ParametrizationList or len(chain) != 1 or why_modified(chain) is not None:
+    if type(chain) is not parametrize.ParametrizationList or why_modified(chain) is not None:
         return reason
-    (rule,) = chain
+    if len(chain._modules) != 1:
+        return reason
+    (rule,) = cast("Iterable[nn.Module]", chain._modules.values())
     return None if type(rule) in _trusted_parametrizations and why_modified(rule) is None else reason

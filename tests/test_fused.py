@@ -3,10 +3,13 @@
 import copy
 import io
 import pickle
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from iresnet import (
     ActNorm,
@@ -20,6 +23,7 @@ from iresnet import (
     Standardise,
     contractive_mlp,
     mlp_flow,
+    outermost,
 )
 from iresnet.branch import try_parse
 from iresnet.branch.derivative import linearise_program, vector_jacobian_product
@@ -28,10 +32,15 @@ from iresnet.branch.factors import _dense_from
 from iresnet.branch.products import gram, times, times_transpose
 from iresnet.chain import Composition
 from iresnet.fused import read_run
-from iresnet.lipschitz import ACTIVATIONS, Concatenated, batched_refresh, refresh_
+from iresnet.lipschitz import ACTIVATIONS, Concatenated, batched_refresh, constraint, freeze_norms, refresh_
+from iresnet.lipschitz.constraint import weight_of
+from iresnet.lipschitz.parametrized import constrain_layer_
+from iresnet.lipschitz.rules import default_rule
 from iresnet.logdet import StoppedRoulette
 from iresnet.logdet.determinant import safe_inverse
+from iresnet.outermost import outermost_call
 from iresnet.transforms.mixing import Reverse
+from iresnet.trust import why_untrusted
 
 DOUBLE = torch.float64
 
@@ -486,3 +495,182 @@ def test_norms_are_refreshed_once_for_several_runs(monkeypatch):
     chain = Chain(ResidualBlock(contractive_mlp(4, (8,))), Reverse(), ResidualBlock(contractive_mlp(4, (8,))))
     chain.forward_and_logdet(torch.randn(5, 4))
     assert refreshed == [chain]
+
+
+def test_a_part_finds_its_layers_frozen_without_a_walk_over_them(monkeypatch):
+    walked = []
+    chain = Chain(ResidualBlock(contractive_mlp(4, (8,))), Reverse(), ResidualBlock(contractive_mlp(4, (8,))))
+    walk = constraint.modules_of
+    monkeypatch.setattr("iresnet.lipschitz.constraint.modules_of", lambda m: walked.append(m) or walk(m))
+    for way in (chain, lambda x: by_parts(chain, x), chain.forward_and_logdet):
+        walked.clear()
+        way(torch.randn(5, 4))
+        assert len(walked) == (1 if way == chain.forward_and_logdet else 2)
+    assert outermost._thread_state.frozen == ()
+
+
+class Waking(nn.Module):
+    """Calls a block that it has just put into training mode."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block.eval()
+
+    def forward(self, x):
+        with outermost_call(self, x):
+            return self.block.train()(x)
+
+
+def test_a_part_that_is_put_into_training_on_the_way_is_refreshed():
+    waking, x = Waking(ResidualBlock(contractive_mlp(4, (8,), lipschitz=0.5))), torch.randn(5, 4)
+    assert waking.training
+    assert not waking.block.training
+    layer = waking.block.g[0].parametrizations.weight
+    with torch.no_grad():
+        layer.original.mul_(10)
+    before = layer[0].gradient.clone()
+    waking(x)
+    assert not torch.equal(before, layer[0].gradient)
+    assert not layer[0]._frozen
+
+
+def test_a_failed_pass_leaves_nothing_frozen():
+    block = ResidualBlock(contractive_mlp(4, (8,)))
+    with pytest.raises(ValueError, match="must have shape"):
+        block(torch.ones(2, 5))
+    assert outermost._thread_state.frozen == ()
+    assert not any(m._frozen for m in block.modules() if hasattr(m, "_frozen"))
+
+
+def test_what_one_thread_has_frozen_another_refreshes():
+    block, x = ResidualBlock(contractive_mlp(4, (8,))), torch.randn(5, 4)
+    layer = block.g[0].parametrizations.weight
+    with outermost_call(block, x):
+        with torch.no_grad():
+            layer.original.mul_(10)
+        before = layer[0].gradient.clone()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(block, x).result()
+        assert not torch.equal(before, layer[0].gradient)
+
+
+# ---------------------------------------------------------------------------------------------- changes after a run
+
+
+def shadow_a_method(g):
+    g[1].forward = lambda x: 30 * x
+
+
+def shadow_the_call(g):
+    g[1]._call_impl = lambda x: 30 * x
+
+
+def shadow_the_weight(g):
+    vars(g[0])["weight"] = torch.zeros(8, 4)
+
+
+def hook_a_layer(g):
+    g[2].register_forward_hook(lambda m, a, y: 30 * y)
+
+
+def hook_the_constraint(g):
+    g[0].parametrizations.weight[0].register_forward_hook(lambda m, a, y: 30 * y)
+
+
+def hook_the_parametrization(g):
+    g[0].parametrizations.weight.register_forward_hook(lambda m, a, y: 30 * y)
+
+
+def halve_the_constraint(g):
+    g[0].parametrizations.weight[0].forward = lambda w: w / 2
+
+
+def add_a_parametrization(g):
+    parametrize.register_parametrization(g[0], "weight", nn.Hardtanh(-0.1, 0.1))
+
+
+def add_a_parametrized_bias(g):
+    parametrize.register_parametrization(g[0], "bias", nn.Hardtanh(-0.1, 0.1))
+
+
+class Strange(torch.Tensor):
+    pass
+
+
+def replace_a_tensor(g):
+    g[2].bias = nn.Parameter(g[2].bias.detach().as_subclass(Strange))
+
+
+def replace_the_original(g):
+    weight = g[0].parametrizations.weight
+    weight.original = nn.Parameter(weight.original.detach().as_subclass(Strange))
+
+
+def replace_a_layer(g):
+    g[1] = nn.Sequential(nn.ELU(), nn.Dropout(0.0))
+
+
+def change_the_class(g):
+    g[1].__class__ = type("Own", (nn.ELU,), {"forward": lambda self, x: 30 * x})
+
+
+CHANGES = [
+    shadow_a_method, shadow_the_call, shadow_the_weight, hook_a_layer, hook_the_constraint, hook_the_parametrization,
+    halve_the_constraint,
+    add_a_parametrization, add_a_parametrized_bias, replace_a_tensor, replace_the_original, replace_a_layer,
+    change_the_class,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
+def test_a_change_after_a_run_ends_it(change):
+    """Also between the refresh of a pass and its run, when weights are frozen."""
+    chain, x = Chain(ResidualBlock(contractive_mlp(4, (8,))), ActNorm(4)).train(), batch(4)
+    chain.double()
+    chain.forward_and_logdet(x)
+    chain.forward_and_logdet(x)
+    assert len(read_run(list(chain), x, None)) == 2
+    assert not why_untrusted(chain[0].g[0])
+    with batched_refresh(chain):
+        change(chain[0].g)
+        assert not read_run(list(chain), x, None)
+    if change is not replace_a_layer:
+        assert any(why_untrusted(layer) for layer in chain[0].g)
+
+
+@pytest.mark.parametrize("freeze", [nullcontext, batched_refresh, freeze_norms])
+def test_a_frozen_weight_is_that_of_the_layer(freeze):
+    g = contractive_mlp(8, (8,))
+    layer, plain = g[0], nn.Linear(2, 2)
+    with freeze(g):
+        assert torch.equal(weight_of(layer), layer.weight)
+        assert (weight_of(layer) is layer.weight) == (freeze is batched_refresh)  # which scales both layers as a stack
+        assert weight_of(plain) is plain.weight
+        add_a_parametrization(g)
+        assert torch.equal(weight_of(layer), layer.weight)
+        assert weight_of(layer).abs().max() <= 0.1 + 1e-6
+
+
+@pytest.mark.parametrize("change", [hook_the_constraint, hook_the_parametrization, halve_the_constraint])
+def test_a_weight_with_a_hook_is_what_the_hook_returns(change):
+    g = contractive_mlp(8, (8,))
+    before = g[0].weight
+    change(g)
+    assert torch.equal(weight_of(g[0]), g[0].weight)
+    assert not torch.equal(weight_of(g[0]), before)
+
+
+def test_a_hook_on_the_gradient_of_a_weight_is_called():
+    g, called = contractive_mlp(8, (8,)), []
+    g[0].parametrizations.weight[0].register_full_backward_hook(lambda *_: called.append(True))
+    weight_of(g[0]).sum().backward()
+    assert called
+
+
+def test_a_weight_that_is_no_parameter_is_constrained_all_the_same():
+    layer = nn.Linear(4, 4)
+    weight = layer.weight.detach()
+    del layer.weight
+    layer.register_buffer("weight", weight)
+    constrain_layer_(layer, 0.5, default_rule(weight.shape))
+    assert torch.equal(weight_of(layer), layer.weight)

@@ -415,6 +415,24 @@ class TestBound:
         sigma, _, _ = spectral.matrix_norm_bounds(torch.eye(64)[None], 8)
         assert sigma.item() == pytest.approx(64 ** (1 / 512), rel=2e-3)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE, torch.complex64, torch.complex128])
+    def test_a_scale_is_the_power_of_two_of_the_largest_entry(self, dtype):
+        x = normal(5, 3, 4).to(dtype)
+        x = torch.complex(x.real, 9 * normal(5, 3, 4, seed=1).to(x.real.dtype)) if dtype.is_complex else x
+        x = x * torch.tensor([1.0, 2.0**-90, 2.0**90, 0.0, 1e-40]).to(x.real.dtype)[:, None, None]
+        scaled, s = operator.rescale(x, (1, 2))
+        parts = torch.view_as_real(x) if dtype.is_complex else x
+        largest = torch.linalg.vector_norm(parts, math.inf, dim=tuple(range(1, parts.dim())))
+        assert torch.equal(s.flatten(), (2.0 ** largest.log2().floor()).clamp_min(torch.finfo(s.dtype).tiny))
+        assert torch.equal(scaled * s, x)
+
+    @pytest.mark.parametrize("entry", [math.nan, math.inf, -math.inf])
+    def test_a_weight_that_is_not_finite_has_no_finite_bound(self, entry):
+        weight = normal(2, 3, 3).float()
+        weight[1, 2, 0] = entry
+        sigma = spectral.matrix_norm_bounds(weight, 8)[0]
+        assert torch.isfinite(sigma).tolist() == [True, False]
+
     def test_a_zero_matrix_has_no_direction_and_no_gradient(self):
         sigma, v, gradient = spectral.matrix_norm_bounds(torch.zeros(1, 3, 4), 8)
         assert 0 <= sigma.item() < 1e-20

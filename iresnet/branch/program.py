@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..lipschitz.activations import ACTIVATIONS, Activation, record_of, why_no_constant
 from ..lipschitz.conditioned import Conditioned, add_per_channel
-from ..lipschitz.constraint import cap_of
+from ..lipschitz.constraint import cap_of, weight_of
 from ..lipschitz.dense import Concatenated, concatenate_weighted, mixing_weights
 from ..lipschitz.order import child_name, describe_layer, leaves_and_shifts
 from ..lipschitz.potential import Potential
@@ -217,7 +217,7 @@ class ParsedBranch:
     ) -> list[Tensor]:
         if step.kind in LAYERS:
             if step.kind != "descent":  # a descent uses the same weight tensor, so that J is exactly symmetric
-                weights[layer] = layer.weight
+                weights[layer] = weight_of(layer)
             return [weights[layer], layer.bias] if step.tensors == 2 else [weights[layer]]
         if step.kind == "join":
             return [mixing_weights(layer.angle if dtype is None else layer.angle.to(dtype))]
@@ -302,7 +302,8 @@ class _Parser:
 
 def _layer_step(name: str, layer: nn.Module, unmodified: bool) -> Step:
     """Return the step of a layer; `unmodified` as in `trust.known_type`."""
-    record = record_of(layer, unmodified=unmodified)
+    # Most layers are linear, and asking for the record of one takes longer than all else here.
+    record = None if isinstance(layer, nn.Linear) else record_of(layer, unmodified=unmodified)
     if record is not None:
         return Step(record.name, len(record.tensors), settings=record.settings_of(layer))
     geometry, tensors = _geometry(name, layer, unmodified), 1 if layer.bias is None else 2

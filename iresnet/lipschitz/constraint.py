@@ -21,12 +21,12 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from .. import spectral
 from ..compiler import detach_completely, is_batched, is_transforming, outside_transforms
 from ..precision import float32_matmul_precision
 from ..spectral import Geometry
+from ..tree import modules_of
 from ..trust import trusted_hook, trusted_parametrization
 from .rules import NormRule, PowerIteration
 from .scaling import ScalingRule, scale_weights, stack_weights
@@ -69,7 +69,8 @@ class SpectralCap(nn.Module):
         if frozen is not None:
             return frozen
         # A copy of G: the next refresh may write into the buffer before the backward of this pass.
-        sigma = (weight * self.gradient.clone()).sum()
+        gradient = self.gradient.clone() if torch.is_grad_enabled() else self.gradient
+        sigma = (weight * gradient).sum()
         if not self.norm.differentiate:
             sigma = sigma.detach()
         return weight * (self.coefficient / sigma.clamp_min(self.coefficient))
@@ -189,10 +190,30 @@ def defer_norms() -> Iterator[None]:
 
 def cap_of(layer: nn.Module) -> SpectralCap | None:
     """Return the constraint of a layer; None if it has none."""
-    if "parametrizations" not in layer._modules or not parametrize.is_parametrized(layer, "weight"):
-        return None
-    caps = [p for p in parametrizations_of(layer) if isinstance(p, SpectralCap)]
+    chain = _chain_of(layer)
+    caps = [] if chain is None else [p for p in chain._modules.values() if isinstance(p, SpectralCap)]
     return caps[-1] if caps else None
+
+
+def weight_of(layer: nn.Module) -> Tensor:
+    """Return `layer.weight`; that of a layer with this constraint alone, without torch's calls in between."""
+    chain, cap = (None, None) if torch.compiler.is_compiling() else (_chain_of(layer), cap_of(layer))
+    if chain is None or cap is None or len(chain._modules) != 1 or _has_hooks(chain) or _has_hooks(cap):
+        return cast(Tensor, layer.weight)
+    return cap.forward(cast(Any, chain).original)
+
+
+def _chain_of(layer: nn.Module) -> nn.Module | None:
+    """Return `parametrizations_of(layer)`, or None, from the dicts of modules: their attributes take longer."""
+    if "parametrizations" not in layer._modules:
+        return None
+    named = layer._modules["parametrizations"]
+    return named._modules["weight"] if isinstance(named, nn.ModuleDict) and "weight" in named._modules else None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    m = module
+    return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
 
 
 def parametrizations_of(layer: nn.Module) -> Any:
@@ -250,7 +271,7 @@ def _freeze_group(group: list[tuple[SpectralCap, Tensor]], thread: int) -> None:
 
 def _constrained_layers(module: nn.Module) -> Iterator[tuple[nn.Module, SpectralCap, Tensor]]:
     """Yield (layer, constraint, unconstrained weight) for every constrained layer."""
-    for layer in module.modules():
+    for layer in modules_of(module):
         cap = cap_of(layer)
         if cap is not None:
             yield layer, cap, parametrizations_of(layer).original

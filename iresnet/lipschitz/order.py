@@ -11,7 +11,7 @@ from typing import cast
 
 from torch import nn
 
-from ..trust import NoBoundKnown, unwrap, why_modified, why_untrusted
+from ..trust import NoBoundKnown, known_type, unwrap, why_modified
 from .activations import record_of
 from .conditioned import Conditioned
 from .dense import Concatenated
@@ -31,9 +31,9 @@ def leaves(g: nn.Module, prefix: str = "", *, fresh: bool = False) -> Iterator[t
 def leaves_and_shifts(g: nn.Module, prefix: str = "", *, fresh: bool = False) -> Iterator[tuple[str, nn.Module]]:
     """Like `leaves`, and also yield a `Conditioned` at the point where it adds its embedding."""
     for name, leaf in _leaves(g, prefix):
-        if getattr(leaf, "inplace", False) and not fresh:
+        if not fresh and getattr(leaf, "inplace", False):
             raise NoBoundKnown(f"g must not modify x; its first layer, {leaf}, works in place. Use inplace=False.")
-        fresh = fresh or not may_return_input(leaf)  # a layer that may return x itself
+        fresh = fresh or not may_return_input(leaf, unmodified=True)  # a layer that may return x itself
         yield name, leaf
 
 
@@ -43,7 +43,7 @@ def _leaves(g: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     wrapped = unwrap(g)
     if wrapped is not g:
         yield from _leaves(wrapped, prefix)
-    elif is_sequential(g):
+    elif _is_sequential(g):
         for name, child in g._modules.items():  # named_children would skip a layer used twice
             yield from _leaves(cast(nn.Module, child), child_name(prefix, name))
     elif type(g) is Conditioned:
@@ -54,15 +54,18 @@ def _leaves(g: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
         yield prefix, g
 
 
-def may_return_input(leaf: nn.Module) -> bool:
-    """Whether the output of a layer may be its input or a view of it."""
-    record = record_of(leaf)
+def may_return_input(leaf: nn.Module, *, unmodified: bool = False) -> bool:
+    """Whether the output of a layer may be its input or a view of it; `unmodified` as in `trust.known_type`."""
+    record = record_of(leaf, unmodified=unmodified)
     return record is not None and record.may_return_input
 
 
-def is_sequential(module: nn.Module) -> bool:
-    """Whether a module is an `nn.Sequential`, with a constructor of its own at most."""
-    return isinstance(module, nn.Sequential) and why_untrusted(module) == ""
+def _is_sequential(module: nn.Module) -> bool:
+    """Whether a module that is unmodified is an `nn.Sequential`, with a constructor of its own at most."""
+    try:
+        return isinstance(module, nn.Sequential) and issubclass(known_type(module, unmodified=True), nn.Sequential)
+    except NoBoundKnown:
+        return False
 
 
 def primitives(g: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

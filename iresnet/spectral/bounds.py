@@ -109,7 +109,7 @@ def matrix_norm_bounds(weight: Tensor, iterations: int) -> tuple[Tensor, Tensor,
         column = torch.take_along_dim(gram, largest[..., None], dim=-1)
         v, _ = _unit_vectors(column if weight.shape[-2] > weight.shape[-1] else weight.mT @ column)
         u, length = _unit_vectors(weight @ v)
-        gradient = u @ (v * (margin * sigma[:, None, None] / length)).mT
+        gradient = u * (v * (margin * sigma[:, None, None] / length)).mT
     return undo_rescale(margin * sigma, scale), v.squeeze(-1), gradient
 
 

@@ -143,11 +143,12 @@ def gram_iteration(matrices: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     """
     matrices, scale = rescale(matrices, (-2, -1))
     gram, log = _gram(matrices), torch.zeros((), dtype=scale.dtype, device=scale.device)
+    tiny = torch.finfo(gram.dtype).tiny
     for i in range(iterations):
         gram = gram @ gram if i else gram
-        norm = torch.linalg.matrix_norm(gram).clamp_min(torch.finfo(gram.dtype).tiny)
-        log, gram = log + norm.log() / 2 ** (i + 1), gram / norm[..., None, None]
-    return undo_rescale(log.exp(), scale), gram
+        norm = torch.linalg.matrix_norm(gram, keepdim=True).clamp_min(tiny)
+        log, gram = log + norm.log() / 2 ** (i + 1), gram / norm
+    return undo_rescale(log.exp()[..., 0, 0], scale), gram
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def rescale(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     parts = torch.view_as_real(x.detach()) if x.is_complex() else x.detach()
     dims = tuple(d % x.dim() for d in dims)
     within = (*dims, x.dim()) if x.is_complex() else dims
-    largest = cast(Tensor, torch.linalg.vector_norm(parts, math.inf, dim=within, keepdim=True))
+    largest = parts.abs().amax(within, keepdim=True)  # a vector norm takes twenty times as long on a CPU
     kind, bits = _EXPONENT[largest.dtype]
     s = (largest.view(kind) & bits).view(largest.dtype).clamp_min(torch.finfo(largest.dtype).tiny)
     s = s.squeeze(-1) if x.is_complex() else s

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ..lipschitz import defer_norms, refresh_
+from ..tree import parameters_of
 
 
 class Average:
@@ -24,7 +25,7 @@ class Average:
         """Move the average towards the model's current weights."""
         self.count += 1
         weight = 1 - min(self.decay, self.count / (self.count + 10))
-        torch._foreach_lerp_(list(self.copy.parameters()), [p.detach() for p in model.parameters()], weight)
+        torch._foreach_lerp_(parameters_of(self.copy), parameters_of(model), weight)
 
     def result(self, model: nn.Module) -> nn.Module:
         """Return a copy of the averaged model in eval mode, with the live model's buffers and norms of its own."""

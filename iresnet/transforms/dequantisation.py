@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from ..compiler import drawing_from
 from ..shard import draw_rows
 from ..transform import Shape
+from ..tree import modules_of
 from .columns import ColumnTransform
 from .conditioner import zero_last_layer_
 from .coupling import MAX_LOG_SCALE, AffineCoupling
@@ -131,7 +132,7 @@ def has_noise(flow: nn.Module, levels: int | None) -> bool:
 
 def column_steps(flow: nn.Module) -> Tensor | None:
     """Return the steps between the values of each column of a table, 0 for real numbers; None if all are real."""
-    first = next((m for m in flow.modules() if isinstance(m, ColumnTransform)), None)
+    first = next((m for m in modules_of(flow) if isinstance(m, ColumnTransform)), None)
     if first is None or not first.has_steps:
         return None
     given = getattr(flow, "transform", None)
