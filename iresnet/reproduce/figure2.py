@@ -27,7 +27,7 @@ from ..run import Run
 from .cells import DENSITIES, PLANES, Cell
 from .evaluation import run_facts
 from .job import Job, Work
-from .record import Arrays, Entry, Row, cached, load_arrays, rows_per_run
+from .record import Arrays, Entry, Row, cached, load_arrays, rows_per_cell
 from .result import Groups, Measurement, Plan, budget_costs, cells_by_dataset, columns, trained_result
 
 #: The cells of every density, by label.
@@ -43,8 +43,8 @@ PIXELS, FEW, POINTS = 180, 40, 4000
 FILE, NAMES = "figure2.npz", ("data", "density", "window", "values")
 
 COLUMNS = columns(
-    *("dataset", "model", "nats", ("±", "error over points"), ("above\nfloor", "above the floor")),
-    *(("beats\nGlow by", "nearer than Glow by"), "parameters"),
+    *("dataset", "model", "nats", ("points\n±", "error over points"), ("seeds\n±", "spread"), "seeds"),
+    *(("above\nfloor", "above the floor"), ("beats\nGlow by", "nearer than Glow by"), "parameters"),
 )
 
 
@@ -136,8 +136,11 @@ def _same_training(a: Run, b: Run) -> bool:
 
 
 def sort_rows(runs: Sequence[Entry]) -> list[Row]:
-    """Return a row for every flow, Glow first of every density."""
-    return sorted(rows_per_run(runs), key=lambda r: (DENSITIES.index(r["dataset"]), MODELS.index(r["model"])))
+    """Return a row for every flow, Glow first of every density; `nearer` is what all seeds agree on."""
+    rows = sorted(
+        rows_per_cell(runs, metric="nats"), key=lambda r: (DENSITIES.index(r["dataset"]), MODELS.index(r["model"]))
+    )
+    return [{**r, "nearer": r["nearer"] if r["nearer"] in (*MODELS, None) else NEITHER} for r in rows]
 
 
 def compare_models(rows: Sequence[Row]) -> str:
@@ -162,11 +165,20 @@ def _title(density: str) -> str:
     return density.replace("_", " ")
 
 
-def compare_groups(groups: Groups) -> str:
-    """Compare the models among comparable entries."""
-    return compare_models(
-        [{**e["row"], "dataset": d, "model": e["model"]} for d, entries in groups.items() for e in entries]
-    )
+def compare_groups(groups: Groups, rows: Sequence[Row] = ()) -> str:
+    """Compare the models among comparable entries; `rows` have the same cells over all seeds."""
+    first = {
+        _cell_of(e): {**e["row"], "dataset": e["dataset"], "model": e["model"]} for g in groups.values() for e in g
+    }
+    over_seeds = {_cell_of(r): r for r in rows}
+    return compare_models([over_seeds.get(key, row) for key, row in first.items()])
+
+
+def _cell_of(e: Entry | Row) -> tuple[str, ...]:
+    """Return what an entry and the row of its cell have in common."""
+    settings = e.get("settings", "")
+    text = settings if isinstance(settings, str) else " ".join(settings)
+    return (*(e[k] for k in ("dataset", "model", "budget", "recipe")), text)
 
 
 def _plot(work: Work, groups: Groups) -> list[Path]:
@@ -208,13 +220,15 @@ RESULT = trained_result(
     says="plots of two densities without names: the i-ResNet fits them more accurately; no numbers",
     costs=budget_costs(
         "one density, four blocks, 30 steps: seconds",
-        "4 densities, three models of about 100 layers: ten minutes each on one core",
+        "4 densities, three models of about 100 layers: ten minutes for each seed and density on one core",
         "the same with 20,000 steps: hours each on one core",
     ),
     notes=(
-        "nats of test points, exact; floor: the entropy of the density, which no model can beat; ±: standard error",
+        "nats of test points, exact; floor: the entropy of the density, which no model can beat",
+        "points ±: standard error over test points; seeds ±: standard deviation over seeds",
     ),
-    remarks=lambda rows, groups: [compare_groups(groups)],
+    remarks=lambda rows, groups: [compare_groups(groups, rows)],
     rows=sort_rows,
+    all_seeds=True,
     plots=_plot,
 )
