@@ -382,17 +382,19 @@ def test_copies_and_files_do_not_change():
 
 
 @pytest.mark.parametrize("activation", ACTIVATION)
-@pytest.mark.parametrize("probes", [None, 1, 3])
-def test_dual_pass(activation, probes):
+@pytest.mark.parametrize("probes", [None, 1, 3, 5])
+@pytest.mark.parametrize("d", [4, 5])
+def test_dual_pass(activation, probes, d):
     torch.manual_seed(0)
     make = ACTIVATION[activation]
-    g = nn.Sequential(make(), *contractive_mlp(4, (7, 6), activation=make)).to(DOUBLE)
-    parsed, x = try_parse(g), batch(4, 10).requires_grad_()
+    layers = contractive_mlp(d, (7, 6), activation=make)
+    g = nn.Sequential(make(), *layers[:2], nn.Tanh(), *layers[2:], make(), nn.Tanh()).to(DOUBLE)
+    parsed, x = try_parse(g), batch(d, 10).requires_grad_()
     values = [t.detach().requires_grad_() for t in parsed.tensors()]
     v = (
-        torch.eye(4, dtype=DOUBLE)[:, None].expand(4, 10, 4)
+        torch.eye(d, dtype=DOUBLE)[:, None].expand(d, 10, d)
         if probes is None
-        else batch(4, 10 * probes).view(-1, 10, 4)
+        else batch(d, 10 * probes).view(-1, 10, d)
     )
     y, transposes = linearise_program(parsed.program, x, values)
     u = torch.zeros_like(y, requires_grad=True)  # J v is the gradient of v' (J' u)
@@ -402,7 +404,7 @@ def test_dual_pass(activation, probes):
     expected = torch.autograd.grad((y, jv), [x, *values], (dy, djv), allow_unused=True)
     with torch.no_grad():
         dual = DualPass(parsed.program, values, x, None if probes is None else v, keep=True)
-        rows, w = torch.randperm(10), batch(4, 10)
+        rows, w = torch.randperm(10), batch(d, 10)
         product = vector_jacobian_product(parsed.program, transposes, w)[rows]
         assert_same([dual.y, dual.jv, dual.select(rows)(w[rows])], [y, jv, product])
         assert torch.allclose((dual.jacobian(rows) @ w[rows, :, None])[..., 0], product)
