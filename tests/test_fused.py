@@ -205,6 +205,23 @@ def test_second_derivatives_of_an_exact_determinant():
     assert torch.allclose(found, curvature(by_parts(flow.transform, x)[1]))
 
 
+def test_second_derivatives_of_a_block_that_is_used_again():
+    flow = build(blocks=2)
+    chain, x = Chain(*flow.transform, flow.transform[1]).eval(), batch(rows=3).requires_grad_()
+    inputs = [x, *chain.parameters()]
+
+    def derivatives(forward):
+        z, logdet = forward(x)
+        z, more = forward(z)  # x of this run is computed from its own weights
+        first = torch.autograd.grad((z.sum() + logdet + more).sum(), inputs, create_graph=True)
+        return first, torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
+
+    for found, expected in zip(
+        derivatives(chain.forward_and_logdet), derivatives(lambda x: by_parts(chain, x)), strict=True
+    ):
+        assert_same(found, expected)
+
+
 def test_second_derivatives_of_a_random_estimate_are_refused():
     flow, x = build(estimator=RussianRoulette()), batch().requires_grad_()
     with pytest.raises(RuntimeError, match="differentiate twice"):
@@ -242,6 +259,16 @@ def test_an_unconstrained_weight_changed_before_backward_is_refused():
     _, logdet = chain.forward_and_logdet(x)
     with torch.no_grad():
         linear.weight.mul_(0.5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        logdet.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["transforms.0.shift", "transforms.0.log_scale", "transforms.1.g.1.raw_beta"])
+def test_any_other_parameter_changed_before_backward_is_refused(name):
+    flow, x = build(activation=LipSwish), batch().requires_grad_()
+    _, logdet = flow.transform.forward_and_logdet(x)
+    with torch.no_grad():
+        flow.transform.get_parameter(name).add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         logdet.sum().backward()
 
