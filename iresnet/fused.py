@@ -311,7 +311,8 @@ def _differentiable_backward(
     # Views, since autograd would count twice a tensor that comes twice, or that x is computed from: a block used again.
     x, *tensors = (t.view_as(t) for t in (x, *tensors))
     inputs = [t for t, want in zip((x, *tensors), wanted, strict=True) if want]
-    found = iter(
-        torch.autograd.grad(run.plain(x, tensors), inputs, (dz, dlogdet), create_graph=True, allow_unused=True)
-    )
+    # ln det does not depend on the shift of the last ActNorm, for example.
+    pairs = [(t, g) for t, g in zip(run.plain(x, tensors), (dz, dlogdet), strict=True) if t.requires_grad]
+    outputs, gradients = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(outputs, inputs, gradients, create_graph=True, allow_unused=True))
     return (next(found) if want else None for want in wanted)

@@ -222,6 +222,18 @@ def test_second_derivatives_of_a_block_that_is_used_again():
         assert_same(found, expected)
 
 
+@pytest.mark.parametrize("name", ["transforms.0.shift", "transforms.1.g.4.bias", "transforms.2.shift"])
+def test_second_derivatives_where_the_determinant_may_be_constant(name):
+    flow, x = build(blocks=1).eval().requires_grad_(requires_grad=False), batch(rows=3)
+    chosen = flow.transform.get_parameter(name).requires_grad_()
+
+    def curvature(result):
+        (first,) = torch.autograd.grad(result[0].square().sum(), chosen, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), chosen)
+
+    assert_same(curvature(flow.transform.forward_and_logdet(x)), curvature(by_parts(flow.transform, x)))
+
+
 def test_second_derivatives_of_a_random_estimate_are_refused():
     flow, x = build(estimator=RussianRoulette()), batch().requires_grad_()
     with pytest.raises(RuntimeError, match="differentiate twice"):
