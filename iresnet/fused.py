@@ -286,19 +286,19 @@ class _RunFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Run, x: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         z, logdet, ctx.tapes = run.forward(x, tensors, keep=True)
-        ctx.run, ctx.tensors = run, tensors
-        ctx.save_for_backward(x, *(t for t in tensors if t.dim() == 2))  # refuses weights that were changed in place
+        ctx.run = run
+        ctx.save_for_backward(x, *tensors)  # refuses those that were changed in place
         return z, logdet
 
     @staticmethod
     def backward(ctx: Any, dz: Tensor, dlogdet: Tensor) -> tuple[Tensor | None, ...]:
-        x, *_ = ctx.saved_tensors
+        x, *tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():
-            return (None, *_differentiable_backward(ctx.run, x, ctx.tensors, dz, dlogdet, wanted))
+            return (None, *_differentiable_backward(ctx.run, x, tensors, dz, dlogdet, wanted))
         # The tapes are freed at once, as autograd frees saved tensors. A second backward pass computes them again.
-        tapes, ctx.tapes = ctx.tapes or ctx.run.forward(x, ctx.tensors, keep=True)[2], None
-        dx, gradients = ctx.run.backward(tapes, ctx.tensors, dz, dlogdet, wanted[1:])
+        tapes, ctx.tapes = ctx.tapes or ctx.run.forward(x, tensors, keep=True)[2], None
+        dx, gradients = ctx.run.backward(tapes, tensors, dz, dlogdet, wanted[1:])
         return None, dx if wanted[0] else None, *gradients
 
 
@@ -308,8 +308,11 @@ def _differentiable_backward(
     """Return the gradients with a graph, by an ordinary pass; refused where the estimator is random."""
     if run.is_random:
         refuse_second_derivative()
+    # Views, since autograd would count twice a tensor that comes twice, or that x is computed from: a block used again.
+    x, *tensors = (t.view_as(t) for t in (x, *tensors))
     inputs = [t for t, want in zip((x, *tensors), wanted, strict=True) if want]
-    found = iter(
-        torch.autograd.grad(run.plain(x, tensors), inputs, (dz, dlogdet), create_graph=True, allow_unused=True)
-    )
+    # ln det does not depend on the shift of the last ActNorm, for example.
+    pairs = [(t, g) for t, g in zip(run.plain(x, tensors), (dz, dlogdet), strict=True) if t.requires_grad]
+    outputs, gradients = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(outputs, inputs, gradients, create_graph=True, allow_unused=True))
     return (next(found) if want else None for want in wanted)

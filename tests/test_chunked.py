@@ -7,9 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from iresnet.data import ColumnKind, Schema, read
 from iresnet.data import arrow as fast
+from iresnet.data.arrays import column_table
+from iresnet.data.choice import choose_schema_columns
 from iresnet.data.chunked import ChunkedSource
 from iresnet.data.dataset import concatenate
 from iresnet.data.npy import ArrayFile, save_npz_chunks
@@ -137,6 +140,26 @@ def test_chunks_of_parquet(tmp_path, size):
     assert_same(tmp_path / "t.parquet", SCHEMA, size, id="id")
     source = ChunkedSource(str(tmp_path / "t.parquet"), SCHEMA, size)
     assert (source.rows, source.count()) == (60, -(-60 // size))
+
+
+def test_names_of_rows_are_those_of_a_text_file(tmp_path):
+    names = ["0012", "12", "1.0", "NA", "none"]
+    path = write(tmp_path / "t.csv", "id,a,b\n" + "".join(f"{name},1,2\n" for name in names))
+    columns = {"id": np.array([*names[:4], " none"], dtype=object), "a": np.ones(5), "b": np.ones(5)}
+    table = column_table(tmp_path / "t.parquet", columns, choose_schema_columns(NUMBERS, id="id"))
+    assert table.ids == list(read(path, NUMBERS, id="id").names) == names
+    columns["id"] = np.array([7.0, 8.0, 9.0, 10.0, np.nan])
+    assert column_table(tmp_path / "t.parquet", columns, choose_schema_columns(NUMBERS, id="id")).ids[:2] == ["7", "8"]
+
+
+def test_the_digest_of_a_folder_includes_the_names(tmp_path):
+    for name, level in (("a.png", 10), ("c.png", 20)):
+        Image.fromarray(np.full((2, 2), level, dtype="uint8")).save(tmp_path / name)
+    schema = Schema((1, 2, 2), 256)
+    before = ChunkedSource(str(tmp_path), schema, 1).digest()
+    assert ChunkedSource(str(tmp_path), schema, 1).digest() == before
+    (tmp_path / "a.png").rename(tmp_path / "b.png")
+    assert ChunkedSource(str(tmp_path), schema, 1).digest() != before
 
 
 def test_labels(tmp_path):

@@ -20,6 +20,7 @@ from iresnet import (
     Multiscale,
     ResidualBlock,
     Squeeze,
+    Standardise,
     contractive_convnet,
     contractive_mlp,
     tighten_,
@@ -307,6 +308,16 @@ class TestLikelihood:
             torch.testing.assert_close(noise, noise[:1].expand_as(noise), atol=1e-5, rtol=0)  # one noise for all rows
             correlation = torch.corrcoef(torch.stack([noise[0].flatten(), probes.flatten()]))[0, 1]
             assert abs(float(correlation)) < 0.5
+
+    @pytest.mark.parametrize("d", [1, 2, 3, 20])
+    def test_a_row_that_overflows_float32_leaves_the_others(self, d):
+        flow, data = table_flow(d), table(5, d)
+        flow.transform = Chain(Standardise([0.0] * d, [0.01] * d), *flow.transform).eval()
+        far = Dataset(data.x.clone(), None, data.schema)
+        far.x[3] = 1e38
+        expected, got = log_likelihood(flow, data).value, log_likelihood(flow, far).value
+        torch.testing.assert_close(got[[0, 1, 2, 4]], expected[[0, 1, 2, 4]], atol=1e-4, rtol=1e-5)
+        assert got[3] < -1e70  # in float64
 
     def test_too_few_draws(self):
         with pytest.raises(ValueError, match="draws must be at least 2, to estimate their error; got 1."):

@@ -214,6 +214,35 @@ def test_second_derivatives_of_an_exact_determinant():
     assert torch.allclose(found, curvature(by_parts(flow.transform, x)[1]))
 
 
+def test_second_derivatives_of_a_block_that_is_used_again():
+    flow = build(blocks=2)
+    chain, x = Chain(*flow.transform, flow.transform[1]).eval(), batch(rows=3).requires_grad_()
+    inputs = [x, *chain.parameters()]
+
+    def derivatives(forward):
+        z, logdet = forward(x)
+        z, more = forward(z)  # x of this run is computed from its own weights
+        first = torch.autograd.grad((z.sum() + logdet + more).sum(), inputs, create_graph=True)
+        return first, torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
+
+    for found, expected in zip(
+        derivatives(chain.forward_and_logdet), derivatives(lambda x: by_parts(chain, x)), strict=True
+    ):
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("name", ["transforms.0.shift", "transforms.1.g.4.bias", "transforms.2.shift"])
+def test_second_derivatives_where_the_determinant_may_be_constant(name):
+    flow, x = build(blocks=1).eval().requires_grad_(requires_grad=False), batch(rows=3)
+    chosen = flow.transform.get_parameter(name).requires_grad_()
+
+    def curvature(result):
+        (first,) = torch.autograd.grad(result[0].square().sum(), chosen, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), chosen)
+
+    assert_same(curvature(flow.transform.forward_and_logdet(x)), curvature(by_parts(flow.transform, x)))
+
+
 def test_second_derivatives_of_a_random_estimate_are_refused():
     flow, x = build(estimator=RussianRoulette()), batch().requires_grad_()
     with pytest.raises(RuntimeError, match="differentiate twice"):
@@ -251,6 +280,16 @@ def test_an_unconstrained_weight_changed_before_backward_is_refused():
     _, logdet = chain.forward_and_logdet(x)
     with torch.no_grad():
         linear.weight.mul_(0.5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        logdet.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["transforms.0.shift", "transforms.0.log_scale", "transforms.1.g.1.raw_beta"])
+def test_any_other_parameter_changed_before_backward_is_refused(name):
+    flow, x = build(activation=LipSwish), batch().requires_grad_()
+    _, logdet = flow.transform.forward_and_logdet(x)
+    with torch.no_grad():
+        flow.transform.get_parameter(name).add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         logdet.sum().backward()
 
@@ -391,17 +430,19 @@ def test_copies_and_files_do_not_change():
 
 
 @pytest.mark.parametrize("activation", ACTIVATION)
-@pytest.mark.parametrize("probes", [None, 1, 3])
-def test_dual_pass(activation, probes):
+@pytest.mark.parametrize("probes", [None, 1, 3, 5])
+@pytest.mark.parametrize("d", [4, 5])
+def test_dual_pass(activation, probes, d):
     torch.manual_seed(0)
     make = ACTIVATION[activation]
-    g = nn.Sequential(make(), *contractive_mlp(4, (7, 6), activation=make)).to(DOUBLE)
-    parsed, x = try_parse(g), batch(4, 10).requires_grad_()
+    layers = contractive_mlp(d, (7, 6), activation=make)
+    g = nn.Sequential(make(), *layers[:2], nn.Tanh(), *layers[2:], make(), nn.Tanh()).to(DOUBLE)
+    parsed, x = try_parse(g), batch(d, 10).requires_grad_()
     values = [t.detach().requires_grad_() for t in parsed.tensors()]
     v = (
-        torch.eye(4, dtype=DOUBLE)[:, None].expand(4, 10, 4)
+        torch.eye(d, dtype=DOUBLE)[:, None].expand(d, 10, d)
         if probes is None
-        else batch(4, 10 * probes).view(-1, 10, 4)
+        else batch(d, 10 * probes).view(-1, 10, d)
     )
     y, transposes = linearise_program(parsed.program, x, values)
     u = torch.zeros_like(y, requires_grad=True)  # J v is the gradient of v' (J' u)
@@ -411,7 +452,7 @@ def test_dual_pass(activation, probes):
     expected = torch.autograd.grad((y, jv), [x, *values], (dy, djv), allow_unused=True)
     with torch.no_grad():
         dual = DualPass(parsed.program, values, x, None if probes is None else v, keep=True)
-        rows, w = torch.randperm(10), batch(4, 10)
+        rows, w = torch.randperm(10), batch(d, 10)
         product = vector_jacobian_product(parsed.program, transposes, w)[rows]
         assert_same([dual.y, dual.jv, dual.select(rows)(w[rows])], [y, jv, product])
         assert torch.allclose((dual.jacobian(rows) @ w[rows, :, None])[..., 0], product)

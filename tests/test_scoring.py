@@ -98,6 +98,15 @@ def test_draws_or_a_tolerance():
         Scorer(trained(), draws=8, tolerance=0.5)
 
 
+@pytest.mark.parametrize("options", [{}, {"draws": 2}, {"tolerance": 0.05}])
+def test_an_impossible_value_leaves_the_other_rows_as_they_are(frame, options):
+    scorer, expected = Scorer(trained(), **options), Scorer(trained(), **options)(frame)
+    scores = scorer(frame.assign(n=[0.5, *frame["n"][1:]]))
+    assert scores["log_likelihood"][0] == -np.inf
+    assert scores["standard_error"][0] == 0
+    assert np.allclose(scores["log_likelihood"][1:], expected["log_likelihood"][1:], atol=1e-5)
+
+
 def test_explanations(frame):
     frame.loc[0, ["a", "b"]] = [3.0, -3.0]
     scores = Scorer(trained(), explain=2)(frame)

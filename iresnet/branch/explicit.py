@@ -176,6 +176,7 @@ class DualPass:
                 g, gradients = self._linear_backward(number, h, g, mine)
             else:
                 g, gradients = self._activation_backward(number, slope, g, mine)
+                slope = None  # it was that of this activation alone
             found = gradients + found
         return g[: self.rows], found
 
@@ -204,7 +205,7 @@ class DualPass:
     ) -> tuple[Tensor, list[Tensor | None]]:
         (step, own), h = self.stages[number], cast(Tensor, self.inputs[number])
         slope = self.slopes[number] if slope is None else slope
-        if slope is None:  # an activation at the end
+        if slope is None:  # no linear layer after it has computed it again
             _, slope = self._activate(step, own, h)
         (value, p), (dy, dt) = self._split(h), self._split(g)
         curved = (p * dt).sum(0) if self.probes > 1 else p[0] * dt[0]

@@ -195,7 +195,8 @@ def column_table(path: Path, columns: Mapping[str, NDArray[Any]], choose: Column
         for i in choice.columns
     ]
     label = "" if choice.label is None else names[choice.label]
-    labels, ids = (None if i is None else _words(values[i]) for i in (choice.label, choice.id))
+    labels = None if choice.label is None else _words(values[choice.label])
+    ids = None if choice.id is None else _row_names(values[choice.id])
     text = {names[i]: _words(values[i]) for i in words}
     return Table(
         path, tuple(names[i] for i in choice.columns), np.stack(chosen, axis=1), label, labels, place, text, ids
@@ -226,6 +227,11 @@ def column_values(series: Any) -> NDArray[Any]:
 
 def _words(column: NDArray[Any]) -> list[str]:
     return [class_name(cell) for cell in column.tolist()]
+
+
+def _row_names(column: NDArray[Any]) -> list[str]:
+    """The cells of a column that names rows: text stays as it is, as in a text file; 007 is not 7."""
+    return [cell.strip() if isinstance(cell, str) else class_name(cell) for cell in column.tolist()]
 
 
 def _numbers(

@@ -7,6 +7,7 @@ Chunk k holds the same rows whether or not those before it are used, so work can
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -89,8 +90,8 @@ class ChunkedSource:
         return self.source not in builtin.names() and self.path.is_file()
 
     def digest(self) -> str:
-        """Hash the samples of a source that is read at once."""
-        return self._all.fingerprint()
+        """Hash the samples of a source that is read at once, and their names."""
+        return hashlib.sha256(repr((self._all.fingerprint(), self._all.names)).encode()).hexdigest()[:16]
 
     @property
     def _is_parquet(self) -> bool:

@@ -75,7 +75,8 @@ class Tolerance:
 
     def at(self, values: Tensor) -> Tensor:
         """Return the largest standard error for these log-likelihoods."""
-        return (self.share * (values - self.centre).abs()).clamp_min(self.error)
+        shares = self.share * (values - self.centre).abs()  # NaN for -inf without a share
+        return shares.nan_to_num(nan=0.0, posinf=math.inf).clamp_min(self.error)
 
 
 def has_density(model: nn.Module) -> bool:

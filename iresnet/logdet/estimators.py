@@ -70,7 +70,7 @@ def exact_logdet(j: Tensor) -> Tensor:
         return det.log()
     eye = torch.eye(j.shape[-1], dtype=j.dtype, device=j.device)
     sign, logdet = _slogdet(eye + j)
-    _check_positive(sign)
+    _check_positive(torch.where(logdet.isnan(), logdet, sign))  # the sign of NaN, of rows that overflowed, is 0
     return logdet
 
 
