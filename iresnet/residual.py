@@ -287,6 +287,7 @@ class ResidualBlock(Transform):
                 solver=Anderson() if solver is None else solver,
                 reference=reference,
                 rounding=snapshot.rounding(tuple(z.shape[1:]), conditioning),
+                affine=snapshot.affine(tuple(z.shape[1:])),
             )
         reason = snapshot.bound.reason or why_untrusted(self)
         if reason:  # the block may compute another function than the one that was solved for

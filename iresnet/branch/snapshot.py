@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..fingerprint import Fingerprint
-from ..fixed_point import Branch
+from ..fixed_point import MAX_DIMENSION, Affine, Branch
 from ..float64 import Rounding
 from ..lipschitz.order import primitives
 from ..lipschitz.parametrized import release_
@@ -48,6 +48,10 @@ class Snapshot:
     live: nn.Module | None = None
     _copies: dict[torch.dtype, Any] = field(default_factory=dict)
     _rounding: Rounding | None = None
+    _affine: Affine | None = None
+
+    def __post_init__(self) -> None:
+        self._on_cpu = all(p.device.type == "cpu" for p in self.g.parameters())
 
     @property
     def inverse_lipschitz(self) -> float:
@@ -69,6 +73,17 @@ class Snapshot:
             self._rounding = rounding_bound(self.parsed.program, values, self.bound.constants, input_shape)
         return self._rounding
 
+    def affine(self, input_shape: Shape) -> Affine | None:
+        """Return an affine approximation of a g on vectors, on a CPU; None with a context and for a user's g."""
+        if self.parsed is None or len(input_shape) != 1 or input_shape[0] > MAX_DIMENSION or not self.bound.value < 1:
+            return None
+        if self.parsed.program.is_conditional or not is_explicit(self.parsed.program) or not self._on_cpu:
+            return None
+        if self._affine is None:
+            reference = self.branch(None)
+            self._affine = Affine.fit(lambda x: reference(x, torch.arange(len(x))), *input_shape, self.bound.value)
+        return self._affine
+
     def branch(self, conditioning: Tensor | None, dtype: torch.dtype = torch.float64) -> Branch:
         """Return g in this dtype as a function of (x, indices of its samples in the batch).
 
@@ -81,7 +96,7 @@ class Snapshot:
         prepared, conditional, on_cpu = (
             cast("PreparedBranch | VectorBranch", self._copies[dtype]),
             self.parsed.program.is_conditional,
-            _on_cpu(self.g),
+            self._on_cpu,
         )
         if conditional and conditioning is None:
             raise ValueError("this network is conditional; pass context=...")
@@ -100,7 +115,7 @@ class Snapshot:
         """Prepare g for this dtype. On a CPU images are channels-last, and float64 uses the fastest convolution."""
         parsed = cast(ParsedBranch, self.parsed)
         values = [t.to(dtype) for t in parsed.tensors(torch.zeros(()), torch.float64)]
-        if not _on_cpu(self.g):
+        if not self._on_cpu:
             return PreparedBranch(parsed.program, values)
         if dtype == torch.float32 and is_explicit(parsed.program):
             return VectorBranch(parsed.program, values)
@@ -172,10 +187,6 @@ def _with_embedding(prepared: PreparedBranch, shift: Tensor) -> PreparedBranch:
         [shift] if step.kind == "shift" else own for step, _, own in prepared.program.with_tensors(prepared.values)
     ]
     return replace(prepared, values=[t for own in values for t in own])
-
-
-def _on_cpu(g: nn.Module) -> bool:
-    return all(p.device.type == "cpu" for p in g.parameters())
 
 
 def unconstrained_copy(g: nn.Module) -> nn.Module:

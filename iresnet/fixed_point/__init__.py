@@ -11,14 +11,18 @@ accelerated iterations.)
 
 Algorithm 1 as printed runs n + 1 steps; here one iteration is one evaluation of g.
 
-Reading order: `solvers` (Banach, Anderson), `solution` (what a solve reports), `solving` (solve and prove).
+Reading order: `affine` (an affine approximation of g), `solvers` (Banach, Anderson), `solution` (what a solve reports),
+`solving` (solve and prove).
 """
 
+from .affine import MAX_DIMENSION, Affine
 from .solution import ConvergenceError, Solution, describe_proof
 from .solvers import Anderson, Banach, Branch, Solver
 from .solving import default_tolerance, iteration_limit, solve
 
 __all__ = [
+    "MAX_DIMENSION",
+    "Affine",
     "Anderson",
     "Banach",
     "Branch",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..proof import sample_norms
 from ..spelling import at_least
+from .affine import Affine
 
 #: g on part of a batch: called with x and the indices of its samples in the batch, in increasing order.
 Branch: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -27,9 +28,19 @@ class Solver(ABC):
     #: The largest number of evaluations of g; None: as many as the Lipschitz constant requires.
     max_iterations: int | None
 
+    #: Whether `run` makes use of an affine approximation of g, where there is one.
+    affine: bool = False
+
     @abstractmethod
     def run(
-        self, g: Branch, z: Tensor, x: Tensor, target: Tensor, contraction: float, limit: int
+        self,
+        g: Branch,
+        z: Tensor,
+        x: Tensor,
+        target: Tensor,
+        contraction: float,
+        limit: int,
+        affine: Affine | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Iterate from x until ||x + g(x) - z|| <= target per sample, or `limit` evaluations; return (x, evaluations).
 
@@ -52,9 +63,16 @@ class Banach(Solver):
         _check_limit(self.max_iterations)
 
     def run(
-        self, g: Branch, z: Tensor, x: Tensor, target: Tensor, contraction: float, limit: int
+        self,
+        g: Branch,
+        z: Tensor,
+        x: Tensor,
+        target: Tensor,
+        contraction: float,
+        limit: int,
+        affine: Affine | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return _banach_steps(g, z, x, target, limit)[:2]
+        return _simple_steps(g, z, x, target, limit)[:2]
 
 
 @dataclass(frozen=True)
@@ -67,25 +85,36 @@ class Anderson(Solver):
     A combined step must reduce the residual by at least the contraction factor; otherwise it is rejected, which costs
     one evaluation. Rejections are paid from a credit of two evaluations, plus those that accepted combinations have
     saved. So there are at most two evaluations more than the contraction factor guarantees for Banach steps.
+
+    `affine` starts and steps with an affine approximation of g, where there is one (see `fixed_point.affine`): fewer
+    evaluations on most blocks. The guarantee then counts from a start that may be a worse one than z.
     """
 
     memory: int = 5
     max_iterations: int | None = None
+    affine: bool = True
 
     def __post_init__(self) -> None:
         _check_limit(self.max_iterations)
         at_least(1, memory=self.memory)
 
     def run(
-        self, g: Branch, z: Tensor, x: Tensor, target: Tensor, contraction: float, limit: int
+        self,
+        g: Branch,
+        z: Tensor,
+        x: Tensor,
+        target: Tensor,
+        contraction: float,
+        limit: int,
+        affine: Affine | None = None,
     ) -> tuple[Tensor, Tensor]:
-        result, count, slow = _banach_steps(g, z, x, target, limit, patience=PATIENCE)
+        result, count, slow = _simple_steps(g, z, x, target, limit, affine, patience=PATIENCE)
         if not slow:
             return result, count
-        begun = _BanachState.join(slow)
+        begun = _SimpleState.join(slow)
         begun = begun.select(begun.rows.argsort())
         shape, rows, memory = z.shape, begun.rows, min(self.memory, z[0].numel())
-        state = _AndersonState.after(begun, contraction, memory)
+        state = _AndersonState.after(begun, contraction, memory, affine)
         for _ in range(limit - int(count[rows].min())):
             r = state.z - g(state.x.reshape(-1, *shape[1:]), rows).flatten(1) - state.x
             count[rows] += 1
@@ -93,7 +122,7 @@ class Anderson(Solver):
             # One Banach step from the best point needs no further evaluation; its residual is at most L times as large.
             result[rows] = (state.best + state.f).reshape(-1, *shape[1:])
             keep = (state.size > _attainable(state.target, state.best)) & (count[rows] < limit)
-            state.propose()
+            state.propose(affine)
             if not bool(keep.all()):
                 rows, state = rows[keep], state.select(keep)
             if len(rows) == 0:
@@ -101,21 +130,27 @@ class Anderson(Solver):
         return result, count
 
 
-#: Up to so many further Banach steps are taken where combining steps might save one or two of them.
+#: Up to so many further simple steps are taken where combining steps might save one or two of them.
 PATIENCE = 4
 
 #: Samples that have converged are left out as soon as this share of a batch has.
 _SHARE = 0.25
 
 
-def _banach_steps(
-    g: Branch, z: Tensor, x: Tensor, target: Tensor, limit: int, patience: int | None = None
-) -> tuple[Tensor, Tensor, list[_BanachState]]:
-    """Iterate x <- z - g(x); return (x, evaluations, the samples that converge slowly, in parts)."""
-    result, count, slow = x.clone(), torch.zeros(len(z), dtype=torch.long, device=z.device), list[_BanachState]()
-    state = _BanachState.start(z, x, target)
+def _simple_steps(
+    g: Branch,
+    z: Tensor,
+    x: Tensor,
+    target: Tensor,
+    limit: int,
+    affine: Affine | None = None,
+    patience: int | None = None,
+) -> tuple[Tensor, Tensor, list[_SimpleState]]:
+    """Take Banach steps, or those of an affine approximation; return (x, evaluations, the slow samples, in parts)."""
+    result, count, slow = x.clone(), torch.zeros(len(z), dtype=torch.long, device=z.device), list[_SimpleState]()
+    state = _SimpleState.start(z, x, target)
     for evaluations in range(1, limit + 1):
-        state.advance(g(state.x, state.rows))
+        state.advance(g(state.x, state.rows), affine)
         last = evaluations == limit
         if patience is not None and not last and bool((lagging := state.lags(patience)).any()):
             slow.append(state.select(lagging))
@@ -150,35 +185,40 @@ class _State:
 
 
 @dataclass
-class _BanachState(_State):
-    """The state of Banach steps, one row per sample; those that are not open any more keep their x."""
+class _SimpleState(_State):
+    """The state of simple steps, one row per sample; those that are not open any more keep their x."""
 
     rows: Tensor  # the indices of the samples in the batch
     z: Tensor
     target: Tensor
-    earlier: Tensor  # the last three iterates
-    before: Tensor
-    x: Tensor
-    size: Tensor  # the norm of the residual at the last but one, ...
+    earlier: Tensor  # the last but one point at which g was evaluated, ...
+    f_earlier: Tensor  # ... and its residual
+    before: Tensor  # the last such point, ...
+    f: Tensor  # ... and its residual
+    x: Tensor  # the point at which g is evaluated next
+    size: Tensor  # the norm of the last residual, ...
     rate: Tensor  # ... divided by the one before
     open: Tensor
     count: Tensor  # evaluations
 
     @classmethod
-    def start(cls, z: Tensor, x: Tensor, target: Tensor) -> _BanachState:
+    def start(cls, z: Tensor, x: Tensor, target: Tensor) -> _SimpleState:
         rows, size = torch.arange(len(z), device=z.device), torch.full_like(target, torch.inf)
         open_ = torch.ones_like(rows, dtype=torch.bool)
-        return cls(rows, z, target, x, x, x, size, size, open_, torch.zeros_like(rows))
+        return cls(rows, z, target, x, x, x, x, x, size, size, open_, torch.zeros_like(rows))
 
-    def advance(self, y: Tensor) -> None:
+    def advance(self, y: Tensor, affine: Affine | None) -> None:
         """Take a step, given y = g(x)."""
-        x = self.z - y
-        size = sample_norms(x - self.x)
-        x = torch.where(self.open.view(-1, *[1] * (x.dim() - 1)), x, self.x)
-        self.earlier, self.before, self.x = self.before, self.x, x
+        after = self.z - y
+        f = after - self.x
+        if affine is not None:
+            after = self.x + affine.correct(f)
+        after = torch.where(self.open.view(-1, *[1] * (y.dim() - 1)), after, self.x)
+        self.earlier, self.f_earlier, self.before, self.f, self.x = self.before, self.f, self.x, f, after
+        size = sample_norms(f)
         self.size, self.rate, self.count = size, size / self.size, self.count + self.open
-        # The length of the step from x is the residual AT x, so x has converged; the next iterate is no worse.
-        self.open = self.open & ~(size <= _attainable(self.target, x))
+        # This is the residual of the point before the step, which has converged; the step makes it no worse.
+        self.open = self.open & ~(size <= _attainable(self.target, after))
 
     def lags(self, patience: int) -> Tensor:
         """Whether the last reduction of the residual, repeated so many times, would not reach the target."""
@@ -199,17 +239,19 @@ class _AndersonState(_State):
     df: Tensor  # differences of their residuals
     credit: Tensor  # how many rejected steps can still be afforded
     plain: Tensor  # whether x is a Banach step
+    trusted: Tensor  # whether no step with the affine approximation has been rejected yet
 
     @classmethod
-    def after(cls, begun: _BanachState, contraction: float, memory: int) -> _AndersonState:
-        """Return the state after the last two Banach steps, whose residuals are known."""
-        z, x, before, after = (t.flatten(1) for t in (begun.z, begun.earlier, begun.before, begun.x))
+    def after(cls, begun: _SimpleState, contraction: float, memory: int, affine: Affine | None) -> _AndersonState:
+        """Return the state after the last two evaluations; the second is of a Banach step if there is no `affine`."""
+        z, x, f, before, last = (t.flatten(1) for t in (begun.z, begun.earlier, begun.f_earlier, begun.before, begun.f))
         size, none = torch.full_like(begun.target, torch.inf), x.new_zeros(len(x), 0, x.shape[1])
-        plain = torch.ones_like(begun.open)
-        state = cls(z, x, begun.target, x, torch.zeros_like(x), size, none, none, torch.full_like(size, 2.0), plain)
-        for residual in (before - x, after - before):
-            state.accept(residual, contraction, memory)
-            state.propose()
+        yes = torch.ones_like(begun.open)
+        state = cls(z, x, begun.target, x, f, size, none, none, torch.full_like(size, 2.0), yes, yes)
+        state.accept(f, contraction, memory)
+        state.x, state.plain = before, yes if affine is None else ~yes
+        state.accept(last, contraction, memory)
+        state.propose(affine)
         return state
 
     def accept(self, r: Tensor, contraction: float, memory: int) -> None:
@@ -220,6 +262,7 @@ class _AndersonState(_State):
         log_factor = math.log(min(max(contraction, 1e-3), 0.9999))
         saved = torch.where(good, (norm / self.size).clamp(1e-30, 1.0).log() / log_factor, 0.0) - 1
         self.credit = torch.where(self.plain, self.credit, self.credit + saved)
+        self.trusted = self.trusted & good
         if not first:  # rejected points carry information about g as well
             self.dx = torch.cat([self.dx, (self.x - self.best)[:, None]], 1)[:, -memory:]
             self.df = torch.cat([self.df, (r - self.f)[:, None]], 1)[:, -memory:]
@@ -227,7 +270,7 @@ class _AndersonState(_State):
         self.f = torch.where(good[:, None], r, self.f)
         self.size = torch.where(good, norm, self.size)
 
-    def propose(self) -> None:
+    def propose(self, affine: Affine | None) -> None:
         """Choose the next x: the combination of stored steps with the smallest residual, or a Banach step."""
         banach = self.best + self.f
         if self.df.shape[1] == 0:
@@ -235,6 +278,9 @@ class _AndersonState(_State):
             return
         gamma = _least_squares(self.df, self.f)
         combined = banach - ((self.dx + self.df) * gamma[..., None]).sum(1)
+        if affine is not None:
+            step = self.f - (self.df * gamma[..., None]).sum(1)
+            combined = torch.where(self.trusted[:, None], combined + affine.correct(step) - step, combined)
         self.plain = (self.credit < 1) | ~torch.isfinite(combined).all(1) | (gamma == 0).all(1)
         self.x = torch.where(self.plain[:, None], banach, combined)
 

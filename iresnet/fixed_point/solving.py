@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..float64 import Rounding
 from ..proof import attainable_tolerance, error_bound, meets_tolerance, sample_norms
+from .affine import Affine
 from .solution import Solution
 from .solvers import Branch, Solver
 
@@ -56,12 +57,13 @@ def solve(
     solver: Solver,
     reference: Branch,
     rounding: Rounding | None = None,
+    affine: Affine | None = None,
 ) -> Solution:
     """Solve x + g(x) = z and prove it. `reference` is g in float64; `lipschitz` its bound, None if there is none.
 
     The tolerance is absolute, in the l2 norm of a sample; None means `default_tolerance`. The iteration runs in the
     dtype of z; samples whose float64 residual is still too large continue in float64. `rounding` bounds the rounding
-    error of `reference`; None assumes a default.
+    error of `reference`; None assumes a default. `affine` approximates g, for a solver that makes use of it.
     """
     rounding = Rounding.assumed() if rounding is None else rounding
     contraction = 1.0 if lipschitz is None else lipschitz
@@ -79,7 +81,11 @@ def solve(
     if limit is None:  # the first residual ||g(z)|| is not known; 1e4 times the code only makes the limit larger
         limit = iteration_limit(contraction, 1e4 * max(1.0, float(sizes.max())), float(target.min()))
     zw = z.to(working)
-    x, count = solver.run(g, zw, zw, target, contraction, limit)
+    if affine is None or not solver.affine:
+        x, count = solver.run(g, zw, zw, target, contraction, limit)
+    else:
+        affine = affine.to(working)
+        x, count = solver.run(g, zw, affine.start(zw), target, contraction, limit, affine)
     x = x.to(z.dtype)
 
     def bound_error(x: Tensor) -> Tensor:

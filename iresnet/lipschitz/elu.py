@@ -24,8 +24,8 @@ def slope(x: Tensor, y: Tensor, alpha: float) -> Tensor:
 
 def curvature(x: Tensor, d: Tensor, g: Tensor, alpha: float) -> Tensor:
     """Return g times the second derivative, given the slope d: they are equal for x < 0."""
-    positive: Tensor = torch.ops.aten.threshold_backward(g, x, 0)  # g where x > 0, else 0
-    return d * (g - positive)
+    negative: Tensor = torch.ops.aten.hardtanh_backward(g, x, -math.inf, 0.0)  # g where x < 0, else 0
+    return d * negative
 
 
 def fast_slope(x: Tensor, out: Tensor, alpha: float) -> Tensor:
@@ -33,5 +33,5 @@ def fast_slope(x: Tensor, out: Tensor, alpha: float) -> Tensor:
     if alpha != 1:
         return slope(x, out.copy_(functional.elu(x, alpha)), alpha)
     d = x.clamp(max=0).mul_(_PER_LN2).exp2_()
-    torch.sub(d, 1, out=out).add_(x.clamp(min=0))
+    torch.maximum(torch.sub(d, 1, out=out), x, out=out)  # exp(x) - 1 is at least x
     return d

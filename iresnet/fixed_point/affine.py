@@ -1,0 +1,69 @@
+"""An affine approximation of g, with which the inverse of a block takes fewer evaluations.
+
+    g(x) ~ A x + b      by least squares at fixed points, about where the inputs of a normalised network lie
+    start               x = P (z - b),  P = (I + A)^-1: the inverse, if g were affine
+    step                x <- x + P (z - x - g(x)), instead of the Banach step x <- x + (z - x - g(x))
+
+The error of such a step is that of the approximation, not of g itself. It is a guess, of which nothing is proven:
+`Anderson` watches the residuals, and the bound at the end does not depend on how x was found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+#: The largest dimension for which an approximation pays off.
+MAX_DIMENSION = 128
+
+#: Points per dimension and in addition; their scales in turn: a normalised network before and after training.
+_POINTS, _MORE, _SCALES = 2, 128, (1.0, 2.0)
+
+#: How far, in standard deviations of the points, a code may be from zero to start at P (z - b); others start at z.
+_FAR = 3.0
+
+
+@dataclass(frozen=True)
+class Affine:
+    """g(x) ~ A x + b, kept as the matrix P' and b."""
+
+    transposed: Tensor
+    shift: Tensor
+
+    @classmethod
+    def fit(cls, g: Callable[[Tensor], Tensor], d: int, lipschitz: float) -> Affine | None:
+        """Fit the approximation to a g in float64 with this Lipschitz constant, below 1; None if numbers overflow."""
+        points, projection = _points(d)
+        found = projection @ g(points)
+        if not bool(found.isfinite().all()):
+            return None
+        a, b = found[:d].t(), found[d]
+        norm = float(torch.linalg.matrix_norm(a, 2))
+        a = a * min(1.0, lipschitz / norm) if norm > 0 else a  # so that I + A is invertible
+        return cls(torch.linalg.inv(torch.eye(d, dtype=a.dtype) + a).t().contiguous(), b)
+
+    def to(self, dtype: torch.dtype) -> Affine:
+        return Affine(self.transposed.to(dtype), self.shift.to(dtype))
+
+    def start(self, z: Tensor) -> Tensor:
+        """Return the x to start from, for codes (batch, d)."""
+        near = z.square().sum(1, keepdim=True) <= (_FAR * max(_SCALES)) ** 2 * z.shape[1]
+        return torch.where(near, (z - self.shift) @ self.transposed, z)
+
+    def correct(self, r: Tensor) -> Tensor:
+        """Return P r."""
+        return r @ self.transposed
+
+
+@cache
+def _points(d: int) -> tuple[Tensor, Tensor]:
+    """Return fixed points, (n, d), and the matrix (d + 1, n) that fits A' and b to the values of g at them."""
+    n = _POINTS * d + _MORE
+    points = torch.randn(n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    points *= torch.tensor(_SCALES, dtype=points.dtype).repeat(math.ceil(n / len(_SCALES)))[:n, None]
+    return points, torch.linalg.pinv(torch.cat([points, torch.ones(n, 1, dtype=points.dtype)], 1))
