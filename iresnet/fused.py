@@ -46,7 +46,7 @@ from .transforms.elementary import ActNorm
 from .trust import why_modified
 
 #: The most rows, values and tangents together, that are handled at once: their activations fit into a core's cache.
-_ROWS = 8192
+_ROWS = 12288
 
 
 #: The dtypes of fused runs. In float64, which is for results that depend on nothing else, the parts run one by one.

@@ -37,7 +37,7 @@ from iresnet.lipschitz.constraint import weight_of
 from iresnet.lipschitz.parametrized import constrain_layer_
 from iresnet.lipschitz.rules import default_rule
 from iresnet.logdet import StoppedRoulette
-from iresnet.logdet.determinant import safe_inverse
+from iresnet.logdet.determinant import safe_inverse_and_logdet
 from iresnet.outermost import outermost_call
 from iresnet.transforms.mixing import Reverse
 from iresnet.trust import why_untrusted
@@ -488,18 +488,20 @@ def test_vector_branch(activation):
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 7, 16, 21, 40])
-def test_safe_inverse(d):
+def test_elimination_gives_inverses_and_determinants(d):
     torch.manual_seed(d)
     j = torch.randn(5, d, d, dtype=DOUBLE)
     a = torch.eye(d, dtype=DOUBLE) + 0.95 * j / torch.linalg.matrix_norm(j, 2)[:, None, None]
     kept = a.clone()
-    assert torch.allclose(safe_inverse(a) @ a, torch.eye(d, dtype=DOUBLE).expand(5, d, d))
+    inverse, logdet = safe_inverse_and_logdet(a)
+    assert torch.allclose(inverse @ a, torch.eye(d, dtype=DOUBLE).expand(5, d, d))
+    assert torch.allclose(logdet, torch.linalg.slogdet(a)[1])
     assert torch.equal(a, kept)
 
 
 def test_small_pivots_are_left_to_the_caller():
-    assert safe_inverse(torch.tensor([[[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]])) is None
-    assert safe_inverse(-torch.eye(2)[None]) is None
+    assert safe_inverse_and_logdet(torch.tensor([[[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]])) is None
+    assert safe_inverse_and_logdet(-torch.eye(2)[None]) is None
 
 
 def test_a_determinant_without_safe_pivots_is_still_exact():

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..compiler import can_read_values, is_transforming
 from ..spelling import at_least
 from .bounds import terms_needed
-from .determinant import safe_inverse
+from .determinant import safe_inverse_and_logdet
 from .jacobian import Jacobian
 from .probes import Probe, draw_probe_noise, draw_probes, noise_to_probes
 from .sums import adaptive_series, power_series, roulette_weights, series_weights, survival_weights
@@ -77,8 +77,11 @@ def exact_logdet(j: Tensor) -> Tensor:
 def exact_logdet_and_inverse(j: Tensor) -> tuple[Tensor, Tensor]:
     """Compute ln det(I + J), as `exact_logdet` does, and (I + J)^-1 of matrices, (batch, d, d), without a graph."""
     a = j + torch.eye(j.shape[-1], dtype=j.dtype, device=j.device)
-    inverse = safe_inverse(a)
-    return exact_logdet(j), torch.linalg.inv(a) if inverse is None else inverse
+    found = safe_inverse_and_logdet(a)
+    if found is None:
+        return exact_logdet(j), torch.linalg.inv(a)
+    inverse, logdet = found
+    return logdet, inverse
 
 
 def _slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
