@@ -41,7 +41,7 @@ bench: .venv/bench.stamp  ## measure what results/*.json claim (three quarters o
 	$(BIN)/python benchmarks/demo.py
 	$(BIN)/python benchmarks/scores.py
 
-speed: .venv/bench.stamp  ## iresnet bench on a CPU: results/bench-cpu.json, its plots and its tables (ten minutes)
+speed: .venv/bench.stamp  ## iresnet bench on a CPU: results/bench-cpu.json, its plots and its tables (fifteen minutes)
 	$(BIN)/iresnet bench --device cpu --out results/bench-cpu.json
 	$(BIN)/python -m tools.speed
 	$(BIN)/python -m tools.tables

@@ -11,7 +11,7 @@ import torch
 from iresnet import results
 from iresnet.bench import Case, Sizes, bench, check_tasks, fit_slope, libraries, ratio, time_in_turn
 from iresnet.bench.case import TIMED
-from iresnet.bench.floor import exact_products, floor, inverse_products, training_products
+from iresnet.bench.floor import estimate_products, exact_products, floor, inverse_products, training_products
 from iresnet.bench.growth import resized
 from iresnet.bench.memory import peak_memory
 from iresnet.bench.networks import build_flow, code, constrained, expected_terms, plain
@@ -111,6 +111,7 @@ class TestFloor:
     def test_of_a_series(self):
         once = 5 * (2 * 8 + 8 * 2)
         assert self.operations(training_products(self.CASE, 7)) == (7 + 6) * once
+        assert self.operations(estimate_products(self.CASE, 7)) == 8 * once
 
     def test_of_an_inverse(self):
         products = inverse_products(self.CASE, 10.0)
@@ -128,6 +129,11 @@ class TestMethods:
             for prepare in method.tasks.values():
                 prepare()()
         assert set(constrained(TINY, flow).tasks) >= set(TIMED)
+
+    def test_trained_weights_are_likelier(self):
+        random, trained = Case(2, 2, (8, 8), 64), Case(2, 2, (8, 8), 64, trained=True)
+        before, after = (build_flow(case).log_prob(case.data()).mean() for case in (random, trained))
+        assert after > before + 0.2
 
     def test_every_layer_is_at_its_bound(self):
         flow = build_flow(Case(4, 2, (8, 8), 16))
@@ -155,30 +161,30 @@ class TestMethods:
                 prepare()()
         assert set(constrained(TINY, flow).tasks) >= set(TIMED)
 
-    def test_normflows_computes_the_same_flow(self):
+    @pytest.mark.parametrize("trained", [False, True])
+    def test_normflows_computes_the_same_flow(self, trained):
         pytest.importorskip("normflows")
-        case = Case(2, 2, (8, 8), 64)
+        case = Case(2, 2, (8, 8), 64, trained=trained)
         flow = build_flow(case)
         model = libraries._copy_to_normflows(case, flow)
         x = case.data()
         with torch.no_grad():
-            assert (
-                model.log_prob(x) - flow.log_prob(x)
-            ).abs().max() < 0.1  # its ActNorms divide by another standard deviation
+            assert torch.allclose(model.log_prob(x), flow.log_prob(x), atol=5e-3)  # norms: power iteration and a bound
         method = libraries.other(case, flow, "normflows")
         for prepare in method.tasks.values():
             prepare()()
-        assert method.facts()["normflows measured error"] < 1e-4
+        assert method.facts()["normflows measured error"] <= 3 * constrained(case, flow).facts()["measured error"]
         assert code(case, flow).shape == x.shape
 
 
 def test_rows(alone):
     found = bench("tiny", list(TIMED), sizes=SIZES)
     ratios = [row for row in found.rows if row["table"] == "ratios"]
-    assert [row["task"] for row in ratios] == [*TIMED, "sample"]
+    assert [row["task"] for row in ratios] == [*list(TIMED)[:-1], "inverse", "sample", "sample", "sample"]
+    assert [row["weights"] for row in ratios[-5:]] == ["random", "trained", "random", "random", "trained"]
     assert all(row["ms"] > 0 and row["floor"] > 0 and row["normflows"] is None for row in ratios)
     assert ratios[0]["plain, quartiles"][0] <= ratios[0]["plain"]
-    assert (ratios[-1]["dimension"], ratios[-1]["batch"]) == (3, 4)
+    assert (ratios[-2]["dimension"], ratios[-2]["batch"]) == (3, 4)
     networks = [row for row in found.rows if row["table"] == "networks"]
     assert networks[0]["iresnet"] == networks[0]["plain"] + 0
     assert found.runs[0]["versions"].keys() >= {"torch", "normflows", "zuko"}
@@ -218,7 +224,9 @@ class TestPlots:
 
     def test_rows_and_lines(self, measured):
         rows = speed.ratio_rows(measured)
-        assert [row.name for row in rows] == ["log-likelihood, d = 2", "sampling, d = 2", "sampling, d = 3, 4 rows"]
+        assert [row.name for row in rows] == [
+            "log-likelihood, d = 2", "sampling, d = 2", "sampling, d = 3, 4 rows", "sampling, d = 2, trained",
+        ]  # fmt: skip
         assert set(rows[0].ratios) == {"plain", "floor"}
         value, low, high = rows[0].ratios["floor"]
         assert low <= value <= high

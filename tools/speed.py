@@ -23,9 +23,13 @@ def ratio_rows(results: Results) -> list[RatioRow]:
     usual = rows[0]["batch"]
     more = {row["batch"]: f", {row['batch']:,} rows" for row in rows if row["batch"] != usual}
     return [
-        RatioRow(f"{TASKS[task]}, d = {row['dimension']}{more.get(row['batch'], '')}", _ratios(row))
+        RatioRow(f"{TASKS[task]}, d = {row['dimension']}{more.get(row['batch'], '')}{_trained(row)}", _ratios(row))
         for task, row in chosen
     ]
+
+
+def _trained(row: dict[str, Any]) -> str:
+    return ", trained" if row.get("weights") == "trained" else ""
 
 
 def _ratios(row: dict[str, Any]) -> dict[str, tuple[float, float, float]]:

@@ -2,13 +2,17 @@
 
 A flow of `blocks` blocks x + g(x) on R^d, where g has the layers d - 64 - 64 - 64 - d with ELU between them and
 Lip(g) <= 0.9, and an ActNorm around every block: `mlp_flow`. The weights are random, and so large that every layer is
-at its bound, as after training. Nothing is trained: the learning rate is close to zero, so that every step is the same.
+at its bound. Steps are timed with a learning rate close to zero, so that every step is the same.
+
+The inverse of random weights is an easy one: products of random matrices are far below the bounds of their norms. So
+inverses and samples are also timed after a short training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -20,12 +24,16 @@ TIMED = {
     "series": "step, series",
     "roulette": "step, roulette",
     "log-prob": "log-likelihood",
+    "estimate": "log-likelihood, estimated",
     "inverse": "inverse, proven",
     "sample": "sampling",
 }
 
 #: All tasks.
 TASKS = {**TIMED, "memory": "peak memory of a training step", "growth": "growth with the size of the network"}
+
+#: The tasks that are also timed with trained weights.
+INVERSES = ("inverse", "sample")
 
 #: Terms of the task "series".
 TERMS = 10
@@ -36,27 +44,45 @@ ROULETTE_STEPS = 4
 #: Lip(g), the learning rate of every step, and the factor that brings every layer to its bound.
 LIPSCHITZ, LEARNING_RATE, SATURATION = 0.9, 1e-6, 3.0
 
+#: The steps of a trained network, and their learning rate.
+TRAINED_STEPS, TRAINED_LEARNING_RATE = 300, 2e-3
+
+#: The normal distributions of which the data are a mixture, and the deviation of their noise in every direction.
+COMPONENTS, NOISE = 8, 0.05
+
 Run: TypeAlias = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """The size of the network and of its batch, and the device."""
+    """The size of the network and of its batch, the device, and whether its weights are trained."""
 
     dimension: int
     blocks: int = 16
     hidden: tuple[int, ...] = (64, 64, 64)
     batch: int = 512
     device: str = "cpu"
+    trained: bool = False
 
     @property
     def widths(self) -> tuple[int, ...]:
         """The widths of the layers of g, from its input to its output."""
         return (self.dimension, *self.hidden, self.dimension)
 
+    @property
+    def weights(self) -> str:
+        """What the weights are, in a word."""
+        return "trained" if self.trained else "random"
+
     def data(self) -> Tensor:
-        """Return the batch, which is the same every time."""
-        return torch.randn(self.batch, self.dimension, generator=torch.Generator().manual_seed(1)).to(self.device)
+        """Return the batch, the same every time: a mixture close to affine subspaces, with standardised columns."""
+        draw: Callable[[int, int], Tensor] = partial(torch.randn, generator=torch.Generator().manual_seed(1))
+        rank = max(1, self.dimension // 2)
+        plane, means = draw(rank, self.dimension) / rank**0.5, 4 * draw(COMPONENTS, self.dimension)
+        chosen = torch.arange(self.batch) % COMPONENTS
+        x = means[chosen] + draw(self.batch, rank) @ plane + NOISE * draw(self.batch, self.dimension)
+        standardised: Tensor = (x - x.mean(0)) / x.std(0)
+        return standardised.to(self.device)
 
 
 @dataclass(frozen=True)

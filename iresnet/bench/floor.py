@@ -39,6 +39,7 @@ def floor(case: Case, evaluations: float) -> Method:
             case, training_products(case, round(expected_terms())), ROULETTE_STEPS * case.blocks
         ),
         "log-prob": lambda: multiply(case, exact_products(case, training=False), case.blocks),
+        "estimate": lambda: multiply(case, estimate_products(case, round(expected_terms())), case.blocks),
         "inverse": lambda: multiply(case, inverse(), 1),
         "sample": lambda: multiply(case, inverse(), 1),
     }
@@ -73,6 +74,11 @@ def training_products(case: Case, terms: int) -> list[Product]:
     """Return the products of one block in a training step with a series of this length."""
     once = forward_products(case.batch, case.widths)
     return terms * once + 2 * with_gradient(once)
+
+
+def estimate_products(case: Case, terms: int) -> list[Product]:
+    """Return the products of one block with a series of this length, without a gradient."""
+    return (1 + terms) * forward_products(case.batch, case.widths)
 
 
 def inverse_products(case: Case, evaluations: float) -> list[Product]:

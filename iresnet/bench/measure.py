@@ -21,7 +21,7 @@ import torch
 from ..progress import each
 from ..results import Results, provenance
 from ..spelling import hint
-from .case import ROULETTE_STEPS, TASKS, TIMED, Case, Method
+from .case import INVERSES, ROULETTE_STEPS, TASKS, TIMED, Case, Method
 from .floor import floor
 from .growth import SIZES, growth_rows
 from .libraries import LIBRARIES, ZUKO, installed, others
@@ -108,6 +108,9 @@ def _ratio_rows(tasks: Sequence[str], device: str, sizes: Sizes) -> Iterator[Row
     ]
     if "sample" in timed:
         works += [(Case(d, sizes.blocks[0], sizes.hidden, sizes.samples, device), ["sample"]) for d in sizes.sampled]
+    if inverses := [task for task in timed if task in INVERSES]:
+        few = sizes.blocks[0]
+        works += [(Case(d, few, sizes.hidden, sizes.batch, device, trained=True), inverses) for d in sizes.dimensions]
     rows = [row for found in each(lambda work: list(_case_rows(*work, sizes)), works) for row in found]
     yield from sorted(rows, key=lambda row: [*TIMED, None].index(row.get("task")))
 
@@ -119,9 +122,10 @@ def _case_rows(case: Case, tasks: Iterable[str], sizes: Sizes) -> Iterator[Row]:
     facts = ours.facts()
     methods = {"iresnet": ours, **others(case, flow), "plain": plain(case)}
     methods["floor"] = floor(case, facts["evaluations"])
-    size: Row = {"dimension": case.dimension, "blocks": case.blocks, "batch": case.batch}
+    size: Row = {"dimension": case.dimension, "blocks": case.blocks, "batch": case.batch, "weights": case.weights}
     yield from each(lambda task: _timed_row(task, case, methods, facts, sizes) | size, tasks)
-    yield {"table": "networks", **size} | {name: m.parameters for name, m in methods.items() if m.parameters}
+    if not case.trained:
+        yield {"table": "networks", **size} | {name: m.parameters for name, m in methods.items() if m.parameters}
 
 
 def _timed_row(task: str, case: Case, methods: dict[str, Method], facts: dict[str, float], sizes: Sizes) -> Row:

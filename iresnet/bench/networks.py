@@ -20,7 +20,19 @@ from ..models import mlp_flow
 from ..models.branches import alternate, linears
 from ..train import MaximumLikelihood, State, Training
 from ..transform import ChainSolution
-from .case import LEARNING_RATE, LIPSCHITZ, ROULETTE_STEPS, SATURATION, TERMS, Case, Method, Run, count_parameters
+from .case import (
+    LEARNING_RATE,
+    LIPSCHITZ,
+    ROULETTE_STEPS,
+    SATURATION,
+    TERMS,
+    TRAINED_LEARNING_RATE,
+    TRAINED_STEPS,
+    Case,
+    Method,
+    Run,
+    count_parameters,
+)
 
 #: Steps in float32 as of the other libraries; compiling each network would take longer than measuring it.
 ACCELERATION = Acceleration(compile="off", precision="float32")
@@ -36,7 +48,7 @@ NEAR = 0.25
 
 
 def build_flow(case: Case) -> Flow:
-    """Build the flow, with every layer at its bound and the ActNorms initialised on the data."""
+    """Build the flow, with every layer at its bound and the ActNorms initialised on the data, or trained on it."""
     torch.manual_seed(0)
     flow = mlp_flow(case.dimension, case.blocks, case.hidden, lipschitz=LIPSCHITZ).to(case.device)
     with torch.no_grad():
@@ -45,7 +57,14 @@ def build_flow(case: Case) -> Flow:
                 p.mul_(SATURATION)
         refresh_(flow, settle=True)
     flow.train().transform(case.data())  # initialises the ActNorms
-    return flow.eval()
+    return _trained(case, flow) if case.trained else flow.eval()
+
+
+def _trained(case: Case, flow: Flow) -> Flow:
+    state, x = training(case, flow, PowerSeries(TERMS), TRAINED_LEARNING_RATE), case.data()
+    for state.step in range(TRAINED_STEPS):
+        state.advance(x)
+    return cast(MaximumLikelihood, state.objective).model.eval()
 
 
 def constrained(case: Case, flow: Flow) -> Method:
@@ -56,6 +75,7 @@ def constrained(case: Case, flow: Flow) -> Method:
         "series": lambda: partial(training(case, flow, PowerSeries(TERMS)).advance, x),
         "roulette": lambda: _roulette(case, flow),
         "log-prob": lambda: torch.no_grad()(partial(flow.log_prob, x)),
+        "estimate": lambda: torch.no_grad()(partial(flow.log_prob, x, estimator=RussianRoulette())),
         "inverse": lambda: torch.no_grad()(partial(flow.decoder, flow.transform, code(case, flow))),
         "sample": lambda: partial(flow.sample, (case.batch,)),
     }
@@ -71,12 +91,12 @@ def ready(case: Case, prepare: Callable[[], Run]) -> Run:
     return run
 
 
-def training(case: Case, flow: Flow, estimator: Estimator) -> State:
+def training(case: Case, flow: Flow, estimator: Estimator, learning_rate: float = LEARNING_RATE) -> State:
     """Return the training of a copy of the flow."""
     flow = copy.deepcopy(flow)
     flow.estimator = estimator
     generator = torch.Generator(case.device).manual_seed(0)
-    settings = Training(learning_rate=LEARNING_RATE, clip=CLIP)
+    settings = Training(learning_rate=learning_rate, clip=CLIP)
     return State(MaximumLikelihood(flow).train(), settings, generator, ACCELERATION)
 
 
