@@ -225,7 +225,7 @@ class TestPlots:
     def test_rows_and_lines(self, measured):
         rows = speed.ratio_rows(measured)
         assert [row.name for row in rows] == [
-            "log-likelihood, d = 2", "sampling, d = 2", "sampling, d = 3, 4 rows", "sampling, d = 2, trained",
+            "log-likelihood, d = 2", "sampling, d = 2", "sampling, d = 3, 4 rows", "sampling, trained, d = 2",
         ]  # fmt: skip
         assert set(rows[0].ratios) == {"plain", "floor"}
         value, low, high = rows[0].ratios["floor"]

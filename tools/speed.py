@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from iresnet.bench import METHODS, TASKS
+from iresnet.bench import METHODS, TASKS, title_of
 from iresnet.plots import GrowthLine, RatioRow, plot_growth, plot_ratios
 from iresnet.results import Results, read
 
@@ -19,17 +19,12 @@ def ratio_rows(results: Results) -> list[RatioRow]:
     """The rows of the plot: every task at the sizes with the fewest blocks."""
     rows = [row for row in results.rows if row["table"] == "ratios"]
     fewest = min(row["blocks"] for row in rows)
-    chosen = [(task, row) for task in TASKS for row in rows if row["task"] == task and row["blocks"] == fewest]
+    chosen = [row for task in TASKS for row in rows if row["task"] == task and row["blocks"] == fewest]
     usual = rows[0]["batch"]
     more = {row["batch"]: f", {row['batch']:,} rows" for row in rows if row["batch"] != usual}
     return [
-        RatioRow(f"{TASKS[task]}, d = {row['dimension']}{more.get(row['batch'], '')}{_trained(row)}", _ratios(row))
-        for task, row in chosen
+        RatioRow(f"{title_of(row)}, d = {row['dimension']}{more.get(row['batch'], '')}", _ratios(row)) for row in chosen
     ]
-
-
-def _trained(row: dict[str, Any]) -> str:
-    return ", trained" if row.get("weights") == "trained" else ""
 
 
 def _ratios(row: dict[str, Any]) -> dict[str, tuple[float, float, float]]:

@@ -13,7 +13,7 @@ measure      all of it, as a results file
 from .case import TASKS, Case, Method
 from .growth import Slope, fit_slope
 from .libraries import missing
-from .measure import FULL, GPU, METHODS, QUICK, Sizes, bench, check_tasks
+from .measure import FULL, GPU, METHODS, QUICK, Sizes, bench, check_tasks, title_of
 from .ratios import Ratio, ratio, time_in_turn
 
 __all__ = [
@@ -33,4 +33,5 @@ __all__ = [
     "missing",
     "ratio",
     "time_in_turn",
+    "title_of",
 ]

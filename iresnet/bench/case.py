@@ -24,7 +24,7 @@ TIMED = {
     "series": "step, series",
     "roulette": "step, roulette",
     "log-prob": "log-likelihood",
-    "estimate": "log-likelihood, estimated",
+    "estimate": "log p, estimated",
     "inverse": "inverse, proven",
     "sample": "sampling",
 }

@@ -66,6 +66,16 @@ QUICK = Sizes(
 )  # fmt: skip
 
 
+def title_of(row: Row) -> str:
+    """Return what a row of the tables of times and memory is about.
+
+    >>> title_of({"task": "inverse", "weights": "random"}), title_of({"task": "inverse", "weights": "trained"})
+    ('inverse, proven', 'inverse, trained')
+    """
+    title = TASKS[row["task"]]
+    return f"{title.split(',')[0]}, trained" if row.get("weights") == "trained" else title
+
+
 def check_tasks(names: Sequence[str]) -> tuple[str, ...]:
     """Return the tasks with these names, all if none is given; raise for an unknown one."""
     for name in names:

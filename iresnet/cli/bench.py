@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ..bench import FULL, GPU, METHODS, QUICK, TASKS, check_tasks, missing
+from ..bench import FULL, GPU, METHODS, QUICK, TASKS, check_tasks, missing, title_of
 from ..bench import bench as measure
 from ..results import require_commit, write
 from .completion import complete_task
@@ -90,8 +90,7 @@ def _compared(title: str, unit: str, rows: list[dict[str, Any]]) -> Table:
     for row in sorted(rows, key=lambda row: list(TASKS).index(row["task"])):
         last = ["-" if row["spread"] is None else f"{row['spread']:.0%}"] if spread else []
         sizes = (str(row["dimension"]), str(row["blocks"]), _number(row[unit]))
-        trained = ", trained" if row.get("weights") == "trained" else ""
-        made.add_row(TASKS[row["task"]] + trained, *sizes, *(_number(row.get(name)) for name in shown), *last)
+        made.add_row(title_of(row), *sizes, *(_number(row.get(name)) for name in shown), *last)
     return made
 
 
