@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd import forward_ad
 
 # torch has no public names for these and the import above; they are the same from 2.7 to 2.13.
 _functorch: Any = torch._C._functorch
@@ -66,6 +67,13 @@ def can_read_values(x: Tensor) -> bool:
 def is_transforming() -> bool:
     """Whether the code runs inside `torch.func.grad`, `vmap`, `jacrev` and so on."""
     return not torch.compiler.is_compiling() and bool(_functorch_is_active())
+
+
+def has_tangent(*tensors: Tensor) -> bool:
+    """Whether forward-mode AD (`torch.autograd.forward_ad`) carries a derivative along with one of these tensors."""
+    if forward_ad._current_level < 0:  # which costs less than to ask every tensor
+        return False
+    return any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)  # type: ignore[no-untyped-call]
 
 
 def outside_transforms() -> AbstractContextManager[Any]:

@@ -5,8 +5,8 @@
 
 An autograd graph of a deep flow on vectors consists of thousands of small operations, whose overhead exceeds their
 arithmetic. Here a whole run is one node of the graph. It computes the same as its parts one by one, which are the
-fallback for everything else (images, contexts, a g of a user's own, other devices, compilers, `torch.func`) and for
-second derivatives.
+fallback for everything else (images, contexts, a g of a user's own, other devices, compilers, `torch.func`, forward
+mode) and for second derivatives.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .branch import ParsedBranch, Program, try_parse
 from .branch.derivative import linearise_program, vector_jacobian_product
 from .branch.explicit import DualPass, is_explicit
 from .branch.factors import TINY, exact_factors, series_factors, tiny_series_factors
-from .compiler import is_transforming
+from .compiler import has_tangent, is_transforming
 from .logdet import (
     EXACT_UP_TO,
     DrawnSeries,
@@ -125,7 +125,7 @@ def run_forward_and_logdet(
         own = part.tensors()
         tensors += own
         counts.append(len(own))
-    if any(t.dtype != x.dtype or t.device != x.device for t in tensors):
+    if any(t.dtype != x.dtype or t.device != x.device for t in tensors) or has_tangent(x, *tensors):
         return None
     draws = _draw(parts, x, estimator, generator)
     if draws is None:

@@ -32,7 +32,7 @@ from .branch import (
     take_snapshot,
 )
 from .compiled import empty_inverse, is_logdet_opaque, opaque_logdet, opaque_logdet_function
-from .compiler import is_transforming, outside_transforms
+from .compiler import has_tangent, is_transforming, outside_transforms
 from .fingerprint import Fingerprint
 from .fixed_point import Anderson, Banach, ConvergenceError, Solution, Solver, default_tolerance
 from .fixed_point import solve as solve_fixed_point
@@ -262,10 +262,10 @@ class ResidualBlock(Transform):
     ) -> tuple[Solution, Snapshot]:
         """Like `solve`, and also return the snapshot of g that the report is about."""
         check_batch(z, "z")
-        if is_transforming():
+        if is_transforming() or has_tangent(z):
             raise RuntimeError(
-                "torch.func cannot transform an inverse, which iterates until it is proven. Pass the whole batch, not "
-                "a vmap over samples, and take derivatives with torch.autograd."
+                "torch.func cannot transform an inverse, which iterates until it is proven, and forward-mode AD cannot "
+                "differentiate it. Pass the whole batch, not a vmap over samples, and use torch.autograd.grad."
             )
         check_finite(z, "z")
         if tolerance is not None and not tolerance > 0:

@@ -113,6 +113,12 @@ class TestInverse:
             block.g[0].weight.copy_(contraction(5, 0.9, seed=8))
         assert block.solve(z).iterations.max() == 1
 
+    def test_a_model_on_a_cpu_does_not_depend_on_the_default_device(self):
+        block, z = linear_block(contraction(13, 0.9)), normal(3, 13, seed=1)  # no other test has cached these points
+        with torch.device("meta"):
+            found = block.solve(z)
+        assert found.iterations.tolist() == [1] * 3
+
     def test_banach_is_algorithm_1(self):
         """Bit for bit, x <- z - g(x) from x = z."""
         block, z = linear_block(0.5 * torch.eye(2, dtype=DOUBLE)), normal(3, 2)

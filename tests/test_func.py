@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, stack_module_state, vmap
 
 from iresnet import (
@@ -211,6 +212,13 @@ def test_an_inverse_gets_a_sentence():
     for transform in (vmap(lambda z: block.inverse(z[None])[0]), jacrev(block.inverse)):
         with pytest.raises(RuntimeError, match="torch.func cannot transform an inverse, which iterates until"):
             transform(x)
+    for model in (block, block.float()):
+        z = x.to(next(model.parameters()).dtype)
+        with (
+            forward_ad.dual_level(),
+            pytest.raises(RuntimeError, match="forward-mode AD cannot differentiate it"),
+        ):
+            model.inverse(forward_ad.make_dual(z, z))
 
 
 class TestChecks:

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 
 from iresnet import (
@@ -241,6 +242,18 @@ def test_second_derivatives_where_the_determinant_may_be_constant(name):
         return torch.autograd.grad(first.square().sum(), chosen)
 
     assert_same(curvature(flow.transform.forward_and_logdet(x)), curvature(by_parts(flow.transform, x)))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's decompositions
+@pytest.mark.parametrize("grad", [True, False])
+def test_forward_mode_derivatives_are_those_of_the_parts(grad):
+    chain, x = build().transform.eval(), batch()
+    tangents = []
+    for way in (Chain.forward_and_logdet, by_parts):
+        with forward_ad.dual_level(), torch.set_grad_enabled(grad):
+            dual = forward_ad.make_dual(x, torch.ones_like(x))
+            tangents.append([forward_ad.unpack_dual(t).tangent for t in way(chain, dual)])
+    assert_same(*tangents)
 
 
 def test_second_derivatives_of_a_random_estimate_are_refused():

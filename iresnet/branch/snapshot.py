@@ -81,7 +81,11 @@ class Snapshot:
             return None
         if self._affine is None:
             reference = self.branch(None)
-            self._affine = Affine.fit(lambda x: reference(x, torch.arange(len(x))), *input_shape, self.bound.value)
+
+            def g(x: Tensor) -> Tensor:
+                return reference(x, torch.arange(len(x), device=x.device))
+
+            self._affine = Affine.fit(g, *input_shape, self.bound.value)
         return self._affine
 
     def branch(self, conditioning: Tensor | None, dtype: torch.dtype = torch.float64) -> Branch:

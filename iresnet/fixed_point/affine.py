@@ -45,7 +45,7 @@ class Affine:
         a, b = found[:d].t(), found[d]
         norm = float(torch.linalg.matrix_norm(a, 2))
         a = a * min(1.0, lipschitz / norm) if norm > 0 else a  # so that I + A is invertible
-        return cls(torch.linalg.inv(torch.eye(d, dtype=a.dtype) + a).t().contiguous(), b)
+        return cls(torch.linalg.inv(torch.eye(d, dtype=a.dtype, device=a.device) + a).t().contiguous(), b)
 
     def to(self, dtype: torch.dtype) -> Affine:
         return Affine(self.transposed.to(dtype), self.shift.to(dtype))
@@ -64,6 +64,7 @@ class Affine:
 def _points(d: int) -> tuple[Tensor, Tensor]:
     """Return fixed points, (n, d), and the matrix (d + 1, n) that fits A' and b to the values of g at them."""
     n = _POINTS * d + _MORE
-    points = torch.randn(n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    points *= torch.tensor(_SCALES, dtype=points.dtype).repeat(math.ceil(n / len(_SCALES)))[:n, None]
-    return points, torch.linalg.pinv(torch.cat([points, torch.ones(n, 1, dtype=points.dtype)], 1))
+    with torch.device("cpu"):  # whatever the default device of the moment is
+        points = torch.randn(n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        points *= torch.tensor(_SCALES, dtype=points.dtype).repeat(math.ceil(n / len(_SCALES)))[:n, None]
+        return points, torch.linalg.pinv(torch.cat([points, torch.ones(n, 1, dtype=points.dtype)], 1))

@@ -165,8 +165,11 @@ def _simple_steps(
 
 
 def _attainable(target: Tensor, x: Tensor) -> Tensor:
-    """Return the target per sample, but not less than what rounding x allows."""
-    return torch.maximum(target, 2 * torch.finfo(x.dtype).eps * sample_norms(x))
+    """Return the target per sample, but not less than what rounding x allows.
+
+    A residual of that size, and the rounding of the last step, meet the default tolerance for the largest x.
+    """
+    return torch.maximum(target, torch.finfo(x.dtype).eps * sample_norms(x))
 
 
 S = TypeVar("S", bound="_State")
