@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from iresnet import Anderson, Banach, ResidualBlock, constrain_
+from iresnet import Anderson, Banach, Newton, ResidualBlock, constrain_
 from iresnet.fixed_point import Solver
 
 from . import Violation, kind, networks
@@ -93,11 +93,13 @@ def check_error_bound(s: Any, roots: tuple[Long, float], what: Any) -> None:
 def solver(r: random.Random) -> Solver | None:
     """A solver, or None for the default."""
     limit = r.choice([None, None, None, 1, 3, 50])
-    match r.randrange(4):
+    match r.randrange(5):
         case 0:
             return Banach(limit)
         case 1:
             return Anderson(r.randint(1, 8), limit)
+        case 2:
+            return Newton(limit)
         case _:
             return None
 

@@ -13,7 +13,7 @@ from .base import DiagonalNormal, FullMixture, NormalMixture, Posterior
 from .certificate import Certificate, certify, tighten_
 from .chain import Chain
 from .classifier import Classifier
-from .fixed_point import Anderson, Banach, ConvergenceError, Solution
+from .fixed_point import Anderson, Banach, ConvergenceError, Newton, Solution
 from .flow import Flow, LogProb
 from .hybrid import Hybrid
 from .lipschitz import (
@@ -77,6 +77,7 @@ __all__ = [
     "Logit",
     "MaxMin",
     "Multiscale",
+    "Newton",
     "NoBoundKnown",
     "NormalMixture",
     "Posterior",

@@ -34,7 +34,16 @@ from .branch import (
 from .compiled import empty_inverse, is_logdet_opaque, opaque_logdet, opaque_logdet_function
 from .compiler import has_tangent, is_transforming, outside_transforms
 from .fingerprint import Fingerprint
-from .fixed_point import Anderson, Banach, ConvergenceError, Solution, Solver, default_tolerance
+from .fixed_point import (
+    Anderson,
+    Banach,
+    ConvergenceError,
+    Newton,
+    Solution,
+    Solver,
+    default_solver,
+    default_tolerance,
+)
 from .fixed_point import solve as solve_fixed_point
 from .float64 import Rounding
 from .lipschitz import Conditioned, check_contractive, freeze_norms, lipschitz_constant, primitives
@@ -276,6 +285,8 @@ class ResidualBlock(Transform):
             conditioning = self._conditioning(context, len(z))
             reference = snapshot.branch(conditioning)
 
+            affine = snapshot.affine(tuple(z.shape[1:]))
+
             def in_half_precision(x: Tensor, rows: Tensor) -> Tensor:  # would stall at once: evaluate in float64
                 return reference(x.double(), rows).to(x.dtype)
 
@@ -284,10 +295,10 @@ class ResidualBlock(Transform):
                 z,
                 lipschitz=snapshot.bound.value,
                 tolerance=tolerance,
-                solver=Anderson() if solver is None else solver,
+                solver=default_solver(affine) if solver is None else solver,
                 reference=reference,
                 rounding=snapshot.rounding(tuple(z.shape[1:]), conditioning),
-                affine=snapshot.affine(tuple(z.shape[1:])),
+                affine=affine,
             )
         reason = snapshot.bound.reason or why_untrusted(self)
         if reason:  # the block may compute another function than the one that was solved for
@@ -337,5 +348,5 @@ def _inverse(
 
 
 # Not a block's own methods, which may be those of a subclass that call these.
-define("block's inverse", Function(_inverse, empty_inverse, (Anderson, Banach)))
+define("block's inverse", Function(_inverse, empty_inverse, (Anderson, Banach, Newton)))
 define("block's log-determinant", opaque_logdet_function(ResidualBlock.forward_and_logdet))

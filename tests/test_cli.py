@@ -239,7 +239,7 @@ class TestWorkOnARun:
         test = Run.open(folder).splits().test.x[:4].double() + 0.5
         assert np.allclose(np.load(folder / "inverse.npz")["x"], test.numpy(), atol=1e-5)
 
-    @pytest.mark.parametrize("named", [(), ("--solver", "banach")])
+    @pytest.mark.parametrize("named", [(), ("--solver", "banach"), ("--solver", "newton")])
     def test_invert_uses_the_fastest_inverse_unless_a_solver_is_named(self, call, folder, monkeypatch, named):
         made, inverter = [], decoder.Inverter
         monkeypatch.setattr(decoder, "_on_gpu", lambda z: True)
@@ -322,7 +322,7 @@ class TestWorkOnARun:
             (("evaluate", "{run}", "--data", "{run}/none.csv"), "none.csv"),
             (("sample", "{run}", "--temperature", "0"), "--temperature must be positive and finite; got 0.0"),
             (("invert", "{run}", "--precision", "float8"), "precision must be float32 or float64; got 'float8'"),
-            (("invert", "{run}", "--solver", "luck"), "solver must be anderson or banach; got 'luck'"),
+            (("invert", "{run}", "--solver", "luck"), "solver must be anderson, banach or newton; got 'luck'"),
             (("invert", "{run}", "--codes", "{run}/log.csv"), "must be a .npy file with an array"),
             (("invert", "{run}", "--codes", "{run}/none.npy"), "there is no file"),
             (("invert", "{run}", "--codes", "{run}"), "there is no file"),

@@ -15,6 +15,7 @@ from iresnet import (
     Banach,
     ConvergenceError,
     MaxMin,
+    Newton,
     ResidualBlock,
     Sine,
     Solution,
@@ -32,7 +33,9 @@ SOLVERS = {"banach": Banach(), "anderson": ANDERSON}
 CONSTANTS = [0.3, 0.5, 0.7, 0.9, 0.97]
 
 solvers = pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
-all_solvers = pytest.mark.parametrize("solver", [*SOLVERS.values(), Anderson()], ids=[*SOLVERS, "affine"])
+all_solvers = pytest.mark.parametrize(
+    "solver", [*SOLVERS.values(), Anderson(), Newton()], ids=[*SOLVERS, "affine", "newton"]
+)
 
 
 def scaled(matrix):
@@ -233,7 +236,7 @@ class TestPerSample:
 
 
 class TestAgainstBanach:
-    """Evaluations of g: Anderson against Banach."""
+    """Evaluations of g: Anderson and Newton against Banach."""
 
     FAMILIES: ClassVar = {
         "random": lambda d, c: linear_block(contraction(d, c)),
@@ -253,10 +256,10 @@ class TestAgainstBanach:
     def test_never_more_than_two_evaluations_beyond(self, family, d, lipschitz):
         block, z = self.FAMILIES[family](d, lipschitz), 2 * normal(12, d, seed=9)
         banach = block.solve(z, tolerance=1e-7, solver=Banach())
-        for solver in (ANDERSON, Anderson()):
-            anderson = block.solve(z, tolerance=1e-7, solver=solver)
-            assert anderson.converged.all()
-            assert (anderson.iterations - banach.iterations).max() <= 2
+        for solver in (ANDERSON, Anderson(), Newton()):
+            other = block.solve(z, tolerance=1e-7, solver=solver)
+            assert other.converged.all()
+            assert (other.iterations - banach.iterations).max() <= 2
 
     @all_solvers
     def test_no_evaluation_is_spent_on_what_float32_cannot_reach(self, solver):
@@ -270,7 +273,7 @@ class TestAgainstBanach:
         z = torch.tensor([[float.fromhex("0x1.2f8da4p+0"), float.fromhex("-0x1.ebd1b2p+0")]])
         found = block.solve(z, solver=solver)
         assert found.converged.all()
-        assert found.iterations.max() <= (10 if isinstance(solver, Anderson) else 120)
+        assert found.iterations.max() <= (120 if isinstance(solver, Banach) else 10)
 
     def test_on_convolutions(self):
         block, shape = problem("conv", 0.9)
@@ -388,7 +391,7 @@ class TestFailure:
 
     @pytest.mark.parametrize("limit", [1, 3, 7])
     @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
-    @pytest.mark.parametrize("kind", [Banach, Anderson])
+    @pytest.mark.parametrize("kind", [Banach, Anderson, Newton])
     def test_no_sample_takes_more_evaluations_than_allowed(self, kind, dtype, limit):
         """Also where float64 goes on after float32 has stalled."""
         block, shape = problem("mlp", 0.97)

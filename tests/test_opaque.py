@@ -332,7 +332,7 @@ class OwnSolver(Banach):
 
 def test_an_unknown_solver_is_refused():
     model = block()
-    with pytest.raises(Exception, match="must be of the classes Anderson, Banach; got .*OwnSolver"):
+    with pytest.raises(Exception, match="must be of the classes Anderson, Banach, Newton; got .*OwnSolver"):
         whole(lambda z: model.inverse(z, solver=OwnSolver()))(x_of(3, 2))
 
 

@@ -21,6 +21,7 @@ from iresnet import (
     LipschitzConv2d,
     LipschitzLinear,
     Multiscale,
+    Newton,
     PowerSeries,
     ResidualBlock,
     Squeeze,
@@ -30,7 +31,7 @@ from iresnet import (
 from iresnet.lipschitz import cap_of, refresh_
 from tests.zoo import DOUBLE, UserNet, constrained_layers, contraction, dense_jacobian, linear_block, normal, rouse_
 
-SOLVERS = {"banach": Banach(), "anderson": Anderson()}
+SOLVERS = {"banach": Banach(), "anderson": Anderson(), "newton": Newton()}
 
 solvers = pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..allocator import keep_freed_memory
+from ..logdet import safe_inverse_and_logdet
 from .derivative import activation_slope
 from .products import gram, times, times_transpose
 from .program import Program, Step, apply_step
@@ -40,13 +41,13 @@ def _is_known(step: Step) -> bool:
 
 
 class VectorBranch:
-    """g on vectors in float32, for the many evaluations of a solve; the proof uses float64."""
+    """g on vectors, for the many evaluations of a solve; the proof does not use it."""
 
     #: How many samples are handled at once: their activations fit into a core's cache.
     ROWS = 2048
 
     def __init__(self, program: Program, values: Sequence[Tensor]) -> None:
-        self.stages = _stages(program, values)
+        self.program, self.values, self.stages = program, values, _stages(program, values)
         keep_freed_memory()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -66,6 +67,19 @@ class VectorBranch:
             else:
                 h = apply_step(step, [h], list(own))
         return h
+
+    def linearise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return g(x) and (I + J)^-1, (batch, d, d); the identity where that is not finite."""
+        chunks = [self._linearise(chunk) for chunk in x.tensor_split(max(1, -(-len(x) // self.ROWS)))]
+        return chunks[0] if len(chunks) == 1 else (torch.cat([y for y, _ in chunks]), torch.cat([p for _, p in chunks]))
+
+    def _linearise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        dual, eye = DualPass(self.program, self.values, x, None, keep=False), torch.eye(x.shape[1], dtype=x.dtype)
+        a = dual.jv.permute(1, 2, 0) + eye
+        if (found := safe_inverse_and_logdet(a)) is not None:
+            return dual.y, found[0]
+        inverse, _ = torch.linalg.inv_ex(a)
+        return dual.y, torch.where(inverse.isfinite().all(-1).all(-1)[:, None, None], inverse, eye)
 
 
 def _stages(program: Program, values: Sequence[Tensor]) -> list[Stage]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..fingerprint import Fingerprint
-from ..fixed_point import MAX_DIMENSION, Affine, Branch
+from ..fixed_point import FEW_DIMENSIONS, MAX_DIMENSION, Affine, Branch
 from ..float64 import Rounding
 from ..lipschitz.order import primitives
 from ..lipschitz.parametrized import release_
@@ -27,7 +27,7 @@ from .constant import Bound, lipschitz_bound
 from .convolution import cpu_convolution, pack_weights
 from .explicit import VectorBranch, is_explicit
 from .prepared import PreparedBranch, to_channels_last
-from .program import ParsedBranch, try_parse
+from .program import ParsedBranch, Program, try_parse
 from .rounding import rounding_bound
 
 Shape: TypeAlias = tuple[int, ...]
@@ -49,6 +49,7 @@ class Snapshot:
     _copies: dict[torch.dtype, Any] = field(default_factory=dict)
     _rounding: Rounding | None = None
     _affine: Affine | None = None
+    _vectors: dict[torch.dtype, VectorBranch] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._on_cpu = all(p.device.type == "cpu" for p in self.g.parameters())
@@ -85,8 +86,23 @@ class Snapshot:
             def g(x: Tensor) -> Tensor:
                 return reference(x, torch.arange(len(x), device=x.device))
 
-            self._affine = Affine.fit(g, *input_shape, self.bound.value)
+            linearise = self._linearise if input_shape[0] <= FEW_DIMENSIONS else None
+            self._affine = Affine.fit(g, *input_shape, self.bound.value, linearise)
         return self._affine
+
+    def _linearise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._on_vectors(x.dtype).linearise(x)
+
+    def _on_vectors(self, dtype: torch.dtype) -> VectorBranch:
+        if dtype not in self._vectors:
+            program, values = self._in(dtype)
+            self._vectors[dtype] = VectorBranch(program, values)
+        return self._vectors[dtype]
+
+    def _in(self, dtype: torch.dtype) -> tuple[Program, list[Tensor]]:
+        """Return the program and its tensors in this dtype."""
+        parsed = cast(ParsedBranch, self.parsed)
+        return parsed.program, [t.to(dtype) for t in parsed.tensors(torch.zeros(()), torch.float64)]
 
     def branch(self, conditioning: Tensor | None, dtype: torch.dtype = torch.float64) -> Branch:
         """Return g in this dtype as a function of (x, indices of its samples in the batch).
@@ -117,16 +133,15 @@ class Snapshot:
 
     def _prepare(self, dtype: torch.dtype) -> PreparedBranch | VectorBranch:
         """Prepare g for this dtype. On a CPU images are channels-last, and float64 uses the fastest convolution."""
-        parsed = cast(ParsedBranch, self.parsed)
-        values = [t.to(dtype) for t in parsed.tensors(torch.zeros(()), torch.float64)]
+        program, values = self._in(dtype)
         if not self._on_cpu:
-            return PreparedBranch(parsed.program, values)
-        if dtype == torch.float32 and is_explicit(parsed.program):
-            return VectorBranch(parsed.program, values)
+            return PreparedBranch(program, values)
+        if dtype == torch.float32 and is_explicit(program):
+            return self._on_vectors(dtype)
         if dtype != torch.float64:
-            return PreparedBranch(parsed.program, [to_channels_last(t) for t in values])
-        functions = [cpu_convolution(step, own) for step, _, own in parsed.program.with_tensors(values)]
-        return PreparedBranch(parsed.program, pack_weights(parsed.program, values, functions), functions)
+            return PreparedBranch(program, [to_channels_last(t) for t in values])
+        functions = [cpu_convolution(step, own) for step, _, own in program.with_tensors(values)]
+        return PreparedBranch(program, pack_weights(program, values, functions), functions)
 
     def _module(self, conditioning: Tensor | None, dtype: torch.dtype) -> Branch:
         """Return a g that cannot be parsed, as a copy of the module in this dtype."""

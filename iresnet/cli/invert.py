@@ -17,7 +17,7 @@ from .. import atomic
 from ..data import Dataset, delimited, npy
 from ..evaluate import reconstruct, summarise_inverse
 from ..evaluate.solving import solve_codes
-from ..fixed_point import Anderson, Banach
+from ..fixed_point import Anderson, Banach, Newton
 from ..models import INVERSES
 from ..plots import plot_reconstructions
 from ..run import Run
@@ -37,7 +37,7 @@ from .output import (
 )
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
-SOLVERS = {"anderson": Anderson(), "banach": Banach()}
+SOLVERS = {"anderson": Anderson(), "banach": Banach(), "newton": Newton()}
 COLUMNS = ("row", "measured_error", "largest_block_bound", "code_residual", "evaluations", "proven")
 
 
@@ -54,7 +54,7 @@ def invert(
     ] = None,
     precision: Annotated[str, typer.Option(help="float32 or float64.")] = "float64",
     solver: Annotated[
-        str | None, typer.Option(help="anderson or banach.", show_default="the fastest available")
+        str | None, typer.Option(help="anderson, banach or newton.", show_default="the fastest available")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Output path, without suffix.", show_default="RUN/inverse")] = None,
     data_dir: DataFolder = None,
@@ -68,7 +68,8 @@ def invert(
     """
     for name, value, known in (("precision", precision, PRECISIONS), ("solver", solver, SOLVERS)):
         if value is not None and value not in known:
-            raise ValueError(f"{name} must be {' or '.join(known)}; got {value!r}.")
+            *others, last = known
+            raise ValueError(f"{name} must be {', '.join(others)} or {last}; got {value!r}.")
     check_tolerance(tolerance)
     opened, chosen = open_run(run, device, data_dir)
     path = opened.output / "inverse" if out is None else out

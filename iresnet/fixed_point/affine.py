@@ -4,22 +4,32 @@
     start               x = P (z - b),  P = (I + A)^-1: the inverse, if g were affine
     step                x <- x + P (z - x - g(x)), instead of the Banach step x <- x + (z - x - g(x))
 
-The error of such a step is that of the approximation, not of g itself. It is a guess, of which nothing is proven:
-`Anderson` watches the residuals, and the bound at the end does not depend on how x was found.
+The error of such a step is that of the approximation, not of g itself. In few dimensions the Jacobians J of the
+samples cost little more than g, and take the place of A after the start: `Newton`.
+
+Both are guesses, of which nothing is proven: the solvers watch the residuals, and the bound at the end does not depend
+on how x was found.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+#: x -> g(x) and (I + J(x))^-1, (batch, d, d).
+Linearise: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+
 #: The largest dimension for which an approximation pays off.
 MAX_DIMENSION = 128
+
+#: The largest dimension for which Jacobians do.
+FEW_DIMENSIONS = 8
 
 #: Points per dimension and in addition; their scales in turn: a normalised network before and after training.
 _POINTS, _MORE, _SCALES = 2, 128, (1.0, 2.0)
@@ -30,13 +40,16 @@ _FAR = 3.0
 
 @dataclass(frozen=True)
 class Affine:
-    """g(x) ~ A x + b, kept as the matrix P' and b."""
+    """g(x) ~ A x + b, kept as the matrix P' and b; `linearise` gives the Jacobians, where they cost little."""
 
     transposed: Tensor
     shift: Tensor
+    linearise: Linearise | None = None
 
     @classmethod
-    def fit(cls, g: Callable[[Tensor], Tensor], d: int, lipschitz: float) -> Affine | None:
+    def fit(
+        cls, g: Callable[[Tensor], Tensor], d: int, lipschitz: float, linearise: Linearise | None = None
+    ) -> Affine | None:
         """Fit the approximation to a g in float64 with this Lipschitz constant, below 1; None if numbers overflow."""
         points, projection = _points(d)
         found = projection @ g(points)
@@ -45,10 +58,11 @@ class Affine:
         a, b = found[:d].t(), found[d]
         norm = float(torch.linalg.matrix_norm(a, 2))
         a = a * min(1.0, lipschitz / norm) if norm > 0 else a  # so that I + A is invertible
-        return cls(torch.linalg.inv(torch.eye(d, dtype=a.dtype, device=a.device) + a).t().contiguous(), b)
+        p = torch.linalg.inv(torch.eye(d, dtype=a.dtype, device=a.device) + a)
+        return cls(p.t().contiguous(), b, linearise)
 
     def to(self, dtype: torch.dtype) -> Affine:
-        return Affine(self.transposed.to(dtype), self.shift.to(dtype))
+        return replace(self, transposed=self.transposed.to(dtype), shift=self.shift.to(dtype))
 
     def start(self, z: Tensor) -> Tensor:
         """Return the x to start from, for codes (batch, d)."""

@@ -12,7 +12,8 @@ from ..float64 import Rounding
 from ..proof import attainable_tolerance, error_bound, meets_tolerance, sample_norms
 from .affine import Affine
 from .solution import Solution
-from .solvers import Branch, Solver
+from .solvers import Solver
+from .steps import Branch
 
 
 def _relative_tolerances(dtype: torch.dtype) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..compiled import empty_inverse
 from ..compiler import can_read_values, is_transforming
-from ..fixed_point import Anderson, Banach, Solver
+from ..fixed_point import Anderson, Banach, Newton, Solver
 from ..opaque import Function, call, define, keep_track, outside_graph, tracked
 from ..proof import sample_norms
 from ..transform import ChainSolution, Transform, check_batch
@@ -202,4 +202,4 @@ def _invert(
     return (invert(transform, z, context, decoder=None if decoder is None else tracked(decoder), **options),)
 
 
-define("inverse", Function(_invert, empty_inverse, (Anderson, Banach)))
+define("inverse", Function(_invert, empty_inverse, (Anderson, Banach, Newton)))

@@ -18,6 +18,7 @@ gradient from products with J'), `determinant` (elimination for many small matri
 """
 
 from .bounds import terms_needed, truncation_bound
+from .determinant import safe_inverse_and_logdet
 from .estimators import (
     EVAL_PROBES,
     EVAL_SEED,
@@ -74,6 +75,7 @@ __all__ = [
     "exact_logdet_and_inverse",
     "refuse_second_derivative",
     "roulette_weights",
+    "safe_inverse_and_logdet",
     "power_series",
     "series_weights",
     "adaptive_series",
