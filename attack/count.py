@@ -1,6 +1,6 @@
 """Counts of attacks: cases and outcomes per kind, and violations with the command that reproduces each.
 
-`results/attack.json` has one row per kind; running a kind again replaces its row and keeps the others.
+`results/attack.json` has one row per kind, and one for all; running a kind again replaces its row and keeps the others.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from iresnet.results import Results, read, write
 
 #: The largest number of violations that a row lists; all are counted and printed.
 LISTED = 20
+
+#: The kind of the row that sums the others.
+ALL = "all"
 
 
 @dataclass
@@ -58,11 +61,13 @@ def merge(counts: Iterable[Count], run: dict[str, Any], path: Path) -> Path:
     """Replace the rows of these kinds in a results file, and add the run that produced them; keep all other rows."""
     known = read(path) if path.exists() else Results(path.stem)
     counts = list(counts)
-    rows = [row for row in known.rows if row["kind"] not in {count.kind for count in counts}]
+    rows = [row for row in known.rows if row["kind"] not in {ALL, *(count.kind for count in counts)}]
     runs, kept = list[dict[str, Any]](), dict[int, int]()
     for row in rows:
         if row["run"] not in kept:
             kept[row["run"]] = len(runs)
             runs.append(known.runs[row["run"]])
     rows = [row | {"run": kept[row["run"]]} for row in rows] + [count.row(len(runs)) for count in counts]
+    total = {what: round(sum(row[what] for row in rows), 1) for what in ("cases", "violations", "seconds")}
+    rows.append({"kind": ALL, **total, "run": len(runs)})
     return write(Results(path.stem, sorted(rows, key=lambda row: str(row["kind"])), [*runs, run]), path.parent)

@@ -172,8 +172,10 @@ def test_counts_are_merged_by_kind(tmp_path):
     found = read(path)
     assert [(row["kind"], row["cases"], found.runs[row["run"]]["command"]) for row in found.rows] == [
         ("a", 5, "two"),
+        ("all", 7, "two"),
         ("b", 2, "one"),
     ]
+    assert [row["violations"] for row in found.rows] == [1, 1, 0]
     assert found.rows[0]["reproductions"] == ["--kind a --seed 0 --case 3: two lines"]
 
 

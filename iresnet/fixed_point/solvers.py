@@ -118,8 +118,8 @@ class Newton(Solver):
     evaluation of g together with its Jacobian counts as one.
     """
 
+    affine = True
     max_iterations: int | None = None
-    affine: bool = True
 
     def __post_init__(self) -> None:
         _check_limit(self.max_iterations)
