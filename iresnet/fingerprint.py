@@ -49,9 +49,17 @@ class Fingerprint:
             settings, tensors = describe_function(module)
         except NoBoundKnown:
             return False
-        if settings != self.settings or [(t.shape, t.dtype, t.device) for t in tensors] != self.kinds:
+        if not _equal(settings, self.settings) or [(t.shape, t.dtype, t.device) for t in tensors] != self.kinds:
             return False
         return bitwise_equal(self.numbers, tensors)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether settings are equal; False if they cannot be compared, such as arrays."""
+    try:
+        return bool(a == b)
+    except (RuntimeError, TypeError, ValueError):
+        return False
 
 
 def bitwise_equal(kept: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:

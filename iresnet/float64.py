@@ -52,7 +52,7 @@ class Rounding:
     scale: float | Tensor
 
     @classmethod
-    def of(cls, relative: float, absolute: float, dimension: int, *, result: float = UNIT) -> Rounding:
+    def of(cls, relative: float, absolute: float | Tensor, dimension: int, *, result: float = UNIT) -> Rounding:
         """Make the bound for ||fl(F(x)) - F(x)|| <= relative ||x|| + absolute + result ||F(x)||, x of this dimension.
 
         For x + g(x), `relative` and `absolute` are those of g, and the sum is one rounding of its `result`. The bound

@@ -23,6 +23,7 @@ from .inverse import Decoder
 from .logdet import EVAL_SEED, EXACT_UP_TO, CertifiedSeries, Estimator
 from .opaque import define
 from .outermost import outermost_call
+from .precision import full_precision
 from .residual import ResidualBlock
 from .transform import (
     Shape,
@@ -46,7 +47,7 @@ class LogProb:
     `bias_bound` bounds the systematic error of `value`, and `standard_error` is the statistical one; if both are zero,
     the value is exact up to rounding. `passes` is the number of independent estimates averaged. `proven` is False if an
     error relies on an asserted constant or on something unknown: a user's own transform or base, a hook. The bias bound
-    is infinite if a log-determinant is not known to be exact.
+    is infinite if a log-determinant is not known to be exact, or the value is not finite.
     """
 
     value: Tensor
@@ -144,11 +145,24 @@ class Flow(nn.Module):
         if not tolerance > 0:
             raise ValueError(f"tolerance must be positive; got {tolerance}.")
         check_batch(x, "x", self.event_shape)
+        if x.dtype.itemsize < 4:
+            raise ValueError(f"log_prob_with_error needs float32 or float64; got {x.dtype}. Convert model and x.")
+        with full_precision(x):
+            return self._log_prob_with_error(x, context, tolerance, generator)
+
+    def _log_prob_with_error(
+        self, x: Tensor, context: Tensor | None, tolerance: float, generator: torch.Generator | None
+    ) -> LogProb:
         d, zeros = dimension(x), torch.zeros(len(x), dtype=torch.float64, device=x.device)
         known, proven = self.proof_status(tuple(x.shape[1:]))
         unknown = 0.0 if known else math.inf
+
+        def result(value: Tensor, bias: float, error: Tensor, passes: int) -> LogProb:
+            # Of numbers that overflowed nothing is known.
+            return LogProb(value, (zeros + bias).where(value.isfinite(), math.inf), error, d, passes, proven)
+
         if d <= EXACT_UP_TO:
-            return LogProb(self.log_prob(x, context).double(), zeros + unknown, zeros, d, 1, proven)
+            return result(self.log_prob(x, context).double(), unknown, zeros, 1)
         if generator is None:
             generator = torch.Generator(device=x.device).manual_seed(EVAL_SEED)
         blocks = list(residual_blocks(self, tuple(x.shape[1:])))
@@ -159,7 +173,7 @@ class Flow(nn.Module):
             drawn = [self.log_prob(x, context, estimator=estimator, generator=generator).double() for _ in range(count)]
             return torch.stack(drawn)
 
-        spread = float(passes(PILOT_PASSES).std(0).max())
+        spread = float(passes(PILOT_PASSES).std(0).nan_to_num(0.0, 0.0).max())
         # 16 pilot passes estimate the spread to about a fifth: a factor of 1.5 covers that.
         wanted = max(PILOT_PASSES, math.ceil((1.5 * spread / (0.5 * tolerance)) ** 2))
         count = min(MAX_PASSES, wanted)
@@ -167,10 +181,10 @@ class Flow(nn.Module):
             warnings.warn(
                 f"a standard error of {0.5 * tolerance:.1e} would take {wanted} passes; the limit is {count}. "
                 "Use a larger tolerance.",
-                stacklevel=2,
+                stacklevel=3,
             )
         drawn = passes(count)
-        return LogProb(drawn.mean(0), zeros + bias, drawn.std(0) / math.sqrt(count), d, count, proven)
+        return result(drawn.mean(0), bias, drawn.std(0) / math.sqrt(count), count)
 
     def proof_status(self, shape: Shape) -> tuple[bool, bool]:
         """Return (whether every log-determinant is known to be correct, whether the whole likelihood is proven)."""

@@ -91,17 +91,19 @@ class _Call(torch.autograd.Function):
     def forward(
         ctx: Any, call: tuple[Any, ...], x: Tensor, context: Tensor | None, seed: Tensor | None, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.call = call
-        ctx.save_for_backward(x, context, seed, *tensors)
-        return tuple(torch.ops.iresnet.compute(x, context, seed, tensors, *call))
+        results = tuple(torch.ops.iresnet.compute(x, context, seed, tensors, *call))
+        ctx.call, ctx.results = call, len(results)
+        ctx.save_for_backward(*results, x, context, seed, *tensors)
+        return results
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, context, seed, *tensors = ctx.saved_tensors
+        results, (x, context, seed, *tensors) = ctx.saved_tensors[: ctx.results], ctx.saved_tensors[ctx.results :]
         needed = ctx.needs_input_grad
         wanted = [needed[1], needed[2], *needed[4:]]
-        found = torch.ops.iresnet.compute_gradient(list(gradients), wanted, x, context, seed, tensors, *ctx.call)
+        given = list(gradients), wanted, list(results)
+        found = torch.ops.iresnet.compute_gradient(*given, x, context, seed, tensors, *ctx.call)
         of_x, of_context, *others = _spread(found, wanted)
         return None, of_x, of_context, None, *others
 
@@ -133,8 +135,8 @@ def _compute(
 
 
 def _compute_gradient(
-    gradients: list[Tensor], wanted: list[bool], x: Tensor, context: Tensor | None, seed: Tensor | None,
-    tensors: list[Tensor], name: str, owner: int, tolerance: float | None, settings: str,
+    gradients: list[Tensor], wanted: list[bool], before: list[Tensor], x: Tensor, context: Tensor | None,
+    seed: Tensor | None, tensors: list[Tensor], name: str, owner: int, tolerance: float | None, settings: str,
 ) -> list[Tensor]:  # fmt: skip
     module = _unchanged_module(owner, tensors)
     x = x.detach().requires_grad_(wanted[0])
@@ -142,6 +144,11 @@ def _compute_gradient(
     inputs = [t for t, each in zip((x, context, *_tensors(module)), wanted, strict=True) if each and t is not None]
     with torch.enable_grad():
         results = _run(module, x, context, seed, name, tolerance, settings)
+        if not all(map(_is_near, before, results)):
+            raise RuntimeError(
+                f"the model changed between a compiled {name} and its backward pass, which computes it again. Change "
+                "weights and settings after the backward pass."
+            )
         pairs = [(t, g) for t, g in zip(results, gradients, strict=True) if t.requires_grad]
         found = torch.autograd.grad([t for t, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
     return [_contiguous_copy(torch.zeros_like(t) if g is None else g) for t, g in zip(inputs, found, strict=True)]
@@ -182,8 +189,8 @@ def _empty(
 
 
 def _empty_gradient(
-    gradients: list[Tensor], wanted: list[bool], x: Tensor, context: Tensor | None, seed: Tensor | None,
-    tensors: list[Tensor], *call: Any,
+    gradients: list[Tensor], wanted: list[bool], before: list[Tensor], x: Tensor, context: Tensor | None,
+    seed: Tensor | None, tensors: list[Tensor], *call: Any,
 ) -> list[Tensor]:  # fmt: skip
     inputs = zip((x, context, *tensors), wanted, strict=True)
     return [t.new_empty(t.shape) for t, each in inputs if each and t is not None]
@@ -199,7 +206,9 @@ _INPUTS = (
 )
 _library.define(f"call({_INPUTS}) -> Tensor[]")
 _library.define(f"compute({_INPUTS}) -> Tensor[]", tags=_TAGS)
-_library.define(f"compute_gradient(Tensor[] gradients, bool[] wanted, {_INPUTS}) -> Tensor[]", tags=_TAGS)
+_library.define(
+    f"compute_gradient(Tensor[] gradients, bool[] wanted, Tensor[] before, {_INPUTS}) -> Tensor[]", tags=_TAGS
+)
 _library.impl("call", _call, "CompositeImplicitAutograd")
 _library.impl("compute", _compute, "CompositeExplicitAutograd")
 _library.impl("compute_gradient", _compute_gradient, "CompositeExplicitAutograd")
@@ -226,6 +235,13 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
     if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
         return False
     return (a.data_ptr() == b.data_ptr() and a.stride() == b.stride()) or torch.equal(a, b)
+
+
+def _is_near(a: Tensor, b: Tensor) -> bool:
+    """Whether two results of the same function are equal up to rounding, which may differ with a graph and on a GPU."""
+    a, b, rounding = a.detach(), b.detach(), 1e3 * torch.finfo(a.dtype).eps
+    largest = float(a.nan_to_num(0.0, 0.0, 0.0).abs().max()) if a.numel() else 0.0
+    return torch.allclose(a, b, rtol=rounding, atol=rounding * max(1.0, largest), equal_nan=True)
 
 
 def _check_shapes(results: Sequence[Tensor], name: str, module: nn.Module, x: Tensor) -> None:

@@ -32,7 +32,7 @@ from .branch import (
     take_snapshot,
 )
 from .compiled import empty_inverse, is_logdet_opaque, opaque_logdet, opaque_logdet_function
-from .compiler import has_tangent, is_transforming, outside_transforms
+from .compiler import has_tangent, is_batched, is_transforming, outside_transforms
 from .fingerprint import Fingerprint
 from .fixed_point import (
     Anderson,
@@ -220,6 +220,11 @@ class ResidualBlock(Transform):
     def snapshot(self, input_shape: Shape | None = None) -> Snapshot:
         """Return a private copy of g with what is proven of it; cached while g is trusted and unchanged."""
         if is_transforming():  # by torch.func, whose tensors must not be cached
+            if any(map(is_batched, self.g.parameters())):
+                raise RuntimeError(
+                    "a block whose weights are a batch, inside torch.func.vmap, has no Lipschitz bound, which inverses "
+                    "and log-determinants beyond 64 dimensions need. Call one model after the other."
+                )
             with outside_transforms():
                 return self.snapshot(input_shape)
         key = (input_shape, self.asserted)
@@ -280,6 +285,8 @@ class ResidualBlock(Transform):
         if tolerance is not None and not tolerance > 0:
             raise ValueError(f"tolerance must be positive; got {tolerance}.")
         self.check_input(z, context, "z")
+        if context is not None:
+            check_finite(context, "context")
         with torch.no_grad(), full_precision(z):
             snapshot = self.snapshot(tuple(z.shape[1:]))
             conditioning = self._conditioning(context, len(z))

@@ -30,7 +30,7 @@ from .float64 import Rounding
 from .logdet import Estimator
 from .opaque import keep_track, outside_graph
 from .progress import part
-from .proof import error_bound, sample_norms
+from .proof import error_bound, meets_tolerance, sample_norms
 from .trust import NoBoundKnown, why_modified, why_untrusted
 
 Shape: TypeAlias = tuple[int, ...]
@@ -161,8 +161,8 @@ class Transform(nn.Module, ABC):
         with torch.no_grad():
             x = self.inverse(z, context, tolerance=tolerance, solver=solver)
             bound, proven, reason = type(self).verify(self, x, z, context)
-        iterations = torch.zeros_like(bound).long()
-        return Solution(x, iterations, bound, torch.isfinite(bound), proven=proven, reason=reason)
+        converged = meets_tolerance(bound, torch.full_like(bound, math.inf if tolerance is None else tolerance))
+        return Solution(x, torch.zeros_like(bound).long(), bound, converged, proven=proven, reason=reason)
 
     def verify(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, bool, str]:
         """Return the error bound of an inverse x of z, per sample, whether it is proven, and if not the reason."""
@@ -334,7 +334,8 @@ def check_finite(x: Tensor, name: str) -> None:
     """Refuse NaN and infinity, naming the first sample that has them."""
     if not can_read_values(x):
         return
-    bad = ~torch.isfinite(x).flatten(1).all(dim=1)
+    finite = torch.isfinite(x)
+    bad = ~(finite.flatten(1).all(dim=1) if x.dim() > 1 else finite)
     if bool(bad.any()):
         first = int(bad.nonzero()[0])
         raise ValueError(

@@ -19,6 +19,7 @@ Whether a module is still the same function later is checked by `fingerprint`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -58,6 +59,9 @@ CALL_METHODS = ("forward", "_call_impl", "_wrapped_call_impl", "_conv_forward")
 
 WRAPPERS = (AveragedModel, nn.parallel.DistributedDataParallel, nn.DataParallel)
 
+#: Half of it is zero where the processor flushes denormal numbers.
+_SMALLEST_NORMAL = sys.float_info.min
+
 _trusted_hooks: set[Any] = set()
 _trusted_parametrizations: set[type] = set()
 
@@ -90,7 +94,11 @@ def trusted_parametrization(cls: T) -> T:
 
 
 def check_global_state() -> None:
-    """Raise `NoBoundKnown` under global state that may change any module: global hooks, cached weights."""
+    """Raise `NoBoundKnown` under global state that may change any module: hooks, cached weights, flushed numbers."""
+    if _SMALLEST_NORMAL / 2 == 0:
+        raise NoBoundKnown(
+            "torch.set_flush_denormal(True) is set, which rounds small weights to zero; call it with False."
+        )
     hooks = (*torch_module._global_forward_hooks.values(), *torch_module._global_forward_pre_hooks.values())
     # Global hooks of torch and of this library only observe.
     if any(not getattr(hook, "__module__", "").startswith(("torch.", "iresnet.")) for hook in hooks):

@@ -113,8 +113,9 @@ class TestInverse:
             block.g[0].weight.copy_(contraction(5, 0.9, seed=8))
         assert block.solve(z).iterations.max() == 1
 
-    def test_a_model_on_a_cpu_does_not_depend_on_the_default_device(self):
-        block, z = linear_block(contraction(13, 0.9)), normal(3, 13, seed=1)  # no other test has cached these points
+    @pytest.mark.parametrize("d", [7, 13])  # no other test has cached these points
+    def test_a_model_on_a_cpu_does_not_depend_on_the_default_device(self, d):
+        block, z = linear_block(contraction(d, 0.9)), normal(3, d, seed=1)
         with torch.device("meta"):
             found = block.solve(z)
         assert found.iterations.tolist() == [1] * 3

@@ -62,6 +62,17 @@ class TestActNorm:
         norm, x = random_actnorm(shape[0]), normal(3, *shape)
         torch.testing.assert_close(norm.inverse(norm(x)), x, atol=1e-14, rtol=1e-14)
 
+    def test_a_tolerance_below_its_rounding_is_not_met(self):
+        """Trap: every closed form had converged, whatever its error bound was."""
+        actnorm = ActNorm(3).eval()
+        with torch.no_grad():
+            actnorm.log_scale.copy_(torch.tensor([-5.0, 0.0, 5.0]))
+            actnorm.shift.copy_(torch.full((3,), 100.0))
+        z = normal(4, 3).float()
+        assert actnorm.solve(z).converged.all()
+        assert actnorm.solve(z, tolerance=1.0).converged.all()
+        assert not actnorm.solve(z, tolerance=1e-9).converged.any()
+
     def test_known_affine_map(self):
         norm = ActNorm(2).eval()
         with torch.no_grad():

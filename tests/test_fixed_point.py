@@ -19,6 +19,7 @@ from iresnet import (
     ResidualBlock,
     Sine,
     Solution,
+    constrain_,
     contractive_convnet,
     contractive_mlp,
     mlp_flow,
@@ -233,6 +234,48 @@ class TestPerSample:
         (x * weight).sum().backward()
         slope = torch.tensor([0.001, 0.9], dtype=DOUBLE) * torch.cos(x.detach())
         torch.testing.assert_close(z.grad, weight / (1 + slope), atol=1e-11, rtol=0)
+
+
+def hard(d=8, bias=100.0, lipschitz=0.97):
+    """A block whose large biases cancel: float32 cannot reach the tolerance of most samples."""
+    torch.manual_seed(0)
+    g = constrain_(nn.Sequential(nn.Linear(d, 64), nn.ELU(), nn.Linear(64, d)), lipschitz=lipschitz)
+    with torch.no_grad():
+        g[0].bias.copy_(bias * torch.rand(64))
+        g[2].bias.zero_()
+        g[2].bias.copy_(-g(torch.zeros(1, d))[0])
+    return ResidualBlock(g).eval()
+
+
+class TestFromFloat32ToFloat64:
+    @pytest.mark.parametrize("kind", [Banach, Anderson, Newton])
+    @pytest.mark.parametrize("limit", [20, 50])
+    def test_a_limit_counts_for_every_sample_alone(self, kind, limit):
+        """Trap: one sample that stalls in float32 left no evaluations for the others."""
+        block, z, solver = hard(), normal(24, 8, dtype=torch.float32), kind(max_iterations=limit)
+        together = block.solve(z, solver=solver)
+        alone = [block.solve(z[i : i + 1], solver=solver) for i in range(24)]
+        assert together.iterations.max() <= limit
+        assert torch.equal(together.converged, torch.cat([s.converged for s in alone]))
+
+    @pytest.mark.parametrize("solver", [Banach(), ANDERSON, Anderson(), Newton()])
+    def test_float32_stops_where_only_rounding_is_left(self, solver):
+        """Trap: thousands of steps that changed nothing, up to the limit, before float64 took over."""
+        block, z = hard(), normal(24, 8, dtype=torch.float32)
+        found = block.solve(z, solver=solver)
+        assert found.converged.all()
+        assert found.iterations.max() <= 60
+
+    @pytest.mark.parametrize("solver", [Banach(), ANDERSON, Anderson(), Newton()])
+    def test_what_overflows_in_float32_starts_again_in_float64(self, solver):
+        g = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 2, bias=False))
+        with torch.no_grad():
+            g[0].weight.copy_(1e4 * torch.eye(2))
+            g[2].weight.copy_(9e-5 * torch.eye(2))
+        z = torch.tensor([[1e35, 1e35], [1.0, -1.0]])
+        found = ResidualBlock(g).eval().solve(z, solver=solver)
+        assert found.converged.all()
+        torch.testing.assert_close(found.x, z / torch.where(z > 0, 1.9, 1.0))
 
 
 class TestAgainstBanach:

@@ -380,6 +380,27 @@ def wide():
 
 
 class TestErrorBars:
+    def test_autocast_does_not_spoil_what_is_called_proven(self):
+        torch.manual_seed(0)
+        flow, x = rouse_(mlp_flow(8, blocks=4, hidden=(16,))).eval(), normal(6, 8).float()
+        expected = flow.log_prob_with_error(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = flow.log_prob_with_error(x)
+        assert torch.equal(found.value, expected.value)
+
+    def test_half_precision_is_refused(self):
+        flow = mlp_flow(3, blocks=1).bfloat16().eval()
+        with pytest.raises(ValueError, match="needs float32 or float64; got torch.bfloat16"):
+            flow.log_prob_with_error(normal(2, 3).bfloat16())
+
+    @pytest.mark.parametrize("d", [3, 70])
+    def test_of_numbers_that_overflow_nothing_is_known(self, d):
+        flow, x = mlp_flow(d, blocks=1, hidden=(8,)).eval(), normal(2, d).float()
+        x[0] = 1e30
+        found = flow.log_prob_with_error(x, tolerance=1.0)
+        assert found.bias_bound[0] == math.inf
+        assert found.bias_bound[1] <= 0.5
+
     def test_the_truth_lies_where_it_says(self, wide):
         x = normal(4, 80, seed=3)
         truth = wide.log_prob(x, estimator=Exact()).detach()

@@ -244,3 +244,11 @@ class TestChecks:
             call(x)
         many, plain = (True, False, True), (False, True, True)
         assert seen == [(False, True, False), many, plain, many, many]
+
+
+def test_an_ensemble_of_weights_is_refused_where_a_bound_is_needed():
+    torch.manual_seed(0)
+    flows = [mlp_flow(70, blocks=1, hidden=(8,)).eval() for _ in range(2)]
+    states = stack_module_state(flows)
+    with pytest.raises(RuntimeError, match="a block whose weights are a batch"):
+        vmap(lambda *state: functional_call(flows[0], state, (torch.ones(3, 70),)))(*states)

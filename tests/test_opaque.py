@@ -24,7 +24,9 @@ from iresnet import (
     PowerSeries,
     ResidualBlock,
     RussianRoulette,
+    Sine,
     Squeeze,
+    constrain_,
     contractive_convnet,
     contractive_mlp,
     mlp_flow,
@@ -118,7 +120,7 @@ def test_results_have_the_layout_that_the_compiler_expects(layout):
     wanted = [True, False, *(t.requires_grad for t in tensors)]
     for operation, arguments in (
         (torch.ops.iresnet.compute, inputs),
-        (torch.ops.iresnet.compute_gradient, ([torch.ones(3, 4, 6, 6)], wanted, *inputs)),
+        (torch.ops.iresnet.compute_gradient, ([torch.ones(3, 4, 6, 6)], wanted, [model.inverse(z).detach()], *inputs)),
     ):
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             announced = operation(*tree_map_only(torch.Tensor, mode.from_tensor, arguments))
@@ -282,6 +284,27 @@ def test_weights_must_not_change_inside():
 
     with pytest.raises(RuntimeError, match="weights and buffers must not change in compiled code"):
         whole(change_and_invert)(z)
+
+
+@pytest.mark.parametrize("change", ["data", "fused Adam", "setting"])
+def test_a_change_between_both_passes_is_refused(change):
+    """Trap: the backward pass computes the inverse again, of weights that version counters call unchanged."""
+    torch.manual_seed(0)
+    model = ResidualBlock(
+        constrain_(nn.Sequential(nn.Linear(3, 16), Sine(1.0), nn.Linear(16, 3)), coefficient=0.9)
+    ).eval()
+    adam, z = torch.optim.Adam(model.parameters(), lr=0.02, fused=True), x_of(4, 3).requires_grad_()
+    model.inverse(z).sum().backward()
+    x = whole(model.inverse)(z)
+    match change:
+        case "data":
+            model.g[0].parametrizations.weight.original.data.mul_(0.2)
+        case "fused Adam":
+            adam.step()
+        case _:
+            model.g[1].frequency = 5.0
+    with pytest.raises(RuntimeError, match="changed between a compiled block's inverse and its backward pass"):
+        x.sum().backward()
 
 
 @pytest.mark.parametrize("kind", ["block", "logdet", "sample", "training"])

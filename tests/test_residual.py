@@ -91,6 +91,16 @@ class TestForward:
 
 
 class TestGradientOfTheInverse:
+    @solvers
+    @pytest.mark.parametrize("size", [1e-38, 1e-23, 1.0, 1e20, 1e37])
+    def test_an_incoming_gradient_may_have_any_size(self, solver, size):
+        """Trap: norms of float32 under- and overflow, and the adjoint was not solved at all."""
+        a, z = contraction(5, 0.95), normal(4, 5).float().requires_grad_()
+        block, v = linear_block(a).float(), size * normal(4, 5, seed=1).float()
+        (found,) = torch.autograd.grad(block.inverse(z, solver=solver), z, v)
+        expected = torch.linalg.solve((torch.eye(5, dtype=DOUBLE) + a).T, v.double().T).T
+        torch.testing.assert_close(found.double() / size, expected / size, atol=1e-4, rtol=0)
+
     @pytest.mark.no_cover
     @solvers
     @pytest.mark.parametrize("kind", ["mlp", "conv", "user", "conditional"])

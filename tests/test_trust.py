@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -35,7 +36,7 @@ from iresnet import (
 from iresnet.lipschitz import refresh_
 from iresnet.train.objective import class_vectors
 from iresnet.transform import Stretch, Transform
-from tests.zoo import normal
+from tests.zoo import normal, rouse_
 
 
 def linear(matrix, **options):
@@ -500,6 +501,31 @@ MUTATIONS = {"negated": negate, "permuted": swap, "forward": replace_forward}
 
 
 class TestFreshness:
+    @pytest.mark.parametrize("note", [torch.ones(2), np.ones(2), {"a": torch.ones(2)}, torch.ones(0), threading.Lock()])
+    def test_g_may_hold_anything(self, note):
+        block, z = rouse_(ResidualBlock(contractive_mlp(3, (4,)))).eval(), normal(2, 3).float()
+        block.g.note = note
+        first, second = block.solve(z), block.solve(z)
+        assert torch.equal(first.x, second.x)
+        assert first.converged.all()
+
+    def test_numbers_that_are_flushed_to_zero_prove_nothing(self):
+        """Trap: in this mode the first weight is zero, and so is its norm; without it, Lip(g) is 0.09."""
+        g = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        with torch.no_grad():
+            g[0].weight.copy_(torch.eye(2) * 3e-40)
+            g[1].weight.copy_(-torch.eye(2) * 3e38)
+        block = ResidualBlock(g).eval()
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this processor does not flush denormal numbers")
+        try:
+            bound = block.bound((2,))
+        finally:
+            torch.set_flush_denormal(False)
+        assert not bound.proven
+        assert "set_flush_denormal" in bound.reason
+        assert block.bound((2,)).value == pytest.approx(0.09, rel=1e-3)
+
     @pytest.mark.parametrize("name", MUTATIONS)
     def test_a_proof_is_one_of_the_weights_as_they_are(self, name):
         block, z = linear(torch.diag(torch.tensor([0.5, -0.25]))), normal(3, 2)

@@ -80,6 +80,8 @@ def check_certificate(s: Subject) -> Verdict:
     inside = sum(isinstance(m, ResidualBlock) for m in s.model.modules())
     if not len(stored["blocks"]) == len(blocks) == inside or not all(b.stored for b in blocks):
         return False, f"it lists {len(stored['blocks'])} blocks; the model lists {len(blocks)} and contains {inside}"
+    if not all(block.stored.keys() >= {"proven", "lipschitz", "layers"} for block in blocks):
+        return False, "an entry of a block lacks its bound or its layers"
     differences = [_block_difference(block) for block in s.within_time(0.15)]
     largest = max(differences)
     passed = all(b.stored["proven"] and json_number(b.stored["lipschitz"]) < 1 for b in blocks)

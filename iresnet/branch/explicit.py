@@ -74,7 +74,8 @@ class VectorBranch:
         return chunks[0] if len(chunks) == 1 else (torch.cat([y for y, _ in chunks]), torch.cat([p for _, p in chunks]))
 
     def _linearise(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        dual, eye = DualPass(self.program, self.values, x, None, keep=False), torch.eye(x.shape[1], dtype=x.dtype)
+        dual = DualPass(self.program, self.values, x, None, keep=False)
+        eye = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
         a = dual.jv.permute(1, 2, 0) + eye
         if (found := safe_inverse_and_logdet(a)) is not None:
             return dual.y, found[0]

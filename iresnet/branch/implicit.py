@@ -15,6 +15,7 @@ from torch import Tensor
 from ..fixed_point import Solver, iteration_limit
 from ..logdet import Jacobian, attach_gradient, refuse_second_derivative
 from ..precision import full_precision
+from ..proof import sample_norms
 
 
 def attach_implicit_gradient(x: Tensor, step: Tensor, jacobian: Jacobian, lipschitz: float, solver: Solver) -> Tensor:
@@ -41,9 +42,19 @@ class _Adjoint(torch.autograd.Function):
             padded = torch.zeros_like(v).index_copy(0, rows, w)
             return cast(Tensor, ctx.jacobian(padded)[rows])
 
+        scale, unit = _normalise(v)
         relative = (1 - ctx.lipschitz) * (1e-12 if v.dtype == torch.float64 else 1e-6)
         relative = max(relative, 4 * torch.finfo(v.dtype).eps)
         limit = iteration_limit(ctx.lipschitz, 1.0, relative)
         with torch.no_grad(), full_precision(v):
-            w, _ = ctx.solver.run(transpose, v, v, relative * v.flatten(1).norm(dim=1), ctx.lipschitz, limit)
-        return w, None, None, None
+            w, _ = ctx.solver.run(transpose, unit, unit, relative * sample_norms(unit), ctx.lipschitz, limit)
+        return w * scale, None, None, None
+
+
+def _normalise(v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (scale, v / scale): powers of two per sample, so that no norm under- or overflows."""
+    largest = v.detach().abs().flatten(1).amax(1).double()
+    exponent = torch.frexp(largest.clamp_min(torch.finfo(v.dtype).tiny))[1] - 1
+    scale = torch.ldexp(torch.ones_like(largest), exponent).where(largest.isfinite(), 1.0)
+    scale = scale.to(v.dtype).view(-1, *[1] * (v.dim() - 1))
+    return scale, v / scale

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from ..float64 import ELEMENTARY, OUTWARD, UNIT, Rounding, gamma
 from ..lipschitz.conditioned import add_per_channel
+from ..proof import nan_to_infinity
 from ..spectral import Geometry, absolute_norm
 from .program import Program, Step, apply_step
 
@@ -36,20 +37,26 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LinearBound:
-    """A bound linear in ||x||: slope ||x|| + fixed."""
+    """A bound linear in ||x||: slope ||x|| + fixed, which may have an entry per sample (of a batch of contexts)."""
 
     slope: float = 0.0
-    fixed: float = 0.0
+    fixed: float | Tensor = 0.0
 
     def __add__(self, other: LinearBound) -> LinearBound:
         return LinearBound(self.slope + other.slope, self.fixed + other.fixed)
 
     def __rmul__(self, factor: float) -> LinearBound:
-        return LinearBound(*(0.0 if factor == 0 else factor * part for part in (self.slope, self.fixed)))
+        return LinearBound(0.0, 0.0) if factor == 0 else LinearBound(factor * self.slope, factor * self.fixed)
 
     def concatenated(self, other: LinearBound) -> LinearBound:
         """Bound the concatenation of two vectors."""
-        return LinearBound(math.hypot(self.slope, other.slope), math.hypot(self.fixed, other.fixed))
+        return LinearBound(math.hypot(self.slope, other.slope), _hypot(self.fixed, other.fixed))
+
+
+def _hypot(a: float | Tensor, b: float | Tensor) -> float | Tensor:
+    if isinstance(a, float) and isinstance(b, float):
+        return math.hypot(a, b)
+    return torch.hypot(*(torch.as_tensor(t, dtype=torch.float64) for t in (a, b)))
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class TrackedState:
         """Propagate through a layer with this value at x = 0, this Lipschitz bound and this rounding error."""
         numbers = zero[0].numel()
         error = OUTWARD * (lipschitz * self.error + added + LinearBound(0.0, math.sqrt(numbers) * 2.0**-1000))
-        return TrackedState(zero, LinearBound(lipschitz * self.size.slope, _largest_norm(zero) + error.fixed), error)
+        return TrackedState(zero, LinearBound(lipschitz * self.size.slope, _norms(zero) + error.fixed), error)
 
 
 def rounding_bound(
@@ -72,7 +79,7 @@ def rounding_bound(
 ) -> Rounding:
     """Bound the rounding error of a residual x + g(x) - z, for a g in float64 with these tensors and constants.
 
-    `samples` is the batch size of the context among the tensors, if there is one.
+    `samples` is the batch size of the context among the tensors, if there is one; the bound then has an entry for each.
 
     >>> from torch import nn
     >>> from .constant import lipschitz_bound
@@ -84,7 +91,9 @@ def rounding_bound(
     (True, True)
     """
     error = state_errors(program, values, constants, input_shape, samples)[-1]
-    slope, fixed = (math.inf if math.isnan(part) else part for part in (error.slope, error.fixed))  # 0 x inf
+    slope, fixed = error.slope, error.fixed
+    slope = math.inf if math.isnan(slope) else slope  # 0 x inf
+    fixed = nan_to_infinity(fixed) if isinstance(fixed, Tensor) else math.inf if math.isnan(fixed) else fixed
     return Rounding.of(slope, fixed, math.prod(input_shape))
 
 
@@ -111,7 +120,7 @@ def _propagate(step: Step, before: list[TrackedState], own: list[Tensor], lipsch
     if step.kind == "join":
         return _concatenate(before[0], before[1], own[0], zero)
     if step.kind == "shift":
-        spread = _largest_norm(add_per_channel(torch.zeros_like(state.zero), own[0].double()))
+        spread = _norms(add_per_channel(torch.zeros_like(state.zero), own[0].double()))
         return state.then(zero, 1.0, UNIT * (_computed_size(state) + LinearBound(0.0, spread)))
     if step.activation is not None:
         of_input, of_one = step.activation.rounding(*step.settings)
@@ -129,7 +138,7 @@ def _product_error(step: Step, state: TrackedState, own: list[Tensor], zero: Ten
     added = gamma(weight[0].numel()) * (_absolute_norm(weight, geometry, state.zero, zero) * _computed_size(state))
     if len(own) == 2:
         per_channel = math.sqrt(zero[0].numel() / len(own[1]))
-        added += gamma(weight[0].numel()) * LinearBound(0.0, per_channel * _largest_norm(own[1][None]))
+        added += gamma(weight[0].numel()) * LinearBound(0.0, per_channel * _norms(own[1][None]))
     return added
 
 
@@ -155,7 +164,7 @@ def _absolute_norm(weight: Tensor, geometry: Geometry, x: Tensor, y: Tensor) -> 
     return absolute_norm(weight, geometry.groups, repeats)
 
 
-def _largest_norm(x: Tensor) -> float:
-    """Return the largest norm of a sample, rounded up; squares of numbers below 2^-511 underflow."""
-    largest = float(torch.linalg.vector_norm(x.flatten(1), dim=1).max())
-    return OUTWARD * largest + math.sqrt(x[0].numel()) * 2.0**-511
+def _norms(x: Tensor) -> float | Tensor:
+    """Return the norm of every sample, a number for one, rounded up; squares of numbers below 2^-511 underflow."""
+    norms = OUTWARD * torch.linalg.vector_norm(x.flatten(1), dim=1) + math.sqrt(x[0].numel()) * 2.0**-511
+    return float(norms) if len(norms) == 1 else norms

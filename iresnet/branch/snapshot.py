@@ -178,7 +178,7 @@ def take_snapshot(
         return Snapshot(UncopiedBranch(g), _prove_bound(g, g, input_shape, asserted)), None
     try:
         private = copy_branch(g)  # everything below is about this copy
-    except RuntimeError:  # torch cannot copy a tensor that was computed, such as a pruned weight
+    except (RuntimeError, TypeError):  # a tensor that was computed, such as a pruned weight; a lock, an open file
         return Snapshot(UncopiedBranch(g), _prove_bound(g, g, input_shape, asserted)), None
     bound, fingerprint = _prove_bound(private, g, input_shape, asserted), None
     with suppress(NoBoundKnown):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..proof import sample_norms
 from .affine import Affine
-from .steps import Branch, SimpleState, State, attainable_target
+from .steps import Branch, SimpleState, State, attainable_target, stalls
 
 
 def combine_steps(
@@ -35,10 +35,10 @@ def combine_steps(
     for _ in range(limit - int(count[rows].min())):
         r = state.z - g(state.x.reshape(-1, *shape[1:]), rows).flatten(1) - state.x
         count[rows] += 1
-        state.accept(r, contraction, memory)
+        stalled = state.accept(r, contraction, memory)
         # One Banach step from the best point needs no further evaluation; its residual is at most L times as large.
         result[rows] = (state.best + state.f).reshape(-1, *shape[1:])
-        keep = (state.size > attainable_target(state.target, state.best)) & (count[rows] < limit)
+        keep = (state.size > attainable_target(state.target, state.best)) & (count[rows] < limit) & ~stalled
         state.propose(affine)
         if not bool(keep.all()):
             rows, state = rows[keep], state.select(keep)
@@ -76,9 +76,13 @@ class AndersonState(State):
         state.propose(affine)
         return state
 
-    def accept(self, r: Tensor, contraction: float, memory: int) -> None:
-        """Accept x with residual r if it is a Banach step, or reduces the residual by the contraction factor."""
+    def accept(self, r: Tensor, contraction: float, memory: int) -> Tensor:
+        """Accept x with residual r if it is a Banach step, or reduces the residual by the contraction factor.
+
+        Return which samples have stalled (see `stalls`).
+        """
         norm, first = sample_norms(r), bool(torch.isinf(self.size).all())
+        stalled = self.plain & stalls(norm / self.size, contraction)
         good = self.plain | (norm <= contraction * self.size) | (norm <= self.target)
         # A combination saves the number of Banach steps with the same reduction, minus its own evaluation.
         log_factor = math.log(min(max(contraction, 1e-3), 0.9999))
@@ -91,6 +95,7 @@ class AndersonState(State):
         self.best = torch.where(good[:, None], self.x, self.best)
         self.f = torch.where(good[:, None], r, self.f)
         self.size = torch.where(good, norm, self.size)
+        return stalled
 
     def propose(self, affine: Affine | None) -> None:
         """Choose the next x: the combination of stored steps with the smallest residual, or a Banach step."""

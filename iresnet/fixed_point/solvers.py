@@ -69,7 +69,7 @@ class Banach(Solver):
         limit: int,
         affine: Affine | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return simple_steps(SimpleState.start(z, x, target), g, limit)[:2]
+        return simple_steps(SimpleState.start(z, x, target), g, limit, contraction=contraction)[:2]
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Anderson(Solver):
         limit: int,
         affine: Affine | None = None,
     ) -> tuple[Tensor, Tensor]:
-        begun = simple_steps(SimpleState.start(z, x, target), g, limit, affine, PATIENCE)
+        begun = simple_steps(SimpleState.start(z, x, target), g, limit, affine, PATIENCE, contraction)
         return combine_steps(g, *begun, memory=self.memory, contraction=contraction, limit=limit, affine=affine)
 
 

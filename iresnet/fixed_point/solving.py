@@ -100,18 +100,8 @@ def solve(
         if tolerance is None and contraction < 1:
             attainable = _attainable_goal(x, sizes, bound_error(z), contraction, rounding)
             goal = torch.maximum(goal, attainable)
-        unfinished = ((error > goal) & torch.isfinite(x).flatten(1).all(1)).nonzero()[:, 0]
-        remaining = limit - int(count[unfinished].max()) if len(unfinished) and solver.max_iterations else limit
-        if len(unfinished) and working != torch.float64 and remaining > 0:
-            better, more = solver.run(
-                lambda t, rows: reference(t, unfinished[rows]),
-                z[unfinished].double(),
-                x[unfinished].double(),
-                (0.5 * gap * goal)[unfinished],
-                contraction,
-                remaining,
-            )
-            x[unfinished], count[unfinished] = better.to(z.dtype), count[unfinished] + more
+        if working != torch.float64:
+            _continue_in_float64(x, count, error > goal, z, 0.5 * gap * goal, contraction, limit, solver, reference)
             error = bound_error(x)
     if lipschitz is not None and lipschitz < 1:
         return Solution(x, count, error, meets_tolerance(error, goal))
@@ -119,6 +109,33 @@ def solve(
     grown = error > (1 + 1e-6) * bound_error(z)
     none = torch.full_like(error, torch.inf)
     return Solution(x, count, none, torch.zeros_like(grown), diverged=grown | ~error.isfinite())
+
+
+def _continue_in_float64(
+    x: Tensor,
+    count: Tensor,
+    unfinished: Tensor,
+    z: Tensor,
+    target: Tensor,
+    contraction: float,
+    limit: int,
+    solver: Solver,
+    reference: Branch,
+) -> None:
+    """Continue the unfinished samples in float64, in place: from x, or from z where x has overflowed in float32."""
+    finite = torch.isfinite(x).flatten(1).all(1)
+    start = x if contraction >= 1 else torch.where(finite.view(-1, *[1] * (x.dim() - 1)), x, z)
+    unfinished = unfinished & (finite | (contraction < 1))
+    # A limit that was given counts both phases, for every sample alone.
+    spent = count.clone() if solver.max_iterations else torch.zeros_like(count)
+    for before in sorted(set(spent[unfinished & (spent < limit)].tolist())):
+        rows = (unfinished & (spent == before)).nonzero()[:, 0]
+
+        def g(t: Tensor, among: Tensor, rows: Tensor = rows) -> Tensor:
+            return reference(t, rows[among])
+
+        better, more = solver.run(g, z[rows].double(), start[rows].double(), target[rows], contraction, limit - before)
+        x[rows], count[rows] = better.to(z.dtype), count[rows] + more
 
 
 def _attainable_goal(x: Tensor, code: Tensor, start: Tensor, contraction: float, rounding: Rounding) -> Tensor:

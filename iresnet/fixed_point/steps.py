@@ -37,7 +37,7 @@ def simple_steps(
     patience: int | None = None,
     contraction: float = 1.0,
 ) -> tuple[Tensor, Tensor, list[SimpleState]]:
-    """Take steps until all samples have converged; return (x, evaluations, those that were too slow, in parts).
+    """Take steps until all samples have converged or stalled; return (x, evaluations, the too slow ones, in parts).
 
     With `patience`, a sample is slow if it would need more than so many further steps. `contraction` is the factor by
     which a Banach step reduces a residual.
@@ -46,6 +46,8 @@ def simple_steps(
     count = torch.zeros(len(result), dtype=torch.long, device=result.device)
     for evaluations in range(1, limit + 1):
         state.step(g, affine)
+        if affine is None:
+            state.open = state.open & ~stalls(state.rate, contraction)
         last = evaluations == limit
         if patience is not None and not last and bool((lost := state.give_up(patience, contraction)).any()):
             slow.append(state.select(lost))
@@ -65,6 +67,16 @@ def attainable_target(target: Tensor, x: Tensor) -> Tensor:
     A residual of that size, and the rounding of the last step, meet the default tolerance for the largest x.
     """
     return torch.maximum(target, torch.finfo(x.dtype).eps * sample_norms(x))
+
+
+def stalls(rate: Tensor, contraction: float) -> Tensor:
+    """Return where a Banach step has not reduced the residual of a contraction in float32: only rounding is left.
+
+    What such samples lack is for float64 to do; with a larger constant, their steps could go on to the limit.
+    """
+    if contraction >= 1 or rate.dtype == torch.float64:
+        return torch.zeros_like(rate, dtype=torch.bool)
+    return ~(rate < 1)
 
 
 S = TypeVar("S", bound="State")
