@@ -210,6 +210,21 @@ class TestTraining:
         finally:
             torch.set_num_threads(before)
 
+    @pytest.mark.parametrize(
+        ("device", "sentence"),
+        [
+            ("cuda:99", "device 'cuda:99' is not available here. Use cpu, or auto."),
+            ("mps", "device must be cpu, cuda, cuda:N or auto, since proofs need float64; got 'mps'."),
+        ],
+    )
+    def test_a_device_that_is_not_there_is_refused(self, device, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            fitted(FlowDensity, normal(30), **TINY, device=device)
+
+    def test_auto_selects_a_device(self):
+        chosen = "cuda" if torch.cuda.is_available() else "cpu"
+        assert fitted(FlowDensity, normal(30), **TINY, device="auto").trained_.environment["device"] == chosen
+
     def test_settings_reach_the_network(self):
         model = fitted(FlowDensity, normal(30), max_steps=2, settings={"network.lipschitz": 0.5, "depth": 1})
         assert model.trained_.experiment.network.lipschitz == 0.5
