@@ -241,6 +241,10 @@ class TestTraining:
             ({"max_time": -1.0}, "the parameters: max_seconds must not be negative; got -1.0."),
             ({"validation_fraction": 1.5}, "validation must be a fraction in .0, 1. or a number of samples; got 1.5."),
             ({"settings": {"lipshitz": 0.9}}, "unknown setting 'lipshitz'. Did you mean 'lipschitz'"),
+            ({"settings": {"data.drop": ["x0"]}}, "data.drop has no effect here: select the columns of X before fit."),
+            ({"settings": {"context": ["x0"]}}, "data.context has no effect here: give these columns as X to a Cond"),
+            ({"settings": {"data.missing": "drop"}}, "data.missing has no effect here: fill in missing cells, or"),
+            ({"settings": {"data.labelled": 0.5}}, "data.labelled has no effect here: leave it out."),
         ],
     )
     def test_a_wrong_parameter_is_refused_by_fit(self, parameters, sentence):
@@ -562,6 +566,17 @@ class TestKindsOfColumns:
     def test_kinds_may_be_declared(self):
         model = fitted(FlowDensity, mixed()[:, :2], settings={"data.kinds": ["x0=integer:0:20"]})
         assert [str(kind) for kind in model.trained_.schema.kinds] == ["integer:0:20", "positive"]
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_kinds_of_columns_that_are_not_there_are_refused(self, kind):
+        X = pd.DataFrame(mixed(60)[:, 1:], columns=["income", "plan"])
+        with pytest.raises(ValueError, match="X has no column 'plann', which data.kinds names. Did you mean 'plan'?"):
+            kind(**{**TINY, "settings": {"data.kinds": ["plann=category"]}}).fit(X, np.arange(60) % 2)
+
+    def test_kinds_of_targets_may_be_declared(self):
+        X, y = normal(60), pd.Series(mixed(60)[:, 1], name="income")
+        model = ConditionalFlowDensity(**{**TINY, "settings": {**PLAIN, "data.kinds": ["income=real"]}}).fit(X, y)
+        assert {kind.name for kind in model.trained_.schema.column_kinds} == {"real"}
 
     @pytest.mark.parametrize("seed", [0, 1])
     def test_quantiles_of_whole_numbers(self, seed):

@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import _check_sample_weight
 
 from ..data import Dataset, Schema, table
-from ..data.choice import TableOptions
+from ..data.choice import TableOptions, check_known
+from ..data.columns import parse_kinds
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -44,6 +45,7 @@ def training_dataset(
         rows, weights = rows.take(np.flatnonzero(weights)), weights[weights > 0]
         if len(rows.x) < MIN_ROWS:
             raise ValueError(f"at least {MIN_ROWS} rows must have a positive weight; got {len(rows.x)}. Add rows.")
+    check_known(rows.path, "data.kinds", parse_kinds(kinds), rows.columns)
     if targets:
         kinds = (*(f"{name}=real" for name in rows.columns if name not in targets), *kinds)
     dataset = table.training_dataset(rows, TableOptions(kinds=kinds))
