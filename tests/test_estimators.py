@@ -16,10 +16,11 @@ import pytest
 import torch
 from scipy import stats
 from sklearn.base import clone
+from sklearn.compose import make_column_transformer
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OrdinalEncoder, StandardScaler
 
 from iresnet import FullMixture, run
 from iresnet.estimators import (
@@ -241,6 +242,8 @@ class TestTraining:
             ({"max_time": -1.0}, "the parameters: max_seconds must not be negative; got -1.0."),
             ({"validation_fraction": 1.5}, "validation must be a fraction in .0, 1. or a number of samples; got 1.5."),
             ({"settings": {"lipshitz": 0.9}}, "unknown setting 'lipshitz'. Did you mean 'lipschitz'"),
+            ({"settings": ["lipschitz=0.8"]}, r"settings must be a dict, such as .*; got \['lipschitz=0.8'\]."),
+            ({"settings": "lipschitz=0.8"}, r"settings must be a dict, .*; got 'lipschitz=0.8'."),
             ({"settings": {"data.drop": ["x0"]}}, "data.drop has no effect here: select the columns of X before fit."),
             ({"settings": {"context": ["x0"]}}, "data.context has no effect here: give these columns as X to a Cond"),
             ({"settings": {"data.missing": "drop"}}, "data.missing has no effect here: fill in missing cells, or"),
@@ -249,7 +252,7 @@ class TestTraining:
     )
     def test_a_wrong_parameter_is_refused_by_fit(self, parameters, sentence):
         with pytest.raises(ValueError, match=sentence):
-            fitted(FlowDensity, normal(30), **parameters)
+            FlowDensity(**{**SMALL, **parameters}).fit(normal(30))
 
     @pytest.mark.parametrize(
         ("X", "sentence"),
@@ -264,6 +267,45 @@ class TestTraining:
     def test_rows_without_a_density_are_refused(self, X, sentence):
         with pytest.raises(ValueError, match=sentence):
             FlowDensity(**SMALL).fit(X)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(
+        ("cells", "sentence"),
+        [
+            (["free", "pro"], r"column 'b' holds 'free', which is not a number. Encode it with OrdinalEncoder in a Pi"),
+            (pd.Categorical([None, "pro"]), r'holds .pro., .* settings={"data.kinds": \["b=category"\]}, or leave it'),
+            (
+                pd.to_datetime(["2020-01-01", "2020-01-02"]),
+                "column 'b' holds '2020-01-01 00:00:00', which is not a num",
+            ),
+            (pd.to_datetime(["2020-01-01", None], utc=True), "Convert it to numbers, such as days, or leave it out."),
+            (pd.to_timedelta([1, 2], unit="D"), "column 'b' holds '1 days 00:00:00', which is not a number."),
+        ],
+    )
+    def test_columns_without_numbers_are_named(self, kind, cells, sentence):
+        X = pd.DataFrame({"b": cells}).loc[np.arange(20) % 2]
+        with pytest.raises(ValueError, match=sentence):
+            kind(**TINY).fit(X, np.arange(20) % 2)
+        X.insert(0, "a", 1.0)
+        with pytest.raises(ValueError, match=sentence):
+            kind(**TINY).fit(X, np.arange(20) % 2)
+
+    def test_words_become_a_category_in_a_pipeline(self):
+        X = pd.DataFrame({"length": normal(60, 1)[:, 0], "plan": np.tile(["free", "pro", "team"], 20)})
+        encoder = make_column_transformer(
+            (OrdinalEncoder(), ["plan"]), remainder="passthrough", verbose_feature_names_out=False
+        )
+        model = FlowDensity(**{**TINY, "settings": {**PLAIN, "data.kinds": ["plan=category"]}})
+        pipeline = make_pipeline(encoder.set_output(transform="pandas"), model).fit(X)
+        assert [kind.categories for kind in model.trained_.schema.kinds] == [("0", "1", "2"), ()]
+        assert np.isfinite(pipeline.score(X))
+
+    def test_numbers_of_any_type_are_taken(self):
+        X = pd.DataFrame(normal(40), columns=["a", "b"])
+        other = X.astype({"a": object, "b": "Float64"}).assign(b=X["b"].astype(str))
+        assert np.allclose(FlowDensity(**TINY).fit(other).score(other), FlowDensity(**TINY).fit(X).score(X))
+        with pytest.raises(ValueError, match="NaN"):
+            FlowDensity(**TINY).fit(X.astype("Float64").mask(X["a"] > 1))
 
     @pytest.mark.parametrize("weights", [np.zeros(30), np.full(30, -1.0), np.ones(29)])
     def test_wrong_weights_are_refused(self, weights):

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import ArrayLike
 from rich.console import Console
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from ..certificate import Certificate
@@ -33,7 +33,7 @@ from ..run.weights import complete_state, slim_state
 from ..train import Report
 from ..train.threads import suitable_threads
 from .parameters import SETTINGS, make_experiment, seed_from
-from .rows import Array, as_table, training_dataset, unnamed, warn_of_degenerate_columns
+from .rows import Array, as_table, check_rows, training_dataset, unnamed, warn_of_degenerate_columns
 
 Self = TypeVar("Self", bound="FlowEstimator")
 
@@ -212,7 +212,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
     def _rows(self, X: ArrayLike) -> Dataset:
         """Check rows, and convert them to the dataset that the model takes."""
         check_is_fitted(self)
-        return self._dataset(validate_data(self, X, reset=False, dtype=np.float64))
+        return self._dataset(check_rows(self, X, reset=False))
 
     def _values(self, rows: Tensor) -> Array:
         """Return samples as values that the columns may have, categories in their own numbers."""

@@ -12,6 +12,7 @@ from sklearn.utils import check_random_state
 from .. import config, presets
 from ..data.settings import PLACEHOLDER
 from ..presets import Experiment
+from ..spelling import quoted
 
 #: The setting that each parameter of an estimator replaces.
 SETTINGS = {
@@ -46,6 +47,8 @@ def make_experiment(preset: str, parameters: Mapping[str, Any], settings: Mappin
 
     `settings` are named as on the command line: "network.lipschitz", or "lipschitz" if only one group has that key.
     """
+    if not isinstance(settings, Mapping):
+        raise ValueError(f'settings must be a dict, such as {{"network.lipschitz": 0.9}}; got {quoted(settings)}.')
     found = presets.find(preset)
     found = replace(found, seed=seed, data=replace(found.data, source=PLACEHOLDER))
     content = config.to_mapping(found)
