@@ -546,6 +546,22 @@ class TestConditional:
         marginal = stats.norm.logpdf(y, y.mean(), y.std()).mean()
         assert model.score(X, y) > marginal + 0.3
 
+    def test_it_predicts_the_median(self):
+        X, model = skewed(60), example(ConditionalFlowDensity)
+        assert np.array_equal(model.predict(X), model.quantiles(X, 0.5))
+        errors = cross_val_score(
+            ConditionalFlowDensity(**TINY), X, target(X), cv=2, scoring="neg_mean_absolute_error", error_score="raise"
+        )
+        assert (errors < 0).all()
+
+    def test_the_score_may_have_weights(self):
+        X, model, weights = skewed(6), example(ConditionalFlowDensity), [2, 0, 1, 1, 3, 1]
+        repeated = X.repeat(weights, axis=0)
+        expected = model.score(repeated, target(repeated))
+        assert model.score(X, target(X), sample_weight=weights) == pytest.approx(expected)
+        with pytest.raises(ValueError, match="weight"):
+            model.score(X, target(X), sample_weight=np.zeros(6))
+
     def test_several_targets(self):
         X, Y = skewed(80), pd.DataFrame({"a": normal(80)[:, 0], "b": skewed(80)[:, 0]})
         model = ConditionalFlowDensity(**TINY).fit(X, Y)
@@ -553,7 +569,7 @@ class TestConditional:
         assert model.log_prob(X, Y).shape == (80,)
         assert model.sample(X[:4], 3).shape == (4, 3, 2)
         assert model.quantiles(X[:4], [0.1, 0.9]).shape == (4, 2, 2)
-        assert model.quantiles(X[:4], 0.5).shape == (4, 2)
+        assert model.quantiles(X[:4], 0.5).shape == model.predict(X[:4]).shape == (4, 2)
         with pytest.raises(ValueError, match="cdf needs a y of one number"):
             model.cdf(X, Y)
 

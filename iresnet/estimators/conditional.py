@@ -64,9 +64,14 @@ class ConditionalFlowDensity(FlowEstimator):
         values: Array = evaluate.log_likelihood(self.model_, rows).value.numpy()
         return values
 
-    def score(self, X: ArrayLike, y: ArrayLike) -> float:
-        """Return the mean of ln p(y | X), in nats."""
-        return float(self.log_prob(X, y).mean())
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Return the mean of ln p(y | X), in nats, weighted if there are weights."""
+        values = self.log_prob(X, y)
+        return float(np.average(values, weights=checked_weights(sample_weight, values)))
+
+    def predict(self, X: ArrayLike) -> Array:
+        """Return the median of p(y | X) for every row, and for every column of y."""
+        return self.quantiles(X, 0.5)
 
     def sample(
         self, X: ArrayLike, n_samples: int = 1, random_state: int | np.random.RandomState | None = None
