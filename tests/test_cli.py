@@ -15,10 +15,11 @@ import torch
 from rich.console import Console
 
 from iresnet import __version__, certify, cli
-from iresnet.cli.console import Mode, choose_device, console, table, use_mode, waiting
+from iresnet.cli.console import Mode, console, table, use_mode, waiting
 from iresnet.cli.score import _columns
 from iresnet.cli.train import finish
 from iresnet.data import DataSettings
+from iresnet.device import choose_device
 from iresnet.inverse import decoder
 from iresnet.presets import PRESETS
 from iresnet.progress import each, phase

@@ -557,7 +557,8 @@ class TestText:
                 {},
                 "column 'b' is 2 in all 2 training rows, so its density has no upper bound",
             ),
-            ("a\n0.1\n0.1\n0.1\n", {}, "column 'a' is 0.1 in all"),
+            ("a\n0.1\n0.1\n0.1\n0.1\n", {}, "column 'a' is 0.1 in all 2"),
+            ("a,b\n1,2\n3,1\n2,2\n", {}, "only 1 row is left to train on. Add rows, or hold out fewer"),
             (
                 "t\n" + "\n".join(str(1_700_000_000 + i) for i in range(20)),
                 {},

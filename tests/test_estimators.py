@@ -16,10 +16,11 @@ import pytest
 import torch
 from scipy import stats
 from sklearn.base import clone
+from sklearn.compose import make_column_transformer
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OrdinalEncoder, StandardScaler
 
 from iresnet import FullMixture, run
 from iresnet.estimators import (
@@ -210,6 +211,21 @@ class TestTraining:
         finally:
             torch.set_num_threads(before)
 
+    @pytest.mark.parametrize(
+        ("device", "sentence"),
+        [
+            ("cuda:99", "device 'cuda:99' is not available here. Use cpu, or auto."),
+            ("mps", "device must be cpu, cuda, cuda:N or auto, since proofs need float64; got 'mps'."),
+        ],
+    )
+    def test_a_device_that_is_not_there_is_refused(self, device, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            fitted(FlowDensity, normal(30), **TINY, device=device)
+
+    def test_auto_selects_a_device(self):
+        chosen = "cuda" if torch.cuda.is_available() else "cpu"
+        assert fitted(FlowDensity, normal(30), **TINY, device="auto").trained_.environment["device"] == chosen
+
     def test_settings_reach_the_network(self):
         model = fitted(FlowDensity, normal(30), max_steps=2, settings={"network.lipschitz": 0.5, "depth": 1})
         assert model.trained_.experiment.network.lipschitz == 0.5
@@ -226,11 +242,17 @@ class TestTraining:
             ({"max_time": -1.0}, "the parameters: max_seconds must not be negative; got -1.0."),
             ({"validation_fraction": 1.5}, "validation must be a fraction in .0, 1. or a number of samples; got 1.5."),
             ({"settings": {"lipshitz": 0.9}}, "unknown setting 'lipshitz'. Did you mean 'lipschitz'"),
+            ({"settings": ["lipschitz=0.8"]}, r"settings must be a dict, such as .*; got \['lipschitz=0.8'\]."),
+            ({"settings": "lipschitz=0.8"}, r"settings must be a dict, .*; got 'lipschitz=0.8'."),
+            ({"settings": {"data.drop": ["x0"]}}, "data.drop has no effect here: select the columns of X before fit."),
+            ({"settings": {"context": ["x0"]}}, "data.context has no effect here: give these columns as X to a Cond"),
+            ({"settings": {"data.missing": "drop"}}, "data.missing has no effect here: fill in missing cells, or"),
+            ({"settings": {"data.labelled": 0.5}}, "data.labelled has no effect here: leave it out."),
         ],
     )
     def test_a_wrong_parameter_is_refused_by_fit(self, parameters, sentence):
         with pytest.raises(ValueError, match=sentence):
-            fitted(FlowDensity, normal(30), **parameters)
+            FlowDensity(**{**SMALL, **parameters}).fit(normal(30))
 
     @pytest.mark.parametrize(
         ("X", "sentence"),
@@ -245,6 +267,45 @@ class TestTraining:
     def test_rows_without_a_density_are_refused(self, X, sentence):
         with pytest.raises(ValueError, match=sentence):
             FlowDensity(**SMALL).fit(X)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(
+        ("cells", "sentence"),
+        [
+            (["free", "pro"], r"column 'b' holds 'free', which is not a number. Encode it with OrdinalEncoder in a Pi"),
+            (pd.Categorical([None, "pro"]), r'holds .pro., .* settings={"data.kinds": \["b=category"\]}, or leave it'),
+            (
+                pd.to_datetime(["2020-01-01", "2020-01-02"]),
+                "column 'b' holds '2020-01-01 00:00:00', which is not a num",
+            ),
+            (pd.to_datetime(["2020-01-01", None], utc=True), "Convert it to numbers, such as days, or leave it out."),
+            (pd.to_timedelta([1, 2], unit="D"), "column 'b' holds '1 days 00:00:00', which is not a number."),
+        ],
+    )
+    def test_columns_without_numbers_are_named(self, kind, cells, sentence):
+        X = pd.DataFrame({"b": cells}).loc[np.arange(20) % 2]
+        with pytest.raises(ValueError, match=sentence):
+            kind(**TINY).fit(X, np.arange(20) % 2)
+        X.insert(0, "a", 1.0)
+        with pytest.raises(ValueError, match=sentence):
+            kind(**TINY).fit(X, np.arange(20) % 2)
+
+    def test_words_become_a_category_in_a_pipeline(self):
+        X = pd.DataFrame({"length": normal(60, 1)[:, 0], "plan": np.tile(["free", "pro", "team"], 20)})
+        encoder = make_column_transformer(
+            (OrdinalEncoder(), ["plan"]), remainder="passthrough", verbose_feature_names_out=False
+        )
+        model = FlowDensity(**{**TINY, "settings": {**PLAIN, "data.kinds": ["plan=category"]}})
+        pipeline = make_pipeline(encoder.set_output(transform="pandas"), model).fit(X)
+        assert [kind.categories for kind in model.trained_.schema.kinds] == [("0", "1", "2"), ()]
+        assert np.isfinite(pipeline.score(X))
+
+    def test_numbers_of_any_type_are_taken(self):
+        X = pd.DataFrame(normal(40), columns=["a", "b"])
+        other = X.astype({"a": object, "b": "Float64"}).assign(b=X["b"].astype(str))
+        assert np.allclose(FlowDensity(**TINY).fit(other).score(other), FlowDensity(**TINY).fit(X).score(X))
+        with pytest.raises(ValueError, match="NaN"):
+            FlowDensity(**TINY).fit(X.astype("Float64").mask(X["a"] > 1))
 
     @pytest.mark.parametrize("weights", [np.zeros(30), np.full(30, -1.0), np.ones(29)])
     def test_wrong_weights_are_refused(self, weights):
@@ -485,6 +546,22 @@ class TestConditional:
         marginal = stats.norm.logpdf(y, y.mean(), y.std()).mean()
         assert model.score(X, y) > marginal + 0.3
 
+    def test_it_predicts_the_median(self):
+        X, model = skewed(60), example(ConditionalFlowDensity)
+        assert np.array_equal(model.predict(X), model.quantiles(X, 0.5))
+        errors = cross_val_score(
+            ConditionalFlowDensity(**TINY), X, target(X), cv=2, scoring="neg_mean_absolute_error", error_score="raise"
+        )
+        assert (errors < 0).all()
+
+    def test_the_score_may_have_weights(self):
+        X, model, weights = skewed(6), example(ConditionalFlowDensity), [2, 0, 1, 1, 3, 1]
+        repeated = X.repeat(weights, axis=0)
+        expected = model.score(repeated, target(repeated))
+        assert model.score(X, target(X), sample_weight=weights) == pytest.approx(expected)
+        with pytest.raises(ValueError, match="weight"):
+            model.score(X, target(X), sample_weight=np.zeros(6))
+
     def test_several_targets(self):
         X, Y = skewed(80), pd.DataFrame({"a": normal(80)[:, 0], "b": skewed(80)[:, 0]})
         model = ConditionalFlowDensity(**TINY).fit(X, Y)
@@ -492,7 +569,7 @@ class TestConditional:
         assert model.log_prob(X, Y).shape == (80,)
         assert model.sample(X[:4], 3).shape == (4, 3, 2)
         assert model.quantiles(X[:4], [0.1, 0.9]).shape == (4, 2, 2)
-        assert model.quantiles(X[:4], 0.5).shape == (4, 2)
+        assert model.quantiles(X[:4], 0.5).shape == model.predict(X[:4]).shape == (4, 2)
         with pytest.raises(ValueError, match="cdf needs a y of one number"):
             model.cdf(X, Y)
 
@@ -547,6 +624,17 @@ class TestKindsOfColumns:
     def test_kinds_may_be_declared(self):
         model = fitted(FlowDensity, mixed()[:, :2], settings={"data.kinds": ["x0=integer:0:20"]})
         assert [str(kind) for kind in model.trained_.schema.kinds] == ["integer:0:20", "positive"]
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_kinds_of_columns_that_are_not_there_are_refused(self, kind):
+        X = pd.DataFrame(mixed(60)[:, 1:], columns=["income", "plan"])
+        with pytest.raises(ValueError, match="X has no column 'plann', which data.kinds names. Did you mean 'plan'?"):
+            kind(**{**TINY, "settings": {"data.kinds": ["plann=category"]}}).fit(X, np.arange(60) % 2)
+
+    def test_kinds_of_targets_may_be_declared(self):
+        X, y = normal(60), pd.Series(mixed(60)[:, 1], name="income")
+        model = ConditionalFlowDensity(**{**TINY, "settings": {**PLAIN, "data.kinds": ["income=real"]}}).fit(X, y)
+        assert {kind.name for kind in model.trained_.schema.column_kinds} == {"real"}
 
     @pytest.mark.parametrize("seed", [0, 1])
     def test_quantiles_of_whole_numbers(self, seed):

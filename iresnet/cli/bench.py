@@ -10,9 +10,10 @@ from rich.table import Table
 
 from ..bench import FULL, GPU, METHODS, QUICK, TASKS, check_tasks, missing, title_of
 from ..bench import bench as measure
+from ..device import choose_device
 from ..results import require_commit, write
 from .completion import complete_task
-from .console import Device, choose_device, console, result, table, use_threads, waiting
+from .console import Device, console, result, table, use_threads, waiting
 
 #: One thread, as for small inputs, unless --threads says otherwise.
 SMALL = 1

@@ -13,10 +13,11 @@ import typer
 from .. import lock
 from ..certificate import Certificate, tighten_
 from ..certificate import certify as prove
+from ..device import choose_device
 from ..models import INVERSES
 from ..run import Run, publish, write_certificate
 from ..spelling import counted
-from .console import Device, choose_device, result, use_threads
+from .console import Device, result, use_threads
 from .output import RunFolder
 
 #: The remedy if no layer can be tightened.

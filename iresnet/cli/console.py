@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import sys
 import time
@@ -115,21 +114,6 @@ def table(*columns: str, title: str | None = None) -> Table:
     for i, column in enumerate(columns):
         made.add_column(column, justify="left" if i == 0 else "right")
     return made
-
-
-def choose_device(name: str) -> str:
-    """Return the name of an available device; `auto` prefers a GPU."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ValueError(
-            f"device must be cpu, cuda, cuda:N or auto, since proofs need float64; got {name!r}. Use cpu, or auto."
-        )
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError):
-        raise ValueError(f"device {name!r} is not available here. Use cpu, or auto.") from None
-    return name
 
 
 def use_threads(dimension: int) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import atomic
 from ..data import Dataset, Schema, delimited, npy, read
 from ..data.chunked import Chunk, ChunkedSource
+from ..device import choose_device
 from ..evaluate.chunks import CHUNK, memory_factor
 from ..evaluate.contributions import ROWS
 from ..plots import plot_columns, plot_image_grid, plot_points
@@ -23,7 +24,7 @@ from ..run import Run
 from ..spelling import printable
 from ..train.distributed import local_rank, world_size
 from .completion import complete_data, complete_run
-from .console import choose_device, on_terminal, use_threads
+from .console import on_terminal, use_threads
 
 RunFolder = Annotated[
     Path,

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from ..device import choose_device
 from ..reproduce import RESULTS, Job, Reproduction, Stopped, Work, find
 from ..results import cell, require_commit
 from ..run.progress import progress, reporter
 from .completion import complete_result
-from .console import Device, Screen, choose_device, console, ctrl_c, result, results_console, table, use_threads
+from .console import Device, Screen, console, ctrl_c, result, results_console, table, use_threads
 
 #: The dimension of the digits that the budget smoke uses.
 SMALL = 64

@@ -15,6 +15,7 @@ import typer
 from .. import config, presets
 from ..data import Splits, load
 from ..data.columns import SPELLINGS
+from ..device import choose_device
 from ..models import INVERSES
 from ..presets import Experiment
 from ..run import TRUNCATION, FitResult, Run, SharedTraining, follow, resume, start, truncation_warning
@@ -24,7 +25,7 @@ from ..spelling import counted, listed
 from ..train import distributed
 from ..train.guard import TrainingError
 from .completion import complete_data, complete_preset, complete_run, complete_tracker, complete_training
-from .console import Device, choose_device, console, ctrl_c, result, use_threads
+from .console import Device, console, ctrl_c, result, use_threads
 from .preset_choice import choose_preset, run_folder
 
 #: The one setting that may change when a run is resumed.

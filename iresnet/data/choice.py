@@ -64,15 +64,15 @@ def choose_training_columns(options: TableOptions) -> ColumnChooser:
         if label and label not in names:
             raise ValueError(f"{path} has no column {quoted(label)} for the labels. {hint(label, names)}")
         for what in ("columns", "drop", "context"):
-            _check_known(path, what, getattr(options, what), names)
-        _check_known(path, "id", (options.id,), names)
+            check_known(path, f"--{what}", getattr(options, what), names)
+        check_known(path, "--id", (options.id,), names)
         others = {label, options.id, *options.drop}
         chosen = [name for name in dict.fromkeys((*(options.columns or names), *options.context)) if name not in others]
         if not chosen and label:
             raise ValueError(f"{path} has no column of numbers beside the labels {quoted(label)}. Give at least one.")
         if not chosen:
             raise ValueError(f"{path} has no column left. Give at least one.")
-        _check_known(path, "kind", kinds, chosen)
+        check_known(path, "--kind", kinds, chosen)
         if options.context and not set(options.context) < set(chosen):
             known = set(chosen)
             wrong = next((name for name in options.context if name not in known), options.context[0])
@@ -103,12 +103,12 @@ def with_words(choose: ColumnChooser, columns: Sequence[str]) -> ColumnChooser:
     return choose_again
 
 
-def _check_known(path: Path, option: str, columns: Iterable[str], names: Sequence[str]) -> None:
+def check_known(path: Path, option: str, columns: Iterable[str], names: Sequence[str]) -> None:
     """Refuse an option that names a column which the file does not have."""
     known = {*names, ""}
     for column in columns:
         if column not in known:
-            raise ValueError(f"{path} has no column {quoted(column)}, which --{option} names. {hint(column, names)}")
+            raise ValueError(f"{path} has no column {quoted(column)}, which {option} names. {hint(column, names)}")
 
 
 def choose_schema_columns(
@@ -121,7 +121,7 @@ def choose_schema_columns(
 
     def choose(path: Path, names: Sequence[str], named: bool) -> ColumnChoice:
         wanted, categories = schema.names, [kind.name == "category" for kind in schema.column_kinds]
-        _check_known(path, "id", [id], names)
+        check_known(path, "--id", [id], names)
         if not named and len(names) == len(wanted):
             words = frozenset(i for i, is_category in enumerate(categories) if is_category)
             return ColumnChoice(list(range(len(names))), None, words=words, skip_missing=skip_missing)

@@ -32,6 +32,10 @@ LARGEST_INTEGER = 2**16
 #: The share of rows that may have one and the same value in a column of real numbers.
 LARGEST_TIE = 0.05
 
+#: The same among the training rows of a rounded column. It is real if the share in all rows is at most LARGEST_TIE, and
+#: a training part of at least half of them can only double that.
+LARGEST_ROUNDED_TIE = 2 * LARGEST_TIE
+
 #: A dependent column is explained by the others up to this part of its standard deviation (float32 has 6e-8).
 EXPLAINED = 1e-5
 
@@ -119,16 +123,24 @@ def degenerate(x: Values, names: Sequence[str], kinds: Sequence[ColumnKind]) -> 
     Only columns without noise can be at fault: one that often has the same value, and one that follows from the others.
     """
     for i, (name, kind) in enumerate(zip(names, kinds, strict=True)):
-        if kind.discrete or len(x) < DETECT_FROM:
-            continue
-        if (tie := _tie(x[:, i])) is not None and tie[1] < len(x):
-            value, most = tie
-            return (
-                f"column {quoted(name)} is {value:g} in {most} of {len(x)} training rows, so its density as {kind} has "
-                f"no upper bound. Say how finely it is rounded, e.g. --kind {shlex.quote(name)}=rounded:0.01, or "
-                f"leave it out: --drop {shlex.quote(name)}."
-            )
+        if not kind.discrete and len(x) >= DETECT_FROM and (reason := _repetition(x[:, i], name, kind)):
+            return reason
     return _dependence(x, names, kinds)
+
+
+def _repetition(x: Values, name: str, kind: ColumnKind) -> str:
+    """Say which value fills too many rows of a column without noise, and how finely the column is rounded, if it is."""
+    tie = _tie(x)
+    if tie is None or tie[1] == len(x):
+        return ""
+    (value, most), step = tie, _step(x)
+    if step is not None and most <= LARGEST_ROUNDED_TIE * len(x):
+        return ""
+    return (
+        f"column {quoted(name)} is {value:g} in {most} of {len(x)} training rows, so its density as {kind} has no "
+        f"upper bound. Say how finely it is rounded, --kind {shlex.quote(name)}=rounded:{step or 'STEP'}, or leave it "
+        f"out: --drop {shlex.quote(name)}."
+    )
 
 
 def _dependence(x: Values, names: Sequence[str], kinds: Sequence[ColumnKind]) -> str:

@@ -299,6 +299,8 @@ def _is_constant(table: Table, i: int) -> bool:
 def refuse_constant_columns(train: Dataset) -> None:
     """Refuse to train on a constant column: a density has no upper bound there. One that is only given may be."""
     schema = train.schema
+    if len(train) == 1:
+        raise ValueError("only 1 row is left to train on. Add rows, or hold out fewer (data.test, data.validation).")
     modelled = torch.tensor([name in (schema.targets or schema.names) for name in schema.names])
     constant = ((train.x == train.x[0]).all(dim=0).cpu() & modelled).nonzero()
     if len(constant):

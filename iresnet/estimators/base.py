@@ -18,13 +18,14 @@ import torch
 from numpy.typing import ArrayLike
 from rich.console import Console
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from ..certificate import Certificate
 from ..data import Dataset, split, table
 from ..data.dataset import seeded_generator
 from ..data.numerals import is_number
+from ..device import choose_device
 from ..presets import Experiment
 from ..run import Logger, TrainedModel, train_in_memory
 from ..run.progress import progress, reporter
@@ -32,7 +33,7 @@ from ..run.weights import complete_state, slim_state
 from ..train import Report
 from ..train.threads import suitable_threads
 from .parameters import SETTINGS, make_experiment, seed_from
-from .rows import Array, as_table, training_dataset, unnamed, warn_of_degenerate_columns
+from .rows import Array, as_table, check_rows, training_dataset, unnamed, warn_of_degenerate_columns
 
 Self = TypeVar("Self", bound="FlowEstimator")
 
@@ -55,7 +56,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
     | `validation_fraction` | the fraction of the rows (or, from 1 on, their number) that is held out, to choose the best weights; of few rows, up to 3 are |
     | `patience` | the number of validations without an improvement after which training ends; 0: it goes on |
     | `settings` | any other settings of an experiment, by name: `{"network.lipschitz": 0.9}` |
-    | `device` | where to train: "cpu", or "cuda" |
+    | `device` | where to train: "cpu", "cuda", "cuda:1", or "auto": a GPU if there is one |
     | `random_state` | the seed of weights, batches and held-out rows: an integer for the same result every time |
     | `verbose` | whether to show a progress bar |
     | `loggers` | `run.Logger`s that get settings, metrics and the trained model: W&B, MLflow, or your own |
@@ -158,7 +159,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _train(self, rows: table.Table, weights: Array | None, targets: tuple[str, ...] = ()) -> None:
         """Train on the rows of a table, part of which is held out."""
-        seed = seed_from(self.random_state)
+        seed, device = seed_from(self.random_state), choose_device(self.device)
         experiment = self._experiment(seed)
         dataset = training_dataset(rows, weights, experiment.data.kinds, targets)
         count = split.held_out_count("validation", experiment.data.validation, len(dataset))
@@ -168,11 +169,11 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         if experiment.objective.kind != "classification":
             warn_of_degenerate_columns(train)
         with (
-            _forked_generators(self.device),
+            _forked_generators(device),
             suitable_threads(dataset.schema.dimension),
             _reporting(type(self).__name__, self.verbose) as report,
         ):
-            options: dict[str, Any] = {"device": self.device, "report": report, "loggers": self.loggers}
+            options: dict[str, Any] = {"device": device, "report": report, "loggers": self.loggers}
             trained = train_in_memory(experiment, train, validation, **options)
         self._set_trained(trained)
 
@@ -211,7 +212,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
     def _rows(self, X: ArrayLike) -> Dataset:
         """Check rows, and convert them to the dataset that the model takes."""
         check_is_fitted(self)
-        return self._dataset(validate_data(self, X, reset=False, dtype=np.float64))
+        return self._dataset(check_rows(self, X, reset=False))
 
     def _values(self, rows: Tensor) -> Array:
         """Return samples as values that the columns may have, categories in their own numbers."""

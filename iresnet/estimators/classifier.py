@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from .. import evaluate
 from ..data.labels import MISSING, class_name
 from .base import FlowEstimator, Self
 from .density import LikelihoodMixin
-from .rows import MIN_ROWS, Array, as_table, checked_weights
+from .rows import MIN_ROWS, Array, as_table, check_rows, checked_weights
 
 #: Names for the label column of a saved run: the first that is not a column of numbers.
 LABELS = ("y", "class", "label", "target")
@@ -41,7 +41,7 @@ class FlowClassifier(LikelihoodMixin, ClassifierMixin, FlowEstimator):  # type: 
 
     def fit(self: Self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train for the classes `y` and the density of the rows. A row of weight 2 counts like two rows."""
-        rows, targets = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=MIN_ROWS)
+        rows, targets = check_rows(self, X, y, ensure_min_samples=MIN_ROWS)
         targets = column_or_1d(targets, warn=True)
         check_classification_targets(targets)
         weights = checked_weights(sample_weight, rows)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted
 from torch import Tensor
 
 from .. import evaluate
@@ -18,7 +18,7 @@ from ..flow import Flow
 from ..transforms.dequantisation import column_steps
 from .base import FlowEstimator, Self, generator_from
 from .quantiles import base_cdf, base_quantile, has_quantiles
-from .rows import MIN_ROWS, Array, as_table, checked_weights
+from .rows import MIN_ROWS, Array, as_table, check_rows, checked_weights
 
 #: Samples of every row from which quantiles are estimated where there is no formula.
 DRAWS = 1000
@@ -49,9 +49,7 @@ class ConditionalFlowDensity(FlowEstimator):
     def fit(self: Self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train by maximum likelihood of y given X. A row of weight 2 counts like two rows."""
         names = getattr(y, "columns", [getattr(y, "name", None)])
-        rows, targets = validate_data(
-            self, X, y, dtype=np.float64, y_numeric=True, multi_output=True, ensure_min_samples=MIN_ROWS
-        )
+        rows, targets = check_rows(self, X, y, y_numeric=True, multi_output=True, ensure_min_samples=MIN_ROWS)
         weights = checked_weights(sample_weight, rows)
         model = cast(ConditionalFlowDensity, self)
         model.n_targets_, model.is_scalar_ = (1, True) if targets.ndim == 1 else (targets.shape[1], False)
@@ -66,9 +64,14 @@ class ConditionalFlowDensity(FlowEstimator):
         values: Array = evaluate.log_likelihood(self.model_, rows).value.numpy()
         return values
 
-    def score(self, X: ArrayLike, y: ArrayLike) -> float:
-        """Return the mean of ln p(y | X), in nats."""
-        return float(self.log_prob(X, y).mean())
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Return the mean of ln p(y | X), in nats, weighted if there are weights."""
+        values = self.log_prob(X, y)
+        return float(np.average(values, weights=checked_weights(sample_weight, values)))
+
+    def predict(self, X: ArrayLike) -> Array:
+        """Return the median of p(y | X) for every row, and for every column of y."""
+        return self.quantiles(X, 0.5)
 
     def sample(
         self, X: ArrayLike, n_samples: int = 1, random_state: int | np.random.RandomState | None = None
@@ -144,14 +147,14 @@ class ConditionalFlowDensity(FlowEstimator):
 
     def _contexts(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
-        rows: Array = validate_data(self, X, reset=False, dtype=np.float64)
+        rows: Array = check_rows(self, X, reset=False)
         schema = self.trained_.schema.select(self._columns())
         return table.dataset_for_schema(as_table(rows, schema.names), schema).x.double()
 
     def _pairs(self, X: ArrayLike, y: ArrayLike) -> Dataset:
         """Check rows and targets, and convert them to the dataset that the model takes."""
         check_is_fitted(self)
-        rows = validate_data(self, X, reset=False, dtype=np.float64)
+        rows = check_rows(self, X, reset=False)
         targets = check_array(y, dtype=np.float64, ensure_2d=False, input_name="y")
         targets = targets.reshape(len(targets), -1)
         if targets.shape != (len(rows), self.n_targets_):

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import DensityMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from .. import evaluate
 from ..data import Dataset
 from .base import FlowEstimator, Self, generator_from
-from .rows import MIN_ROWS, Array, as_table, checked_weights
+from .rows import MIN_ROWS, Array, as_table, check_rows, checked_weights
 
 
 class LikelihoodMixin:
@@ -51,7 +51,7 @@ class DensityFit(FlowEstimator):
 
     def fit(self: Self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> Self:
         """Train a density by maximum likelihood; `y` is ignored. A row of weight 2 counts like two rows."""
-        rows: Array = validate_data(self, X, dtype=np.float64, ensure_min_samples=MIN_ROWS)
+        rows: Array = check_rows(self, X, ensure_min_samples=MIN_ROWS)
         self._fit_rows(rows, checked_weights(sample_weight, rows))
         return self
 

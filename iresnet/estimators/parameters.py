@@ -12,6 +12,7 @@ from sklearn.utils import check_random_state
 from .. import config, presets
 from ..data.settings import PLACEHOLDER
 from ..presets import Experiment
+from ..spelling import quoted
 
 #: The setting that each parameter of an estimator replaces.
 SETTINGS = {
@@ -25,6 +26,18 @@ SETTINGS = {
     "validation_fraction": "data.validation",
 }
 
+#: What takes the place of settings of data; of the others, an estimator only reads `kinds` and `validation`.
+INSTEAD = {
+    "columns": "select the columns of X before fit",
+    "drop": "select the columns of X before fit",
+    "id": "leave this column out of X",
+    "context": "give these columns as X to a ConditionalFlowDensity",
+    "label": "give the labels to fit as y",
+    "missing": "fill in missing cells, or leave their rows out, before fit",
+    "test": "hold out rows before fit",
+    "seed": "give random_state",
+}
+
 #: The warm-up of a shorter training than the preset's, as a fraction of it.
 WARMUP = 0.1
 
@@ -34,6 +47,8 @@ def make_experiment(preset: str, parameters: Mapping[str, Any], settings: Mappin
 
     `settings` are named as on the command line: "network.lipschitz", or "lipschitz" if only one group has that key.
     """
+    if not isinstance(settings, Mapping):
+        raise ValueError(f'settings must be a dict, such as {{"network.lipschitz": 0.9}}; got {quoted(settings)}.')
     found = presets.find(preset)
     found = replace(found, seed=seed, data=replace(found.data, source=PLACEHOLDER))
     content = config.to_mapping(found)
@@ -44,8 +59,17 @@ def make_experiment(preset: str, parameters: Mapping[str, Any], settings: Mappin
         warmup = min(found.training.warmup_steps, int(WARMUP * parameters["max_steps"]))
         content["training"] |= {"epochs": 0, "warmup": warmup}
     for name, value in settings.items():
-        _assign(content, config.setting_path(Experiment, f"{name}="), _plain(value))
+        path = config.setting_path(Experiment, f"{name}=")
+        _refuse_without_effect(path)
+        _assign(content, path, _plain(value))
     return config.from_mapping(Experiment, content, "the parameters")
+
+
+def _refuse_without_effect(path: str) -> None:
+    """Refuse a setting that is about files, images or the choice of columns: rows come as arrays."""
+    group, _, name = path.partition(".")
+    if group == "data" and name not in ("kinds", "validation"):
+        raise ValueError(f"{path} has no effect here: {INSTEAD.get(name, 'leave it out')}.")
 
 
 def _assign(content: dict[str, Any], path: str, value: Any) -> None:

@@ -6,15 +6,18 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils.validation import _check_sample_weight
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from ..data import Dataset, Schema, table
-from ..data.choice import TableOptions
+from ..data.choice import TableOptions, check_known
+from ..data.columns import parse_kinds
+from ..spelling import quoted
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -25,6 +28,38 @@ MIN_ROWS = 5
 def as_table(x: Array, columns: Sequence[str], label: str = "", labels: list[str] | None = None) -> table.Table:
     """Return an array as a table, whose errors name row and column."""
     return table.Table(Path("X"), tuple(columns), x, label, labels, lambda i: f"row {i}")
+
+
+def check_rows(estimator: BaseEstimator, X: ArrayLike, *y: ArrayLike, **options: Any) -> Any:
+    """Return rows as float64, and y if given, as scikit-learn checks them; `fit` remembers the columns."""
+    _refuse_columns_without_numbers(X)
+    return validate_data(estimator, X, *y, dtype=np.float64, **options)
+
+
+def _refuse_columns_without_numbers(X: Any) -> None:
+    """Name the first column of a pandas table that holds words or dates; NumPy takes dates for numbers."""
+    if not hasattr(X, "iloc") or X.ndim != 2:
+        return
+    for i, name in enumerate(X.columns):
+        column = X.iloc[:, i].dropna()
+        if np.asarray(column).dtype.kind in "biufc":
+            continue
+        cell = next((cell for cell in column.tolist() if not _is_number(cell)), None)
+        if cell is not None:
+            encode = f'Encode it with OrdinalEncoder in a Pipeline and settings={{"data.kinds": ["{name}=category"]}}'
+            remedy = encode if isinstance(cell, str) else "Convert it to numbers, such as days"
+            raise ValueError(
+                f"column {quoted(name)} holds {quoted(str(cell))}, which is not a number. {remedy}, or leave it out."
+            )
+
+
+def _is_number(cell: Any) -> bool:
+    """Whether NumPy can convert a cell to a number."""
+    try:
+        float(cell)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def unnamed(count: int) -> tuple[str, ...]:
@@ -44,6 +79,7 @@ def training_dataset(
         rows, weights = rows.take(np.flatnonzero(weights)), weights[weights > 0]
         if len(rows.x) < MIN_ROWS:
             raise ValueError(f"at least {MIN_ROWS} rows must have a positive weight; got {len(rows.x)}. Add rows.")
+    check_known(rows.path, "data.kinds", parse_kinds(kinds), rows.columns)
     if targets:
         kinds = (*(f"{name}=real" for name in rows.columns if name not in targets), *kinds)
     dataset = table.training_dataset(rows, TableOptions(kinds=kinds))
