@@ -1,16 +1,20 @@
 """The command in scripts: --json, --quiet, --threads, the data folder in the environment, shell completion."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
+from iresnet import atomic, certify
 from iresnet.cli.completion import complete_data, complete_preset, complete_run, complete_tracker, complete_training
 from iresnet.data.download import ENVIRONMENT, search_folders
 from iresnet.presets import PRESETS
+from iresnet.run import Run
 from tests.runs import copy_of, trained
 
 TINY = ("--set", "network.width=4", "--set", "blocks=[1, 1]", "--set", "steps=2", "--set", "batch=16")
@@ -185,3 +189,48 @@ class TestCompletion:
         code, out, _ = split_call("--show-completion", "bash")
         assert code == 0
         assert "_IRESNET_COMPLETE=complete_bash" in out
+
+
+class TestReadOnly:
+    """A run folder in which nothing can be written. (These tests may run as root, who can write everywhere.)"""
+
+    @pytest.fixture(autouse=True)
+    def read_only(self, folder, monkeypatch):
+        reserve = atomic._reserve
+
+        def refuse(target):
+            if target.parent == folder:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            return reserve(target)
+
+        (folder / "evaluation.json").unlink(missing_ok=True)
+        monkeypatch.setattr(atomic, "_reserve", refuse)
+
+    @pytest.mark.parametrize(("words", "keys"), [WITH_RUN[0], WITH_RUN[4]], ids=["evaluate", "certify"])
+    def test_the_result_is_printed_and_the_exit_code_is_2(self, split_call, folder, words, keys):
+        before = {path: path.read_bytes() for path in folder.glob("*.*")}
+        code, out, err = split_call(words[0], folder, *words[1:], "--json")
+        assert code == 2
+        assert keys <= json.loads(out).keys()
+        assert json.loads(out).get("file") is None
+        why = f"iresnet: the result is not saved, since {folder} cannot be written: Read-only file system. Free disk"
+        assert why in err
+        code, out, err = split_call(*words[:1], folder, *words[1:])
+        assert code == 2
+        assert ("Invertible: proven" if words[0] == "certify" else "density") in out
+        assert why in err
+        assert {path: path.read_bytes() for path in folder.glob("*.*")} == before
+
+    def test_a_certificate_that_does_not_pass_still_exits_with_1(self, split_call, folder, monkeypatch):
+        failed = replace(certify(Run.open(folder).model(), (1, 8, 8)), unknown=("a layer",))
+        monkeypatch.setattr(sys.modules["iresnet.cli.certify"], "prove", lambda *_: failed)
+        code, _, err = split_call("certify", folder)
+        assert code == 1
+        assert "the certificate does not pass." in err
+        assert "the result is not saved" in err
+
+    def test_a_report_elsewhere(self, split_call, folder, tmp_path):
+        code, out, _ = split_call("report", folder, "--rows", 20, "--out", tmp_path / "page.html")
+        assert code == 0
+        assert "The metrics are in the page alone: the result is not saved" in out
+        assert "20" in (tmp_path / "page.html").read_text()

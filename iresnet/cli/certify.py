@@ -18,7 +18,7 @@ from ..models import INVERSES
 from ..run import Run, publish, write_certificate
 from ..spelling import counted
 from .console import Device, result, use_threads
-from .output import RunFolder
+from .output import RunFolder, try_to_save
 
 #: The remedy if no layer can be tightened.
 UNCONSTRAINED = (
@@ -42,6 +42,9 @@ def certify(
 ) -> None:
     """Prove Lip(g) < 1 for every block, layer by layer. Exit code 1 if a block fails.
 
+    The certificate of the final weights is saved in RUN/certificate.json. Exit code 2 if it cannot be; it is still
+    printed.
+
     Example: iresnet certify runs/demo --weights best --tighten
     """
     opened = Run.open(run).require_writable() if tighten else Run.open(run)
@@ -49,17 +52,23 @@ def certify(
     if opened.experiment.network.family in INVERSES:
         raise ValueError(f"nothing to certify: {INVERSES[opened.experiment.network.family]}")
     with lock.lock_folder(opened.folder) if tighten else nullcontext():
-        certificate, message = _certify(opened, run, weights, choose_device(device), tighten)
+        certificate, message, unsaved = _certify(opened, run, weights, choose_device(device), tighten)
     content = {**json.loads(certificate.to_json()), "run": run, "weights": weights, "message": message}
     result(content, str(certificate), *filter(None, [message]))
     if not certificate.passed:
         which = " --weights best" if weights == "best" else ""
         hint = "" if tighten else f" Try: iresnet certify {quote(str(run))}{which} --tighten"
-        raise RuntimeError(f"the certificate does not pass.{hint if _has_coefficient(certificate) else UNCONSTRAINED}")
+        remedy = hint if _has_coefficient(certificate) else UNCONSTRAINED
+        raise RuntimeError(f"the certificate does not pass.{remedy}{unsaved and f' Also, {unsaved}'}")
+    if unsaved:
+        raise OSError(unsaved)
 
 
-def _certify(run: Run, name: Path, weights: str, device: str, tighten: bool) -> tuple[Certificate, str]:
-    """Certify the weights, tightened first if requested; return the certificate and a message about saved files."""
+def _certify(run: Run, name: Path, weights: str, device: str, tighten: bool) -> tuple[Certificate, str, str]:
+    """Certify the weights, tightened first if requested.
+
+    Return the certificate, a message about saved files, and why the certificate was not saved, if it should have been.
+    """
     sha256, model = run.sha256() if weights == "model" else "", run.model(weights, device)
     changed = tighten_(model, run.schema.shape) if tighten else []
     certificate = prove(model, run.schema.shape)
@@ -68,10 +77,11 @@ def _certify(run: Run, name: Path, weights: str, device: str, tighten: bool) -> 
         stale = any((run.folder / file).exists() for file in ("evaluation.json", "report.html"))
         publish(run, model, certificate, run.splits().validation, {"tightened": tightened})
         again = f" Evaluate it again: iresnet evaluate {quote(str(name))}" if stale else ""
-        return certificate, f"{counted(len(changed), 'layer')} tightened and saved as the model in {name}.{again}"
+        return certificate, f"{counted(len(changed), 'layer')} tightened and saved as the model in {name}.{again}", ""
+    unsaved = ""
     if weights == "model":
-        write_certificate(run, certificate, sha256)
-    return certificate, _unchanged(certificate, name) if tighten else ""
+        _, unsaved = try_to_save(run, lambda: write_certificate(run, certificate, sha256))
+    return certificate, _unchanged(certificate, name) if tighten else "", unsaved
 
 
 def _has_coefficient(certificate: Certificate) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -42,7 +43,7 @@ from ..run import Run
 from ..run.fit import device_of
 from ..train.distributed import ALONE, Group, is_main, joined, world_size
 from .console import Device, Screen, console, ctrl_c, result, show, waiting
-from .output import DataFolder, DataOption, RunFolder, Split, chunked_data, each_chunk, open_run, read_data
+from .output import DataFolder, DataOption, RunFolder, Split, chunked_data, each_chunk, open_run, read_data, try_to_save
 from .resumable import share_of_rank
 
 #: Samples evaluated by default if likelihoods are estimates, which take long.
@@ -118,7 +119,7 @@ def evaluate(
 
     The density of a table is compared with one Gaussian and a mixture of Gaussians, fitted to the run's training rows.
 
-    Metrics of the test split are saved in RUN/evaluation.json.
+    Metrics of the test split are saved in RUN/evaluation.json. Exit code 2 if they cannot be; they are still printed.
 
     A file of --data may have any size: it is read in chunks, unless an option below needs all samples at once. Several
     processes share the chunks: torchrun --nproc-per-node=4 -m iresnet evaluate runs/flow --data new.parquet
@@ -162,16 +163,17 @@ def evaluate(
     parts += [_linear_probe(opened, model, chosen_rows, screen)] if linear else []
     parts += [_protocol(model, chosen_rows, limit, screen)] if bits else []
     parts += [_ood_detection(opened, model, available, others, screen)] if others else []
-    content, path = dict[str, Any](), None
+    content, path, unsaved = dict[str, Any](), None, ""
     for metrics, lines in chain.from_iterable(parts):
         content |= metrics
-        path = (
-            save_metrics(opened, content, sha256) if kept else None
-        )  # before printing: what follows may take long, or fail
+        if kept:  # before printing: what follows may take long, or fail
+            path, unsaved = try_to_save(opened, partial(save_metrics, opened, content, sha256))
         show(*lines)
-    if kept:
+    if path:
         screen.say(f"Metrics in {path}")
     result(content | {"run": run, "file": path})
+    if unsaved:
+        raise OSError(unsaved)
 
 
 def _radius(word: str) -> float:

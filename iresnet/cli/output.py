@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -133,6 +133,17 @@ def save_samples(path: Path, rows: Tensor, schema: Schema) -> Path:
     if schema.is_image:
         return npy.save_npz(with_suffix(path, ".npz"), x=rows.detach().cpu().numpy())
     return atomic.write(with_suffix(path, ".csv"), format_rows(rows, schema))
+
+
+def try_to_save(run: Run, write: Callable[[], Path]) -> tuple[Path | None, str]:
+    """Write a file of a result that is printed in any case; return its path, or None and the reason."""
+    try:
+        return write(), ""
+    except OSError as error:
+        cause = error.__cause__
+        reason = cause.strerror if isinstance(cause, OSError) else str(error).rstrip(".")
+        remedy = "Free disk space, or copy the run to a folder that can be written."
+        return None, f"the result is not saved, since {run.output} cannot be written: {reason}. {remedy}"
 
 
 def print_csv(text: str) -> None:

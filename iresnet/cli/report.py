@@ -12,7 +12,7 @@ from ..report import write
 from ..report.gather import gather
 from .console import Device, console, result, waiting
 from .evaluate import Rows, evaluate_some, fitting_splits, save_metrics, warn_stale
-from .output import DataFolder, DataOption, RunFolder, open_run, read_data
+from .output import DataFolder, DataOption, RunFolder, open_run, read_data, try_to_save
 
 
 def report(
@@ -49,7 +49,10 @@ def report(
         sha256, model = opened.sha256(), opened.model(device=chosen)
         fitting = fitting_splits(opened, model, screen)
         content = evaluate_some(model, opened.splits().test, rows, screen, fitting=fitting)
-        save_metrics(opened, content, sha256)
+        _, unsaved = try_to_save(opened, lambda: save_metrics(opened, content, sha256))
+        if unsaved:
+            evaluation = content
+            screen.say(f"The metrics are in the page alone: {unsaved}")
         screen.say(f"Evaluated {content['rows']:,} of {content['of']:,} test samples.")
     with waiting(screen, "Drawing samples and solving codes …"):
         material = gather(opened, device=chosen, seed=seed, data=other, evaluation=evaluation)
