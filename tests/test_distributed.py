@@ -33,7 +33,10 @@ def _with(experiment: Experiment, **network) -> Experiment:
     return replace(experiment, network=replace(experiment.network, **network))
 
 
-SENTENCE = "the first batch, which initialises {}, must be the same on all ranks; got 2 ranks with different batches."
+SENTENCE = (
+    "the first batch, which initialises {}, must pass through the plain model in training mode before "
+    "init_process_group, since ranks may have different batches; got it in a group of 2 ranks."
+)
 
 
 @pytest.fixture
@@ -56,7 +59,7 @@ class TestTwoRanks:
         before = {key: t.clone() for key, t in part.state_dict().items()}
         with pytest.raises(RuntimeError, match=SENTENCE.format(type(part).__name__)):
             part(normal(9, 2, dtype=torch.float32))
-        with pytest.raises(RuntimeError, match="before init_process_group, or load initialised weights"):
+        with pytest.raises(RuntimeError, match="Move that call up, or load initialised weights"):
             Chain(part)(normal(9, 2, dtype=torch.float32))
         assert all(torch.equal(t, before[key]) for key, t in part.state_dict().items())
 

@@ -1,8 +1,8 @@
 """Data-dependent initialisation: the first batch in training sets the parameters of a transform.
 
 `initialise_` does so explicitly. A model that was saved or copied after it is never initialised again. Pass one batch
-through the plain model before `torch.compile` with a full graph, before a CUDA graph, and before `torch.distributed`,
-where each rank would see a different first batch (which is refused).
+through the plain model before `torch.compile` with a full graph, before a CUDA graph, and before `init_process_group`:
+in a group of several ranks a first batch is refused, since ranks may have different ones.
 """
 
 from __future__ import annotations
@@ -80,15 +80,15 @@ class DataInitialised(ClosedForm):
 
 
 def _check_single_rank(part: nn.Module) -> None:
-    """Refuse to initialise each replica from a different batch: they would silently become different models."""
+    """Refuse a first batch in a group: replicas initialised from different batches would silently become different."""
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     ranks = torch.distributed.get_world_size() if is_distributed else 1
     if ranks > 1:
         raise RuntimeError(
-            f"the first batch, which initialises {type(part).__name__}, must be the same on all ranks; got {ranks} "
-            "ranks with different batches. Pass one batch through the plain model in training mode before "
-            "init_process_group, or load initialised weights: DistributedDataParallel then copies those of rank 0 to "
-            "every rank."
+            f"the first batch, which initialises {type(part).__name__}, must pass through the plain model in training "
+            "mode before init_process_group, since ranks may have different batches; got it in a group of "
+            f"{ranks} ranks. Move that call up, or load initialised weights: DistributedDataParallel copies those of "
+            "rank 0 to every rank."
         )
 
 
