@@ -47,6 +47,15 @@ class Base(nn.Module, ABC):
         return density.flatten(-len(self.shape)).sum(-1)
 
 
+def check_base(base: object) -> None:
+    """Refuse what is not a `Base`, such as a distribution of torch, as the base of a model."""
+    if not isinstance(base, Base):
+        raise ValueError(
+            f"the base must be a Base; got {type(base).__name__}. Use DiagonalNormal, NormalMixture or FullMixture, or "
+            "derive a class from iresnet.base.Base."
+        )
+
+
 class DiagonalNormal(Base):
     """A normal distribution with a mean and a scale per coordinate; the standard normal unless they are `learned`."""
 

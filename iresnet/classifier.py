@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .fixed_point import Solver
 from .inverse import Decoder
 from .outermost import outermost_call
-from .transform import Transform, check_context
+from .transform import Transform, check_context, check_transform
 
 
 class Classifier(nn.Module):
@@ -25,6 +25,7 @@ class Classifier(nn.Module):
 
     def __init__(self, transform: Transform, head: nn.Module) -> None:
         super().__init__()
+        check_transform(transform)
         self.transform, self.head = transform, head
         #: Inverts codes into inputs, like `Flow.decoder`.
         self.decoder = Decoder()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from .base import Base
+from .base import Base, check_base
 from .certificate import residual_blocks, unknown_parts, unlisted_blocks
 from .compiled import is_logdet_opaque, opaque_logdet, opaque_logdet_function
 from .fixed_point import Solver
@@ -30,6 +30,7 @@ from .transform import (
     Transform,
     check_batch,
     check_context,
+    check_transform,
     dimension,
 )
 from .transforms.elementary import InjectivePad
@@ -90,6 +91,8 @@ class Flow(nn.Module):
         dequantiser: nn.Module | None = None,
     ) -> None:
         super().__init__()
+        check_transform(transform)
+        check_base(base)
         self.transform, self.base, self.estimator, self.event_shape = transform, base, estimator, event_shape
         #: Learned dequantisation noise for integer data (`transforms.dequantisation.LearnedNoise`), or None.
         self.dequantiser = dequantiser

@@ -308,6 +308,15 @@ def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:
         raise ValueError(f"{name} must have shape (batch, {', '.join(map(str, shape))}); got {tuple(x.shape)}.")
 
 
+def check_transform(transform: object) -> None:
+    """Refuse what is not a `Transform`, such as a network, as the transform of a model."""
+    if not isinstance(transform, Transform):
+        raise ValueError(
+            f"the transform must be a Transform; got {type(transform).__name__}. Wrap a network g as ResidualBlock(g), "
+            "and use Chain in place of nn.Sequential."
+        )
+
+
 def check_context(model: Transform, context: Tensor | None) -> None:
     """Refuse a context for a model that takes none and would ignore it."""
     if context is None or model.takes_context:

@@ -536,6 +536,23 @@ class TestRefusals:
         with pytest.raises(ValueError, match="keeps the dimension"):
             Flow(Chain(Chain(Chain(InjectivePad(1)))), DiagonalNormal(3))
 
+    @pytest.mark.parametrize("transform", [nn.Sequential(ActNorm(2)), nn.Linear(2, 2), None])
+    def test_what_is_no_transform_is_refused_when_the_model_is_built(self, transform):
+        sentence = f"the transform must be a Transform; got {type(transform).__name__}. Wrap a network g as Resid"
+        for build in (
+            lambda: Flow(transform, DiagonalNormal(2)),
+            lambda: Hybrid(transform, DiagonalNormal(2), nn.Linear(2, 3)),
+            lambda: Classifier(transform, nn.Linear(2, 3)),
+        ):
+            with pytest.raises(ValueError, match=sentence):
+                build()
+
+    def test_what_is_no_base_is_refused_when_the_model_is_built(self):
+        base = MultivariateNormal(torch.zeros(2), torch.eye(2))
+        for build in (lambda: Flow(ActNorm(2), base), lambda: Hybrid(ActNorm(2), base, nn.Linear(2, 3))):
+            with pytest.raises(ValueError, match="the base must be a Base; got MultivariateNormal. Use DiagonalNormal"):
+                build()
+
     def test_a_base_of_the_wrong_shape_is_refused(self):
         flow = Flow(Squeeze(), DiagonalNormal((1, 4, 4)))
         with pytest.raises(
