@@ -39,6 +39,8 @@ def explaining(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if os.path.isdir(path):
+            raise OSError(f"cannot write {path}: it is a folder. Name a file in it.") from error
         reason = error.strerror or str(error)
         raise OSError(
             f"cannot write {path}: {reason}. Free disk space or choose another folder; the old file is unchanged."

@@ -201,7 +201,7 @@ class TestFailure:
 
     def test_a_file_that_is_a_folder(self, tmp_path):
         (tmp_path / "a").mkdir()
-        with pytest.raises(OSError, match=r"cannot write .*/a: Is a directory."):
+        with pytest.raises(OSError, match=r"cannot write .*/a: it is a folder. Name a file in it."):
             atomic.write(tmp_path / "a", "new")
         assert names(tmp_path) == ["a"]
 

@@ -138,6 +138,26 @@ class TestTrain:
         assert sentence in text
         assert list(tmp_path.iterdir()) == []  # nothing was made
 
+    @pytest.mark.parametrize(
+        ("word", "near"),
+        [("customers.cvs", "customers.csv"), ("custmers.txt", "customers.csv"), ("mine.tml", "mine.toml")],
+    )
+    def test_a_misspelt_file_is_found(self, call, word, near, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        for name in ("customers.csv", "mine.toml"):
+            (tmp_path / name).write_text("")
+        sentence = f"iresnet: there is no preset, dataset or file '{word}'. Did you mean '{near}'?\n"
+        assert call("train", word) == (2, sentence)
+
+    @pytest.mark.parametrize("out", [False, True])
+    def test_a_run_to_resume_comes_after_out(self, call, folder, out):
+        words = ("--set", "learning_rate=0.001", *(("--out", folder) if out else ()))
+        code, text = call("train", "--resume", folder, *words)
+        assert code == 2
+        assert f"Use: iresnet train --resume --out {folder} --set learning_rate=0.001\n" in text
+        code, text = call("train", "--resume", folder, "--out", "elsewhere")
+        assert (code, "a resumed run keeps its settings; got a preset" in text) == (2, True)
+
     @pytest.mark.parametrize("name", ["", ".", "..", "../out", "/tmp/out", "a/b", "a\\b", "a\nb", "a\0b"])
     def test_a_name_that_leads_out_of_runs_is_refused(self, call, name, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -290,6 +310,10 @@ class TestWorkOnARun:
         assert code == 1
         assert "does not pass" in text
         assert f"iresnet certify {folder} --tighten" in text
+
+    def test_scores_are_not_written_to_a_folder(self, call, folder):
+        sentence = f"iresnet: cannot write {folder}: it is a folder. Name a file in it.\n"
+        assert call("score", folder, "digits", "--out", folder) == (2, sentence)
 
     def test_score(self, call, folder):
         code, text = call("score", folder, "digits", "--draws", 2, "--out", folder / "s.csv")

@@ -490,7 +490,7 @@ def test_an_old_onnx_file_goes_only_when_the_rest_is_written(tmp_path, monkeypat
     (tmp_path / "model.onnx").write_text("of an earlier model")
     (tmp_path / "README.txt").mkdir()  # cannot be written
     model, data = made("flow")
-    with pytest.raises(OSError, match="cannot write .*README.txt: Is a directory"):
+    with pytest.raises(OSError, match="cannot write .*README.txt: it is a folder"):
         export(model, *data(2), tmp_path)
     assert (tmp_path / "model.onnx").read_text() == "of an earlier model"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import join, quote
 
 from .. import data, presets
-from ..data.source import KINDS
+from ..data.source import KINDS, files_beside
 from ..presets import PRESETS, PURPOSES, Experiment
 from ..run.missing import is_run
 from ..spelling import nearest
@@ -50,10 +50,12 @@ def choose_preset(
 
 
 def _find(name: str) -> Experiment:
-    """Return a preset, or the settings in a TOML file; suggest a dataset if that is what the name is closest to."""
-    near = nearest(name, [*data.names(), *PRESETS])
-    if not presets.is_preset(name) and near and near == nearest(name, data.names()):
-        raise ValueError(f"there is no preset or dataset {name!r}.{near}")
+    """Return a preset, or the settings in a TOML file; suggest a dataset or file if the name is closest to that."""
+    files = files_beside(name) if Path(name).suffix and not Path(name).exists() else []
+    others = [*data.names(), *files]
+    near = nearest(name, [*others, *PRESETS])
+    if not presets.is_preset(name) and near and near == nearest(name, others):
+        raise ValueError(f"there is no preset{', dataset or file' if files else ' or dataset'} {name!r}.{near}")
     return presets.find(name)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from typing import Annotated, Any
 
 import torch
@@ -19,6 +19,7 @@ from ..device import choose_device
 from ..models import INVERSES
 from ..presets import Experiment
 from ..run import TRUNCATION, FitResult, Run, SharedTraining, follow, resume, start, truncation_warning
+from ..run.missing import is_run
 from ..run.progress import progress, reporter
 from ..run.trackers import TRACKERS, make_loggers
 from ..spelling import counted, listed
@@ -117,6 +118,9 @@ def train(
     table = {"--columns": columns, "--drop": drop, "--context": context, "--id": id_, "--kind": kind or []}
     table["--missing"] = missing
     if resume_:
+        if what is not None and is_run(Path(what)) and out in (None, Path(what)):
+            words = ["iresnet", "train", "--resume", "--out", what, *_words({"--set": set_})]
+            raise ValueError(f"the run folder to resume comes after --out. Use: {join(words)}")
         given = {"a preset": what, "--data": data, "--label": label, "--data-dir": data_dir, "--seed": seed}
         _refuse_changes({**given, **{word: value or None for word, value in table.items()}})
         if out is None:

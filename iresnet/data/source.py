@@ -213,10 +213,14 @@ def existing_path(source: str | Path) -> Path:
         raise ValueError(f"{path} must be a folder of images or a table ({KINDS}). Convert it to one of these.")
     if is_placeholder(str(source)):
         raise FileNotFoundError(f"there is no file {PLACEHOLDER!r}; give your table: --data FILE ({KINDS}).")
-    beside = [str(p) for p in sorted(path.parent.iterdir())] if path.parent.is_dir() else []
-    raise FileNotFoundError(
-        f"there is no dataset, file or folder {str(source)!r}. {hint(str(source), names(), beside)}"
-    )
+    near = hint(str(source), names(), files_beside(source))
+    raise FileNotFoundError(f"there is no dataset, file or folder {str(source)!r}. {near}")
+
+
+def files_beside(source: str | Path) -> list[str]:
+    """Return the paths of all files and folders beside one, which need not exist."""
+    folder = Path(source).expanduser().parent
+    return [str(path) for path in sorted(folder.iterdir())] if folder.is_dir() else []
 
 
 def _refuse_unused(settings: DataSettings, *, table: bool = True, size: bool = False) -> None:
