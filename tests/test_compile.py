@@ -93,6 +93,12 @@ def test_evaluation_compiles_too(mode):
         torch.testing.assert_close(whole(block)(x), block(x))
 
 
+def test_an_exact_log_determinant_is_exported():
+    flow, x = rouse_(mlp_flow(3, blocks=2, hidden=(8,))).eval(), x_of(4, 3)
+    program = torch.export.export(flow, (x,), strict=True)
+    torch.testing.assert_close(program.module()(x), flow(x))
+
+
 NETWORKS = {
     "mlp": (lambda: contractive_mlp(3, (8,)), (4, 3), None),
     "conv": (lambda: contractive_convnet(2, 3), (4, 2, 4, 4), None),

@@ -191,6 +191,8 @@ class TestLogDeterminants:
         """In eval terms follow from the proven bound, which is found outside of the transform, and kept."""
         flow = rouse_(mlp_flow(65, blocks=1, hidden=(8,))).eval()
         x = normal(3, 65, dtype=torch.float32)
+        with pytest.raises(RuntimeError, match="randomness"):
+            vmap(lambda t: flow(t[None])[0])(x)
         found = vmap(lambda t: flow(t[None])[0], randomness="same")(x)
         torch.testing.assert_close(found, flow(x))
         assert_plain(flow)
