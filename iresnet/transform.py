@@ -295,8 +295,8 @@ def flat_steps(transform: Transform) -> Iterator[Step]:
 def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:
     """Refuse a tensor that is not a batch: wrong dtype, no batch dimension, empty, or the wrong shape."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"{name} must be a floating-point tensor; got {got}. Convert it with {name}.float() first.")
+        got, tensor = (x.dtype, name) if isinstance(x, Tensor) else (type(x).__name__, f"torch.as_tensor({name})")
+        raise ValueError(f"{name} must be a floating-point tensor; got {got}. Convert it with {tensor}.float() first.")
     if x.dim() < 2:
         raise ValueError(
             f"{name} must have a batch dimension, shape (batch, ...); got {tuple(x.shape)}. "

@@ -257,6 +257,7 @@ class TestConditioners:
     @pytest.mark.parametrize(
         ("make", "sentence"),
         [
+            (lambda: mlp(1, 1, 64), r"hidden must list the widths of the hidden layers; got 64. Use hidden=\(64,\)."),  # type: ignore[arg-type]
             (lambda: mlp(0, 1), "inputs must be at least 1; got 0"),
             (lambda: mlp(1, 1, (3, 0)), r"hidden\[1\] must be at least 1; got 0"),
             (lambda: convnet(1, 1, 0), "width must be at least 1; got 0"),

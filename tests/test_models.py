@@ -107,6 +107,15 @@ def test_a_context_changes_the_output_but_not_the_constant():
         (lambda: contractive_convnet(0), "channels must be at least 1; got 0"),
         (lambda: contractive_convnet(2, kernels=(2,)), "kernels must be odd"),
         (lambda: mlp_flow(2, blocks=0), "blocks must be at least 1; got 0"),
+        (lambda: mlp_flow(3, hidden=64), r"hidden must list the widths .*; got 64. Use hidden=\(64,\)."),  # type: ignore[arg-type]
+        (
+            lambda: mlp_flow(3, activation=nn.ReLU()),
+            r"activation must be a class, .*; got ReLU\(\). Use activation=nn.R",
+        ),
+        (
+            lambda: contractive_convnet(3, activation="relu"),  # type: ignore[arg-type]
+            "activation must be a class, .*; got 'relu'. Use activation",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(build, sentence):

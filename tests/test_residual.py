@@ -4,6 +4,7 @@ import copy
 import math
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -415,7 +416,7 @@ class TestRefusals:
     BAD: ClassVar = {
         "integers": (
             torch.zeros(4, 3, dtype=torch.long),
-            "{} must be a floating-point tensor; got torch.int64. Convert it",
+            r"{} must be a floating-point tensor; got torch.int64. Convert it with {}.float\(\) first",
         ),
         "one sample": (
             torch.zeros(3),
@@ -424,7 +425,11 @@ class TestRefusals:
         "empty": (torch.zeros(0, 3), r"{} must hold at least one sample; got an empty batch of shape \(0, 3\)"),
         "nan": (torch.tensor([[0.0] * 3, [math.nan] * 3]), "{} must be finite; sample 1 of 2 holds NaN or infinity"),
         "infinite": (torch.full((2, 3), math.inf), "{} must be finite; sample 0 of 2"),
-        "a list": ([[1.0, 2.0, 3.0]], "{} must be a floating-point tensor; got list"),
+        "a list": (
+            [[1.0, 2.0, 3.0]],
+            r"{} must be a floating-point tensor; got list. Convert it with torch.as_tensor\({}\)",
+        ),
+        "an array": (np.zeros((4, 3)), r"{} must be a floating-point tensor; got ndarray. Convert it with torch.as_t"),
         "features": (torch.zeros(4, 5), r"{} must have shape \(batch, ..., 3\) for this block; got \(4, 5\)"),
     }
 

@@ -17,7 +17,7 @@ from ..logdet import Estimator
 from ..residual import ResidualBlock
 from ..spelling import at_least
 from ..transform import Shape, Transform
-from ..transforms.conditioner import check_kernels
+from ..transforms.conditioner import check_kernels, check_widths
 from ..transforms.elementary import ActNorm
 
 Activation: TypeAlias = Callable[[], nn.Module]
@@ -25,6 +25,7 @@ Activation: TypeAlias = Callable[[], nn.Module]
 
 def linears(dimension: int, hidden: Sequence[int]) -> list[nn.Linear]:
     """Build linear layers of these hidden widths from R^dimension to itself."""
+    check_widths(hidden)
     if dimension < 1 or any(h < 1 for h in hidden) or not hidden:
         raise ValueError(f"dimension and hidden widths must be positive; got {dimension} and {tuple(hidden)}.")
     return [nn.Linear(a, b) for a, b in pairwise((dimension, *hidden, dimension))]
@@ -86,6 +87,18 @@ def _layer(inputs: int, outputs: int, kernel: int, axes: int) -> nn.Module:
     return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
 
 
+def _check_activation(activation: Activation) -> None:
+    """Refuse what does not build a contractive activation, such as one that is built already."""
+    try:
+        built = activation()
+    except TypeError as error:
+        raise ValueError(
+            f"activation must be a class, or a function that builds a module; got {activation!r}. Use "
+            "activation=nn.ReLU, or for settings activation=lambda: nn.Softplus(threshold=40)."
+        ) from error
+    check_contractive(built)
+
+
 def _constrain(
     g: nn.Sequential, coefficient: float | None, lipschitz: float | None, norm: NormRule | None
 ) -> nn.Sequential:
@@ -114,7 +127,7 @@ def contractive_mlp(
     >>> contractive_mlp(2, hidden=(8,))(__import__("torch").zeros(5, 2)).shape
     torch.Size([5, 2])
     """
-    check_contractive(activation())
+    _check_activation(activation)
     g = alternate(linears(dimension, hidden), lambda _: [activation()])
     _constrain(g, coefficient, lipschitz, norm)
     return g if context is None else conditioned(g, dimension, context)
@@ -153,7 +166,7 @@ def contractive_convnet(
     It is a contraction, with `coefficient` and `lipschitz` as in `contractive_mlp`. `preactivation` puts an activation
     before the first layer as well, as in the paper's classifiers.
     """
-    check_contractive(activation())
+    _check_activation(activation)
     g = alternate(convolutions(channels, hidden, kernels), lambda _: [activation()], preactivation=preactivation)
     return _constrain(g, coefficient, lipschitz, norm)
 

@@ -32,6 +32,7 @@ def mlp(
     >>> sum(p.numel() for p in mlp(1, 2).parameters())
     8578
     """
+    check_widths(hidden)
     at_least(1, inputs=inputs, outputs=outputs, **{f"hidden[{i}]": h for i, h in enumerate(hidden)})
     layers: list[nn.Module] = []
     for a, b in pairwise((inputs, *hidden, outputs)):
@@ -147,6 +148,12 @@ def bottleneck(
         activation(),
         nn.Conv2d(inner, outputs, 3, padding=1, bias=False),
     )
+
+
+def check_widths(hidden: Sequence[int]) -> None:
+    """Refuse a single number in place of the widths of all hidden layers."""
+    if isinstance(hidden, int):
+        raise ValueError(f"hidden must list the widths of the hidden layers; got {hidden}. Use hidden=({hidden},).")
 
 
 def check_kernels(kernels: Sequence[int]) -> None:
