@@ -317,8 +317,15 @@ class ConditionalDistribution(torch.distributions.Distribution):
         event = flow.event_shape or flow.base.shape
         super().__init__(torch.Size((len(context),)), torch.Size(event), validate_args=False)
 
+    def expand(self, batch_shape: Any, _instance: Any = None) -> ConditionalDistribution:
+        expanded = self._get_checked_instance(ConditionalDistribution, _instance)  # type: ignore[no-untyped-call]
+        batch, own = torch.Size(batch_shape), self.context.shape[len(self.batch_shape) :]
+        expanded.flow, expanded.context = self.flow, self.context.expand(*batch, *own)
+        torch.distributions.Distribution.__init__(expanded, batch, self.event_shape, validate_args=False)
+        return cast(ConditionalDistribution, expanded)
+
     def log_prob(self, value: Tensor) -> Tensor:
-        lead, own = self._leading_shape(value), self.context.shape[1:]
+        lead, own = self._leading_shape(value), self.context.shape[len(self.batch_shape) :]
         x = value.expand(*lead, *self.event_shape).reshape(-1, *self.event_shape)
         c = self.context.expand(*lead, *own).reshape(-1, *own)
         return self.flow.log_prob(x, c).reshape(lead)
@@ -338,7 +345,15 @@ class ConditionalDistribution(torch.distributions.Distribution):
         )
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        return self.flow.sample(tuple(sample_shape), self.context)
+        return self._unflatten(self.flow.sample(tuple(sample_shape), self._contexts), sample_shape)
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        return self.flow.rsample_and_log_prob(tuple(sample_shape), self.context)[0]
+        return self._unflatten(self.flow.rsample_and_log_prob(tuple(sample_shape), self._contexts)[0], sample_shape)
+
+    @property
+    def _contexts(self) -> Tensor:
+        """The contexts in one batch, as the flow takes them."""
+        return self.context.flatten(0, len(self.batch_shape) - 1)
+
+    def _unflatten(self, x: Tensor, sample_shape: Any) -> Tensor:
+        return x.reshape(*sample_shape, *self.batch_shape, *x.shape[len(sample_shape) + 1 :])

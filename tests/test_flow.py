@@ -248,6 +248,26 @@ class TestConditional:
                 total = flow(grid, c.expand(len(grid), 3)).exp().sum() * (axis[1] - axis[0]) ** 2
             assert total.item() == pytest.approx(1, abs=1e-3)
 
+    def test_it_expands_as_torchs_distributions_do(self, flow):
+        c, x = normal(4, 3, seed=5), normal(6, 4, 2, seed=6)
+        law = flow.given(c)
+        wide = law.expand((6, 4))
+        assert (wide.batch_shape, wide.event_shape) == ((6, 4), (2,))
+        torch.testing.assert_close(wide.log_prob(x), law.log_prob(x))
+        torch.testing.assert_close(wide.log_prob(x[0]), law.log_prob(x[0]).expand(6, 4))
+        assert flow.given(c[:1]).expand((4,)).log_prob(x).shape == (6, 4)
+        assert wide.expand((5, 6, 4)).batch_shape == (5, 6, 4)
+        for draw in (wide.sample, wide.rsample):
+            assert draw().shape == (6, 4, 2)
+            assert draw((7, 2)).shape == (7, 2, 6, 4, 2)
+        torch.manual_seed(0)
+        drawn = wide.sample()
+        torch.manual_seed(0)
+        torch.testing.assert_close(drawn, law.sample((6,)))  # every context keeps its place
+        assert Independent(wide, 1).log_prob(x).shape == (6,)
+        with pytest.raises(RuntimeError, match="expanded size"):
+            law.expand((6, 5))
+
     def test_bad_contexts_are_refused(self, flow):
         with pytest.raises(ValueError, match="context must have a batch dimension"):
             flow.given(torch.zeros(3, dtype=DOUBLE))
