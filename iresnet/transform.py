@@ -31,7 +31,7 @@ from .logdet import Estimator
 from .opaque import keep_track, outside_graph
 from .progress import part
 from .proof import error_bound, meets_tolerance, sample_norms
-from .trust import NoBoundKnown, why_modified, why_untrusted
+from .trust import NoBoundKnown, unwrap, why_modified, why_untrusted
 
 Shape: TypeAlias = tuple[int, ...]
 Self = TypeVar("Self", bound="Transform")
@@ -309,8 +309,8 @@ def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:
 
 
 def check_transform(transform: object) -> None:
-    """Refuse what is not a `Transform`, such as a network, as the transform of a model."""
-    if not isinstance(transform, Transform):
+    """Refuse what is not a `Transform`, compiled or not, such as a network, as the transform of a model."""
+    if not isinstance(transform, nn.Module) or not isinstance(unwrap(transform), Transform):
         raise ValueError(
             f"the transform must be a Transform; got {type(transform).__name__}. Wrap a network g as ResidualBlock(g), "
             "and use Chain in place of nn.Sequential."

@@ -567,6 +567,11 @@ class TestRefusals:
             with pytest.raises(ValueError, match=sentence):
                 build()
 
+    def test_a_compiled_transform_is_one(self):
+        chain, x = Chain(ActNorm(2)).eval(), normal(3, 2)
+        flow = Flow(torch.compile(chain, backend="eager"), DiagonalNormal(2)).eval()
+        assert torch.equal(flow(x.float()), Flow(chain, DiagonalNormal(2)).eval()(x.float()))
+
     def test_what_is_no_base_is_refused_when_the_model_is_built(self):
         base = MultivariateNormal(torch.zeros(2), torch.eye(2))
         for build in (lambda: Flow(ActNorm(2), base), lambda: Hybrid(ActNorm(2), base, nn.Linear(2, 3))):
