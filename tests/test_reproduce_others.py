@@ -251,11 +251,34 @@ def test_models_are_compared_in_words_including_losses_and_ties(differences, sen
 
 
 def test_published_rows_follow_the_same_rule():
-    rows = json.loads((Path(__file__).parents[1] / "results" / "figure2.json").read_text())["rows"]
-    compared = [r for r in rows if r["nearer"] is not None]
+    results = json.loads((Path(__file__).parents[1] / "results" / "figure2.json").read_text())
+    compared = [(e["model"], e["row"]) for e in results["runs"] if e["row"]["nearer"] is not None]
     assert len(compared) >= 4
-    for r in compared:
-        assert r["nearer"] == figure2.nearer(r["model"], r["nearer than Glow by"], r["error of the difference"])
+    for model, r in compared:
+        assert r["nearer"] == figure2.nearer(model, r["nearer than Glow by"], r["error of the difference"])
+    assert results["rows"] == figure2.sort_rows(results["runs"])
+
+
+def test_a_row_is_over_seeds_and_a_model_is_nearer_if_it_is_in_all_of_them():
+    def entry(model, seed, nats, nearer):
+        row = {"nats": nats, "nearer": nearer, "nearer than Glow by": None if nearer is None else 3.5 - nats}
+        keys = {"dataset": "rings", "model": model, "budget": "short", "recipe": "ours", "settings": [], "seed": seed}
+        return {**keys, "row": row, "details": {}}
+
+    entries = [
+        *(entry("Glow", seed, 3.5, None) for seed in (0, 1)),
+        *(entry("i-ResNet", seed, nats, who) for seed, nats, who in ((0, 3.4, "i-ResNet"), (1, 3.6, "Glow"))),
+        *(entry("i-ResNet sine", seed, nats, "i-ResNet sine") for seed, nats in ((0, 3.2), (1, 3.3))),
+    ]
+    rows = figure2.sort_rows(entries)
+    assert [(r["model"], r["seeds"], r["nearer"]) for r in rows] == [
+        ("Glow", 2, None), ("i-ResNet", 2, "neither"), ("i-ResNet sine", 2, "i-ResNet sine"),
+    ]  # fmt: skip
+    assert rows[2]["nats"] == pytest.approx(3.25)
+    assert rows[2]["spread"] == pytest.approx(0.1 / math.sqrt(2))
+    first = {"rings": [e for e in entries if e["seed"] == 0]}
+    assert figure2.compare_groups(first).startswith("i-ResNet is closer to the floor than Glow on rings.")
+    assert figure2.compare_groups(first, rows).startswith("i-ResNet and Glow do not differ significantly on rings.")
 
 
 @pytest.mark.parametrize(
