@@ -32,6 +32,12 @@ DESIGN = TEXTS["docs/explanation/design.md"]
 LONG = {"docs/guide/estimators.md", "docs/guide/train.md"}
 
 
+@pytest.mark.parametrize("page", TEXTS)
+def test_attributes_of_a_heading_stand_in_its_line(page):
+    """Trap: in a line of their own they are shown as text, and the anchor does not exist."""
+    assert not re.findall(r"^\{ [#.:].*$", TEXTS[page], re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", [pytest.param(p, marks=[pytest.mark.slow] * (p in LONG)) for p in PAGES])
 @pytest.mark.no_cover
 def test_snippets_run_in_order(page, tmp_path, monkeypatch, capsys):
