@@ -291,7 +291,6 @@ class ResidualBlock(Transform):
             snapshot = self.snapshot(tuple(z.shape[1:]))
             conditioning = self._conditioning(context, len(z))
             reference = snapshot.branch(conditioning)
-
             affine = snapshot.affine(tuple(z.shape[1:]))
 
             def in_half_precision(x: Tensor, rows: Tensor) -> Tensor:  # would stall at once: evaluate in float64

@@ -72,7 +72,7 @@ def attainable_target(target: Tensor, x: Tensor) -> Tensor:
 def stalls(rate: Tensor, contraction: float) -> Tensor:
     """Return where a Banach step has not reduced the residual of a contraction in float32: only rounding is left.
 
-    What such samples lack is for float64 to do; with a larger constant, their steps could go on to the limit.
+    Such samples would take steps up to the limit; float64 continues with them.
     """
     if contraction >= 1 or rate.dtype == torch.float64:
         return torch.zeros_like(rate, dtype=torch.bool)
