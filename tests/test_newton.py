@@ -1,6 +1,7 @@
 """Newton's method for inverses in few dimensions: known answers, its rate, and what is done where it fails."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -144,11 +145,24 @@ class TestWhereItFails:
 
 class TestChoice:
     @pytest.mark.parametrize("d", [FEW_DIMENSIONS, FEW_DIMENSIONS + 1])
-    def test_it_is_the_default_in_few_dimensions(self, d):
+    def test_it_is_the_default_in_few_dimensions_where_the_approximation_is_poor(self, d):
         block, z = rouse_(ResidualBlock(contractive_mlp(d, (8,)))).eval(), normal(6, d).float()
         found, newton, anderson = (block.solve(z, **s) for s in ({}, {"solver": Newton()}, {"solver": Anderson()}))
         assert torch.equal(found.x, newton.x)
         assert torch.equal(newton.x, anderson.x) == (d > FEW_DIMENSIONS)
+
+    def test_a_good_approximation_suffices(self):
+        block, z = ResidualBlock(contractive_mlp(3, (64, 64))).eval(), normal(6, 3).float()
+        found, newton, anderson = (block.solve(z, **s) for s in ({}, {"solver": Newton()}, {"solver": Anderson()}))
+        assert torch.equal(found.x, anderson.x)
+        assert not torch.equal(newton.x, anderson.x)
+
+    @pytest.mark.parametrize(("amplitude", "needed"), [(1e-3, False), (0.5, True)])
+    def test_the_error_of_the_approximation_decides(self, amplitude, needed):
+        affine = Affine.fit(lambda x: amplitude * torch.cos(2 * x), 2, 0.9, lambda x: (x, x))
+        assert affine.needs_jacobians == needed
+        assert isinstance(default_solver(affine), Newton) == needed
+        assert not replace(affine, linearise=None).needs_jacobians
 
     def test_where_no_jacobian_is_known_it_is_anderson(self):
         assert default_solver(None) == Anderson()

@@ -5,7 +5,8 @@
     step                x <- x + P (z - x - g(x)), instead of the Banach step x <- x + (z - x - g(x))
 
 The error of such a step is that of the approximation, not of g itself. In few dimensions the Jacobians J of the
-samples cost little more than g, and take the place of A after the start: `Newton`.
+samples cost little more than g. Where the approximation is poor, as that of most trained networks, they take the place
+of A after the start: `Newton`.
 
 Both are guesses, of which nothing is proven: the solvers watch the residuals, and the bound at the end does not depend
 on how x was found.
@@ -28,8 +29,8 @@ Linearise: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 #: The largest dimension for which an approximation pays off.
 MAX_DIMENSION = 128
 
-#: The largest dimension for which Jacobians do.
-FEW_DIMENSIONS = 8
+#: The largest dimension for which Jacobians do, and the error of an approximation that suffices without them.
+FEW_DIMENSIONS, SMALL_ERROR = 8, 0.02
 
 #: Points per dimension and in addition; their scales in turn: a normalised network before and after training.
 _POINTS, _MORE, _SCALES = 2, 128, (1.0, 2.0)
@@ -40,11 +41,15 @@ _FAR = 3.0
 
 @dataclass(frozen=True)
 class Affine:
-    """g(x) ~ A x + b, kept as the matrix P' and b; `linearise` gives the Jacobians, where they cost little."""
+    """g(x) ~ A x + b, kept as the matrix P' and b; `linearise` gives the Jacobians, where they cost little.
+
+    `error` is the distance from g relative to the size of x: the root mean square over the points of the fit.
+    """
 
     transposed: Tensor
     shift: Tensor
     linearise: Linearise | None = None
+    error: float = math.inf
 
     @classmethod
     def fit(
@@ -52,14 +57,21 @@ class Affine:
     ) -> Affine | None:
         """Fit the approximation to a g in float64 with this Lipschitz constant, below 1; None if numbers overflow."""
         points, projection = _points(d)
-        found = projection @ g(points)
+        values = g(points)
+        found = projection @ values
         if not bool(found.isfinite().all()):
             return None
         a, b = found[:d].t(), found[d]
+        error = float(torch.linalg.vector_norm(values - points @ a.t() - b) / torch.linalg.vector_norm(points))
         norm = float(torch.linalg.matrix_norm(a, 2))
         a = a * min(1.0, lipschitz / norm) if norm > 0 else a  # so that I + A is invertible
         p = torch.linalg.inv(torch.eye(d, dtype=a.dtype, device=a.device) + a)
-        return cls(p.t().contiguous(), b, linearise)
+        return cls(p.t().contiguous(), b, linearise, error)
+
+    @property
+    def needs_jacobians(self) -> bool:
+        """Whether steps with Jacobians take less time than those with this approximation."""
+        return self.linearise is not None and self.error > SMALL_ERROR
 
     def to(self, dtype: torch.dtype) -> Affine:
         return replace(self, transposed=self.transposed.to(dtype), shift=self.shift.to(dtype))

@@ -143,4 +143,4 @@ class Newton(Solver):
 
 def default_solver(affine: Affine | None) -> Solver:
     """Return the solver for a g with this approximation, where none was given."""
-    return Anderson() if affine is None or affine.linearise is None else Newton()
+    return Newton() if affine is not None and affine.needs_jacobians else Anderson()
