@@ -45,5 +45,19 @@ def outermost_call(module: nn.Module, x: Tensor) -> Iterator[None]:
             if freezes:
                 _thread_state.frozen = {m for m in modules_of(module) if m.training}
             yield
+    except RuntimeError as error:
+        if not before[0] and "type" in str(error):
+            _check_dtype(module, x)
+        raise
     finally:
         _thread_state.checked, _thread_state.frozen = before
+
+
+def _check_dtype(module: nn.Module, x: Tensor) -> None:
+    """Refuse an x of another dtype than the weights, where torch has refused it with a message about matrices."""
+    found = sorted({str(p.dtype) for p in module.parameters() if p.is_floating_point()})
+    if found and str(x.dtype) not in found:
+        raise ValueError(
+            f"x must have the dtype of the weights, {' or '.join(found)}; got {x.dtype}. Convert x with "
+            f"x.to({found[0]}), or the model with .to({x.dtype})."
+        )

@@ -249,7 +249,7 @@ class ResidualBlock(Transform):
         if context is None:
             return None
         g = unwrap(self.g)
-        return g.embed_context(g.cast_context(context), samples) if type(g) is Conditioned else context
+        return g.embed_context(context, samples) if type(g) is Conditioned else context
 
     # ------------------------------------------------------------------ inverse
 

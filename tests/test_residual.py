@@ -16,8 +16,10 @@ from iresnet import (
     Chain,
     Conditioned,
     ConvergenceError,
+    DiagonalNormal,
     Exact,
     Flatten,
+    Flow,
     InjectivePad,
     LipschitzConv2d,
     LipschitzLinear,
@@ -347,6 +349,16 @@ class TestConditional:
                 call(x)
             with pytest.raises(ValueError, match="context must have one row per sample; got 1 for 4. Repeat it"):
                 call(x, normal(1, 2))
+            with pytest.raises(ValueError, match=r"context must have shape \(batch, 2\); got \(4, 5\)"):
+                call(x, normal(4, 5))
+
+    @pytest.mark.parametrize("of", ["block", "chain"])
+    def test_a_context_is_cast_to_the_dtype_of_the_weights(self, of):
+        block = mlp(context=2, dtype=torch.float32)
+        model = block if of == "block" else Chain(block)
+        x, c = normal(4, 3).float(), normal(4, 2)
+        assert torch.equal(model(x, c), model(x, c.float()))
+        assert torch.equal(model.inverse(x, c), model.inverse(x, c.float()))
 
 
 class ShapeChanging(nn.Module):
@@ -442,6 +454,20 @@ class TestRefusals:
         block = mlp(dtype=torch.float32).train(training)
         with pytest.raises(ValueError, match=sentence.format(name, name)):
             getattr(block, call)(value)
+
+    @pytest.mark.parametrize("images", [False, True], ids=["vectors", "images"])
+    @pytest.mark.parametrize("weights", [torch.float32, DOUBLE], ids=str)
+    @pytest.mark.parametrize("part", ["block", "chain", "flow"])
+    @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+    def test_an_x_of_another_dtype_gets_a_sentence(self, images, weights, part, training):
+        block = ResidualBlock(contractive_convnet(2, 4)).to(weights) if images else mlp(dtype=weights)
+        other = torch.float32 if weights == DOUBLE else DOUBLE
+        x = normal(*((2, 2, 5, 5) if images else (2, 3)), dtype=other)
+        flow = Flow(Chain(block), DiagonalNormal(x[0].shape).to(weights))
+        model = {"block": block, "chain": Chain(block), "flow": flow}[part]
+        sentence = rf"x must have the dtype of the weights, {weights}; got {other}. Convert x with x.to\({weights}\)"
+        with pytest.raises(ValueError, match=sentence):
+            model.train(training)(x)
 
     @pytest.mark.parametrize("shape", [(3, 5, 8, 8), (2, 8, 8), (3, 2, 8)])
     def test_images_of_the_wrong_shape_get_a_sentence(self, shape):

@@ -28,14 +28,17 @@ class Conditioned(nn.Module):
         return add_per_channel(h, self.embed_context(context, len(h)))
 
     def embed_context(self, context: Tensor | None, samples: int) -> Tensor:
-        """Return embed(context), after checking that there is one context per sample."""
+        """Return embed(context), in the dtype of its weights, after checking that there is one context per sample."""
         if context is None:
             raise ValueError("this network is conditional; pass context=...")
         if len(context) != samples:
             raise ValueError(f"context must have one row per sample; got {len(context)} rows for {samples} samples.")
-        return cast(Tensor, self.embed(context))
+        first = self.embed[0] if isinstance(self.embed, nn.Sequential) and len(self.embed) else self.embed
+        if isinstance(first, nn.Linear) and context.shape[-1] != first.in_features:
+            raise ValueError(f"context must have shape (batch, {first.in_features}); got {tuple(context.shape)}.")
+        return cast(Tensor, self.embed(self._cast(context)))
 
-    def cast_context(self, context: Tensor) -> Tensor:
+    def _cast(self, context: Tensor) -> Tensor:
         """Cast a context to the dtype of the weights of `embed`; integers stay as they are."""
         like = next((p for p in self.embed.parameters() if p.is_floating_point()), context)
         return context.to(like.dtype) if context.is_floating_point() else context
