@@ -30,6 +30,7 @@ from .transform import (
     Transform,
     check_batch,
     check_context,
+    check_eval,
     check_transform,
     dimension,
 )
@@ -143,8 +144,7 @@ class Flow(nn.Module):
         The number of terms follows from the proven Lipschitz bounds. A pilot run determines the number of passes, and
         the estimate uses new ones: stopping as soon as the error looks small would bias it.
         """
-        if self.training:
-            raise ValueError("log_prob_with_error needs a model in eval mode; got one in training. Call flow.eval().")
+        check_eval(self, "log_prob_with_error")
         if not tolerance > 0:
             raise ValueError(f"tolerance must be positive; got {tolerance}.")
         check_batch(x, "x", self.event_shape)

@@ -336,9 +336,10 @@ class ResidualBlock(Transform):
         return self._with_gradient(solution.x, z, context, Anderson() if solver is None else solver)
 
     def _with_gradient(self, x: Tensor, z: Tensor, context: Tensor | None, solver: Solver) -> Tensor:
+        dtype = next((p.dtype for p in self.g.parameters() if p.is_floating_point()), x.dtype)
         with freeze_norms(self.g):  # the function that was solved for
-            y, jacobian = linearise(self.g, x, context)
-        step = z - y
+            y, jacobian = linearise(self.g, x.to(dtype), context)
+        step = z.to(dtype) - y
         if not step.requires_grad:
             return x
         return attach_implicit_gradient(x, step, jacobian, self.bound(tuple(z.shape[1:])).value, solver)

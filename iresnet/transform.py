@@ -317,6 +317,12 @@ def check_transform(transform: object) -> None:
         )
 
 
+def check_eval(model: nn.Module, what: str) -> None:
+    """Refuse a model of which any part is in training mode: its layers may be random, and its norms are estimates."""
+    if any(m.training for m in model.modules()):
+        raise ValueError(f"{what} needs a model in eval mode; call model.eval() first.")
+
+
 def check_context(model: Transform, context: Tensor | None) -> None:
     """Refuse a context for a model that takes none and would ignore it."""
     if context is None or model.takes_context:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -58,6 +59,12 @@ BUFFER_DTYPES = REAL_DTYPES | {torch.bool, torch.uint8, torch.int8, torch.int16,
 CALL_METHODS = ("forward", "_call_impl", "_wrapped_call_impl", "_conv_forward")
 
 WRAPPERS = (AveragedModel, nn.parallel.DistributedDataParallel, nn.DataParallel)
+
+#: Where the functions that `torch.compile` makes are defined.
+_DYNAMO = str(Path(torch.__file__).parent / "_dynamo")
+
+#: What decides how a module is copied. A proof is about a copy.
+_COPYING = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
 
 #: Half of it is zero where the processor flushes denormal numbers.
 _SMALLEST_NORMAL = sys.float_info.min
@@ -151,6 +158,7 @@ def why_untrusted(module: nn.Module) -> str:
     ('', 'Dropout is not a class with a known function.')
     """
     try:
+        check_global_state()
         while (inner := _wrapped_module(module)) is not None:
             if (reason := why_modified(module)) is not None:
                 return f"{type(module).__name__} {reason}"
@@ -234,14 +242,26 @@ def _shadowed_name(module: nn.Module, own: dict[str, Any]) -> str | None:
 
 def _is_set_by_torch(name: str, module: nn.Module) -> bool:
     """Whether torch itself set this attribute: `torch.compile` sets `forward` on its wrapper."""
-    return name == "forward" and type(module) not in WRAPPERS and _wrapped_module(module) is not None
+    inner = _wrapped_module(module)
+    if name != "forward" or type(module) in WRAPPERS or inner is None:
+        return False
+    return torch.compiler.is_compiling() or _calls(vars(module)["forward"], inner)
+
+
+def _calls(compiled: Any, module: nn.Module) -> bool:
+    """Whether a function was made by `torch.compile` from the call of this module."""
+    if not getattr(getattr(compiled, "__code__", None), "co_filename", "").startswith(_DYNAMO):
+        return False
+    made_from = getattr(compiled, "_torchdynamo_orig_callable", None)
+    closure = [cell.cell_contents for cell in getattr(made_from, "__closure__", None) or ()]
+    return any(owner is module for owner in (getattr(made_from, "__self__", None), *closure))
 
 
 _method_names: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
 
 
 def _methods(cls: type) -> frozenset[str]:
-    """Return the names of the methods and properties of a class, and those of tensors of layers (cached)."""
+    """Return the names of the methods and properties of a class, of copying, and of tensors of layers (cached)."""
     found = _method_names.get(cls)
     if found is None:
         found = _method_names[cls] = _collect_methods(cls)
@@ -254,7 +274,7 @@ def _collect_methods(cls: type) -> frozenset[str]:
         for base in cls.__mro__[:-1]
         for name, value in vars(base).items()
         if callable(value) or isinstance(value, property | staticmethod | classmethod)
-    ).union(("weight", "bias"))
+    ).union(("weight", "bias", *_COPYING))
 
 
 def _is_own_compiled_call(call: Any, module: nn.Module) -> bool:

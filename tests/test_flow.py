@@ -500,8 +500,12 @@ class TestErrorBars:
     def test_bad_calls_are_refused(self, wide):
         with pytest.raises(ValueError, match="tolerance must be positive; got 0"):
             wide.log_prob_with_error(normal(2, 80), tolerance=0)
-        with pytest.raises(ValueError, match="needs a model in eval mode; got one in training"):
+        with pytest.raises(ValueError, match=r"needs a model in eval mode; call model.eval\(\) first"):
             flow_of().train().log_prob_with_error(normal(2, 2))
+        partly = flow_of()
+        partly.transform[0].train()
+        with pytest.raises(ValueError, match="needs a model in eval mode"):
+            partly.log_prob_with_error(normal(2, 2))
 
 
 class TestTraining:

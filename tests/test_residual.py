@@ -31,7 +31,7 @@ from iresnet import (
     contractive_convnet,
     contractive_mlp,
 )
-from iresnet.lipschitz import cap_of, refresh_
+from iresnet.lipschitz import cap_of, constrain_, refresh_
 from tests.zoo import DOUBLE, UserNet, constrained_layers, contraction, dense_jacobian, linear_block, normal, rouse_
 
 SOLVERS = {"banach": Banach(), "anderson": Anderson(), "newton": Newton()}
@@ -184,6 +184,16 @@ class TestGradientOfTheInverse:
         for loss in (torch.square, lambda t: t):
             with pytest.raises(RuntimeError, match="differentiate twice"):
                 torch.autograd.grad(loss(block.inverse(z)).sum(), z, create_graph=True)
+
+    @pytest.mark.parametrize("dtype", [DOUBLE, torch.float16], ids=str)
+    def test_codes_may_have_another_dtype_than_the_weights(self, dtype):
+        block, z = mlp(dtype=torch.float32), normal(4, 3).to(dtype).requires_grad_()
+        x = block.inverse(z)
+        x.sum().backward()
+        exact, reference = copy.deepcopy(block).double(), z.detach().double().requires_grad_()
+        exact.inverse(reference).sum().backward()
+        assert x.dtype == z.grad.dtype == dtype
+        torch.testing.assert_close(z.grad.double(), reference.grad, atol=2e-3, rtol=2e-3)
 
     def test_without_gradients_there_is_no_graph(self):
         block = mlp()
@@ -351,6 +361,14 @@ class TestConditional:
                 call(x, normal(1, 2))
             with pytest.raises(ValueError, match=r"context must have shape \(batch, 2\); got \(4, 5\)"):
                 call(x, normal(4, 5))
+
+    def test_an_embedding_must_not_broadcast_what_it_is_added_to(self):
+        """(2, 1) + (2, 64) would be 64 copies of a feature: a constant that is 8 times as large."""
+        block = ResidualBlock(
+            constrain_(Conditioned(nn.Linear(2, 1), nn.Linear(3, 64), nn.Linear(64, 2)), coefficient=0.9)
+        ).eval()
+        with pytest.raises(ValueError, match=r"what it is added to, \(4, 1\); got \(4, 64\)"):
+            block(normal(4, 2).float(), normal(4, 3).float())
 
     @pytest.mark.parametrize("of", ["block", "chain"])
     def test_a_context_is_cast_to_the_dtype_of_the_weights(self, of):

@@ -22,6 +22,7 @@ from iresnet import (
     Exact,
     Flow,
     LipschitzLinear,
+    LipSwish,
     NoBoundKnown,
     PowerIteration,
     PowerSeries,
@@ -36,6 +37,7 @@ from iresnet import (
 from iresnet.lipschitz import refresh_
 from iresnet.train.objective import class_vectors
 from iresnet.transform import Stretch, Transform
+from iresnet.transforms import AffineCoupling
 from tests.zoo import normal, rouse_
 
 
@@ -103,6 +105,20 @@ class Weight(torch.Tensor):
     pass
 
 
+class Shared(nn.Linear):
+    def __deepcopy__(self, memo):
+        return self
+
+
+class Solving(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def forward(self, z):
+        return self.block.solve(z)
+
+
 class Times(nn.Module):
     def __init__(self, factor):
         super().__init__()
@@ -128,6 +144,18 @@ def with_subclass_weight(g):
     return nn.Sequential(layer, nn.ELU())
 
 
+def compiled_with_forward(g, forward):
+    wrapper = torch.compile(g, backend="eager")
+    wrapper.forward = forward(wrapper)
+    return wrapper
+
+
+def with_broadcast_beta():
+    activation = LipSwish()
+    activation.raw_beta = nn.Parameter(torch.zeros(64))
+    return nn.Sequential(nn.Linear(3, 1), activation, nn.Linear(64, 3))
+
+
 FOREIGN = {
     "linear with its own forward": lambda: nn.Sequential(Doubled(3, 3)),
     "sequential with its own call": lambda: Called(nn.Linear(3, 3)),
@@ -147,6 +175,16 @@ FOREIGN = {
     "pruned": lambda: nn.Sequential(prune.l1_unstructured(nn.Linear(3, 3), "weight", 0.5), nn.ELU()),
     "in place behind a view": lambda: nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True), nn.Linear(3, 3)),
     "in place behind nothing": lambda: nn.Sequential(nn.Sequential(), nn.Identity(), nn.ReLU(inplace=True)),
+    "compiled, forward replaced": lambda: compiled_with_forward(network(), lambda _: lambda x: 30 * x),
+    "compiled, forward of another": lambda: compiled_with_forward(
+        network(), lambda _: torch.compile(network(), backend="eager").forward
+    ),
+    "compiled activation, forward replaced": lambda: nn.Sequential(
+        nn.Linear(3, 3), compiled_with_forward(nn.Tanh(), lambda _: lambda x: 30 * x)
+    ),
+    "copy replaced": lambda: with_instance_method(network(), "__deepcopy__"),
+    "reduction replaced": lambda: with_instance_method(network(), "__reduce_ex__"),
+    "beta that broadcasts": with_broadcast_beta,
     "samples joined": lambda: nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (-1, 3)), nn.Linear(3, 3)),
 }
 
@@ -220,6 +258,11 @@ class TestClosedWorld:
             block = ResidualBlock(network())  # which a profiler must not hinder
             assert "global forward hooks" in certify(block).blocks[0].remark
             assert not before.solve(normal(2, 3).float()).proven
+            closed = Chain(ActNorm(3), AffineCoupling(nn.Linear(2, 2))).eval()
+            assert not closed.solve(normal(2, 3).float()).proven
+            found = Flow(closed, DiagonalNormal(3)).eval().log_prob_with_error(normal(2, 3).float())
+            assert not found.proven
+            assert found.bias_bound.isinf().all()
         finally:
             handle.remove()
         assert certify(block).passed
@@ -267,6 +310,13 @@ class TestClosedWorld:
         flow = mlp_flow(2, blocks=2, hidden=(8,)).eval()
         assert certify(AveragedModel(flow)).passed
         assert certify(torch.compile(flow, backend="eager")).passed
+
+    def test_a_wrapper_that_holds_another_module_than_it_calls(self):
+        wrapper = torch.compile(network(), backend="eager")
+        block = ResidualBlock(wrapper)
+        assert certify(block).passed
+        wrapper._orig_mod = network(constant=0.5)
+        assert "forward replaced" in certify(block).blocks[0].remark
 
     def test_compiling_in_place_changes_nothing(self):
         block = ResidualBlock(network())
@@ -508,6 +558,52 @@ class TestFreshness:
         first, second = block.solve(z), block.solve(z)
         assert torch.equal(first.x, second.x)
         assert first.converged.all()
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+    @pytest.mark.parametrize("how", ["lock", "computed weights", "computed buffer"])
+    def test_what_cannot_be_copied_is_evaluated_in_float64_too(self, how, dtype):
+        """A bias of 1000 has a rounding error of 3e-5 in float32."""
+        block, z = linear(0.3 * torch.eye(2)), normal(3, 2).to(dtype)
+        block.g = nn.Sequential(nn.Linear(2, 2))
+        block.g[0].weight.data.copy_(0.3 * torch.eye(2))
+        block.g[0].bias.data.fill_(1000.1)
+        block, weight, bias = block.float().eval(), *(t.detach().double() for t in block.g[0].parameters())
+        if how == "lock":
+            block.g.lock = threading.Lock()
+            found = block.solve(z, tolerance=1e-9 if dtype == torch.float64 else None)
+        elif how == "computed weights":
+            solver = Solving(block)
+            weights = {name: 1.0 * p for name, p in solver.named_parameters()}
+            found = torch.func.functional_call(solver, weights, (z,))
+        else:
+            computed = 1.0 * block.g[0].bias
+            del block.g[0].bias
+            block.g[0].register_buffer("bias", computed)
+            found = block.solve(z)
+        assert found.proven
+        expected = torch.linalg.solve(torch.eye(2, dtype=torch.float64) + weight, (z.double() - bias).T).T
+        assert bool(((found.x.double() - expected).norm(dim=1) <= found.error_bound).all())
+
+    def test_a_g_that_shares_its_weights_with_its_copy_is_left_alone(self):
+        block = ResidualBlock(nn.Sequential(Shared(2, 2)), lipschitz=0.9).eval()
+        block.solve(normal(3, 2).float())
+        assert block.g[0].weight.dtype == torch.float32
+
+    @pytest.mark.parametrize("shared", ["first", "part of the rest", "rest's layer in embed"])
+    def test_an_embedding_by_a_layer_of_g(self, shared):
+        torch.manual_seed(0)
+        layer, other = nn.Linear(2, 2), nn.Linear(2, 2)
+        parts = {
+            "first": (layer, layer, nn.Sequential(nn.Tanh(), other)),
+            "part of the rest": (layer, other, nn.Sequential(nn.Tanh(), other)),
+            "rest's layer in embed": (layer, nn.Sequential(nn.Tanh(), other), nn.Sequential(nn.Tanh(), other)),
+        }[shared]
+        for m in (layer, other):
+            m.weight.data.mul_(0.8 / torch.linalg.matrix_norm(m.weight.data, 2))
+        block, x, c = ResidualBlock(Conditioned(*parts)).eval(), normal(5, 2).float(), normal(5, 2, seed=1).float()
+        found = block.solve(block(x, c).detach(), c)
+        assert found.proven
+        assert bool(((found.x - x).norm(dim=1) <= found.error_bound + 1e-6).all())
 
     def test_numbers_that_are_flushed_to_zero_prove_nothing(self):
         """Trap: in this mode the first weight is zero, and so is its norm; without it, Lip(g) is 0.09."""

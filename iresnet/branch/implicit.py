@@ -19,9 +19,9 @@ from ..proof import sample_norms
 
 
 def attach_implicit_gradient(x: Tensor, step: Tensor, jacobian: Jacobian, lipschitz: float, solver: Solver) -> Tensor:
-    """Return the solution x with its gradient, where `step` is z - g(x) with a graph."""
+    """Return the solution x with its gradient, where `step` is z - g(x) with a graph, in the dtype of g."""
     corrected = _Adjoint.apply(step, jacobian, lipschitz, solver)  # type: ignore[no-untyped-call]
-    return attach_gradient(x, cast(Tensor, corrected))
+    return attach_gradient(x, cast(Tensor, corrected).to(x.dtype))
 
 
 class _Adjoint(torch.autograd.Function):

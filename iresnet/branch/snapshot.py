@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from ..fingerprint import Fingerprint
+from ..fingerprint import MODULE_ATTRIBUTES, Fingerprint
 from ..fixed_point import FEW_DIMENSIONS, MAX_DIMENSION, Affine, Branch
 from ..float64 import Rounding
 from ..lipschitz.order import primitives
@@ -146,7 +146,7 @@ class Snapshot:
     def _module(self, conditioning: Tensor | None, dtype: torch.dtype) -> Branch:
         """Return a g that cannot be parsed, as a copy of the module in this dtype."""
         if dtype not in self._copies:
-            self._copies[dtype] = self.g if dtype == torch.float64 else copy.deepcopy(self.g).to(dtype)
+            self._copies[dtype] = self.g if dtype == torch.float64 else copy_branch(self.g).to(dtype)
         g: Any = self._copies[dtype]
 
         def at(x: Tensor, rows: Tensor) -> Tensor:
@@ -174,18 +174,35 @@ def take_snapshot(
 
     `asserted` replaces the proven Lipschitz bound by one that the user vouches for.
     """
-    if any("_compiled_call_impl" in (why_modified(m) or "") for m in g.modules()):  # a copy would lose it
-        return Snapshot(UncopiedBranch(g), _prove_bound(g, g, input_shape, asserted)), None
-    try:
-        private = copy_branch(g)  # everything below is about this copy
-    except (RuntimeError, TypeError):  # a tensor that was computed, such as a pruned weight; a lock, an open file
-        return Snapshot(UncopiedBranch(g), _prove_bound(g, g, input_shape, asserted)), None
+    private = _private_copy(g)  # everything below is about this copy
+    if private is None:
+        return Snapshot(
+            UncopiedBranch(g), _unproven("g cannot be copied, and proofs are about a copy.", asserted)
+        ), None
     bound, fingerprint = _prove_bound(private, g, input_shape, asserted), None
     with suppress(NoBoundKnown):
         fingerprint = Fingerprint(private)
     plain = unwrap(remove_constraints_(private)).double()
     parsed = try_parse(plain) if bound.proven or fingerprint is not None else None
+    if bound.proven and parsed is None:  # its rounding error is not known
+        bound = _unproven("g cannot be parsed in float64.")
     return Snapshot(plain, bound, parsed, g if fingerprint is None else None), fingerprint
+
+
+def _private_copy(g: nn.Module) -> nn.Module | None:
+    """Copy g, if the copy computes the same function and shares no tensor with it; else return None."""
+    if any("_compiled_call_impl" in (why_modified(m) or "") for m in g.modules()):  # a copy would lose it
+        return None
+    try:
+        private = copy_branch(g)
+    except (RuntimeError, TypeError):
+        return None
+    live = {id(t) for t in (*g.parameters(), *g.buffers())}
+    return None if any(id(t) in live for t in (*private.parameters(), *private.buffers())) else private
+
+
+def _unproven(reason: str, asserted: float | None = None) -> Bound:
+    return Bound(math.inf, False, reason=reason) if asserted is None else Bound(asserted, False)
 
 
 def _prove_bound(g: nn.Module, live: nn.Module, input_shape: Shape | None, asserted: float | None) -> Bound:
@@ -197,7 +214,7 @@ def _prove_bound(g: nn.Module, live: nn.Module, input_shape: Shape | None, asser
             pass
         return lipschitz_bound(g, input_shape)
     except NoBoundKnown as error:
-        return Bound(math.inf, False, reason=str(error))
+        return _unproven(str(error))
 
 
 def _with_embedding(prepared: PreparedBranch, shift: Tensor) -> PreparedBranch:
@@ -222,13 +239,49 @@ def remove_constraints_(g: nn.Module) -> nn.Module:
 
 
 def copy_branch(g: nn.Module) -> nn.Module:
-    """Copy g, without modules that are not part of the function of x."""
-    memo: dict[int, Any] = {}
-    for m in g.modules():
-        memo |= {
-            id(getattr(m, name)): nn.Identity() for name in getattr(type(m), "outside_proof", ()) if name in m._modules
-        }
-    return copy.deepcopy(g, memo)
+    """Copy g, without modules that are not part of the function of x.
+
+    Of tensors that were computed, such as those of `torch.func.functional_call`, the values are copied. Attributes that
+    cannot be copied, such as a lock or an open file, are shared.
+    """
+    needed = _needed(g, {})
+    outside = {
+        id(child): nn.Identity()
+        for m in g.modules()
+        for name in getattr(type(m), "outside_proof", ())
+        if (child := m._modules.get(name)) is not None and id(child) not in needed
+    }
+    try:
+        return copy.deepcopy(g, dict(outside))
+    except (RuntimeError, TypeError):
+        return copy.deepcopy(g, {**_uncopied_values(needed.values()), **outside})
+
+
+def _needed(g: nn.Module, found: dict[int, nn.Module]) -> dict[int, nn.Module]:
+    """Collect the modules that are part of the function of x, by identity, also if one computes an embedding too."""
+    if id(g) not in found:
+        found[id(g)] = g
+        for name, child in g._modules.items():
+            if child is not None and name not in getattr(type(g), "outside_proof", ()):
+                _needed(child, found)
+    return found
+
+
+def _uncopied_values(modules: Iterable[nn.Module]) -> dict[int, Any]:
+    """Return what stands in the copies of these modules for tensors and attributes that `copy.deepcopy` refuses."""
+    values: dict[int, Any] = {}
+    for m in modules:
+        attributes = {name: value for name, value in vars(m).items() if name not in MODULE_ATTRIBUTES}
+        for value in (*m._parameters.values(), *m._buffers.values(), *attributes.values()):
+            if isinstance(value, Tensor):
+                if not value.is_leaf:
+                    values[id(value)] = value.detach().clone()
+                continue
+            try:
+                copy.deepcopy(value)
+            except (RuntimeError, TypeError):
+                values[id(value)] = value
+    return values
 
 
 def check_same_shape(x: Tensor, y: Tensor) -> None:

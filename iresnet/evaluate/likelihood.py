@@ -25,6 +25,7 @@ from ..progress import each
 from ..train.distributed import Group
 from ..train.objective import nats_per_unit, unit_name
 from ..train.threads import suitable_threads
+from ..transform import check_eval
 from ..transforms.dequantisation import dequantise_for, has_noise, raw_noise
 from .chunks import CHUNK, chunk_size, in_chunks, in_parallel, memory_factor
 from .moments import Moments
@@ -144,7 +145,7 @@ class Likelihoods:
         shared: bool = False,
         tolerance: float | None = None,
     ) -> None:
-        check_eval(model)
+        check_eval(model, "a likelihood")
         self.flow, self.shared, self.seeds = as_flow(model), shared, seeds
         self.estimator: Estimator | None = None
         if is_estimated(model, schema):
@@ -198,12 +199,6 @@ def is_estimated(model: nn.Module, schema: Schema) -> bool:
 def has_errors(model: nn.Module, schema: Schema) -> bool:
     """Whether a likelihood is the mean over draws of noise or probes, not exact."""
     return is_estimated(model, schema) or has_noise(as_flow(model), schema.levels)
-
-
-def check_eval(model: nn.Module, what: str = "a likelihood") -> None:
-    """Refuse a model in training mode."""
-    if model.training:
-        raise ValueError(f"{what} needs a model in eval mode; call model.eval() first.")
 
 
 def check_mean(data: Dataset) -> None:

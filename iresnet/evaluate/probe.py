@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from ..data import Dataset, subsample
 from ..data.dataset import seeded_generator
 from ..train.objective import bin_centres
-from ..transform import Transform
+from ..transform import Transform, check_eval
 from .chunks import CHUNK, in_chunks
 from .classes import Error, error_from_counts, labelled_samples, require_labels
-from .likelihood import check_eval
 from .solving import has_inverse
 
 #: The penalties to try, strongest first; each fit starts from the previous solution.

@@ -24,9 +24,10 @@ from ..flow import Flow
 from ..logdet import EXACT_UP_TO, CertifiedSeries, Estimator, Exact, RussianRoulette, terms_needed, truncation_bound
 from ..progress import phase
 from ..train.objective import nats_per_unit, unit_name
+from ..transform import check_eval
 from ..transforms import Imported
 from ..transforms.dequantisation import has_noise
-from .likelihood import as_flow, check_eval, check_mean, log_prob_by_generator
+from .likelihood import as_flow, check_mean, log_prob_by_generator
 
 #: The paper's limit for the bias, and for the standard error of the mean, in bits per dimension.
 LIMIT = 1e-4
@@ -115,7 +116,7 @@ def protocol(
     """
     check_limits(bias, error, max_draws)
     check_mean(data)
-    check_eval(model)
+    check_eval(model, "a likelihood")
     flow, d = as_flow(model), data.schema.dimension
     nat, scale = d * math.log(2), nats_per_unit(data.x, data.schema.levels)  # one bit per dimension, the unit; in nats
     method = _Method(_closed_form(flow), Exact()) if d <= exact_up_to else _method(flow, data.schema.shape, bias * nat)

@@ -32,13 +32,12 @@ from ..precision import full_precision
 from ..progress import each
 from ..proof import sample_norms
 from ..train.objective import MISSING, bin_centres, class_vectors
-from ..transform import Transform, stretch_of
+from ..transform import Transform, check_eval, stretch_of
 from ..transforms.columns import ColumnTransform
 from ..trust import NoBoundKnown, why_untrusted
 from .chunks import CHUNK
 from .classes import as_classifier, error_from_counts, labelled_samples, require_labels
 from .classes import logits as dataset_logits
-from .likelihood import check_eval
 
 #: Moves points into the range of the data.
 Move: TypeAlias = Callable[[Tensor], Tensor]

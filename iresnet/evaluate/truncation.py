@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from ..data import Dataset
 from ..logdet import Estimator, Exact, Jacobian, truncation_bound
 from ..spelling import at_least
+from ..transform import check_eval
 from ..transforms.dequantisation import dequantise_for
 from .chunks import memory_factor
-from .likelihood import as_flow, check_eval, check_mean
+from .likelihood import as_flow, check_mean
 
 #: The most entries of Jacobians in memory on a machine with little of it.
 ENTRIES = 1 << 22
@@ -117,7 +118,7 @@ def truncation(model: nn.Module, data: Dataset, *, terms: int = 20, seed: int = 
     """
     at_least(1, terms=terms)
     check_mean(data)
-    check_eval(model)
+    check_eval(model, "a likelihood")
     flow, d = copy.deepcopy(as_flow(model)), data.schema.dimension
     generator, parts, dense = torch.Generator(data.x.device).manual_seed(seed), [], _DenseEstimator(terms)
     for x in torch.split(data.x, max(1, ENTRIES * memory_factor(data.x.device) // d**2)):

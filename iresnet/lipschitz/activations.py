@@ -150,7 +150,10 @@ class Activation:
         return self.is_reshape or self.kind is nn.Identity
 
     def settings_of(self, layer: nn.Module) -> tuple[Any, ...]:
-        """Return the current settings of a module of this kind."""
+        """Return the current settings of a module of this kind; raise `NoBoundKnown` for those without a bound."""
+        for name, t in zip(self.tensors, self.tensors_of(layer), strict=True):
+            if t.shape not in ((), (1,)):  # it would broadcast
+                raise NoBoundKnown(f"{name} of {type(layer).__name__} must be one number; got shape {tuple(t.shape)}.")
         return tuple(_plain_setting(name, getattr(layer, name)) for name in self.settings)
 
     def tensors_of(self, layer: nn.Module) -> list[Tensor]:

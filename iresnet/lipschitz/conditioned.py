@@ -45,5 +45,11 @@ class Conditioned(nn.Module):
 
 
 def add_per_channel(h: Tensor, shift: Tensor) -> Tensor:
-    """Return h + shift; one number per channel is broadcast over the positions."""
-    return h + shift.reshape(*shift.shape, *(1,) * (h.dim() - shift.dim()))
+    """Return h + shift; one number per channel is broadcast over the positions, but h must not be, which expands g."""
+    shifted = h + shift.reshape(*shift.shape, *(1,) * (h.dim() - shift.dim()))
+    if shifted.shape != h.shape:
+        raise ValueError(
+            f"embed must return one number per channel, or the shape of what it is added to, {tuple(h.shape)}; got "
+            f"{tuple(shift.shape)}."
+        )
+    return shifted
