@@ -144,9 +144,13 @@ def with_subclass_weight(g):
     return nn.Sequential(layer, nn.ELU())
 
 
+def compiled(g):
+    return torch.compile(g, backend="eager")
+
+
 def compiled_with_forward(g, forward):
-    wrapper = torch.compile(g, backend="eager")
-    wrapper.forward = forward(wrapper)
+    wrapper = compiled(g)
+    wrapper.forward = forward
     return wrapper
 
 
@@ -175,12 +179,10 @@ FOREIGN = {
     "pruned": lambda: nn.Sequential(prune.l1_unstructured(nn.Linear(3, 3), "weight", 0.5), nn.ELU()),
     "in place behind a view": lambda: nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True), nn.Linear(3, 3)),
     "in place behind nothing": lambda: nn.Sequential(nn.Sequential(), nn.Identity(), nn.ReLU(inplace=True)),
-    "compiled, forward replaced": lambda: compiled_with_forward(network(), lambda _: lambda x: 30 * x),
-    "compiled, forward of another": lambda: compiled_with_forward(
-        network(), lambda _: torch.compile(network(), backend="eager").forward
-    ),
+    "compiled, forward replaced": lambda: compiled_with_forward(network(), lambda x: 30 * x),
+    "compiled, forward of another": lambda: compiled_with_forward(network(), compiled(network()).forward),
     "compiled activation, forward replaced": lambda: nn.Sequential(
-        nn.Linear(3, 3), compiled_with_forward(nn.Tanh(), lambda _: lambda x: 30 * x)
+        nn.Linear(3, 3), compiled_with_forward(nn.Tanh(), lambda x: 30 * x)
     ),
     "copy replaced": lambda: with_instance_method(network(), "__deepcopy__"),
     "reduction replaced": lambda: with_instance_method(network(), "__reduce_ex__"),
@@ -567,7 +569,8 @@ class TestFreshness:
         block.g = nn.Sequential(nn.Linear(2, 2))
         block.g[0].weight.data.copy_(0.3 * torch.eye(2))
         block.g[0].bias.data.fill_(1000.1)
-        block, weight, bias = block.float().eval(), *(t.detach().double() for t in block.g[0].parameters())
+        block = block.float().eval()
+        weight, bias = (t.detach().double() for t in block.g[0].parameters())
         if how == "lock":
             block.g.lock = threading.Lock()
             found = block.solve(z, tolerance=1e-9 if dtype == torch.float64 else None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
+import threading
 from typing import Any, cast
 
 import torch
@@ -42,6 +44,25 @@ def instance_compiled(r: random.Random, g: nn.Sequential) -> nn.Module:
     """The attribute that `module.compile(backend=...)` sets, for a backend that changes the function."""
     layer, k = r.choice([linear, activation, lambda r, g: g])(r, g), factor(r)
     layer._compiled_call_impl = lambda x: k * layer.forward(x)
+    return g
+
+
+@in_place_trick
+def instance_copying(r: random.Random, g: nn.Sequential) -> nn.Module:
+    """A layer that decides how it is copied: another layer, or itself; a lock, which cannot be copied."""
+    layer, k = linear(r, g), factor(r)
+    match r.randrange(3):
+        case 0:
+            twin = copy.deepcopy(layer)
+            for p in twin.parameters():
+                p.data.mul_(k)
+            layer.__deepcopy__ = lambda memo: twin
+        case 1:
+            layer.__deepcopy__ = lambda memo: layer
+        case _:
+            layer.lock = threading.Lock()
+            if layer.bias is not None:
+                layer.bias.data.fill_(1e6 * k)
     return g
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -59,11 +60,23 @@ def traced(r: random.Random, g: nn.Sequential) -> nn.Module:
 
 @trick
 def compiled(r: random.Random, g: nn.Sequential) -> nn.Module:
-    """`torch.compile` with a hook on the compiled module."""
-    wrapped = cast(nn.Module, torch.compile(g, backend="eager"))
+    """`torch.compile` with a hook, a replaced forward, or another module in the place of the one that was compiled."""
+    wrapped = cast(Any, torch.compile(g, backend="eager"))
     k = factor(r)
-    wrapped.register_forward_hook(lambda module, inputs, output: k * output)
-    return wrapped
+    match r.randrange(4):
+        case 0:
+            wrapped.register_forward_hook(lambda module, inputs, output: k * output)
+        case 1:
+            wrapped.forward = lambda x: k * g(x)
+        case 2:
+            other = torch.compile(lambda x: k * g(x), backend="eager")
+            wrapped.forward = other
+        case _:
+            other = copy.deepcopy(g)
+            for p in other.parameters():
+                p.data.mul_(0.1)
+            wrapped._orig_mod = other
+    return cast(nn.Module, wrapped)
 
 
 @trick
