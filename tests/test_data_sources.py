@@ -515,6 +515,25 @@ class TestText:
         assert splits.schema.classes == ("a", "b")
         assert all_rows(splits).sum().item() == 36
 
+    def test_a_first_column_without_a_name_numbers_the_rows(self, tmp_path):
+        """As pandas writes the index."""
+        text = ",a,kind\n0,1.0,x\n1,2.0,y\n2,3.0,x\n3,4.0,y\n"
+        splits = self.load(tmp_path, text, label="kind", test=1, validation=1)
+        assert (splits.schema.columns, splits.schema.classes) == (("a",), ("x", "y"))
+        assert sorted(all_rows(splits).flatten().tolist()) == [1, 2, 3, 4]
+        (tmp_path / "new.csv").write_text(",a\n17,5\n3,6\n")
+        assert read(tmp_path / "new.csv", splits.schema).x.flatten().tolist() == [5, 6]
+
+    @pytest.mark.parametrize("train", [("False", "True"), ("false", "true"), ("0", "1")])
+    @pytest.mark.parametrize("new", [("False", "True"), ("FALSE", "TRUE"), ("0", "1")])
+    def test_booleans_in_every_spelling(self, tmp_path, train, new):
+        rows = "".join(f"{i},{train[i % 2]},{train[i % 2]}\n" for i in range(60))
+        splits = self.load(tmp_path, "a,b,kind\n" + rows, label="kind", kinds=["b=category"])
+        text = f"a,b,kind\n1,{new[0]},{new[1]}\n2,{new[1]},{new[0]}\n"
+        data = read(self.write(tmp_path, text), splits.schema)
+        assert data.x[:, 1].tolist() == [0, 1]
+        assert data.y.tolist() == [1, 0]
+
     def test_a_header_of_numbers_is_known_by_the_label(self, tmp_path):
         splits = self.load(tmp_path, "0,1,kind\n1,2,a\n3,4,b\n5,6,a\n7,8,b\n", label="kind", test=1, validation=1)
         assert splits.schema.columns == ("0", "1")
@@ -548,7 +567,14 @@ class TestText:
             ),
             ("a,b\n1,2\n3\n", {}, "line 3 has 1 cells; those above have 2."),
             ("a,a\n1,2\n", {}, "two columns are called 'a'. Give every column a unique name."),
-            (",a\n0,1\n1,2\n", {}, "column 1 has no name. Name it, or remove it if it only numbers the rows."),
+            (",a\nx,1\ny,2\n", {}, "column 1 has no name. Name it, or remove it if it only numbers the rows."),
+            ("a,\n0,1\n1,2\n", {}, "column 2 has no name. Name it, or remove it if it only numbers the rows."),
+            (
+                "a,w,m\n" + "1,x,2\n" * 60 + "1,x,\n1,,\n",
+                {"kinds": ["w=category"]},
+                "3 cells in 2 rows are missing; --missing drop leaves these rows out",
+            ),
+            ("a,m\n1,\n2,\n3,\n", {}, "a number is missing in line 2, column 'm'.* It has none: --drop m."),
             (FLOWERS, {"label": "kid"}, "has no column 'kid' for the labels. Did you mean 'kind'?"),
             ("kind\nrose\n", {"label": "kind"}, "has no column of numbers beside the labels 'kind'."),
             ("a,kind\n1,\n2,\n", {"label": "kind"}, "has no label in column 'kind'. Add some, or set label = ''."),

@@ -1,6 +1,7 @@
 """A `Scorer`: a picklable function of a batch, with the scores of the command."""
 
 import io
+import json
 import os
 import pickle
 import re
@@ -101,7 +102,8 @@ def test_draws_or_a_tolerance():
 @pytest.mark.parametrize("options", [{}, {"draws": 2}, {"tolerance": 0.05}])
 def test_an_impossible_value_leaves_the_other_rows_as_they_are(frame, options):
     scorer, expected = Scorer(trained(), **options), Scorer(trained(), **options)(frame)
-    scores = scorer(frame.assign(n=[0.5, *frame["n"][1:]]))
+    with pytest.warns(UserWarning, match="1 of 30 rows hold a value that its column cannot have.*; explain=1 names it"):
+        scores = scorer(frame.assign(n=[0.5, *frame["n"][1:]]))
     assert scores["log_likelihood"][0] == -np.inf
     assert scores["standard_error"][0] == 0
     assert np.allclose(scores["log_likelihood"][1:], expected["log_likelihood"][1:], atol=1e-5)
@@ -113,6 +115,27 @@ def test_explanations(frame):
     assert list(scores)[-4:] == ["column_1", "gain_1", "column_2", "gain_2"]
     assert scores["column_1"][0] in ("a", "b")
     assert scores["gain_1"].dtype == np.float64
+
+
+@pytest.mark.filterwarnings("ignore:1 of 1 rows")
+def test_explanations_where_no_row_is_possible(frame):
+    scores = Scorer(trained(), explain=1)(frame.head(1).assign(n=0.5))
+    assert scores["column_1"].tolist() == ["n"]
+    assert scores["gain_1"].tolist() == [np.inf]
+
+
+def test_json_holds_numbers(call, frame, tmp_path):
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    found = json.loads(call("score", trained(), tmp_path / "t.csv", "--json")[1])
+    assert all(isinstance(cell, int | float) for row in found["rows"] for cell in row)
+
+
+def test_a_file_of_another_format_is_refused(call, frame, tmp_path):
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    code, text = call("score", trained(), tmp_path / "t.csv", "--out", tmp_path / "s.parquet")
+    assert code == 2
+    assert "--out must be a CSV file, which scores are written as" in text
+    assert not (tmp_path / "s.parquet").exists()
 
 
 def test_images_are_refused():

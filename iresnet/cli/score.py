@@ -25,6 +25,10 @@ from .resumable import ResumableFile, describe_parts, describe_source, path_of_r
 SCORES = ("row", "log_likelihood", "standard_error", "bias_bound", "anomaly", "atypicality", "class", "probability")
 
 
+#: Suffixes of data files that are not written.
+OTHER_FORMATS = (".parquet", ".npy", ".npz", ".xlsx", ".json")
+
+
 def score(
     run: RunFolder,
     file: Annotated[
@@ -90,6 +94,8 @@ def score(
     if missing not in ("refuse", "drop"):
         raise ValueError(f"--missing must be refuse or drop; got {missing!r}.")
     check_tolerance(tolerance)
+    if out is not None and out.suffix in OTHER_FORMATS:
+        raise ValueError(f"--out must be a CSV file, which scores are written as; got {str(out)!r}.")
     if is_run(Path(file)) and not is_run(resolve_folder(run)):
         raise ValueError(f"the run folder comes first. Use: {join(['iresnet', 'score', file, str(run)])}")
     (opened, chosen), screen = open_run(run, device, data_dir), console()
@@ -149,8 +155,10 @@ def _columns(scorer: Scorer, data: Dataset, name: str = "file") -> dict[str, lis
     if data.names:
         columns[name if name not in SCORES else f"id: {name}"] = list(data.names)
     columns |= scorer.score(data)
-    for exact in {"anomaly", "atypicality"} & set(columns):  # all digits of float64, so that samples rank as by ln p
-        columns[exact] = [f"{a:.15g}" for a in columns[exact]]
+    if not wants_json():  # all digits of float64, so that samples rank as by ln p
+        columns |= {
+            name: [f"{a:.15g}" for a in columns[name]] for name in ("anomaly", "atypicality") if name in columns
+        }
     return columns
 
 

@@ -66,7 +66,7 @@ def choose_training_columns(options: TableOptions) -> ColumnChooser:
         for what in ("columns", "drop", "context"):
             check_known(path, f"--{what}", getattr(options, what), names)
         check_known(path, "--id", (options.id,), names)
-        others = {label, options.id, *options.drop}
+        others = {label, options.id, *options.drop, ""}  # a column without a name numbers the rows
         chosen = [name for name in dict.fromkeys((*(options.columns or names), *options.context)) if name not in others]
         if not chosen and label:
             raise ValueError(f"{path} has no column of numbers beside the labels {quoted(label)}. Give at least one.")

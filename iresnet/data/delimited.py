@@ -17,6 +17,7 @@ import csv
 import gzip
 import math
 import re
+import shlex
 import zlib
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -168,7 +169,8 @@ def _read_head(path: Path, lines: Iterator[Line], choose: ColumnChooser, known: 
         raise ValueError(f"{path} is empty. Give a table with at least one row.")
     first = [_unescape(cell.strip()) for cell in head[0][1]]
     header = _is_header(first, head[1][1] if len(head) > 1 else [], known)
-    names = check_names(path, first) if header else [f"x{i}" for i in range(len(first))]
+    numbered = len(first) > 1 and len(head) > 1 and head[1][1][0].isdecimal()
+    names = check_names(path, first, numbered=numbered) if header else [f"x{i}" for i in range(len(first))]
     choice, rows = _find_words(choose(path, names, header), chain(head[header:], lines))
     return Head(names, choice, head[0][0] if header else 0, rows)
 
@@ -278,7 +280,9 @@ def _refuse(path: Path, head: Head, at: Line, bad: int, above: Sequence[float]) 
     if choice.suggest_label:
         remedy = label_hint(column, chain(above, [picked[bad]], (cells[choice.columns[bad]] for _, cells in below)))
     if not remedy and class_name(picked[bad]) == MISSING:
-        positions = [i for i in choice.columns if i not in choice.words]
+        if below and not above and all(class_name(cells[choice.columns[bad]]) == MISSING for _, cells in below):
+            refuse_cell(path, picked[bad], f"line {line}", column, f" It has none: --drop {shlex.quote(column)}.")
+        positions = choice.columns
         here, rows = sum(class_name(cell) == MISSING for cell in picked), 1
         with suppress(ValueError, csv.Error):  # a line below that cannot be read either is not counted
             for _, cells in chain(below, head.rows):

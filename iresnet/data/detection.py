@@ -26,6 +26,9 @@ from .columns import POSITIVE, REAL, ColumnKind, Values
 #: Fewer rows than this say too little about a column: it is taken as real.
 DETECT_FROM = 50
 
+#: A column with at most so many different values may hold codes.
+FEW_CODES = 20
+
 #: Whole numbers up to here are integers: beyond, float32 has few digits left for the noise, and steps are tiny.
 LARGEST_INTEGER = 2**16
 
@@ -136,10 +139,12 @@ def _repetition(x: Values, name: str, kind: ColumnKind) -> str:
     (value, most), step = tie, _step(x)
     if step is not None and most <= LARGEST_ROUNDED_TIE * len(x):
         return ""
+    column = shlex.quote(name)
+    few = f"If its values are codes, --kind {column}=category; else say" if len(np.unique(x)) <= FEW_CODES else "Say"
     return (
         f"column {quoted(name)} is {value:g} in {most} of {len(x)} training rows, so its density as {kind} has no "
-        f"upper bound. Say how finely it is rounded, --kind {shlex.quote(name)}=rounded:{step or 'STEP'}, or leave it "
-        f"out: --drop {shlex.quote(name)}."
+        f"upper bound. {few} how finely it is rounded, --kind {column}=rounded:{step or 'STEP'}, or leave it out: "
+        f"--drop {column}."
     )
 
 

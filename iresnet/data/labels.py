@@ -18,6 +18,8 @@ from ..spelling import hint, quoted
 
 MISSING = ""
 MISSING_WORDS = ("nan", "na", "n/a", "null", "none")
+#: How files and data frames spell false and true.
+BOOLEANS = (("0", "1"), ("False", "True"), ("false", "true"), ("FALSE", "TRUE"))
 INTEGER = re.compile(r"[+-]?[0-9]+(\.0*)?")
 SORTABLE = re.compile(r"[+-]?[0-9]{1,4000}")  # integers of more digits Python's int refuses
 
@@ -48,6 +50,20 @@ def class_names(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
+def codes_by_name(names: Sequence[str]) -> dict[str, int]:
+    """Return the position of every name; of two names that are booleans, in all their spellings.
+
+    >>> codes_by_name(("False", "True"))["1"], codes_by_name(("cat", "dog"))
+    (1, {'cat': 0, 'dog': 1})
+    """
+    codes = {name: i for i, name in enumerate(names)}
+    if any(set(names) == set(pair) for pair in BOOLEANS):
+        codes |= {
+            spelling: codes[name] for pair in BOOLEANS for spelling, name in zip(pair, sorted(names), strict=True)
+        }
+    return codes
+
+
 def encode_labels(labels: Sequence[str] | None, classes: Sequence[str], place: Callable[[int], str]) -> Tensor | None:
     """Encode class names as their positions in `classes`; None where there are no labels or no classes.
 
@@ -55,7 +71,7 @@ def encode_labels(labels: Sequence[str] | None, classes: Sequence[str], place: C
     """
     if labels is None or not classes:
         return None
-    numbers = {MISSING: -1} | {name: i for i, name in enumerate(classes)}
+    numbers = {MISSING: -1} | codes_by_name(classes)
     for i, label in enumerate(labels):
         if label not in numbers:
             raise ValueError(

@@ -26,7 +26,7 @@ from .choice import TableOptions
 from .columns import REAL, ColumnKind, parse_kinds
 from .dataset import Dataset, prefix_errors
 from .detection import DETECT_FROM, degenerate, detect
-from .labels import MISSING, class_name, class_names, encode_labels
+from .labels import MISSING, class_name, class_names, codes_by_name, encode_labels
 from .numerals import is_number, is_written_number
 from .schema import Schema
 
@@ -76,11 +76,14 @@ class Table:
         )
 
 
-def check_names(path: Path, names: list[str]) -> list[str]:
-    """Return the column names of a file if they are unique and none is empty."""
+def check_names(path: Path, names: list[str], *, numbered: bool = False) -> list[str]:
+    """Return the column names of a file if they are unique and none is empty.
+
+    `numbered`: the first column numbers the rows, as pandas writes it, and has no name; no column choice includes it.
+    """
     seen: set[str] = set()
     for i, name in enumerate(names):
-        if not name:
+        if not name and not (numbered and i == 0):
             raise ValueError(f"{path}: column {i + 1} has no name. Name it, or remove it if it only numbers the rows.")
         if name in seen:
             raise ValueError(f"{path}: two columns are called {quoted(name)}. Give every column a unique name.")
@@ -169,9 +172,7 @@ def dataset_for_schema(
     x = table.x.astype(np.float32, order="C")  # rows of equal files have equal scores, however they are stored
     for i, (column, kind) in enumerate(zip(table.columns, schema.column_kinds, strict=True)):
         if kind.name == "category":
-            codes = {name: code for code, name in enumerate(kind.categories)}
-            if kind.categories == ("0", "1"):  # of a column of booleans, which other files spell so
-                codes |= {"False": 0, "True": 1}
+            codes = codes_by_name(kind.categories)
             x[:, i] = [codes.get(name, -1) for name in table.categories(column)]
             if column in schema.one_hot:
                 _refuse_unknown(table, column, kind, x[:, i] < 0, below)
@@ -185,7 +186,7 @@ def _refuse_unknown(
     table: Table, column: str, kind: ColumnKind, unknown: NDArray[np.bool_], below: Iterable[Table]
 ) -> None:
     for row in np.flatnonzero(unknown).tolist():
-        known = {*kind.categories}
+        known = codes_by_name(kind.categories)
         count = sum(name not in known for t in _readable(table, below) for name in t.categories(column))
         raise ValueError(
             f"{table.path}: the given column {quoted(column)} must hold one of {listed(kind.categories)}; got "
@@ -234,7 +235,10 @@ def check_finite(table: Table, below: Iterable[Table] = ()) -> None:
 
 
 def _is_missing(table: Table) -> NDArray[np.bool_]:
-    return np.isnan(table.x)
+    missing = np.isnan(table.x)
+    for name, cells in table.words.items():
+        missing[:, table.columns.index(name)] = [cell == MISSING for cell in cells]
+    return missing
 
 
 def _readable(table: Table, below: Iterable[Table]) -> Iterator[Table]:

@@ -46,7 +46,8 @@ def column_gains(model: nn.Module, data: Dataset, *, values: int = VALUES, seed:
         generator = torch.Generator(data.x.device).manual_seed(seed)
         gains[rows] = _gains(flow, data.x[rows], data.schema, values, generator)
 
-    each(explain, torch.split(allowed.all(1).nonzero()[:, 0], ROWS))
+    if bool((possible := allowed.all(1)).any()):
+        each(explain, torch.split(possible.nonzero()[:, 0], ROWS))
     return gains
 
 

@@ -170,7 +170,22 @@ def best_mixture(
     Few codes are also held out in turn, a fold at a time, since the other held-out codes are then few as well. `score`
     replaces the log-likelihood of each code; `work` is the most of one iteration.
     """
-    splits = _splits(_matrix(z), _matrix(held_out))
+    from threadpoolctl import threadpool_limits
+
+    # Small matrices: on a busy machine the threads of BLAS wait for each other, for minutes instead of seconds.
+    with threadpool_limits(1, "blas"):
+        best = _best_fit(_splits(_matrix(z), _matrix(held_out)), components, score, work)
+    if best is None:
+        raise ValueError(
+            f"a mixture of {components[0]} normals cannot be fitted to {len(z)} samples. Use fewer components, or "
+            'covariance = "diagonal".'
+        )
+    return best
+
+
+def _best_fit(
+    splits: Sequence[tuple[Matrix, Matrix]], components: Sequence[int], score: Score | None, work: float
+) -> GaussianMixture | None:
     best, highest, waited = None, -math.inf, 0
     for number in components:
         waited += 1
@@ -181,11 +196,6 @@ def best_mixture(
                 best, highest, waited = copy.deepcopy(mixtures[0]), found.mean(), 0
         if waited == PATIENCE:
             break
-    if best is None:
-        raise ValueError(
-            f"a mixture of {components[0]} normals cannot be fitted to {len(z)} samples. Use fewer components, or "
-            'covariance = "diagonal".'
-        )
     return best
 
 
@@ -201,15 +211,13 @@ def _fits(rows: Matrix, number: int, work: float) -> Iterator[GaussianMixture]:
     """Fit mixtures of a number of components, each with less added variance than the one before."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
-    from threadpoolctl import threadpool_limits
 
     if len(rows) < 2 * number or (number > 1 and number * rows.size * rows.shape[1] > work):
         return
     seed = int(torch.randint(2**31, ()))
     mixture = GaussianMixture(number, max_iter=ITERATIONS, init_params="k-means++", warm_start=True, random_state=seed)
     for variance in ADDED_VARIANCES:
-        # Small matrices: on a busy machine the threads of BLAS wait for each other, for minutes instead of seconds.
-        with warnings.catch_warnings(), threadpool_limits(1, "blas"):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             try:
                 mixture.set_params(reg_covar=variance).fit(rows)

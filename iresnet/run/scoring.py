@@ -7,6 +7,7 @@ and its options, and loads the model where it runs.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -97,7 +98,14 @@ class Scorer:
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch with the scores of its rows as further columns."""
         columns = _arrays(batch)
-        return _with_columns(batch, self._scores(columns))
+        scores = self._scores(columns)
+        if impossible := int(np.isneginf(scores.get("log_likelihood", np.zeros(0))).sum()):
+            warnings.warn(
+                f"{impossible} of {len(scores['log_likelihood'])} rows hold a value that its column cannot have, so "
+                "their log-likelihood is -inf; explain=1 names it.",
+                stacklevel=2,
+            )
+        return _with_columns(batch, scores)
 
     def _scores(self, columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         schema = self.run.schema
