@@ -35,6 +35,10 @@ PART = re.compile(r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*(\.)?[ \t]*""")
 TYPE_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a string", type(None): "nothing"}
 
 
+#: Names of settings in other libraries.
+ABBREVIATIONS = {"lr": "learning_rate", "batch_size": "batch", "max_steps": "steps", "max_epochs": "epochs"}
+
+
 def parse(cls: type[T], text: str, where: str = "the settings") -> T:
     """Parse the text of a TOML file into settings of class `cls`; `where` names the file in messages."""
     return from_mapping(cls, parse_tables(text, where), where)
@@ -197,6 +201,11 @@ def override(settings: T, *assignments: str) -> T:
     return from_mapping(type(settings), content, " ".join(f"--set {shorten(a)}" for a in assignments) or "the settings")
 
 
+def setting_names(cls: Any) -> set[str]:
+    """Return the names of all settings, without their sections."""
+    return {path.rsplit(".", 1)[-1] for path in _setting_types(cls)}
+
+
 def setting_path(cls: Any, assignment: str) -> str:
     """Return the full name of the setting that an assignment changes: "training.steps" for "steps=500"."""
     key, equals, _ = assignment.partition("=")
@@ -208,8 +217,9 @@ def setting_path(cls: Any, assignment: str) -> str:
     paths = list(_setting_types(cls))
     found = [p for p in paths if p == key] or [p for p in paths if p.rsplit(".", 1)[-1] == key]
     if not found:
-        words = paths if "." in key else sorted({p.rsplit(".", 1)[-1] for p in paths})
-        raise ValueError(f"unknown setting {quoted(key)}. {hint(key, words)}")
+        words = paths if "." in key else sorted(setting_names(cls))
+        meant = ABBREVIATIONS.get(key.rsplit(".", 1)[-1], key)
+        raise ValueError(f"unknown setting {quoted(key)}. {hint(meant, words)}")
     if len(found) > 1:
         raise ValueError(f"{key!r} is ambiguous: it could be {', '.join(found)}. Give the full name.")
     return found[0]

@@ -171,6 +171,12 @@ ANSWERS = [
         "evaluate classes",
         "classes is not a run folder: it has no config.toml. Train first: iresnet train digits-hybrid",
     ),
+    ("evaluate runs/mine kinds.csv", "the file is an option. Use: iresnet evaluate runs/mine --data kinds.csv"),
+    ("invert runs/mine kinds.csv", "the file is an option. Use: iresnet invert runs/mine --data kinds.csv"),
+    ("train moons --steps 40", "--steps is a setting. Use: --set steps=40"),
+    ("train moons --learning-rate=.1", "--learning-rate=.1 is a setting. Use: --set learning_rate=.1"),
+    ("train moons --lr .1", "--lr is a setting. Use: --set learning_rate=.1"),
+    ("train moons --set lr=.1", "unknown setting 'lr'. Did you mean 'learning_rate'?"),
     ("score kinds.csv runs/mine", "the run folder comes first. Use: iresnet score runs/mine kinds.csv"),
 ]
 

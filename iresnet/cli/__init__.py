@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Container, Sequence
+from itertools import pairwise
+from pathlib import Path
+from shlex import join
 from typing import Annotated, Any
 
 import torch
@@ -10,8 +14,9 @@ import typer
 from typer.core import TyperGroup
 
 from .. import early
+from ..config import ABBREVIATIONS, setting_names
 from ..data import names
-from ..presets import is_preset
+from ..presets import Experiment, is_preset
 from ..spelling import printable
 from ..version import __version__
 from .audit import audit
@@ -33,6 +38,9 @@ from .score import score
 from .stream import plain_warnings, steady
 from .train import train
 
+#: The names of all settings of an experiment, without their sections.
+SETTINGS = frozenset(setting_names(Experiment))
+
 #: The message if memory runs out.
 OUT_OF_MEMORY = (
     "not enough memory. Lower training.batch (train), --rows (evaluate, report) or -n (sample, invert), "
@@ -44,12 +52,34 @@ BUG = "internal error ({}: {}). Please report it, with the output of --debug."
 
 
 class Commands(TyperGroup):
-    """The subcommands; a preset or a dataset in place of one is answered with the command that trains it."""
+    """The subcommands; frequent mistakes are answered with what to type."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in self.commands and (is_preset(args[0]) or args[0] in names()):
-            raise ValueError(f"a command comes first; got {args[0]!r}. Use: iresnet train {args[0]}")
+        command, *words = args
+        if command not in self.commands and (is_preset(command) or command in names()):
+            raise ValueError(f"a command comes first; got {command!r}. Use: iresnet train {command}")
+        if command in self.commands:
+            options = {option for parameter in self.commands[command].params for option in parameter.opts}
+            _refuse_setting(words, options)
+            _refuse_file(command, words, options)
         return super().resolve_command(ctx, args)
+
+
+def _refuse_setting(words: Sequence[str], options: Container[str]) -> None:
+    """Refuse an unknown option with the name of a setting."""
+    for word, following in pairwise([*words, "VALUE"]):
+        name, _, value = word.removeprefix("--").replace("-", "_").partition("=")
+        if "--set" in options and word.startswith("--") and word.partition("=")[0] not in options:
+            for setting in (name, ABBREVIATIONS.get(name, "")):
+                if setting in SETTINGS:
+                    raise ValueError(f"{word} is a setting. Use: --set {setting}={value or following}")
+
+
+def _refuse_file(command: str, words: Sequence[str], options: Container[str]) -> None:
+    """Refuse a file after the run, of a command that takes it as an option."""
+    positional = len(words) > 1 and not any(word.startswith("-") for word in (words[0], *words[-2:]))
+    if positional and "--data" in options and command != "train" and Path(words[-1]).is_file():
+        raise ValueError(f"the file is an option. Use: {join(['iresnet', command, *words[:-1], '--data', words[-1]])}")
 
 
 app = typer.Typer(
