@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from numbers import Integral
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +29,7 @@ class Base(nn.Module, ABC):
 
     def __init__(self, shape: Shape | int) -> None:
         super().__init__()
-        self.shape: Shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.shape: Shape = (int(shape),) if isinstance(shape, Integral) else tuple(cast(Shape, shape))
 
     @abstractmethod
     def log_prob(self, z: Tensor) -> Tensor:

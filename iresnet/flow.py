@@ -125,8 +125,17 @@ class Flow(nn.Module):
         estimator: Estimator | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Return log p(x | context) in nats, shape (batch,): the same as calling the flow."""
-        return cast(Tensor, self(x, context, estimator=estimator, generator=generator))
+        """Return log p(x | context) in nats, shape (batch,): the same as calling the flow.
+
+        If the flow has an `event_shape`, x may also be a single sample or have several batch dimensions, and is
+        broadcast with the batch of contexts.
+        """
+        if self.event_shape is None or not isinstance(x, Tensor) or torch.compiler.is_compiling():
+            return cast(Tensor, self(x, context, estimator=estimator, generator=generator))
+        one_each = not isinstance(context, Tensor) or context.dim() == 0 or len(context) == len(x)
+        if x.dim() == 1 + len(self.event_shape) and one_each:
+            return cast(Tensor, self(x, context, estimator=estimator, generator=generator))
+        return self.given(context).log_prob(x, estimator=estimator, generator=generator)
 
     @torch.no_grad()
     def log_prob_with_error(
@@ -246,9 +255,12 @@ class Flow(nn.Module):
             log_prob = self.base.log_prob(z) + logdet
         return x.reshape(*shape, *batch, *x.shape[1:]), log_prob.reshape((*shape, *batch))
 
-    def given(self, context: Tensor) -> ConditionalDistribution:
-        """Return p(. | context) as a `torch.distributions.Distribution` with the context's batch shape."""
-        return ConditionalDistribution(self, context)
+    def given(self, context: Tensor | None = None) -> FlowDistribution:
+        """Return p(. | context) as a `torch.distributions.Distribution` with the context's batch shape.
+
+        A context of real numbers without a batch dimension is a single one, whose batch shape is ().
+        """
+        return FlowDistribution(self, context)
 
 
 def code_and_log_prob(
@@ -305,30 +317,39 @@ def _check_context_batch(flow: Flow, context: Tensor) -> None:
     check_batch(context, "context")
 
 
-class ConditionalDistribution(torch.distributions.Distribution):
-    """A flow given a batch of contexts, as a `torch.distributions.Distribution`: values are broadcast against it."""
+class FlowDistribution(torch.distributions.Distribution):
+    """A flow, given contexts if it takes any, as a torch distribution: x is broadcast with the batch of contexts."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
     has_rsample = True
 
-    def __init__(self, flow: Flow, context: Tensor) -> None:
-        _check_context_batch(flow, context)
+    def __init__(self, flow: Flow, context: Tensor | None) -> None:
+        single = isinstance(context, Tensor) and context.is_floating_point() and context.dim() == 1
+        if context is not None:
+            _check_context_batch(flow, context[None] if single else context)
         self.flow, self.context = flow, context
-        event = flow.event_shape or flow.base.shape
-        super().__init__(torch.Size((len(context),)), torch.Size(event), validate_args=False)
+        batch = torch.Size(() if context is None or single else (len(context),))
+        super().__init__(batch, torch.Size(flow.event_shape or flow.base.shape), validate_args=False)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> ConditionalDistribution:
-        expanded = self._get_checked_instance(ConditionalDistribution, _instance)  # type: ignore[no-untyped-call]
-        batch, own = torch.Size(batch_shape), self.context.shape[len(self.batch_shape) :]
-        expanded.flow, expanded.context = self.flow, self.context.expand(*batch, *own)
+    def expand(self, batch_shape: Any, _instance: Any = None) -> FlowDistribution:
+        expanded = self._get_checked_instance(FlowDistribution, _instance)  # type: ignore[no-untyped-call]
+        batch = torch.Size(batch_shape)
+        expanded.flow, expanded.context = self.flow, self._expand_context(batch)
         torch.distributions.Distribution.__init__(expanded, batch, self.event_shape, validate_args=False)
-        return cast(ConditionalDistribution, expanded)
+        return cast(FlowDistribution, expanded)
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        lead, own = self._leading_shape(value), self.context.shape[len(self.batch_shape) :]
+    def log_prob(
+        self, value: Tensor, *, estimator: Estimator | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        lead = self._leading_shape(value)
         x = value.expand(*lead, *self.event_shape).reshape(-1, *self.event_shape)
-        c = self.context.expand(*lead, *own).reshape(-1, *own)
-        return self.flow.log_prob(x, c).reshape(lead)
+        context = self._expand_context(lead)
+        c = None if context is None else context.flatten(0, len(lead) - 1) if lead else context[None]
+        return cast(Tensor, self.flow(x, c, estimator=estimator, generator=generator)).reshape(lead)
+
+    def _expand_context(self, batch: torch.Size) -> Tensor | None:
+        own = () if self.context is None else self.context.shape[len(self.batch_shape) :]
+        return None if self.context is None else self.context.expand(*batch, *own)
 
     def _leading_shape(self, value: Tensor) -> torch.Size:
         """The shape of log p(value): the leading dimensions of `value`, broadcast with the batch of contexts."""
@@ -339,21 +360,28 @@ class ConditionalDistribution(torch.distributions.Distribution):
         except RuntimeError:  # torch's own message does not name the shapes
             pass
         batch, event = (", ".join(map(str, shape)) for shape in (self.batch_shape, self.event_shape))
-        raise ValueError(
-            f"value must have shape (..., {event}), where ... is broadcast with the {batch} contexts; "
-            f"got {tuple(value.shape)}. (If codes and data of the flow differ in shape, build it with event_shape=.)"
-        )
+        contexts = f", where ... is broadcast with the {batch} contexts" if self.batch_shape else ""
+        remedy = "" if self.flow.event_shape else " (If codes and data differ in shape, build it with event_shape=.)"
+        raise ValueError(f"x must have shape (..., {event}){contexts}; got {tuple(value.shape)}.{remedy}")
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        return self._unflatten(self.flow.sample(tuple(sample_shape), self._contexts), sample_shape)
+        return self._unflatten(self.flow.sample(self._codes(sample_shape), self._contexts), sample_shape)
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        return self._unflatten(self.flow.rsample_and_log_prob(tuple(sample_shape), self._contexts)[0], sample_shape)
+        x, _ = self.flow.rsample_and_log_prob(self._codes(sample_shape), self._contexts)
+        return self._unflatten(x, sample_shape)
+
+    def _codes(self, sample_shape: Any) -> tuple[int, ...]:
+        """The shape to draw beside the contexts; an expanded distribution without contexts draws all its batch."""
+        return (*sample_shape, *(self.batch_shape if self.context is None else ()))
 
     @property
-    def _contexts(self) -> Tensor:
+    def _contexts(self) -> Tensor | None:
         """The contexts in one batch, as the flow takes them."""
-        return self.context.flatten(0, len(self.batch_shape) - 1)
+        if self.context is None:
+            return None
+        return self.context.flatten(0, len(self.batch_shape) - 1) if self.batch_shape else self.context[None]
 
     def _unflatten(self, x: Tensor, sample_shape: Any) -> Tensor:
-        return x.reshape(*sample_shape, *self.batch_shape, *x.shape[len(sample_shape) + 1 :])
+        drawn = len(self._codes(sample_shape)) + (self.context is not None)
+        return x.reshape(*sample_shape, *self.batch_shape, *x.shape[drawn:])

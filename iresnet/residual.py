@@ -86,6 +86,8 @@ class ResidualBlock(Transform):
 
     def __init__(self, g: nn.Module, *, lipschitz: float | None = None) -> None:
         super().__init__()
+        if not isinstance(g, nn.Module):
+            raise ValueError(f"g must be an nn.Module; got {type(g).__name__}. Call a function in a module's forward.")
         if lipschitz is not None and not 0 <= lipschitz < 1:
             raise ValueError(
                 f"lipschitz must lie in [0, 1); got {lipschitz}. A block with a larger constant has no inverse."

@@ -11,6 +11,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from numbers import Real
 
 MOST = 24  # words in a list of known words
 FEW = 6  # names in a list, if a command lists them all
@@ -88,6 +89,8 @@ def at_least(least: int, remedy: str = "", /, **values: int) -> None:
     ValueError: steps must be at least 1; got 0. Leave it out.
     """
     for name, value in values.items():
+        if not isinstance(value, Real):
+            raise ValueError(f"{name} must be a number; got {value!r}.")
         if value < least:
             raise ValueError(f"{name} must be at least {least}; got {value}.{remedy and ' ' + remedy}")
 

@@ -269,8 +269,10 @@ class TestConditional:
             law.expand((6, 5))
 
     def test_bad_contexts_are_refused(self, flow):
-        with pytest.raises(ValueError, match="context must have a batch dimension"):
-            flow.given(torch.zeros(3, dtype=DOUBLE))
+        with pytest.raises(ValueError, match=r"context must have shape \(batch, 3\); got \(2, 4\)"):
+            flow.given(torch.zeros(4, dtype=DOUBLE)).log_prob(normal(2, 2))
+        with pytest.raises(ValueError, match=r"embed must return one number per channel.*; got \(2, 5, 8\)"):
+            flow.given(torch.zeros(2, 5, 3, dtype=DOUBLE)).log_prob(normal(2, 2))
         with pytest.raises(ValueError, match="this network is conditional; pass context"):
             flow(normal(2, 2))
         for c in (torch.zeros(0, 3, dtype=DOUBLE), torch.zeros(0, dtype=torch.long)):
@@ -278,6 +280,29 @@ class TestConditional:
                 flow.sample((2,), c)
         with pytest.raises(ValueError, match="context must be a floating-point tensor; got list"):
             flow.given([1.0, 2.0, 3.0])
+
+    @pytest.mark.parametrize("lead", [(), (4,), (6, 4)], ids=str)
+    def test_a_single_context_has_no_batch(self, flow, lead):
+        """One observation, as in simulation-based inference."""
+        c, x = normal(3, seed=5), normal(*lead, 2, seed=6)
+        p = flow.given(c)
+        assert (p.batch_shape, p.sample(lead).shape, p.rsample(lead).shape) == ((), (*lead, 2), (*lead, 2))
+        expected = flow.log_prob(x.reshape(-1, 2), c.expand(math.prod(lead), 3)).reshape(lead)
+        for got in (p.log_prob(x), flow.log_prob(x, c), flow.log_prob(x, c[None]).reshape(lead)):
+            torch.testing.assert_close(got, expected)
+        assert p.expand((5,)).log_prob(normal(5, 2)).shape == (5,)
+
+    @pytest.mark.parametrize("shape", [(), (4,), (2, 3)], ids=str)
+    def test_without_a_context_it_is_a_torch_distribution_too(self, shape):
+        flow = flow_of()
+        p, x = flow.given(), flow.sample(shape)
+        expected = flow(x.reshape(-1, 2)).reshape(shape)
+        torch.testing.assert_close(p.log_prob(x), expected)
+        torch.testing.assert_close(flow.log_prob(x), expected)
+        assert p.rsample(shape).shape == p.sample(shape).shape == (*shape, 2)
+        assert p.expand((5,)).sample(shape).shape == (*shape, 5, 2)
+        with pytest.raises(ValueError, match=r"x must have shape \(..., 2\); got \(4, 3, 5\)"):
+            p.log_prob(normal(4, 3, 5))
 
     @pytest.mark.parametrize("contexts", [1, 4])
     @pytest.mark.parametrize("lead", [(), (1,), (4,), (1, 1), (6, 1), (6, 4), (2, 6, 4)], ids=str)
@@ -293,9 +318,7 @@ class TestConditional:
 
     @pytest.mark.parametrize("shape", [(3,), (4, 3), (), (2, 5, 2)], ids=str)
     def test_a_value_of_another_shape_is_refused(self, flow, shape):
-        with pytest.raises(
-            ValueError, match=r"value must have shape \(..., 2\), where ... is broadcast with the 4 con"
-        ):
+        with pytest.raises(ValueError, match=r"x must have shape \(..., 2\), where ... is broadcast with the 4 con"):
             flow.given(normal(4, 3)).log_prob(torch.zeros(shape, dtype=DOUBLE))
 
 

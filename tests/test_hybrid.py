@@ -214,7 +214,7 @@ class TestModes:
         assert torch.equal(ours.standard_error, theirs.standard_error)
         truth = wide.log_prob(x, estimator=Exact()).detach()
         assert ((ours.value - truth).abs() <= ours.bias_bound + 5 * ours.standard_error).all()
-        with pytest.raises(ValueError, match=r"Call flow.eval\(\)"):
+        with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
             copy.deepcopy(wide).train().log_prob_with_error(x)
 
 

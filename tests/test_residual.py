@@ -421,6 +421,11 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"lipschitz must lie in \[0, 1\); got .* has no inverse"):
             ResidualBlock(UserNet(), lipschitz=value)
 
+    @pytest.mark.parametrize("g", [torch.tanh, lambda x: 0.5 * x, "tanh"])
+    def test_a_function_is_no_module(self, g):
+        with pytest.raises(ValueError, match="g must be an nn.Module; got .*Call a function in a module's forward"):
+            ResidualBlock(g)
+
     def test_an_activation_that_overwrites_the_input_is_refused(self):
         """x + g(x) would become g's first activation plus g(x)."""
         with pytest.raises(

@@ -46,10 +46,10 @@ class Conditioned(nn.Module):
 
 def add_per_channel(h: Tensor, shift: Tensor) -> Tensor:
     """Return h + shift; one number per channel is broadcast over the positions, but h must not be, which expands g."""
-    shifted = h + shift.reshape(*shift.shape, *(1,) * (h.dim() - shift.dim()))
-    if shifted.shape != h.shape:
+    wide = shift.reshape(*shift.shape, *(1,) * (h.dim() - shift.dim()))
+    if wide.dim() > h.dim() or any(size not in (1, n) for size, n in zip(wide.shape, h.shape, strict=True)):
         raise ValueError(
             f"embed must return one number per channel, or the shape of what it is added to, {tuple(h.shape)}; got "
             f"{tuple(shift.shape)}."
         )
-    return shifted
+    return h + wide

@@ -139,6 +139,7 @@ def conditioned(g: nn.Module, dimension: int, context: int) -> Conditioned:
         raise ValueError(
             f"a branch with a context must be a sequence of layers; got a {type(g).__name__}. Use branch = 'chain'."
         )
+    at_least(1, context=context)
     embed = nn.Sequential(nn.Linear(context, 64), nn.SiLU(), nn.Linear(64, _units(g[0], dimension)))
     return Conditioned(g[:1], embed, g[1:])
 
