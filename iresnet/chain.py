@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from .transform import (
     Stretch,
     Transform,
     check_context,
+    check_transform,
     context_for,
     run_forward,
     stretch_of,
@@ -121,16 +122,26 @@ class Chain(Composition):
     def __init__(self, *transforms: Transform) -> None:
         super().__init__()
         for t in transforms:
-            if not isinstance(t, Transform):
-                raise ValueError(
-                    f"the arguments of Chain must be Transforms; got {type(t).__name__}. "
-                    "Wrap a network g as ResidualBlock(g)."
-                )
+            check_transform(t, "every argument of Chain")
         self.transforms = nn.ModuleList(transforms)
 
     @property
     def members(self) -> nn.ModuleList:
         return self.transforms
+
+    @overload
+    def __getitem__(self, index: int) -> Transform: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Chain: ...
+
+    def __getitem__(self, index: int | slice) -> Transform:
+        """Return one of the transforms, or for a slice the chain of these, which shares their weights."""
+        if not isinstance(index, slice):
+            return super().__getitem__(index)
+        part = Chain(*cast("list[Transform]", self.transforms[index]))
+        part.training = self.training
+        return part
 
     def forward_and_logdet(
         self,
@@ -173,12 +184,13 @@ class Chain(Composition):
             raise ValueError(f"steps must be at least 1; got {steps}.")
         check_context(self, context)
         states = [x]
-        for t in self:
-            trajectory, own_context = getattr(t, "trajectory", None), context_for(t, context)
-            if trajectory is None:
-                states.append(t(states[-1], own_context))
-            else:
-                states.extend(trajectory(states[-1], steps=steps, context=own_context)[1:])
+        with outermost_call(self, x):
+            for t in self:
+                trajectory, own_context = getattr(t, "trajectory", None), context_for(t, context)
+                if trajectory is None:
+                    states.append(t(states[-1], own_context))
+                else:
+                    states.extend(trajectory(states[-1], steps=steps, context=own_context)[1:])
         return states
 
     def parts(self, input_shape: Shape | None = None) -> list[tuple[str, Transform, Shape | None]]:

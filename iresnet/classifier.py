@@ -25,7 +25,7 @@ class Classifier(nn.Module):
 
     def __init__(self, transform: Transform, head: nn.Module) -> None:
         super().__init__()
-        check_transform(transform)
+        check_transform(transform, "the transform", may_be_compiled=True)
         self.transform, self.head = transform, head
         #: Inverts codes into inputs, like `Flow.decoder`.
         self.decoder = Decoder()

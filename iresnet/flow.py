@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, ClassVar, cast
 
 import torch
@@ -25,6 +27,7 @@ from .opaque import define
 from .outermost import outermost_call
 from .precision import full_precision
 from .residual import ResidualBlock
+from .spelling import quoted
 from .transform import (
     Shape,
     Transform,
@@ -92,7 +95,7 @@ class Flow(nn.Module):
         dequantiser: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        check_transform(transform)
+        check_transform(transform, "the transform", may_be_compiled=True)
         check_base(base)
         self.transform, self.base, self.estimator, self.event_shape = transform, base, estimator, event_shape
         #: Learned dequantisation noise for integer data (`transforms.dequantisation.LearnedNoise`), or None.
@@ -219,7 +222,7 @@ class Flow(nn.Module):
         In eval mode on a GPU they come from an `Inverter`, which the first call prepares (this takes seconds) and later
         calls use until the transform changes. It is kept, with its memory, in `decoder.inverter`.
         """
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        shape = _sample_shape(shape)
         count, flat, batch = _expand_context(self, shape, context)
         z = self.base.rsample(count, generator)
         x = self.decoder(self.transform, z, flat, tolerance=tolerance, solver=solver)
@@ -234,7 +237,7 @@ class Flow(nn.Module):
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Draw differentiable samples (reparametrised, implicit inverse); return them and their log p(x)."""
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        shape = _sample_shape(shape)
         if not self.base.reparametrised:
             raise ValueError(
                 "differentiable samples need a reparametrised base; got a "
@@ -297,6 +300,17 @@ define(
 def _is_contraction(block: ResidualBlock, shape: Shape | None) -> bool:
     found = block.bound(shape)
     return not why_untrusted(block) and found.proven and found.value < 1
+
+
+def _sample_shape(shape: tuple[int, ...] | int) -> Shape:
+    """Return the number of samples as a tuple; refuse what are not whole numbers, at least 1."""
+    sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    if not all(isinstance(size, Integral) and size > 0 for size in sizes):
+        raise ValueError(
+            f"shape must be a number of samples, at least 1, or a tuple of them; got {quoted(shape)}. "
+            "Use flow.sample((64,)) for 64 samples."
+        )
+    return sizes
 
 
 def _expand_context(flow: Flow, shape: Shape, context: Tensor | None) -> tuple[int, Tensor | None, Shape]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .chain import Composition
-from .transform import Shape, StackOperation, Step, Stretch, Transform, check_batch, stretch_of
+from .transform import Shape, StackOperation, Step, Stretch, Transform, check_batch, check_transform, stretch_of
 
 
 class SplitHalves(StackOperation):
@@ -76,11 +76,7 @@ class Multiscale(Composition):
         if not stages:
             raise ValueError("stages must have at least one entry; got none. Give a list of Transforms, one per scale.")
         for stage in stages:
-            if not isinstance(stage, Transform):
-                raise ValueError(
-                    f"stages must be Transforms; got {type(stage).__name__}. "
-                    "Wrap several blocks as Chain(...), a network g as ResidualBlock(g)."
-                )
+            check_transform(stage, "every stage")
         self.stages = nn.ModuleList(stages)
         self.input_shape: Shape = tuple(input_shape)
         self.stage_shapes, self.code_shapes = self._shapes()

@@ -55,6 +55,7 @@ from .logdet import (
     CertifiedSeries,
     Estimator,
     Exact,
+    check_estimator,
 )
 from .opaque import Function, call, define, outside_graph
 from .outermost import outermost_call
@@ -160,6 +161,7 @@ class ResidualBlock(Transform):
             self.check_input(x, context)
             if estimator is None:
                 estimator, generator = self.default_estimator(x, generator)
+            check_estimator(estimator)
             constant = self.constant(tuple(x.shape[1:])) if estimator.needs_lipschitz else None
             y, jacobian = linearise(self.g, x, context)
             check_same_shape(x, y)
@@ -194,8 +196,9 @@ class ResidualBlock(Transform):
         """Return x + tau g(x) for tau = 0, 1/steps, ..., 1; every state is a bijective image of x (Sec. 4.2)."""
         if steps < 1:
             raise ValueError(f"steps must be at least 1; got {steps}.")
-        y = self._branch(x, context)
-        return [x + (i / steps) * y for i in range(steps + 1)]
+        with outermost_call(self, x):
+            y = self._branch(x, context)
+            return [x + (i / steps) * y for i in range(steps + 1)]
 
     # ------------------------------------------------------------------ proofs
 

@@ -308,13 +308,18 @@ def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:
         raise ValueError(f"{name} must have shape (batch, {', '.join(map(str, shape))}); got {tuple(x.shape)}.")
 
 
-def check_transform(transform: object) -> None:
-    """Refuse what is not a `Transform`, compiled or not, such as a network, as the transform of a model."""
-    if not isinstance(transform, nn.Module) or not isinstance(unwrap(transform), Transform):
-        raise ValueError(
-            f"the transform must be a Transform; got {type(transform).__name__}. Wrap a network g as ResidualBlock(g), "
-            "and use Chain in place of nn.Sequential."
-        )
+def check_transform(transform: object, where: str, *, may_be_compiled: bool = False) -> None:
+    """Refuse what is not a `Transform`, such as a network; `where` names it in the message."""
+    if isinstance(transform, Transform):
+        return
+    is_wrapped = isinstance(transform, nn.Module) and isinstance(unwrap(transform), Transform)
+    if is_wrapped and may_be_compiled and hasattr(transform, "forward_and_logdet"):  # DDP, for one, hides it
+        return
+    remedy = "Wrap a network g as ResidualBlock(g), and use Chain in place of nn.Sequential."
+    raise ValueError(
+        f"{where} must be a Transform; got {type(transform).__name__}. "
+        f"{'Wrap or compile the whole model, not a part of it.' if is_wrapped else remedy}"
+    )
 
 
 def check_eval(model: nn.Module, what: str) -> None:

@@ -463,7 +463,7 @@ class TestMultiscale:
             Multiscale([ActNorm(3), ActNorm(1)], input_shape=(3, 4, 4))
         with pytest.raises(ValueError, match="stages must have at least one entry; got none"):
             Multiscale([], input_shape=(3,))
-        with pytest.raises(ValueError, match="must be Transforms; got Linear"):
+        with pytest.raises(ValueError, match="every stage must be a Transform; got Linear"):
             Multiscale([nn.Linear(2, 2)], input_shape=(2,))
 
     def test_bad_input_is_refused(self):

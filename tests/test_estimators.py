@@ -30,6 +30,7 @@ from iresnet.estimators import (
     FlowOutlierDetector,
     FlowTransformer,
 )
+from iresnet.estimators.base import FlowEstimator
 from iresnet.run import Run
 
 from .runs import trained
@@ -100,6 +101,9 @@ class TestEveryEstimator:
             outputs(kind(), skewed(5))
         with pytest.raises(NotFittedError):
             kind().save("nowhere")
+
+    def test_it_has_the_parameters_of_the_base(self, kind):
+        assert set(FlowEstimator().get_params()) <= set(kind().get_params())
 
     def test_clone_and_parameters(self, kind):
         model = clone(example(kind))

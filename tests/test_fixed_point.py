@@ -26,7 +26,7 @@ from iresnet import (
     tighten_,
 )
 from iresnet.data import toy
-from iresnet.fixed_point import default_tolerance, iteration_limit, solve
+from iresnet.fixed_point import Solver, default_tolerance, iteration_limit, solve
 from tests.zoo import DOUBLE, contraction, linear_block, normal, rouse_
 
 ANDERSON = Anderson(affine=False)  # with an affine approximation of g, linear blocks would not need it
@@ -535,7 +535,7 @@ class TestPrecision:
     def test_where_no_contraction_goes_nothing_is_allowed_for_the_size_of_x(self):
         """Trap: x ran away in float32, which can hold it to 1e13 only, and came half way back in float64."""
 
-        class Runaway:
+        class Runaway(Solver):
             max_iterations = None
 
             affine = False

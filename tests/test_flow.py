@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
+from torch.optim.swa_utils import AveragedModel
 
 from iresnet import (
     ActNorm,
@@ -32,7 +33,9 @@ from iresnet import (
     mlp_flow,
     tighten_,
 )
+from iresnet.inverse import decoder
 from iresnet.transforms import AffineCoupling
+from iresnet.trust import NoBoundKnown
 from tests.zoo import DOUBLE, contraction, linear_block, normal, rouse_
 
 
@@ -598,6 +601,39 @@ class TestRefusals:
         chain, x = Chain(ActNorm(2)).eval(), normal(3, 2)
         flow = Flow(torch.compile(chain, backend="eager"), DiagonalNormal(2)).eval()
         assert torch.equal(flow(x.float()), Flow(chain, DiagonalNormal(2)).eval()(x.float()))
+
+    def test_a_compiled_transform_is_inverted(self, monkeypatch):
+        chain = rouse_(Chain(ActNorm(2), ResidualBlock(contractive_mlp(2, (8,))))).eval()
+        compiled = torch.compile(chain, backend="eager")
+        flow, plain = Flow(compiled, DiagonalNormal(2)).eval(), Flow(chain, DiagonalNormal(2)).eval()
+        assert torch.equal(flow.sample((3,), generator=seeded()), plain.sample((3,), generator=seeded()))
+        for got, expected in zip(
+            flow.rsample_and_log_prob((3,), generator=seeded()),
+            plain.rsample_and_log_prob((3,), generator=seeded()),
+            strict=True,
+        ):
+            torch.testing.assert_close(got, expected)
+        model, z = Classifier(compiled, nn.Linear(2, 3)).eval(), normal(3, 2).float()
+        assert torch.equal(model.decode(z), chain.inverse(z))
+        assert decoder.solve(compiled, z).proven
+        monkeypatch.setattr(decoder, "_on_gpu", lambda z: True)
+        assert torch.equal(model.decode(z), chain.inverse(z))
+
+    def test_a_hook_on_a_compiled_transform_has_no_known_inverse(self):
+        compiled = torch.compile(Chain(ActNorm(2)).eval(), backend="eager")
+        compiled.register_forward_hook(lambda module, inputs, z: 2 * z)
+        with pytest.raises(NoBoundKnown, match="no inverse is known: OptimizedModule has forward hooks"):
+            Flow(compiled, DiagonalNormal(2)).eval().sample((3,))
+
+    def test_a_wrapper_that_hides_the_log_determinant_is_refused(self):
+        with pytest.raises(ValueError, match="got AveragedModel. Wrap or compile the whole model, not a part of it"):
+            Flow(AveragedModel(ActNorm(2)), DiagonalNormal(2))
+
+    @pytest.mark.parametrize("shape", [-1, 2.5, 0, "3", (2, -1), (2.5,), (2, 0)])
+    def test_a_number_of_samples_is_a_positive_whole_number(self, shape):
+        for draw in (flow_of().sample, flow_of().rsample_and_log_prob):
+            with pytest.raises(ValueError, match=r"shape must be a number of samples, at least 1, .* Use flow.sample"):
+                draw(shape)
 
     def test_what_is_no_base_is_refused_when_the_model_is_built(self):
         base = MultivariateNormal(torch.zeros(2), torch.eye(2))

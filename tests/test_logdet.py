@@ -24,6 +24,7 @@ from iresnet import (
 )
 from iresnet.logdet import (
     AdaptiveRoulette,
+    Estimator,
     Jacobian,
     StoppedRoulette,
     adaptive_series,
@@ -100,6 +101,11 @@ class TestExact:
         block, _ = block_of("mlp")
         x = normal(2, 3).requires_grad_()
         assert torch.autograd.gradgradcheck(lambda t: block.forward_and_logdet(t)[1], (x,))
+
+
+def test_an_estimator_without_an_estimate_is_abstract():
+    with pytest.raises(TypeError, match="abstract"):
+        Estimator()
 
 
 class TestTheorem3:

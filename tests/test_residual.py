@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from iresnet import (
     ActNorm,
@@ -91,6 +92,13 @@ class TestForward:
         for maker in (chain, mlp()):
             with pytest.raises(ValueError, match="steps must be at least 1; got 0"):
                 maker.trajectory(x, steps=0)
+
+    @pytest.mark.parametrize("model", [mlp(), Chain(ActNorm(3).double(), mlp()).eval()], ids=["block", "chain"])
+    def test_a_trajectory_checks_its_input_like_a_forward_pass(self, model):
+        with pytest.raises(ValueError, match="x must be finite; sample 1 of 2"):
+            model.trajectory(torch.tensor([[0.0, 0.0, 0.0], [math.nan, 0.0, 0.0]], dtype=DOUBLE))
+        with pytest.raises(ValueError, match="x must hold at least one sample"):
+            model.trajectory(normal(0, 3))
 
 
 class TestGradientOfTheInverse:
@@ -504,12 +512,35 @@ class TestRefusals:
             with pytest.raises(ValueError, match="tolerance must be positive; got"):
                 getattr(mlp(), call)(normal(2, 3), tolerance=tolerance)
 
+    @pytest.mark.parametrize("solver", ["anderson", Anderson])
+    def test_a_solver_must_be_an_object(self, solver):
+        for model in (mlp(), Chain(mlp())):
+            for call in (model.inverse, model.solve):
+                with pytest.raises(ValueError, match=r"solver must be a Solver, such as Anderson\(\).*; got .*nderson"):
+                    call(normal(2, 3), solver=solver)
+
+    @pytest.mark.parametrize("estimator", ["exact", Exact])
+    def test_an_estimator_must_be_an_object(self, estimator):
+        for model in (mlp(), Chain(mlp())):
+            with pytest.raises(ValueError, match=r"estimator must be an Estimator, such as Exact\(\).*; got .*xact"):
+                model.forward_and_logdet(normal(2, 3), estimator=estimator)
+
     def test_a_chain_takes_transforms_only(self):
-        with pytest.raises(ValueError, match="must be Transforms; got Linear. Wrap a network g as ResidualBlock"):
+        with pytest.raises(ValueError, match="must be a Transform; got Linear. Wrap a network g as ResidualBlock"):
             Chain(nn.Linear(2, 2))
+        for model in (torch.compile(mlp(2)), AveragedModel(mlp(2))):
+            with pytest.raises(ValueError, match="Wrap or compile the whole model, not a part of it"):
+                Chain(model)
 
 
 class TestChains:
+    def test_a_slice_is_a_chain_of_the_same_transforms(self):
+        chain, x = Chain(ActNorm(2).double(), mlp(2), mlp(2)).eval(), normal(4, 2)
+        first, rest = chain[:2], chain[2:]
+        assert type(first) is Chain
+        assert (len(first), first[1], first.training) == (2, chain[1], False)
+        assert torch.equal(rest(first(x)), chain(x))
+
     def test_an_inverse_that_fails_names_the_block_in_its_nest(self):
         slow = linear_block(0.95 * torch.eye(2, dtype=DOUBLE))
         chain = Chain(ActNorm(2).double(), Chain(mlp(2), slow, ActNorm(2).double())).eval()

@@ -280,7 +280,7 @@ def test_on_a_cpu_it_is_proven_or_raises():
 def test_values_that_are_not_codes_are_refused():
     flow = linear_flow()
     with pytest.raises(ValueError, match="z must hold at least one sample"):
-        flow.sample((0,))
+        flow.decoder(flow.transform, normal(0, 4))
     with torch.no_grad(), pytest.raises(ValueError, match="z must be finite; sample 1 of 2"):
         flow.decoder(flow.transform, torch.tensor([[0.0] * 4, [torch.nan] * 4], dtype=torch.float64))
     with torch.no_grad(), pytest.raises(ValueError, match=r"z must have shape \(batch, ..., 4\) for this block"):

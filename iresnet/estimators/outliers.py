@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import OutlierMixin
 from torch import Tensor
 
+from ..run import Logger
 from .density import DensityFit, MeanScoreMixin
 from .rows import Array
 
@@ -45,6 +47,7 @@ class FlowOutlierDetector(MeanScoreMixin, OutlierMixin, DensityFit):  # type: ig
         device: str = "cpu",
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
+        loggers: Sequence[Logger] = (),
     ) -> None:
         super().__init__(
             preset=preset,
@@ -60,6 +63,7 @@ class FlowOutlierDetector(MeanScoreMixin, OutlierMixin, DensityFit):  # type: ig
             device=device,
             random_state=random_state,
             verbose=verbose,
+            loggers=loggers,
         )
         self.contamination = contamination
 

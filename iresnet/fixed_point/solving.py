@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..float64 import Rounding
 from ..proof import attainable_tolerance, error_bound, meets_tolerance, sample_norms
+from ..spelling import quoted
 from .affine import Affine
 from .solution import Solution
 from .solvers import Solver
@@ -66,6 +67,8 @@ def solve(
     dtype of z; samples whose float64 residual is still too large continue in float64. `rounding` bounds the rounding
     error of `reference`; None assumes a default. `affine` approximates g, for a solver that makes use of it.
     """
+    if not isinstance(solver, Solver):
+        raise ValueError(f"solver must be a Solver, such as Anderson() or Banach(); got {quoted(solver)}.")
     rounding = Rounding.assumed() if rounding is None else rounding
     contraction = 1.0 if lipschitz is None else lipschitz
     gap = 1 - contraction if contraction < 1 else 1.0  # without a contraction nothing is proven: see the end

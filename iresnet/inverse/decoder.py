@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ from ..compiler import can_read_values, is_transforming
 from ..fixed_point import Anderson, Banach, Newton, Solver
 from ..opaque import Function, call, define, keep_track, outside_graph, tracked
 from ..proof import sample_norms
-from ..transform import ChainSolution, Transform, check_batch
+from ..transform import ChainSolution, Transform, check_batch, check_unmodified
+from ..trust import unwrap
 from . import ordinary
 from .arithmetic import Arithmetic
 from .inverter import Inverter
@@ -73,6 +74,7 @@ def invert(
     A `decoder` keeps what is prepared. `by_parts` inverts the parts even if the class of the transform is unknown; its
     own `inverse` method sets it when it calls this.
     """
+    transform = _uncompiled(transform)
     if torch.compiler.is_compiling():
         settings = {"solver": solver, "by_parts": by_parts, "decoder": None if decoder is None else id(decoder)}
         return call("inverse", transform, z, context, tolerance, None, settings)[0]
@@ -99,6 +101,7 @@ def solve(
     by_parts: bool = False,
 ) -> ChainSolution:
     """Invert like `invert`, but report errors instead of raising; no gradient."""
+    transform = _uncompiled(transform)
     if torch.compiler.is_compiling():
         options = {"tolerance": tolerance, "solver": solver, "decoder": decoder, "by_parts": by_parts}
         return outside_graph(solve, transform, z, context, **options)
@@ -190,6 +193,13 @@ def _solve_rounded(inverter: Inverter, z: Tensor, tolerance: float | None) -> Te
     if tolerance is not None and inverter.parts[-1].branch is not None:  # the rounding of a block's solution counts
         proven = proven & (solution.largest_block_bound + sample_norms(x.double() - solution.x) <= tolerance)
     return x if bool(proven.all()) else None
+
+
+def _uncompiled(transform: Transform) -> Transform:
+    """Return the transform inside `torch.compile`, whose hooks would be lost."""
+    if (inner := unwrap(transform)) is not transform:
+        check_unmodified(transform)
+    return cast(Transform, inner)
 
 
 def _on_gpu(z: Tensor) -> bool:

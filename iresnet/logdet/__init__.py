@@ -35,6 +35,7 @@ from .estimators import (
     RussianRoulette,
     SeriesDraw,
     StoppedRoulette,
+    check_estimator,
     exact_logdet,
     exact_logdet_and_inverse,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "SeriesDraw",
     "StoppedRoulette",
     "attach_gradient",
+    "check_estimator",
     "draw_probes",
     "draw_probe_noise",
     "exact_logdet",

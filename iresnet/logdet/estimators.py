@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..compiler import can_read_values, is_transforming
-from ..spelling import at_least
+from ..spelling import at_least, quoted
 from .bounds import terms_needed
 from .determinant import safe_inverse_and_logdet
 from .jacobian import Jacobian
@@ -31,7 +31,7 @@ EVAL_PROBES = 4
 EVAL_SEED = 0
 
 
-class Estimator:
+class Estimator(ABC):
     """Estimates ln det(I + J) from the Jacobian of g at x: one number per sample, with its gradient."""
 
     #: Whether the estimator needs a bound on ||J||, which takes time to compute.
@@ -48,9 +48,17 @@ class Estimator:
         """Estimate ln det(I + J), shape (batch,). `lipschitz` is a bound on ||J||, if known."""
         return self.estimate(jacobian, x, lipschitz, generator)
 
+    @abstractmethod
     def estimate(self, jacobian: Jacobian, x: Tensor, lipschitz: Lipschitz, generator: Generator) -> Tensor:
-        """Implement `__call__`; a subclass overrides this."""
-        raise NotImplementedError
+        """Implement `__call__`."""
+
+
+def check_estimator(estimator: object) -> None:
+    """Refuse what is not an `Estimator`, such as the name of one or its class."""
+    if not isinstance(estimator, Estimator):
+        raise ValueError(
+            f"estimator must be an Estimator, such as Exact() or PowerSeries(terms=10); got {quoted(estimator)}."
+        )
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,7 @@ class SeriesDraw(NamedTuple):
     gradient: Tensor
 
 
-class DrawnSeries(Estimator, ABC):
+class DrawnSeries(Estimator):
     """A power series whose weights are known, once drawn, before any product is computed: the mean over `probes`."""
 
     probes: int
