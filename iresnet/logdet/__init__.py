@@ -14,17 +14,17 @@ draws one N for the whole batch (`StoppedRoulette`): the number of terms is then
 step can be compiled or captured in a CUDA graph.
 
 Reading order: `bounds` (how many terms), `jacobian` (J as a linear map), `probes` (random vectors), `sums` (value and
-gradient from products with J'), `determinant` (elimination for many small matrices), `estimators`.
+gradient from products with J'), `determinant` (exact; elimination for many small matrices), `estimators`, `roulette`
+(the unbiased ones).
 """
 
 from .bounds import terms_needed, truncation_bound
-from .determinant import safe_inverse_and_logdet
+from .determinant import exact_logdet, exact_logdet_and_inverse, safe_inverse_and_logdet
 from .estimators import (
     EVAL_PROBES,
     EVAL_SEED,
     EVAL_TOLERANCE,
     EXACT_UP_TO,
-    AdaptiveRoulette,
     AdaptiveSeries,
     CertifiedSeries,
     DrawnSeries,
@@ -32,15 +32,12 @@ from .estimators import (
     Exact,
     FixedSeries,
     PowerSeries,
-    RussianRoulette,
     SeriesDraw,
-    StoppedRoulette,
     check_estimator,
-    exact_logdet,
-    exact_logdet_and_inverse,
 )
 from .jacobian import Jacobian, VectorJacobianProduct
 from .probes import Probe, draw_probe_noise, draw_probes, noise_to_probes
+from .roulette import AdaptiveRoulette, RussianRoulette, StoppedRoulette
 from .sums import (
     adaptive_series,
     attach_gradient,
