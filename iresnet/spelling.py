@@ -137,12 +137,12 @@ def with_path(error: OSError, path: object) -> OSError:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or its class name if it has none.
+    """Return the first line of an error's message without its full stop, or its class name if it has none.
 
-    >>> first_line(EOFError()), first_line(ValueError("one\\ntwo"))
+    >>> first_line(EOFError()), first_line(ValueError("one.\\ntwo"))
     ('EOFError', 'one')
     """
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def printable(text: str, *, lines: bool = False) -> str:

@@ -36,7 +36,7 @@ from iresnet import (
 from iresnet.data import ColumnKind, Dataset, Schema
 from iresnet.evaluate import anomaly, log_likelihood
 from iresnet.export import export, forward_program, save_onnx, save_program, save_weights, without_constraints
-from iresnet.exported import Forward
+from iresnet.export.forward import Forward
 from iresnet.hybrid import Hybrid
 from iresnet.transforms.columns import ColumnTransform
 from iresnet.transforms.first_batch import DataInitialised

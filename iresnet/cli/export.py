@@ -12,7 +12,7 @@ from torch import Tensor
 from ..data import Schema
 from ..evaluate import has_density
 from ..export import export as write_files
-from ..exported import COLUMNS
+from ..export.forward import COLUMNS
 from ..run import Run
 from ..train.objective import bin_centres
 from .console import console, result, use_threads, waiting

@@ -5,7 +5,7 @@
     model.onnx            the same as ONNX; needs only a runtime such as onnxruntime
 
 Both programs accept any batch size, and each is compared with the model before it is written. They contain the forward
-pass (`exported.Forward`): the code, the logits of a classifier, and the scores of a density of rows. The inverse and
+pass (`forward.Forward`): the code, the logits of a classifier, and the scores of a density of rows. The inverse and
 the proven bounds need the library, which loads the weights again.
 """
 
@@ -28,14 +28,15 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from . import atomic
-from .data import Schema
-from .evaluate import anomaly
-from .exported import Forward, Tensors
-from .lipschitz import release_
-from .transform import Shape, check_batch
-from .transforms.first_batch import uninitialised
-from .version import __version__
+from .. import atomic
+from ..data import Schema
+from ..evaluate import anomaly
+from ..lipschitz import release_
+from ..spelling import first_line
+from ..transform import Shape, check_batch
+from ..transforms.first_batch import uninitialised
+from ..version import __version__
+from .forward import Forward, Tensors
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -210,7 +211,7 @@ def _prepare(
     except RuntimeError as error:  # raised by torch in a layer that does not check shapes and dtypes
         raise ValueError(
             f"example must be a batch that the model accepts; got shape {tuple(example.shape)} of {example.dtype}: "
-            f"{_first_line(error)}. Give samples like those the model was trained on."
+            f"{first_line(error)}. Give samples like those the model was trained on."
         ) from error
     expected = getattr(getattr(model, "base", None), "shape", shape)
     if shape != tuple(expected):
@@ -236,10 +237,10 @@ def _trace(forward: Forward, inputs: Tensors) -> tuple[ExportedProgram, float]:
         program = torch.export.export(forward, blank, dynamic_shapes={name: {0: batch} for name in inputs}, strict=True)
     except Exception as error:
         if forward.scores:  # a log-determinant may need what cannot be traced, such as torch.func
-            forward.scores, forward.no_scores = False, f"its log-determinant cannot be traced: {_first_line(error)}"
+            forward.scores, forward.no_scores = False, f"its log-determinant cannot be traced: {first_line(error)}"
             return _trace(forward, inputs)
         raise RuntimeError(
-            f"the forward pass cannot be traced into one program: {_first_line(error)}. Remove control flow that "
+            f"the forward pass cannot be traced into one program: {first_line(error)}. Remove control flow that "
             "depends on values of x, such as an if; save_weights needs no program."
         ) from error
     return program, _difference(program.module(), forward, inputs, "program")
@@ -270,10 +271,6 @@ def _difference(run: Callable[..., Tensors], forward: Forward, inputs: Tensors, 
                 )
             worst = max(worst, difference)
     return worst
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _missing_packages() -> list[str]:
@@ -310,7 +307,7 @@ def _onnx(program: ExportedProgram, forward: Forward, inputs: Tensors) -> tuple[
                 made.initialize_inference_session()
     except Exception as error:
         raise RuntimeError(
-            f"this forward pass cannot be exported to ONNX: {_first_line(error)}. Use a float32 model and common "
+            f"this forward pass cannot be exported to ONNX: {first_line(error)}. Use a float32 model and common "
             "layers; save_weights and save_program need no ONNX."
         ) from error
     if not find_spec("onnxruntime"):
