@@ -22,20 +22,20 @@ from ..version import __version__
 from .audit import audit
 from .bench import bench
 from .certify import certify
-from .common import with_common_options
 from .data import data
 from .demo import demo
 from .evaluate import evaluate
 from .export import export
 from .interpolate import interpolate
 from .invert import invert
+from .options import with_common_options
 from .presets import presets
 from .ranks import one_voice, reports
 from .report import report
 from .reproduce import reproduce
 from .sample import sample
 from .score import score
-from .stream import plain_warnings, steady
+from .stdout import plain_warnings, steady
 from .train import train
 
 #: The names of all settings of an experiment, without their sections.

@@ -12,7 +12,7 @@ from ..audit import Subject
 from ..audit import audit as run_checks
 from ..run import Run
 from .console import console, result, show, use_threads, waiting
-from .output import RunFolder
+from .options import RunFolder
 
 
 def audit(

@@ -13,7 +13,8 @@ from ..bench import bench as measure
 from ..device import choose_device
 from ..results import require_commit, write
 from .completion import complete_task
-from .console import Device, console, result, table, use_threads, waiting
+from .console import console, result, table, use_threads, waiting
+from .options import Device
 
 #: One thread, as for small inputs, unless --threads says otherwise.
 SMALL = 1

@@ -17,8 +17,9 @@ from ..device import choose_device
 from ..models import INVERSES
 from ..run import Run, publish, write_certificate
 from ..spelling import counted
-from .console import Device, result, use_threads
-from .output import RunFolder, try_to_save
+from .console import result, use_threads
+from .options import Device, RunFolder
+from .output import try_to_save
 
 #: The remedy if no layer can be tightened.
 UNCONSTRAINED = (

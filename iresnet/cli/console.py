@@ -1,4 +1,4 @@
-"""Shared by the commands: what is printed where, the spinner, the device, threads, Ctrl-C."""
+"""Shared by the commands: what is printed where, the spinner, threads, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
@@ -28,8 +28,6 @@ from ..train.threads import SMALL
 
 #: A second signal within so many seconds counts as the same: `timeout` signals a command and then its process group.
 SAME_SIGNAL = 1.0
-
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto: a GPU if there is one.")]
 
 
 class Screen(Console):

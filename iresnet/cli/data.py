@@ -11,9 +11,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from ..data import download as files
 from ..data import names as built_in
 from ..data.builtin import schema_of, split_sizes
-from .common import with_common_options
 from .completion import complete_download
 from .console import console, result, table
+from .options import with_common_options
 
 Folder = Annotated[Path, typer.Option("--data-dir", envvar=files.ENVIRONMENT, help="The dataset directory.")]
 

@@ -42,8 +42,9 @@ from ..logdet import EXACT_UP_TO
 from ..run import Run
 from ..run.fit import device_of
 from ..train.distributed import ALONE, Group, is_main, joined, world_size
-from .console import Device, Screen, console, ctrl_c, result, show, waiting
-from .output import DataFolder, DataOption, RunFolder, Split, chunked_data, each_chunk, open_run, read_data, try_to_save
+from .console import Screen, console, ctrl_c, result, show, waiting
+from .options import DataFolder, DataOption, Device, RunFolder, Split
+from .output import chunked_data, each_chunk, open_run, read_data, try_to_save
 from .resumable import share_of_rank
 
 #: Samples evaluated by default if likelihoods are estimates, which take long.

@@ -16,7 +16,7 @@ from ..export.forward import COLUMNS
 from ..run import Run
 from ..train.objective import bin_centres
 from .console import console, result, use_threads, waiting
-from .output import RunFolder
+from .options import RunFolder
 
 #: Samples that an exported density is compared with the model on.
 SAMPLES = 5

@@ -16,19 +16,9 @@ from ..fixed_point import ConvergenceError
 from ..plots import plot_interpolations
 from ..run import Run
 from ..spelling import counted
-from .console import Device, console, result, waiting
-from .output import (
-    MOST,
-    DataFolder,
-    DataOption,
-    RunFolder,
-    Split,
-    open_run,
-    plot_samples,
-    read_data,
-    save_samples,
-    with_suffix,
-)
+from .console import console, result, waiting
+from .options import DataFolder, DataOption, Device, RunFolder, Split
+from .output import MOST, open_run, plot_samples, read_data, save_samples, with_suffix
 
 
 def interpolate(

@@ -22,19 +22,9 @@ from ..models import INVERSES
 from ..plots import plot_reconstructions
 from ..run import Run
 from ..transform import ChainSolution, Transform
-from .console import Device, console, result, waiting
-from .output import (
-    DataFolder,
-    DataOption,
-    RunFolder,
-    Split,
-    check_tolerance,
-    open_run,
-    plot_samples,
-    read_data,
-    save_samples,
-    with_suffix,
-)
+from .console import console, result, waiting
+from .options import DataFolder, DataOption, Device, RunFolder, Split, check_tolerance
+from .output import open_run, plot_samples, read_data, save_samples, with_suffix
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 SOLVERS = {"anderson": Anderson(), "banach": Banach(), "newton": Newton()}

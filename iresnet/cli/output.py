@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
@@ -23,29 +23,7 @@ from ..progress import between
 from ..run import Run
 from ..spelling import printable
 from ..train.distributed import local_rank, world_size
-from .completion import complete_data, complete_run
 from .console import on_terminal, use_threads
-
-RunFolder = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN",
-        help="A run folder, e.g. runs/demo, or a model that comes with the library.",
-        autocompletion=complete_run,
-    ),
-]
-DataOption = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        help="Use other data than the run's: a file, a folder, or a dataset.",
-        autocompletion=complete_data,
-    ),
-]
-DataFolder = Annotated[
-    Path | None, typer.Option("--data-dir", help="The dataset directory.", show_default="as in training")
-]
-Split = Annotated[str, typer.Option(help="The split of the run's data: test, validation or train.")]
 
 #: The largest number of samples or lines that can be requested.
 MOST = 10_000_000
@@ -108,12 +86,6 @@ def chunk_rows(dimension: int, device: torch.device) -> int:
     """
     step = math.lcm(CHUNK * memory_factor(device), ROWS)
     return max(step, min(LARGEST, NUMBERS // dimension) // step * step)
-
-
-def check_tolerance(tolerance: float | None) -> None:
-    """Refuse a tolerance that is not positive and finite."""
-    if tolerance is not None and not 0 < tolerance < math.inf:
-        raise ValueError(f"--tolerance must be positive and finite; got {tolerance}.")
 
 
 def with_suffix(path: Path, suffix: str) -> Path:

@@ -13,7 +13,8 @@ from ..reproduce import RESULTS, Job, Reproduction, Stopped, Work, find
 from ..results import cell, require_commit
 from ..run.progress import progress, reporter
 from .completion import complete_result
-from .console import Device, Screen, console, ctrl_c, result, results_console, table, use_threads
+from .console import Screen, console, ctrl_c, result, results_console, table, use_threads
+from .options import Device
 
 #: The dimension of the digits that the budget smoke uses.
 SMALL = 64

@@ -26,8 +26,9 @@ from ..progress import part
 from ..run import Run
 from ..spelling import counted, hint, listed, quoted
 from ..train.distributed import rank, world_size
-from .console import Device, Screen, console, ctrl_c, result, waiting, wants_json
-from .output import MOST, RunFolder, cells, check_tolerance, chunk_rows, open_run, plot_samples, print_csv, with_suffix
+from .console import Screen, console, ctrl_c, result, waiting, wants_json
+from .options import Device, RunFolder, check_tolerance
+from .output import MOST, cells, chunk_rows, open_run, plot_samples, print_csv, with_suffix
 from .resumable import ResumableFile, describe_file, describe_parts, path_of_rank, share_of_rank
 
 

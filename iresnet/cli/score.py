@@ -17,8 +17,9 @@ from ..run.weights import resolve_folder
 from ..spelling import counted
 from ..train.distributed import world_size
 from .completion import complete_data
-from .console import Device, Screen, console, ctrl_c, result, waiting, wants_json
-from .output import DataFolder, RunFolder, check_tolerance, chunked_data, each_chunk, open_run, print_csv
+from .console import Screen, console, ctrl_c, result, waiting, wants_json
+from .options import DataFolder, Device, RunFolder, check_tolerance
+from .output import chunked_data, each_chunk, open_run, print_csv
 from .resumable import ResumableFile, describe_parts, describe_source, path_of_rank, share_of_rank
 
 #: The names of columns that are written; an id column with such a name gets another.

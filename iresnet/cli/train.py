@@ -26,7 +26,8 @@ from ..spelling import counted, listed
 from ..train import distributed
 from ..train.guard import TrainingError
 from .completion import complete_data, complete_preset, complete_run, complete_tracker, complete_training
-from .console import Device, console, ctrl_c, result, use_threads
+from .console import console, ctrl_c, result, use_threads
+from .options import Device
 from .preset_choice import choose_preset, run_folder
 
 #: The one setting that may change when a run is resumed.

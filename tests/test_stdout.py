@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from iresnet import cli
-from iresnet.cli.stream import PLAIN, Steady, plain_warnings, steady
+from iresnet.cli.stdout import PLAIN, Steady, plain_warnings, steady
 from tests.runs import copy_of, trained
 
 
