@@ -28,6 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from iresnet import lipschitz as lip
 from iresnet import presets, timing
 from iresnet.data.builtin import schema_of
+from iresnet.data.units import nats_per_unit, unit_name
 from iresnet.flow import Flow
 from iresnet.gpu import Acceleration, planned
 from iresnet.lipschitz import defer_norms, refresh_
@@ -36,7 +37,7 @@ from iresnet.models import build
 from iresnet.outermost import outermost_call
 from iresnet.results import Results, provenance, require_commit, write
 from iresnet.train import State
-from iresnet.train.objective import Loss, MaximumLikelihood, Objective, nats_per_unit, unit_name
+from iresnet.train.objective import Loss, MaximumLikelihood, Objective
 from iresnet.transforms.dequantisation import dequantise_for
 
 #: The targets in milliseconds; the paper's released code on the same hardware; the target ratio with / without log-det.
@@ -90,7 +91,7 @@ class WithoutDeterminant(Objective):
         x, _ = dequantise_for(self.model, x, self.levels, generator)
         with outermost_call(self.model, x):
             nats = -self.model.base.log_prob(self.model.transform(x)).mean()
-        loss = nats / nats_per_unit(x, self.levels)
+        loss = nats / nats_per_unit(x.shape[1:], self.levels)
         return loss, {unit_name(self.levels): loss.detach()}
 
 

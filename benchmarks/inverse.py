@@ -108,8 +108,8 @@ def show_(model: Chain, x: Tensor) -> None:
 
 def trained(folder: Path, images: int, device: str) -> tuple[Transform, Tensor]:
     """The transform of a run, and test images."""
+    from iresnet.data.units import bin_centres
     from iresnet.run import Run
-    from iresnet.train.objective import bin_centres
 
     run = Run.open(folder)
     data = run.splits().test

@@ -10,9 +10,9 @@ from torch import nn
 
 from iresnet import Chain, Classifier, DiagonalNormal, Flow, Logit, ResidualBlock, cli, contractive_convnet
 from iresnet.data import Dataset, Schema
+from iresnet.data.labels import MISSING
 from iresnet.evaluate import probe
 from iresnet.evaluate.probe import _fit, _logits, _minimum
-from iresnet.train.objective import MISSING
 from iresnet.transform import ISOMETRY, Transform
 from tests.runs import copy_of, trained
 from tests.zoo import linear_block, normal

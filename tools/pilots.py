@@ -33,6 +33,7 @@ from torch import nn
 
 from iresnet import data
 from iresnet.data import Dataset, subsample
+from iresnet.data.units import nats_per_unit
 from iresnet.evaluate import as_flow, has_density
 from iresnet.evaluate.likelihood import log_prob_by_generator
 from iresnet.lipschitz import defer_norms, refresh_
@@ -43,7 +44,6 @@ from iresnet.results import PILOT, Results, markdown_table, nonfinite_to_none, p
 from iresnet.run import validate
 from iresnet.run.shared import make_batches
 from iresnet.train import State, Training, set_learning_rate
-from iresnet.train.objective import nats_per_unit
 
 #: Validation samples that a density is evaluated on, draws of noise and probes per sample, terms of the series.
 ROWS, DRAWS, TERMS = 1000, 2, 30
@@ -190,7 +190,7 @@ def validation_metrics(model: nn.Module, validation: Dataset, experiment: Experi
         generator = torch.Generator(rows.x.device).manual_seed(0)
         estimator = None if exact else PowerSeries(terms=TERMS)
         values = -log_prob_by_generator(as_flow(model), rows, estimator, [generator] * DRAWS).mean(0) / nats_per_unit(
-            rows.x, rows.schema.levels
+            rows.schema.shape, rows.schema.levels
         )
         metrics |= {"bits/dim": float(values.mean()), "±": float(values.std()) / len(rows) ** 0.5}
         metrics |= {"held-out rows": len(rows), "method": "exact" if exact else f"series of {TERMS} terms"}

@@ -10,11 +10,11 @@ import typer
 from torch import Tensor
 
 from ..data import Schema
+from ..data.units import bin_centres
 from ..evaluate import has_density
 from ..export import export as write_files
 from ..export.forward import COLUMNS
 from ..run import Run
-from ..train.objective import bin_centres
 from .console import console, result, use_threads, waiting
 from .options import RunFolder
 

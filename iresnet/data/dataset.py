@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..spelling import quoted
 from .augment import Augment, to_device
+from .labels import MISSING
 from .schema import Schema
 
 Batch: TypeAlias = tuple[Tensor, Tensor | None]
@@ -320,11 +321,11 @@ def _check_labels(y: Tensor, samples: int, classes: int) -> None:
         raise ValueError(f"labels must be int64, one per sample; got {got}.")
     if not classes:
         raise ValueError("a dataset with labels needs a schema with classes; got none.")
-    wrong = (y < -1) | (y >= classes)
+    wrong = (y != MISSING) & ((y < 0) | (y >= classes))
     if bool(wrong.any()):
         i = int(wrong.nonzero()[0])
         raise ValueError(
-            f"labels of {classes} classes must lie in 0 .. {classes - 1}, or be -1 where one is missing; got "
+            f"labels of {classes} classes must lie in 0 .. {classes - 1}, or be {MISSING} where one is missing; got "
             f"{int(y[i])} for sample {i}. Correct the labels or add the class."
         )
 

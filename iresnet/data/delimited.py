@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from ..spelling import quoted, with_path
 from . import arrow
 from .choice import ColumnChoice, ColumnChooser, text_columns
-from .labels import MISSING, class_name
+from .labels import EMPTY, class_name
 from .lines import Line, Lines
 from .numerals import DECIMAL_COMMA, is_number, is_numeric, parse_number
 from .table import Table, check_names, holds_words, label_hint, missing_count, refuse_cell
@@ -244,7 +244,7 @@ class _Decimal:
 
     def parse(self, cell: str, skip_missing: bool) -> float | None:
         """Return the number in a cell, NaN for a missing one that may be skipped, and None for other text."""
-        if skip_missing and class_name(cell) == MISSING:
+        if skip_missing and class_name(cell) == EMPTY:
             return math.nan
         if is_number(cell):
             self.point = self.point or (cell if "." in cell else "")
@@ -279,14 +279,14 @@ def _refuse(path: Path, head: Head, at: Line, bad: int, above: Sequence[float]) 
     remedy = ""
     if choice.suggest_label:
         remedy = label_hint(column, chain(above, [picked[bad]], (cells[choice.columns[bad]] for _, cells in below)))
-    if not remedy and class_name(picked[bad]) == MISSING:
-        if below and not above and all(class_name(cells[choice.columns[bad]]) == MISSING for _, cells in below):
+    if not remedy and class_name(picked[bad]) == EMPTY:
+        if below and not above and all(class_name(cells[choice.columns[bad]]) == EMPTY for _, cells in below):
             refuse_cell(path, picked[bad], f"line {line}", column, f" It has none: --drop {shlex.quote(column)}.")
         positions = choice.columns
-        here, rows = sum(class_name(cell) == MISSING for cell in picked), 1
+        here, rows = sum(class_name(cell) == EMPTY for cell in picked), 1
         with suppress(ValueError, csv.Error):  # a line below that cannot be read either is not counted
             for _, cells in chain(below, head.rows):
-                count = sum(class_name(cells[i]) == MISSING for i in positions)
+                count = sum(class_name(cells[i]) == EMPTY for i in positions)
                 here, rows = here + count, rows + bool(count)
         remedy = missing_count(here, rows)
     refuse_cell(path, picked[bad], f"line {line}", column, remedy)

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from .dataset import Dataset, prefix_errors
-from .labels import MISSING, class_names, encode_labels
+from .labels import EMPTY, class_names, encode_labels
 from .schema import Schema
 
 #: The formats that are decoded, whatever the file is called: Pillow would pass PostScript to an interpreter.
@@ -51,7 +51,7 @@ def split_folders(folder: Path) -> dict[str, Path]:
 def find_images(folder: Path, *, labels: bool = True) -> tuple[list[Path], list[str]]:
     """List the images of a folder (or the one image) and the class of each, "" without sub-folders or labels."""
     if folder.is_file():
-        return [folder], [MISSING]
+        return [folder], [EMPTY]
     flat, files = _inside(folder, deep=False), {path.name: _inside(path, deep=True) for path in _folders(folder)}
     if not labels:
         flat, files = sorted(chain(flat, *files.values())), {}
@@ -64,7 +64,7 @@ def find_images(folder: Path, *, labels: bool = True) -> tuple[list[Path], list[
         where = folder / empty[0] if empty and len(empty) < len(files) else folder
         raise ValueError(f"{where} holds no image ({', '.join(s[1:] for s in SUFFIXES)}). Name a folder that does.")
     if flat:
-        return flat, [MISSING] * len(flat)
+        return flat, [EMPTY] * len(flat)
     return [f for inside in files.values() for f in inside], [name for name, inside in files.items() for _ in inside]
 
 

@@ -16,7 +16,10 @@ from torch import Tensor
 
 from ..spelling import hint, quoted
 
-MISSING = ""
+#: The class name of a missing label, and its code.
+EMPTY = ""
+MISSING = -1
+
 MISSING_WORDS = ("nan", "na", "n/a", "null", "none")
 #: How files and data frames spell false and true.
 BOOLEANS = (("0", "1"), ("False", "True"), ("false", "true"), ("FALSE", "TRUE"))
@@ -31,10 +34,10 @@ def class_name(cell: object) -> str:
     ['cat', '3', '3', '7', '1', '', '', '', '']
     """
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
-        return MISSING
+        return EMPTY
     text = str(int(cell)) if isinstance(cell, bool) else str(cell).strip()
     if text.lower() in MISSING_WORDS:
-        return MISSING
+        return EMPTY
     return str(int(float(text))) if INTEGER.fullmatch(text) and len(text) < 16 else text
 
 
@@ -44,7 +47,7 @@ def class_names(labels: Iterable[str]) -> tuple[str, ...]:
     >>> class_names(["10", "9", "", "10"])
     ('9', '10')
     """
-    names = set(labels) - {MISSING}
+    names = set(labels) - {EMPTY}
     if all(SORTABLE.fullmatch(name) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
@@ -71,7 +74,7 @@ def encode_labels(labels: Sequence[str] | None, classes: Sequence[str], place: C
     """
     if labels is None or not classes:
         return None
-    numbers = {MISSING: -1} | codes_by_name(classes)
+    numbers = {EMPTY: MISSING} | codes_by_name(classes)
     for i, label in enumerate(labels):
         if label not in numbers:
             raise ValueError(

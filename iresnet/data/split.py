@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .dataset import Dataset, concatenate, seeded_generator
+from .labels import MISSING
 
 
 def check_fraction(name: str, value: float) -> None:
@@ -125,7 +126,7 @@ def keep_labels(dataset: Dataset, labelled: float, generator: torch.Generator) -
         raise ValueError(f"labelled = {labelled} exceeds the {len(known)} labels of the training data. Lower it.")
     draw, n = (balanced_indices, int(labelled)) if labelled > 1 else (stratified_indices, round(labelled * len(known)))
     kept = known[draw(classes, n, generator)]
-    y = torch.full_like(dataset.y, -1)
+    y = torch.full_like(dataset.y, MISSING)
     y[kept] = dataset.y[kept]
     lost = set(classes.tolist()) - set(y[kept].tolist())
     if lost:

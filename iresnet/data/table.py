@@ -26,7 +26,7 @@ from .choice import TableOptions
 from .columns import REAL, ColumnKind, parse_kinds
 from .dataset import Dataset, prefix_errors
 from .detection import DETECT_FROM, degenerate, detect
-from .labels import MISSING, class_name, class_names, codes_by_name, encode_labels
+from .labels import EMPTY, class_name, class_names, codes_by_name, encode_labels
 from .numerals import is_number, is_written_number
 from .schema import Schema
 
@@ -93,7 +93,7 @@ def check_names(path: Path, names: list[str], *, numbered: bool = False) -> list
 
 def label_hint(column: str, cells: Iterable[object]) -> str:
     """Return advice on what a column may be, if nearly all of its cells are text; else nothing."""
-    filled = [cell for cell in cells if class_name(cell) != MISSING]
+    filled = [cell for cell in cells if class_name(cell) != EMPTY]
     text = sum(isinstance(cell, str) and not is_written_number(cell) for cell in filled)
     if text < 2 or text < 0.9 * len(filled):
         return ""
@@ -116,7 +116,7 @@ def holds_words(cells: Sequence[object]) -> bool:
     >>> holds_words(50 * ["rose", "tulip"]), holds_words(50 * ["rose", "7"]), holds_words(["rose", "tulip"])
     (True, False, False)
     """
-    filled = [name for name in map(class_name, cells) if name != MISSING]
+    filled = [name for name in map(class_name, cells) if name != EMPTY]
     words = all(name[0].isalpha() and not is_number(name) for name in filled)
     return words and len(filled) >= max(DETECT_FROM, 10 * len(set(filled)))
 
@@ -136,7 +136,7 @@ def training_dataset(table: Table, options: TableOptions | None = None, known: S
     constants = known.constants if known is not None else _constants(table, options) if options.skip_constants else ()
     table = table.select(tuple(name for name in table.columns if name not in constants))
     classes = class_names(table.labels or ())
-    labelled = sum(label != MISSING for label in table.labels or ())
+    labelled = sum(label != EMPTY for label in table.labels or ())
     if _names_rows(len(classes), labelled):
         raise ValueError(
             f"{table.path} has {len(classes)} different labels in {labelled} rows of column {quoted(table.label)}; "
@@ -209,7 +209,7 @@ def whole_rows(table: Table) -> NDArray[np.int64]:
     """Return the positions of the rows without a missing cell."""
     whole = ~np.isnan(table.x).any(axis=1)
     for cells in table.words.values():
-        whole &= np.array([cell != MISSING for cell in cells], dtype=bool)
+        whole &= np.array([cell != EMPTY for cell in cells], dtype=bool)
     return np.flatnonzero(whole)
 
 
@@ -226,8 +226,8 @@ def check_finite(table: Table, below: Iterable[Table] = ()) -> None:
             f"{missing_count(*map(sum, zip(*counts, strict=True)))}"
         )
     for name, cells in table.words.items():
-        if MISSING in cells:
-            row, count = cells.index(MISSING), sum(t.words[name].count(MISSING) for t in _readable(table, below))
+        if EMPTY in cells:
+            row, count = cells.index(EMPTY), sum(t.words[name].count(EMPTY) for t in _readable(table, below))
             raise ValueError(
                 f"{table.path}: a category is missing in {table.place(row)}, column {quoted(name)}. Fill it in, or "
                 f"remove the row.{missing_count(count, count)}"
@@ -237,7 +237,7 @@ def check_finite(table: Table, below: Iterable[Table] = ()) -> None:
 def _is_missing(table: Table) -> NDArray[np.bool_]:
     missing = np.isnan(table.x)
     for name, cells in table.words.items():
-        missing[:, table.columns.index(name)] = [cell == MISSING for cell in cells]
+        missing[:, table.columns.index(name)] = [cell == EMPTY for cell in cells]
     return missing
 
 

@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from .. import evaluate
-from ..data.labels import MISSING, class_name
+from ..data.labels import EMPTY, class_name
 from .base import FlowEstimator, Self
 from .density import LikelihoodMixin
 from .rows import MIN_ROWS, Array, as_table, check_rows, checked_weights
@@ -51,7 +51,7 @@ class FlowClassifier(LikelihoodMixin, ClassifierMixin, FlowEstimator):  # type: 
             raise ValueError(f"{type(self).__name__} needs at least two classes; y has only 1 class. Add others.")
         names, columns = dict(zip(self.classes_.tolist(), class_names(self.classes_), strict=True)), self._columns()
         label = next(name for name in (*LABELS, *map(str, range(len(columns) + 1))) if name not in columns)
-        labels = [names.get(value, MISSING) for value in targets.tolist()]
+        labels = [names.get(value, EMPTY) for value in targets.tolist()]
         self._train(as_table(rows, columns, label, labels), weights)
         return self
 

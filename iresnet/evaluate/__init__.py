@@ -22,8 +22,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..data import Dataset, Splits, subsample
+from ..data.labels import MISSING
 from ..progress import phase
-from ..train.objective import MISSING
 from .baselines import Baseline, baselines, why_no_baselines
 from .classes import Error, confusion, error, error_from_counts, has_head, logits, require_labels
 from .contributions import column_gains

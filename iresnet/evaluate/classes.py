@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from ..classifier import Classifier
 from ..data import Dataset
+from ..data.labels import MISSING
+from ..data.units import bin_centres
 from ..hybrid import Hybrid
-from ..train.objective import MISSING, bin_centres
 from .chunks import CHUNK, in_chunks
 
 #: The two-sided 95 % quantile of the normal distribution.

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from ..certificate import residual_blocks
 from ..data import Dataset, Schema
+from ..data.units import nats_per_unit, unit_name
 from ..flow import Flow, LogProb
 from ..hybrid import Hybrid
 from ..logdet import EXACT_UP_TO, AdaptiveRoulette, Estimator
 from ..progress import each
 from ..train.distributed import Group
-from ..train.objective import nats_per_unit, unit_name
 from ..train.threads import suitable_threads
 from ..transform import check_eval
 from ..transforms.dequantisation import dequantise_for, has_noise, raw_noise
@@ -338,7 +338,7 @@ class DensitySums:
 
     def summarise(self, like: Dataset) -> Density:
         """Return the mean over all samples, in the unit for samples like these."""
-        scale, n, count = nats_per_unit(like.x, like.schema.levels), self.rows.count, len(self.by_draw)
+        scale, n, count = nats_per_unit(like.x.shape[1:], like.schema.levels), self.rows.count, len(self.by_draw)
         return Density(
             value=-self.rows.mean / scale,
             unit=unit_name(like.schema.levels),

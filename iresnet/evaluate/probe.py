@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..data import Dataset, subsample
 from ..data.dataset import seeded_generator
-from ..train.objective import bin_centres
+from ..data.units import bin_centres
 from ..transform import Transform, check_eval
 from .chunks import CHUNK, in_chunks
 from .classes import Error, error_from_counts, labelled_samples, require_labels

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from ..certificate import residual_blocks
 from ..data import Dataset, subsample
+from ..data.units import nats_per_bit_per_dim, nats_per_unit, unit_name
 from ..flow import Flow
 from ..logdet import EXACT_UP_TO, CertifiedSeries, Estimator, Exact, RussianRoulette, terms_needed, truncation_bound
 from ..progress import phase
-from ..train.objective import nats_per_unit, unit_name
 from ..transform import check_eval
 from ..transforms import Imported
 from ..transforms.dequantisation import has_noise
@@ -118,8 +118,8 @@ def protocol(
     check_mean(data)
     check_eval(model, "a likelihood")
     flow, d = as_flow(model), data.schema.dimension
-    nat, scale = d * math.log(2), nats_per_unit(data.x, data.schema.levels)  # one bit per dimension, the unit; in nats
-    method = _Method(_closed_form(flow), Exact()) if d <= exact_up_to else _method(flow, data.schema.shape, bias * nat)
+    bit, scale = nats_per_bit_per_dim(data.x.shape[1:]), nats_per_unit(data.x.shape[1:], data.schema.levels)
+    method = _Method(_closed_form(flow), Exact()) if d <= exact_up_to else _method(flow, data.schema.shape, bias * bit)
     generator = torch.Generator(data.x.device).manual_seed(seed)
 
     random = method.method not in ("exact", "trace") or has_noise(flow, data.schema.levels)
@@ -128,7 +128,7 @@ def protocol(
         with phase("number of draws"):
             few, draws = subsample(data, PILOT_SAMPLES), [generator] * PILOT_DRAWS
             pilot = log_prob_by_generator(flow, few, method.estimator, draws)
-        count = _draws_needed(pilot, len(data), error * nat)
+        count = _draws_needed(pilot, len(data), error * bit)
     values = log_prob_by_generator(flow, data, method.estimator, [generator] * min(count, max_draws))
     row_error = float(values.var(0).mean().div(len(values)).sqrt()) if random else 0.0
     return Likelihood(
@@ -143,7 +143,7 @@ def protocol(
         standard_error=float(values.mean(0).std()) / math.sqrt(len(data)) / scale,
         row_error=row_error / scale,
         proven=method.proven and flow.proof_status(data.schema.shape)[1],
-        reached=row_error <= error * nat * math.sqrt(len(data)),
+        reached=row_error <= error * bit * math.sqrt(len(data)),
     )
 
 

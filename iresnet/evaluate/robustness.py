@@ -27,11 +27,13 @@ from ..certificate import residual_blocks
 from ..chain import Chain
 from ..classifier import Classifier
 from ..data import Dataset
+from ..data.labels import MISSING
+from ..data.units import bin_centres
 from ..multiscale import Multiscale
 from ..precision import full_precision
 from ..progress import each
 from ..proof import sample_norms
-from ..train.objective import MISSING, bin_centres, class_vectors
+from ..train.objective import class_vectors
 from ..transform import Transform, check_eval, stretch_of
 from ..transforms.columns import ColumnTransform
 from ..trust import NoBoundKnown, why_untrusted

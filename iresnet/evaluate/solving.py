@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from ..chain import Chain
 from ..data import Dataset
+from ..data.units import bin_centres
 from ..fixed_point import Solver
 from ..inverse import Decoder
 from ..inverse import solve as solve_batch
 from ..progress import each
-from ..train.objective import bin_centres
 from ..transform import ChainSolution, Transform
 from ..transforms.columns import ColumnTransform
 from ..transforms.preprocess import Logit, Standardise

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Dataset, Splits
+from ..data.labels import MISSING
 from ..data.split import RandomRows
 from ..train.distributed import ALONE, Group
-from ..train.objective import MISSING
 from .baselines import BaselineSums, Comparison, why_no_baselines
 from .classes import confusion, error_from_counts, has_head
 from .likelihood import DensitySums, Likelihoods, check_mean_counts, draw_seeds, has_density

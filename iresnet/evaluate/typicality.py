@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from ..data import Dataset, subsample
 from ..data.corruptions import CORRUPTIONS, SYNTHETIC, corrupt
+from ..data.units import nats_per_unit
 from ..flow import LogProb
 from ..progress import each
-from ..train.objective import nats_per_unit
 from .likelihood import log_likelihood
 
 #: Samples in a batch that gets one score.
@@ -175,7 +175,7 @@ def ood_detection(
     for name, dataset in {"the data": data, **others}.items():
         if min(len(dataset), rows) < BATCH:
             raise ValueError(f"a batch needs {BATCH} samples; got {min(len(dataset), rows)} of {name}.")
-    scale = nats_per_unit(data.x, data.schema.levels)
+    scale = nats_per_unit(data.x.shape[1:], data.schema.levels)
     normal, *found = each(lambda d: log_likelihood(model, subsample(d, rows), draws=draws), [data, *others.values()])
     return [
         detection_from_likelihoods(name, normal, outliers, reference, scale)

@@ -14,6 +14,7 @@ from ..base import Base, DiagonalNormal, NormalMixture, Posterior
 from ..chain import Chain
 from ..classifier import Classifier
 from ..data import Schema
+from ..data.units import bin_centres
 from ..flow import Flow
 from ..hybrid import Hybrid
 from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
@@ -203,7 +204,7 @@ def preprocessing(network: Network, schema: Schema, purpose: str, data: Tensor |
         return Standardise(torch.zeros(schema.shape[0]), torch.ones(schema.shape[0]))
     data = random_samples(data, FIT_IMAGES) if schema.is_image else data
     # Dequantisation moves the mean by half a level; it adds 1/12 to the variance, which is left to ActNorm.
-    return Standardise.fit(data.float() + (0.0 if schema.levels is None else 0.5))
+    return Standardise.fit(bin_centres(data, schema.levels).float())
 
 
 def _column_transform(schema: Schema, data: Tensor | None) -> ColumnTransform:

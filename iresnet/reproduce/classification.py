@@ -20,8 +20,8 @@ from typing import Any, cast
 
 import torch
 
+from ..data.units import bin_centres
 from ..run import Run
-from ..train.objective import bin_centres
 from ..transform import Transform
 from .cells import CLASSIFIERS, DIGITS, OTHER_CLASSIFIERS, RESNET, VANILLA, Cell, cells_on, number_labels
 from .evaluation import BOUNDS, STEPS, describe_iteration, error_on_test_images, evaluate_cell, run_facts

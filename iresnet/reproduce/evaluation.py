@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from .. import evaluate
 from ..certificate import residual_blocks
 from ..data import Dataset
+from ..data.units import bin_centres
 from ..evaluate import error_from_counts
 from ..results import nonfinite_to_none
 from ..run import Run
-from ..train.objective import bin_centres
 from .cells import Cell
 from .iteration import Algorithm1, Reconstruction
 from .job import Work

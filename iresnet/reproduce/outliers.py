@@ -23,11 +23,11 @@ import torch
 from ..data import Dataset, canonical, subsample
 from ..data.download import is_present
 from ..data.ood_images import convert_images, handwriting, photographs
+from ..data.units import nats_per_unit
 from ..evaluate import Detection, below_chance, corrupted_datasets, detection_from_likelihoods, log_likelihood
 from ..flow import LogProb
 from ..plots import Ridge, plot_ridges
 from ..run import Run
-from ..train.objective import nats_per_unit
 from .cells import DIGITS, Cell
 from .job import Job, Stopped, Work
 from .record import Entry, Row, cached, rows_per_run
@@ -89,7 +89,7 @@ def other_images(work: Work, run: Run, cell: Cell, images: Dataset) -> dict[str,
 
 def evaluate_kinds(work: Work, run: Run, images: Dataset, others: dict[str, Dataset]) -> dict[str, Any]:
     """Return areas and quantiles of every kind; all likelihoods have the same noise and probes."""
-    begun, model, scale = time.perf_counter(), work.model(run), nats_per_unit(images.x, run.schema.levels)
+    begun, model, scale = time.perf_counter(), work.model(run), nats_per_unit(images.x.shape[1:], run.schema.levels)
 
     def likelihood(rows: Dataset, name: str) -> LogProb:
         if work.stop():

@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 
 from ..data import npy
+from ..data.units import bin_centres
 from ..plots import DecayLine, ImageRow, plot_image_rows, plot_reconstruction_error
 from ..run import Run
-from ..train.objective import bin_centres
 from .cells import BATCHNORM, DIGITS, VANILLA, Cell, cells_on, number_labels, parse_number
 from .evaluation import IMAGES, STEPS, certificate_summary, describe_iteration, run_iteration
 from .iteration import Algorithm1

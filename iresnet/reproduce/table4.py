@@ -26,6 +26,7 @@ from torch import nn
 
 from .. import config, presets
 from ..data import Dataset, subsample
+from ..data.units import nats_per_unit
 from ..evaluate import Likelihood, protocol
 from ..evaluate.likelihood import as_flow
 from ..evaluate.protocol import LIMIT
@@ -33,7 +34,6 @@ from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
 from ..models import training_estimator
 from ..presets import Experiment
 from ..run import TRUNCATION, Run
-from ..train.objective import nats_per_unit
 from ..transforms import Imported, made
 from ..transforms.dequantisation import dequantise_for
 from .cells import ALL_DATASETS, DIGITS, FLOW_LABELS, FLOWS, OTHER_FLOW_LABELS, OTHER_FLOWS, Cell, find_cell
@@ -228,7 +228,9 @@ def _measure_solver(model: nn.Module, images: Dataset) -> dict[str, Any] | None:
     finer = copy.deepcopy(flow).double()
     for part in _integrated_parts(finer):
         part.lazy.atol = part.lazy.rtol = FINE  # type: ignore[assignment]
-    error = float((flow.log_prob(x) - finer.log_prob(x.double())).abs().max()) / nats_per_unit(x, images.schema.levels)
+    error = float((flow.log_prob(x) - finer.log_prob(x.double())).abs().max()) / nats_per_unit(
+        x.shape[1:], images.schema.levels
+    )
     return {
         "method": method,
         "error": error,

@@ -14,6 +14,7 @@ from .. import evaluate
 from ..branch import nominal_constant
 from ..certificate import residual_blocks
 from ..data import Dataset, Schema, subsample
+from ..data.units import nats_per_bit_per_dim, nats_per_unit, unit_name
 from ..evaluate.chunks import chunk_size, in_chunks
 from ..flow import Flow
 from ..logdet import EXACT_UP_TO, AdaptiveSeries, Estimator, PowerSeries
@@ -25,7 +26,7 @@ from ..train import State
 from ..train.average import Average
 from ..train.checkpoint import Checkpoint
 from ..train.guard import REMEDY, TrainingError
-from ..train.objective import ObjectiveSettings, cross_entropy, unit_name
+from ..train.objective import ObjectiveSettings, cross_entropy
 from ..transforms.dequantisation import dequantise_for
 from .folder import Run, made_with
 from .logger import Loggers
@@ -203,7 +204,7 @@ def _likelihood(flow: Flow, data: Dataset) -> tuple[dict[str, float], float]:
     with full_precision(x):
         noisy, spent = dequantise_for(flow, x, levels, generator)
     size = chunk_size(flow, noisy, evaluate.chunks.CHUNK)
-    probes, unit = generator.get_state(), math.prod(x.shape[1:]) * math.log(2)
+    probes, bit = generator.get_state(), nats_per_bit_per_dim(x.shape[1:])
 
     def nats(estimator: Estimator | None) -> Tensor:
         generator.set_state(probes)
@@ -213,10 +214,10 @@ def _likelihood(flow: Flow, data: Dataset) -> tuple[dict[str, float], float]:
     blocks = [block for _, block, _ in residual_blocks(flow, data.schema.shape)]
     true = nats(_validation_estimator(flow, blocks))
     mean = float(true.mean())
-    metrics = {f"validation {unit_name(levels)}": mean if levels is None else mean / unit}
+    metrics = {f"validation {unit_name(levels)}": mean / nats_per_unit(x.shape[1:], levels)}
     if isinstance(flow.estimator, PowerSeries):
-        metrics[TRUNCATION] = _lower_bound(true - nats(flow.estimator)) / unit
-    return metrics, mean / unit
+        metrics[TRUNCATION] = _lower_bound(true - nats(flow.estimator)) / bit
+    return metrics, mean / bit
 
 
 def _validation_estimator(flow: Flow, blocks: list[ResidualBlock]) -> Estimator | None:
@@ -231,7 +232,7 @@ def _validation_estimator(flow: Flow, blocks: list[ResidualBlock]) -> Estimator 
     lipschitz = max(_requested_lipschitz(block) for block in blocks)
     if not lipschitz < 1:
         return PowerSeries(max(TERMS, 2 * getattr(flow.estimator, "terms", 0)))
-    return AdaptiveSeries(lipschitz, BIAS * d * math.log(2) / len(blocks))
+    return AdaptiveSeries(lipschitz, BIAS * nats_per_bit_per_dim(flow.base.shape) / len(blocks))
 
 
 def _requested_lipschitz(block: ResidualBlock) -> float:

@@ -29,6 +29,8 @@ from ..branch import requested_bound
 from ..classifier import Classifier
 from ..data import Augment
 from ..data.augment import Shifted
+from ..data.labels import MISSING
+from ..data.units import bin_centres, nats_per_bit_per_dim, nats_per_unit, unit_name
 from ..flow import Flow
 from ..hybrid import Hybrid
 from ..logdet import Estimator
@@ -41,9 +43,6 @@ from ..transforms.dequantisation import LearnedNoise, dequantise_for, learned_no
 from ..transforms.elementary import ActNorm
 from ..transforms.preprocess import Standardise
 from ..trust import NoBoundKnown, why_untrusted
-
-#: The label of a sample without a label.
-MISSING = -1
 
 #: Scale of the logits in the margin loss: nats per radius.
 SHARPNESS = 2.0
@@ -87,7 +86,7 @@ class MaximumLikelihood(Objective):
         with own_rows(x) as rows:
             point, spent = dequantise_for(self.model, rows, self.levels, generator)
             nats = batch_mean(spent - self.model(point, estimator=estimator, generator=generator))
-        loss = nats / nats_per_unit(x, self.levels)
+        loss = nats / nats_per_unit(x.shape[1:], self.levels)
         return loss, {unit_name(self.levels): loss.detach()}
 
 
@@ -183,8 +182,8 @@ class Joint(Objective):
                 point, _ = dequantise_for(self.model, rows, self.levels, generator)
                 log_prob, logits = self.model(point, estimator=estimator, generator=generator)
                 nats = -batch_mean(log_prob)
-            metrics[unit_name(self.levels)] = (nats / nats_per_unit(x, self.levels)).detach()
-            loss = self.density * nats / (math.prod(x.shape[1:]) * math.log(2))
+            metrics[unit_name(self.levels)] = (nats / nats_per_unit(x.shape[1:], self.levels)).detach()
+            loss = self.density * nats / nats_per_bit_per_dim(x.shape[1:])
         if logits is None or first or self.augment is not None:
             with own_rows(x[first:]) as rows:
                 logits = self._logits(rows, generator)
@@ -274,21 +273,6 @@ def requested_lipschitz(transform: Transform) -> Tensor | float:
             factor = torch.as_tensor(factor).clamp_min(1.0)
         total = total * factor
     return total
-
-
-def bin_centres(x: Tensor, levels: int | None) -> Tensor:
-    """Return the input of a classifier: integers at the centres of their bins; numbers of a table are there already."""
-    return x if levels is None else x.to(torch.get_default_dtype()) + 0.5
-
-
-def nats_per_unit(x: Tensor, levels: int | None) -> float:
-    """Return how many nats one logged unit is: bits per dimension for discrete data, nats otherwise."""
-    return 1.0 if levels is None else math.prod(x.shape[1:]) * math.log(2)
-
-
-def unit_name(levels: int | None) -> str:
-    """Return the name of the logged unit."""
-    return "nats" if levels is None else "bits/dim"
 
 
 ObjectiveKind: TypeAlias = Literal["density", "classification", "hybrid", "semi-supervised"]
