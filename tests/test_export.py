@@ -553,7 +553,7 @@ def test_what_has_no_transform_is_refused():
         (torch.zeros(2, 2, dtype=torch.uint8), r"example must be a floating-point tensor; got torch.uint8"),
         (
             torch.zeros(2, 2, dtype=torch.float64),
-            r"a batch that the model accepts; got shape \(2, 2\) of torch.float64",
+            r"x must have the dtype of the weights, torch.float32; got torch.float64",
         ),
         (torch.full((2, 2), torch.nan), "x must be finite"),
     ],
