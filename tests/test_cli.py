@@ -414,9 +414,9 @@ class TestRows:
         assert (content["rows"], content["of"]) == (50, 360)
 
     def test_all_samples_are_evaluated_by_default_if_likelihoods_are_exact(self, call, folder, monkeypatch):
-        monkeypatch.setattr(sys.modules["iresnet.cli.evaluate"], "MANY", 40)
+        monkeypatch.setattr(sys.modules["iresnet.cli.metrics"], "MANY", 40)
         assert "samples  360 of 360\n" in call("evaluate", folder, "--draws", 2)[1]
-        monkeypatch.setattr(sys.modules["iresnet.cli.evaluate"], "EXACT_UP_TO", 63)
+        monkeypatch.setattr(sys.modules["iresnet.cli.metrics"], "EXACT_UP_TO", 63)
         assert "samples  40 of 360\n" in call("evaluate", folder, "--draws", 2)[1]
 
     def test_a_report_evaluates_again_with_rows(self, call, folder):

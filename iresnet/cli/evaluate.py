@@ -7,13 +7,12 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
 from torch import nn
 
-from ..data import Dataset, Splits, subsample
+from ..data import Dataset, subsample
 from ..data.chunked import ChunkedSource
 from ..data.split import RandomRows
 from ..evaluate import (
@@ -32,26 +31,18 @@ from ..evaluate import (
     require_labels,
     robustness,
     shared_log_prob_draws,
-    why_no_baselines,
 )
-from ..evaluate import evaluate as evaluate_model
 from ..evaluate.classes import as_classifier
 from ..evaluate.protocol import LIMIT, check_limits
 from ..evaluate.robustness import check_radius
-from ..logdet import EXACT_UP_TO
 from ..run import Run
 from ..run.fit import device_of
 from ..train.distributed import ALONE, Group, is_main, joined, world_size
 from .console import Screen, console, ctrl_c, result, show, waiting
+from .metrics import Rows, chosen_samples, evaluate_some, fitting_splits, row_limit, save_metrics, warn_stale
 from .options import DataFolder, DataOption, Device, RunFolder, Split
 from .output import chunked_data, each_chunk, open_run, read_data, try_to_save
 from .resumable import share_of_rank
-
-#: Samples evaluated by default if likelihoods are estimates, which take long.
-MANY = 1000
-
-#: Metrics that are dropped from evaluation.json if other samples are evaluated.
-OF_ROWS = ("robustness", "probe")
 
 #: What is said if `torchrun` stops this process.
 STOPPED = "If another process has ended, its message, if any, is above. The same command starts anew."
@@ -61,15 +52,6 @@ Part: TypeAlias = tuple[dict[str, Any], list[str]]
 
 #: Samples of each kind that are compared for --ood.
 STRANGE = 500
-
-Rows = Annotated[
-    int | None,
-    typer.Option(
-        help="How many samples to evaluate, drawn at random.",
-        min=1,
-        show_default=f"all up to {EXACT_UP_TO} dimensions, else {MANY:,}",
-    ),
-]
 
 Radii = Annotated[
     list[str] | None,
@@ -195,7 +177,7 @@ def _evaluate_stream(
 ) -> None:
     """Evaluate a source of data that is read in chunks; processes share the work if it is a file."""
     source = chunked_data(run, data, device, labels=True)
-    few = rows or (None if run.schema.dimension <= EXACT_UP_TO else MANY)
+    few = row_limit(rows, run.schema.dimension)
     shared = world_size() > 1 and source.is_file and (few is None or has_density(model))
     if not (is_main() or shared):
         return
@@ -276,7 +258,7 @@ def _robustness(
     found: list[dict[str, Any]] = []
     for radius in radii:
         with waiting(screen, f"Attacking samples within {radius:g} …"):
-            robust = robustness(model, _some(model, data, rows), radius)
+            robust = robustness(model, chosen_samples(model, data, rows), radius)
         found.append(asdict(robust))
         yield {"robustness": found}, [f"{'robust':<9}{robust}"]
 
@@ -313,46 +295,3 @@ def _ood_detection(
     with waiting(screen, "Scoring out-of-distribution data …"):
         found = ood_detection(model, subsample(data, STRANGE).to(device), placed, run.reference(), rows=STRANGE)
     yield {"outside": [asdict(detection) for detection in found]}, [f"{'ood':<9}{detection}" for detection in found]
-
-
-def evaluate_some(model: nn.Module, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> dict[str, Any]:
-    """Return the metrics on so many samples, computed on the model's device; "of" is how many there are."""
-    chosen = _some(model, data, rows)
-    with waiting(screen, f"Evaluating {len(chosen):,} of {len(data):,} samples …"):
-        return evaluate_model(model, chosen, **options) | {"of": len(data)}
-
-
-def fitting_splits(run: Run, model: nn.Module, screen: Screen) -> Splits | None:
-    """Return the splits for the baselines of a density of rows; None, and say why, if there can be none."""
-    if not has_density(model) or run.schema.is_image:
-        return None
-    reason = why_no_baselines(run.schema)
-    try:
-        if not reason:
-            return run.splits()
-    except ValueError as error:
-        reason = f"the training rows cannot be read: {str(error).rstrip('.')}"
-    screen.say(f"No baselines: {reason}.")
-    return None
-
-
-def _some(model: nn.Module, data: Dataset, rows: int | None) -> Dataset:
-    """Return so many samples, always the same ones, on the model's device."""
-    if rows is None:
-        rows = len(data) if data.schema.dimension <= EXACT_UP_TO else MANY
-    return subsample(data, rows).to(device_of(model))
-
-
-def warn_stale(run: Run, screen: Screen) -> None:
-    """Say that saved metrics belong to other weights and will be replaced."""
-    path = run.output / "evaluation.json"
-    if path.is_file() and not run.read_current_json(path.name):
-        screen.say(f"{path} does not belong to these weights and will be replaced.")
-
-
-def save_metrics(run: Run, content: dict[str, Any], sha256: str) -> Path:
-    """Save metrics of the test split, beside other metrics of the same samples and weights."""
-    known = run.read_current_json("evaluation.json")
-    if known.get("rows") != content["rows"]:
-        known = {name: value for name, value in known.items() if name not in OF_ROWS}
-    return run.write_json("evaluation.json", {**known, **content}, sha256)

@@ -11,7 +11,7 @@ from ..data.dataset import check_seed
 from ..report import write
 from ..report.gather import gather
 from .console import console, result, waiting
-from .evaluate import Rows, evaluate_some, fitting_splits, save_metrics, warn_stale
+from .metrics import Rows, evaluate_some, fitting_splits, save_metrics, warn_stale
 from .options import DataFolder, DataOption, Device, RunFolder
 from .output import open_run, read_data, try_to_save
 
