@@ -20,6 +20,7 @@ from ..spelling import at_least
 
 Bytes: TypeAlias = NDArray[np.uint8]
 
+COLOURS = 128  # of a PNG file that is made smaller
 GROUND = 225  # between the tiles of a grid: differs from white as well as from black
 
 
@@ -90,7 +91,7 @@ def png(image: Bytes) -> bytes:
     return _encode(Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image))
 
 
-def shrink_png(path: str | Path, width: int = 1400, colours: int = 128) -> tuple[bytes, tuple[int, int]]:
+def shrink_png(path: str | Path, width: int = 1400) -> tuple[bytes, tuple[int, int]]:
     """Read a PNG file and encode it again, at most `width` pixels wide and in few colours; return that and its size."""
     try:
         with Image.open(path) as opened:
@@ -101,7 +102,7 @@ def shrink_png(path: str | Path, width: int = 1400, colours: int = 128) -> tuple
         raise ValueError(f"{path} must be an image file; it cannot be read. Write it again.") from error
     if image.width > width:
         image = image.resize((width, round(image.height * width / image.width)), Image.Resampling.LANCZOS)
-    return _encode(image.quantize(colours)), image.size
+    return _encode(image.quantize(COLOURS)), image.size
 
 
 def _encode(image: Image.Image) -> bytes:

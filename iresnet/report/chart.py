@@ -97,10 +97,10 @@ def rule(y: Axis, value: float, kind: str) -> Mark:
     return Mark(f"M0 {UNITS - y.at(value)}H{UNITS}", f"line {kind}")
 
 
-def drawing(marks: Sequence[Mark], kind: str | None = None) -> Markup:
+def drawing(marks: Sequence[Mark]) -> Markup:
     """The bare drawing, without labels."""
     paths = joined(tag("path", d=mark.d, class_=mark.kind) for mark in marks if mark.d)
-    return tag("svg", paths, viewBox=f"0 0 {UNITS} {UNITS}", preserveAspectRatio="none", class_=kind)
+    return tag("svg", paths, viewBox=f"0 0 {UNITS} {UNITS}", preserveAspectRatio="none")
 
 
 def plot(x: Axis, y: Axis, marks: Sequence[Mark], description: str, *, kind: str = "") -> Markup:

@@ -94,7 +94,7 @@ def _count_turns() -> int:
         return count
     raise RuntimeError(
         "the marks of a ResNet need a block that turns around, which shows that it has no inverse; got one without. "
-        "Give `systems.count_turns` another seed."
+        "Change the seed in `systems.count_turns`."
     )
 
 

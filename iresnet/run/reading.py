@@ -30,8 +30,9 @@ def read_text(path: Path, remedy: str) -> str:
         raise OSError(f"{path} cannot be read: {error.strerror or error}. {remedy}") from None
 
 
-def read_json_object(path: Path, remedy: str = "Remove it; it can be recreated.") -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file, checked against its schema; numbers that are not finite become None."""
+    remedy = "Remove it; it can be recreated."
     source = read_text(path, remedy)
     try:
         content = json.loads(source, parse_int=_int_or_float, parse_float=_finite_float, parse_constant=_finite_float)

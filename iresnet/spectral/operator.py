@@ -16,6 +16,9 @@ from torch.nn import functional
 
 from .geometry import Geometry
 
+#: Power iteration has converged if sigma changes by at most this fraction over so many iterations.
+CONVERGED, STRIDE = 1e-6, 10
+
 
 def apply_operator(weight: Tensor, geometry: Geometry, x: Tensor) -> Tensor:
     """Compute y = T x for a stack of layers, without bias. x: (layers, in, *size), one input per layer."""
@@ -195,13 +198,13 @@ def power_iteration(weight: Tensor, geometry: Geometry, v: Tensor, iterations: i
 
 
 def converged_power_iteration(
-    weight: Tensor, geometry: Geometry, v: Tensor, tolerance: float = 1e-6, limit: int = 200, stride: int = 10
+    weight: Tensor, geometry: Geometry, v: Tensor, limit: int = 200
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run `power_iteration` until the relative change of sigma over `stride` iterations is at most `tolerance`."""
+    """Run `power_iteration` until sigma has converged, or for `limit` iterations."""
     previous = torch.zeros(len(weight), dtype=weight.dtype, device=weight.device)
-    for _ in range(0, limit, stride):
-        sigma, v, gradient = power_iteration(weight, geometry, v, stride)
-        if bool(((sigma - previous).abs() <= tolerance * sigma).all()):
+    for _ in range(0, limit, STRIDE):
+        sigma, v, gradient = power_iteration(weight, geometry, v, STRIDE)
+        if bool(((sigma - previous).abs() <= CONVERGED * sigma).all()):
             break
         previous = sigma
     return sigma, v, gradient
