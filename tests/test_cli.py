@@ -1,6 +1,7 @@
 """The command line: what it prints, what it writes, and one sentence for every error."""
 
 import csv
+import importlib
 import io
 import json
 import re
@@ -47,6 +48,11 @@ def folder(tmp_path):
 
 def rows(text):
     return list(csv.DictReader(io.StringIO(text)))
+
+
+def _without_proof(found, changes):
+    """The result of `reconstruct` or `solve_codes`, not proven."""
+    return (replace(found[0], **changes), found[1]) if isinstance(found, tuple) else replace(found, **changes)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -268,6 +274,22 @@ class TestWorkOnARun:
         code, text = call("invert", folder, "-n", 2, *named)
         assert (code, "2 of 2 samples proven" in text) == (0, True)
         assert [i.reason for i in made] == ([] if named else [""])
+
+    def test_an_inverse_without_a_proof_counts_no_sample_as_proven_and_says_why(self, call, folder, monkeypatch):
+        module, not_proven = importlib.import_module("iresnet.cli.invert"), {"proven": False, "reason": "A hook."}
+        for name in ("reconstruct", "solve_codes"):
+            plain = getattr(module, name)
+            monkeypatch.setattr(module, name, lambda *a, plain=plain, **o: _without_proof(plain(*a, **o), not_proven))
+        code, text = call("invert", folder, "-n", 2)
+        assert code == 1
+        assert "this inverse is not proven; the files hold its result. A hook." in " ".join(text.split())
+        assert {r["proven"] for r in rows((folder / "inverse-errors.csv").read_text())} == {"False"}
+        np.save(folder / "codes.npy", np.zeros((2, *Run.open(folder).schema.shape)))
+        code, text = call("invert", folder, "--codes", folder / "codes.npy", "--out", folder / "decoded")
+        assert (code, "2 of 2 samples solved, not proven (A hook), block by block" in " ".join(text.split())) == (
+            1,
+            True,
+        )
 
     def test_invert_codes(self, call, folder):
         opened = Run.open(folder)

@@ -13,6 +13,7 @@ from torch import nn
 from iresnet import (
     Anderson,
     Banach,
+    Chain,
     ConvergenceError,
     MaxMin,
     Newton,
@@ -27,6 +28,7 @@ from iresnet import (
 )
 from iresnet.data import toy
 from iresnet.fixed_point import Solver, default_tolerance, iteration_limit, solve
+from iresnet.transforms import AdditiveCoupling
 from tests.zoo import DOUBLE, contraction, linear_block, normal, rouse_
 
 ANDERSON = Anderson(affine=False)  # with an affine approximation of g, linear blocks would not need it
@@ -482,6 +484,15 @@ class TestFailure:
     def test_a_report_reads_as_a_sentence(self):
         found = linear_block(contraction(3, 0.5)).solve(normal(4, 3), tolerance=1e-6)
         assert str(found).startswith("4 of 4 samples proven, largest error bound ")
+
+    def test_a_report_without_a_proof_says_so_and_why(self):
+        coupling, z = AdditiveCoupling(nn.Linear(1, 1)), normal(3, 2).float()
+        coupling.conditioner.register_forward_hook(lambda module, inputs, output: None)
+        words = (
+            "3 of 3 samples solved, not proven (Linear has forward hooks, which may change its function; remove them)"
+        )
+        assert str(coupling.solve(z)).startswith(f"{words}, largest error bound ")
+        assert str(Chain(coupling).solve(z)).startswith(f"{words}, block by block; ")
 
     @pytest.mark.parametrize(
         ("make", "sentence"),

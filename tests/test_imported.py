@@ -134,6 +134,7 @@ class TestEvery:
         assert not solution.converged.any()
         assert torch.isinf(solution.error_bound).all()
         assert solution.proven is False
+        assert "0 of 5 samples solved, not proven (No error bound is known for the inverse of a" in str(solution)
         assert float(solution.measured_error(x).max()) < 1e-2
         assert transform.stretch((3,)).inverse == math.inf
         assert not preserves_volume(transform)

@@ -1,5 +1,7 @@
 """Solving codes back in parts: the same numbers, in bounded memory."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch import nn
 from iresnet import Chain, DiagonalNormal, Flow, ResidualBlock
 from iresnet.data import Dataset, Schema
 from iresnet.evaluate import interpolate, reconstruct, solving
-from iresnet.evaluate.solving import concatenate_solutions, decode, solve_codes
+from iresnet.evaluate.solving import concatenate_solutions, decode, solve_codes, summarise_inverse
 from tests.zoo import contraction, linear_block, normal
 
 A = contraction(3, 0.8)
@@ -78,3 +80,6 @@ def test_one_solution_that_is_not_proven_makes_the_whole_so():
     assert not both.proven
     assert torch.equal(both.x, torch.cat([proven.x, asserted.x]))
     assert torch.equal(both.iterations, torch.cat([proven.iterations, asserted.iterations]))
+    assert both.converged.all()
+    assert summarise_inverse(both, torch.cat([z, z])).proven == 0
+    assert concatenate_solutions([proven, replace(asserted, reason="A hook.")]).reason == "A hook."

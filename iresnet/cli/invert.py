@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import atomic
 from ..data import Dataset, delimited, npy
 from ..evaluate import reconstruct, summarise_inverse
-from ..evaluate.solving import solve_codes
+from ..evaluate.solving import proven_samples, solve_codes
 from ..fixed_point import Anderson, Banach, Newton
 from ..models import INVERSES
 from ..plots import plot_reconstructions
@@ -93,7 +93,7 @@ def _errors(solution: ChainSolution, x: Tensor) -> list[tuple[Any, ...]]:
     """One line per sample, in the order of COLUMNS."""
     numbers = (
         solution.measured_error(x), solution.largest_block_bound, solution.code_residual,
-        solution.iterations, solution.converged,
+        solution.iterations, proven_samples(solution),
     )  # fmt: skip
     return list(zip(range(len(x)), *(n.tolist() for n in numbers), strict=True))
 
@@ -108,7 +108,9 @@ def _check_proven(solution: ChainSolution, run: Run) -> None:
             "this inverse is not proven, since not every block is proven to be a contraction; the files hold the "
             f"result of the iteration. See: iresnet certify {quote(str(run.folder))}"
         )
-    if not bool(solution.converged.all()):
+    if solution.reason:
+        raise RuntimeError(f"this inverse is not proven; the files hold its result. {solution.reason}")
+    if not bool(proven_samples(solution).all()):
         raise RuntimeError(
             "not every inverse is proven to the tolerance. Use a larger --tolerance, or --precision float64."
         )
@@ -124,7 +126,7 @@ def _decode(run: Run, codes: Path, path: Path, device: str, options: dict[str, A
         solution = solve_codes(model, z.reshape(-1, *shape), **options)
     saved = save_samples(path, solution.x, run.schema)
     picture = plot_samples(path, solution.x, solution.x, run.schema)
-    content: dict[str, Any] = {"rows": len(z), "proven": int(solution.converged.sum()), "files": [saved, picture]}
+    content: dict[str, Any] = {"rows": len(z), "proven": int(proven_samples(solution).sum()), "files": [saved, picture]}
     for name in ("largest_block_bound", "code_residual", "composed_bound"):
         content[name] = float(getattr(solution, name).max())
     result(content, f"{solution}\nWritten: {saved}, {picture}")

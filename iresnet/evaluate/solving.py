@@ -142,7 +142,8 @@ def concatenate_solutions(solutions: Sequence[ChainSolution]) -> ChainSolution:
     """Concatenate the solutions of several batches."""
     names = [field.name for field in fields(ChainSolution) if field.name not in ("proven", "reason")]
     values = {name: torch.cat([getattr(s, name) for s in solutions]) for name in names}
-    return ChainSolution(**values, proven=all(s.proven for s in solutions), reason=solutions[0].reason)
+    reason = next((s.reason for s in solutions if s.reason), "")
+    return ChainSolution(**values, proven=all(s.proven for s in solutions), reason=reason)
 
 
 @torch.no_grad()
@@ -172,13 +173,18 @@ def inverse(model: nn.Module, data: Dataset, **options: Any) -> Inverse:
     return summarise_inverse(*reconstruct(model, data, **options))
 
 
+def proven_samples(solution: ChainSolution) -> Tensor:
+    """Return which samples met their tolerance with a proof: none if something is asserted or unknown."""
+    return solution.converged & solution.proven
+
+
 def summarise_inverse(solution: ChainSolution, x: Tensor) -> Inverse:
     """Summarise a reconstruction by the worst sample for each metric."""
     composed, size = float(solution.composed_bound.max()), float(x.flatten(1).norm(dim=1).max())
     return Inverse(
         rows=len(x),
         precision=str(x.dtype).removeprefix("torch."),
-        proven=int(solution.converged.sum()) if solution.proven else 0,
+        proven=int(proven_samples(solution).sum()),
         largest_block_bound=float(solution.largest_block_bound.max()),
         code_residual=float(solution.code_residual.max()),
         measured_error=float(solution.measured_error(x).max()),

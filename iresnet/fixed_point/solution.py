@@ -47,10 +47,12 @@ class ProofStatus(Protocol):
 
 
 def describe_proof(report: ProofStatus) -> str:
-    """Describe a sample that met its tolerance: proven, or on which condition."""
+    """Describe a sample that met its tolerance: proven, on which condition, or why it is not proven."""
+    if report.proven:
+        return "proven"
     if report.reason:
-        return f"proven ({report.reason.rstrip('.')})"
-    return "proven" if report.proven else "solved, if the asserted constant holds"
+        return f"solved, not proven ({report.reason.rstrip('.')})"
+    return "solved, if the asserted constant holds"
 
 
 class ConvergenceError(RuntimeError):

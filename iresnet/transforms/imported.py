@@ -84,7 +84,8 @@ class Imported(Explicit):
 
     def verify(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, bool, str]:
         """Return an infinite error bound: nothing is proven."""
-        return torch.full((len(z),), math.inf, dtype=torch.float64, device=z.device), False, ""
+        bound = torch.full((len(z),), math.inf, dtype=torch.float64, device=z.device)
+        return bound, False, "No error bound is known for the inverse of a transform from zuko."
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         return UNKNOWN
