@@ -1,12 +1,12 @@
-"""Context managers for the precision of float32 products on a GPU: full ("ieee"), or TensorFloat32 ("tf32").
+"""Context managers for the precision of float32 products: without autocast; on a GPU full ("ieee") or TF32 ("tf32").
 
-The user's settings are restored afterwards. On a CPU nothing changes.
+The user's settings are restored afterwards. On a CPU only autocast matters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +18,12 @@ def full_precision(like: Tensor) -> Iterator[None]:
     """Turn TF32 and autocast off within this context: with either, fixed-point iterations stall near 1e-3."""
     with torch.autocast(device_type=like.device.type, enabled=False), float32_matmul_precision("ieee", like.device):
         yield
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    """Turn autocast off within this context, for the device of this tensor; no context at all where it is off."""
+    kind = like.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 @contextmanager

@@ -74,6 +74,20 @@ def test_a_constrained_layer_trains_the_same(kind):
     agree(layer, copy.deepcopy(layer), lambda module: (module(x),))
 
 
+@pytest.mark.parametrize("kind", kinds(LAYERS, ("linear-strict",)))
+def test_autocast_breaks_no_graph_and_leaves_the_norms(kind):
+    make, shape = LAYERS[kind]
+    layer, x = rouse_(make()), x_of(*shape)
+    layer(x)
+    twin = copy.deepcopy(layer)
+    compiled = whole(twin)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = compiled(x)
+    layer(x)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(twin.state_dict(), layer.state_dict(), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_a_convolution_that_meets_a_larger_input_grows_with_it():
     layer = rouse_(LipschitzConv2d(1, 1, 3, padding=1, coefficient=0.5))

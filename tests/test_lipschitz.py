@@ -27,6 +27,7 @@ from iresnet import (
     contractive_mlp,
     mlp_flow,
     spectral,
+    tighten_,
 )
 from iresnet.branch import linearise, lipschitz_bound, nominal_constant, tighten_layers_, try_parse
 from iresnet.branch.derivative import activation_slope
@@ -606,6 +607,91 @@ class TestInferenceMode:
         flow.train()(x).sum().backward()
         samples, _ = flow.eval().rsample_and_log_prob((3,))
         samples.sum().backward()
+
+
+def _linear(rule):
+    return constrain_(nn.Sequential(nn.Linear(64, 64)), 0.9, norm=rule)
+
+
+def _two_linear(rule):
+    return ResidualBlock(constrain_(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)), 0.9, norm=rule))
+
+
+def _convolution(rule):
+    return nn.Sequential(LipschitzConv2d(2, 2, 3, padding=1, coefficient=0.9, norm=rule))
+
+
+def _dilated(rule):
+    """Not computed as a matrix product."""
+    return nn.Sequential(LipschitzConv2d(2, 2, 3, padding=2, dilation=2, coefficient=0.9, norm=rule))
+
+
+def _trains(g, x):
+    g.train()(x).square().sum().backward()
+
+
+def _trains_with_frozen_norms(g, x):
+    with freeze_norms(g):
+        _trains(g, x)
+
+
+def _is_assigned(g, x):
+    for layer in constrained_layers(g):
+        layer.weight = original(layer).detach() * 2
+
+
+def _is_settled(g, x):
+    refresh_(g, settle=True)
+
+
+def _is_constrained(g, x):
+    constrain_(release_(g), 0.5, initial_norm=1.0)
+
+
+class TestAutocast:
+    """Trap: Gram iteration in bfloat16 is no upper bound, and a norm that is too small constrains too little."""
+
+    @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+    @pytest.mark.parametrize(
+        ("make", "shape"),
+        [(_linear, (4, 64)), (_two_linear, (4, 16)), (_convolution, (2, 2, 5, 5)), (_dilated, (2, 2, 5, 5))],
+    )
+    @pytest.mark.parametrize("does", [_trains, _trains_with_frozen_norms, _is_assigned, _is_settled, _is_constrained])
+    def test_the_constraint_is_that_without_it(self, does, make, shape, rule):
+        torch.manual_seed(0)
+        x = normal(*shape, dtype=torch.float32)
+        g = make(rule)
+        g(x)
+        for layer in constrained_layers(g):
+            scale_(layer, 20.0)
+        twin = copy.deepcopy(g)
+        does(g, x)
+        with torch.autocast("cpu", torch.bfloat16):
+            does(twin, x)
+        for layer, other in zip(constrained_layers(g), constrained_layers(twin), strict=True):
+            for name in ("gradient", "direction"):
+                assert torch.equal(getattr(cap_of(layer), name), getattr(cap_of(other), name))
+            assert torch.equal(layer.weight, other.weight)
+
+    def test_the_strict_rule_holds_inside_of_it(self):
+        torch.manual_seed(0)
+        g = _linear(GramIteration(8))
+        scale_(g[0], 5.0)
+        for step in range(3):
+            with torch.autocast("cpu", torch.bfloat16):
+                _trains(g, normal(4, 64, seed=step, dtype=torch.float32))
+            assert 0.85 < norm(g[0]) <= 0.9
+
+    def test_a_tightened_layer_is_the_same(self):
+        torch.manual_seed(0)
+        block = ResidualBlock(_linear(PowerIteration())).eval()
+        scale_(block.g[0], 5.0)
+        twin = copy.deepcopy(block)
+        tighten_(block)
+        with torch.autocast("cpu", torch.bfloat16):
+            tighten_(twin)
+        assert torch.equal(block.g[0].weight, twin.g[0].weight)
+        assert certify(twin).passed
 
 
 class TestTorchsCache:

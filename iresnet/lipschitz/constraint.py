@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from .. import spectral
 from ..compiler import detach_completely, is_batched, is_transforming, outside_transforms
-from ..precision import float32_matmul_precision
+from ..precision import float32_matmul_precision, without_autocast
 from ..spectral import Geometry
 from ..tree import modules_of
 from ..trust import trusted_hook, trusted_parametrization
@@ -312,12 +312,19 @@ def _stored_group(group: list[tuple[SpectralCap, Tensor]]) -> tuple[Tensor, Tens
 
 
 def _refresh_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Refresh layers of one shape; return stacks of their weights, G and sigma."""
-    cap, first = group[0]
+    """Refresh layers of one shape, without autocast; return stacks of their weights, G and sigma."""
+    first = group[0][1]
     if is_transforming():  # the buffers written here outlive the transform
         _refuse_batched(first)
         with outside_transforms():
             return _refresh_group([(c, detach_completely(w)) for c, w in group], settle=settle)
+    with without_autocast(first):  # a norm of products in half precision may lie below the true one
+        return _update_group(group, settle=settle)
+
+
+def _update_group(group: list[tuple[SpectralCap, Tensor]], *, settle: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `_refresh_group` in the precision of the weights, outside of `torch.func`."""
+    cap, first = group[0]
     size = cap.working_size(first)
     dtype = torch.promote_types(first.dtype, torch.float32)  # half precision cannot distinguish .9 from .903
     weight = stack_weights([w.detach() for _, w in group]).to(dtype)

@@ -13,13 +13,13 @@ permutation that invertible convolutions replaced.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from ..float64 import ELEMENTARY, Rounding, gamma
+from ..precision import without_autocast
 from ..spectral import ROUNDING_MARGIN, absolute_norm
 from ..spelling import at_least
 from ..transform import Shape, Stretch, check_batch, check_finite, dimension
@@ -57,7 +57,7 @@ class InvertibleConv1x1(ClosedForm):
 
     def value(self, x: Tensor) -> Tensor:
         check_channels(x, "x", "InvertibleConv1x1", self.channels)
-        with _no_autocast(x):
+        with without_autocast(x):  # the log-determinant is that of the exact W
             lower, upper = self._triangles(x.dtype)
             return _product((lower @ upper).index_select(0, self.permutation), x)
 
@@ -68,7 +68,7 @@ class InvertibleConv1x1(ClosedForm):
 
     def undo(self, z: Tensor) -> Tensor:
         check_channels(z, "z", "InvertibleConv1x1", self.channels)
-        with _no_autocast(z):
+        with without_autocast(z):
             lower, upper = self._triangles(z.dtype)
             columns = z.to(lower.dtype).transpose(0, 1)
             y = columns.flatten(1)[self.permutation.argsort()]
@@ -196,9 +196,3 @@ def _random_rotation(d: int) -> Tensor:
     q = q * r.diagonal().sign()
     q[:, 0] *= torch.linalg.det(q).sign()
     return cast(Tensor, q)
-
-
-def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Disable autocast: the log-determinant is that of the exact W, so z must be computed with it too."""
-    kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
