@@ -22,7 +22,7 @@ from . import lipschitz as lip
 from .branch import LayerBound, lipschitz_bound
 from .branch import tighten_layers_ as tighten_branch
 from .residual import ResidualBlock
-from .transform import Shape, Stretch, Transform, stretch_of
+from .transform import Shape, Stretch, Transform, stretch_of, why_unproven
 from .trust import NoBoundKnown, unwrap, why_untrusted
 
 
@@ -191,7 +191,7 @@ def unlisted_blocks(model: nn.Module) -> Iterator[str]:
 def unknown_parts(transform: Transform) -> Iterator[str]:
     """Yield why a transform or one of its parts is unknown; residual blocks, which have a remark, are left out."""
     parts, is_block = transform.parts(), isinstance(transform, ResidualBlock)
-    if not is_block and (reason := why_untrusted(transform) or ("" if parts else _why_not_bijective(transform))):
+    if not is_block and (reason := why_unproven(transform) or ("" if parts else _why_not_bijective(transform))):
         yield reason
     for _, part, _ in parts:
         yield from unknown_parts(part)

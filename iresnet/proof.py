@@ -8,6 +8,7 @@ Every inverse in this library is checked with these functions, whichever solver 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -27,13 +28,16 @@ def sample_norms(x: Tensor) -> Tensor:
 
 
 def error_bound(r: Tensor, x: Tensor, z: Tensor, *, rounding: Rounding, inverse_lipschitz: float | Tensor) -> Tensor:
-    """Bound ||x - x*|| per sample, given the float64 norms of F(x) - z, x and z, and Lip(F^-1). Never NaN.
+    """Bound ||x - x*|| per sample, given the float64 norms of F(x) - z, x and z, and Lip(F^-1). Never NaN or negative.
 
-    Where `inverse_lipschitz` is 0, the inverse is constant and the error is 0, whatever the residual is.
+    Where `inverse_lipschitz` is 0, the inverse is constant and the error is 0, whatever the residual is. Where it is
+    negative or NaN, it is no bound, and neither is there one of the error.
     """
     bound = inverse_lipschitz * rounding.residual_bound(r, x, z)
     if isinstance(inverse_lipschitz, Tensor):
-        bound = torch.where(inverse_lipschitz > 0, bound, 0.0)
+        bound = torch.where(inverse_lipschitz == 0, 0.0, bound).where(inverse_lipschitz >= 0, torch.inf)
+    elif not inverse_lipschitz >= 0:
+        bound = torch.full_like(bound, torch.inf)
     return nan_to_infinity(bound)
 
 
@@ -77,6 +81,7 @@ def error_growth(steps: Sequence[float | SetAside]) -> list[float]:
     for step in steps:
         if not isinstance(step, SetAside):
             growth.append(factor)
+            step = step if step >= 0 else math.inf  # NaN or negative: no bound
             factor = factor * step if factor and step else 0.0
         elif step.count > 0:
             aside.extend([factor] * step.count)
@@ -95,6 +100,7 @@ def growth_factors(steps: Sequence[float | SetAside], device: torch.device) -> T
 def compose_bounds(bounds: Tensor, factors: Tensor) -> Tensor:
     """Bound the error of a chain: the error bounds of its parts, (parts, batch), times their `growth_factors`, summed.
 
-    A part without error adds nothing: 0 times infinity counts as 0.
+    A part without error adds nothing: 0 times infinity counts as 0. A negative number and NaN are no bounds.
     """
-    return torch.where((bounds > 0) & (factors > 0), factors * bounds, 0.0).sum(0)
+    known = (bounds >= 0) & (factors >= 0)
+    return torch.where((bounds == 0) | (factors == 0), 0.0, factors * bounds).where(known, torch.inf).sum(0)

@@ -6,7 +6,7 @@ codes; there is no flag that reverses a transform.
 
 To write a new transform, derive from `Transform` and implement `forward`, `forward_and_logdet`, `inverse` and
 `stretch`. Also implement `output_shape` and `data_shape` if the shape changes, and `rounding` if large numbers cancel
-in the formula.
+in the formula; state in `buffer_rules` what the values of buffers must be.
 Set `takes_context = True` if it takes a context. Deriving from `transforms.ClosedForm` is shorter for a map with a
 formula in both directions, and from `chain.Composition` for one made of other transforms. Add it to `tests/zoo.py`,
 and all tests of the interface run on it.
@@ -19,7 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +30,14 @@ from .float64 import Rounding
 from .logdet import Estimator
 from .opaque import keep_track, outside_graph
 from .progress import part
-from .proof import error_bound, meets_tolerance, sample_norms
+from .proof import error_bound, meets_tolerance, nan_to_infinity, sample_norms
 from .trust import NoBoundKnown, unwrap, why_modified, why_untrusted
 
 Shape: TypeAlias = tuple[int, ...]
 Self = TypeVar("Self", bound="Transform")
+
+#: The name of a buffer, what its values must be ("increase"), and whether they are that.
+BufferRule: TypeAlias = tuple[str, str, Callable[[Tensor], bool]]
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,19 @@ class Stretch:
 
 ISOMETRY = Stretch(forward=1.0, inverse=1.0, logdet=(0.0, 0.0))
 
+#: The bounds of a map of which nothing is known.
+UNKNOWN = Stretch(math.inf, math.inf, (-math.inf, math.inf), proven=False)
+
 
 def stretch_of(transform: Transform, input_shape: Shape | None = None) -> Stretch:
     """Return `transform.stretch`, marked as not proven if the transform is not one that `trust` knows."""
     stretch = transform.stretch(input_shape)
     return replace(stretch, proven=False) if stretch.proven and why_untrusted(transform) else stretch
+
+
+def why_unproven(transform: Transform) -> str:
+    """Return why nothing is proven of a transform, its parts aside: its class or its values; empty if it is known."""
+    return why_untrusted(transform) or type(transform).why_unknown(transform)
 
 
 def check_unmodified(transform: Transform) -> None:
@@ -78,6 +89,9 @@ class Transform(nn.Module, ABC):
 
     #: What a part of this transform is called in the message of a failed inverse.
     part_kind = "transform"
+
+    #: What the values of buffers must be: with others this is not the bijection whose bounds `stretch` states.
+    buffer_rules: ClassVar[tuple[BufferRule, ...]] = ()
 
     def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:  # also called for copies and when unpickling
         transform = super().__new__(cls)
@@ -113,6 +127,19 @@ class Transform(nn.Module, ABC):
     @abstractmethod
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         """Return bounds on Lip(F), Lip(F^-1) and ln det for inputs of this shape (without the batch)."""
+
+    def why_unknown(self) -> str:
+        """Return why this may be no bijection with the bounds of its class; empty if it is one.
+
+        Buffers hold other values than their constructor allows after a load, an assignment, or an average of models.
+        """
+        for name, rule, holds in type(self).buffer_rules:
+            if not holds(getattr(self, name)):
+                return (
+                    f"{name} of {type(self).__name__} must {rule}. Restore it from a checkpoint; an average of models "
+                    "must copy buffers, as AveragedModel does with use_buffers=False."
+                )
+        return ""
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """Return the shape of z, without the batch, for an x of `input_shape`."""
@@ -166,8 +193,10 @@ class Transform(nn.Module, ABC):
 
     def verify(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, bool, str]:
         """Return the error bound of an inverse x of z, per sample, whether it is proven, and if not the reason."""
-        bound = type(self).inverse_error_bound(self, x, z, context)
-        return bound, stretch_of(self, tuple(x.shape[1:])).proven, why_untrusted(self)
+        bound = nan_to_infinity(type(self).inverse_error_bound(self, x, z, context))
+        if type(self).why_unknown(self):
+            bound = torch.full_like(bound, math.inf)
+        return bound, stretch_of(self, tuple(x.shape[1:])).proven, why_unproven(self)
 
     def inverse_error_bound(self, x: Tensor, z: Tensor, context: Tensor | None = None) -> Tensor:
         """Bound ||x - x*|| per sample, where x* has the code z.

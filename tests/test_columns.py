@@ -204,6 +204,11 @@ class TestTransform:
         far = torch.tensor([[9e5]], dtype=DOUBLE)
         torch.testing.assert_close(t.inverse(t(far)), far)
 
+    def test_a_chain_reports_an_inverse_that_was_rounded_to_an_end(self):
+        found = Chain(ColumnTransform([0.0], [1.0], [0.1])).solve(torch.tensor([[40.0]]))
+        assert float(found.x) == 1
+        assert math.isinf(found.code_residual)
+
     def test_refuses(self):
         with pytest.raises(ValueError, match="one entry per column; got 2, 1, 2 and 2"):
             ColumnTransform([0.0, None], [None], [0.0, 0.0])

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import math
 import pickle
 import weakref
 from dataclasses import replace
@@ -37,6 +38,7 @@ from iresnet.branch import PreparedBranch, try_parse
 from iresnet.cli.sample import _describe_time
 from iresnet.data.builtin import schema_of
 from iresnet.fixed_point import default_tolerance
+from iresnet.float64 import Rounding
 from iresnet.inverse import Arithmetic, Decoder, Inverter, Schedule, decoder, ordinary
 from iresnet.inverse.refusal import why_not_accelerated
 from iresnet.lipschitz import Concatenated, SpectralCap
@@ -44,7 +46,7 @@ from iresnet.models import build
 from iresnet.multiscale import JoinScales, SplitHalves
 from iresnet.presets import PRESETS
 from iresnet.presets.reading import GROUPS
-from iresnet.proof import SetAside, error_growth
+from iresnet.proof import SetAside, compose_bounds, error_bound, error_growth
 from iresnet.transform import StackOperation, flat_steps, run_forward, run_inverse
 from tests.zoo import contraction, linear_block, normal, rouse_
 
@@ -111,6 +113,23 @@ def test_flat_steps_compute_the_transform(transform, shape):
     assert all(isinstance(step, StackOperation) or not step.parts() for step in steps)
     torch.testing.assert_close(run_forward(steps, x, lambda t, y: t(y)), z)
     torch.testing.assert_close(run_inverse(steps, z, lambda t, y: t.inverse(y)), x)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan])
+def test_what_is_no_bound_gives_no_bound(bad):
+    """Trap: a negative Lip(F^-1) gave a negative error bound, which meets any tolerance."""
+    r, exact = torch.ones(2, dtype=torch.float64), Rounding.of(0.0, 0.0, 1)
+    column = torch.tensor([[bad], [0.0], [2.0]], dtype=torch.float64)
+    assert error_bound(r, r, r, rounding=exact, inverse_lipschitz=bad).tolist() == [math.inf] * 2
+    found = error_bound(r, r, r, rounding=exact, inverse_lipschitz=column)
+    assert found[0].tolist() == [math.inf] * 2
+    assert found[1].tolist() == [0.0] * 2
+    assert found[2].tolist() == pytest.approx([2.0] * 2)
+    assert error_growth([bad, 2.0, 0.0, 3.0]) == [1.0, math.inf, math.inf, 0.0]
+    bounds = torch.tensor([[bad, 1.0, 0.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
+    factors = torch.tensor([[1.0], [2.0]], dtype=torch.float64)
+    assert compose_bounds(bounds, factors).tolist() == [math.inf, 3.0, 2.0]
+    assert compose_bounds(bounds.abs().nan_to_num(1.0), bad * factors).tolist()[1] == math.inf
 
 
 def test_channels_that_leave_early_have_their_own_stretch():

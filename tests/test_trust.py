@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from iresnet import (
     ActNorm,
@@ -23,10 +24,12 @@ from iresnet import (
     Flow,
     LipschitzLinear,
     LipSwish,
+    Logit,
     NoBoundKnown,
     PowerIteration,
     PowerSeries,
     ResidualBlock,
+    Standardise,
     certify,
     constrain_,
     contractive_mlp,
@@ -34,10 +37,15 @@ from iresnet import (
     mlp_flow,
     trust,
 )
+from iresnet.inverse import Inverter
 from iresnet.lipschitz import refresh_
 from iresnet.train.objective import class_vectors
-from iresnet.transform import Stretch, Transform
+from iresnet.transform import UNKNOWN, Stretch, Transform, stretch_of, why_unproven
 from iresnet.transforms import AffineCoupling
+from iresnet.transforms.columns import ColumnTransform
+from iresnet.transforms.given import Given
+from iresnet.transforms.mixing import InvertibleConv1x1, PrincipalAxes
+from iresnet.transforms.spline import ColumnSpline
 from tests.zoo import normal, rouse_
 
 
@@ -550,6 +558,101 @@ def replace_forward(block):
 
 
 MUTATIONS = {"negated": negate, "permuted": swap, "forward": replace_forward}
+
+
+def _averaged(mix):
+    """Torch's average of integers truncates them: 7 * 0.9 + 7 * 0.1 may be a little less than 7."""
+    average = AveragedModel(mix, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    for _ in range(20):
+        average.update_parameters(mix)
+    mix.permutation.copy_(average.module.permutation)
+
+
+def _mixing():
+    mix = InvertibleConv1x1(8)
+    mix.permutation.copy_(torch.tensor([2, 4, 7, 3, 6, 5, 0, 1]))
+    return mix
+
+
+def _flatten(spline):
+    """The bound of the least slope is a product that is rounded to zero."""
+    spline.slopes.copy_(torch.tensor([5e-324, 1e3, 1.0, 1.0, 1.0], dtype=torch.float64))
+
+
+def _columns():
+    return ColumnTransform([0.0, 0.0], [1.0, None], [0.1, 0.1])
+
+
+#: Values that a constructor refuses or never makes, by what the reason must name: (transform, size, change).
+INVALID = {
+    "permutation of InvertibleConv1x1 must be a permutation": (_mixing, 8, _averaged),
+    "permutation of InvertibleConv1x1": (_mixing, 8, lambda t: t.permutation.zero_()),
+    "sign of InvertibleConv1x1 must be 1 or -1": (_mixing, 8, lambda t: t.sign.mul_(0.5)),
+    "sign of PrincipalAxes": (lambda: PrincipalAxes(3), 3, lambda t: t.sign.zero_()),
+    "slopes of ColumnSpline must be positive": (lambda: ColumnSpline(2, 4), 2, lambda t: t.slopes.neg_()),
+    "slopes of ColumnSpline": (lambda: ColumnSpline(2, 4), 2, lambda t: t.slopes[0, 2].fill_(math.nan)),
+    "codes of ColumnSpline must increase": (lambda: ColumnSpline(2, 4), 2, lambda t: t.codes.neg_()),
+    "knots of ColumnSpline must increase": (lambda: ColumnSpline(2, 4), 2, lambda t: t.knots[1].zero_()),
+    "a slope too close to zero": (lambda: ColumnSpline(2, 4).double(), 2, _flatten),
+    "reach of ColumnTransform must be at least": (_columns, 2, lambda t: t.reach.fill_(0.1)),
+    "reach of ColumnTransform must be positive": (_columns, 2, lambda t: t.reach[1].neg_()),
+    "std of ColumnTransform must be positive": (_columns, 2, lambda t: t.std.neg_()),
+    "std of Standardise must be positive": (lambda: Standardise([0.0], [1.0]), 1, lambda t: t.std.neg_()),
+    "std of Standardise must": (lambda: Standardise([0.0], [1.0]), 1, lambda t: t.std.fill_(math.inf)),
+    "Logit must have": (lambda: Logit(1), 2, lambda t: setattr(t, "alpha", 0.7)),
+    "Logit must have 0 < levels": (lambda: Logit(1), 2, lambda t: setattr(t, "levels", -1.0)),
+}  # fmt: skip
+
+
+class TestValues:
+    """A class is known by its name, but not what its buffers hold after an average or a careless assignment."""
+
+    @pytest.mark.parametrize("reason", INVALID)
+    def test_nothing_is_proven_with_invalid_values(self, reason):
+        make, d, change = INVALID[reason]
+        torch.manual_seed(0)
+        t, z = make(), normal(3, d, dtype=torch.float32)
+        flow = Flow(Chain(t, ResidualBlock(contractive_mlp(d, (4,)))), DiagonalNormal(d)).eval()
+        assert certify(flow).passed
+        assert flow.proof_status((d,)) == (True, True)
+        assert t.solve(z).proven
+        assert stretch_of(t, (d,)).proven
+        with torch.no_grad():
+            change(t)
+        certificate = certify(flow)
+        assert not certificate.passed
+        assert [reason in found for found in certificate.unknown] == [True]
+        assert flow.proof_status((d,)) == (False, False)
+        for found in (t.solve(z), flow.transform.solve(z), Inverter(flow.transform, (3, d)).solve(z)):
+            assert not found.proven
+            assert reason in found.reason
+            assert torch.isinf(found.error_bound).all()
+            assert not found.converged.any()
+        assert stretch_of(t, (d,)) == UNKNOWN
+        assert not stretch_of(flow.transform, (d,)).proven
+
+    def test_a_likelihood_with_a_wrong_determinant_is_not_proven(self):
+        flow = Flow(_mixing(), DiagonalNormal(8)).eval()
+        assert flow.log_prob_with_error(normal(2, 8).float()).proven
+        _averaged(flow.transform)
+        found = flow.log_prob_with_error(normal(2, 8).float())
+        assert not found.proven
+        assert torch.isinf(found.bias_bound).all()
+
+    def test_an_empty_interval_is_not_known(self):
+        columns = _columns()
+        columns.upper.fill_(-1.0)
+        assert "reach of ColumnTransform must be at least upper - lower" in why_unproven(columns)
+
+    def test_the_scale_of_given_columns_counts(self):
+        inner = Chain(ResidualBlock(contractive_mlp(1, (4,), context=1)))
+        given, c = Given(inner, Standardise([0.0], [1.0]), targets=[1]), torch.zeros(3, 1)
+        assert given.solve(torch.zeros(3, 1), c).proven
+        given.scale.register_forward_hook(lambda m, a, y: torch.randn_like(y))
+        found = given.solve(torch.zeros(3, 1), c)
+        assert not found.proven
+        assert "Standardise has forward hooks" in found.reason
+        assert not certify(given).passed
 
 
 class TestFreshness:

@@ -30,6 +30,9 @@ class Wrapper(Transform):
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         return self.inner.stretch(input_shape)
 
+    def why_unknown(self) -> str:
+        return self.inner.why_unknown()
+
     def output_shape(self, input_shape: Shape) -> Shape:
         return self.inner.output_shape(input_shape)
 

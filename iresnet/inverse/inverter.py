@@ -44,7 +44,7 @@ from . import ordinary
 from .arithmetic import Arithmetic, Run
 from .precisions import BranchBuilder
 from .refinement import Schedule, approximate, calibrate, solve_block
-from .refusal import why_not_accelerated
+from .refusal import why_not_accelerated, why_values_unknown
 from .verification import PreparedPart, Verifier, code_residual, forward_residuals
 
 #: The share of its goal that a block aims at for a forward proof, where the residuals of all blocks add up.
@@ -82,7 +82,7 @@ class Inverter:
         # The stored weights in float64 define the function that is inverted and that proves the inverse.
         private = copy_branch(transform)
         #: Why `solve` falls back to the ordinary method, in a sentence; empty if it is accelerated.
-        self.reason = why_not_accelerated(transform)
+        self.reason = why_not_accelerated(transform) or why_values_unknown(transform)
         self._fingerprint = None if self.reason else Fingerprint(private)
         self.transform = cast(Transform, release_(private).double().eval().requires_grad_(False))
         #: Whether the forward proof of `verification` is used.

@@ -23,6 +23,7 @@ from ..transform import (
     run_forward,
     run_inverse,
     stretch_of,
+    why_unproven,
 )
 from ..trust import why_untrusted
 
@@ -138,7 +139,7 @@ def _solve_part(
         )
     own = t.solve(z, context, tolerance=tolerance, solver=solver)
     known = stretch_of(t, tuple(own.x.shape[1:]))
-    reason = own.reason or why_untrusted(t)
+    reason = own.reason or why_unproven(t)
     return _SolvedPart(own, known.inverse, known.proven, reason, lambda x: t.reference(x, context))
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from ..branch import try_parse
 from ..residual import ResidualBlock
-from ..transform import Transform, flat_steps
+from ..transform import Transform, flat_steps, why_unproven
 from ..transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
 from ..transforms.mixing import InvertibleConv1x1, PrincipalAxes
 from ..transforms.preprocess import Logit, Standardise
@@ -33,6 +33,12 @@ def why_not_accelerated(transform: Transform) -> str:
         if reason := _why_not_branch(t.g):
             return f"{where} {reason}."
     return ""
+
+
+def why_values_unknown(transform: Transform) -> str:
+    """Return why the values of buffers or settings leave nothing to prove; read once, when an inverse is prepared."""
+    reasons = (why_unproven(t) for t in transform.modules() if isinstance(t, Transform))
+    return next((f"not accelerated: {reason}" for reason in reasons if reason), "")
 
 
 def _why_not_branch(g: nn.Module) -> str:

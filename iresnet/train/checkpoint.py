@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,7 @@ from torch import Tensor, nn
 
 from .. import atomic, migration
 from ..lipschitz import SpectralCap
-from ..transforms.columns import ColumnTransform
-from ..transforms.mixing import InvertibleConv1x1
-from ..transforms.preprocess import Standardise
-from ..transforms.spline import ColumnSpline
+from ..transform import BufferRule, Transform
 
 
 @dataclass(frozen=True)
@@ -157,7 +154,7 @@ def check_tensors(
 
 
 def check_weights(found: Checkpoint, model: nn.Module, *, what: str, remedy: str) -> Mapping[str, Tensor]:
-    """Return the weights of a checkpoint after checking that they fit a model: `check_tensors`, and `BUFFER_RULES`.
+    """Return the weights of a checkpoint after checking that they fit a model: `check_tensors`, and rules for buffers.
 
     The power-iteration direction of a constrained layer may have the size of any input that the layer has seen.
     """
@@ -169,28 +166,21 @@ def check_weights(found: Checkpoint, model: nn.Module, *, what: str, remedy: str
             expected[f"{prefix}direction"] = direction.new_zeros(direction.shape, dtype=module.direction.dtype)
     check_tensors(found, "weights", expected, what=what, remedy=remedy)
     for prefix, module in modules:
-        for kind, buffer, rule, holds in BUFFER_RULES:
-            if isinstance(module, kind) and not holds(weights[f"{prefix}{buffer}"]):
+        for buffer, rule, holds in _buffer_rules(module):
+            if not holds(weights[f"{prefix}{buffer}"]):
                 raise found.damaged_error(f"weights/{prefix}{buffer} must {rule}")
     return weights
 
 
-def _is_permutation(indices: Tensor) -> bool:
-    return torch.equal(indices.sort().values, torch.arange(len(indices), device=indices.device))
+#: The rule for the input size that a constraint has seen.
+CAP_RULES: tuple[BufferRule, ...] = (("size", "not be negative", lambda size: bool((size >= 0).all())),)
 
 
-#: What the values of a buffer must be, besides finite; with other values its module would raise or fail.
-BUFFER_RULES: tuple[tuple[type, str, str, Callable[[Tensor], bool]], ...] = (
-    (InvertibleConv1x1, "permutation", "be a permutation", _is_permutation),
-    (InvertibleConv1x1, "sign", "be 1 or -1", lambda sign: bool((sign.abs() == 1).all())),
-    (SpectralCap, "size", "not be negative", lambda size: bool((size >= 0).all())),
-    (Standardise, "std", "be positive", lambda std: bool((std > 0).all())),
-    (ColumnSpline, "knots", "increase", lambda knots: bool((knots.diff(dim=1) > 0).all())),
-    (ColumnSpline, "codes", "increase", lambda codes: bool((codes.diff(dim=1) > 0).all())),
-    (ColumnSpline, "slopes", "be positive", lambda slopes: bool((slopes > 0).all())),
-    (ColumnTransform, "std", "be positive", lambda std: bool((std > 0).all())),
-    (ColumnTransform, "reach", "be positive", lambda reach: bool((reach > 0).all())),
-)
+def _buffer_rules(module: nn.Module) -> tuple[BufferRule, ...]:
+    """Return what the values of a module's buffers must be, besides finite; with others it would raise or fail."""
+    if isinstance(module, SpectralCap):
+        return CAP_RULES
+    return type(module).buffer_rules if isinstance(module, Transform) else ()
 
 
 def _is_direction(tensor: Tensor, cap: SpectralCap) -> bool:

@@ -100,3 +100,13 @@ def check_channels(x: Tensor, name: str, kind: str, channels: int) -> None:
             f"{name} must have shape (batch, {channels}, ...) for {kind}({channels}); got {tuple(x.shape)}. "
             f"Build {kind} with the size of dimension 1."
         )
+
+
+def is_positive(values: Tensor) -> bool:
+    """Whether all values are positive and finite."""
+    return bool(((values > 0) & values.isfinite()).all())
+
+
+def increases(values: Tensor) -> bool:
+    """Whether every row of finite values increases."""
+    return bool(values.isfinite().all() and (values.diff(dim=1) > 0).all())

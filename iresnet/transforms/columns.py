@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,8 +24,8 @@ from torch import Tensor
 from ..compiler import can_read_values
 from ..float64 import ELEMENTARY, OUTWARD, UNIT, Rounding
 from ..proof import sample_norms
-from ..transform import Shape, Stretch, check_batch, check_finite
-from .closed_form import ClosedForm
+from ..transform import UNKNOWN, BufferRule, Shape, Stretch, check_batch, check_finite
+from .closed_form import ClosedForm, is_positive
 
 #: The logarithm becomes linear this many times further from the end than any value of the data.
 REACH = 10.0
@@ -51,6 +52,11 @@ class ColumnTransform(ClosedForm):
     has_lower: Tensor
     has_upper: Tensor
     discrete_step: Tensor
+
+    buffer_rules: ClassVar[tuple[BufferRule, ...]] = (
+        ("std", "be positive", is_positive),
+        ("reach", "be positive", is_positive),
+    )
 
     def __init__(
         self,
@@ -98,7 +104,12 @@ class ColumnTransform(ClosedForm):
         return self
 
     def value(self, x: Tensor) -> Tensor:
-        return ((self._to_line(self._checked(x)) - self.mean) / self.std).to(x.dtype)
+        return self._standardised(self._checked(x))
+
+    def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        # As in `Logit`: an inverse that was rounded to the end of an interval has no bound, but is not refused.
+        self._check_columns(x, "x")
+        return self._standardised(x.double())
 
     def logdet(self, x: Tensor) -> Tensor:
         return (self._log_slope(x) - self.std.log()).sum(dim=1).to(x.dtype)
@@ -131,7 +142,9 @@ class ColumnTransform(ClosedForm):
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         """Bound Lip(F) and ln det on the data, no closer to an end than `margin`, and Lip(F^-1) on the whole line."""
-        std, reach = self.std.double().abs().tolist(), self.reach.double().tolist()
+        if self.why_unknown():
+            return UNKNOWN
+        std, reach = self.std.double().tolist(), self.reach.double().tolist()
         width = (self.upper.double() - self.lower.double()).tolist()
         both = self._both.tolist()
         one = (self.has_lower ^ self.has_upper).tolist()
@@ -145,6 +158,15 @@ class ColumnTransform(ClosedForm):
         low, high = (sum(math.log(s[end] / std[i]) for i, s in enumerate(slopes)) for end in (0, 1))
         forward = max(s[1] / std[i] for i, s in enumerate(slopes))
         return Stretch(forward, max(std[i] / s[0] for i, s in enumerate(slopes)), (low, high))
+
+    def why_unknown(self) -> str:
+        """Return also whether an interval is empty, or a logarithm linear inside of one with two ends."""
+        width = self.upper.double() - self.lower.double()
+        if bool((~self._both | ((width > 0) & (self.reach.double() >= width))).all()):
+            return super().why_unknown()
+        return (
+            "reach of ColumnTransform must be at least upper - lower, and that positive. Restore it from a checkpoint."
+        )
 
     def rounding(self, input_shape: Shape) -> Rounding:
         """Bound the rounding of two logarithms, relative to their size, a difference and the standardisation."""
@@ -168,6 +190,9 @@ class ColumnTransform(ClosedForm):
         a, b = (self._log(d) for d in self._distances(x))
         y = torch.where(self.has_lower, a, 0.0) - torch.where(self.has_upper, b, 0.0)
         return torch.where(self.has_lower | self.has_upper, y, x)
+
+    def _standardised(self, x: Tensor) -> Tensor:
+        return ((self._to_line(x) - self.mean) / self.std).to(x.dtype)
 
     def _log(self, a: Tensor) -> Tensor:
         reach = self.reach.to(a.dtype)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..fixed_point import Solution, Solver
 from ..logdet import Estimator
-from ..transform import ChainSolution, Shape, Stretch, Transform, check_batch, stretch_of
+from ..transform import UNKNOWN, ChainSolution, Shape, Stretch, Transform, check_batch, stretch_of, why_unproven
 from .preprocess import Standardise
 
 
@@ -88,13 +88,18 @@ class Given(Transform):
     ) -> Solution | ChainSolution:
         c = self._checked_context(context)
         solution = self.transform.solve(z, self.encode(c), tolerance=tolerance, solver=solver)
-        return replace(solution, x=self._join(solution.x, c))
+        reason = why_unproven(self) or solution.reason
+        return replace(solution, x=self._join(solution.x, c), proven=solution.proven and not reason, reason=reason)
 
     def reference(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         return self.transform.reference(*self._split(x.double(), context))
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
-        return stretch_of(self.transform, (len(self.targets),))
+        return UNKNOWN if self.why_unknown() else stretch_of(self.transform, (len(self.targets),))
+
+    def why_unknown(self) -> str:
+        """Return why the context is unknown: that of the transform are the given columns as `scale` maps them."""
+        return why_unproven(self.scale)
 
     def output_shape(self, input_shape: Shape) -> Shape:
         return self.transform.output_shape((len(self.targets),))

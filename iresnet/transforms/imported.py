@@ -27,15 +27,12 @@ from torch import Tensor, nn
 from ..logdet import EVAL_SEED, EXACT_UP_TO
 from ..precision import full_precision
 from ..spelling import at_least
-from ..transform import Shape, Stretch, Transform, check_batch
+from ..transform import UNKNOWN, Shape, Stretch, Transform, check_batch
 from .closed_form import Explicit
 from .mixing import Reverse
 
 #: Up to this dimension the exact trace is used in training; beyond, its estimate is cheaper.
 EXACT_IN_TRAINING = 8
-
-#: The bounds of a map of which nothing is known but that it has an inverse.
-UNKNOWN = Stretch(math.inf, math.inf, (-math.inf, math.inf), proven=False)
 
 
 class Imported(Explicit):

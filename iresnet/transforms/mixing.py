@@ -13,7 +13,7 @@ permutation that invertible convolutions replaced.
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +22,16 @@ from ..float64 import ELEMENTARY, Rounding, gamma
 from ..precision import without_autocast
 from ..spectral import ROUNDING_MARGIN, absolute_norm
 from ..spelling import at_least
-from ..transform import Shape, Stretch, check_batch, check_finite, dimension
+from ..transform import UNKNOWN, BufferRule, Shape, Stretch, check_batch, check_finite, dimension
 from .closed_form import ClosedForm, Rearrangement, check_channels
 from .first_batch import DataInitialised
 
 #: How many vectors per channel a batch must have for its principal axes to be estimated.
 VECTORS_PER_CHANNEL = 4
+
+
+def _is_permutation(indices: Tensor) -> bool:
+    return torch.equal(indices.sort().values, torch.arange(len(indices), device=indices.device))
 
 
 class InvertibleConv1x1(ClosedForm):
@@ -44,6 +48,11 @@ class InvertibleConv1x1(ClosedForm):
 
     permutation: Tensor
     sign: Tensor
+
+    buffer_rules: ClassVar[tuple[BufferRule, ...]] = (
+        ("permutation", "be a permutation", _is_permutation),
+        ("sign", "be 1 or -1", lambda sign: bool((sign.abs() == 1).all())),
+    )
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -78,6 +87,8 @@ class InvertibleConv1x1(ClosedForm):
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         """Compute bounds from the singular values of W; ln det is exact, but needs the shape, with which it grows."""
+        if self.why_unknown():
+            return UNKNOWN
         lower, upper = (t.detach() for t in self._triangles(torch.float64))
         sigma = torch.linalg.svdvals(lower @ upper)
         # Rounding changes each singular value by at most the errors of the product and of its decomposition.

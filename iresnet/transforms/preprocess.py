@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,8 +22,8 @@ from torch import Tensor
 from ..compiler import can_read_values
 from ..float64 import ELEMENTARY, OUTWARD, UNIT, Rounding
 from ..shard import draw_rows
-from ..transform import Shape, Stretch, check_batch, check_finite, dimension
-from .closed_form import ClosedForm
+from ..transform import UNKNOWN, BufferRule, Shape, Stretch, check_batch, check_finite, dimension
+from .closed_form import ClosedForm, is_positive
 
 #: The largest number of levels that are dequantised; data with more are treated as continuous.
 MAX_LEVELS = 2**16
@@ -98,12 +99,19 @@ class Logit(ClosedForm):
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         """Bound Lip(F) and ln det on [0, levels], and Lip(F^-1) on the whole line. ln det needs the shape."""
+        if self.why_unknown():
+            return UNKNOWN
         steepest = self._slope / (self.alpha * (1 - self.alpha))
         logdet = (-math.inf, math.inf)
         if input_shape is not None:
             elements = math.prod(input_shape)
             logdet = (elements * math.log(4 * self._slope), elements * math.log(steepest))
         return Stretch(steepest, 1 / (4 * self._slope), logdet)
+
+    def why_unknown(self) -> str:
+        """Return whether somebody has set levels or alpha to what the constructor refuses."""
+        valid = 0 < self.levels < math.inf and 0 < self.alpha < 0.5
+        return "" if valid else f"Logit must have 0 < levels and 0 < alpha < 0.5; got {self.extra_repr()}."
 
     def extra_repr(self) -> str:
         return f"levels={self.levels}, alpha={self.alpha}"
@@ -144,6 +152,8 @@ class Standardise(ClosedForm):
 
     mean: Tensor
     std: Tensor
+
+    buffer_rules: ClassVar[tuple[BufferRule, ...]] = (("std", "be positive", is_positive),)
 
     def __init__(self, mean: Tensor | Sequence[float], std: Tensor | Sequence[float]) -> None:
         super().__init__()
@@ -191,7 +201,9 @@ class Standardise(ClosedForm):
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         """Return exact bounds; without a shape ln det, which grows with the number of positions, has no bound."""
-        std = self.std.double().abs()  # a loaded file may hold any values
+        if self.why_unknown():
+            return UNKNOWN
+        std = self.std.double()
         logdet = (-math.inf, math.inf)
         if input_shape is not None:
             logdet = (-math.prod(input_shape[1:]) * float(std.log().sum()),) * 2

@@ -13,15 +13,15 @@ Since q lies between s / 2 and max(s, (d_k + d_{k+1} + 2 s) / 4), slopes are bou
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..float64 import UNIT, Rounding
 from ..spelling import at_least
-from ..transform import Shape, Stretch, check_finite
-from .closed_form import ClosedForm, check_channels
+from ..transform import UNKNOWN, BufferRule, Shape, Stretch, check_finite
+from .closed_form import ClosedForm, check_channels, increases, is_positive
 
 #: The largest secant of a fitted spline, and the smallest is its reciprocal: values that occur often, such as zeros,
 #: would get an unbounded density.
@@ -53,6 +53,12 @@ class ColumnSpline(ClosedForm):
     knots: Tensor
     codes: Tensor
     slopes: Tensor
+
+    buffer_rules: ClassVar[tuple[BufferRule, ...]] = (
+        ("knots", "increase", increases),
+        ("codes", "increase", increases),
+        ("slopes", "be positive", is_positive),
+    )
 
     def __init__(self, columns: int, bins: int) -> None:
         super().__init__()
@@ -104,9 +110,15 @@ class ColumnSpline(ClosedForm):
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         """Bound the slopes by those of the knots and secants, and ln det by the sums of their logarithms."""
+        if self.why_unknown():
+            return UNKNOWN
         low, high = self._slope_bounds()
         logdet = (float(low.log().sum()), float(high.log().sum()))
         return Stretch(float(high.max()), 1 / float(low.min()), logdet)
+
+    def why_unknown(self) -> str:
+        flat = "" if is_positive(self._slope_bounds()[0]) else "ColumnSpline has a slope too close to zero for a bound."
+        return super().why_unknown() or flat
 
     def rounding(self, input_shape: Shape) -> Rounding:
         """Bound the rounding of fewer than 40 operations, the widest of which move t by a unit of rounding each."""
