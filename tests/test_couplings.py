@@ -2,13 +2,15 @@
 
 import copy
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
 
-from iresnet import Squeeze
-from iresnet.transforms import AdditiveCoupling, AffineCoupling, Alternate, Checkerboard, Halves
+from iresnet import Chain, DiagonalNormal, Flow, ResidualBlock, Squeeze, certify, contractive_mlp
+from iresnet.transform import UNKNOWN
+from iresnet.transforms import AdditiveCoupling, AffineCoupling, Alternate, Checkerboard, Halves, preserves_volume
 from iresnet.transforms.conditioner import NormalisedConv2d, ResidualConvolutions, bottleneck, convnet, mlp
 from iresnet.transforms.mixing import Reverse
 from tests.zoo import DOUBLE, dense_jacobian, normal, roused
@@ -207,6 +209,59 @@ class TestCouplings:
     def test_a_max_log_scale_that_is_not_positive_and_finite_is_refused(self, largest):
         with pytest.raises(ValueError, match="max_log_scale must be positive and finite; got"):
             AffineCoupling(nn.Linear(1, 2), max_log_scale=largest)
+
+
+@dataclass(frozen=True)
+class Twice(Halves):
+    """A user's split, whose two parts do not make up the whole."""
+
+    def join(self, kept, transformed):
+        return super().join(2 * kept, transformed)
+
+
+def shadowed():
+    split = Halves()
+    object.__setattr__(split, "join", Twice().join)
+    return split
+
+
+class TestUsersOwn:
+    """Trap: a split is no module, so that nothing verified its class."""
+
+    @pytest.mark.parametrize(
+        "make", [lambda s: AdditiveCoupling(linear([[0.5]]), s), lambda s: AffineCoupling(mlp(1, 2, (4,)).double(), s)]
+    )
+    @pytest.mark.parametrize("split", [Twice, shadowed])
+    def test_nothing_is_proven_with_a_users_split(self, make, split):
+        coupling, z = make(split()), normal(3, 2)
+        chain = Chain(coupling, ResidualBlock(contractive_mlp(2, (4,))).double())
+        reason = f"{type(coupling.split).__name__} is not a split of this library"
+        assert torch.equal(coupling.forward_and_logdet(z)[0][:, :1], 2 * z[:, :1])
+        for found in (coupling.solve(z), chain.solve(z)):
+            assert not found.proven
+            assert reason in found.reason
+            assert torch.isinf(found.error_bound).all()
+        certificate = certify(chain)
+        assert not certificate.passed
+        assert reason in certificate.summary()
+        assert Flow(chain, DiagonalNormal(2)).proof_status((2,)) == (False, False)
+        assert not preserves_volume(coupling)
+        assert coupling.stretch((2,)) == UNKNOWN
+
+    @pytest.mark.parametrize("split", [Halves(), Halves(swapped=True), Alternate(), Checkerboard()], ids=str)
+    def test_the_splits_of_this_library_are_known(self, split):
+        coupling = AdditiveCoupling(
+            nn.Conv2d(2, 2, 1) if isinstance(split, Checkerboard) else nn.Conv2d(1, 1, 1), split
+        )
+        assert coupling.solve(normal(2, 2, 2, 2).float()).proven
+        assert preserves_volume(coupling)
+
+    def test_a_scale_that_is_not_positive_has_no_bound(self):
+        coupling = AffineCoupling(mlp(1, 2, (4,)).double())
+        coupling.max_log_scale = -1.0
+        found = coupling.solve(normal(3, 2))
+        assert (found.proven, found.reason) == (False, "max_log_scale must be positive; got -1.0.")
+        assert coupling.stretch((2,)) == UNKNOWN
 
 
 class TestConditioners:

@@ -6,7 +6,7 @@ affine      z2 = x2 exp(s(x1)) + t(x1)      ln det = sum s       x2 = (z2 - t(z1
 The network that computes s and t, the conditioner, may be any network: it is never inverted. Since x1 is recovered
 without an error, the error of the inverse is known exactly, ||x - x*|| = ||exp(-s(x1)) (F(x) - z)_2||. `solve` computes
 it in float64, relative to the conditioner's output there. If the conditioner contains a user's own layers, the error is
-reported but not proven.
+reported but not proven. Of a coupling with a user's own `Split` nothing is known.
 
 An additive coupling has the singular values of [[I, 0], [T, I]], so both Lip(F) and Lip(F^-1) are at most
 (L + sqrt(L^2 + 4)) / 2 with L = Lip(t). An affine one has no Lipschitz constant at all: dz2/dx1 grows with x2.
@@ -26,10 +26,10 @@ from ..branch import lipschitz_bound
 from ..float64 import RESIDUAL_ROUNDING
 from ..precision import full_precision
 from ..proof import nan_to_infinity, sample_norms
-from ..transform import Shape, Stretch, Transform, check_batch, check_context, in_float64
-from ..trust import NoBoundKnown, why_modified, why_untrusted
+from ..transform import UNKNOWN, Shape, Stretch, Transform, check_batch, check_context, in_float64, why_unproven
+from ..trust import NoBoundKnown, why_modified
 from .closed_form import Explicit
-from .split import Halves, Split
+from .split import Halves, Split, is_known
 
 #: The default bound on |s| of an affine coupling: no coordinate is stretched or shrunk by more than a factor of e^2.
 MAX_LOG_SCALE = 2.0
@@ -114,8 +114,17 @@ class Coupling(Explicit):
         )
         if factor is not None:
             residual, allowance = residual * factor, allowance * factor.flatten(1).amax(1)
-        reason = why_untrusted(self) or next(filter(None, map(_why_unknown, self.conditioner.modules())), "")
-        return nan_to_infinity(sample_norms(residual) + allowance), not reason, reason
+        reason = why_unproven(self) or next(filter(None, map(_why_unknown, self.conditioner.modules())), "")
+        bound = nan_to_infinity(sample_norms(residual) + allowance)
+        return torch.full_like(bound, math.inf) if self.why_unknown() else bound, not reason, reason
+
+    def why_unknown(self) -> str:
+        """Return whether the split is a user's own, whose `join` may not undo its `separate`."""
+        return (
+            ""
+            if is_known(self.split)
+            else f"{type(self.split).__name__} is not a split of this library, or was changed."
+        )
 
     def output_shape(self, input_shape: Shape) -> Shape:
         self.split.check(input_shape)
@@ -177,6 +186,8 @@ class AdditiveCoupling(Coupling):
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         """Compute bounds from Lip(t) if the conditioner's layers are known; otherwise only ln det has one."""
+        if self.why_unknown():
+            return UNKNOWN
         shape = None if input_shape is None else (self.split.sizes(input_shape[0])[0], *input_shape[1:])
         try:
             constant = lipschitz_bound(self.conditioner, shape).value
@@ -223,8 +234,14 @@ class AffineCoupling(Coupling):
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         """Bound |ln det| by `max_log_scale` times the transformed numbers; there is no Lipschitz constant."""
+        if self.why_unknown():
+            return UNKNOWN
         most = math.inf if input_shape is None else self.max_log_scale * self.split.count_transformed(input_shape)
         return Stretch(math.inf, math.inf, (-most, most))
+
+    def why_unknown(self) -> str:
+        valid = 0 < self.max_log_scale < math.inf
+        return super().why_unknown() or ("" if valid else f"max_log_scale must be positive; got {self.max_log_scale}.")
 
     def extra_repr(self) -> str:
         return f"{self.split}, max_log_scale={self.max_log_scale:g}"
@@ -243,7 +260,7 @@ def preserves_volume(transform: Transform) -> bool:
     if parts:
         return all(preserves_volume(part) for _, part, _ in parts)
     if isinstance(transform, Coupling):
-        return transform.volume_preserving
+        return transform.volume_preserving and not transform.why_unknown()
     return not list(transform.parameters()) and transform.stretch().logdet in (None, (0.0, 0.0))
 
 

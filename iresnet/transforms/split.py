@@ -130,3 +130,8 @@ class Checkerboard(Split):
     def _mask(self, x: Tensor) -> Tensor:
         row, column = (torch.arange(n, device=x.device) for n in x.shape[2:])
         return (row[:, None] + column) % 2 == int(not self.swapped)
+
+
+def is_known(split: object) -> bool:
+    """Whether an object is a split of this library, with its methods as they are: its two parts make up the whole."""
+    return type(split) in (Halves, Alternate, Checkerboard) and vars(split).keys() == {"swapped"}
