@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, ClassVar, cast
@@ -36,6 +36,7 @@ from .transform import (
     check_eval,
     check_transform,
     dimension,
+    why_unproven,
 )
 from .transforms.elementary import InjectivePad
 from .transforms.first_batch import uninitialised
@@ -204,8 +205,11 @@ class Flow(nn.Module):
     def proof_status(self, shape: Shape) -> tuple[bool, bool]:
         """Return (whether every log-determinant is known to be correct, whether the whole likelihood is proven)."""
         known = not (why_untrusted(self) or why_untrusted(self.base) or list(unknown_parts(self.transform)))
-        known = known and not list(unlisted_blocks(self))
+        known = known and not list(unlisted_blocks(self)) and not any(map(_why_unknown, self._noise_parts()))
         return known, known and all(_is_contraction(block, at) for _, block, at in residual_blocks(self, shape))
+
+    def _noise_parts(self) -> Iterator[nn.Module]:
+        yield from () if self.dequantiser is None else self.dequantiser.modules()
 
     @torch.no_grad()
     def sample(
@@ -295,6 +299,10 @@ define(
     "log-determinant",
     opaque_logdet_function(lambda transform, *x, **options: transform.forward_and_logdet(*x, **options)),
 )
+
+
+def _why_unknown(module: nn.Module) -> str:
+    return why_unproven(module) if isinstance(module, Transform) else why_untrusted(module)
 
 
 def _is_contraction(block: ResidualBlock, shape: Shape | None) -> bool:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import threading
 from dataclasses import dataclass
 
 import pytest
@@ -255,6 +256,15 @@ class TestUsersOwn:
         )
         assert coupling.solve(normal(2, 2, 2, 2).float()).proven
         assert preserves_volume(coupling)
+
+    @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+    def test_a_conditioner_may_hold_a_lock(self, training):
+        conditioner = mlp(1, 2, (4,))
+        conditioner.lock = threading.Lock()
+        coupling, x = AffineCoupling(conditioner).train(training), normal(3, 2).float()
+        found = coupling.solve(coupling(x).detach())
+        assert found.proven
+        torch.testing.assert_close(found.x, x)
 
     def test_a_scale_that_is_not_positive_has_no_bound(self):
         coupling = AffineCoupling(mlp(1, 2, (4,)).double())

@@ -185,6 +185,13 @@ class TestModels:
         alone = log_likelihood(flow, replace(data, x=data.x[3:4]), draws=2).value
         torch.testing.assert_close(together[3:4], alone, atol=1e-5, rtol=0)
 
+    @pytest.mark.parametrize("where", ["", "features.0", "couplings.0"])
+    def test_nothing_is_proven_with_a_hook_on_the_noise(self, where):
+        flow = image_flow().eval()
+        assert flow.proof_status((1, 4, 4))[0]
+        flow.dequantiser.get_submodule(where).register_forward_hook(lambda *_: None)
+        assert flow.proof_status((1, 4, 4)) == (False, False)
+
     def test_the_protocol_evaluates_what_training_minimises(self):
         flow = image_flow()
         data = Dataset(integers(300, 1, 4, 4).to(torch.uint8), None, Schema((1, 4, 4), levels=LEVELS))

@@ -190,15 +190,13 @@ def take_snapshot(
 
 
 def _private_copy(g: nn.Module) -> nn.Module | None:
-    """Copy g, if the copy computes the same function and shares no tensor with it; else return None."""
+    """Copy g, if that is possible and the copy computes the same function; else return None."""
     if any("_compiled_call_impl" in (why_modified(m) or "") for m in g.modules()):  # a copy would lose it
         return None
     try:
-        private = copy_branch(g)
+        return copy_branch(g)
     except (RuntimeError, TypeError):
         return None
-    live = {id(t) for t in (*g.parameters(), *g.buffers())}
-    return None if any(id(t) in live for t in (*private.parameters(), *private.buffers())) else private
 
 
 def _unproven(reason: str, asserted: float | None = None) -> Bound:
@@ -252,9 +250,13 @@ def copy_branch(g: nn.Module) -> nn.Module:
         if (child := m._modules.get(name)) is not None and id(child) not in needed
     }
     try:
-        return copy.deepcopy(g, dict(outside))
+        copied = copy.deepcopy(g, dict(outside))
     except (RuntimeError, TypeError):
-        return copy.deepcopy(g, {**_uncopied_values(needed.values()), **outside})
+        copied = copy.deepcopy(g, {**_uncopied_values(needed.values()), **outside})
+    live = {id(t) for t in (*g.parameters(), *g.buffers())}
+    if any(id(t) in live for t in (*copied.parameters(), *copied.buffers())):
+        raise RuntimeError(f"a copy of {type(g).__name__} shares tensors with it. Remove its __deepcopy__.")
+    return copied
 
 
 def _needed(g: nn.Module, found: dict[int, nn.Module]) -> dict[int, nn.Module]:

@@ -14,7 +14,6 @@ An additive coupling has the singular values of [[I, 0], [T, I]], so both Lip(F)
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 from abc import abstractmethod
@@ -22,7 +21,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from ..branch import lipschitz_bound
+from ..branch import copy_branch, lipschitz_bound
 from ..float64 import RESIDUAL_ROUNDING
 from ..precision import full_precision
 from ..proof import nan_to_infinity, sample_norms
@@ -156,12 +155,12 @@ class Coupling(Explicit):
     def _conditioner_in_eval(self) -> nn.Module:
         """The conditioner in eval mode; a copy if it is in training, since another thread may be training it."""
         training = any(m.training for m in self.conditioner.modules())
-        return copy.deepcopy(self.conditioner).eval() if training else self.conditioner
+        return copy_branch(self.conditioner).eval() if training else self.conditioner
 
     def _condition_in_float64(self, kept: Tensor, transformed: Tensor, context: Tensor | None) -> Tensor:
         """The output of the conditioner with its stored weights, in float64 and in eval mode."""
         with full_precision(kept):
-            exact = copy.deepcopy(self.conditioner).double().eval()
+            exact = copy_branch(self.conditioner).double().eval()
             return self._condition(kept, transformed, in_float64(context), exact)
 
 
