@@ -16,9 +16,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from .batch import Shape
 from .compiler import drawing_from
 from .spelling import at_least
-from .transform import Shape
 
 
 class Base(nn.Module, ABC):

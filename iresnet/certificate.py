@@ -19,10 +19,11 @@ from torch import nn
 
 from . import atomic
 from . import lipschitz as lip
+from .batch import Shape
 from .branch import LayerBound, lipschitz_bound
 from .branch import tighten_layers_ as tighten_branch
 from .residual import ResidualBlock
-from .transform import Shape, Stretch, Transform, stretch_of, why_unproven
+from .transform import Stretch, Transform, stretch_of, why_unproven
 from .trust import NoBoundKnown, unwrap, why_untrusted
 
 

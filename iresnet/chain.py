@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from . import inverse
+from .batch import Shape
 from .fixed_point import Solver
 from .fused import read_run, run_forward_and_logdet, suits
 from .logdet import Estimator
@@ -21,7 +22,6 @@ from .outermost import outermost_call
 from .transform import (
     ISOMETRY,
     ChainSolution,
-    Shape,
     Step,
     Stretch,
     Transform,

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .batch import dimension
 from .logdet import EVAL_SEED, EXACT_UP_TO, AdaptiveRoulette, CertifiedSeries, Estimator, RussianRoulette
 from .opaque import Function, call
-from .transform import Transform, dimension
+from .transform import Transform
 
 
 def is_logdet_opaque(transform: Transform, x: Tensor, estimator: Estimator | None) -> bool:

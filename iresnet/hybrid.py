@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from .base import Base
+from .batch import Shape
 from .classifier import Classifier
 from .fixed_point import Solver
 from .flow import Flow, LogProb, code_and_log_prob
 from .inverse import Decoder
 from .logdet import Estimator
 from .outermost import outermost_call
-from .transform import Shape, Transform
+from .transform import Transform
 
 
 class HybridOutput(NamedTuple):

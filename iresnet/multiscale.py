@@ -16,8 +16,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from .batch import Shape, check_batch
 from .chain import Composition
-from .transform import Shape, StackOperation, Step, Stretch, Transform, check_batch, check_transform, stretch_of
+from .transform import StackOperation, Step, Stretch, Transform, check_transform, stretch_of
 
 
 class SplitHalves(StackOperation):

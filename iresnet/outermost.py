@@ -12,8 +12,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from .batch import check_batch, check_finite
 from .lipschitz import batched_refresh, freeze_norms
-from .transform import check_batch, check_finite
 from .tree import modules_of
 
 

@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from .batch import Shape, check_batch, check_finite, dimension
 from .branch import (
     Bound,
     InputSpec,
@@ -60,15 +61,7 @@ from .logdet import (
 from .opaque import Function, call, define, outside_graph
 from .outermost import outermost_call
 from .precision import full_precision
-from .transform import (
-    Shape,
-    Stretch,
-    Transform,
-    check_batch,
-    check_context,
-    check_finite,
-    dimension,
-)
+from .transform import Stretch, Transform, check_context
 from .trust import NoBoundKnown, unwrap, why_untrusted
 
 

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from .compiler import can_read_values
+from .batch import Shape, in_float64
 from .fixed_point import Solution, Solver, describe_proof
 from .float64 import Rounding
 from .logdet import Estimator
@@ -33,7 +33,6 @@ from .progress import part
 from .proof import error_bound, meets_tolerance, nan_to_infinity, sample_norms
 from .trust import NoBoundKnown, unwrap, why_modified, why_untrusted
 
-Shape: TypeAlias = tuple[int, ...]
 Self = TypeVar("Self", bound="Transform")
 
 #: The name of a buffer, what its values must be ("increase"), and whether they are that.
@@ -321,22 +320,6 @@ def flat_steps(transform: Transform) -> Iterator[Step]:
 # ---------------------------------------------------------------------------------------------- shapes and checks
 
 
-def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:
-    """Refuse a tensor that is not a batch: wrong dtype, no batch dimension, empty, or the wrong shape."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        got, tensor = (x.dtype, name) if isinstance(x, Tensor) else (type(x).__name__, f"torch.as_tensor({name})")
-        raise ValueError(f"{name} must be a floating-point tensor; got {got}. Convert it with {tensor}.float() first.")
-    if x.dim() < 2:
-        raise ValueError(
-            f"{name} must have a batch dimension, shape (batch, ...); got {tuple(x.shape)}. "
-            f"Use {name}[None] for one sample."
-        )
-    if x.numel() == 0:
-        raise ValueError(f"{name} must hold at least one sample; got an empty batch of shape {tuple(x.shape)}.")
-    if shape is not None and tuple(x.shape[1:]) != shape:
-        raise ValueError(f"{name} must have shape (batch, {', '.join(map(str, shape))}); got {tuple(x.shape)}.")
-
-
 def check_transform(transform: object, where: str, *, may_be_compiled: bool = False) -> None:
     """Refuse what is not a `Transform`, such as a network; `where` names it in the message."""
     if isinstance(transform, Transform):
@@ -372,26 +355,3 @@ def check_context(model: Transform, context: Tensor | None) -> None:
 def context_for(part: Transform, context: Tensor | None) -> Tensor | None:
     """Return the context for a part of a model: None if the part takes none."""
     return context if context is not None and part.takes_context else None
-
-
-def in_float64(context: Tensor | None) -> Tensor | None:
-    """Convert a context to float64; integers, which may be indices, stay as they are."""
-    return context.double() if context is not None and context.is_floating_point() else context
-
-
-def check_finite(x: Tensor, name: str) -> None:
-    """Refuse NaN and infinity, naming the first sample that has them."""
-    if not can_read_values(x):
-        return
-    finite = torch.isfinite(x)
-    bad = ~(finite.flatten(1).all(dim=1) if x.dim() > 1 else finite)
-    if bool(bad.any()):
-        first = int(bad.nonzero()[0])
-        raise ValueError(
-            f"{name} must be finite; sample {first} of {len(x)} holds NaN or infinity. Remove it or fix the data."
-        )
-
-
-def dimension(x: Tensor) -> int:
-    """Return the number of elements of one sample."""
-    return math.prod(x.shape[1:])

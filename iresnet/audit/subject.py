@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .. import migration
+from ..batch import Shape
 from ..branch import Bound
 from ..certificate import residual_blocks
 from ..lipschitz import defer_norms
 from ..residual import ResidualBlock
 from ..run import Run
 from ..spectral import NoBoundKnown
-from ..transform import Shape, Transform
+from ..transform import Transform
 from ..transforms.columns import ColumnTransform
 from ..transforms.preprocess import Logit, Standardise
 

@@ -9,12 +9,13 @@ here: its constant must be asserted by the user, and is reported as asserted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from .. import spectral
+from ..batch import Shape
 from ..lipschitz.activations import lipschitz_constant
 from ..lipschitz.constraint import cap_of
 from ..lipschitz.dense import Concatenated
@@ -23,8 +24,6 @@ from ..lipschitz.potential import Potential
 from ..spectral import Geometry
 from ..trust import NoBoundKnown, check_global_state
 from .program import LINEAR, ParsedBranch, Step, no_bound_error, parse
-
-Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -21,18 +21,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from ..batch import Shape
 from ..float64 import ELEMENTARY, OUTWARD, UNIT, Rounding, gamma
 from ..lipschitz.conditioned import add_per_channel
 from ..proof import nan_to_infinity
 from ..spectral import Geometry, absolute_norm
 from .program import Program, Step, apply_step
-
-Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from ..batch import Shape
 from ..fingerprint import MODULE_ATTRIBUTES, Fingerprint
 from ..fixed_point import FEW_DIMENSIONS, MAX_DIMENSION, Affine, Branch
 from ..float64 import Rounding
@@ -29,8 +30,6 @@ from .explicit import VectorBranch, is_explicit
 from .prepared import PreparedBranch, to_channels_last
 from .program import ParsedBranch, Program, try_parse
 from .rounding import rounding_bound
-
-Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass

@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .. import atomic
+from ..batch import Shape, check_batch
 from ..data import Schema
 from ..evaluate import anomaly
 from ..lipschitz import release_
 from ..spelling import first_line
-from ..transform import Shape, check_batch
 from ..transforms.first_batch import uninitialised
 from ..version import __version__
 from .forward import Forward, Tensors

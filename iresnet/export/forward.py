@@ -19,13 +19,14 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from ..batch import Shape
 from ..data import Schema
 from ..evaluate import anomaly
 from ..evaluate.likelihood import DRAWS
 from ..flow import code_and_log_prob
 from ..logdet import EXACT_UP_TO, Estimator, Jacobian
 from ..spelling import quoted
-from ..transform import Shape, Transform
+from ..transform import Transform
 from ..transforms.dequantisation import dequantise_for, has_noise, raw_noise
 
 Tensors: TypeAlias = dict[str, Tensor]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..batch import Shape
 from ..fixed_point import Solution, Solver
 from ..float64 import Rounding
-from ..transform import ChainSolution, Shape, Stretch, Transform
+from ..transform import ChainSolution, Stretch, Transform
 
 
 class Wrapper(Transform):

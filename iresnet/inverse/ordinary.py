@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..batch import check_finite
 from ..fixed_point import ConvergenceError, Solution, Solver
 from ..proof import SetAside, compose_bounds, growth_factors, nan_to_infinity, sample_norms
 from ..residual import ResidualBlock
@@ -16,7 +17,6 @@ from ..transform import (
     ChainSolution,
     Transform,
     check_context,
-    check_finite,
     check_unmodified,
     context_for,
     flat_steps,

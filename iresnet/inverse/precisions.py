@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..batch import Shape
 from ..branch import PreparedBranch, Program, Step, StepFunction, to_channels_last, try_parse
 from ..branch.convolution import CONVOLUTIONS, fastest_convolution, is_simple, native, pack_weight, pack_weights
 from ..branch.program import apply_step, interpret
 from ..residual import ResidualBlock
-from ..transform import Shape
 from .arithmetic import Arithmetic
 
 

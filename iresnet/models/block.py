@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from torch import nn
 
+from ..batch import Shape
 from ..lipschitz import ACTIVATIONS, GramIteration, NormRule, PowerIteration, constrain_
 from ..lipschitz.activations import MIN_SOFTPLUS_THRESHOLD
 from ..residual import ResidualBlock
-from ..transform import Shape
 from .branches import Activation, alternate, convolutions, dense, linears, potential
 from .network import Network
 from .unconstrained import UnconstrainedBlock

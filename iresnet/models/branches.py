@@ -10,13 +10,14 @@ from typing import TypeAlias
 from torch import nn
 
 from ..base import DiagonalNormal
+from ..batch import Shape
 from ..chain import Chain
 from ..flow import Flow
 from ..lipschitz import Concatenated, Conditioned, NormRule, Potential, check_contractive, constrain_
 from ..logdet import Estimator
 from ..residual import ResidualBlock
 from ..spelling import at_least
-from ..transform import Shape, Transform
+from ..transform import Transform
 from ..transforms.conditioner import check_kernels, check_widths
 from ..transforms.elementary import ActNorm
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..base import Base, DiagonalNormal, NormalMixture, Posterior
+from ..batch import Shape
 from ..chain import Chain
 from ..classifier import Classifier
 from ..data import Schema
@@ -21,7 +22,7 @@ from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
 from ..multiscale import Multiscale
 from ..residual import ResidualBlock
 from ..spelling import listed
-from ..transform import Shape, Transform
+from ..transform import Transform
 from ..transforms.columns import ColumnTransform
 from ..transforms.dequantisation import LearnedNoise
 from ..transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze

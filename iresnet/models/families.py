@@ -25,11 +25,12 @@ from dataclasses import fields
 
 from torch import nn
 
+from ..batch import Shape
 from ..chain import Chain
 from ..data import Schema
 from ..lipschitz import ACTIVATIONS
 from ..multiscale import Multiscale
-from ..transform import Shape, Transform
+from ..transform import Transform
 from ..transforms import Checkerboard, Halves, ffjord, made, maf
 from ..transforms.conditioner import ResidualConvolutions, convnet, mlp
 from ..transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze

@@ -18,10 +18,11 @@ from typing import TypeAlias
 from torch import nn
 
 from ..base import DiagonalNormal
+from ..batch import Shape
 from ..chain import Chain
 from ..flow import Flow
 from ..spelling import at_least
-from ..transform import Shape, Transform
+from ..transform import Transform
 from ..transforms.conditioner import bottleneck, mlp
 from ..transforms.coupling import MAX_LOG_SCALE, AdditiveCoupling, AffineCoupling, Coupling
 from ..transforms.elementary import ActNorm

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..base import FullMixture
+from ..batch import Shape
 from ..data import Schema
-from ..transform import Shape, Transform
+from ..transform import Transform
 from ..transforms.spline import ColumnSpline, fit_columns
 from .network import Network
 

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..batch import Shape
 from ..lipschitz import constrain_
 from ..shard import draw_rows, is_shared
-from ..transform import Shape
 from .network import Network
 
 #: The Lipschitz constant of a head whose readout is "lipschitz".

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import config, evaluate, lipschitz, spectral
+from ..batch import Shape
 from ..branch import lipschitz_bound
 from ..certificate import residual_blocks
 from ..data import Dataset, DataSettings, Schema, subsample
 from ..data.corruptions import CORRUPTIONS, corrupt
 from ..evaluate.solving import decode
 from ..run import Run
-from ..transform import Shape
 from .material import Anomaly, Material, Reconstruction, SpectrumOfLayer, UnusualRows
 from .words import last_name, without_folders
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
+from ..batch import Shape
 from ..data.builtin import schema_of
 from ..gpu import Acceleration
 from ..lipschitz import defer_norms, refresh_
@@ -35,7 +36,6 @@ from ..models import Network, build
 from ..results import provenance, read
 from ..train import State, Training
 from ..train.objective import Objective, ObjectiveSettings
-from ..transform import Shape
 from .cells import Cell
 from .job import Job, Work
 from .record import Entry, Row, new_entry, rows_per_run

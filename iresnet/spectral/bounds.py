@@ -7,11 +7,12 @@ computed in float64 and include a margin for rounding.
 from __future__ import annotations
 
 import math
-from typing import TypeAlias, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from ..batch import Shape
 from ..precision import float32_matmul_precision
 from .fourier import (
     fourier_bound,
@@ -32,8 +33,6 @@ from .operator import (
     start_vector,
     undo_rescale,
 )
-
-Shape: TypeAlias = tuple[int, ...]
 
 #: The smallest relative margin for rounding in the float64 computation of a bound; see `rounding_margin`.
 ROUNDING_MARGIN = 1e-9

@@ -11,10 +11,11 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
+from ..batch import Shape, check_batch
 from ..fixed_point import Solver
 from ..float64 import Rounding
 from ..logdet import Estimator
-from ..transform import ISOMETRY, Shape, Stretch, Transform, check_batch
+from ..transform import ISOMETRY, Stretch, Transform
 
 
 class Explicit(Transform):

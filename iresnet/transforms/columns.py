@@ -21,10 +21,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..batch import Shape, check_batch, check_finite
 from ..compiler import can_read_values
 from ..float64 import ELEMENTARY, OUTWARD, UNIT, Rounding
 from ..proof import sample_norms
-from ..transform import UNKNOWN, BufferRule, Shape, Stretch, check_batch, check_finite
+from ..transform import UNKNOWN, BufferRule, Stretch
 from .closed_form import ClosedForm, is_positive
 
 #: The logarithm becomes linear this many times further from the end than any value of the data.

@@ -21,11 +21,12 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
+from ..batch import Shape, check_batch, in_float64
 from ..branch import copy_branch, lipschitz_bound
 from ..float64 import RESIDUAL_ROUNDING
 from ..precision import full_precision
 from ..proof import nan_to_infinity, sample_norms
-from ..transform import UNKNOWN, Shape, Stretch, Transform, check_batch, check_context, in_float64, why_unproven
+from ..transform import UNKNOWN, Stretch, Transform, check_context, why_unproven
 from ..trust import NoBoundKnown, why_modified
 from .closed_form import Explicit
 from .split import Halves, Split, is_known

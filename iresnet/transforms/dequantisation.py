@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..batch import Shape
 from ..compiler import drawing_from
 from ..shard import draw_rows
-from ..transform import Shape
 from ..tree import modules_of
 from .columns import ColumnTransform
 from .conditioner import zero_last_layer_

@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..batch import Shape, check_batch, check_finite, dimension
 from ..float64 import ELEMENTARY, Rounding
 from ..spelling import at_least
-from ..transform import Shape, Stretch, check_batch, check_finite, dimension
+from ..transform import Stretch
 from .closed_form import ClosedForm, Rearrangement, check_channels
 from .first_batch import DataInitialised
 

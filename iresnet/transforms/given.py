@@ -12,9 +12,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..batch import Shape, check_batch
 from ..fixed_point import Solution, Solver
 from ..logdet import Estimator
-from ..transform import UNKNOWN, ChainSolution, Shape, Stretch, Transform, check_batch, stretch_of, why_unproven
+from ..transform import UNKNOWN, ChainSolution, Stretch, Transform, stretch_of, why_unproven
 from .preprocess import Standardise
 
 

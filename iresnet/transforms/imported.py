@@ -24,10 +24,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ..batch import Shape, check_batch
 from ..logdet import EVAL_SEED, EXACT_UP_TO
 from ..precision import full_precision
 from ..spelling import at_least
-from ..transform import UNKNOWN, Shape, Stretch, Transform, check_batch
+from ..transform import UNKNOWN, Stretch, Transform
 from .closed_form import Explicit
 from .mixing import Reverse
 

@@ -18,11 +18,12 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from ..batch import Shape, check_batch, check_finite, dimension
 from ..float64 import ELEMENTARY, Rounding, gamma
 from ..precision import without_autocast
 from ..spectral import ROUNDING_MARGIN, absolute_norm
 from ..spelling import at_least
-from ..transform import UNKNOWN, BufferRule, Shape, Stretch, check_batch, check_finite, dimension
+from ..transform import UNKNOWN, BufferRule, Stretch
 from .closed_form import ClosedForm, Rearrangement, check_channels
 from .first_batch import DataInitialised
 

@@ -19,10 +19,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..batch import Shape, check_batch, check_finite, dimension
 from ..compiler import can_read_values
 from ..float64 import ELEMENTARY, OUTWARD, UNIT, Rounding
 from ..shard import draw_rows
-from ..transform import UNKNOWN, BufferRule, Shape, Stretch, check_batch, check_finite, dimension
+from ..transform import UNKNOWN, BufferRule, Stretch
 from .closed_form import ClosedForm, is_positive
 
 #: The largest number of levels that are dequantised; data with more are treated as continuous.

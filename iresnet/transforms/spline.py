@@ -18,9 +18,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ..batch import Shape, check_finite
 from ..float64 import UNIT, Rounding
 from ..spelling import at_least
-from ..transform import UNKNOWN, BufferRule, Shape, Stretch, check_finite
+from ..transform import UNKNOWN, BufferRule, Stretch
 from .closed_form import ClosedForm, check_channels, increases, is_positive
 
 #: The largest secant of a fitted spline, and the smallest is its reciprocal: values that occur often, such as zeros,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..transform import Shape
+from ..batch import Shape
 
 
 @dataclass(frozen=True)

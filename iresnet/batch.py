@@ -1,0 +1,53 @@
+"""What a batch of samples must be: checks with a sentence, and the shape and size of a sample."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from .compiler import can_read_values
+
+#: The shape of a sample, without the batch dimension.
+Shape: TypeAlias = tuple[int, ...]
+
+
+def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:
+    """Refuse a tensor that is not a batch: wrong dtype, no batch dimension, empty, or the wrong shape."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got, tensor = (x.dtype, name) if isinstance(x, Tensor) else (type(x).__name__, f"torch.as_tensor({name})")
+        raise ValueError(f"{name} must be a floating-point tensor; got {got}. Convert it with {tensor}.float() first.")
+    if x.dim() < 2:
+        raise ValueError(
+            f"{name} must have a batch dimension, shape (batch, ...); got {tuple(x.shape)}. "
+            f"Use {name}[None] for one sample."
+        )
+    if x.numel() == 0:
+        raise ValueError(f"{name} must hold at least one sample; got an empty batch of shape {tuple(x.shape)}.")
+    if shape is not None and tuple(x.shape[1:]) != shape:
+        raise ValueError(f"{name} must have shape (batch, {', '.join(map(str, shape))}); got {tuple(x.shape)}.")
+
+
+def check_finite(x: Tensor, name: str) -> None:
+    """Refuse NaN and infinity, naming the first sample that has them."""
+    if not can_read_values(x):
+        return
+    finite = torch.isfinite(x)
+    bad = ~(finite.flatten(1).all(dim=1) if x.dim() > 1 else finite)
+    if bool(bad.any()):
+        first = int(bad.nonzero()[0])
+        raise ValueError(
+            f"{name} must be finite; sample {first} of {len(x)} holds NaN or infinity. Remove it or fix the data."
+        )
+
+
+def in_float64(context: Tensor | None) -> Tensor | None:
+    """Convert a context to float64; integers, which may be indices, stay as they are."""
+    return context.double() if context is not None and context.is_floating_point() else context
+
+
+def dimension(x: Tensor) -> int:
+    """Return the number of elements of one sample."""
+    return math.prod(x.shape[1:])

@@ -1,0 +1,90 @@
+"""A flow as a `torch.distributions.Distribution`."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from .batch import check_batch
+from .logdet import Estimator
+from .transform import Transform, check_context
+
+
+def check_contexts(transform: Transform, context: Tensor) -> None:
+    """Refuse a context that is not a batch of vectors, or of integers (such as classes), one or more per sample."""
+    check_context(transform, context)
+    if isinstance(context, Tensor) and not (context.is_floating_point() or context.is_complex()):
+        context = context[..., None].double()
+    check_batch(context, "context")
+
+
+class FlowDistribution(torch.distributions.Distribution):
+    """A flow, given contexts if it takes any, as a torch distribution: x is broadcast with the batch of contexts."""
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+    has_rsample = True
+
+    def __init__(self, flow: Any, context: Tensor | None) -> None:
+        single = isinstance(context, Tensor) and context.is_floating_point() and context.dim() == 1
+        if context is not None:
+            check_contexts(flow.transform, context[None] if single else context)
+        self.flow, self.context = flow, context
+        batch = torch.Size(() if context is None or single else (len(context),))
+        super().__init__(batch, torch.Size(flow.event_shape or flow.base.shape), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> FlowDistribution:
+        expanded = self._get_checked_instance(FlowDistribution, _instance)  # type: ignore[no-untyped-call]
+        batch = torch.Size(batch_shape)
+        expanded.flow, expanded.context = self.flow, self._expand_context(batch)
+        torch.distributions.Distribution.__init__(expanded, batch, self.event_shape, validate_args=False)
+        return cast(FlowDistribution, expanded)
+
+    def log_prob(
+        self, value: Tensor, *, estimator: Estimator | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        lead = self._leading_shape(value)
+        x = value.expand(*lead, *self.event_shape).reshape(-1, *self.event_shape)
+        context = self._expand_context(lead)
+        c = None if context is None else context.flatten(0, len(lead) - 1) if lead else context[None]
+        return cast(Tensor, self.flow(x, c, estimator=estimator, generator=generator)).reshape(lead)
+
+    def _expand_context(self, batch: torch.Size) -> Tensor | None:
+        own = () if self.context is None else self.context.shape[len(self.batch_shape) :]
+        return None if self.context is None else self.context.expand(*batch, *own)
+
+    def _leading_shape(self, value: Tensor) -> torch.Size:
+        """The shape of log p(value): the leading dimensions of `value`, broadcast with the batch of contexts."""
+        at = value.dim() - len(self.event_shape)
+        try:
+            if at >= 0 and value.shape[at:] == self.event_shape:
+                return cast(torch.Size, torch.broadcast_shapes(value.shape[:at], self.batch_shape))  # type: ignore[no-untyped-call]
+        except RuntimeError:  # torch's own message does not name the shapes
+            pass
+        batch, event = (", ".join(map(str, shape)) for shape in (self.batch_shape, self.event_shape))
+        contexts = f", where ... is broadcast with the {batch} contexts" if self.batch_shape else ""
+        remedy = "" if self.flow.event_shape else " (If codes and data differ in shape, build it with event_shape=.)"
+        raise ValueError(f"x must have shape (..., {event}){contexts}; got {tuple(value.shape)}.{remedy}")
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        return self._unflatten(self.flow.sample(self._codes(sample_shape), self._contexts), sample_shape)
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        x, _ = self.flow.rsample_and_log_prob(self._codes(sample_shape), self._contexts)
+        return self._unflatten(x, sample_shape)
+
+    def _codes(self, sample_shape: Any) -> tuple[int, ...]:
+        """The shape to draw beside the contexts; an expanded distribution without contexts draws all its batch."""
+        return (*sample_shape, *(self.batch_shape if self.context is None else ()))
+
+    @property
+    def _contexts(self) -> Tensor | None:
+        """The contexts in one batch, as the flow takes them."""
+        if self.context is None:
+            return None
+        return self.context.flatten(0, len(self.batch_shape) - 1) if self.batch_shape else self.context[None]
+
+    def _unflatten(self, x: Tensor, sample_shape: Any) -> Tensor:
+        drawn = len(self._codes(sample_shape)) + (self.context is not None)
+        return x.reshape(*sample_shape, *self.batch_shape, *x.shape[drawn:])
