@@ -29,7 +29,7 @@ from .branch import (
     attach_implicit_gradient,
     check_same_shape,
     linearise,
-    nominal_constant,
+    requested_constant,
     take_snapshot,
 )
 from .compiled import empty_inverse, is_logdet_opaque, opaque_logdet, opaque_logdet_function
@@ -95,7 +95,7 @@ class ResidualBlock(Transform):
 
     def _check_contraction(self) -> None:
         try:
-            value = nominal_constant(self.g)
+            value = requested_constant(self.g)
         except NoBoundKnown as error:
             raise ValueError(
                 f"{error} A constant that you know can be asserted: ResidualBlock(g, lipschitz=0.9)."
@@ -165,9 +165,13 @@ class ResidualBlock(Transform):
 
         `parsed` is the parsed g, if the caller has it.
         """
-        if self.asserted is not None:
-            return self.asserted
-        return nominal_constant(parsed or self.g) if self.training else self.bound(shape).value
+        if self.training or self.asserted is not None:
+            return self.requested_constant(parsed)
+        return self.bound(shape).value
+
+    def requested_constant(self, parsed: ParsedBranch | None = None) -> float:
+        """Return the Lip(g) that was asserted, or that the coefficients of the layers request; cheap, not proven."""
+        return requested_constant(parsed or self.g) if self.asserted is None else self.asserted
 
     def default_estimator(
         self, x: Tensor, generator: torch.Generator | None

@@ -11,8 +11,8 @@ from iresnet import Exact, LipSwish, ResidualBlock, certify, constrain_
 from iresnet.branch import (
     linearise,
     lipschitz_bound,
-    nominal_constant,
     requested_bound,
+    requested_constant,
     run_program,
     tighten_layers_,
     try_parse,
@@ -117,7 +117,7 @@ class TestConstraint:
         )
         constrain_(g, lipschitz=0.81)
         assert [cap_of(m).coefficient for m in g.modules() if cap_of(m) is not None] == pytest.approx([0.9] * 4)
-        assert nominal_constant(g) == pytest.approx(0.81)
+        assert requested_constant(g) == pytest.approx(0.81)
         assert requested_bound(g).value == pytest.approx(0.81)
         assert lipschitz_bound(g, (2,)).value <= 0.81
 

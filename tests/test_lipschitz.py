@@ -29,7 +29,7 @@ from iresnet import (
     spectral,
     tighten_,
 )
-from iresnet.branch import linearise, lipschitz_bound, nominal_constant, tighten_layers_, try_parse
+from iresnet.branch import linearise, lipschitz_bound, requested_constant, tighten_layers_, try_parse
 from iresnet.branch.derivative import activation_slope
 from iresnet.lipschitz import cap_of, check_contractive, freeze_norms, lipschitz_constant, refresh_, release_
 from iresnet.lipschitz import constraint as constraint_module
@@ -815,7 +815,7 @@ class TestConstrain:
             )
         )
         assert [cap_of(layer).coefficient for layer in constrained_layers(g)] == pytest.approx([0.8 ** (1 / 3)] * 3)
-        assert nominal_constant(g) == pytest.approx(0.8)
+        assert requested_constant(g) == pytest.approx(0.8)
         assert lipschitz_bound(g).value == pytest.approx(0.8, rel=1e-3)
 
     @pytest.mark.parametrize("iterations", [0, -1])
@@ -871,7 +871,7 @@ class TestBound:
             layer.weight.copy_(2 * torch.eye(3))
         g = nn.Sequential(layer, nn.Identity(), layer)
         assert lipschitz_bound(g).value == pytest.approx(4)
-        assert nominal_constant(g) == pytest.approx(4)
+        assert requested_constant(g) == pytest.approx(4)
         with pytest.raises(ValueError, match="g must be a contraction; its layers allow a Lipschitz constant of 4"):
             ResidualBlock(g)
 

@@ -7,7 +7,7 @@ proven bound on Lip(g)), `rounding` (the rounding error of g in float64), `convo
 gradient of the inverse), `input_spec` (the input shape that g expects).
 """
 
-from .constant import Bound, LayerBound, lipschitz_bound, nominal_constant, requested_bound, tighten_layers_
+from .constant import Bound, LayerBound, lipschitz_bound, requested_bound, requested_constant, tighten_layers_
 from .derivative import linearise
 from .implicit import attach_implicit_gradient
 from .input_spec import InputSpec
@@ -39,7 +39,7 @@ __all__ = [
     "copy_branch",
     "linearise",
     "lipschitz_bound",
-    "nominal_constant",
+    "requested_constant",
     "parse",
     "remove_constraints_",
     "requested_bound",

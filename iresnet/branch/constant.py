@@ -161,7 +161,7 @@ def _largest_slope(step: Step, name: str, layer: nn.Module) -> float:
     return constant
 
 
-def nominal_constant(g: nn.Module | ParsedBranch) -> float:
+def requested_constant(g: nn.Module | ParsedBranch) -> float:
     """Return the constant that the coefficients of g allow, with proven norms for unconstrained layers. Cheap."""
     parsed = g if isinstance(g, ParsedBranch) else parse(g)
     values, constants = [1.0], list[float]()
@@ -188,7 +188,7 @@ def requested_bound(g: nn.Module) -> Bound:
     """Return the bound that the coefficients of g request, not proven; raise `NoBoundKnown` for a layer without one."""
     if any(cap_of(layer) is None and lipschitz_constant(layer) is None for _, layer in primitives(g)):
         raise NoBoundKnown("A layer of a block is not constrained, so its norm has no limit. Constrain it.")
-    return Bound(nominal_constant(g), False, (), _is_potential(g))
+    return Bound(requested_constant(g), False, (), _is_potential(g))
 
 
 def tighten_layers_(g: nn.Module, input_shape: Shape | None = None) -> list[str]:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import evaluate
-from ..branch import nominal_constant
 from ..certificate import residual_blocks
 from ..data import Dataset, Schema, subsample
 from ..data.units import nats_per_bit_per_dim, nats_per_unit, unit_name
@@ -238,7 +237,7 @@ def _validation_estimator(flow: Flow, blocks: list[ResidualBlock]) -> Estimator 
 def _requested_lipschitz(block: ResidualBlock) -> float:
     """Return the Lipschitz constant of g that its coefficients request, or that was asserted; infinite if unknown."""
     try:
-        return nominal_constant(block.g) if block.asserted is None else block.asserted
+        return block.requested_constant()
     except NoBoundKnown:
         return math.inf
 

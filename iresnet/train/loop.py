@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..branch import nominal_constant
 from ..data.dataset import seeded_generator
 from ..gpu import Acceleration, Engine, FastStep, StepResult
 from ..gpu.step import Forward
@@ -172,7 +171,7 @@ class State:
     def _largest_constant(self) -> float:
         """The largest requested Lip(g): it sets the continuation probability that the roulette needs."""
         blocks = [m for m in self.objective.model.modules() if isinstance(m, ResidualBlock)]
-        return max((nominal_constant(b.g) if b.asserted is None else b.asserted for b in blocks), default=0.0)
+        return max((block.requested_constant() for block in blocks), default=0.0)
 
     def update_average(self) -> None:
         """Add the current weights to their moving average."""
