@@ -276,8 +276,11 @@ class TestTraining:
     @pytest.mark.parametrize(
         ("cells", "sentence"),
         [
-            (["free", "pro"], r"column 'b' holds 'free', which is not a number. Encode it with OrdinalEncoder in a Pi"),
-            (pd.Categorical([None, "pro"]), r'holds .pro., .* settings={"data.kinds": \["b=category"\]}, or leave it'),
+            (
+                ["free", "pro"],
+                r"column 'b' holds 'free', which is not a number. If it is a category, X\[\"b\"\].astype",
+            ),
+            ([None, "pro"], r'holds .pro., .* settings={"data.kinds": \["b=category"\]} says so; else leave it out'),
             (
                 pd.to_datetime(["2020-01-01", "2020-01-02"]),
                 "column 'b' holds '2020-01-01 00:00:00', which is not a num",

@@ -72,7 +72,7 @@ class TestColumns:
             ({"columns": ("age",), "kinds": ("age=bounded:0:25",)},
              "column 'age' is declared as bounded:0:25; got 26 in line 8. Correct it, or declare another kind."),
             ({"kinds": ("note=category", "plan=category"), "id": "name"},
-             "has 12 different values in 12 rows of column 'note'; a category has few. If it names the rows: --id no"),
+             "has 12 different values in 12 rows of column 'note'; a category has few. Leave the column out"),
             ({"context": ("agee",)}, "has no column 'agee', which --context names. Did you mean 'age'?"),
             ({"context": ("age", "note"), "drop": ("note",)},
              "the context must be some of the columns, and leave at least one other; got 'note'."),
@@ -592,7 +592,7 @@ class TestContext:
             (
                 run.folder,
                 ("--given", path),
-                "the given column 'plan' must hold one of free, pro, team; got 'gold' in line 2, of which the model "
+                "column 'plan' must hold one of free, pro, team; got 'gold' in line 2, of which the model "
                 "knows nothing. Remove the row.",
             ),
             (trained / "run", ("--given", path), "this density is not conditional: it needs no --given"),

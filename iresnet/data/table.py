@@ -145,7 +145,7 @@ def training_dataset(table: Table, options: TableOptions | None = None, known: S
     if table.labels is not None and not classes:
         raise ValueError(f"{table.path} has no label in column {quoted(table.label)}. Add some, or set label = ''.")
     check_finite(table)
-    kinds = _kinds(table, parse_kinds(options.kinds), options.context) if known is None else known.kinds
+    kinds = _kinds(table, parse_kinds(options.kinds)) if known is None else known.kinds
     with prefix_errors(table.path):
         schema = Schema((len(table.columns),), None, table.columns, table.label, classes, kinds, options.id)
         if options.context:
@@ -159,13 +159,13 @@ def training_dataset(table: Table, options: TableOptions | None = None, known: S
 
 
 def dataset_for_schema(
-    table: Table, schema: Schema, *, skip_missing: bool = False, below: Iterable[Table] = ()
+    table: Table, schema: Schema, *, skip_missing: bool = False, below: Iterable[Table] = (), known: bool = False
 ) -> Dataset:
     """Convert a table, whose columns were chosen for this schema, to a dataset.
 
     A category that the schema does not know becomes -1, a value that its column cannot have; it is refused in a given
-    column, since nothing is known of the density given it. `below` are the tables of the rows below these, if a file is
-    read in chunks: error messages count what is wrong in them, too.
+    column, since nothing is known of the density given it, and with `known` in every column. `below` are the tables of
+    the rows below these, if a file is read in chunks: error messages count what is wrong in them, too.
     """
     table, rows = _without_missing(table) if skip_missing else (table, ())
     check_finite(table, below)
@@ -174,7 +174,7 @@ def dataset_for_schema(
         if kind.name == "category":
             codes = codes_by_name(kind.categories)
             x[:, i] = [codes.get(name, -1) for name in table.categories(column)]
-            if column in schema.one_hot:
+            if known or column in schema.one_hot:
                 _refuse_unknown(table, column, kind, x[:, i] < 0, below)
     if not len(x):
         raise ValueError(f"{table.path} has no rows. Give at least one.")
@@ -189,7 +189,7 @@ def _refuse_unknown(
         known = codes_by_name(kind.categories)
         count = sum(name not in known for t in _readable(table, below) for name in t.categories(column))
         raise ValueError(
-            f"{table.path}: the given column {quoted(column)} must hold one of {listed(kind.categories)}; got "
+            f"{table.path}: column {quoted(column)} must hold one of {listed(kind.categories)}; got "
             f"{quoted(table.categories(column)[row])} in {table.place(row)}, of which the model knows nothing. Remove "
             f"the row.{f' There are {count} such rows.' if count > 1 else ''}"
         )
@@ -255,19 +255,17 @@ def missing_count(cells: int, rows: int) -> str:
     return f" {cells} cells in {rows} rows are missing; --missing drop leaves these rows out."
 
 
-def _kinds(
-    table: Table, declared: Mapping[str, ColumnKind | None], given: Sequence[str] = ()
-) -> tuple[ColumnKind, ...]:
+def _kinds(table: Table, declared: Mapping[str, ColumnKind | None]) -> tuple[ColumnKind, ...]:
     """Return the kind of every column, declared or detected; empty if all are real."""
-    kinds = [_kind(table, i, column, declared, column in given) for i, column in enumerate(table.columns)]
+    kinds = [_kind(table, i, column, declared) for i, column in enumerate(table.columns)]
     return () if all(kind == REAL for kind in kinds) else tuple(kinds)
 
 
-def _kind(table: Table, i: int, column: str, declared: Mapping[str, ColumnKind | None], given: bool) -> ColumnKind:
+def _kind(table: Table, i: int, column: str, declared: Mapping[str, ColumnKind | None]) -> ColumnKind:
     x = table.x[:, i]
     kind = None if column in table.words else declared[column] if column in declared else detect(x) if len(x) else REAL
     if kind is None:
-        return _category(table, column, given)
+        return _category(table, column)
     outside = np.flatnonzero(~kind.contains(x))
     if len(outside):
         raise ValueError(
@@ -277,15 +275,16 @@ def _kind(table: Table, i: int, column: str, declared: Mapping[str, ColumnKind |
     return kind
 
 
-def _category(table: Table, column: str, given: bool) -> ColumnKind:
+def _category(table: Table, column: str) -> ColumnKind:
     """Return the kind of a column of categories; one with a single name is refused later, unless it is only given."""
     names, rows = class_names(table.categories(column)), len(table.x)
     if _names_rows(len(names), rows):
+        name = shlex.quote(column)
         raise ValueError(
             f"{table.path} has {len(names)} different values in {rows} rows of column {quoted(column)}; a category has "
-            f"few. If it names the rows: --id {shlex.quote(column)}; else leave it out: --drop {shlex.quote(column)}."
+            f"few. Leave the column out (of a file: --drop {name}, or --id {name} if it names the rows)."
         )
-    return ColumnKind.category(names) if len(names) > 1 or given else REAL
+    return ColumnKind.category(names) if names else REAL
 
 
 def _constants(table: Table, options: TableOptions) -> tuple[str, ...]:
@@ -310,8 +309,10 @@ def refuse_constant_columns(train: Dataset) -> None:
     if len(constant):
         i = int(constant[0])
         name = schema.names[i]
+        kind, value = schema.column_kinds[i], float(train.x[0, i])
+        what = quoted(kind.categories[int(value)]) if kind.categories else f"{value:g}"
         raise ValueError(
-            f"column {quoted(name)} is {float(train.x[0, i]):g} in all {len(train)} training rows, so its density has "
+            f"column {quoted(name)} is {what} in all {len(train)} training rows, so its density has "
             f"no upper bound. Leave the column out (of a file: --drop {shlex.quote(name)})."
         )
 

@@ -7,10 +7,11 @@ out to validate, the best averaged weights are kept, tightened to their bounds a
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -18,11 +19,13 @@ import torch
 from numpy.typing import ArrayLike
 from rich.console import Console
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from .. import evaluate
 from ..certificate import Certificate
 from ..data import Dataset, split, table
+from ..data.columns import parse_kinds
 from ..data.dataset import seeded_generator
 from ..data.numerals import is_number
 from ..device import choose_device
@@ -30,10 +33,20 @@ from ..presets import Experiment
 from ..run import Logger, TrainedModel, train_in_memory
 from ..run.progress import progress, reporter
 from ..run.weights import complete_state, slim_state
+from ..spelling import quoted
 from ..train import Report
 from ..train.threads import suitable_threads
+from . import frames
 from .parameters import SETTINGS, make_experiment, seed_from
-from .rows import Array, as_table, check_rows, training_dataset, unnamed, warn_of_degenerate_columns
+from .rows import (
+    MIN_ROWS,
+    Array,
+    as_table,
+    training_dataset,
+    unnamed,
+    warn_of_degenerate_columns,
+    warn_of_unknown_categories,
+)
 
 Self = TypeVar("Self", bound="FlowEstimator")
 
@@ -64,11 +77,15 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
     After `fit`: `model_` is the trained model, in float64; `certificate_` what is proven of it; `n_steps_` the number
     of steps; `validation_scores_` the score of the held-out rows at every validation; `n_features_in_` and, for tables
     with column names, `feature_names_in_`.
+
+    `X` is an array of numbers, or a data frame of pandas that may also have columns of words, categories (dtype
+    `category`) and truth values. After `fit`, the columns of a data frame may be in any order.
     """  # noqa: E501
 
     _preset: ClassVar[str] = "table-density"
     _kinds: ClassVar[tuple[str, ...]] = ("density",)
     _conditional: ClassVar[bool] = False
+    _cells: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -119,9 +136,6 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         trained = TrainedModel.open(folder)
         if trained.schema.is_image:
             raise ValueError(f"an estimator needs a table; {folder} has {trained.schema}. Use iresnet.load.")
-        words = [kind for kind in trained.schema.kinds if not all(map(is_number, kind.categories))]
-        if words:
-            raise ValueError(f"an estimator takes numbers; {folder} has a {words[0].describe()}. Use the commands.")
         if bool(trained.schema.targets) != cls._conditional:
             kind = "conditional" if trained.schema.targets else "not conditional"
             right = "ConditionalFlowDensity" if trained.schema.targets else "FlowDensity"
@@ -209,22 +223,67 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         names = getattr(self, "feature_names_in_", None)
         return unnamed(self.n_features_in_) if names is None else tuple(names)
 
-    def _rows(self, X: ArrayLike) -> Dataset:
-        """Check rows, and convert them to the dataset that the model takes."""
-        check_is_fitted(self)
-        return self._dataset(check_rows(self, X, reset=False))
+    def _training_rows(self, X: ArrayLike, *y: ArrayLike, **options: Any) -> Any:
+        """Check rows to train on, and `y` if given; remember the columns, and the cells of those of categories."""
+        declared = parse_kinds(self._experiment(0).data.kinds)
+        categories = frames.find_categories(X, declared) if frames.is_frame(X) else []
+        checked = self._checked(X, *y, categories=categories, ensure_min_samples=MIN_ROWS, **options)
+        words = (checked[0] if y else checked).words
+        self._cells = {name: frames.cells_of(frames.columns_of(X)[name]) for name in words}
+        return checked
 
-    def _values(self, rows: Tensor) -> Array:
-        """Return samples as values that the columns may have, categories in their own numbers."""
+    def _new_rows(self, X: ArrayLike) -> table.Table:
+        """Check rows for the trained model, whose columns may be in any order if they have names."""
+        check_is_fitted(self)
+        schema = self.trained_.schema
+        if frames.is_frame(X):
+            X = frames.in_order(X, self._columns())
+        elif words := frames.word_columns(schema):
+            name, kind = next(iter(words.items()))
+            raise ValueError(
+                f"X must be a data frame, since column {quoted(name)} holds words ({kind.describe()}); got "
+                f"{type(X).__name__}. Use pandas.DataFrame(X, columns=...)."
+            )
+        kinds = zip(schema.names, schema.column_kinds, strict=True)
+        rows: table.Table = self._checked(X, categories=[name for name, k in kinds if k.categories], reset=False)
+        return rows
+
+    def _checked(self, X: ArrayLike, *y: ArrayLike, categories: Collection[str], **options: Any) -> Any:
+        """Return rows as a table that scikit-learn has checked, and `y` if given."""
+        numbers, words = frames.split_words(X, categories) if frames.is_frame(X) else (X, {})
+        checked = validate_data(self, numbers, *y, dtype=np.float64, **options)
+        x, *others = checked if y else (checked,)
+        rows = as_table(x, self._columns(), words)
+        return (rows, *others) if y else rows
+
+    def _rows(self, X: ArrayLike, *, known: bool = False) -> Dataset:
+        """Check rows and convert them to what the model takes; refuse unknown categories if `known`, else warn."""
+        rows = self._new_rows(X)
+        data = table.dataset_for_schema(rows, self.trained_.schema, known=known)
+        warn_of_unknown_categories(rows, data)
+        return data
+
+    def _log_density(self, rows: Dataset) -> Array:
+        values: Array = evaluate.log_likelihood(self.model_, rows).value.numpy()
+        return values
+
+    def _numbers(self, rows: Tensor) -> Array:
+        """Return samples as numbers that the columns may have, categories in their own numbers, NaN for words."""
         schema = self.trained_.schema
         values: Array = schema.restore(rows.flatten(0, -2)).numpy()
         for i, kind in enumerate(schema.kinds):
             if kind.categories:
-                values[:, i] = np.array([float(name) for name in kind.categories])[values[:, i].astype(int)]
+                numbers = [float(name) if is_number(name) else np.nan for name in kind.categories]
+                values[:, i] = np.array(numbers)[values[:, i].astype(int)]
         return values.reshape(rows.shape)
 
-    def _dataset(self, X: Array) -> Dataset:
-        return table.dataset_for_schema(as_table(X, self._columns()), self.trained_.schema)
+    def _values(self, rows: Tensor) -> Any:
+        """Return samples as the training rows were: an array, or a data frame if some column held no numbers."""
+        schema = self.trained_.schema
+        if not self._cells and not frames.word_columns(schema):
+            return self._numbers(rows)
+        frame = frames.samples_frame(schema.restore(rows).numpy(), schema, self._cells)
+        return frame if hasattr(self, "feature_names_in_") else frame.set_axis(range(self.n_features_in_), axis=1)
 
 
 def in_float64(model: nn.Module) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from .. import evaluate
 from ..data.labels import EMPTY, class_name
 from .base import FlowEstimator, Self
 from .density import LikelihoodMixin
-from .rows import MIN_ROWS, Array, as_table, check_rows, checked_weights
+from .rows import Array, checked_weights
 
 #: Names for the label column of a saved run: the first that is not a column of numbers.
 LABELS = ("y", "class", "label", "target")
@@ -41,10 +42,10 @@ class FlowClassifier(LikelihoodMixin, ClassifierMixin, FlowEstimator):  # type: 
 
     def fit(self: Self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train for the classes `y` and the density of the rows. A row of weight 2 counts like two rows."""
-        rows, targets = check_rows(self, X, y, ensure_min_samples=MIN_ROWS)
+        rows, targets = self._training_rows(X, y)
         targets = column_or_1d(targets, warn=True)
         check_classification_targets(targets)
-        weights = checked_weights(sample_weight, rows)
+        weights = checked_weights(sample_weight, rows.x)
         counted = targets if weights is None else targets[weights > 0]
         self.classes_ = np.unique(counted)
         if len(self.classes_) < 2:
@@ -52,7 +53,7 @@ class FlowClassifier(LikelihoodMixin, ClassifierMixin, FlowEstimator):  # type: 
         names, columns = dict(zip(self.classes_.tolist(), class_names(self.classes_), strict=True)), self._columns()
         label = next(name for name in (*LABELS, *map(str, range(len(columns) + 1))) if name not in columns)
         labels = [names.get(value, EMPTY) for value in targets.tolist()]
-        self._train(as_table(rows, columns, label, labels), weights)
+        self._train(replace(rows, label=label, labels=labels), weights)
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[np.generic]:
@@ -67,7 +68,7 @@ class FlowClassifier(LikelihoodMixin, ClassifierMixin, FlowEstimator):  # type: 
 
     def predict_log_proba(self, X: ArrayLike) -> Array:
         """Return the logarithms of the probabilities."""
-        rows = self._rows(X)
+        rows = self._rows(X, known=True)
         found = evaluate.logits(self.model_, rows).log_softmax(dim=1)
         order = [self.trained_.schema.classes.index(name) for name in class_names(self.classes_)]
         values: Array = found[:, order].numpy()

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.utils.validation import check_array, check_is_fitted
+from sklearn.utils.validation import check_array
 from torch import Tensor
 
-from .. import evaluate
 from ..data import Dataset, table
 from ..evaluate.chunks import CHUNK
 from ..flow import Flow
+from ..spelling import quoted
 from ..transforms.dequantisation import column_steps
 from .base import FlowEstimator, Self, generator_from
+from .frames import word_columns
 from .quantiles import base_cdf, base_quantile, has_quantiles
-from .rows import MIN_ROWS, Array, as_table, check_rows, checked_weights
+from .rows import Array, checked_weights
 
 #: Samples of every row from which quantiles are estimated where there is no formula.
 DRAWS = 1000
@@ -49,20 +51,17 @@ class ConditionalFlowDensity(FlowEstimator):
     def fit(self: Self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train by maximum likelihood of y given X. A row of weight 2 counts like two rows."""
         names = getattr(y, "columns", [getattr(y, "name", None)])
-        rows, targets = check_rows(self, X, y, y_numeric=True, multi_output=True, ensure_min_samples=MIN_ROWS)
-        weights = checked_weights(sample_weight, rows)
+        rows, targets = self._training_rows(X, y, y_numeric=True, multi_output=True)
+        weights = checked_weights(sample_weight, rows.x)
         model = cast(ConditionalFlowDensity, self)
         model.n_targets_, model.is_scalar_ = (1, True) if targets.ndim == 1 else (targets.shape[1], False)
         model.target_names_ = target_names(names, model.n_targets_, self._columns())
-        columns = (*self._columns(), *model.target_names_)
-        self._train(as_table(np.column_stack([rows, targets]), columns), weights, model.target_names_)
+        self._train(with_targets(rows, targets, model.target_names_), weights, model.target_names_)
         return self
 
     def log_prob(self, X: ArrayLike, y: ArrayLike) -> Array:
         """Return ln p(y | X) of every row, in nats and in the units of y."""
-        rows = self._pairs(X, y)
-        values: Array = evaluate.log_likelihood(self.model_, rows).value.numpy()
-        return values
+        return self._log_density(self._pairs(X, y))
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the mean of ln p(y | X), in nats, weighted if there are weights."""
@@ -142,34 +141,40 @@ class ConditionalFlowDensity(FlowEstimator):
 
     def _targets(self, rows: Tensor) -> Array:
         """Return the targets of rows; a y of one number has no axis for its column."""
-        targets: Array = self._values(rows)[..., -self.n_targets_ :]
+        targets: Array = self._numbers(rows)[..., -self.n_targets_ :]
         return targets[..., 0] if self.is_scalar_ else targets
 
     def _contexts(self, X: ArrayLike) -> Tensor:
-        check_is_fitted(self)
-        rows: Array = check_rows(self, X, reset=False)
-        schema = self.trained_.schema.select(self._columns())
-        return table.dataset_for_schema(as_table(rows, schema.names), schema).x.double()
+        rows = self._new_rows(X)
+        return table.dataset_for_schema(rows, self.trained_.schema.select(rows.columns)).x.double()
 
     def _pairs(self, X: ArrayLike, y: ArrayLike) -> Dataset:
         """Check rows and targets, and convert them to the dataset that the model takes."""
-        check_is_fitted(self)
-        rows = check_rows(self, X, reset=False)
+        rows = self._new_rows(X)
         targets = check_array(y, dtype=np.float64, ensure_2d=False, input_name="y")
         targets = targets.reshape(len(targets), -1)
-        if targets.shape != (len(rows), self.n_targets_):
-            raise ValueError(f"y must have {len(rows)} rows of {self.n_targets_} numbers; got {targets.shape}.")
-        schema = self.trained_.schema
-        return table.dataset_for_schema(as_table(np.column_stack([rows, targets]), schema.names), schema)
+        if targets.shape != (len(rows.x), self.n_targets_):
+            raise ValueError(f"y must have {len(rows.x)} rows of {self.n_targets_} numbers; got {targets.shape}.")
+        return table.dataset_for_schema(with_targets(rows, targets, self.target_names_), self.trained_.schema)
 
     def _opened(self) -> None:
         schema = self.trained_.schema
+        for name, kind in word_columns(schema).items():
+            if name in schema.targets:
+                raise ValueError(
+                    f"y must hold numbers; column {quoted(name)} has a {kind.describe()}. Use the commands."
+                )
         if schema.columns[-len(schema.targets) :] != schema.targets:
             raise ValueError(
                 f"the targets {list(schema.targets)} must be the last columns; got {list(schema.columns)}."
             )
         self.target_names_, self.n_targets_ = schema.targets, len(schema.targets)
         self.is_scalar_ = self.n_targets_ == 1
+
+
+def with_targets(rows: table.Table, targets: Array, names: tuple[str, ...]) -> table.Table:
+    """Return a table with further columns."""
+    return replace(rows, columns=(*rows.columns, *names), x=np.column_stack([rows.x, targets]))
 
 
 def target_names(names: Sequence[object], count: int, columns: Sequence[str]) -> tuple[str, ...]:

@@ -10,9 +10,9 @@ from sklearn.base import DensityMixin
 from sklearn.utils.validation import check_is_fitted
 
 from .. import evaluate
-from ..data import Dataset
+from ..data.table import Table
 from .base import FlowEstimator, Self, generator_from
-from .rows import MIN_ROWS, Array, as_table, check_rows, checked_weights
+from .rows import Array, checked_weights
 
 
 class LikelihoodMixin:
@@ -22,20 +22,20 @@ class LikelihoodMixin:
 
     def score_samples(self, X: ArrayLike) -> Array:
         """Return the log-density of every row, in nats and in the units of the data."""
-        return self._log_density(self._rows(X))  # type: ignore[attr-defined]
+        return self._log_density(self._rows(X))  # type: ignore[attr-defined, no-any-return]
 
-    def _log_density(self, rows: Dataset) -> Array:
-        values: Array = evaluate.log_likelihood(self.model_, rows).value.numpy()
-        return values
+    def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> Any:
+        """Draw rows from the density; every block's inverse is proven.
 
-    def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> Array:
-        """Draw rows from the density; every block's inverse is proven."""
+        They are an array, as those of KernelDensity and GaussianMixture. If the training rows were a data frame with
+        words, categories or truth values, they are a data frame with the same columns; `set_output` changes neither.
+        """
         check_is_fitted(self)
         flow = evaluate.as_flow(self.model_, "a sample")
         if n_samples < 1:
             raise ValueError(f"n_samples must be at least 1; got {n_samples}.")
         drawn = flow.sample((int(n_samples),), generator=generator_from(random_state))
-        return self._values(drawn)  # type: ignore[attr-defined, no-any-return]
+        return self._values(drawn)  # type: ignore[attr-defined]
 
 
 class MeanScoreMixin(LikelihoodMixin):
@@ -51,15 +51,15 @@ class DensityFit(FlowEstimator):
 
     def fit(self: Self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> Self:
         """Train a density by maximum likelihood; `y` is ignored. A row of weight 2 counts like two rows."""
-        rows: Array = check_rows(self, X, ensure_min_samples=MIN_ROWS)
-        self._fit_rows(rows, checked_weights(sample_weight, rows))
+        rows = self._training_rows(X)
+        self._fit_rows(rows, checked_weights(sample_weight, rows.x))
         return self
 
     def _opened(self) -> None:
         evaluate.as_flow(self.model_, f"a {type(self).__name__}")
 
-    def _fit_rows(self, X: Array, weights: Array | None) -> None:
-        self._train(as_table(X, self._columns()), weights)
+    def _fit_rows(self, rows: Table, weights: Array | None) -> None:
+        self._train(rows, weights)
 
 
 class FlowDensity(MeanScoreMixin, DensityMixin, DensityFit):  # type: ignore[misc]

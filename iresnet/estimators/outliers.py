@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import OutlierMixin
 from torch import Tensor
 
+from ..data.table import Table, dataset_for_schema
 from ..run import Logger
 from .density import DensityFit, MeanScoreMixin
 from .rows import Array
@@ -67,13 +68,13 @@ class FlowOutlierDetector(MeanScoreMixin, OutlierMixin, DensityFit):  # type: ig
         )
         self.contamination = contamination
 
-    def _fit_rows(self, X: Array, weights: Array | None) -> None:
+    def _fit_rows(self, rows: Table, weights: Array | None) -> None:
         self._check_contamination()
-        super()._fit_rows(X, weights)
+        super()._fit_rows(rows, weights)
         if self.contamination == "auto":
             self._set_offset(self._validation_scores(), None)
         else:
-            self._set_offset(self._log_density(self._dataset(X)), weights)
+            self._set_offset(self._log_density(dataset_for_schema(rows, self.trained_.schema)), weights)
 
     def _opened(self) -> None:
         super()._opened()

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils.validation import _check_sample_weight
 
 from ..data import Dataset, Schema, table
 from ..data.choice import TableOptions, check_known
 from ..data.columns import parse_kinds
-from ..spelling import quoted
+from ..spelling import MOST, listed, quoted
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -25,41 +24,9 @@ Array: TypeAlias = NDArray[np.float64]
 MIN_ROWS = 5
 
 
-def as_table(x: Array, columns: Sequence[str], label: str = "", labels: list[str] | None = None) -> table.Table:
-    """Return an array as a table, whose errors name row and column."""
-    return table.Table(Path("X"), tuple(columns), x, label, labels, lambda i: f"row {i}")
-
-
-def check_rows(estimator: BaseEstimator, X: ArrayLike, *y: ArrayLike, **options: Any) -> Any:
-    """Return rows as float64, and y if given, as scikit-learn checks them; `fit` remembers the columns."""
-    _refuse_columns_without_numbers(X)
-    return validate_data(estimator, X, *y, dtype=np.float64, **options)
-
-
-def _refuse_columns_without_numbers(X: Any) -> None:
-    """Name the first column of a pandas table that holds words or dates; NumPy takes dates for numbers."""
-    if not hasattr(X, "iloc") or X.ndim != 2:
-        return
-    for i, name in enumerate(X.columns):
-        column = X.iloc[:, i].dropna()
-        if np.asarray(column).dtype.kind in "biufc":
-            continue
-        cell = next((cell for cell in column.tolist() if not _is_number(cell)), None)
-        if cell is not None:
-            encode = f'Encode it with OrdinalEncoder in a Pipeline and settings={{"data.kinds": ["{name}=category"]}}'
-            remedy = encode if isinstance(cell, str) else "Convert it to numbers, such as days"
-            raise ValueError(
-                f"column {quoted(name)} holds {quoted(str(cell))}, which is not a number. {remedy}, or leave it out."
-            )
-
-
-def _is_number(cell: Any) -> bool:
-    """Whether NumPy can convert a cell to a number."""
-    try:
-        float(cell)
-    except (TypeError, ValueError):
-        return False
-    return True
+def as_table(x: Array, columns: Sequence[str], words: Mapping[str, list[str]]) -> table.Table:
+    """Return an array as a table, with the names of categories in columns of words; errors name row and column."""
+    return table.Table(Path("X"), tuple(columns), x, "", None, lambda i: f"row {i}", words)
 
 
 def unnamed(count: int) -> tuple[str, ...]:
@@ -73,18 +40,16 @@ def training_dataset(
     """Return the dataset to train on: rows of weight zero are left out, and so are weights that are all equal.
 
     `kinds` are declared kinds of columns. Columns that are only given, because there are `targets`, are real
-    numbers unless they are declared as categories, which become indicators.
+    numbers unless they are categories, by their words or as declared, which become indicators.
     """
     if weights is not None:
         rows, weights = rows.take(np.flatnonzero(weights)), weights[weights > 0]
         if len(rows.x) < MIN_ROWS:
             raise ValueError(f"at least {MIN_ROWS} rows must have a positive weight; got {len(rows.x)}. Add rows.")
     check_known(rows.path, "data.kinds", parse_kinds(kinds), rows.columns)
-    if targets:
-        kinds = (*(f"{name}=real" for name in rows.columns if name not in targets), *kinds)
-    dataset = table.training_dataset(rows, TableOptions(kinds=kinds))
-    if targets:
-        dataset = replace(dataset, schema=dataset.schema.given_others(targets))
+    given = tuple(name for name in rows.columns if name not in targets) if targets else ()
+    kinds = (*(f"{name}=real" for name in given), *kinds)
+    dataset = table.training_dataset(rows, TableOptions(kinds=kinds, context=given))
     if weights is None or (weights == weights[0]).all():
         return dataset
     return replace(dataset, weights=torch.from_numpy(weights))
@@ -111,3 +76,17 @@ def warn_of_degenerate_columns(train: Dataset) -> None:
         sentence = str(error).partition(". ")[0]
         remedy = 'Leave it out, or declare its kind: settings={"data.kinds": ["NAME=rounded:0.01"]}.'
         warnings.warn(f"{sentence}. {remedy}", UserWarning, stacklevel=4)
+
+
+def warn_of_unknown_categories(rows: table.Table, data: Dataset) -> None:
+    """Warn of categories that the model does not know: the log-density of their rows is -inf."""
+    for name, cells in rows.words.items():
+        unknown = (data.x[:, rows.columns.index(name)] < 0).nonzero().flatten().tolist()
+        if unknown:
+            found = listed(sorted({quoted(cells[i]) for i in unknown}), MOST)
+            warnings.warn(
+                f"column {quoted(name)} holds {found}, not one of the categories that the model was trained on: the "
+                f"log-density of {len(unknown)} of {len(data)} rows is -inf.",
+                UserWarning,
+                stacklevel=4,
+            )

@@ -29,13 +29,13 @@ class FlowTransformer(MeanScoreMixin, ClassNamePrefixFeaturesOutMixin, Transform
 
     def transform(self, X: ArrayLike) -> Array:
         """Return the code of every row."""
-        rows = self._rows(X).x.double()
+        rows = self._rows(X, known=True).x.double()
         with torch.no_grad():
             codes: Array = in_chunks(self.model_.transform, rows, CHUNK).numpy()
         return codes
 
-    def inverse_transform(self, X: ArrayLike) -> Array:
-        """Return the row of every code."""
+    def inverse_transform(self, X: ArrayLike) -> Any:
+        """Return the row of every code: an array or, as `sample`, a data frame."""
         check_is_fitted(self)
         codes = check_array(X, dtype=np.float64, input_name="X")
         if codes.shape[1] != self.n_features_in_:
