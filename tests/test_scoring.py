@@ -16,7 +16,7 @@ import pytest
 
 from iresnet.run import Run, Scorer
 from tests.runs import trained as images
-from tests.test_cli_large import table, trained
+from tests.test_cli_large import table, trained, write
 
 NAMES = ["log_likelihood", "standard_error", "bias_bound", "anomaly", "atypicality"]
 
@@ -122,6 +122,29 @@ def test_explanations_where_no_row_is_possible(frame):
     scores = Scorer(trained(), explain=1)(frame.head(1).assign(n=0.5))
     assert scores["column_1"].tolist() == ["n"]
     assert scores["gain_1"].tolist() == [np.inf]
+
+
+def test_an_impossible_value_has_no_class(call, frame, tmp_path):
+    write(tmp_path / "t.csv")
+    options = [
+        "--data",
+        tmp_path / "t.csv",
+        "--label",
+        "word",
+        "--drop",
+        "name",
+        "--set",
+        "steps=2",
+        "--out",
+        tmp_path / "run",
+    ]
+    assert call("train", "table-hybrid", *options)[0] == 0
+    with pytest.warns(UserWarning, match="1 of 30 rows"):
+        scores = Scorer(tmp_path / "run")(frame.assign(n=[0.5, *frame["n"][1:]]))
+    assert scores["class"][0] == ""
+    assert np.isnan(scores["probability"][0])
+    assert set(scores["class"][1:]) <= {"up", "down"}
+    assert (scores["probability"][1:] >= 0.5).all()
 
 
 def test_json_holds_numbers(call, frame, tmp_path):

@@ -7,6 +7,7 @@ and its options, and loads the model where it runs.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from functools import cached_property
@@ -141,10 +142,18 @@ class Scorer:
             for of in (anomaly, atypicality):
                 columns[of.__name__] = of(e.value.cpu(), self.reference).tolist()
         if has_head(self.model):
-            best = torch.softmax(logits(self.model, data).double(), dim=1).max(dim=1)
-            columns["class"] = [self.run.schema.classes[i] for i in best.indices.tolist()]
-            columns["probability"] = best.values.tolist()
+            columns |= self._classify(data)
         return columns | (_explanations(self.model, data, self.explain) if self.explain else {})
+
+    def _classify(self, data: Dataset) -> dict[str, list[Any]]:
+        """Return class and probability; none for a row with a value that its column cannot have."""
+        possible = data.schema.inside(data.x).nonzero()[:, 0]
+        names, values = [""] * len(data), [math.nan] * len(data)
+        if len(possible):
+            best = torch.softmax(logits(self.model, data.take(possible)).double(), dim=1).max(dim=1)
+            for row, place, value in zip(*(t.tolist() for t in (possible, best.indices, best.values)), strict=True):
+                names[row], values[row] = self.run.schema.classes[place], value
+        return {"class": names, "probability": values}
 
 
 def _explanations(model: nn.Module, data: Dataset, count: int) -> dict[str, list[Any]]:
