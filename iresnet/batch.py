@@ -30,6 +30,15 @@ def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:
         raise ValueError(f"{name} must have shape (batch, {', '.join(map(str, shape))}); got {tuple(x.shape)}.")
 
 
+def check_is_batch(context: Tensor) -> None:
+    """Refuse a context of real numbers without a batch dimension, which might be taken for one number per sample."""
+    if isinstance(context, Tensor) and context.is_floating_point() and context.dim() < 2:
+        raise ValueError(
+            f"context must have a batch dimension, shape (batch, ...); got {tuple(context.shape)}. Give each sample "
+            "its own row: context.expand(len(x), -1). (flow.given takes a single one.)"
+        )
+
+
 def check_finite(x: Tensor, name: str) -> None:
     """Refuse NaN and infinity, naming the first sample that has them."""
     if not can_read_values(x):

@@ -129,7 +129,8 @@ class Flow(nn.Module):
         """
         if self.event_shape is None or not isinstance(x, Tensor) or torch.compiler.is_compiling():
             return cast(Tensor, self(x, context, estimator=estimator, generator=generator))
-        one_each = not isinstance(context, Tensor) or context.dim() == 0 or len(context) == len(x)
+        single = isinstance(context, Tensor) and context.is_floating_point() and context.dim() == 1
+        one_each = not isinstance(context, Tensor) or (not single and len(context) == len(x))
         if x.dim() == 1 + len(self.event_shape) and one_each:
             return cast(Tensor, self(x, context, estimator=estimator, generator=generator))
         return self.given(context).log_prob(x, estimator=estimator, generator=generator)

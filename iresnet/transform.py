@@ -24,7 +24,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from .batch import Shape, in_float64
+from .batch import Shape, check_is_batch, in_float64
 from .fixed_point import Solution, Solver, describe_proof
 from .float64 import Rounding
 from .logdet import Estimator
@@ -342,7 +342,10 @@ def check_eval(model: nn.Module, what: str) -> None:
 
 def check_context(model: Transform, context: Tensor | None) -> None:
     """Refuse a context for a model that takes none and would ignore it."""
-    if context is None or model.takes_context:
+    if context is None:
+        return
+    check_is_batch(context)
+    if model.takes_context:
         return
     got = f"shape {tuple(context.shape)}" if isinstance(context, Tensor) else type(context).__name__
     raise ValueError(

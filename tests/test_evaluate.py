@@ -237,6 +237,16 @@ LIKELIHOODS = {
 }
 
 
+class Doubled(ActNorm):
+    """Twice x, with a log-determinant that says once."""
+
+    def __init__(self):
+        super().__init__(2)
+
+    def forward_and_logdet(self, x, context=None, **_):
+        return 2 * x, x.new_zeros(len(x))
+
+
 class TestLikelihood:
     @pytest.mark.parametrize("case", LIKELIHOODS)
     def test_a_row_has_its_number_whatever_the_rows_beside_it(self, case, monkeypatch):
@@ -289,6 +299,16 @@ class TestLikelihood:
         assert got.bias_bound.tolist() == [0.0] * 9
         assert (got.standard_error > 0).all()
         assert ((got.value - truths.mean(0)).abs() <= 5 * (got.standard_error + own)).all()
+
+    @pytest.mark.parametrize("kind", ["a user's own", "asserted"])
+    def test_where_a_part_is_not_known_the_bias_has_no_bound(self, kind):
+        d = 2 if kind == "a user's own" else 70
+        asserted = ResidualBlock(nn.Linear(d, d, bias=False), lipschitz=0.5)
+        nn.init.eye_(asserted.g.weight).data.mul_(-0.95)
+        flow = Flow(Doubled() if d == 2 else asserted, DiagonalNormal(d), event_shape=(d,)).eval()
+        data = Dataset(normal(5, d).float(), None, Schema((d,)))
+        assert log_likelihood(flow, data, draws=2).bias_bound.isinf().all()
+        assert density(flow, data, draws=2).bias_bound == math.inf
 
     def test_noise_and_probes_are_independent(self, monkeypatch):
         """Trap: one seed for both makes the probes a function of the noise."""

@@ -295,6 +295,18 @@ class TestConditional:
             torch.testing.assert_close(got, expected)
         assert p.expand((5,)).log_prob(normal(5, 2)).shape == (5,)
 
+    def test_a_context_without_a_batch_is_not_one_number_per_sample(self):
+        """Trap: as wide as the batch and the hidden layer, it was broadcast the wrong way, without a word."""
+        flow = flow_of(hidden=(4, 4), context=4)
+        c, x = normal(4), normal(4, 2, seed=1)
+        right = flow(x, c.expand(4, 4))
+        torch.testing.assert_close(flow.log_prob(x, c), right)
+        torch.testing.assert_close(flow.log_prob_with_error(x, c).value, right)
+        chain = flow.transform
+        for call in (flow, chain, chain.solve, chain.inverse, chain[1], chain[1].g, lambda x, c: flow.sample(4, c)):
+            with pytest.raises(ValueError, match="context must have a batch dimension"):
+                call(x, c)
+
     @pytest.mark.parametrize("shape", [(), (4,), (2, 3)], ids=str)
     def test_without_a_context_it_is_a_torch_distribution_too(self, shape):
         flow = flow_of()

@@ -9,7 +9,7 @@ from torch import nn
 
 from iresnet import Chain, DiagonalNormal, Flow, export
 from iresnet.data import Dataset, Schema
-from iresnet.evaluate import protocol
+from iresnet.evaluate import density, log_likelihood, protocol
 from iresnet.gpu import Acceleration, engine
 from iresnet.train import State, Training
 from iresnet.train.objective import MaximumLikelihood
@@ -83,6 +83,20 @@ class TestDifferentialEquations:
         assert [chain(ffjord, d)[0].random for d in (64, 65)] == [False, True]
         assert [chain(ffjord, d).train()[0].random for d in (8, 9)] == [False, True]
         assert "one probe" in repr(chain(ffjord, 65))
+
+    def test_a_random_trace_has_an_error(self):
+        flow, data = (
+            Flow(chain(ffjord, 65), DiagonalNormal(65)).eval(),
+            Dataset(normal(4, 65).float(), None, Schema((65,))),
+        )
+        with torch.no_grad():
+            for p in flow.transform.parameters():
+                p.add_(0.1 * torch.randn_like(p))
+        got = log_likelihood(flow, data, draws=3)
+        assert got.passes == 3
+        assert (got.standard_error > 0).all()
+        assert got.bias_bound.isinf().all()
+        assert density(flow, data, draws=3).estimator_error > 0
 
     def test_training_and_eval_mode_decide_between_trace_and_estimate(self):
         transform, x = chain(ffjord, 9), normal(3, 9).float()

@@ -136,7 +136,7 @@ def evaluate(
         check_mean(data)
         with phase("likelihood"):
             found = log_prob_draws(model, data, draws) if values is None else values
-        content["density"] = asdict(summarise_density(found, data))
+        content["density"] = asdict(summarise_density(found, model, data))
         if fitting is not None and not why_no_baselines(data.schema):
             with phase("baselines"):
                 made = baselines(model, data, fitting.train, fitting.validation, values=found)

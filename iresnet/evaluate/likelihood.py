@@ -26,6 +26,7 @@ from ..progress import each
 from ..train.distributed import Group
 from ..train.threads import suitable_threads
 from ..transform import check_eval
+from ..transforms import Imported
 from ..transforms.dequantisation import dequantise_for, has_noise, raw_noise
 from .chunks import CHUNK, chunk_size, in_chunks, in_parallel, memory_factor
 from .moments import Moments
@@ -198,7 +199,9 @@ def is_estimated(model: nn.Module, schema: Schema) -> bool:
 
 def has_errors(model: nn.Module, schema: Schema) -> bool:
     """Whether a likelihood is the mean over draws of noise or probes, not exact."""
-    return is_estimated(model, schema) or has_noise(as_flow(model), schema.levels)
+    flow = as_flow(model)
+    probed = any(isinstance(m, Imported) and m.random for m in flow.modules())
+    return probed or is_estimated(model, schema) or has_noise(flow, schema.levels)
 
 
 def check_mean(data: Dataset) -> None:
@@ -262,15 +265,25 @@ def log_likelihood(
     With a `tolerance`, in nats, every sample gets as many draws as a standard error below it needs, from 4 to 16.
     """
     with suitable_threads(0):  # first: what it proves is used by all threads
-        proven = as_flow(model).proof_status(data.schema.shape)[1]
+        bias, proven = bound_bias(model, data.schema)
     if tolerance is None or not has_errors(model, data.schema):
         values = log_prob_draws(model, data, draws, seed=seed, shared=True)
         value, count, spread = values.mean(0), torch.full_like(values[0], len(values)), _spread(values)
     else:
         wanted = tolerance if isinstance(tolerance, Tolerance) else Tolerance(tolerance)
         value, count, spread = _to_tolerance(model, data, wanted, seed)
-    zeros, passes = torch.zeros_like(value), int(count.max()) if len(count) else 0
-    return LogProb(value, zeros, spread / count.sqrt(), math.prod(data.schema.shape), passes, proven)
+    biases, passes = torch.full_like(value, bias), int(count.max()) if len(count) else 0
+    return LogProb(value, biases, spread / count.sqrt(), math.prod(data.schema.shape), passes, proven)
+
+
+def bound_bias(model: nn.Module, schema: Schema) -> tuple[float, bool]:
+    """Return a bound on the bias of a likelihood, and whether it is proven.
+
+    The bias is 0 for exact and for unbiased log-determinants. It is infinite, unknown, where a part of the model is not
+    known, or a roulette relies on a constant that is asserted.
+    """
+    known, proven = as_flow(model).proof_status(schema.shape)
+    return (0.0 if known and (proven or not is_estimated(model, schema)) else math.inf), proven
 
 
 def _to_tolerance(model: nn.Module, data: Dataset, tolerance: Tolerance, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -310,14 +323,14 @@ def score_tolerance(model: nn.Module, schema: Schema, reference: Tensor) -> Tole
 def density(model: nn.Module, data: Dataset, *, draws: int = DRAWS, seed: int = 0) -> Density:
     """Compute the mean negative log-likelihood: in bits per dimension for integers, in nats otherwise."""
     check_mean(data)
-    return summarise_density(log_prob_draws(model, data, draws, seed=seed), data)
+    return summarise_density(log_prob_draws(model, data, draws, seed=seed), model, data)
 
 
-def summarise_density(values: Tensor, data: Dataset) -> Density:
+def summarise_density(values: Tensor, model: nn.Module, data: Dataset) -> Density:
     """Summarise the log-likelihoods of a dataset, (draws, samples), as their mean, with its errors."""
     sums = DensitySums()
     sums.add(values)
-    return sums.summarise(data)
+    return sums.summarise(model, data)
 
 
 class DensitySums:
@@ -336,7 +349,7 @@ class DensitySums:
         self.rows.merge(other.rows)
         self.by_draw = self.by_draw + other.by_draw
 
-    def summarise(self, like: Dataset) -> Density:
+    def summarise(self, model: nn.Module, like: Dataset) -> Density:
         """Return the mean over all samples, in the unit for samples like these."""
         scale, n, count = nats_per_unit(like.x.shape[1:], like.schema.levels), self.rows.count, len(self.by_draw)
         return Density(
@@ -345,6 +358,6 @@ class DensitySums:
             rows=n,
             standard_error=self.rows.standard_error / scale,
             estimator_error=float((self.by_draw / n).std()) / math.sqrt(count) / scale if count > 1 else 0.0,
-            bias_bound=0.0,
+            bias_bound=bound_bias(model, like.schema)[0],
             draws=count,
         )

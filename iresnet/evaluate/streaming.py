@@ -99,7 +99,7 @@ class Sums:
             content |= {"error": asdict(error_from_counts(wrong, total)), "confusion": self.confusion.tolist()}
         if has_density(model):
             check_mean_counts(self.rows, self.outside)
-            content["density"] = asdict(self.density.summarise(self.drawn.dataset))
+            content["density"] = asdict(self.density.summarise(model, self.drawn.dataset))
         if self.baselines:
             content["baselines"] = [asdict(comparison.summarise()) for comparison in self.baselines]
         return content

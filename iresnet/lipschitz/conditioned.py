@@ -6,6 +6,8 @@ from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
+from ..batch import check_is_batch
+
 
 class Conditioned(nn.Module):
     """g(x; c) = rest(first(x) + embed(c)), Lipschitz in x for every context c.
@@ -31,6 +33,7 @@ class Conditioned(nn.Module):
         """Return embed(context), in the dtype of its weights, after checking that there is one context per sample."""
         if context is None:
             raise ValueError("this network is conditional; pass context=...")
+        check_is_batch(context)
         if len(context) != samples:
             raise ValueError(f"context must have one row per sample; got {len(context)} rows for {samples} samples.")
         first = self.embed[0] if isinstance(self.embed, nn.Sequential) and len(self.embed) else self.embed

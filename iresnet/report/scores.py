@@ -78,6 +78,8 @@ def _density_rows(d: dict[str, Any], *, integrated: bool = False) -> list[list[o
     if integrated:
         why = "the log-determinant is the integral of a trace, within the tolerances of its solver"
         rows.append(["", "", "no bound known", why])
+    elif "bias_bound" in d and d["bias_bound"] is None:  # infinite
+        rows.append(["", "", "no bound known", "a part of the model is not known, or its constant is asserted"])
     elif (bias := d.get("bias_bound")) is not None:
         exact = (
             "the log-determinant is exact, or estimated without bias"
