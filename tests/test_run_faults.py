@@ -18,6 +18,8 @@ import torch
 
 import iresnet
 from iresnet import atomic, cli, lock
+from iresnet.audit import Subject, audit
+from iresnet.data import DataSettings
 from iresnet.presets import Experiment
 from iresnet.report import page
 from iresnet.run import Run, reading, resume, start
@@ -251,6 +253,76 @@ class TestBinding:
         (folder / "schema.json").write_text(text.replace('"levels": 17', '"levels": 33'))
         with pytest.raises(ValueError, match="does not fit .*schema.json: it was made with schema.levels = 17; got 33"):
             iresnet.load(folder)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    """A run on a table with two numbers, a category and a label."""
+    return train_shop(tmp_path_factory.mktemp("shop"), "a,b,size,label", "no", "yes")
+
+
+def train_shop(folder, header, *classes):
+    rows = [f"{i % 7 + 0.1 * i},{(i * i) % 11 - 0.3 * i},{'sml'[i % 3]},{classes[i % 2]}" for i in range(90)]
+    (folder / "shop.csv").write_text("\n".join([header, *rows, ""]))
+    data = DataSettings(str(folder / "shop.csv"), label="label", kinds=("size=category",))
+    start(replace(tiny("table-density"), name="shop", data=data), folder / "run")
+    return folder / "run"
+
+
+class TestNames:
+    """The order and the names of columns, categories and classes belong to the function of a model."""
+
+    @pytest.mark.parametrize(
+        ("name", "change", "why"),
+        [
+            ("columns", lambda v: [v[1], v[0], *v[2:]], "schema.columns = ['a', 'b', 'size']; got ['b', 'a', 'size']"),
+            ("columns", lambda _: [], "schema.columns = ['a', 'b', 'size']; got []"),
+            ("classes", lambda v: v[::-1], "schema.classes = ['no', 'yes']; got ['yes', 'no']"),
+            ("kinds", lambda v: regrouped(v, "lsm"), "['l', 'm', 's']}]; got "),
+            ("kinds", lambda v: regrouped(v, "lmsabcd"), "schema.kinds = "),
+        ],
+        ids=["swapped", "unnamed", "reversed", "reordered", "more"],
+    )
+    def test_an_edited_schema_is_refused(self, shop, tmp_path, name, change, why):
+        folder = copy_of(shop, tmp_path / "run")
+        known = json.loads((folder / "schema.json").read_text())
+        known[name] = change(known[name])
+        (folder / "schema.json").write_text(json.dumps(known))
+        with pytest.raises(ValueError, match="model.safetensors does not fit .*schema.json: it was made with") as found:
+            iresnet.load(folder)
+        assert why in str(found.value)
+        assert str(found.value).endswith("Restore that value, or train again.")
+        made, got = str(found.value).split(" = ")[1].split(". Restore")[0].split("; got ")
+        assert made != got  # long values are cut where they differ
+
+    def test_the_model_of_a_table_with_other_names_is_refused(self, call, shop, tmp_path):
+        folder = train_shop(tmp_path, "b,a,size,label", "bad", "good")
+        for name in (MODEL, "certificate.json"):
+            (folder / name).write_bytes((shop / name).read_bytes())
+        with pytest.raises(ValueError, match="schema.json: it was made with schema.columns"):
+            iresnet.load(folder)
+        for command in ("report", "certify"):
+            code, text = call(command, folder)
+            assert (code, "made with schema.columns" in text, "proven" in text) == (2, True, False)
+        found = {finding.name: finding for finding in audit(Subject(Run.open(folder)))}
+        assert found["weights"].holds is False
+        assert "made with schema.columns" in found["weights"].words
+
+    def test_a_file_without_these_names_is_read_as_before(self, shop, tmp_path):
+        folder = copy_of(shop, tmp_path / "run")
+        made = dict(checkpoint.load(folder / MODEL).state["made_with"])
+        del made["schema.columns"], made["schema.classes"]
+        edited(folder / MODEL, state={"made_with": made | {"schema.kinds": ["real", "real", "category"]}})
+        iresnet.load(folder)
+        edited(folder / MODEL, state={"made_with": made | {"schema.kinds": ["real", "positive", "category"]}})
+        with pytest.raises(ValueError, match="does not fit .*schema.json: it was made with schema.kinds"):
+            iresnet.load(folder)
+
+
+def regrouped(kinds, names):
+    """The same kinds with other names of the category."""
+    kind = kinds[-1]
+    return [*kinds[:-1], kind | {"upper": len(names) - 1.0, "categories": list(names)}]
 
 
 def without_digest(path):

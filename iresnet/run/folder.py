@@ -54,6 +54,9 @@ ABOUT_THE_MODEL = {
     "reproduction.json": "Remove it; it can be recreated.",
 }
 
+#: What of a schema determines the function of a model, whose samples and classes have an order and a meaning.
+OF_THE_FUNCTION = ("shape", "levels", "columns", "classes", "kinds", "targets", "one_hot")
+
 
 @dataclass(frozen=True)
 class Run:
@@ -202,10 +205,11 @@ class Run:
         """Load a checkpoint of this run; raise if it was made with other network settings or another schema."""
         saved = checkpoint.load(path)
         made, here = saved.state.get("made_with", {}), made_with(self.experiment, self.schema)
+        former = {**here, "schema.kinds": [str(kind) for kind in self.schema.kinds]}  # without names of categories
         for key, value in made.items() if isinstance(made, dict) else ():
-            if here.get(key, value) != value:
+            if value not in (here.get(key, value), former.get(key, value)):
                 where = self.folder / ("schema.json" if key.startswith("schema.") else "config.toml")
-                why = f"it was made with {key} = {value!r:.40}; got {here[key]!r:.40}"
+                why = "it was made with {} = {}; got {}".format(key, *_excerpts(value, here[key]))
                 raise saved.mismatch_error(str(where), why, "Restore that value, or train again.")
         return saved
 
@@ -319,14 +323,17 @@ class Run:
 def made_with(experiment: Experiment, schema: Schema) -> dict[str, Any]:
     """Return the settings that, with the weights, determine a model's function; checkpoints store them."""
     network = {f"network.{k}": v for k, v in config.to_mapping(experiment.network).items()}
-    rows: dict[str, Any] = {"schema.shape": list(schema.shape), "schema.levels": schema.levels}
-    if schema.kinds:
-        rows["schema.kinds"] = [str(kind) for kind in schema.kinds]
-    if schema.targets:
-        rows["schema.targets"] = list(schema.targets)
-    if schema.one_hot:
-        rows["schema.one_hot"] = list(schema.one_hot)
+    content = schema.to_dict()
+    rows = {f"schema.{name}": content.get(name, []) for name in OF_THE_FUNCTION}
     return {**network, "objective.kind": experiment.objective.kind, **rows}
+
+
+def _excerpts(made: object, here: object) -> tuple[str, str]:
+    """Return 40 characters of two different values: their beginnings, or what surrounds the first difference."""
+    texts = repr(made), repr(here)
+    same = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
+    start = same - 20 if same > 35 else 0
+    return texts[0][start : start + 40], texts[1][start : start + 40]
 
 
 def fingerprints(splits: Splits) -> dict[str, Any]:
