@@ -161,14 +161,52 @@ class TestBinding:
         kept = json.loads((folder / "evaluation.json").read_text())
         assert (kept["model_sha256"], "mine" in kept) == (checkpoint.sha256(other / MODEL), False)
 
-    def test_a_certificate_that_names_no_model_belongs_to_an_older_one(self, folder):
-        known = json.loads((folder / "certificate.json").read_text())
-        del known["model_sha256"]
-        (folder / "certificate.json").write_text(json.dumps(known))
+    @pytest.mark.parametrize("old_model", [False, True])
+    @pytest.mark.parametrize("digest", [None, "", 0])
+    def test_a_certificate_that_names_no_model_is_not_that_of_any(self, call, folder, old_model, digest):
+        unnamed(folder / "certificate.json", digest)
+        if old_model:
+            without_digest(folder / MODEL)
+        sentence = (
+            f"{folder / 'certificate.json'} does not say which weights it describes, so nothing is proven of "
+            f"{folder / MODEL}. Recreate it: iresnet certify {folder}"
+        )
+        assert Run.open(folder).read_current_json("certificate.json") == {}
+        with pytest.raises(ValueError, match="does not say which weights it describes") as found:
+            Run.open(folder).read_json("certificate.json")
+        assert str(found.value) == sentence
+        code, text = call("report", folder, "--rows", 20)
+        assert (code, sentence in text.replace("\n", "")) == (2, True)
+        assert not (folder / "report.html").exists()
+        code, text = call("audit", folder)
+        assert code == 1
+        assert "FAILED  certificate.json does not say which weights it describes" in text
+
+    def test_a_certificate_of_an_old_model_is_recreated_for_its_content(self, call, folder, other):
+        without_digest(folder / MODEL)
+        unnamed(folder / "certificate.json")
+        assert call("certify", folder)[0] == 0
+        assert Run.open(folder).read_json("certificate.json")["passed"] is True
+        assert call("report", folder, "--rows", 20)[0] == 0
+        assert "ok      certificate.json, evaluation.json match the weights" in call("audit", folder)[1]
+        shutil.copyfile(other / MODEL, folder / MODEL)
+        without_digest(folder / MODEL)
         with pytest.raises(ValueError, match="certificate.json describes other weights"):
             Run.open(folder).read_json("certificate.json")
+
+    def test_metrics_of_an_old_version_are_those_of_its_model(self, folder):
+        (folder / "evaluation.json").write_text('{"rows": 5}')
         without_digest(folder / MODEL)
-        assert Run.open(folder).read_json("certificate.json")["passed"] is True
+        assert Run.open(folder).read_json("evaluation.json") == {"rows": 5}
+
+    def test_a_certificate_that_names_no_model_is_not_given_one_while_it_is_replaced(self, folder, monkeypatch):
+        unnamed(folder / "certificate.json")
+        with monkeypatch.context() as patch:
+            killed_before(patch, MODEL)
+            with pytest.raises(Killed):
+                cli.main(["certify", str(folder), "--weights", "best", "--tighten"])
+        with pytest.raises(ValueError, match="certificate.json describes other weights"):
+            Run.open(folder).read_json("certificate.json")
 
     def test_metrics_of_a_running_evaluation_name_the_weights_they_describe(self, call, folder, other, monkeypatch):
         """The model changes while it is evaluated: the metrics are those of the previous one."""
@@ -323,6 +361,13 @@ def regrouped(kinds, names):
     """The same kinds with other names of the category."""
     kind = kinds[-1]
     return [*kinds[:-1], kind | {"upper": len(names) - 1.0, "categories": list(names)}]
+
+
+def unnamed(path, digest=None):
+    """A certificate that names no weights, as old versions wrote it."""
+    known = json.loads(path.read_text())
+    del known["model_sha256"]
+    path.write_text(json.dumps(known if digest is None else known | {"model_sha256": digest}))
 
 
 def without_digest(path):

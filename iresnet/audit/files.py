@@ -61,6 +61,8 @@ def check_digest(s: Subject) -> Verdict:
     for name, tensor in sorted(tensors.items()):
         content.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         content.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    if (certificate := s.read("certificate.json")) and not certificate.get("model_sha256"):
+        return False, "certificate.json does not say which weights it describes; iresnet certify recreates it"
     named = {"model.safetensors": header.get("sha256")}
     named |= {name: s.read(name).get("model_sha256") for name in ("certificate.json", "evaluation.json")}
     named = {name: value for name, value in named.items() if value}

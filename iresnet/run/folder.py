@@ -258,7 +258,7 @@ class Run:
         return reading.read_log(path) if path.is_file() else []
 
     def sha256(self) -> str:
-        """Return the SHA-256 of the released model; empty for a model of an old version, without one."""
+        """Return the SHA-256 of the released model, computed for a model of an old version, whose file has none."""
         return checkpoint.sha256(self._trained("model.safetensors"))
 
     def _trained(self, name: str) -> Path:
@@ -276,19 +276,23 @@ class Run:
         """
         path, content = self._json(name)
         if content and not self.read_current_json(name):
-            remedy = ABOUT_THE_MODEL[name].format(quote(str(self.folder)))
-            raise ValueError(f"{path} describes other weights than {self.folder / 'model.safetensors'}. {remedy}")
+            remedy, model = ABOUT_THE_MODEL[name].format(quote(str(self.folder))), self.folder / "model.safetensors"
+            if content.get(MODEL_SHA256):
+                raise ValueError(f"{path} describes other weights than {model}. {remedy}")
+            raise ValueError(
+                f"{path} does not say which weights it describes, so nothing is proven of {model}. {remedy}"
+            )
         return content
 
     def read_current_json(self, name: str) -> dict[str, Any]:
         """As `read_json`, but a file that describes other weights counts as missing: it is about to be rewritten.
 
-        Metrics of old versions, without a digest, are assumed to describe this model; a certificate is not.
+        Metrics of old versions, without a digest, are assumed to describe this model; a certificate never is.
         """
         content, about = self._json(name)[1], name in ABOUT_THE_MODEL and (self.folder / "model.safetensors").is_file()
-        digest = content.get(MODEL_SHA256, "")
+        digest = content.get(MODEL_SHA256)
         must_match = about and (bool(digest) or name == "certificate.json")
-        return {} if must_match and digest != self.sha256() else content
+        return {} if must_match and not (digest and digest == self.sha256()) else content
 
     def write_json(self, name: str, content: Mapping[str, Any], sha256: str) -> Path:
         """Write a JSON file that describes the model with this digest; numbers that are not finite become null."""
@@ -302,12 +306,15 @@ class Run:
         return atomic.write(self.folder / name, json.dumps(migration.with_format(content), indent=1) + "\n")
 
     def add_missing_digests(self) -> None:
-        """Add the current model's digest to files of old versions without one, before the model is replaced."""
+        """Add the current model's digest to files of old versions without one, before the model is replaced.
+
+        Nothing shows that a certificate without one describes this model.
+        """
         for name in ABOUT_THE_MODEL:
             with suppress(ValueError, OSError):  # a missing or damaged file cannot be mistaken for a current one
                 content = reading.read_json_object(self._path(name))
                 if not content.get(MODEL_SHA256):
-                    self.write_json(name, content, self.sha256() or "unknown")
+                    self.write_json(name, content, "unknown" if name == "certificate.json" else self.sha256())
 
     def _json(self, name: str) -> tuple[Path, dict[str, Any]]:
         path = self._path(name)

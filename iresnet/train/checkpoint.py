@@ -91,8 +91,11 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> Checkpoint:
 
 
 def sha256(path: str | Path) -> str:
-    """Return the digest in a file's header, which `load` verifies; empty for a file of an old version, without one."""
-    return str(_read(_present(path), tensors=False)[0].get("sha256", ""))
+    """Return the digest in a file's header, which `load` verifies; that of the content if an old version wrote none."""
+    if digest := _read(_present(path), tensors=False)[0].get("sha256"):
+        return str(digest)
+    header, flat = _read(_present(path))
+    return _digest(flat, header.get("state", {}))
 
 
 def _present(path: str | Path) -> Path:
