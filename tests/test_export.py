@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+import math
 import re
 import subprocess
 import sys
@@ -36,8 +37,9 @@ from iresnet import (
 from iresnet.data import ColumnKind, Dataset, Schema
 from iresnet.evaluate import anomaly, log_likelihood
 from iresnet.export import export, forward_program, save_onnx, save_program, save_weights, without_constraints
-from iresnet.export.forward import Forward
+from iresnet.export.forward import Determinant, Forward
 from iresnet.hybrid import Hybrid
+from iresnet.logdet import Jacobian
 from iresnet.transforms.columns import ColumnTransform
 from iresnet.transforms.first_batch import DataInitialised
 from tests.zoo import ZOO, constrained_layers, contraction, linear_block, normal, rouse_
@@ -353,6 +355,66 @@ def test_the_log_prob_of_a_linear_block_is_linear_algebra():
     torch.testing.assert_close(program(x)["log_prob"], exact.log_prob(x))
 
 
+def shrinking_flow(coefficient, dimension=64):
+    """A flow with the smallest determinant that its coefficient allows, (1 - c)^d, at 0."""
+    g = nn.Sequential(LipschitzLinear(dimension, dimension, coefficient=coefficient), nn.Tanh())
+    with torch.no_grad():
+        g[0].parametrizations.weight.original.copy_(-torch.eye(dimension))
+        g[0].bias.zero_()
+    return Flow(ResidualBlock(g), DiagonalNormal(dimension), event_shape=(dimension,)).eval()
+
+
+SMALL_DETERMINANTS = [(0.5, 64), (0.8, 64), (0.85, 64), (0.99, 64), (0.99, 33), (0.99, 20), (0.99, 7)]
+
+
+def same_small_determinants(run, flow, d):
+    x = torch.cat([torch.zeros(1, d), rows(3, d), 9 * rows(1, d)])
+    got, exact = run(x), copy.deepcopy(flow).double().log_prob(x.double())
+    torch.testing.assert_close(got["log_prob"], exact, atol=1e-3, rtol=1e-5)
+    assert (got["anomaly"] < 1).all()
+
+
+@pytest.mark.parametrize(("c", "d"), SMALL_DETERMINANTS)
+def test_determinants_that_float32_cannot_hold(c, d):
+    flow = shrinking_flow(c, d)
+    program = forward_program(flow, rows(2, d), reference=flow.log_prob(rows(9, d)).detach().double())
+    same_small_determinants(program.module(), flow, d)
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending", "alternating"])
+def test_factors_of_a_determinant_may_differ_widely(order):
+    factors = torch.tensor([0.02] * 32 + [1.98] * 32, dtype=torch.float64)
+    factors = {"ascending": factors, "descending": factors.flip(0), "alternating": factors.view(2, 32).T.flatten()}
+    j = torch.diag(factors[order].float() - 1).expand(3, 64, 64)
+    x = torch.zeros(3, 64)
+    got = Determinant()(Jacobian(lambda v: torch.einsum("bij,...bi->...bj", j, v), broadcasts=True), x)
+    torch.testing.assert_close(got.double(), factors[order].log().sum().expand(3), atol=1e-3, rtol=0)
+
+
+def same_far_out(run, model):
+    x = table_rows(6)
+    x[0, 0], x[1, 0], x[2, 0], x[3, 1], x[4, 3] = 1e20, 3e38, -3e38, 3e38, 1e30
+    got = run(x)
+    torch.testing.assert_close(got["log_prob"], log_likelihood(model, Dataset(x, None, TABLE)).value, rtol=1e-4, atol=0)
+    assert (got["anomaly"] < 1).all()
+
+
+def test_rows_far_out_have_finite_scores_as_in_the_library():
+    torch.manual_seed(0)
+    model = table_flow()
+    same_far_out(forward_program(model, table_rows(3), schema=TABLE, reference=REFERENCE).module(), model)
+
+
+def test_a_code_that_overflows_is_impossible_and_nan_stays():
+    flow = Flow(linear_block(0.8 * torch.eye(3)).float(), FullMixture(3, 2)).eval()
+    program = forward_program(flow, rows(2, 3), reference=REFERENCE).module()
+    x = torch.tensor([[3e38, -3e38, 3e38], [3e38, 3e38, 3e38], [math.inf, 0.0, -math.inf], [math.nan, 0.0, 0.0]])
+    got = program(x)
+    assert torch.isneginf(got["log_prob"]).tolist() == [True, True, True, False]
+    assert got["anomaly"][:3].tolist() == [1, 1, 1]
+    assert got["log_prob"][3].isnan()
+
+
 @pytest.mark.parametrize(
     ("model", "example", "reason"),
     [
@@ -410,6 +472,20 @@ def test_onnxruntime_scores_rows_as_the_command_does(onnx, tmp_path):
     model = table_flow()
     save_onnx(model, table_rows(3), tmp_path / "model.onnx", schema=TABLE, reference=REFERENCE)
     same_scores(run_onnx(tmp_path / "model.onnx"), model, atol=3e-5)
+
+
+@pytest.mark.parametrize(("c", "d"), SMALL_DETERMINANTS[1:4])
+def test_onnxruntime_has_determinants_that_float32_cannot_hold(c, d, onnx, tmp_path):
+    flow = shrinking_flow(c, d)
+    save_onnx(flow, rows(2, d), tmp_path / "model.onnx", reference=flow.log_prob(rows(9, d)).detach().double())
+    same_small_determinants(run_onnx(tmp_path / "model.onnx"), flow, d)
+
+
+def test_onnxruntime_scores_rows_far_out_as_the_library_does(onnx, tmp_path):
+    torch.manual_seed(0)
+    model = table_flow()
+    save_onnx(model, table_rows(3), tmp_path / "model.onnx", schema=TABLE, reference=REFERENCE)
+    same_far_out(run_onnx(tmp_path / "model.onnx"), model)
 
 
 @pytest.mark.slow

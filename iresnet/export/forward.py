@@ -7,18 +7,21 @@
 
 Both scores are those of `iresnet score`. If columns are discrete, ln p is the mean over the same draws of noise; a
 value that its column cannot have gives -inf. Up to 64 dimensions the determinant of every block is exact: the dense
-Jacobian, and one operator that ONNX has, Det. It lies between (1 - L)^d and (1 + L)^d (Lemma 7), so that float32 can
-hold it.
+Jacobian, and one operator that ONNX has, Det. It lies between (1 - L)^d and (1 + L)^d (Lemma 7): 1e-53 for L = 0.85
+and d = 64, which float32 cannot hold, so that the matrix is scaled (`Determinant`). The base is evaluated in float64,
+where the square of a code far out does not overflow.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
+from ..base import Base
 from ..batch import Shape
 from ..data import Schema
 from ..evaluate import anomaly
@@ -69,13 +72,36 @@ WITHOUT_ONNX = "model.onnx is missing: pip install onnx onnxscript, and export a
 
 
 class Determinant(Estimator):
-    """ln det(I + J) from the determinant itself, since ONNX has no LU factorisation."""
+    """ln det(I + J) = ln det(c (I + J)) - d ln c from determinants themselves, since ONNX has no LU factorisation.
+
+    onnxruntime has Det in float32 only. Of c = 1, 2, 4, ... the one counts whose determinant is closest to 1: there are
+    enough of them for every L up to 0.99.
+    """
 
     def estimate(
         self, jacobian: Jacobian, x: Tensor, lipschitz: float | None, generator: torch.Generator | None
     ) -> Tensor:
         j = jacobian.matrix(x)
-        return cast(Tensor, torch.linalg.det(torch.eye(j.shape[-1], dtype=j.dtype, device=j.device) + j).log())
+        d = j.shape[-1]
+        a = torch.eye(d, dtype=j.dtype, device=j.device) + j
+        distance = torch.full_like(a[:, 0, 0], math.inf)
+        logdet = -distance
+        for k in range(1 + d // 8):
+            scaled = torch.linalg.det(2.0**k * a).log()  # -inf or inf if it is out of range
+            logdet = torch.where(scaled.abs() < distance, scaled - k * d * math.log(2), logdet)
+            distance = torch.where(scaled.abs() < distance, scaled.abs(), distance)
+        return logdet
+
+
+class Float64Base(nn.Module):
+    """A copy of a base that evaluates codes in float64."""
+
+    def __init__(self, base: Base) -> None:
+        super().__init__()
+        self.shape, self.base = base.shape, copy.deepcopy(base).double()
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        return self.base.log_prob(z.double())
 
 
 class Forward(nn.Module):
@@ -96,7 +122,9 @@ class Forward(nn.Module):
                 "a model to export must be a Transform or have one as .transform (Flow, Classifier, Hybrid); "
                 f"got {type(model).__name__}. Wrap it, for example as Classifier(transform, head)."
             )
-        self.transform, self.head, self.base = transform, getattr(model, "head", None), getattr(model, "base", None)
+        base = getattr(model, "base", None)
+        self.transform, self.head = transform, getattr(model, "head", None)
+        self.base = None if base is None else Float64Base(base)
         self.event_shape: Shape | None = getattr(model, "event_shape", None)
         self.schema = schema
         self.no_scores = "" if self.base is None else why_no_scores(self.base.shape, self.event_shape)
@@ -114,14 +142,18 @@ class Forward(nn.Module):
         return outputs
 
     def log_prob(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """Return ln p(x) in float64: the mean over the draws of noise, -inf for a value that a column cannot have."""
+        """Return ln p(x) in float64: the mean over the draws of noise.
+
+        It is -inf for a value that a column cannot have, or that is so far out that its code overflows.
+        """
         draws = 1 if self.shifts is None else len(self.shifts)
         points = x if self.shifts is None else (x + self.shifts.to(x.dtype).unsqueeze(1)).flatten(0, 1)
         repeated = None if context is None else torch.cat([context] * draws)
-        # Run eagerly it is the library's own, so that the program is compared with another algorithm.
+        # Run eagerly the estimator is the library's own, so that the program is compared with another algorithm.
         estimator = Determinant() if torch.compiler.is_compiling() else None
         values = code_and_log_prob(self, points, repeated, estimator, None)[1].double()
         mean = values.reshape(draws, -1).mean(0)
+        mean = torch.where(mean.isnan() & ~x.isnan().flatten(1).any(dim=1), -math.inf, mean)
         return mean if self.schema is None else torch.where(self.schema.inside(x), mean, -math.inf)
 
     def readme(self, head: str, inputs: Tensors, measured: str, *, with_onnx: bool) -> str:
