@@ -654,6 +654,32 @@ class TestKindsOfColumns:
         below = quantile > 0
         assert (model.cdf(X[below], quantile[below] - 1) < 0.6 + 1e-6).all()
 
+    @pytest.mark.parametrize(
+        ("kind", "y", "same", "zero", "one"),
+        [
+            ("integer:0", lambda x: np.floor(3 * x), {2.5: 2, 0.4: 0, 0.9999: 1, 1.9: 1}, [-0.3, -1, -9], []),
+            ("integer:0:2", lambda x: np.floor(3 * x), {1.5: 1}, [-0.3], [2, 2.4, 9]),
+            ("rounded:0.1:0:1", lambda x: x.round(1), {0.35: 0.3, 0.1 * 3: 0.3, np.float32(0.7): 0.7}, [-0.01], [1, 7]),
+            ("bounded:0:1", lambda x: x, {}, [-1e-3, -1], [1, 2, 1e6]),
+            ("positive", lambda x: x, {1e-50: 1.2e-38}, [0, -1, -1e6], []),
+            ("category", lambda x: np.where(x < 0.5, 1.0, 2.5), {1.2: 1, 2.4: 1}, [0.9, -3], [2.5, 3]),
+        ],
+    )
+    def test_the_distribution_function_between_and_beyond_the_values(self, kind, y, same, zero, one):
+        X, y = normal(200), y(np.random.default_rng(0).uniform(size=200))
+        model = ConditionalFlowDensity(**{**TINY, "settings": {**PLAIN, "data.kinds": [f"y={kind}"]}}).fit(X, y)
+
+        def cdf(value):
+            return model.cdf(X[:3], np.full(3, value))
+
+        for value, floor in same.items():
+            if floor not in one:
+                assert np.allclose(cdf(value), cdf(floor), rtol=1e-9, atol=0)
+                assert ((cdf(value) >= 0) & (cdf(value) < 1)).all()
+        assert all((cdf(value) == 0).all() for value in zero)
+        assert all((cdf(value) == 1).all() for value in one)
+        assert (np.diff([cdf(value) for value in np.linspace(-0.5, 2.5, 31)], axis=0) >= 0).all()
+
     def test_given_columns_may_have_any_value(self):
         X, y = mixed(200), normal(200)[:, 0]
         model = ConditionalFlowDensity(**TINY).fit(X, y)

@@ -19,7 +19,7 @@ from ..spelling import quoted
 from ..transforms.dequantisation import column_steps
 from .base import FlowEstimator, Self, generator_from
 from .frames import word_columns
-from .quantiles import base_cdf, base_quantile, has_quantiles
+from .quantiles import base_cdf, base_quantile, has_quantiles, value_below
 from .rows import Array, checked_weights
 
 #: Samples of every row from which quantiles are estimated where there is no formula.
@@ -83,16 +83,21 @@ class ConditionalFlowDensity(FlowEstimator):
         return self._targets(drawn.transpose(0, 1))
 
     def cdf(self, X: ArrayLike, y: ArrayLike) -> Array:
-        """Return P(Y <= y | X) of every row, for a y of one number; uniform for new rows if the model is calibrated."""
-        rows, flow = self._pairs(X, y).x.double(), self._flow
+        """Return P(Y <= y | X) of every row, for a y of one number; uniform for new rows if the model is calibrated.
+
+        It has jumps at the values of a discrete y, is 0 below the lower bound of y, and 1 from the upper bound on.
+        """
+        flow = self._flow
         if not has_quantiles(flow.base):
             raise ValueError("cdf needs a y of one number, with a base of normals. Use the share of samples below y.")
+        values, known = value_below(self.trained_.schema.column_kinds[-1], self._checked_targets(y))
+        rows = self._pairs(X, values).x.double()
         if (step := column_steps(flow)) is not None:
             rows = rows + step / 2  # the upper end of the cell around a discrete value
         with torch.no_grad():
             below = base_cdf(flow.base, flow.transform(rows)[:, 0])
-        values: Array = (below if self._increases(rows[:1, :-1]) else 1 - below).numpy()
-        return values
+        found: Array = (below if self._increases(rows[:1, :-1]) else 1 - below).numpy()
+        return np.where(np.isnan(known[:, 0]), found, known[:, 0])
 
     def quantiles(
         self,
@@ -150,12 +155,15 @@ class ConditionalFlowDensity(FlowEstimator):
 
     def _pairs(self, X: ArrayLike, y: ArrayLike) -> Dataset:
         """Check rows and targets, and convert them to the dataset that the model takes."""
-        rows = self._new_rows(X)
-        targets = check_array(y, dtype=np.float64, ensure_2d=False, input_name="y")
-        targets = targets.reshape(len(targets), -1)
+        rows, targets = self._new_rows(X), self._checked_targets(y)
         if targets.shape != (len(rows.x), self.n_targets_):
             raise ValueError(f"y must have {len(rows.x)} rows of {self.n_targets_} numbers; got {targets.shape}.")
         return table.dataset_for_schema(with_targets(rows, targets, self.target_names_), self.trained_.schema)
+
+    def _checked_targets(self, y: ArrayLike) -> Array:
+        """Return y as an array with a column for each of its numbers."""
+        targets: Array = check_array(y, dtype=np.float64, ensure_2d=False, input_name="y")
+        return targets.reshape(len(targets), -1)
 
     def _opened(self) -> None:
         schema = self.trained_.schema

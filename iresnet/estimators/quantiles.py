@@ -6,10 +6,13 @@ too. So P(y <= t) = P(z <= F(t)), or 1 minus that if F decreases, and a quantile
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..base import Base, DiagonalNormal, FullMixture, NormalMixture
+from ..data import ColumnKind
+from .rows import Array
 
 #: Halvings of the interval that holds a quantile of a mixture: beyond the precision of float64.
 HALVINGS = 80
@@ -41,6 +44,33 @@ def base_quantile(base: Base, q: Tensor) -> Tensor:
         below = base_cdf(base, middle) < q
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return (low + high) / 2
+
+
+def value_below(kind: ColumnKind, y: Array) -> tuple[Array, Array]:
+    """Return the largest value of a column that is at most y, and P(Y <= y) where a bound tells it, else NaN.
+
+    Below the lower bound the value is that bound. Numbers are as precise as float32, as in `ColumnKind.contains`.
+
+    >>> value_below(ColumnKind("integer", lower=0.0, step=1.0), np.array([-0.3, 2.5]))
+    (array([0., 2.]), array([ 0., nan]))
+    """
+    if kind.categories:
+        numbers = np.sort([float(name) for name in kind.categories])
+        position = np.searchsorted(numbers, y, side="right") - 1
+        values, below, above = numbers[position.clip(0)], position < 0, y >= numbers[-1]
+    elif kind.name == "positive":
+        values, below, above = np.maximum(y, np.finfo(np.float32).tiny), y <= 0, np.zeros_like(y, dtype=bool)
+    else:
+        lower = -np.inf if kind.lower is None else kind.lower
+        upper = np.inf if kind.upper is None else kind.upper
+        slack = max(abs(end) for end in (lower, upper, 0.0) if np.isfinite(end)) * 2.0**-22
+        values = y
+        if kind.step is not None:
+            slack += 1e-3 * kind.step
+            near = np.minimum(1e-3 + 1e-6 * np.abs(y / kind.step), 0.5)
+            values = kind.step * np.floor(y / kind.step + near)
+        values, below, above = values.clip(lower, upper), y < lower - slack, y >= upper - slack
+    return values, np.where(below, 0.0, np.where(above, 1.0, np.nan))
 
 
 def _normals(base: Base) -> tuple[Tensor, Tensor, Tensor]:
