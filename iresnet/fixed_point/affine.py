@@ -29,8 +29,11 @@ Linearise: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 #: The largest dimension for which an approximation pays off.
 MAX_DIMENSION = 128
 
-#: The largest dimension for which Jacobians do, and the error of an approximation that suffices without them.
-FEW_DIMENSIONS, SMALL_ERROR = 8, 0.02
+#: The largest dimension for which Jacobians do.
+FEW_DIMENSIONS = 8
+
+#: The error of an approximation that suffices without Jacobians.
+SMALL_ERROR = 0.02
 
 #: Points per dimension and in addition; their scales in turn: a normalised network before and after training.
 _POINTS, _MORE, _SCALES = 2, 128, (1.0, 2.0)
