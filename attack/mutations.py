@@ -124,7 +124,8 @@ def _mutated(r: random.Random, model: nn.Module) -> str:
         name = r.choice(sorted(MUTATIONS))
         try:
             MUTATIONS[name](r, model)
-        except (tricks.NotApplicable, RuntimeError):  # torch has no such operation for what a trick made of a weight
+        # torch has no such operation for what a trick made of a weight, or cannot copy it, such as a lock
+        except (tricks.NotApplicable, RuntimeError, TypeError):
             continue
         return name
     return "nothing"
