@@ -14,6 +14,7 @@ from iresnet.report import UnusualRows, page
 from iresnet.report.document import OF_TABLES, SECTIONS
 from iresnet.report.gather import gather
 from iresnet.run import start
+from iresnet.run.contents import check_contents
 from tests.material import digits, mixed, points, table
 from tests.reading import Read
 from tests.runs import tiny
@@ -181,3 +182,11 @@ class TestUnusualRows:
         assert material.source == "a.csv"
         assert material.sizes == {"train": 61, "validation": 11, "test": 18}
         assert material.released == run.best_metrics()["step"]
+
+
+@pytest.mark.parametrize(
+    "baseline", [{"name": "x"}, {"name": "x", "value": 1.0, "gain": {}, "gain_error": 0.1, "fitted": 3}]
+)
+def test_damaged_baselines_are_refused_where_they_are_read(tmp_path, baseline):
+    with pytest.raises(ValueError, match=r"evaluation.json is damaged: baselines\[0\].*Evaluate again"):
+        check_contents({"baselines": [baseline]}, tmp_path / "evaluation.json", "Evaluate again.")

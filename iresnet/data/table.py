@@ -55,8 +55,9 @@ class Table:
 
     def select(self, columns: tuple[str, ...]) -> Table:
         """Select columns."""
-        places = [self.columns.index(name) for name in columns]
-        words = {name: cells for name, cells in self.words.items() if name in columns}
+        position, chosen = {name: i for i, name in enumerate(self.columns)}, {*columns}
+        places = [position[name] for name in columns]
+        words = {name: cells for name, cells in self.words.items() if name in chosen}
         return replace(self, columns=columns, x=self.x[:, places], words=words)
 
     def take(self, rows: NDArray[np.int64]) -> Table:

@@ -25,8 +25,9 @@ def scores(material: Material) -> Markup:
         counted = material.evaluation.get("rows")
         caption = f"Metrics on the {material.split} split" + (f", {count(counted, 'sample')}" if counted else "")
         content.append(table(caption, ["metric", "value", "error bar", "meaning"], rows, kind="figures"))
-    if found := material.evaluation.get("baselines"):
-        content.append(_baselines(found, material))
+    density, found = material.evaluation.get("density"), material.evaluation.get("baselines")
+    if density and found:
+        content.append(_baselines(density, found))
     if robust := material.evaluation.get("robustness"):
         content.append(robustness(robust, material))
     if confusion := material.evaluation.get("confusion"):
@@ -90,9 +91,8 @@ def _density_rows(d: dict[str, Any], *, integrated: bool = False) -> list[list[o
     return rows
 
 
-def _baselines(found: list[dict[str, Any]], material: Material) -> Markup:
+def _baselines(own: dict[str, Any], found: list[dict[str, Any]]) -> Markup:
     """Render the likelihood of the model between those of the baselines, and what they were fitted to."""
-    own = material.evaluation["density"]
     decimals = max(decimals_for(b.get("gain_error")) for b in found)
     rows: list[list[object]] = [["this model", fixed(own["value"], decimals), "", "", ""]]
     for b in found:

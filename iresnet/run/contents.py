@@ -93,6 +93,9 @@ EVALUATION: Spec = {
     "of": COUNT,
     "error": _error_fields("value"),
     "density": _fields_of(evaluate.Density, "value", "unit"),
+    "baselines": [
+        _fields_of(evaluate.Baseline, "name", "value", "gain", "gain_error", "fitted", value=NUMBER, gain=NUMBER)
+    ],
     "inverse": _fields_of(evaluate.Inverse, "rows", "proven"),
     "tightening": {"predictions_changed!": COUNT, "rows!": COUNT, "layers!": COUNT},
     "confusion": SQUARE,
