@@ -12,6 +12,11 @@ from .logdet import Estimator
 from .transform import Transform, check_context
 
 
+def is_single(context: Tensor | None) -> bool:
+    """Whether this is one context without a batch dimension; of integers, such as classes, it is a batch."""
+    return isinstance(context, Tensor) and context.is_floating_point() and context.dim() == 1
+
+
 def check_contexts(transform: Transform, context: Tensor) -> None:
     """Refuse a context that is not a batch of vectors, or of integers (such as classes), one or more per sample."""
     check_context(transform, context)
@@ -27,11 +32,10 @@ class FlowDistribution(torch.distributions.Distribution):
     has_rsample = True
 
     def __init__(self, flow: Any, context: Tensor | None) -> None:
-        single = isinstance(context, Tensor) and context.is_floating_point() and context.dim() == 1
         if context is not None:
-            check_contexts(flow.transform, context[None] if single else context)
+            check_contexts(flow.transform, context[None] if is_single(context) else context)
         self.flow, self.context = flow, context
-        batch = torch.Size(() if context is None or single else (len(context),))
+        batch = torch.Size(() if context is None or is_single(context) else (len(context),))
         super().__init__(batch, torch.Size(flow.event_shape or flow.base.shape), validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> FlowDistribution:

@@ -21,7 +21,7 @@ from .base import Base, check_base
 from .batch import Shape, check_batch, dimension
 from .certificate import residual_blocks, unknown_parts, unlisted_blocks
 from .compiled import is_logdet_opaque, opaque_logdet, opaque_logdet_function
-from .distribution import FlowDistribution, check_contexts
+from .distribution import FlowDistribution, check_contexts, is_single
 from .fixed_point import Solver
 from .inverse import Decoder
 from .logdet import EVAL_SEED, EXACT_UP_TO, CertifiedSeries, Estimator
@@ -129,8 +129,9 @@ class Flow(nn.Module):
         """
         if self.event_shape is None or not isinstance(x, Tensor) or torch.compiler.is_compiling():
             return cast(Tensor, self(x, context, estimator=estimator, generator=generator))
-        single = isinstance(context, Tensor) and context.is_floating_point() and context.dim() == 1
-        one_each = not isinstance(context, Tensor) or (not single and len(context) == len(x))
+        # What is no batch of contexts gets the sentence of a call.
+        is_batch = isinstance(context, Tensor) and context.dim() > 0 and not is_single(context)
+        one_each = len(cast(Tensor, context)) == len(x) if is_batch else not is_single(context)
         if x.dim() == 1 + len(self.event_shape) and one_each:
             return cast(Tensor, self(x, context, estimator=estimator, generator=generator))
         return self.given(context).log_prob(x, estimator=estimator, generator=generator)

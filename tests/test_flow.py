@@ -303,6 +303,8 @@ class TestConditional:
         torch.testing.assert_close(flow.log_prob(x, c), right)
         torch.testing.assert_close(flow.log_prob_with_error(x, c).value, right)
         chain = flow.transform
+        with pytest.raises(ValueError, match="context must have a batch dimension"):
+            flow.log_prob(x, c[0])
         for call in (flow, chain, chain.solve, chain.inverse, chain[1], chain[1].g, lambda x, c: flow.sample(4, c)):
             with pytest.raises(ValueError, match="context must have a batch dimension"):
                 call(x, c)
