@@ -93,12 +93,12 @@ def results_table(path: Path, words: list[str]) -> str:
 
 def _select(path: Path, words: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
     """The columns that a marker names, and the rows that it selects."""
-    wanted = dict(word.split("=", 1) for word in words if "=" in word.strip("<>= "))
+    wanted = [word for word in words if "=" in word.strip("<>= ")]
     found = read(path)
-    rows = [r for r in found.rows if all(_fits(r, key, value) for key, value in wanted.items())]
+    rows = [r for r in found.rows if all(_fits(r, *word.split("=", 1)) for word in wanted)]
     if wanted and not rows:
-        raise ValueError(f"no row of {path.name} has {wanted}. Change the marker, or measure such a row.")
-    columns = [word for word in words if word.split("=", 1)[0] not in wanted]
+        raise ValueError(f"no row of {path.name} has {' '.join(wanted)}. Change the marker, or measure such a row.")
+    columns = [word for word in words if word not in wanted]
     if "seeds" in columns:
         rows = [{"seeds": len(found.runs[row["run"]].get("seeds", [])), **row} for row in rows]
     return columns, rows
