@@ -218,6 +218,7 @@ class Flow(nn.Module):
     ) -> Tensor:
         """Draw samples of shape `shape` + (context batch) + event shape, with every block's solve proven.
 
+        A context of real numbers without a batch dimension is a single one: `flow.sample((1000,), observation)`.
         In eval mode on a GPU they come from an `Inverter`, which the first call prepares (this takes seconds) and later
         calls use until the transform changes. It is kept, with its memory, in `decoder.inverter`.
         """
@@ -245,7 +246,8 @@ class Flow(nn.Module):
         if self.training and uninitialised(self):
             raise ValueError(
                 "the first batch in training initialises ActNorms and principal axes, and must not be samples; "
-                "call the flow on data first, or flow.eval() to sample it as it is."
+                "call the flow on data first, or flow.eval() to sample it as it is. (Without data, as in variational "
+                "inference, call it on noise first.)"
             )
         count, flat, batch = _expand_context(self, shape, context)
         with outermost_call(self, self.base.mean.new_zeros(1, 1)):
@@ -321,6 +323,7 @@ def _expand_context(flow: Flow, shape: Shape, context: Tensor | None) -> tuple[i
     count = math.prod(shape)
     if context is None:
         return count, None, ()
-    check_contexts(flow.transform, context)
-    repeated = context.expand(count, *context.shape).flatten(0, 1)
-    return count * len(context), repeated, (len(context),)
+    contexts = context[None] if (single := is_single(context)) else context
+    check_contexts(flow.transform, contexts)
+    repeated = contexts.expand(count, *contexts.shape).flatten(0, 1)
+    return count * len(contexts), repeated, () if single else (len(contexts),)
