@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
+from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily, MultivariateNormal, Normal
 from torch.optim.swa_utils import AveragedModel
 
 from iresnet import (
@@ -324,6 +324,12 @@ class TestConditional:
         assert p.expand((5,)).sample(shape).shape == (*shape, 5, 2)
         with pytest.raises(ValueError, match=r"x must have shape \(..., 2\); got \(4, 3, 5\)"):
             p.log_prob(normal(4, 3, 5))
+
+    def test_it_is_a_component_of_torchs_mixtures(self, flow):
+        """Trap: without a support, torch's mixtures and transformed distributions warn, or refuse to validate."""
+        mixture = MixtureSameFamily(Categorical(torch.ones(4, dtype=DOUBLE)), flow.given(normal(4, 3)))
+        assert mixture.support.event_dim == 1
+        assert mixture.log_prob(mixture.sample((5,))).shape == (5,)
 
     @pytest.mark.parametrize("contexts", [1, 4])
     @pytest.mark.parametrize("lead", [(), (1,), (4,), (1, 1), (6, 1), (6, 4), (2, 6, 4)], ids=str)
