@@ -538,7 +538,7 @@ class TestText:
         splits = self.load(tmp_path, "0,1,kind\n1,2,a\n3,4,b\n5,6,a\n7,8,b\n", label="kind", test=1, validation=1)
         assert splits.schema.columns == ("0", "1")
 
-    @pytest.mark.parametrize("missing", ["", "NA", "nan"])
+    @pytest.mark.parametrize("missing", ["", "NA", "nan", "?"])
     def test_a_missing_label_in_the_first_line_makes_no_header(self, tmp_path, missing):
         splits = self.load(tmp_path, f"1,2,{missing}\n3,4,1\n5,6,0\n7,8,1\n", label="x2", test=1, validation=1)
         assert len(all_rows(splits)) == 4

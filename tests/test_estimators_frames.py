@@ -144,6 +144,13 @@ class TestKinds:
             FlowDensity(**TINY).fit(X)
         assert FlowDensity(**{**TINY, **with_kinds("plan=category")}).fit(X).trained_.schema.kinds[1].name == "category"
 
+    def test_a_mark_of_missing_cells_is_named(self):
+        X = customers().astype({"visits": str})
+        X.loc[3, "visits"] = "?"
+        sentence = r"column 'visits' holds '\?', .* missing cell, fill .*: X.replace\('\?', float\('nan'\)\).dropna"
+        with pytest.raises(ValueError, match=sentence):
+            FlowDensity(**TINY).fit(X)
+
     def test_words_that_name_the_rows_are_refused(self):
         X = customers(60).assign(plan=[f"customer {i}" for i in range(60)])
         with pytest.raises(ValueError, match="which is not a number"):

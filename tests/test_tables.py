@@ -289,6 +289,18 @@ class TestMissing:
         assert sorted(all_rows(splits)[:, 0].tolist()) == [1, 9, 11, 13]
         assert sorted(row for part in splits.parts.values() for row in part.rows) == [0, 4, 5, 6]
 
+    @pytest.mark.parametrize("mark", ["?", " - ", "#N/A", "<NA>"])
+    def test_marks_in_columns_of_numbers(self, tmp_path, mark):
+        """Of a UCI table, a spreadsheet or pandas. Among categories, a mark is one of them."""
+        text = f"a,b,kind\n1,2,x\n3,{mark},y\n5,6,{mark}\n7,8,y\n9,{mark},x\n11,12,y\n"
+        path, kind = write(tmp_path, text), ("kind=category",)
+        sentence = r"is not a number in line 3, column 'b'\..* 2 cells in 2 rows are missing; --missing drop"
+        with pytest.raises(ValueError, match=sentence):
+            load(settings(path, kinds=kind))
+        splits = load(settings(path, kinds=kind, missing="drop"))
+        assert sorted(all_rows(splits)[:, 0].tolist()) == [1, 5, 7, 11]
+        assert splits.schema.kinds[2].categories == tuple(sorted([mark.strip(), "x", "y"]))
+
     def test_in_a_new_file(self, tmp_path):
         schema = Schema((2,), columns=("a", "b"), id="kind")
         data = read(write(tmp_path, self.TEXT), schema, skip_missing=True)

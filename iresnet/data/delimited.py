@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from ..spelling import quoted, with_path
 from . import arrow
 from .choice import ColumnChoice, ColumnChooser, text_columns
-from .labels import EMPTY, class_name
+from .labels import EMPTY, class_name, is_missing_number
 from .lines import Line, Lines
 from .numerals import DECIMAL_COMMA, is_number, is_numeric, parse_number
 from .table import Table, check_names, holds_words, label_hint, missing_count, refuse_cell
@@ -244,7 +244,7 @@ class _Decimal:
 
     def parse(self, cell: str, skip_missing: bool) -> float | None:
         """Return the number in a cell, NaN for a missing one that may be skipped, and None for other text."""
-        if skip_missing and class_name(cell) == EMPTY:
+        if skip_missing and is_missing_number(cell):
             return math.nan
         if is_number(cell):
             self.point = self.point or (cell if "." in cell else "")
@@ -279,19 +279,20 @@ def _refuse(path: Path, head: Head, at: Line, bad: int, above: Sequence[float]) 
     remedy = ""
     if choice.suggest_label:
         remedy = label_hint(column, chain(above, [picked[bad]], (cells[choice.columns[bad]] for _, cells in below)))
-    if not remedy and class_name(picked[bad]) == EMPTY:
-        if below and not above and all(class_name(cells[choice.columns[bad]]) == EMPTY for _, cells in below):
+    if not remedy and is_missing_number(picked[bad]):
+        if below and not above and all(is_missing_number(cells[choice.columns[bad]]) for _, cells in below):
             refuse_cell(path, picked[bad], f"line {line}", column, f" It has none: --drop {shlex.quote(column)}.")
-        positions = choice.columns
-        here, rows = sum(class_name(cell) == EMPTY for cell in picked), 1
+        here, rows = sum(map(is_missing_number, picked)), 1
         with suppress(ValueError, csv.Error):  # a line below that cannot be read either is not counted
             for _, cells in chain(below, head.rows):
-                count = sum(class_name(cells[i]) == EMPTY for i in positions)
+                numbers = (cells[i] for i in choice.columns if i not in choice.words)
+                count = sum(map(is_missing_number, numbers)) + sum(class_name(cells[i]) == EMPTY for i in choice.words)
                 here, rows = here + count, rows + bool(count)
         remedy = missing_count(here, rows)
     refuse_cell(path, picked[bad], f"line {line}", column, remedy)
 
 
 def _is_header(first: Sequence[str], second: Sequence[str], known: Collection[str]) -> bool:
-    text_above = (class_name(a) and not is_numeric(a) and is_numeric(b) for a, b in zip(first, second, strict=False))
+    above = zip(first, second, strict=False)
+    text_above = (not is_missing_number(a) and not is_numeric(a) and is_numeric(b) for a, b in above)
     return not any(map(is_numeric, first)) or any(cell in known for cell in first) or any(text_above)
