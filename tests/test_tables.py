@@ -19,6 +19,7 @@ from iresnet.config import dump, parse
 from iresnet.data import DataSettings, Schema, arrow, load, read
 from iresnet.data.choice import ColumnChoice, TableOptions, choose_training_columns
 from iresnet.data.columns import POSITIVE, REAL, ColumnKind
+from iresnet.data.delimited import format_csv
 from iresnet.evaluate import column_gains, robustness
 from iresnet.run import Run, start
 from tests.runs import tiny
@@ -335,6 +336,20 @@ class TestText:
             [3.5, np.float32(2.1)],
             [-1.5, 4],
         ]
+
+    def test_a_bar_separates_where_nothing_else_does(self, tmp_path):
+        schema = Schema((2,), columns=("a", "b"))
+        assert read(write(tmp_path, "a|b\n1|2.5\n3|4\n"), schema).x.tolist() == [[1, 2.5], [3, 4]]
+        schema = Schema((2,), columns=("p(a|b|c)", "b"))
+        assert read(write(tmp_path, "p(a|b|c),b\n1,2\n3,4\n"), schema).x.tolist() == [[1, 2], [3, 4]]
+        text = format_csv(["p(a|b)"], [[1.0], [2.0]])  # one column that is called so
+        assert read(write(tmp_path, text), Schema((1,), columns=("p(a|b)",))).x.tolist() == [[1], [2]]
+
+    def test_a_separator_at_the_end_of_every_line_makes_no_column(self, tmp_path):
+        splits = load(settings(write(tmp_path, "a,b,\n" + "".join(f"{i},{i % 7}.5,\n" for i in range(20)))))
+        assert splits.schema.columns == ("a", "b")
+        numbered = "".join(f"{i},{i},{i % 7}.5,\n" for i in range(20))  # and a first one that numbers the rows
+        assert load(settings(write(tmp_path, f",a,b,\n{numbered}"))).schema.columns == ("a", "b")
 
     @pytest.mark.parametrize(
         ("text", "sentence"),

@@ -1,5 +1,5 @@
 """Tables as text: CSV in UTF-8, separated by commas, semicolons or tabs: whichever the first line has most of, except
-that in 3,5;2,1 the commas are decimal signs.
+that in 3,5;2,1 the commas are decimal signs; or by | if it has none of these.
 
 The first line is a header if none of its cells is a number, if one of them is an expected column name, or if one of
 them is text above a number. Without a header the columns are called x0, x1, ... Errors name the line. Files that end in
@@ -41,7 +41,7 @@ LOOK_AHEAD = 1000  # lines read where a cell is not a number, to see whether its
 
 FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # the last four are full-width = + - @
 THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2},[0-9]{3}")
-SEPARATORS = re.compile(r'[",;\t\r\n]')
+SEPARATORS = re.compile(r'[",;|\t\r\n]')
 
 
 def read_delimited(path: Path, choose: ColumnChooser, known: Collection[str] = ()) -> Table:
@@ -169,10 +169,25 @@ def _read_head(path: Path, lines: Iterator[Line], choose: ColumnChooser, known: 
         raise ValueError(f"{path} is empty. Give a table with at least one row.")
     first = [_unescape(cell.strip()) for cell in head[0][1]]
     header = _is_header(first, head[1][1] if len(head) > 1 else [], known)
-    numbered = len(first) > 1 and len(head) > 1 and head[1][1][0].isdecimal()
-    names = check_names(path, first, numbered=numbered) if header else [f"x{i}" for i in range(len(first))]
+    names = (
+        check_names(path, first, unnamed=_unnamed(head[1][1] if len(head) > 1 else []))
+        if header
+        else [f"x{i}" for i in range(len(first))]
+    )
     choice, rows = _find_words(choose(path, names, header), chain(head[header:], lines))
     return Head(names, choice, head[0][0] if header else 0, rows)
+
+
+def _unnamed(cells: Sequence[str]) -> set[int]:
+    """Return the positions that need no name, by the line below the header.
+
+    These are the first, where it numbers the rows, as pandas writes it, and the last, where it is empty, since programs
+    write a separator after every cell.
+    """
+    last = len(cells) - 1
+    return {
+        i for i, marks in ((0, str.isdecimal), (last, lambda cell: not cell.strip())) if last > 0 and marks(cells[i])
+    }
 
 
 def _find_words(choice: ColumnChoice, rows: Iterator[Line]) -> tuple[ColumnChoice, Iterator[Line]]:

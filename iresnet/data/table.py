@@ -11,7 +11,7 @@ Parquet files.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,14 +77,16 @@ class Table:
         )
 
 
-def check_names(path: Path, names: list[str], *, numbered: bool = False) -> list[str]:
+def check_names(path: Path, names: list[str], *, unnamed: Collection[int] = ()) -> list[str]:
     """Return the column names of a file if they are unique and none is empty.
 
-    `numbered`: the first column numbers the rows, as pandas writes it, and has no name; no column choice includes it.
+    Columns at the positions `unnamed` need no name, and no column choice includes them.
     """
     seen: set[str] = set()
     for i, name in enumerate(names):
-        if not name and not (numbered and i == 0):
+        if not name:
+            if i in unnamed:
+                continue
             raise ValueError(f"{path}: column {i + 1} has no name. Name it, or remove it if it only numbers the rows.")
         if name in seen:
             raise ValueError(f"{path}: two columns are called {quoted(name)}. Give every column a unique name.")
@@ -101,7 +103,10 @@ def label_hint(column: str, cells: Iterable[object]) -> str:
     name = shlex.quote(column)
     if _names_rows(len(set(map(str, filled))), len(filled)):
         return f" If it names the rows: --id {name}; else leave it out: --drop {name}."
-    return f" If it holds the classes, name it: --label {name}. If it is data, a category: --kind {name}=category."
+    return (
+        f" If it holds the classes, name it: --label {name}. If it is data, a category: --kind {name}=category. "
+        f"Else leave it out: --drop {name}."
+    )
 
 
 def _names_rows(distinct: int, rows: int) -> bool:
