@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 import torch
 
+from iresnet.cli.train import describe_table
 from iresnet.config import dump, parse
 from iresnet.data import DataSettings, Schema, arrow, load, read
 from iresnet.data.choice import ColumnChoice, TableOptions, choose_training_columns
 from iresnet.data.columns import POSITIVE, REAL, ColumnKind
 from iresnet.data.delimited import format_csv
 from iresnet.evaluate import column_gains, robustness
+from iresnet.presets import Experiment
 from iresnet.run import Run, start
 from tests.runs import tiny
 from tests.test_data_sources import Frame, Series, all_rows
@@ -247,6 +249,17 @@ class TestDetected:
         assert "A category that is to be predicted is named by --label." in text
         assert "--set steps=1 --out" in text.replace("\n", "")  # the same command has the same settings
         assert "Left out, since every row has the same value there: fixed, mode.\n" in text
+
+
+@pytest.mark.parametrize(
+    ("column", "said"), [("i", True), ("i + 1", True), ("-i", True), ("2 * i", False), ("i // 2", False)]
+)
+def test_a_column_that_numbers_the_rows_is_named(tmp_path, column, said):
+    """Trap: a model of it calls every new row an anomaly, whose number is beyond those of the training rows."""
+    text = "Id,a\n" + "".join(f"{eval(column, {'i': i})},{(7 * i) % 11}.5\n" for i in range(60))
+    splits = load(settings(write(tmp_path, text)))
+    lines = describe_table(Experiment(), splits)
+    assert ("Id numbers the rows, of which a model learns nothing: --id Id leaves it out." in lines) == said
 
 
 def test_choosing_among_many_columns_takes_no_quadratic_time():
