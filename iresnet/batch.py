@@ -17,6 +17,11 @@ Shape: TypeAlias = tuple[int, ...]
 def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:
     """Refuse a tensor that is not a batch: wrong dtype, no batch dimension, empty, or the wrong shape."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
+        if isinstance(x, list | tuple) and x and isinstance(x[0], Tensor):
+            raise ValueError(
+                f"{name} must be one tensor; got {len(x)} in a {type(x).__name__}, as a DataLoader gives "
+                f"them. Use {name}[0], or for ({name},) in loader."
+            )
         got, tensor = (x.dtype, name) if isinstance(x, Tensor) else (type(x).__name__, f"torch.as_tensor({name})")
         raise ValueError(f"{name} must be a floating-point tensor; got {got}. Convert it with {tensor}.float() first.")
     if x.dim() < 2:
@@ -27,7 +32,10 @@ def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:
     if x.numel() == 0:
         raise ValueError(f"{name} must hold at least one sample; got an empty batch of shape {tuple(x.shape)}.")
     if shape is not None and tuple(x.shape[1:]) != shape:
-        raise ValueError(f"{name} must have shape (batch, {', '.join(map(str, shape))}); got {tuple(x.shape)}.")
+        lead = x.dim() - len(shape)
+        remedy = f" Flatten its batch dimensions: {name}.flatten(0, {lead - 1})." if x.shape[lead:] == shape else ""
+        expected = f"(batch, {', '.join(map(str, shape))})"
+        raise ValueError(f"{name} must have shape {expected}; got {tuple(x.shape)}.{remedy}")
 
 
 def check_is_batch(context: Tensor) -> None:

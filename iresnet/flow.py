@@ -213,18 +213,22 @@ class Flow(nn.Module):
         context: Tensor | None = None,
         *,
         generator: torch.Generator | None = None,
+        temperature: float = 1.0,
         tolerance: float | None = None,
         solver: Solver | None = None,
     ) -> Tensor:
         """Draw samples of shape `shape` + (context batch) + event shape, with every block's solve proven.
 
         A context of real numbers without a batch dimension is a single one: `flow.sample((1000,), observation)`.
+        Below a `temperature` of 1, codes are closer to their mean: cleaner samples, not those of the density.
         In eval mode on a GPU they come from an `Inverter`, which the first call prepares (this takes seconds) and later
         calls use until the transform changes. It is kept, with its memory, in `decoder.inverter`.
         """
         shape = _sample_shape(shape)
+        if not 0 <= temperature < math.inf:
+            raise ValueError(f"temperature must be finite and at least 0; got {temperature}.")
         count, flat, batch = _expand_context(self, shape, context)
-        z = self.base.rsample(count, generator)
+        z = self.base.rsample(count, generator, temperature=temperature)
         x = self.decoder(self.transform, z, flat, tolerance=tolerance, solver=solver)
         return x.reshape(*shape, *batch, *x.shape[1:])
 

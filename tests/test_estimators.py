@@ -465,6 +465,10 @@ class TestClassifier:
         with pytest.raises(ValueError, match="FlowClassifier needs a preset with objective.kind hybrid or classificat"):
             fitted(FlowClassifier, skewed(60), preset="table-density")
 
+    def test_steps_that_are_text_are_refused(self):
+        with pytest.raises(ValueError, match="training.steps must be an integer; got '30'"):
+            FlowClassifier(max_steps="30").fit(skewed(30), np.arange(30) % 2)
+
     def test_one_class_is_refused(self):
         with pytest.raises(ValueError, match="at least two classes; y has only 1 class"):
             FlowClassifier().fit(normal(30), np.ones(30))

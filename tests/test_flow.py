@@ -659,6 +659,17 @@ class TestRefusals:
             with pytest.raises(ValueError, match=r"shape must be a number of samples, at least 1, .* Use flow.sample"):
                 draw(shape)
 
+    def test_at_a_temperature_of_zero_samples_are_decoded_means(self):
+        flow, head = flow_of(), nn.Linear(2, 3).double()
+        at_mean = flow.transform.inverse(flow.base.mean[None])
+        for model in (flow, Hybrid(flow.transform, flow.base, head).eval()):
+            torch.testing.assert_close(model.sample((3,), temperature=0.0), at_mean.expand(3, -1))
+            wide = model.sample((500,), generator=seeded())
+            assert model.sample((500,), generator=seeded(), temperature=0.5).std() < wide.std()
+            for bad in (-1.0, math.inf, math.nan):
+                with pytest.raises(ValueError, match="temperature must be finite and at least 0; got"):
+                    model.sample((3,), temperature=bad)
+
     def test_what_is_no_base_is_refused_when_the_model_is_built(self):
         base = MultivariateNormal(torch.zeros(2), torch.eye(2))
         for build in (lambda: Flow(ActNorm(2), base), lambda: Hybrid(ActNorm(2), base, nn.Linear(2, 3))):
@@ -678,6 +689,14 @@ class TestRefusals:
             (torch.zeros(4, 3), r"x must have shape \(batch, 2\); got \(4, 3\)"),
             (torch.zeros(4, 2, 1), r"x must have shape \(batch, 2\); got \(4, 2, 1\)"),
             (torch.zeros(2), "x must have a batch dimension"),
+            (
+                torch.zeros(5, 4, 2),
+                r"x must have shape \(batch, 2\); got \(5, 4, 2\). .*s: x.flatten\(0, 1\)",
+            ),
+            (
+                [torch.zeros(4, 2)],
+                r"x must be one tensor; got 1 in a list, as a DataLoader .* or for \(x,\) in",
+            ),
             (torch.zeros(0, 2), "x must hold at least one sample"),
             (torch.zeros(4, 2, dtype=torch.int32), "x must be a floating-point tensor; got torch.int32"),
             (torch.tensor([[0.0, 0.0], [math.nan, 0.0]]), "x must be finite; sample 1 of 2"),

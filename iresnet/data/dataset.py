@@ -114,6 +114,15 @@ class Dataset:
         return digest.hexdigest()[:16]
 
 
+def check_dataset(data: object) -> None:
+    """Refuse what is not a dataset, such as a tensor of samples."""
+    if not isinstance(data, Dataset):
+        raise ValueError(
+            f"data must be a Dataset; got {type(data).__name__}. For real numbers x, without labels, use "
+            "data.Dataset(x, None, data.Schema(tuple(x.shape[1:])))."
+        )
+
+
 def concatenate(parts: Sequence[Dataset]) -> Dataset:
     """Concatenate datasets of one schema; weights are for those that are whole."""
     x = torch.cat([part.x for part in parts])

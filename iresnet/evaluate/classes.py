@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..classifier import Classifier
 from ..data import Dataset
+from ..data.dataset import check_dataset
 from ..data.labels import MISSING
 from ..data.units import bin_centres
 from ..hybrid import Hybrid
@@ -50,6 +51,7 @@ def as_classifier(model: nn.Module, wish: str = "classes need a head") -> Classi
 @torch.no_grad()
 def logits(model: nn.Module, data: Dataset) -> Tensor:
     """Compute the logits of every sample; integers are placed at the centres of their bins."""
+    check_dataset(data)
     view = as_classifier(model)
     dtype = next((p.dtype for p in view.parameters()), torch.float32)
     return in_chunks(lambda x: view(bin_centres(x, data.schema.levels).to(dtype)), data.x, CHUNK)
@@ -64,6 +66,7 @@ def error(model: nn.Module, data: Dataset) -> Error:
 
 def require_labels(data: Dataset) -> Tensor:
     """Return the labels of a dataset; raise a `ValueError` if it has none."""
+    check_dataset(data)
     if data.y is None or not bool((data.y != MISSING).any()):
         raise ValueError(
             "this metric needs labels; the dataset has none. Name the label column, or use `iresnet score`."

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..certificate import residual_blocks
 from ..data import Dataset, Schema
+from ..data.dataset import check_dataset
 from ..data.units import nats_per_unit, unit_name
 from ..flow import Flow, LogProb
 from ..hybrid import Hybrid
@@ -112,6 +113,7 @@ def log_prob_draws(
     `shared`, all samples get the same noise and probes, so that ln p of one does not depend on the others. `tolerance`
     is that of `AdaptiveRoulette`: the larger, the fewer terms and the more noise.
     """
+    check_dataset(data)
     seeds = draw_seeds(model, data.schema, count, seed)
     return Likelihoods(model, data.schema, data.x.device, seeds, shared=shared, tolerance=tolerance)(data)
 
@@ -206,6 +208,7 @@ def has_errors(model: nn.Module, schema: Schema) -> bool:
 
 def check_mean(data: Dataset) -> None:
     """Refuse a dataset whose mean log-likelihood has no standard error, or is infinite."""
+    check_dataset(data)
     check_mean_counts(len(data), int((~data.schema.inside(data.x)).sum()))
 
 
@@ -264,6 +267,7 @@ def log_likelihood(
 
     With a `tolerance`, in nats, every sample gets as many draws as a standard error below it needs, from 4 to 16.
     """
+    check_dataset(data)
     with suitable_threads(0):  # first: what it proves is used by all threads
         bias, proven = bound_bias(model, data.schema)
     if tolerance is None or not has_errors(model, data.schema):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..chain import Chain
 from ..data import Dataset
+from ..data.dataset import check_dataset
 from ..data.units import bin_centres
 from ..fixed_point import Solver
 from ..inverse import Decoder
@@ -101,6 +102,7 @@ def reconstruct(
     solver: Solver | None = None,
 ) -> tuple[ChainSolution, Tensor]:
     """Encode samples and invert their codes; return the solution and the inputs (integers at their bin centres)."""
+    check_dataset(data)
     transform, x = _copy_transform(model, precision), bin_centres(data.x, data.schema.levels).to(precision)
     return _solve(transform, _map_chunks(transform, x), tolerance=tolerance, solver=solver), x
 

@@ -21,6 +21,7 @@ from ..migration import FORMER_FILES
 from ..models import INVERSES, Network
 from ..presets import Experiment
 from ..results import provenance
+from ..spelling import quoted
 from ..train import Report, TrainingError, checkpoint, train
 from ..train.checkpoint import Checkpoint
 from ..train.distributed import ALONE, Group
@@ -67,6 +68,8 @@ def start(
     `loggers` get the metrics besides log.csv and TensorBoard's file. `group` are the processes that train it; this is
     rank 0, and the others call `follow`.
     """
+    if not isinstance(experiment, Experiment):
+        raise ValueError(f"experiment must be an Experiment; got {quoted(experiment)}. Use presets.find(name).")
     splits = data.load(experiment.data) if splits is None else splits
     if experiment.objective.kind != "classification":
         refuse_degenerate_columns(splits.train)
