@@ -695,6 +695,11 @@ class TestHostile:
         assert text.endswith("Save codes with numpy.save.\n")
 
 
+@pytest.mark.parametrize("words", [(), ("train",), ("data", "list")], ids=str)
+def test_help_has_a_short_name(call, words):
+    assert call(*words, "-h") == call(*words, "--help")
+
+
 def test_help_names_the_demo_and_debug(call):
     code, text = call("--help")
     assert code == 0
