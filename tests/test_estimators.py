@@ -754,6 +754,16 @@ class TestRunFolders:
         with (tmp_path / "scores.csv").open() as file:
             assert [row["class"] for row in csv.DictReader(file)] == model.predict(X).tolist()
 
+    def test_anomaly_scores_are_those_of_the_command(self, call, tmp_path):
+        model, X = example(FlowOutlierDetector), np.vstack([skewed(30, seed=1), [[-50.0, -50.0]]])
+        folder, path = model.save(tmp_path / "run"), tmp_path / "new.csv"
+        pd.DataFrame(X, columns=["x0", "x1"]).to_csv(path, index=False)
+        assert call("score", folder, path, "--out", tmp_path / "scores.csv")[0] == 0
+        with (tmp_path / "scores.csv").open() as file:
+            scores = [float(row["anomaly"]) for row in csv.DictReader(file)]
+        assert model.anomaly(X).tolist() == pytest.approx(scores, abs=1e-4)
+        assert model.anomaly(X)[-1] == 1  # a negative number in a positive column
+
     def test_the_commands_take_a_conditional_density(self, call, tmp_path):
         model, X = example(ConditionalFlowDensity), skewed(30, seed=1)
         folder = model.save(tmp_path / "run")
