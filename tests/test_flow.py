@@ -659,6 +659,15 @@ class TestRefusals:
             with pytest.raises(ValueError, match=r"shape must be a number of samples, at least 1, .* Use flow.sample"):
                 draw(shape)
 
+    def test_a_seed_is_no_generator(self):
+        flow = flow_of()
+        series = {"estimator": PowerSeries(5), "generator": 0}
+        for draw in (lambda: flow.sample((3,), generator=0), lambda: flow(normal(4, 2), **series)):
+            with pytest.raises(
+                ValueError, match=r"must be a torch.Generator; got 0. Use torch.Generator\(\).manual_see"
+            ):
+                draw()
+
     def test_at_a_temperature_of_zero_samples_are_decoded_means(self):
         flow, head = flow_of(), nn.Linear(2, 3).double()
         at_mean = flow.transform.inverse(flow.base.mean[None])
