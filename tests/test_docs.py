@@ -236,6 +236,11 @@ class TestGeneratedParts:
         with pytest.raises(ValueError, match="no row of table2.json has model=c=1.9. Change the marker"):
             tables.render(page, ROOT / "results")
 
+    def test_a_value_does_not_begin_a_line_where_markdown_would_end_the_paragraph(self):
+        page = "- An error of\n  <!-- value:table2 paper dataset=cifar10 model=c=0.9 epochs=200 -->?<!-- /value --> %."
+        with pytest.raises(ValueError, match="must not begin a line: Markdown would end the paragraph"):
+            tables.render(page, ROOT / "results")
+
     def test_a_value_stands_inside_a_sentence(self):
         text = 'An error of <!-- value:table2 "error %" dataset=cifar10 model=ResNet-164 -->?<!-- /value --> %.'
         assert "-->9.12<!-- /value --> %." in tables.render(text, ROOT / "results")

@@ -43,11 +43,14 @@ SECTION = re.compile(
     r"(?s:.*?)^(?P<closing><!-- /(?P=kind) -->)$",
     re.MULTILINE,
 )
+AT_LINE_START = re.compile(r"^\s*<!-- value:", re.MULTILINE)  # there Markdown ends the paragraph
 VALUE = re.compile(r"(?P<opening><!-- value:(?P<name>[\w.-]+)(?P<words>.*?) -->).*?(?P<closing><!-- /value -->)")
 
 
 def render(text: str, results: Path) -> str:
     """The page `text` with its generated parts; `results` is the folder of the results files."""
+    if AT_LINE_START.search(text):
+        raise ValueError("A '<!-- value:' must not begin a line: Markdown would end the paragraph. Put a word before it.")
     opened = len(OPENING.findall(text))
     text, tables = SECTION.subn(lambda section: _section(section, results), text)
     text, values = VALUE.subn(lambda found: _value(found, results), text)
