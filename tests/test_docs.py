@@ -247,7 +247,7 @@ class TestGeneratedParts:
 
     def test_a_value_needs_one_row(self):
         with pytest.raises(ValueError, match="a value needs one column and one row of table2.json; got 1 and"):
-            tables.render("<!-- value:table2 epochs dataset=cifar10 --><!-- /value -->", ROOT / "results")
+            tables.render("In <!-- value:table2 epochs dataset=cifar10 --><!-- /value -->", ROOT / "results")
 
     def test_a_column_can_have_another_heading(self):
         page = '<!-- results:table2 dataset=cifar10 "epochs as passes" -->\n<!-- /results -->'

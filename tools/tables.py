@@ -50,7 +50,7 @@ VALUE = re.compile(r"(?P<opening><!-- value:(?P<name>[\w.-]+)(?P<words>.*?) -->)
 def render(text: str, results: Path) -> str:
     """The page `text` with its generated parts; `results` is the folder of the results files."""
     if AT_LINE_START.search(text):
-        raise ValueError("A '<!-- value:' must not begin a line: Markdown would end the paragraph. Put a word before it.")
+        raise ValueError("A '<!-- value:' must not begin a line: Markdown would end the paragraph. Move a word there.")
     opened = len(OPENING.findall(text))
     text, tables = SECTION.subn(lambda section: _section(section, results), text)
     text, values = VALUE.subn(lambda found: _value(found, results), text)
