@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from iresnet import Chain, DiagonalNormal, Flow, ResidualBlock, Squeeze, certify, contractive_mlp
+from iresnet import Chain, DiagonalNormal, Flow, ResidualBlock, Squeeze, certify, constrain_, contractive_mlp
 from iresnet.transform import UNKNOWN
 from iresnet.transforms import AdditiveCoupling, AffineCoupling, Alternate, Checkerboard, Halves, preserves_volume
 from iresnet.transforms.conditioner import NormalisedConv2d, ResidualConvolutions, bottleneck, convnet, mlp
@@ -226,6 +226,11 @@ def shadowed():
     return split
 
 
+class Noisy(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + torch.rand_like(x)
+
+
 class TestUsersOwn:
     """Trap: a split is no module, so that nothing verified its class."""
 
@@ -248,6 +253,20 @@ class TestUsersOwn:
         assert Flow(chain, DiagonalNormal(2)).proof_status((2,)) == (False, False)
         assert not preserves_volume(coupling)
         assert coupling.stretch((2,)) == UNKNOWN
+
+    @pytest.mark.parametrize(
+        ("conditioner", "reason"),
+        [
+            (lambda: torch.fx.symbolic_trace(Noisy(2, 2)), "Noisy is a user's own layer"),
+            (lambda: constrain_(nn.Sequential(Noisy(2, 2)), 0.5), "Noisy is a user's own layer"),
+            (lambda: nn.FractionalMaxPool2d(1, output_size=2), "FractionalMaxPool2d is a different function"),
+        ],
+    )
+    def test_code_of_a_users_own_in_a_class_of_torch_proves_nothing(self, conditioner, reason):
+        coupling = AdditiveCoupling(conditioner()).eval()
+        found = coupling.solve(normal(3, 4, 2, 2).float())
+        assert not found.proven
+        assert reason in found.reason
 
     @pytest.mark.parametrize("split", [Halves(), Halves(swapped=True), Alternate(), Checkerboard()], ids=str)
     def test_the_splits_of_this_library_are_known(self, split):

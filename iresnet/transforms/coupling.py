@@ -20,6 +20,9 @@ from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.jit import ScriptModule
+from torch.nn.utils import parametrize
 
 from ..batch import Shape, check_batch, in_float64
 from ..branch import copy_branch, lipschitz_bound
@@ -33,6 +36,12 @@ from .split import Halves, Split, is_known
 
 #: The default bound on |s| of an affine coupling: no coordinate is stretched or shrunk by more than a factor of e^2.
 MAX_LOG_SCALE = 2.0
+
+#: Classes of torch that hold code of a user's own: traced and scripted networks.
+_HOLDING_CODE = (GraphModule, ScriptModule)
+
+#: Layers of torch that draw random numbers in eval mode too.
+_RANDOM_IN_EVAL = (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 class Coupling(Explicit):
@@ -266,7 +275,10 @@ def preserves_volume(transform: Transform) -> bool:
 
 def _why_unknown(module: nn.Module) -> str:
     """Why the function of a conditioner's module is unknown; empty for a layer of torch or of this library."""
-    if type(module).__module__.partition(".")[0] not in ("torch", "iresnet"):
-        return f"{type(module).__name__} is a user's own layer."
+    kind = parametrize.type_before_parametrizations(module)  # torch gives a parametrized layer a class of its own
+    if kind.__module__.partition(".")[0] not in ("torch", "iresnet") or isinstance(module, _HOLDING_CODE):
+        return f"{kind.__name__} is a user's own layer."
+    if isinstance(module, _RANDOM_IN_EVAL):
+        return f"{kind.__name__} is a different function at every call."
     reason = why_modified(module)
     return "" if reason is None else f"{type(module).__name__} {reason}"
