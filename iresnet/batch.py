@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from .compiler import can_read_values
+from .trust import PLAIN_TENSORS
 
 #: The shape of a sample, without the batch dimension.
 Shape: TypeAlias = tuple[int, ...]
+
+T = TypeVar("T")
 
 
 def check_batch(x: Tensor, name: str = "x", shape: Shape | None = None) -> None:
@@ -58,6 +61,23 @@ def check_finite(x: Tensor, name: str) -> None:
         raise ValueError(
             f"{name} must be finite; sample {first} of {len(x)} holds NaN or infinity. Remove it or fix the data."
         )
+
+
+def as_plain(x: T) -> T:
+    """Return what a proof is about as a plain tensor: operations of a subclass may compute anything, also a residual.
+
+    Refuse a subclass that only stands for other tensors and has no numbers of its own.
+
+    >>> type(as_plain(torch.zeros(1).as_subclass(type("Image", (Tensor,), {})))).__name__
+    'Tensor'
+    """
+    kind: Any = type(x)
+    if not isinstance(x, Tensor) or kind in PLAIN_TENSORS:
+        return x
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise ValueError(f"proofs are about plain tensors; got a {kind.__name__}. Convert it to a torch.Tensor.")
+    with torch._C.DisableTorchFunctionSubclass():
+        return cast(T, x.as_subclass(Tensor))
 
 
 def in_float64(context: Tensor | None) -> Tensor | None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Base, check_base
-from .batch import Shape, check_batch, dimension
+from .batch import Shape, as_plain, check_batch, dimension
 from .certificate import residual_blocks, unknown_parts, unlisted_blocks
 from .compiled import is_logdet_opaque, opaque_logdet, opaque_logdet_function
 from .distribution import FlowDistribution, check_contexts, is_single
@@ -159,7 +159,7 @@ class Flow(nn.Module):
         if x.dtype.itemsize < 4:
             raise ValueError(f"log_prob_with_error needs float32 or float64; got {x.dtype}. Convert model and x.")
         with full_precision(x):
-            return self._log_prob_with_error(x, context, tolerance, generator)
+            return self._log_prob_with_error(as_plain(x), as_plain(context), tolerance, generator)
 
     def _log_prob_with_error(
         self, x: Tensor, context: Tensor | None, tolerance: float, generator: torch.Generator | None

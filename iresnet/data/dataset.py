@@ -298,6 +298,10 @@ def prefix_errors(path: object) -> Iterator[None]:
 
 
 def _check_kind(x: Tensor, schema: Schema) -> None:
+    if type(x) is not Tensor:  # likelihoods and radii are proven of plain numbers
+        raise ValueError(
+            f"{schema} must come as a torch.Tensor; got {type(x).__name__}. Use x.as_subclass(torch.Tensor)."
+        )
     dtype = torch.uint8 if schema.is_image else torch.float32
     if x.dtype != dtype or x.shape[1:] != schema.shape:
         raise ValueError(
