@@ -24,7 +24,7 @@ from .branch import LayerBound, lipschitz_bound
 from .branch import tighten_layers_ as tighten_branch
 from .residual import ResidualBlock
 from .transform import Stretch, Transform, stretch_of, why_unproven
-from .trust import NoBoundKnown, unwrap, why_untrusted
+from .trust import NoBoundKnown, unwrap, unwrap_unmodified, why_untrusted
 
 
 @dataclass(frozen=True)
@@ -146,18 +146,29 @@ def certify(model: nn.Module, input_shape: Shape | None = None) -> Certificate:
     >>> certify(mlp_flow(2, blocks=2, hidden=(8,))).passed
     True
     """
-    model = unwrap(model)
+    modified, model = tuple(_modified_wrappers(model)), unwrap(model)
     shape = _input_shape(model, input_shape)
     root = transform_of(model)
     with torch.no_grad():
         blocks = [_certify_block(name, block, at) for name, block, at in residual_blocks(model, shape)]
         blocks += [_certify_unlisted(name) for name in unlisted_blocks(model)]
-        unknown = () if root is None else tuple(unknown_parts(root))
+        unknown = () if root is None else (*modified, *unknown_parts(root))
         known = root is not None and not unknown and not any(b.remark for b in blocks)
         stretch = stretch_of(root, shape) if known and root is not None else None
     if not blocks:
         raise ValueError(f"nothing to certify: {type(model).__name__} contains no ResidualBlock.")
     return Certificate(tuple(blocks), stretch, shape, unknown)
+
+
+def _modified_wrappers(model: nn.Module) -> Iterator[str]:
+    """Yield why the transform of a model is another function than what is inside its wrappers."""
+    inner = unwrap(model)
+    transform = model if isinstance(inner, Transform) else getattr(inner, "transform", None)
+    if isinstance(transform, nn.Module):
+        try:
+            unwrap_unmodified(transform)
+        except NoBoundKnown as error:
+            yield str(error)
 
 
 def _input_shape(model: nn.Module, input_shape: Shape | None) -> Shape | None:
