@@ -34,6 +34,7 @@ from iresnet.estimators.base import FlowEstimator
 from iresnet.run import Run
 
 from .runs import trained
+from .zoo import constrained_layers
 
 #: A network that starts at one normal: EM would take longer than all else.
 PLAIN = {
@@ -229,6 +230,15 @@ class TestTraining:
     def test_auto_selects_a_device(self):
         chosen = "cuda" if torch.cuda.is_available() else "cpu"
         assert fitted(FlowDensity, normal(30), **TINY, device="auto").trained_.environment["device"] == chosen
+
+    def test_a_certificate_is_that_of_the_model_as_it_is_now(self):
+        model = fitted(FlowDensity, normal(30), max_steps=2)
+        assert model.certificate_.passed
+        for p in model.model_.transform.parameters():
+            p.data.mul_(30)
+        for layer in constrained_layers(model.model_):
+            layer.parametrizations.weight[0].gradient.zero_()
+        assert not model.certificate_.passed
 
     def test_settings_reach_the_network(self):
         model = fitted(FlowDensity, normal(30), max_steps=2, settings={"network.lipschitz": 0.5, "depth": 1})

@@ -198,9 +198,9 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
 
     @property
     def certificate_(self) -> Certificate | None:
-        """What is proven of the model; None for a family without residual blocks."""
+        """What is proven of the model as it is now; None for a family without residual blocks."""
         check_is_fitted(self)
-        return self.trained_.certificate
+        return replace(self.trained_, model=self.model_).certificate
 
     @property
     def n_steps_(self) -> int:

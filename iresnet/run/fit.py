@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .. import data, evaluate, lock
 from ..base import FullMixture
 from ..certificate import Certificate, certify, tighten_
-from ..data import Dataset, Splits, subsample
+from ..data import Dataset, Schema, Splits, subsample
 from ..data.table import refuse_degenerate_columns
 from ..lipschitz import defer_norms
 from ..migration import FORMER_FILES
@@ -140,7 +140,7 @@ def resume(
 
 def _certificate_of(run: Run) -> Certificate | None:
     """Return the certificate of a finished run; write it if the process was killed before it did."""
-    sha256, certificate = run.sha256(), certify_model(run, run.model())
+    sha256, certificate = run.sha256(), certify_model(run.experiment, run.schema, run.model())
     if certificate is not None and not run.read_current_json("certificate.json"):
         write_certificate(run, certificate, sha256)
     return certificate
@@ -238,14 +238,14 @@ def release(run: Run, validation: Dataset, device: str = "cpu") -> tuple[Certifi
     """Turn the best weights into the run's model: tightened, certified, with likelihoods of validation samples."""
     model, validation = run.model("best", device), validation.to(device)
     tightened = tighten_(model, run.schema.shape)
-    certificate = certify_model(run, model)
+    certificate = certify_model(run.experiment, run.schema, model)
     publish(run, model, certificate, validation, {"tightened": tightened})
     return certificate, tightened
 
 
-def certify_model(run: Run | MemoryRun, model: nn.Module) -> Certificate | None:
-    """Certify a run's model; None for a model of another family, which has no residual blocks to certify."""
-    return None if run.experiment.network.family in INVERSES else certify(model, run.schema.shape)
+def certify_model(experiment: Experiment, schema: Schema, model: nn.Module) -> Certificate | None:
+    """Certify the model of an experiment; None for one of another family, which has no residual blocks to certify."""
+    return None if experiment.network.family in INVERSES else certify(model, schema.shape)
 
 
 def publish(
