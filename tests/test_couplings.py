@@ -226,6 +226,47 @@ def shadowed():
     return split
 
 
+class Overwriting(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.zero_())
+
+
+class TestInPlace:
+    """Trap: a conditioner that begins in place changed the part that is kept, and so the map, without a determinant."""
+
+    @pytest.mark.parametrize("kind", [AdditiveCoupling, AffineCoupling])
+    @pytest.mark.parametrize("split", [Halves(), Checkerboard()], ids=str)
+    def test_the_kept_part_stays_as_it_is(self, kind, split):
+        kept = split.sizes(2)[0]
+        inside = nn.Sequential(nn.ELU(inplace=True), nn.Conv2d(kept, kind.outputs * kept, 1))
+        coupling, x = kind(inside, split).double().eval(), normal(3, 2, 2, 2)
+        before = x.clone()
+        with torch.no_grad():
+            z, logdet = coupling.forward_and_logdet(x)
+        assert torch.equal(x, before)
+        assert torch.equal(split.separate(z)[0], split.separate(x)[0])
+        found = coupling.solve(z)
+        assert bool(((found.x - x).flatten(1).norm(dim=1) <= found.error_bound).all())
+        jacobian = dense_jacobian(coupling, x)
+        torch.testing.assert_close(logdet, torch.linalg.slogdet(jacobian).logabsdet)
+
+    def test_the_kept_part_of_a_users_own_conditioner_stays_as_it_is(self):
+        coupling, x = AdditiveCoupling(Overwriting(1, 1)).eval(), normal(3, 2).float()
+        z = coupling(x.clone()).detach()
+        assert torch.equal(z[:, 0], x[:, 0])
+        assert torch.equal(coupling.inverse(z)[:, 0], x[:, 0])
+
+    def test_a_context_stays_as_it_is(self):
+        g = contractive_mlp(2, (8,), context=3)
+        g.embed = nn.Sequential(nn.ELU(inplace=True), nn.Linear(3, 8))
+        block, x, c = ResidualBlock(g).double().eval(), normal(5, 2), normal(5, 3, seed=1)
+        before = c.clone()
+        with torch.no_grad():
+            found = block.solve(block(x, c), c)
+        assert torch.equal(c, before)
+        assert bool(((found.x - x).norm(dim=1) <= found.error_bound).all())
+
+
 class Noisy(nn.Linear):
     def forward(self, x):
         return super().forward(x) + torch.rand_like(x)
