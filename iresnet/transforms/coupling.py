@@ -302,4 +302,5 @@ def _may_work_in_place(module: nn.Module) -> bool:
     if torch.compiler.is_compiling():
         return bool(getattr(module, "inplace", False))
     kind: Any = type(module)
-    return bool(vars(module).get("inplace", False)) or _is_users_own(kind)
+    hooked = bool(module._forward_hooks or module._forward_pre_hooks)
+    return hooked or bool(vars(module).get("inplace", False)) or _is_users_own(kind)
