@@ -205,10 +205,14 @@ def unlisted_blocks(model: nn.Module) -> Iterator[str]:
 def unknown_parts(transform: Transform) -> Iterator[str]:
     """Yield why a transform or one of its parts is unknown; residual blocks, which have a remark, are left out."""
     parts, is_block = transform.parts(), isinstance(transform, ResidualBlock)
-    if not is_block and (reason := why_unproven(transform) or ("" if parts else _why_not_bijective(transform))):
+    if not is_block and (reason := _why_unknown(transform) or ("" if parts else _why_not_bijective(transform))):
         yield reason
     for _, part, _ in parts:
         yield from unknown_parts(part)
+
+
+def _why_unknown(transform: Transform) -> str:
+    return why_unproven(transform) or type(transform).why_changing(transform)
 
 
 def _why_not_bijective(transform: Transform) -> str:

@@ -24,6 +24,7 @@ from .compiled import is_logdet_opaque, opaque_logdet, opaque_logdet_function
 from .distribution import FlowDistribution, check_contexts, is_single
 from .fixed_point import Solver
 from .inverse import Decoder
+from .lipschitz import Conditioned
 from .logdet import EVAL_SEED, EXACT_UP_TO, CertifiedSeries, Estimator
 from .opaque import define
 from .outermost import outermost_call
@@ -31,9 +32,11 @@ from .precision import full_precision
 from .residual import ResidualBlock
 from .spelling import quoted
 from .transform import Transform, check_context, check_eval, check_transform, why_unproven
+from .transforms.coupling import why_no_function
 from .transforms.elementary import InjectivePad
 from .transforms.first_batch import uninitialised
-from .trust import why_untrusted
+from .tree import modules_of
+from .trust import unwrap, why_untrusted
 
 #: Passes of the pilot run that determines how many passes an estimate needs, and the most that it takes.
 PILOT_PASSES, MAX_PASSES = 16, 10_000
@@ -45,8 +48,9 @@ class LogProb:
 
     `bias_bound` bounds the systematic error of `value`, and `standard_error` is the statistical one; if both are zero,
     the value is exact up to rounding. `passes` is the number of independent estimates averaged. `proven` is False if an
-    error relies on an asserted constant or on something unknown: a user's own transform or base, a hook. The bias bound
-    is infinite if a log-determinant is not known to be exact, or the value is not finite.
+    error relies on an asserted constant or on something unknown: a user's own transform, base or layer of a
+    conditioner, a hook. The bias bound is infinite if a log-determinant is not known to be exact, or the value is not
+    finite.
     """
 
     value: Tensor
@@ -199,9 +203,14 @@ class Flow(nn.Module):
 
     def proof_status(self, shape: Shape) -> tuple[bool, bool]:
         """Return (whether every log-determinant is known to be correct, whether the whole likelihood is proven)."""
-        known = not (why_untrusted(self) or why_untrusted(self.base) or list(unknown_parts(self.transform)))
-        known = known and not list(unlisted_blocks(self)) and not any(map(_why_unknown, self._noise_parts()))
-        return known, known and all(_is_contraction(block, at) for _, block, at in residual_blocks(self, shape))
+        blocks = [(block, at, _why_block_unknown(block, at)) for _, block, at in residual_blocks(self, shape)]
+        known = not any(map(why_untrusted, (self, self.base, self.transform))) and not any(why for *_, why in blocks)
+        known = known and not (
+            list(unknown_parts(cast(Transform, unwrap(self.transform)))) or list(unlisted_blocks(self))
+        )
+        known = known and not any(map(_why_unknown, self._noise_parts()))
+        known = known and not any(map(why_no_function, _embeddings(self.transform)))
+        return known, known and all(_is_contraction(block, at) for block, at, _ in blocks)
 
     def _noise_parts(self) -> Iterator[nn.Module]:
         yield from () if self.dequantiser is None else self.dequantiser.modules()
@@ -302,13 +311,21 @@ define(
 )
 
 
+def _embeddings(transform: nn.Module) -> Iterator[nn.Module]:
+    yield from (m.embed for m in modules_of(transform) if isinstance(m, Conditioned))
+
+
 def _why_unknown(module: nn.Module) -> str:
     return why_unproven(module) if isinstance(module, Transform) else why_untrusted(module)
 
 
+def _why_block_unknown(block: ResidualBlock, shape: Shape | None) -> str:
+    return why_untrusted(block) or block.bound(shape).reason
+
+
 def _is_contraction(block: ResidualBlock, shape: Shape | None) -> bool:
     found = block.bound(shape)
-    return not why_untrusted(block) and found.proven and found.value < 1
+    return found.proven and found.value < 1
 
 
 def _sample_shape(shape: tuple[int, ...] | int) -> Shape:

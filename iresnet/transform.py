@@ -140,6 +140,10 @@ class Transform(nn.Module, ABC):
                 )
         return ""
 
+    def why_changing(self) -> str:
+        """Return why this may be another map at the next call, such as code of a user's own; empty if it is not."""
+        return ""
+
     def output_shape(self, input_shape: Shape) -> Shape:
         """Return the shape of z, without the batch, for an x of `input_shape`."""
         return input_shape

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from iresnet import Chain, Classifier, DiagonalNormal, Flow, terms_needed
+from iresnet import ActNorm, Chain, Classifier, DiagonalNormal, Flow, terms_needed
 from iresnet.evaluate import density, protocol
 from iresnet.evaluate.chunks import memory_factor
 from iresnet.residual import ResidualBlock
@@ -141,6 +141,11 @@ class TestErrors:
         assert torch.equal(torch.get_rng_state(), state)
 
 
+class Shifted(ActNorm):
+    def logdet(self, x):
+        return super().logdet(x) + 100
+
+
 class TestTerms:
     def test_they_are_the_fewest_that_the_bounds_allow(self):
         flow, data = table_flow(70), table(5, 70)
@@ -169,6 +174,14 @@ class TestTerms:
         got = protocol(Flow(chain, DiagonalNormal(70)).eval(), table(3, 70), error=1.0)
         assert not got.proven
         assert ", as asserted (" in str(got)
+
+    def test_a_bias_is_not_called_zero_where_nothing_is_known(self):
+        """Trap: a determinant of a user's own may be any number, and a roulette with a wrong constant diverges."""
+        block = linear_block(contraction(70, 0.6, dtype=torch.float32), lipschitz=0.99)
+        for chain, d, method in ((Chain(Shifted(2)), 2, "exact"), (Chain(block), 70, "roulette")):
+            got = protocol(Flow(chain, DiagonalNormal(d)).eval(), table(3, d), error=1.0)
+            assert (got.method, got.bias_bound, got.proven) == (method, math.inf, False)
+            assert "no bound of the bias known" in str(got)
 
 
 class TestWords:

@@ -660,6 +660,17 @@ INVALID = {
 }  # fmt: skip
 
 
+class Random(nn.Linear):
+    def forward(self, x):
+        return torch.nn.functional.dropout(super().forward(x))
+
+
+class Off(ResidualBlock):
+    def forward_and_logdet(self, *inputs, **options):
+        z, logdet = super().forward_and_logdet(*inputs, **options)
+        return z, logdet + 100
+
+
 class TestValues:
     """A class is known by its name, but not what its buffers hold after an average or a careless assignment."""
 
@@ -694,6 +705,41 @@ class TestValues:
         found = flow.log_prob_with_error(normal(2, 8).float())
         assert not found.proven
         assert torch.isinf(found.bias_bound).all()
+
+    def test_a_likelihood_that_changes_at_every_call_is_not_proven(self):
+        """Trap: the conditioner of a coupling and the embedding of a context have no bound that looks at them."""
+        coupling, g = AffineCoupling(nn.Linear(1, 2)), contractive_mlp(2, (4,), context=1)
+        flow, x, c = (
+            Flow(Chain(coupling, ResidualBlock(g)), DiagonalNormal(2)).eval(),
+            torch.ones(3, 2),
+            torch.ones(3, 1),
+        )
+        assert flow.log_prob_with_error(x, c).proven
+        for owner, name, outputs in ((coupling, "conditioner", 2), (g, "embed", 4)):
+            before = getattr(owner, name)
+            setattr(owner, name, Random(1, outputs).eval())
+            assert not torch.equal(flow.log_prob(x, c), flow.log_prob(x, c))
+            found = flow.log_prob_with_error(x, c)
+            assert not found.proven
+            assert torch.isinf(found.bias_bound).all()
+            assert certify(flow).passed == (owner is g)  # a block is a contraction for every embedding
+            setattr(owner, name, before)
+        assert flow.log_prob_with_error(x, c).proven
+
+    def test_the_determinant_of_a_users_block_has_no_bound(self):
+        hooked = ResidualBlock(contractive_mlp(2, (4,)))
+        hooked.g.register_forward_hook(lambda m, x, y: y + torch.rand_like(y))
+        for block in (Off(contractive_mlp(2, (4,))), hooked):
+            found = Flow(Chain(block), DiagonalNormal(2)).eval().log_prob_with_error(torch.ones(3, 2))
+            assert not found.proven
+            assert torch.isinf(found.bias_bound).all()
+
+    def test_a_compiled_transform_is_seen_through(self):
+        flow = Flow(Chain(ResidualBlock(contractive_mlp(2, (4,)))), DiagonalNormal(2)).eval()
+        flow.transform = torch.compile(flow.transform, backend="eager")
+        assert flow.proof_status((2,)) == (True, True)
+        flow.transform.register_forward_hook(lambda m, x, y: 2 * y)
+        assert flow.proof_status((2,)) == (False, False)
 
     def test_an_empty_interval_is_not_known(self):
         columns = _columns()

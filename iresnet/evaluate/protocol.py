@@ -46,7 +46,8 @@ PILOT_SAMPLES, PILOT_DRAWS, MAX_DRAWS = 200, 8, 1000
 class Likelihood:
     """Mean of -log p over samples, in `unit`, and its errors, in the same unit.
 
-    `bias_bound` is proven (or asserted, if `proven` is false), and zero for exact determinants and the roulette.
+    `bias_bound` is proven (or asserted, if `proven` is false), and zero for exact determinants and the roulette. It is
+    infinite if a part of the model is not known, or a roulette relies on a constant that is asserted.
     `estimator_error` is the standard error due to probes and noise, `standard_error` that due to the choice of samples:
     the bootstrap's, which for a mean has a closed form. `row_error` is the root mean square error of the estimate for
     one sample. `reached` says whether the estimator's error is below its limit.
@@ -74,6 +75,8 @@ class Likelihood:
         )
 
     def _bias(self) -> str:
+        if math.isinf(self.bias_bound) and self.method not in SOLVED:
+            return "no bound of the bias known (a part of the model is not known, or its constant is asserted)"
         if self.method == "exact":
             return f"bias 0 (exact determinants{'' if self.proven else '; not every block is proven'})"
         if self.method in SOLVED:
@@ -130,6 +133,8 @@ def protocol(
             pilot = log_prob_by_generator(flow, few, method.estimator, draws)
         count = _draws_needed(pilot, len(data), error * bit)
     values = log_prob_by_generator(flow, data, method.estimator, [generator] * min(count, max_draws))
+    known, proven = flow.proof_status(data.schema.shape)
+    bounded = known and (proven or method.method != "roulette")
     row_error = float(values.var(0).mean().div(len(values)).sqrt()) if random else 0.0
     return Likelihood(
         value=float(-values.mean()) / scale,
@@ -138,11 +143,11 @@ def protocol(
         method=method.method,
         terms=method.terms,
         draws=len(values),
-        bias_bound=method.bias_bound / scale,
+        bias_bound=method.bias_bound / scale if bounded else math.inf,
         estimator_error=row_error / math.sqrt(len(data)) / scale,
         standard_error=float(values.mean(0).std()) / math.sqrt(len(data)) / scale,
         row_error=row_error / scale,
-        proven=method.proven and flow.proof_status(data.schema.shape)[1],
+        proven=method.proven and proven,
         reached=row_error <= error * bit * math.sqrt(len(data)),
     )
 

@@ -126,7 +126,7 @@ class Coupling(Explicit):
         )
         if factor is not None:
             residual, allowance = residual * factor, allowance * factor.flatten(1).amax(1)
-        reason = why_unproven(self) or next(filter(None, map(_why_unknown, self.conditioner.modules())), "")
+        reason = why_unproven(self) or self.why_changing()
         bound = nan_to_infinity(sample_norms(residual) + allowance)
         return torch.full_like(bound, math.inf) if self.why_unknown() else bound, not reason, reason
 
@@ -137,6 +137,9 @@ class Coupling(Explicit):
             if is_known(self.split)
             else f"{type(self.split).__name__} is not a split of this library, or was changed."
         )
+
+    def why_changing(self) -> str:
+        return why_no_function(self.conditioner)
 
     def output_shape(self, input_shape: Shape) -> Shape:
         self.split.check(input_shape)
@@ -278,8 +281,13 @@ def preserves_volume(transform: Transform) -> bool:
     return not list(transform.parameters()) and transform.stretch().logdet in (None, (0.0, 0.0))
 
 
+def why_no_function(network: nn.Module) -> str:
+    """Return why a network may be no function of its input, such as a user's own layer; empty if it is one."""
+    return next(filter(None, map(_why_unknown, network.modules())), "")
+
+
 def _why_unknown(module: nn.Module) -> str:
-    """Why the function of a conditioner's module is unknown; empty for a layer of torch or of this library."""
+    """Why the function of a module is unknown; empty for a layer of torch or of this library."""
     kind: Any = type(module)
     if _is_users_own(kind):
         return f"{parametrize.type_before_parametrizations(module).__name__} is a user's own layer."
