@@ -596,6 +596,11 @@ class TestText:
                 "column 't' holds numbers like 1700000000, whose differences do not fit float32. Subtract an offset",
             ),
             (
+                "n\n" + "\n".join(str(12_000_000 + i) for i in range(20)),
+                {"kinds": ["n=integer"]},
+                "column 'n' holds numbers like 12000000, whose noise, as integer, does not fit float32. Subtract an",
+            ),
+            (
                 "a,id\n" + "\n".join(f"{i},n{i}" for i in range(20)),
                 {"label": "id"},
                 "has 20 different labels in 20 rows of column 'id'; labels must be classes.",

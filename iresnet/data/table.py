@@ -30,6 +30,9 @@ from .labels import EMPTY, class_name, class_names, codes_by_name, encode_labels
 from .numerals import is_number, is_written_number
 from .schema import Schema
 
+#: The largest distance of neighbouring float32, as a part of the step of a discrete column.
+COARSEST = 1 / 16
+
 
 @dataclass(frozen=True)
 class Table:
@@ -335,12 +338,19 @@ def refuse_degenerate_columns(train: Dataset) -> None:
 
 
 def _check_precision(table: Table, dataset: Dataset) -> None:
-    """Refuse columns whose differences float32, with its 24 bits, would lose, such as seconds since 1970."""
-    real = [kind.name != "category" for kind in dataset.schema.column_kinds]
-    lost = np.abs(table.x - dataset.x.numpy()).max(axis=0) * real
+    """Refuse columns whose differences float32, with its 24 bits, would lose, such as seconds since 1970.
+
+    Also those whose noise it would lose: the likelihood of a discrete column is then no bound of a probability.
+    """
+    schema, x = dataset.schema, dataset.x.numpy()
+    lost = np.abs(table.x - x).max(axis=0) * [kind.name != "category" for kind in schema.column_kinds]
     spread = np.where(np.ptp(table.x, axis=0) > 0, table.x.std(axis=0), np.inf)  # a constant has nothing to lose
-    for i in np.flatnonzero(lost > 1e-3 * spread):
+    kinds = zip(schema.names, schema.column_kinds, strict=True)
+    noisy = [kind.step if name in (schema.targets or schema.names) else None for name, kind in kinds]
+    coarse = np.spacing(np.abs(x).max(axis=0)) > [COARSEST * (step or np.inf) for step in noisy]
+    for i in np.flatnonzero((lost > 1e-3 * spread) | coarse):
+        what = f"noise, as {schema.column_kinds[i]}, does" if coarse[i] else "differences do"
         raise ValueError(
             f"{table.path}: column {quoted(table.columns[i])} holds numbers like {table.x[0, i]:.17g}, whose "
-            "differences do not fit float32. Subtract an offset from the column."
+            f"{what} not fit float32. Subtract an offset from the column."
         )
