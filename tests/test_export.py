@@ -692,3 +692,34 @@ def test_a_path_that_cannot_be_written_gets_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot write .*weights.safetensors"):
         save_weights(made("flow")[0], tmp_path / "file" / "weights.safetensors")
+
+
+class Raised(Flow):
+    def forward(self, x, context=None, **options):
+        return super().forward(x, context, **options) + 100
+
+
+class Sharpened(Classifier):
+    def forward(self, x, context=None):
+        return 3 * super().forward(x, context)
+
+
+def hooked(*parts):
+    model = Flow(*parts)
+    model.register_forward_hook(lambda m, x, y: y + 100)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        (lambda t: Raised(t, DiagonalNormal(2)), "this Raised returns another log_prob"),
+        (lambda t: Sharpened(t, nn.Linear(2, 3)), "this Sharpened returns another logits"),
+        (lambda t: hooked(t, DiagonalNormal(2)), "this Flow returns another log_prob. Remove its hooks"),
+    ],
+)
+def test_a_model_that_returns_something_else_is_refused(kind, sentence, tmp_path):
+    """Trap: the program is that of transform, base and head, and was compared with these only."""
+    model = kind(Chain(ResidualBlock(contractive_mlp(2, (4,)))))
+    with pytest.raises(RuntimeError, match=sentence):
+        export(model.eval(), normal(2, 2).float(), tmp_path)

@@ -30,10 +30,14 @@ from torch.nn.utils import parametrize
 
 from .. import atomic
 from ..batch import Shape, check_batch
+from ..classifier import Classifier
 from ..data import Schema
 from ..evaluate import anomaly
+from ..flow import Flow
+from ..hybrid import Hybrid
 from ..lipschitz import release_
 from ..spelling import first_line
+from ..transform import Transform
 from ..transforms.first_batch import uninitialised
 from ..version import __version__
 from .forward import Forward, Tensors
@@ -45,6 +49,14 @@ Model = TypeVar("Model", bound=nn.Module)
 About: TypeAlias = Mapping[str, Any]
 
 VERSION = f"iresnet {__version__} with torch {torch.__version__}"
+
+#: What a call of each kind of model returns, by the names of `Forward`.
+RETURNED: tuple[tuple[type[nn.Module], tuple[str, ...]], ...] = (
+    (Hybrid, ("log_prob", "logits")),
+    (Flow, ("log_prob",)),
+    (Classifier, ("logits",)),
+    (Transform, ("code",)),
+)
 
 #: The batch sizes at which a program is compared with its model, and their allowed difference in rounding errors.
 SIZES, ROUNDINGS = (1, 2, 5), 1e4
@@ -204,7 +216,8 @@ def _prepare(
     """The forward pass with plain weights on the CPU, and the inputs it was tested with."""
     _check_ready(model)
     check_batch(example, "example", getattr(model, "event_shape", None))
-    forward = without_constraints(Forward(model, schema, reference)).cpu()
+    plain = without_constraints(model).cpu()
+    forward = without_constraints(Forward(plain, schema, reference)).cpu()
     inputs = {name: t.detach().cpu() for name, t in (("x", example), ("context", context)) if t is not None}
     try:
         shape = tuple(forward(**inputs)["code"].shape[1:])
@@ -219,7 +232,23 @@ def _prepare(
             f"the code of example must have the shape of the base, {tuple(expected)}; got {shape} for "
             f"{tuple(example.shape)}. Give samples like those the model was trained on."
         )
+    if not isinstance(plain, Flow) or forward.scores:
+        _check_whole(plain, {name: t[:2] for name, t in inputs.items()})
     return forward, inputs
+
+
+@torch.no_grad()
+def _check_whole(model: nn.Module, inputs: Tensors) -> None:
+    """Refuse a model that returns something else than its parts compute, by a forward or a hook of its own."""
+    names = next((names for kind, names in RETURNED if isinstance(model, kind)), ())
+    parts, own = Forward(model).eval()(**inputs), model(**inputs) if names else ()
+    for name, y in zip(names, own if isinstance(own, tuple) else (own,), strict=False):
+        allowed = ROUNDINGS * torch.finfo(y.dtype).eps * (1 + float(y.abs().max()))
+        if name in parts and not float((y - parts[name]).abs().max()) <= allowed:
+            raise RuntimeError(
+                f"the model must return what its parts compute; this {type(model).__name__} returns another {name}. "
+                "Remove its hooks, or do what its own forward does in the transform or the head."
+            )
 
 
 def _trace(forward: Forward, inputs: Tensors) -> tuple[ExportedProgram, float]:
