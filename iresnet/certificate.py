@@ -23,6 +23,7 @@ from .batch import Shape
 from .branch import LayerBound, lipschitz_bound
 from .branch import tighten_layers_ as tighten_branch
 from .residual import ResidualBlock
+from .spelling import round_down, round_up
 from .transform import Stretch, Transform, stretch_of, why_unproven
 from .trust import NoBoundKnown, unwrap, unwrap_unmodified, why_untrusted
 
@@ -83,7 +84,7 @@ class Certificate:
     def __str__(self) -> str:
         lines = [f"{'block':<18}{'layer':<12}{'kind':<18}{'coefficient':>12}{'estimate':>10}{'bound':>9}  status"]
         for b in self.blocks:
-            lines.append(f"{b.name:<18}{'':<12}{'':<18}{'':>12}{'':>10}{b.lipschitz:>9.4f}  {b.status}")
+            lines.append(f"{b.name:<18}{'':<12}{'':<18}{'':>12}{'':>10}{round_up(b.lipschitz, '.4f'):>9}  {b.status}")
             lines += [_layer_line(part) for part in b.layers if part.estimate is not None]
             if b.remark:
                 lines.append(f"  {b.remark}")
@@ -95,13 +96,15 @@ class Certificate:
         largest = max((b.lipschitz for b in self.blocks), default=math.nan)
         text = "Blocks invertible" if self.passed and self.stretch is None else "Invertible"
         text += f": {'proven' if self.passed else 'not proven'}. {good} of {len(self.blocks)} blocks proven "
-        text += f"contractive, largest Lip(g) <= {largest:.4f}"
+        text += f"contractive, largest Lip(g) <= {round_up(largest, '.4f')}"
         if self.unknown:
             text += f"; unknown: {self.unknown[0].rstrip('.')}"
         elif self.stretch is not None:
-            text += f"; Lip(F) <= {self.stretch.forward:.3g}, Lip(F^-1) <= {self.stretch.inverse:.3g}"
+            forward, inverse = (round_up(value, ".3g") for value in (self.stretch.forward, self.stretch.inverse))
+            text += f"; Lip(F) <= {forward}, Lip(F^-1) <= {inverse}"
             if self.stretch.logdet is not None and math.isfinite(self.stretch.logdet[1]):
-                text += f"; ln det in [{self.stretch.logdet[0]:.4g}, {self.stretch.logdet[1]:.4g}]"
+                low, high = self.stretch.logdet
+                text += f"; ln det in [{round_down(low, '.4g')}, {round_up(high, '.4g')}]"
         return text + "."
 
     def to_json(self, path: str | Path | None = None) -> str:
@@ -134,7 +137,9 @@ def _nulls_for_infinite(value: object) -> object:
 
 def _layer_line(part: LayerBound) -> str:
     coefficient = "" if part.coefficient is None else f"{part.coefficient:.4f}"
-    return f"{'':<18}{part.name:<12}{part.kind:<18}{coefficient:>12}{part.estimate:>10.4f}{part.bound:>9.4f}"
+    return (
+        f"{'':<18}{part.name:<12}{part.kind:<18}{coefficient:>12}{part.estimate:>10.4f}{round_up(part.bound, '.4f'):>9}"
+    )
 
 
 def certify(model: nn.Module, input_shape: Shape | None = None) -> Certificate:

@@ -7,9 +7,11 @@ escaped.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import reprlib
 from collections.abc import Iterable, Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from itertools import islice
 from numbers import Integral
 
@@ -20,6 +22,35 @@ LENGTH = 80  # characters of a quoted value
 
 #: C0 and C1 controls, marks that change the text direction, and bytes of a file name that are not UTF-8.
 CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def round_up(value: float, form: str) -> str:
+    """Format an upper bound as `format` does, but rounded up, so that it stays one.
+
+    >>> round_up(1.2341, ".3g"), round_up(0.85311, ".4f"), round_up(0.95, ".4f"), round_up(9.41e-13, ".1e")
+    ('1.24', '0.8532', '0.9500', '9.5e-13')
+    """
+    return _rounded(value, form, ROUND_CEILING)
+
+
+def round_down(value: float, form: str) -> str:
+    """Format a lower bound as `format` does, but rounded down.
+
+    >>> round_down(1.2367, ".3g"), round_down(-0.85311, ".4f")
+    ('1.23', '-0.8532')
+    """
+    return _rounded(value, form, ROUND_FLOOR)
+
+
+def _rounded(value: float, form: str, direction: str) -> str:
+    if not math.isfinite(value):
+        return format(value, form)
+    digits, exact = int(form[1:-1]), Decimal(repr(float(value)))
+    if form.endswith("f"):
+        near = exact.quantize(Decimal(1).scaleb(-digits), context=Context(400, direction))
+    else:
+        near = Context(digits + form.endswith("e"), direction).create_decimal(exact)
+    return format(float(near), form)
 
 
 def hint(word: str, known: Iterable[str], beside: Iterable[str] = ()) -> str:

@@ -31,6 +31,7 @@ from .logdet import Estimator
 from .opaque import keep_track, outside_graph
 from .progress import part
 from .proof import error_bound, meets_tolerance, nan_to_infinity, sample_norms
+from .spelling import round_up
 from .trust import NoBoundKnown, unwrap, why_modified, why_untrusted
 
 Self = TypeVar("Self", bound="Transform")
@@ -256,8 +257,8 @@ class ChainSolution:
         remark = "" if composed < 0.1 * max(scale, 1e-12) else " (not informative)"
         return (
             f"{int(self.converged.sum())} of {len(self.converged)} samples {describe_proof(self)}, block by block; "
-            f"largest block bound {float(self.largest_block_bound.max()):.1e}, "
-            f"code residual {float(self.code_residual.max()):.1e}, composed bound {composed:.1e}{remark}"
+            f"largest block bound {round_up(float(self.largest_block_bound.max()), '.1e')}, "
+            f"code residual {float(self.code_residual.max()):.1e}, composed bound {round_up(composed, '.1e')}{remark}"
         )
 
 

@@ -24,6 +24,8 @@ from iresnet import (
     mlp_flow,
     tighten_,
 )
+from iresnet.certificate import BlockCertificate, Certificate
+from iresnet.transform import Stretch
 from tests.zoo import ZOO, UserNet, constrained_layers, linear_block, normal, rouse_
 
 
@@ -194,6 +196,12 @@ class TestContent:
         assert content["blocks"][0]["layers"][0]["bound"] == certificate.layers[0].bound
         assert content["stretch"]["logdet"] == list(certificate.stretch.logdet)
         assert [p.name for p in tmp_path.iterdir()] == ["certificate.json"]
+
+    def test_what_it_says_in_words_is_no_stronger_than_the_bounds(self):
+        """Trap: 1.2341 to three digits is 1.23, which is no bound."""
+        made = BlockCertificate("g", 0.85311, True, (2,))
+        said = str(Certificate((made,), Stretch(1.2341, 3.3312, (-1.23444, 0.98761)), (2,)))
+        assert "largest Lip(g) <= 0.8532; Lip(F) <= 1.24, Lip(F^-1) <= 3.34; ln det in [-1.235, 0.9877]" in said
 
     def test_json_has_no_infinities(self):
         """Standard JSON knows neither NaN nor infinity."""

@@ -15,6 +15,7 @@ from ..data.dataset import check_seed
 from ..demo import digits
 from ..demo import toy as plane
 from ..run.progress import progress, reporter
+from ..spelling import round_up
 from .console import console, ctrl_c, result, table, use_threads
 
 
@@ -76,11 +77,11 @@ def _metrics(o: digits.DigitsResult) -> Table:
     made.add_row("  95 % interval", f"{o.error.low:.2f} to {o.error.high:.2f} %")
     made.add_row("negative log-likelihood", f"{o.density.value:.3f} ± {o.density.standard_error:.3f} {o.density.unit}")
     made.add_row("inverse: proven for every block", f"{inverse.proven} of {inverse.rows} images")
-    made.add_row("  largest error bound of a block (proven)", f"{inverse.largest_block_bound:.1e}")
+    made.add_row("  largest error bound of a block (proven)", round_up(inverse.largest_block_bound, ".1e"))
     made.add_row("  code residual (computed)", f"{inverse.code_residual:.1e}")
     made.add_row("  largest distance to the original (measured)", f"{inverse.measured_error:.1e}")
     made.add_row("certificate: blocks proven contractive", f"{sum(b.passed for b in blocks)} of {len(blocks)}")
-    made.add_row("  largest Lip(g)", f"{max(b.lipschitz for b in blocks):.4f}")
+    made.add_row("  largest Lip(g)", round_up(max(b.lipschitz for b in blocks), ".4f"))
     made.add_row("  layers tightened, predictions changed", f"{o.tightened}, {o.changed}")
     return made
 
@@ -119,8 +120,8 @@ def _densities(outcomes: list[plane.ToyResult]) -> Table:
             o.density,
             f"{o.nats:.3f} ± {o.nats_standard_error:.3f}",
             f"{o.floor:.3f}",
-            f"{o.largest_lipschitz:.4f}",
-            f"{o.largest_block_bound:.1e}",
+            round_up(o.largest_lipschitz, ".4f"),
+            round_up(o.largest_block_bound, ".1e"),
             f"{o.measured_error:.1e}",
         )
     return made

@@ -24,6 +24,7 @@ from ..flow import Flow
 from ..lipschitz import Sine
 from ..models import mlp_flow
 from ..plots import ToyPanel, plot_toy_flows
+from ..spelling import round_up
 from ..train import Report, Training, train
 from ..train.objective import MaximumLikelihood
 from ..transform import ChainSolution
@@ -138,7 +139,8 @@ def run(
 def _caption(o: ToyResult, certificate: Certificate) -> str:
     blocks = len(certificate.blocks)
     verdict = f"{blocks} of {blocks} blocks proven contractive" if o.certified else "NOT certified"
+    bound, error = (round_up(value, ".0e") for value in (o.largest_block_bound, o.measured_error))
     return (
-        f"{verdict}, Lip(g) ≤ {o.largest_lipschitz:.3f}; every inverse proven to {o.largest_block_bound:.0e} a block, "
-        f"measured error at most {o.measured_error:.0e}"
+        f"{verdict}, Lip(g) ≤ {round_up(o.largest_lipschitz, '.3f')}; every inverse proven to {bound} a block, "
+        f"measured error at most {error}"
     )

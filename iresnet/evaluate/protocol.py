@@ -24,6 +24,7 @@ from ..data.units import nats_per_bit_per_dim, nats_per_unit, unit_name
 from ..flow import Flow
 from ..logdet import EXACT_UP_TO, CertifiedSeries, Estimator, Exact, RussianRoulette, terms_needed, truncation_bound
 from ..progress import phase
+from ..spelling import round_up
 from ..transform import check_eval
 from ..transforms import Imported
 from ..transforms.dequantisation import has_noise
@@ -84,7 +85,7 @@ class Likelihood:
         if self.method == "roulette":
             return f"bias 0, roulette ({self.terms} terms, then a random number more)"
         how = "" if self.proven else ", as asserted"
-        return f"bias at most {self.bias_bound:.1e}{how} (at most {self.terms} terms per block)"
+        return f"bias at most {round_up(self.bias_bound, '.1e')}{how} (at most {self.terms} terms per block)"
 
     def _draws(self) -> str:
         return "1 draw" if self.draws == 1 else f"{self.draws:,} draws per sample"

@@ -33,6 +33,7 @@ from ..multiscale import Multiscale
 from ..precision import full_precision
 from ..progress import each
 from ..proof import sample_norms
+from ..spelling import round_down, round_up
 from ..train.objective import class_vectors
 from ..transform import Transform, check_eval, stretch_of
 from ..transforms.columns import ColumnTransform
@@ -81,9 +82,9 @@ class Robustness:
         text = (
             f"{self.value:.2f} % certified within {self.radius:g}{pixels} (95 % interval {self.low:.2f} to "
             f"{self.high:.2f} %), {self.attacked:.2f} % under attack, {self.clean:.2f} % clean; "
-            + ("no radius" if self.median is None else f"median radius {self.median:.3g}")
+            + ("no radius" if self.median is None else f"median radius {round_down(self.median, '.3g')}")
         )
-        text += f", Lip(F) <= {self.lipschitz:.3g}" if math.isfinite(self.lipschitz) else ""
+        text += f", Lip(F) <= {round_up(self.lipschitz, '.3g')}" if math.isfinite(self.lipschitz) else ""
         return f"{text}; {self.remark}" if self.remark else text
 
 
@@ -136,7 +137,7 @@ def _why_no_margin(model: nn.Module, data: Dataset, constant: float) -> str:
     if "BatchNorm" in names:
         remedy = "network.readout=lipschitz"
     anyway = (
-        f"; Lip(F) <= {constant:.2g} would make a radius vacuous anyway"
+        f"; Lip(F) <= {round_up(constant, '.2g')} would make a radius vacuous anyway"
         if _block_factors(model, data) > VACUOUS
         else ""
     )
@@ -152,10 +153,10 @@ def _block_factors(model: nn.Module, data: Dataset) -> float:
 def _why_none(model: nn.Module, data: Dataset, constant: float, radii: Tensor, survive: bool) -> str:
     """Why no sample is certified: the bound, if samples survive the attack that it does not certify; or the radius."""
     if not survive or _block_factors(model, data) <= VACUOUS:
-        return f"the largest certified radius is {float(radii.max()):.3g}"
-    blocks = len(list(residual_blocks(model, data.schema.shape)))
+        return f"the largest certified radius is {round_down(float(radii.max()), '.3g')}"
+    blocks, bound = len(list(residual_blocks(model, data.schema.shape))), round_up(constant, ".2g")
     return (
-        f"the certified radius is vacuous: Lip(F) <= {constant:.2g}, a product of {blocks} factors, one per block, is "
+        f"the certified radius is vacuous: Lip(F) <= {bound}, a product of {blocks} factors, one per block, is "
         'far above the true value. Use branch = "potential", whose factors are 1, or fewer blocks or a smaller '
         "lipschitz, and train with objective.radius."
     )

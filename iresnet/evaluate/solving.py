@@ -22,6 +22,7 @@ from ..fixed_point import Solver
 from ..inverse import Decoder
 from ..inverse import solve as solve_batch
 from ..progress import each
+from ..spelling import round_up
 from ..transform import ChainSolution, Transform
 from ..transforms.columns import ColumnTransform
 from ..transforms.preprocess import Logit, Standardise
@@ -63,8 +64,8 @@ class Inverse:
         effort = f"{self.iterations:.0f} evaluations per sample" if self.iterations else "in closed form"
         return (
             f"{self.proven} of {self.rows} samples proven block by block, {effort}; "
-            f"largest block bound {self.largest_block_bound:.1e}, code residual {self.code_residual:.1e}, "
-            f"measured error {self.measured_error:.1e}, composed bound {self.composed_bound:.1e}{remark}"
+            f"largest block bound {round_up(self.largest_block_bound, '.1e')}, code residual {self.code_residual:.1e}, "
+            f"measured error {self.measured_error:.1e}, composed bound {round_up(self.composed_bound, '.1e')}{remark}"
         )
 
     def _iteration(self) -> str:

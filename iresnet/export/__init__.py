@@ -36,7 +36,7 @@ from ..evaluate import anomaly
 from ..flow import Flow
 from ..hybrid import Hybrid
 from ..lipschitz import release_
-from ..spelling import first_line
+from ..spelling import first_line, round_up
 from ..transform import Transform
 from ..transforms.first_batch import uninitialised
 from ..version import __version__
@@ -182,11 +182,15 @@ def export(
     folder = Path(folder)
     forward, inputs = _prepare(model, example, context, schema, reference)
     program, difference = _trace(forward, inputs)
-    measured = f"program.pt2 differs from the model by at most {difference:.1e}"
+    measured = f"program.pt2 differs from the model by at most {round_up(difference, '.1e')}"
     onnx = b""
     if not _missing_packages():
         onnx, difference = _onnx(program, forward, inputs)
-        measured += f", model.onnx by {difference:.1e}" if math.isfinite(difference) else "; model.onnx was not run"
+        measured += (
+            f", model.onnx by {round_up(difference, '.1e')}"
+            if math.isfinite(difference)
+            else "; model.onnx was not run"
+        )
     files = {
         "weights": save_weights(model, folder / "weights.safetensors", shape=tuple(example.shape[1:]), about=about),
         "program": atomic.write(folder / "program.pt2", _to_bytes(program)),

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..spelling import counted
+from ..spelling import counted, round_up
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,10 @@ class Solution:
     reason: str = ""
 
     def __str__(self) -> str:
+        bound, effort = round_up(float(self.error_bound.max()), ".1e"), counted(int(self.iterations.max()), "iteration")
         return (
             f"{int(self.converged.sum())} of {len(self.converged)} samples {describe_proof(self)}, largest error bound "
-            f"{float(self.error_bound.max()):.1e}, at most {counted(int(self.iterations.max()), 'iteration')}"
+            f"{bound}, at most {effort}"
         )
 
 
@@ -64,10 +65,10 @@ class ConvergenceError(RuntimeError):
             super().__init__(f"the inverse{where and ' of ' + where} is not proven: {solution.reason}")
             return
         bad = ~solution.converged
-        worst = float(solution.error_bound[bad].max())
+        worst = round_up(float(solution.error_bound[bad].max()), ".1e")
         sentence = (
             f"the inverse{where and ' of ' + where} is not proven to {tolerance:.1e} for {int(bad.sum())} of "
-            f"{len(bad)} samples: error bound {worst:.1e} after {counted(int(solution.iterations.max()), 'iteration')}."
+            f"{len(bad)} samples: error bound {worst} after {counted(int(solution.iterations.max()), 'iteration')}."
         )
         if lipschitz is None or not lipschitz < 1:
             remedy = (
@@ -89,5 +90,6 @@ class ConvergenceError(RuntimeError):
 
 
 def _describe_constant(lipschitz: float | None) -> str:
-    known = lipschitz is not None and math.isfinite(lipschitz)
-    return f"Lip(g) <= {lipschitz:.4g}" if known else "no bound of Lip(g) is known"
+    if lipschitz is None or not math.isfinite(lipschitz):
+        return "no bound of Lip(g) is known"
+    return f"Lip(g) <= {round_up(lipschitz, '.4g')}"

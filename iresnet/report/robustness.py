@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..results import nonfinite_to_none
+from ..spelling import round_down
 from .markup import Markup, table, tag
 from .material import Material
 from .words import at_most, count, fixed, number
@@ -40,7 +41,8 @@ def _bound(r: dict[str, Any], material: Material) -> list[str]:
     if nonfinite_to_none(r.get("median")) is None:
         return [f"Lip(F) {at_most(r['lipschitz'])}."]
     unit = " grey levels" if material.is_image else ""
-    return [f"Lip(F) {at_most(r['lipschitz'])}; the median certified radius is {number(r.get('median'))}{unit}."]
+    median = number(float(round_down(r["median"], ".3g")))
+    return [f"Lip(F) {at_most(r['lipschitz'])}; the median certified radius is {median}{unit}."]
 
 
 def _sentence(text: str) -> str:

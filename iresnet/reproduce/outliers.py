@@ -28,6 +28,7 @@ from ..evaluate import Detection, below_chance, corrupted_datasets, detection_fr
 from ..flow import LogProb
 from ..plots import Ridge, plot_ridges
 from ..run import Run
+from ..spelling import round_up
 from .cells import DIGITS, Cell
 from .job import Job, Stopped, Work
 from .record import Entry, Row, cached, rows_per_run
@@ -143,7 +144,7 @@ def rows_per_kind(runs: Sequence[Entry]) -> list[Row]:
 def remarks(rows: Sequence[Row], groups: Groups) -> list[str]:
     """Say how accurate the likelihood of one image is."""
     largest, bias = (max(r[name] or 0.0 for r in rows) for name in ("error of one image", "bias bound"))
-    bound = f"bias at most {bias:.2g}" if bias else "no bias"
+    bound = f"bias at most {round_up(bias, '.2g')}" if bias else "no bias"
     return [f"one image: at most ± {largest:.2g} bits/dim with {DRAWS} draws of noise and probes; {bound}"]
 
 
