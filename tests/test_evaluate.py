@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,7 +42,9 @@ from iresnet.evaluate import (
     interpolate,
     inverse,
     log_likelihood,
+    protocol,
     reconstruct,
+    robustness,
 )
 from tests.zoo import DOUBLE, contraction, linear_block, normal, rouse_
 
@@ -88,6 +91,15 @@ def test_a_tensor_is_no_dataset(measure):
     model = Hybrid(ActNorm(2), DiagonalNormal(2), nn.Linear(2, 3)).eval()
     with pytest.raises(ValueError, match=r"data must be a Dataset; got Tensor. .* data.Dataset\(x, None, data.Schema"):
         measure(model, torch.zeros(4, 2))
+
+
+@pytest.mark.parametrize(
+    "measure", [density, protocol, error, confusion, lambda model, data: robustness(model, data, 1.0)]
+)
+def test_means_that_would_leave_out_weights_are_refused(measure):
+    data = images()
+    with pytest.raises(ValueError, match="counts every sample once; the dataset has weights. Leave them out"):
+        measure(image_hybrid(), replace(data, weights=torch.ones(len(data), dtype=torch.float64)))
 
 
 class TestError:

@@ -123,6 +123,15 @@ def check_dataset(data: object) -> None:
         )
 
 
+def check_unweighted(data: Dataset) -> None:
+    """Refuse a dataset with weights where every sample counts once, in a mean and in its standard error."""
+    if data.weights is not None:
+        raise ValueError(
+            "this metric counts every sample once; the dataset has weights. Leave them out: "
+            "dataclasses.replace(data, weights=None)."
+        )
+
+
 def concatenate(parts: Sequence[Dataset]) -> Dataset:
     """Concatenate datasets of one schema; weights are for those that are whole."""
     x = torch.cat([part.x for part in parts])

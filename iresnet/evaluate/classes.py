@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..classifier import Classifier
 from ..data import Dataset
-from ..data.dataset import check_dataset
+from ..data.dataset import check_dataset, check_unweighted
 from ..data.labels import MISSING
 from ..data.units import bin_centres
 from ..hybrid import Hybrid
@@ -60,6 +60,7 @@ def logits(model: nn.Module, data: Dataset) -> Tensor:
 def error(model: nn.Module, data: Dataset) -> Error:
     """Compute the classification error over the samples that have a label."""
     y = require_labels(data)
+    check_unweighted(data)
     predictions = logits(model, data).argmax(dim=1)
     return error_from_counts(int(((predictions != y) & (y != MISSING)).sum()), int((y != MISSING).sum()))
 
@@ -94,5 +95,6 @@ def error_from_counts(wrong: int, rows: int) -> Error:
 def confusion(model: nn.Module, data: Dataset) -> list[list[int]]:
     """Count the samples by true class (first index) and predicted class (second index)."""
     y, predictions, k = require_labels(data), logits(model, data).argmax(dim=1), len(data.schema.classes)
+    check_unweighted(data)
     known = y != MISSING
     return torch.bincount(k * y[known] + predictions[known], minlength=k * k).reshape(k, k).tolist()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..certificate import residual_blocks
 from ..data import Dataset, Schema
-from ..data.dataset import check_dataset
+from ..data.dataset import check_dataset, check_unweighted
 from ..data.units import nats_per_unit, unit_name
 from ..flow import Flow, LogProb
 from ..hybrid import Hybrid
@@ -209,6 +209,7 @@ def has_errors(model: nn.Module, schema: Schema) -> bool:
 def check_mean(data: Dataset) -> None:
     """Refuse a dataset whose mean log-likelihood has no standard error, or is infinite."""
     check_dataset(data)
+    check_unweighted(data)
     check_mean_counts(len(data), int((~data.schema.inside(data.x)).sum()))
 
 

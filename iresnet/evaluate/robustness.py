@@ -27,6 +27,7 @@ from ..certificate import residual_blocks
 from ..chain import Chain
 from ..classifier import Classifier
 from ..data import Dataset
+from ..data.dataset import check_unweighted
 from ..data.labels import MISSING
 from ..data.units import bin_centres
 from ..multiscale import Multiscale
@@ -94,6 +95,7 @@ def robustness(
     """Compute the certified accuracy at `radius`, next to the accuracy under an attack."""
     classifier = _classifier(model)
     data = labelled_samples(data)
+    check_unweighted(data)
     held = survives_attack(model, data, radius, steps=steps, restarts=restarts, seed=seed)
     radii, constant, remark = _certified(model, data)
     wrong = error_from_counts(len(data) if radii is None else int((radii < radius).sum()), len(data))
