@@ -163,6 +163,16 @@ class TestAttack:
         assert torch.equal(held[clear], (exact > radius)[clear])
         assert 0 < int(held.sum()) < len(held)
 
+    def test_far_from_zero_its_steps_are_not_lost(self):
+        """Trap: at 1e6 the neighbours of a float32 are 0.06 apart, and everything survived."""
+        model, data = linear(d=50)
+        far = table(data.x + 1e6, data.y)
+        model.transform.mean.fill_(1e6)
+        near = table(far.x - 1e6, model(far.x).argmax(dim=1))
+        radius = float(distances(model, near, 1.0).median())
+        held = survives_attack(model, table(far.x, near.y), radius, steps=200, restarts=1)
+        assert 0.4 <= float(held.double().mean()) <= 0.6
+
     @pytest.mark.parametrize("radius", [0.1, 0.5, 2.0])
     def test_it_never_touches_what_is_certified(self, radius):
         model, data = image_net()
