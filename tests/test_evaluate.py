@@ -364,6 +364,16 @@ class TestLikelihood:
             log_likelihood(table_flow(3), table(2, 3), draws=1)
 
 
+def test_of_a_likelihood_that_is_not_finite_no_error_is_known():
+    """Trap: NaN had a bias of 0, and the paper's limit was reached."""
+    flow, data = table_flow(2), table(4, 2)
+    flow.base.mean.fill_(math.nan)
+    assert log_likelihood(flow, data).bias_bound.isinf().all()
+    assert density(flow, data).bias_bound == math.inf
+    found = protocol(flow, data)
+    assert (found.bias_bound, found.reached) == (math.inf, False)
+
+
 class TestTolerance:
     """A likelihood with as many draws as its standard error needs."""
 

@@ -277,7 +277,8 @@ def log_likelihood(
     else:
         wanted = tolerance if isinstance(tolerance, Tolerance) else Tolerance(tolerance)
         value, count, spread = _to_tolerance(model, data, wanted, seed)
-    biases, passes = torch.full_like(value, bias), int(count.max()) if len(count) else 0
+    known = value.isfinite() | ~data.schema.inside(data.x)  # of numbers that overflowed nothing is known
+    biases, passes = torch.full_like(value, bias).where(known, math.inf), int(count.max()) if len(count) else 0
     return LogProb(value, biases, spread / count.sqrt(), math.prod(data.schema.shape), passes, proven)
 
 
@@ -363,6 +364,6 @@ class DensitySums:
             rows=n,
             standard_error=self.rows.standard_error / scale,
             estimator_error=float((self.by_draw / n).std()) / math.sqrt(count) / scale if count > 1 else 0.0,
-            bias_bound=bound_bias(model, like.schema)[0],
+            bias_bound=bound_bias(model, like.schema)[0] if math.isfinite(self.rows.mean) else math.inf,
             draws=count,
         )

@@ -48,7 +48,8 @@ class Likelihood:
     """Mean of -log p over samples, in `unit`, and its errors, in the same unit.
 
     `bias_bound` is proven (or asserted, if `proven` is false), and zero for exact determinants and the roulette. It is
-    infinite if a part of the model is not known, or a roulette relies on a constant that is asserted.
+    infinite if a part of the model is not known, a roulette relies on a constant that is asserted, or a value is not
+    finite.
     `estimator_error` is the standard error due to probes and noise, `standard_error` that due to the choice of samples:
     the bootstrap's, which for a mean has a closed form. `row_error` is the root mean square error of the estimate for
     one sample. `reached` says whether the estimator's error is below its limit.
@@ -135,7 +136,8 @@ def protocol(
         count = _draws_needed(pilot, len(data), error * bit)
     values = log_prob_by_generator(flow, data, method.estimator, [generator] * min(count, max_draws))
     known, proven = flow.proof_status(data.schema.shape)
-    bounded = known and (proven or method.method != "roulette")
+    finite = bool(values.isfinite().all())
+    bounded = finite and known and (proven or method.method != "roulette")
     row_error = float(values.var(0).mean().div(len(values)).sqrt()) if random else 0.0
     return Likelihood(
         value=float(-values.mean()) / scale,
@@ -149,7 +151,7 @@ def protocol(
         standard_error=float(values.mean(0).std()) / math.sqrt(len(data)) / scale,
         row_error=row_error / scale,
         proven=method.proven and proven,
-        reached=row_error <= error * bit * math.sqrt(len(data)),
+        reached=finite and row_error <= error * bit * math.sqrt(len(data)),
     )
 
 

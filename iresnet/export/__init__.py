@@ -36,7 +36,7 @@ from ..evaluate import anomaly
 from ..flow import Flow
 from ..hybrid import Hybrid
 from ..lipschitz import release_
-from ..spelling import first_line, round_up
+from ..spelling import counted, first_line, round_up
 from ..transform import Transform
 from ..transforms.first_batch import uninitialised
 from ..version import __version__
@@ -182,7 +182,8 @@ def export(
     folder = Path(folder)
     forward, inputs = _prepare(model, example, context, schema, reference)
     program, difference = _trace(forward, inputs)
-    measured = f"program.pt2 differs from the model by at most {round_up(difference, '.1e')}"
+    rows = counted(min(len(example), max(SIZES)), "given sample")
+    measured = f"On {rows}, program.pt2 differs from the model by at most {round_up(difference, '.1e')}"
     onnx = b""
     if not _missing_packages():
         onnx, difference = _onnx(program, forward, inputs)
