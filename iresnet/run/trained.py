@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..certificate import Certificate, tighten_
@@ -41,6 +44,10 @@ class TrainedModel:
     tightened: tuple[str, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
+    _weights: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_weights", _hash_weights(self.model))
 
     @property
     def certificate(self) -> Certificate | None:
@@ -61,8 +68,16 @@ class TrainedModel:
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Run:
         """Write a run folder; one that holds a run is refused, unless `overwrite` removes that run.
 
-        The samples are not saved, so commands that need some must be given them with --data.
+        The samples are not saved, so commands that need some must be given them with --data. A warning says if the
+        weights have changed since this was made, as `reference` is then that of another model.
         """
+        if self.reference is not None and _hash_weights(self.model) != self._weights:
+            warnings.warn(
+                "the weights have changed since the log-likelihoods of validation samples were computed, so anomaly "
+                "scores are relative to another model. Replace them: dataclasses.replace(trained, reference=...), with "
+                "evaluate.log_likelihood(trained.model, validation).value.",
+                stacklevel=2,
+            )
         with Run.lock_new_folder(folder):
             run = Run.create(folder, self.experiment, self.schema, overwrite=overwrite)
             for name, content in (("data.json", self.data), ("environment.json", self.environment)):
@@ -114,3 +129,10 @@ def train_in_memory(
         )
         logs.end(trained)
     return trained
+
+
+def _hash_weights(model: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode() + tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
