@@ -23,14 +23,14 @@ from .certificate import residual_blocks, unknown_parts, unlisted_blocks
 from .compiled import is_logdet_opaque, opaque_logdet, opaque_logdet_function
 from .distribution import FlowDistribution, check_contexts, is_single
 from .fixed_point import Solver
-from .inverse import Decoder
 from .logdet import EVAL_SEED, EXACT_UP_TO, CertifiedSeries, Estimator
+from .model import Model
 from .opaque import define
 from .outermost import outermost_call
 from .precision import full_precision
 from .residual import ResidualBlock
 from .spelling import quoted
-from .transform import Transform, check_context, check_eval, check_transform, why_unproven
+from .transform import Transform, check_context, check_eval, why_unproven
 from .transforms.elementary import InjectivePad
 from .transforms.first_batch import uninitialised
 from .trust import why_untrusted
@@ -67,7 +67,7 @@ class LogProb:
         )
 
 
-class Flow(nn.Module):
+class Flow(Model):
     """A density model: `flow(x)` is log p(x), `flow.sample((n,))` draws samples.
 
     In eval mode `log_prob` is deterministic: exact up to 64 dimensions, beyond that with the number of terms from the
@@ -88,14 +88,11 @@ class Flow(nn.Module):
         event_shape: Shape | None = None,
         dequantiser: nn.Module | None = None,
     ) -> None:
-        super().__init__()
-        check_transform(transform, "the transform", may_be_compiled=True)
+        super().__init__(transform)
         check_base(base)
-        self.transform, self.base, self.estimator, self.event_shape = transform, base, estimator, event_shape
+        self.base, self.estimator, self.event_shape = base, estimator, event_shape
         #: Learned dequantisation noise for integer data (`transforms.dequantisation.LearnedNoise`), or None.
         self.dequantiser = dequantiser
-        #: Inverts codes into samples; `decoder.reason` says why the last ones were not accelerated.
-        self.decoder = Decoder()
         if any(isinstance(m, InjectivePad) for m in transform.modules()):
             raise ValueError(
                 "a density needs a transform that keeps the dimension; got one with injective padding, on whose "
