@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from inverse import milliseconds
@@ -42,7 +41,7 @@ def main() -> None:
     torch.manual_seed(0)
     with defer_norms():
         model = build(experiment.network, schema, experiment.objective.kind).to(device).eval()
-    transform = cast(Any, model).transform
+    transform = model.transform
     refresh_(transform, settle=True)
     start = time.perf_counter()
     for _, block, shape in residual_blocks(transform, schema.shape):

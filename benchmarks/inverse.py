@@ -114,7 +114,7 @@ def trained(folder: Path, images: int, device: str) -> tuple[Transform, Tensor]:
     run = Run.open(folder)
     data = run.splits().test
     x = bin_centres(data.x[:images], data.schema.levels).to(device)
-    return cast(Transform, cast(Any, run.model(device=device)).transform), x
+    return run.model(device=device).transform, x
 
 
 # ------------------------------------------------------------------------------------------------- timing

@@ -1,7 +1,8 @@
 """Invertible residual networks with a guarantee.
 
 The order of the files is the order of the paper: `spectral`, `fixed_point`, `logdet`, `lipschitz`, `transform`,
-`residual`, `inverse`, `chain`, `certificate`, `model`, `flow`, `classifier`, `hybrid`; docs/explanation/design.md lists all.
+`residual`, `inverse`, `chain`, `certificate`, `model`, `flow`, `classifier`, `hybrid`; docs/explanation/design.md lists
+all.
 """
 
 from importlib import import_module

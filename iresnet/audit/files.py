@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..residual import ResidualBlock
-from ..transform import Transform
 from .subject import Block, Skipped, Subject, Verdict, json_number
 
 #: The allowed relative difference of recomputed numbers: other machines round differently.
@@ -90,7 +89,7 @@ def check_certificate(s: Subject) -> Verdict:
     if stored["passed"] is not passed:
         return False, f"it says passed = {stored['passed']}; its blocks say {passed}"
     if len(differences) == len(blocks) and stored["stretch"]:
-        whole = cast(Transform, s.model.transform).stretch(s.schema.shape)
+        whole = s.model.transform.stretch(s.schema.shape)
         pairs = ((stored["stretch"]["forward"], whole.forward), (stored["stretch"]["inverse"], whole.inverse))
         largest = max(largest, *(_relative_difference(json_number(a), b) / len(blocks) for a, b in pairs))
     return (

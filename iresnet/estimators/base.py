@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from rich.console import Console
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import evaluate
 from ..certificate import Certificate
@@ -29,6 +29,7 @@ from ..data.columns import parse_kinds
 from ..data.dataset import seeded_generator
 from ..data.numerals import is_number
 from ..device import choose_device
+from ..model import Model
 from ..presets import Experiment
 from ..run import Logger, TrainedModel, train_in_memory
 from ..run.progress import progress, reporter
@@ -286,7 +287,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         return frame if hasattr(self, "feature_names_in_") else frame.set_axis(range(self.n_features_in_), axis=1)
 
 
-def in_float64(model: nn.Module) -> nn.Module:
+def in_float64(model: Model) -> Model:
     """Return a copy in float64 that is the same function: its weights are those that the model uses in float32.
 
     Predictions in float64 do not depend on the other rows, which decide how a product in float32 is rounded.

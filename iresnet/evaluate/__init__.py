@@ -19,10 +19,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import Dataset, Splits, subsample
 from ..data.labels import MISSING
+from ..model import Model
 from ..progress import phase
 from .baselines import Baseline, baselines, why_no_baselines
 from .classes import Error, confusion, error, error_from_counts, has_head, logits, require_labels
@@ -114,7 +115,7 @@ __all__ = [
 
 
 def evaluate(
-    model: nn.Module,
+    model: Model,
     data: Dataset,
     *,
     split: str = "test",

@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..base import FullMixture
 from ..data import Dataset, Schema
 from ..flow import Flow
 from ..logdet import EXACT_UP_TO
+from ..model import Model
 from ..models import Network
 from ..models.build import preprocessing
 from ..models.mixture import Matrix, best_mixture, mixture_parameters, random_samples
@@ -87,7 +88,7 @@ def why_no_baselines(schema: Schema) -> str:
 
 @torch.no_grad()
 def baselines(
-    model: nn.Module,
+    model: Model,
     data: Dataset,
     train: Dataset,
     validation: Dataset,
@@ -135,7 +136,7 @@ class Comparison:
 class BaselineSums:
     """Baselines that are fitted to training rows, and sums over the rows, chunk by chunk, that compare them."""
 
-    def __init__(self, model: nn.Module, train: Dataset, validation: Dataset, *, seed: int = 0) -> None:
+    def __init__(self, model: Model, train: Dataset, validation: Dataset, *, seed: int = 0) -> None:
         self.flow, self.seed = as_flow(model, "a baseline"), seed
         self.fitted: list[MixtureOfRows] = []
         for components in ((1,), COMPONENTS):

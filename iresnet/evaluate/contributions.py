@@ -14,10 +14,11 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import Dataset, Schema
 from ..flow import Flow
+from ..model import Model
 from ..progress import each, part
 from ..transform import check_eval
 from ..transforms.given import Given
@@ -29,7 +30,7 @@ VALUES, ROWS, CHUNK = 32, 1000, 4000
 
 
 @torch.no_grad()
-def column_gains(model: nn.Module, data: Dataset, *, values: int = VALUES, seed: int = 0) -> Tensor:
+def column_gains(model: Model, data: Dataset, *, values: int = VALUES, seed: int = 0) -> Tensor:
     """Compute the gain of every column for every row of a table, (rows, columns), in nats.
 
     It is infinite for a value that the column cannot have; the other columns of such a row have the gain 0.

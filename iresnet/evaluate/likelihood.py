@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..certificate import residual_blocks
 from ..data import Dataset, Schema
@@ -22,6 +22,7 @@ from ..data.units import nats_per_unit, unit_name
 from ..flow import Flow, LogProb
 from ..hybrid import Hybrid
 from ..logdet import EXACT_UP_TO, AdaptiveRoulette, Estimator
+from ..model import Model
 from ..progress import each
 from ..train.distributed import Group
 from ..train.threads import suitable_threads
@@ -81,12 +82,12 @@ class Tolerance:
         return shares.nan_to_num(nan=0.0, posinf=math.inf).clamp_min(self.error)
 
 
-def has_density(model: nn.Module) -> bool:
+def has_density(model: Model) -> bool:
     """Whether the model is a density."""
     return isinstance(model, Flow | Hybrid)
 
 
-def as_flow(model: nn.Module, wish: str = "a likelihood") -> Flow:
+def as_flow(model: Model, wish: str = "a likelihood") -> Flow:
     """Return the flow of a model; raise a `ValueError` if it has none."""
     if isinstance(model, Hybrid):
         return model.flow
@@ -98,7 +99,7 @@ def as_flow(model: nn.Module, wish: str = "a likelihood") -> Flow:
 
 
 def log_prob_draws(
-    model: nn.Module,
+    model: Model,
     data: Dataset,
     count: int = DRAWS,
     *,
@@ -116,7 +117,7 @@ def log_prob_draws(
     return Likelihoods(model, data.schema, data.x.device, seeds, shared=shared, tolerance=tolerance)(data)
 
 
-def shared_log_prob_draws(model: nn.Module, data: Dataset, count: int, group: Group) -> Tensor:
+def shared_log_prob_draws(model: Model, data: Dataset, count: int, group: Group) -> Tensor:
     """Compute `log_prob_draws` in a group, on the same samples everywhere: rank r of n computes draws r, r + n, ..."""
     seeds = draw_seeds(model, data.schema, count)
     own = Likelihoods(model, data.schema, data.x.device, seeds[group.rank :: group.ranks])(data)
@@ -126,7 +127,7 @@ def shared_log_prob_draws(model: nn.Module, data: Dataset, count: int, group: Gr
     return values
 
 
-def draw_seeds(model: nn.Module, schema: Schema, count: int = DRAWS, seed: int = 0) -> range:
+def draw_seeds(model: Model, schema: Schema, count: int = DRAWS, seed: int = 0) -> range:
     """Return the seeds of `count` draws; of one, if likelihoods are exact."""
     if count < 2:
         raise ValueError(f"draws must be at least 2, to estimate their error; got {count}.")
@@ -138,7 +139,7 @@ class Likelihoods:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Model,
         schema: Schema,
         device: torch.device,
         seeds: Sequence[int],
@@ -191,13 +192,13 @@ def skip_noise(flow: Flow, like: Dataset, generators: Iterable[torch.Generator],
         log_prob_by_generator(flow, chunk, None, generators, baseline=lambda x: zero.expand(len(x)))
 
 
-def is_estimated(model: nn.Module, schema: Schema) -> bool:
+def is_estimated(model: Model, schema: Schema) -> bool:
     """Whether log-determinants are estimated: residual blocks beyond 64 dimensions."""
     flow = as_flow(model)
     return math.prod(flow.base.shape) > EXACT_UP_TO and any(True for _ in residual_blocks(flow, schema.shape))
 
 
-def has_errors(model: nn.Module, schema: Schema) -> bool:
+def has_errors(model: Model, schema: Schema) -> bool:
     """Whether a likelihood is the mean over draws of noise or probes, not exact."""
     flow = as_flow(model)
     probed = any(isinstance(m, Imported) and m.random for m in flow.modules())
@@ -258,7 +259,7 @@ def log_prob_by_generator(
 
 
 def log_likelihood(
-    model: nn.Module, data: Dataset, *, draws: int = DRAWS, tolerance: float | Tolerance | None = None, seed: int = 0
+    model: Model, data: Dataset, *, draws: int = DRAWS, tolerance: float | Tolerance | None = None, seed: int = 0
 ) -> LogProb:
     """Compute ln p of every sample in nats, with its errors; the value of one sample does not depend on the others.
 
@@ -276,7 +277,7 @@ def log_likelihood(
     return LogProb(value, biases, spread / count.sqrt(), math.prod(data.schema.shape), passes, proven)
 
 
-def bound_bias(model: nn.Module, schema: Schema) -> tuple[float, bool]:
+def bound_bias(model: Model, schema: Schema) -> tuple[float, bool]:
     """Return a bound on the bias of a likelihood, and whether it is proven.
 
     The bias is 0 for exact and for unbiased log-determinants. It is infinite, unknown, where a part of the model is not
@@ -286,7 +287,7 @@ def bound_bias(model: nn.Module, schema: Schema) -> tuple[float, bool]:
     return (0.0 if known and (proven or not is_estimated(model, schema)) else math.inf), proven
 
 
-def _to_tolerance(model: nn.Module, data: Dataset, tolerance: Tolerance, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def _to_tolerance(model: Model, data: Dataset, tolerance: Tolerance, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return (mean, number, standard deviation) of the draws of every sample, by a two-stage rule (Stein, 1945).
 
     The first draws alone determine the standard deviation s, and s the number of draws n. For normal draws, n then says
@@ -310,7 +311,7 @@ def _spread(values: Tensor) -> Tensor:
     return torch.zeros_like(values[0]) if len(values) == 1 else values.std(0).nan_to_num(0.0)
 
 
-def score_tolerance(model: nn.Module, schema: Schema, reference: Tensor) -> Tolerance | None:
+def score_tolerance(model: Model, schema: Schema, reference: Tensor) -> Tolerance | None:
     """Return the standard error that scores need: `SHARE` of the spread of reference log-likelihoods, or of the
     distance from their mean if that is larger.
 
@@ -320,13 +321,13 @@ def score_tolerance(model: nn.Module, schema: Schema, reference: Tensor) -> Tole
     return Tolerance(SHARE * spread, SHARE, centre) if is_estimated(model, schema) and spread > 0 else None
 
 
-def density(model: nn.Module, data: Dataset, *, draws: int = DRAWS, seed: int = 0) -> Density:
+def density(model: Model, data: Dataset, *, draws: int = DRAWS, seed: int = 0) -> Density:
     """Compute the mean negative log-likelihood: in bits per dimension for integers, in nats otherwise."""
     check_mean(data)
     return summarise_density(log_prob_draws(model, data, draws, seed=seed), model, data)
 
 
-def summarise_density(values: Tensor, model: nn.Module, data: Dataset) -> Density:
+def summarise_density(values: Tensor, model: Model, data: Dataset) -> Density:
     """Summarise the log-likelihoods of a dataset, (draws, samples), as their mean, with its errors."""
     sums = DensitySums()
     sums.add(values)
@@ -349,7 +350,7 @@ class DensitySums:
         self.rows.merge(other.rows)
         self.by_draw = self.by_draw + other.by_draw
 
-    def summarise(self, model: nn.Module, like: Dataset) -> Density:
+    def summarise(self, model: Model, like: Dataset) -> Density:
         """Return the mean over all samples, in the unit for samples like these."""
         scale, n, count = nats_per_unit(like.x.shape[1:], like.schema.levels), self.rows.count, len(self.by_draw)
         return Density(

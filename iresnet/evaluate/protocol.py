@@ -16,13 +16,14 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..certificate import residual_blocks
 from ..data import Dataset, subsample
 from ..data.units import nats_per_bit_per_dim, nats_per_unit, unit_name
 from ..flow import Flow
 from ..logdet import EXACT_UP_TO, CertifiedSeries, Estimator, Exact, RussianRoulette, terms_needed, truncation_bound
+from ..model import Model
 from ..progress import phase
 from ..transform import check_eval
 from ..transforms import Imported
@@ -100,7 +101,7 @@ class _Method:
 
 @torch.no_grad()
 def protocol(
-    model: nn.Module,
+    model: Model,
     data: Dataset,
     *,
     bias: float = LIMIT,

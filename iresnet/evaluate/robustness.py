@@ -29,6 +29,7 @@ from ..classifier import Classifier
 from ..data import Dataset
 from ..data.labels import MISSING
 from ..data.units import bin_centres
+from ..model import Model
 from ..multiscale import Multiscale
 from ..precision import full_precision
 from ..progress import each
@@ -88,7 +89,7 @@ class Robustness:
 
 
 def robustness(
-    model: nn.Module, data: Dataset, radius: float, *, steps: int = 20, restarts: int = 3, seed: int = 0
+    model: Model, data: Dataset, radius: float, *, steps: int = 20, restarts: int = 3, seed: int = 0
 ) -> Robustness:
     """Compute the certified accuracy at `radius`, next to the accuracy under an attack."""
     classifier = _classifier(model)
@@ -115,7 +116,7 @@ def robustness(
     )
 
 
-def _certified(model: nn.Module, data: Dataset) -> tuple[Tensor | None, float, str]:
+def _certified(model: Model, data: Dataset) -> tuple[Tensor | None, float, str]:
     """The radii, Lip(F), and why there are no radii; Lip(F) may be known even if margins are not."""
     try:
         constant = lipschitz_bound(model, data)
@@ -127,7 +128,7 @@ def _certified(model: nn.Module, data: Dataset) -> tuple[Tensor | None, float, s
         return None, constant, _why_no_margin(model, data, constant)
 
 
-def _why_no_margin(model: nn.Module, data: Dataset, constant: float) -> str:
+def _why_no_margin(model: Model, data: Dataset, constant: float) -> str:
     head, remedy = _classifier(model).head, "network.head=[], and without network.bayes"
     names = [type(head).__name__]
     if isinstance(head, nn.Sequential) or hasattr(head, "layers"):
@@ -144,12 +145,12 @@ def _why_no_margin(model: nn.Module, data: Dataset, constant: float) -> str:
     return f"the head ({which}) is not linear, so it has no margin{anyway}. Train with {remedy}."
 
 
-def _block_factors(model: nn.Module, data: Dataset) -> float:
+def _block_factors(model: Model, data: Dataset) -> float:
     """The product of the Lipschitz constants of the blocks."""
     return math.prod(block.stretch(at).forward for _, block, at in residual_blocks(model, data.schema.shape))
 
 
-def _why_none(model: nn.Module, data: Dataset, constant: float, radii: Tensor, survive: bool) -> str:
+def _why_none(model: Model, data: Dataset, constant: float, radii: Tensor, survive: bool) -> str:
     """Why no sample is certified: the bound, if samples survive the attack that it does not certify; or the radius."""
     if not survive or _block_factors(model, data) <= VACUOUS:
         return f"the largest certified radius is {float(radii.max()):.3g}"
@@ -161,7 +162,7 @@ def _why_none(model: nn.Module, data: Dataset, constant: float, radii: Tensor, s
     )
 
 
-def lipschitz_bound(model: nn.Module, data: Dataset) -> float:
+def lipschitz_bound(model: Model, data: Dataset) -> float:
     """Return the proven Lip(F) of a model's transform for samples of this shape; raise `NoBoundKnown` without one."""
     stretch = stretch_of(_classifier(model).transform, data.schema.shape)
     if reason := why_untrusted(model):
@@ -183,7 +184,7 @@ def lipschitz_bound(model: nn.Module, data: Dataset) -> float:
 
 
 @torch.no_grad()
-def certified_radius(model: nn.Module, data: Dataset) -> Tensor:
+def certified_radius(model: Model, data: Dataset) -> Tensor:
     """Compute the radius within which every sample provably keeps its correct class, in float64 and the units of x.
 
     It is 0 for a misclassified sample. With a `Logit` the ball is limited to inputs inside [0, levels], where the data
@@ -249,7 +250,7 @@ def _pairwise_distances(v: Tensor) -> Tensor:
 
 
 def survives_attack(
-    model: nn.Module, data: Dataset, radius: float, *, steps: int = 20, restarts: int = 3, seed: int = 0
+    model: Model, data: Dataset, radius: float, *, steps: int = 20, restarts: int = 3, seed: int = 0
 ) -> Tensor:
     """Which samples are classified correctly and stay so under projected gradient descent from several starts.
 
@@ -329,7 +330,7 @@ def _is_correct(classifier: Classifier, data: Dataset) -> Tensor:
     return predictions == require_labels(data)
 
 
-def _classifier(model: nn.Module) -> Classifier:
+def _classifier(model: Model) -> Classifier:
     check_eval(model, "robustness")
     return as_classifier(model, "robustness needs a classifier")
 

@@ -16,11 +16,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import Dataset, Splits
 from ..data.labels import MISSING
 from ..data.split import RandomRows
+from ..model import Model
 from ..train.distributed import ALONE, Group
 from .baselines import BaselineSums, Comparison, why_no_baselines
 from .classes import confusion, error_from_counts, has_head
@@ -29,7 +30,7 @@ from .solving import has_inverse, inverse
 
 
 def evaluate_chunks(
-    model: nn.Module,
+    model: Model,
     chunks: Iterable[Dataset],
     *,
     split: str = "test",
@@ -90,7 +91,7 @@ class Sums:
         if confusion is not None:
             self.confusion = confusion if self.confusion is None else self.confusion + confusion
 
-    def summarise(self, model: nn.Module) -> dict[str, Any]:
+    def summarise(self, model: Model) -> dict[str, Any]:
         """Return the metrics, as plain values."""
         content: dict[str, Any] = {}
         if self.confusion is not None:
@@ -108,7 +109,7 @@ class Sums:
 class _Adder:
     """Evaluates a model on chunks and adds the results to sums."""
 
-    def __init__(self, model: nn.Module, draws: int, fitting: Splits | None, sums: Sums) -> None:
+    def __init__(self, model: Model, draws: int, fitting: Splits | None, sums: Sums) -> None:
         self.model, self.draws, self.fitting, self.sums = model, draws, fitting, sums
         self.likelihoods: Likelihoods | None = None
         self.baselines: BaselineSums | None = None

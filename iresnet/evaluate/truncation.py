@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import Dataset
 from ..logdet import Estimator, Exact, Jacobian, truncation_bound
+from ..model import Model
 from ..spelling import at_least
 from ..transform import check_eval
 from ..transforms.dequantisation import dequantise_for
@@ -110,7 +111,7 @@ def _moments(a: Tensor, logdet: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def truncation(model: nn.Module, data: Dataset, *, terms: int = 20, seed: int = 0) -> Truncation:
+def truncation(model: Model, data: Dataset, *, terms: int = 20, seed: int = 0) -> Truncation:
     """Compute the bias and the standard deviation of series with 1 to `terms` terms, against exact determinants.
 
     It needs a dense d x d Jacobian for every sample and block: feasible for hundreds of dimensions, not for thousands.

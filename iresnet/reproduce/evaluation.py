@@ -11,13 +11,14 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import evaluate
 from ..certificate import residual_blocks
 from ..data import Dataset
 from ..data.units import bin_centres
 from ..evaluate import error_from_counts
+from ..model import Model
 from ..results import nonfinite_to_none
 from ..run import Run
 from .cells import Cell
@@ -85,7 +86,7 @@ def _evaluate(work: Work, run: Run) -> dict[str, Any]:
     return metrics | _evaluate_inverse(run, final, work.images(run, IMAGES))
 
 
-def _evaluate_inverse(run: Run, model: nn.Module, images: Dataset) -> dict[str, Any]:
+def _evaluate_inverse(run: Run, model: Model, images: Dataset) -> dict[str, Any]:
     """Invert codes by the paper's iteration, converging or not; and with a proof, where every block is proven."""
     if not any(True for _ in residual_blocks(model, run.schema.shape)):
         return {}

@@ -31,6 +31,7 @@ from ..evaluate import Likelihood, protocol
 from ..evaluate.likelihood import as_flow
 from ..evaluate.protocol import LIMIT
 from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
+from ..model import Model
 from ..models import training_estimator
 from ..presets import Experiment
 from ..run import TRUNCATION, Run
@@ -208,7 +209,7 @@ def _describe_errors(metrics: dict[str, Any], solver: dict[str, Any]) -> str:
 
 
 @torch.no_grad()
-def _measure_solver(model: nn.Module, images: Dataset) -> dict[str, Any] | None:
+def _measure_solver(model: Model, images: Dataset) -> dict[str, Any] | None:
     """Describe the solver of a log-determinant that is an integral, and measure its error; None for other flows.
 
     The error is the largest over images against the same integral in float64 with finer tolerances, in bits per

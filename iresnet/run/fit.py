@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import data, evaluate, lock
 from ..base import FullMixture
@@ -18,6 +18,7 @@ from ..data import Dataset, Splits, subsample
 from ..data.table import refuse_degenerate_columns
 from ..lipschitz import defer_norms
 from ..migration import FORMER_FILES
+from ..model import Model
 from ..models import INVERSES, Network
 from ..presets import Experiment
 from ..results import provenance
@@ -85,13 +86,13 @@ def start(
 
 def initial_model(
     experiment: Experiment, splits: Splits, stop: Callable[[], bool] = lambda: False
-) -> tuple[Experiment, nn.Module]:
+) -> tuple[Experiment, Model]:
     """Build the untrained model of an experiment; return it with the settings that were chosen for these samples."""
     model = build_start(experiment, splits, stop)
     return replace(experiment, network=_with_components(experiment.network, model)), model
 
 
-def _with_components(network: Network, model: nn.Module) -> Network:
+def _with_components(network: Network, model: Model) -> Network:
     """Return the settings with the number of components that was chosen for the model, without the wide one."""
     base = getattr(model, "base", None)
     return replace(network, components=base.components - 1) if isinstance(base, FullMixture) else network
@@ -151,7 +152,7 @@ def _fit(
     report: Report | None,
     stop: Callable[[], bool],
     loggers: Sequence[Logger],
-    model: nn.Module | None = None,
+    model: Model | None = None,
     *,
     group: Group,
 ) -> FitResult:
@@ -179,7 +180,7 @@ def _fit(
 
 def train_model(
     run: Run | MemoryRun,
-    model: nn.Module,
+    model: Model,
     samples: Dataset,
     validation: Dataset,
     device: str,
@@ -240,19 +241,19 @@ def release(run: Run, validation: Dataset, device: str = "cpu") -> tuple[Certifi
     return certificate, tightened
 
 
-def certify_model(run: Run | MemoryRun, model: nn.Module) -> Certificate | None:
+def certify_model(run: Run | MemoryRun, model: Model) -> Certificate | None:
     """Certify a run's model; None for a model of another family, which has no residual blocks to certify."""
     return None if run.experiment.network.family in INVERSES else certify(model, run.schema.shape)
 
 
 def publish(
-    run: Run, model: nn.Module, certificate: Certificate | None, validation: Dataset, state: Mapping[str, Any]
+    run: Run, model: Model, certificate: Certificate | None, validation: Dataset, state: Mapping[str, Any]
 ) -> None:
     """Write a model and its certificate into the run folder, with the likelihoods of validation samples."""
     write_model(run, model, certificate, reference_likelihoods(model, validation), state)
 
 
-def reference_likelihoods(model: nn.Module, validation: Dataset) -> Tensor | None:
+def reference_likelihoods(model: Model, validation: Dataset) -> Tensor | None:
     """Return the log-likelihoods of validation samples, the reference for anomaly scores; None without a density."""
     if not evaluate.has_density(model):
         return None
@@ -260,7 +261,7 @@ def reference_likelihoods(model: nn.Module, validation: Dataset) -> Tensor | Non
 
 
 def write_model(
-    run: Run, model: nn.Module, certificate: Certificate | None, reference: Tensor | None, state: Mapping[str, Any]
+    run: Run, model: Model, certificate: Certificate | None, reference: Tensor | None, state: Mapping[str, Any]
 ) -> None:
     """Write a model and its certificate into the run folder, and remove the files that describe the previous model.
 
@@ -284,12 +285,12 @@ def write_certificate(run: Run, certificate: Certificate, sha256: str) -> Path:
     return run.write_json("certificate.json", json.loads(certificate.to_json()), sha256)
 
 
-def device_of(model: nn.Module) -> torch.device:
+def device_of(model: Model) -> torch.device:
     """Return the device of a model's weights."""
     return next(model.parameters()).device
 
 
-def environment(callback: RunCallback, model: nn.Module, device: str) -> dict[str, Any]:
+def environment(callback: RunCallback, model: Model, device: str) -> dict[str, Any]:
     """Return how a model was trained, up to the current step: the content of environment.json."""
     experiment = callback.run.experiment
     return {"device": device, "engine": callback.engine, "step": callback.step} | provenance(

@@ -27,11 +27,12 @@ from shlex import quote
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import atomic, config, data, lock, migration
 from ..data import Dataset, Schema, Splits
 from ..lipschitz import defer_norms
+from ..model import Model
 from ..models import build
 from ..presets import Experiment
 from ..presets.reading import parse_experiment
@@ -177,14 +178,14 @@ class Run:
             )
         return splits
 
-    def untrained_model(self, rows: Tensor | None = None, validation: Tensor | None = None) -> nn.Module:
+    def untrained_model(self, rows: Tensor | None = None, validation: Tensor | None = None) -> Model:
         """Build the untrained model, initialised by torch's global generator; preprocessing is fitted to `rows`."""
         try:
             return build(self.experiment.network, self.schema, self.experiment.objective.kind, rows, validation)
         except ValueError as error:
             raise ValueError(f"{self.folder}: config.toml and schema.json do not fit: {error}") from None
 
-    def model(self, weights: str = "model", device: str | torch.device = "cpu") -> nn.Module:
+    def model(self, weights: str = "model", device: str | torch.device = "cpu") -> Model:
         """Load the trained model in eval mode: `weights` is "model" (released) or "best" (as trained, untightened)."""
         if weights not in ("model", "best"):
             raise ValueError(f"weights must be 'model' or 'best'; got {weights!r}.")
@@ -353,6 +354,6 @@ def fingerprint(part: Dataset) -> dict[str, Any]:
     return {"rows": part.total, "sha256": part.fingerprint()}
 
 
-def load(folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
+def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Model:
     """Load the trained model of a run folder, or a shipped model, in eval mode: a Flow, Classifier or Hybrid."""
     return Run.open(folder).model(device=device)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..certificate import Certificate, tighten_
 from ..data import Dataset, Schema, Splits
+from ..model import Model
 from ..presets import Experiment
 from ..train import Report
 from .board import TensorBoard
@@ -38,7 +39,7 @@ class TrainedModel:
 
     experiment: Experiment
     schema: Schema
-    model: nn.Module
+    model: Model
     certificate: Certificate | None
     reference: Tensor | None
     log: Sequence[Mapping[str, float | None]] = ()

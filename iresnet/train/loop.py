@@ -93,7 +93,7 @@ class State:
         self.replica: nn.Module = objective  # what a step calls; shared with other processes from the first step on
         self.parameters = list(objective.parameters())
         self.optimiser = make_optimiser(objective, settings)
-        self.average: Average | None = None
+        self.average: Average[nn.Module] | None = None
         self.step = self.taken = 0
         requested = Acceleration() if acceleration is None else acceleration
         needs_logdet = objective.needs_logdet
