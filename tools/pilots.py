@@ -34,7 +34,7 @@ from iresnet import data
 from iresnet.data import Dataset, subsample
 from iresnet.data.units import nats_per_unit
 from iresnet.evaluate import as_flow, has_density
-from iresnet.evaluate.likelihood import log_prob_by_generator
+from iresnet.evaluate.draws import log_prob_by_generator
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.logdet import EXACT_UP_TO, PowerSeries
 from iresnet.model import Model

@@ -19,6 +19,7 @@ from ..evaluate import (
     Density,
     Error,
     Inverse,
+    as_classifier,
     as_flow,
     corrupted_datasets,
     evaluate_chunks,
@@ -31,9 +32,8 @@ from ..evaluate import (
     robustness,
     shared_log_prob_draws,
 )
-from ..evaluate.classes import as_classifier
+from ..evaluate.attack import check_radius
 from ..evaluate.protocol import LIMIT, check_limits
-from ..evaluate.robustness import check_radius
 from ..model import Model
 from ..run import Run
 from ..run.fit import device_of

@@ -31,16 +31,10 @@ from ..models.mixture import Matrix, best_mixture, mixture_parameters, random_sa
 from ..transform import Transform
 from ..transforms.dequantisation import dequantise_for
 from ..transforms.given import Given
-from .likelihood import (
-    DRAWS,
-    as_flow,
-    check_mean,
-    log_prob_by_generator,
-    log_prob_draws,
-    seeded_generators,
-    skip_noise,
-)
+from .density import check_mean
+from .draws import DRAWS, log_prob_by_generator, log_prob_draws, seeded_generators, skip_noise
 from .moments import Moments
+from .roles import as_flow
 
 if TYPE_CHECKING:
     from sklearn.mixture import GaussianMixture

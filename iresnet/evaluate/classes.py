@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..classifier import Classifier
 from ..data import Dataset
 from ..data.labels import MISSING
 from ..data.units import bin_centres
-from ..hybrid import Hybrid
 from ..model import Model
 from .chunks import CHUNK, in_chunks
+from .roles import as_classifier
 
 #: The two-sided 95 % quantile of the normal distribution.
 NORMAL_95 = 1.959964
@@ -32,20 +31,6 @@ class Error:
 
     def __str__(self) -> str:
         return f"{self.value:.2f} % ({self.wrong} of {self.rows}; 95 % interval {self.low:.2f} to {self.high:.2f} %)"
-
-
-def has_head(model: Model) -> bool:
-    """Whether the model is a classifier."""
-    return isinstance(model, Classifier | Hybrid)
-
-
-def as_classifier(model: Model, wish: str = "classes need a head") -> Classifier:
-    """Return the classifier of a model; raise a `ValueError` if it has none."""
-    if isinstance(model, Hybrid):
-        return model.classifier
-    if isinstance(model, Classifier):
-        return model
-    raise ValueError(f"{wish}; this model only has a density. Train with objective.kind=hybrid.")
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from ..progress import each, part
 from ..transform import check_eval
 from ..transforms.given import Given
 from .chunks import chunk_size, in_chunks
-from .likelihood import as_flow
+from .roles import as_flow
 
 #: Values of a column that are tried; rows that are changed together, and changed rows that are evaluated together.
 VALUES, ROWS, CHUNK = 32, 1000, 4000

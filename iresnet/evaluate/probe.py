@@ -22,7 +22,7 @@ from ..model import Model
 from ..transform import check_eval
 from .chunks import CHUNK, in_chunks
 from .classes import Error, error_from_counts, labelled_samples, require_labels
-from .solving import has_inverse
+from .roles import has_inverse
 
 #: The penalties to try, strongest first; each fit starts from the previous solution.
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)

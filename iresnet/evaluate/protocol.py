@@ -28,7 +28,9 @@ from ..progress import phase
 from ..transform import check_eval
 from ..transforms import Imported
 from ..transforms.dequantisation import has_noise
-from .likelihood import as_flow, check_mean, log_prob_by_generator
+from .density import check_mean
+from .draws import log_prob_by_generator
+from .roles import as_flow
 
 #: The paper's limit for the bias, and for the standard error of the mean, in bits per dimension.
 LIMIT = 1e-4

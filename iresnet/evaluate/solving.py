@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..chain import Chain
 from ..data import Dataset
 from ..data.units import bin_centres
 from ..fixed_point import Solver
@@ -23,9 +22,8 @@ from ..inverse import solve as solve_batch
 from ..model import Model
 from ..progress import each
 from ..transform import ChainSolution, Transform
-from ..transforms.columns import ColumnTransform
-from ..transforms.preprocess import Logit, Standardise
 from .chunks import CHUNK, chunk_size, in_chunks
+from .roles import has_inverse
 
 
 @dataclass(frozen=True)
@@ -77,18 +75,6 @@ class Inverse:
         if overflown:
             return words
         return f"{words}, code residual {self.code_residual:.1e} and measured error {self.measured_error:.1e}"
-
-
-def has_inverse(model: Model) -> bool:
-    """Whether codes alone can be inverted: there are invertible blocks, and they take no context.
-
-    The code of an ordinary ResNet is only its scaled input.
-    """
-    parts = [part for part in model.transform.modules() if isinstance(part, Transform)]
-    return (
-        any(not isinstance(part, Chain | ColumnTransform | Logit | Standardise) for part in parts)
-        and not model.transform.takes_context
-    )
 
 
 @torch.no_grad()

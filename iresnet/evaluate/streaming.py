@@ -24,9 +24,11 @@ from ..data.split import RandomRows
 from ..model import Model
 from ..train.distributed import ALONE, Group
 from .baselines import BaselineSums, Comparison, why_no_baselines
-from .classes import confusion, error_from_counts, has_head
-from .likelihood import DensitySums, Likelihoods, check_mean_counts, draw_seeds, has_density
-from .solving import has_inverse, inverse
+from .classes import confusion, error_from_counts
+from .density import DensitySums, check_mean_counts
+from .draws import Likelihoods, draw_seeds
+from .roles import has_density, has_head, has_inverse
+from .solving import inverse
 
 
 def evaluate_chunks(

@@ -26,7 +26,8 @@ from ..spelling import at_least
 from ..transform import check_eval
 from ..transforms.dequantisation import dequantise_for
 from .chunks import memory_factor
-from .likelihood import as_flow, check_mean
+from .density import check_mean
+from .roles import as_flow
 
 #: The most entries of Jacobians in memory on a machine with little of it.
 ENTRIES = 1 << 22

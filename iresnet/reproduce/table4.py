@@ -27,8 +27,7 @@ from torch import nn
 from .. import config, presets
 from ..data import Dataset, subsample
 from ..data.units import nats_per_unit
-from ..evaluate import Likelihood, protocol
-from ..evaluate.likelihood import as_flow
+from ..evaluate import Likelihood, as_flow, protocol
 from ..evaluate.protocol import LIMIT
 from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
 from ..model import Model
