@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..base import Posterior
 from ..data import Schema, delimited, npy, read
-from ..data.dataset import check_seed, seeded_generator
+from ..data.sampling import check_seed, seeded_generator
 from ..evaluate import as_flow
 from ..evaluate.solving import decode
 from ..flow import Flow

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from . import arrays, choice, npy, table
 from .choice import ColumnChooser
-from .dataset import Batch, Dataset, seeded_generator
+from .dataset import Batch, Dataset
+from .sampling import seeded_generator
 from .schema import Schema
 
 #: Rows in a block of an NPY file; numbers in a window of blocks that are shuffled together.

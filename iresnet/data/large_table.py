@@ -21,7 +21,8 @@ from ..spelling import quoted
 from . import choice, split, table
 from .blocks import TableBlocks, TableFile
 from .choice import TableOptions
-from .dataset import Dataset, Splits, seeded_generator
+from .dataset import Dataset, Splits
+from .sampling import seeded_generator
 from .schema import Schema
 
 #: The most rows that are held out for validation, and for the test; the rows of the sample.

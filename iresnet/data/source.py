@@ -19,7 +19,8 @@ from ..spelling import hint, quoted
 from . import arrays, blocks, canonical, choice, delimited, images, large_table, split, table
 from .builtin import load_builtin, names
 from .choice import TableOptions
-from .dataset import Dataset, Splits, prefix_errors, seeded_generator
+from .dataset import Dataset, Splits, prefix_errors
+from .sampling import seeded_generator
 from .schema import Schema
 from .settings import PLACEHOLDER, DataSettings, is_placeholder
 

@@ -26,8 +26,8 @@ from .. import evaluate
 from ..certificate import Certificate
 from ..data import Dataset, split, table
 from ..data.columns import parse_kinds
-from ..data.dataset import seeded_generator
 from ..data.numerals import is_number
+from ..data.sampling import seeded_generator
 from ..device import choose_device
 from ..model import Model
 from ..presets import Experiment

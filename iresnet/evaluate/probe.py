@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data import Dataset, subsample
-from ..data.dataset import seeded_generator
+from ..data.sampling import seeded_generator
 from ..data.units import bin_centres
 from ..model import Model
 from ..transform import check_eval

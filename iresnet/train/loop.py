@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..data.dataset import seeded_generator
+from ..data.sampling import seeded_generator
 from ..gpu import Acceleration, Engine, FastStep, StepResult
 from ..gpu.step import Forward
 from ..logdet import Estimator, RussianRoulette, StoppedRoulette
