@@ -29,8 +29,9 @@ from ..train.checkpoint import Checkpoint
 from ..train.guard import REMEDY, TrainingError
 from ..train.objective import ObjectiveSettings, cross_entropy
 from ..transforms.dequantisation import dequantise_for
-from .folder import Run, made_with
+from .folder import Run
 from .logger import Loggers
+from .made_with import made_with
 from .memory import MemoryRun
 
 LOG_EVERY = 10

@@ -28,8 +28,9 @@ from ..train.distributed import ALONE, Group
 from ..version import __version__
 from .board import TensorBoard
 from .callback import VALIDATION_SAMPLES, RunCallback, has_ended
-from .folder import Run, fingerprints, made_with
+from .folder import Run, fingerprints
 from .logger import Logger, Loggers
+from .made_with import made_with
 from .memory import MemoryRun
 from .pilot import build_start
 from .shared import SharedTraining, check_batch, make_batches, prepare
