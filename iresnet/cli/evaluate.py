@@ -14,6 +14,7 @@ import typer
 from ..data import Dataset, subsample
 from ..data.chunked import ChunkedSource
 from ..data.split import RandomRows
+from ..device import device_of
 from ..evaluate import (
     Baseline,
     Density,
@@ -36,7 +37,6 @@ from ..evaluate.attack import check_radius
 from ..evaluate.protocol import LIMIT, check_limits
 from ..model import Model
 from ..run import Run
-from ..run.fit import device_of
 from ..train.distributed import ALONE, Group, is_main, joined, world_size
 from .console import Screen, console, ctrl_c, result, show, waiting
 from .metrics import Rows, chosen_samples, evaluate_some, fitting_splits, row_limit, save_metrics, warn_stale

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from ..data import Dataset, Splits, subsample
+from ..device import device_of
 from ..evaluate import evaluate, has_density, why_no_baselines
 from ..logdet import EXACT_UP_TO
 from ..model import Model
 from ..run import Run
-from ..run.fit import device_of
 from .console import Screen, waiting
 
 #: Samples evaluated by default if likelihoods are estimates, which take long.

@@ -21,6 +21,7 @@ from torch import Tensor
 from ..data import Dataset, Splits
 from ..data.labels import MISSING
 from ..data.split import RandomRows
+from ..device import device_of
 from ..model import Model
 from ..train.distributed import ALONE, Group
 from .baselines import BaselineSums, Comparison, why_no_baselines
@@ -47,7 +48,7 @@ def evaluate_chunks(
     In a group, `chunks` are those of this process. The first begins at sample `rows[0]` of all, and each of those
     before, which are another's, has `size` samples. Rank 0 returns the metrics, the others nothing.
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
     adder = _Adder(model, draws, fitting, Sums(RandomRows(rows)))
     for data in chunks:
         if group.rank and not adder.sums.rows:

@@ -16,6 +16,7 @@ from ..base import FullMixture
 from ..certificate import Certificate, certify, tighten_
 from ..data import Dataset, Splits, subsample
 from ..data.table import refuse_degenerate_columns
+from ..device import device_of
 from ..lipschitz import defer_norms
 from ..migration import FORMER_FILES
 from ..model import Model
@@ -284,11 +285,6 @@ def write_model(
 def write_certificate(run: Run, certificate: Certificate, sha256: str) -> Path:
     """Write the certificate of the model with this digest."""
     return run.write_json("certificate.json", json.loads(certificate.to_json()), sha256)
-
-
-def device_of(model: Model) -> torch.device:
-    """Return the device of a model's weights."""
-    return next(model.parameters()).device
 
 
 def environment(callback: RunCallback, model: Model, device: str) -> dict[str, Any]:
