@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from .allowed import positive
 from .base import Base, check_base
 from .batch import Shape, check_batch, dimension
 from .certificate import residual_blocks, unknown_parts, unlisted_blocks
@@ -150,8 +151,7 @@ class Flow(Model):
         the estimate uses new ones: stopping as soon as the error looks small would bias it.
         """
         check_eval(self, "log_prob_with_error")
-        if not tolerance > 0:
-            raise ValueError(f"tolerance must be positive; got {tolerance}.")
+        positive.check("tolerance", tolerance)
         check_batch(x, "x", self.event_shape)
         if x.dtype.itemsize < 4:
             raise ValueError(f"log_prob_with_error needs float32 or float64; got {x.dtype}. Convert model and x.")

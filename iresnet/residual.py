@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from .allowed import positive
 from .batch import Shape, check_batch, check_finite, dimension
 from .branch import (
     Bound,
@@ -284,8 +285,8 @@ class ResidualBlock(Transform):
                 "differentiate it. Pass the whole batch, not a vmap over samples, and use torch.autograd.grad."
             )
         check_finite(z, "z")
-        if tolerance is not None and not tolerance > 0:
-            raise ValueError(f"tolerance must be positive; got {tolerance}.")
+        if tolerance is not None:
+            positive.check("tolerance", tolerance)
         self.check_input(z, context, "z")
         if context is not None:
             check_finite(context, "context")

@@ -20,6 +20,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from ..allowed import positive
 from ..batch import Shape, check_batch, check_finite
 from ..branch import copy_branch, to_channels_last
 from ..cuda_graph import as_cuda_graph
@@ -65,8 +66,8 @@ class Inverter:
         arithmetic: Arithmetic | None = None,
         schedule: Schedule | None = None,
     ) -> None:
-        if tolerance is not None and not tolerance > 0:
-            raise ValueError(f"tolerance must be positive; got {tolerance}.")
+        if tolerance is not None:
+            positive.check("tolerance", tolerance)
         begin, z = time.perf_counter(), self._example(transform, example)
         self.tolerance, self.shape, self._precision = tolerance, tuple(z.shape), z.dtype
         self.arithmetic = Arithmetic.on(z.device) if arithmetic is None else arithmetic
