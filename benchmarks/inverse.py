@@ -42,6 +42,7 @@ from iresnet import (
 )
 from iresnet.branch import to_channels_last
 from iresnet.cuda_graph import as_cuda_graph
+from iresnet.fixed_point import ChainSolution
 from iresnet.inverse import refinement
 from iresnet.inverse.arithmetic import Arithmetic
 from iresnet.inverse.inverter import Inverter
@@ -49,7 +50,6 @@ from iresnet.inverse.refinement import Schedule
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.proof import sample_norms
 from iresnet.results import Results, provenance, require_commit, write
-from iresnet.transform import ChainSolution
 
 Row = dict[str, Any]
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from iresnet import ActNorm, Flow, ResidualBlock, Transform, tighten_
 from iresnet.data.builtin import schema_of
+from iresnet.fixed_point import ChainSolution
 from iresnet.inverse import Inverter
 from iresnet.lipschitz import defer_norms, refresh_, release_
 from iresnet.models import build
@@ -33,7 +34,7 @@ from iresnet.precision import full_precision
 from iresnet.presets import find
 from iresnet.proof import sample_norms
 from iresnet.results import Results, provenance, require_commit, write
-from iresnet.transform import ChainSolution, flat_steps, run_inverse
+from iresnet.transform import flat_steps, run_inverse
 
 Line = dict[str, Any]
 

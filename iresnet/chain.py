@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from . import inverse
 from .batch import Shape
-from .fixed_point import Solver
+from .fixed_point import ChainSolution, Solver
 from .fused import read_run, run_forward_and_logdet, suits
 from .logdet import Estimator
 from .outermost import outermost_call
 from .transform import (
     ISOMETRY,
-    ChainSolution,
     Step,
     Stretch,
     Transform,

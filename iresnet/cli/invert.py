@@ -17,11 +17,10 @@ from .. import atomic
 from ..data import Dataset, delimited, npy
 from ..evaluate import reconstruct, summarise_inverse
 from ..evaluate.solving import proven_samples, solve_codes
-from ..fixed_point import Anderson, Banach, Newton
+from ..fixed_point import Anderson, Banach, ChainSolution, Newton
 from ..models import INVERSES
 from ..plots import plot_reconstructions
 from ..run import Run
-from ..transform import ChainSolution
 from .console import console, result, waiting
 from .options import DataFolder, DataOption, Device, RunFolder, Split, check_tolerance
 from .output import open_run, plot_samples, read_data, save_samples, with_suffix

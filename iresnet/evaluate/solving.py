@@ -16,12 +16,12 @@ from torch import Tensor
 
 from ..data import Dataset
 from ..data.units import bin_centres
-from ..fixed_point import Solver
+from ..fixed_point import ChainSolution, Solver
 from ..inverse import Decoder
 from ..inverse import solve as solve_batch
 from ..model import Model
 from ..progress import each
-from ..transform import ChainSolution, Transform
+from ..transform import Transform
 from .chunks import CHUNK, chunk_size, in_chunks
 from .roles import has_inverse
 

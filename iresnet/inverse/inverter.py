@@ -25,11 +25,11 @@ from ..batch import Shape, check_batch, check_finite
 from ..branch import copy_branch, to_channels_last
 from ..cuda_graph import as_cuda_graph
 from ..fingerprint import Fingerprint
-from ..fixed_point import default_tolerance
+from ..fixed_point import ChainSolution, default_tolerance
 from ..lipschitz import release_
 from ..proof import sample_norms
 from ..residual import ResidualBlock
-from ..transform import ChainSolution, StackOperation, Step, Transform, flat_steps, run_inverse
+from ..transform import StackOperation, Step, Transform, flat_steps, run_inverse
 from ..transforms.mixing import InvertibleConv1x1
 from ..transforms.preprocess import Logit
 from . import ordinary
