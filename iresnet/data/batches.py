@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ..spelling import at_least
 from .augment import Augment, to_device
 from .dataset import Batch, Dataset
 from .sampling import seeded_generator, weighted_indices
@@ -50,8 +51,7 @@ class Batches:
         self._epoch, self._order = -1, torch.empty(0)
 
     def __getitem__(self, step: int) -> Batch:
-        if step < 0:
-            raise ValueError(f"step must be at least 0; got {step}.")
+        at_least(0, step=step)
         epoch, place = divmod(step, self.per_epoch)
         x, y = self._samples(epoch, place * self.size, (place + 1) * self.size)
         x = self.augment(x, seeded_generator(self.seed, f"{self.stream}augment", step))

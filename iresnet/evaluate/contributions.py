@@ -20,6 +20,7 @@ from ..data import Dataset, Schema
 from ..flow import Flow
 from ..model import Model
 from ..progress import each, part
+from ..spelling import at_least
 from ..transform import check_eval
 from ..transforms.given import Given
 from .chunks import chunk_size, in_chunks
@@ -38,8 +39,7 @@ def column_gains(model: Model, data: Dataset, *, values: int = VALUES, seed: int
     check_eval(model, "the gain of a column")
     if data.schema.is_image:
         raise ValueError(f"gains are for the columns of a table; got {data.schema}.")
-    if values < 1:
-        raise ValueError(f"values must be at least 1; got {values}.")
+    at_least(1, values=values)
     flow, allowed = as_flow(model), data.schema.allowed(data.x)
     gains = torch.where(allowed, 0.0, math.inf).double()
 
