@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from . import arrays, choice, npy, table
+from . import arrays, choice, conversion, npy, table
 from .choice import ColumnChooser
 from .dataset import Batch, Dataset
 from .sampling import seeded_generator
@@ -127,7 +127,7 @@ class TableBlocks:
         keep = np.ones(self.file.starts[k + 1] - self.file.starts[k], dtype=bool)
         keep[self.file.positions(k, self.held_out)] = False
         found = self.file.read(k, choose).take(np.flatnonzero(keep))
-        return table.dataset_for_schema(found, self.schema, skip_missing=self.skip_missing)
+        return conversion.dataset_for_schema(found, self.schema, skip_missing=self.skip_missing)
 
     def batch(self, seed: int, epoch: int, start: int, stop: int) -> Batch:
         """Return the rows start, ..., stop - 1 of an epoch."""

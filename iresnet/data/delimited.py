@@ -34,8 +34,9 @@ from . import arrow
 from .choice import ColumnChoice, ColumnChooser, text_columns
 from .labels import EMPTY, class_name
 from .lines import Line, Lines
+from .missing import missing_count
 from .numerals import DECIMAL_COMMA, is_number, is_numeric, parse_number
-from .table import Table, check_names, holds_words, label_hint, missing_count, refuse_cell
+from .table import Table, check_names, holds_words, label_hint, refuse_cell
 
 LOOK_AHEAD = 1000  # lines read where a cell is not a number, to see whether its column is text
 

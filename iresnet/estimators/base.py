@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .. import evaluate
 from ..certificate import Certificate
-from ..data import Dataset, split, table
+from ..data import Dataset, conversion, split, table
 from ..data.columns import parse_kinds
 from ..data.numerals import is_number
 from ..data.sampling import seeded_generator
@@ -180,7 +180,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         count = split.held_out_count("validation", experiment.data.validation, len(dataset))
         count = max(count, min(FEW_HELD_OUT, len(dataset) // 4))  # without any, a table of few rows is learned by heart
         train, validation = split.hold_out(dataset, count, seeded_generator(seed, "validation"))
-        table.refuse_constant_columns(train)
+        conversion.refuse_constant_columns(train)
         if experiment.objective.kind != "classification":
             warn_of_degenerate_columns(train)
         with (
@@ -260,7 +260,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
     def _rows(self, X: ArrayLike, *, known: bool = False) -> Dataset:
         """Check rows and convert them to what the model takes; refuse unknown categories if `known`, else warn."""
         rows = self._new_rows(X)
-        data = table.dataset_for_schema(rows, self.trained_.schema, known=known)
+        data = conversion.dataset_for_schema(rows, self.trained_.schema, known=known)
         warn_of_unknown_categories(rows, data)
         return data
 

@@ -15,7 +15,7 @@ from .. import data, evaluate, lock
 from ..base import FullMixture
 from ..certificate import Certificate, certify, tighten_
 from ..data import Dataset, Splits, subsample
-from ..data.table import refuse_degenerate_columns
+from ..data.conversion import refuse_degenerate_columns
 from ..device import device_of
 from ..lipschitz import defer_norms
 from ..migration import FORMER_FILES

@@ -22,7 +22,8 @@ from torch import Tensor
 from ..data import Dataset
 from ..data.arrays import column_table, column_values
 from ..data.choice import choose_schema_columns
-from ..data.table import dataset_for_schema, whole_rows
+from ..data.conversion import dataset_for_schema
+from ..data.missing import whole_rows
 from ..evaluate import (
     DRAWS,
     Tolerance,
