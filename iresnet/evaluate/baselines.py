@@ -26,8 +26,8 @@ from ..flow import Flow
 from ..logdet import EXACT_UP_TO
 from ..model import Model
 from ..models import Network
-from ..models.build import preprocessing
 from ..models.mixture import Matrix, best_mixture, mixture_parameters, random_samples
+from ..models.preprocessing import preprocessing
 from ..transform import Transform
 from ..transforms.dequantisation import dequantise_for
 from ..transforms.given import Given
