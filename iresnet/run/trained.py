@@ -16,17 +16,11 @@ from ..model import Model
 from ..presets import Experiment
 from ..train import Report
 from .board import TensorBoard
-from .fit import (
-    certify_model,
-    environment,
-    initial_model,
-    reference_likelihoods,
-    train_model,
-    write_model,
-)
+from .fit import Session, environment, initial_model, train_model
 from .folder import Run, fingerprint
 from .logger import Logger, Loggers
 from .memory import MemoryRun
+from .releasing import certify_model, reference_likelihoods, write_model
 from .shared import make_batches
 
 
@@ -98,7 +92,7 @@ def train_in_memory(
     experiment, model = initial_model(replace(experiment, training=training), splits, is_late)
     run, seconds = MemoryRun(experiment, samples.schema), time.perf_counter() - begin
     with Loggers(loggers).logging(experiment, 0) as logs:
-        callback = train_model(run, model, samples, validation, device, report, lambda: False, logs, seconds=seconds)
+        callback = train_model(run, model, samples, validation, Session(device, report), logs, seconds=seconds)
         model = run.model(device)
         tightened = tighten_(model, run.schema.shape)
         reference = reference_likelihoods(model, splits.validation)
