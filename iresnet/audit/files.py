@@ -47,7 +47,8 @@ def _same_values(loaded: Tensor, stored: Tensor) -> bool:
 
 def _constrained_weight(tensors: dict[str, Tensor], name: str, layer: nn.Module) -> Tensor:
     """The constrained weight, computed from the tensors of the file."""
-    w, g = tensors[f"{name}.original"].to(cast(Tensor, layer.weight).dtype), tensors.get(f"{name}.0.gradient")
+    w = tensors[f"{name}.original"].to(cast(Tensor, layer.weight).dtype)
+    g = tensors.get(f"{name}.0.gradient")
     sigma = 0.0 if g is None else float((w.double() * g.double()).sum())
     coefficient = float(cast(Any, layer).parametrizations.weight[0].coefficient)
     return w * min(1.0, coefficient / sigma) if sigma > 0 else w
@@ -119,5 +120,7 @@ def check_evaluation(s: Subject) -> Verdict:
     if density is None or reference is None:
         raise Skipped("no likelihood is recorded")
     scale = 1.0 if s.schema.levels is None else s.schema.dimension * math.log(2)
-    value, low, high = json_number(density["value"]), float(-reference.max()) / scale, float(-reference.min()) / scale
+    value = json_number(density["value"])
+    low = float(-reference.max()) / scale
+    high = float(-reference.min()) / scale
     return low <= value <= high, f"{value:.4f} {density['unit']}; validation samples have {low:.3f} to {high:.3f}"

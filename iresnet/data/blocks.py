@@ -145,7 +145,10 @@ class TableBlocks:
 
     def _plan(self, seed: int, epoch: int) -> tuple[list[int], list[list[int]]]:
         """Return where each window of an epoch ends, counted in rows, and its blocks."""
-        ends, groups, least, total = list[int](), list[list[int]](), WINDOW // self.schema.dimension, 0
+        ends: list[int] = []
+        groups: list[list[int]] = []
+        least = WINDOW // self.schema.dimension
+        total = 0
         group: list[int] = []
         filled = [k for k, count in enumerate(self.counts) if count]
         for i in torch.randperm(len(filled), generator=seeded_generator(seed, "blocks", epoch)).tolist():

@@ -231,7 +231,8 @@ def _table(
     names, choice = head.names, head.choice
     cells = {i: [_unescape(cell.strip()) for cell in column] for i, column in text.items()}
     words = {names[i]: list(map(class_name, cells[i])) for i in choice.words}
-    label, ids = "" if choice.label is None else names[choice.label], None if choice.id is None else cells[choice.id]
+    label = "" if choice.label is None else names[choice.label]
+    ids = None if choice.id is None else cells[choice.id]
     labels = None if choice.label is None else list(map(class_name, cells[choice.label]))
     return Table(path, tuple(names[i] for i in choice.columns), x, label, labels, place, words, ids)
 

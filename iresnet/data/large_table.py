@@ -70,7 +70,8 @@ def _part(dataset: Dataset, mask: NDArray[np.bool_]) -> Dataset | None:
 
 def _draw(rows: int, n: int, generator: torch.Generator, without: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
     """Draw n different rows, sorted, at random and without those given; memory does not grow with the table."""
-    drawn, excluded = np.empty(0, np.int64), np.empty(0, np.int64) if without is None else without
+    drawn = np.empty(0, np.int64)
+    excluded = np.empty(0, np.int64) if without is None else without
     if rows < 4 * (n + len(excluded)):
         order = torch.randperm(rows, generator=generator).numpy()
         return np.sort(order[~np.isin(order, excluded)][:n])

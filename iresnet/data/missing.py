@@ -27,7 +27,8 @@ def check_finite(table: Table, below: Iterable[Table] = ()) -> None:
         )
     for name, cells in table.words.items():
         if EMPTY in cells:
-            row, count = cells.index(EMPTY), sum(t.words[name].count(EMPTY) for t in tables_from(table, below))
+            row = cells.index(EMPTY)
+            count = sum(t.words[name].count(EMPTY) for t in tables_from(table, below))
             raise ValueError(
                 f"{table.path}: a category is missing in {table.place(row)}, column {quoted(name)}. Fill it in, or "
                 f"remove the row.{missing_count(count, count)}"

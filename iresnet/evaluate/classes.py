@@ -76,6 +76,8 @@ def error_from_counts(wrong: int, rows: int) -> Error:
 
 def confusion(model: Model, data: Dataset) -> list[list[int]]:
     """Count the samples by true class (first index) and predicted class (second index)."""
-    y, predictions, k = require_labels(data), logits(model, data).argmax(dim=1), len(data.schema.classes)
+    y = require_labels(data)
+    predictions = logits(model, data).argmax(dim=1)
+    k = len(data.schema.classes)
     known = y != MISSING
     return torch.bincount(k * y[known] + predictions[known], minlength=k * k).reshape(k, k).tolist()

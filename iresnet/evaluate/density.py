@@ -63,7 +63,9 @@ class DensitySums:
 
     def summarise(self, model: Model, like: Dataset) -> Density:
         """Return the mean over all samples, in the unit for samples like these."""
-        scale, n, count = nats_per_unit(like.x.shape[1:], like.schema.levels), self.rows.count, len(self.by_draw)
+        scale = nats_per_unit(like.x.shape[1:], like.schema.levels)
+        n = self.rows.count
+        count = len(self.by_draw)
         return Density(
             value=-self.rows.mean / scale,
             unit=unit_name(like.schema.levels),

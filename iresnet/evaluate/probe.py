@@ -77,7 +77,8 @@ def _features(view: Callable[[Tensor], Tensor], data: Dataset) -> Tensor:
 def _fit(x: Tensor, y: Tensor, classes: int, seed: int) -> Tensor:
     """Fit weights and biases (inputs + 1, classes): select the penalty on held-out samples, then refit on all."""
     order = torch.randperm(len(x), generator=seeded_generator(seed, "probe")).to(x.device)
-    held_out, rest = order[: max(1, round(HELD_OUT * len(x)))], order[max(1, round(HELD_OUT * len(x))) :]
+    count = max(1, round(HELD_OUT * len(x)))
+    held_out, rest = order[:count], order[count:]
     weight = x.new_zeros(x.shape[1] + 1, classes)
     fits: list[tuple[float, int, Tensor]] = []
     for position, penalty in enumerate(PENALTIES):

@@ -121,7 +121,8 @@ def protocol(
     check_mean(data)
     check_eval(model, "a likelihood")
     flow, d = as_flow(model), data.schema.dimension
-    bit, scale = nats_per_bit_per_dim(data.x.shape[1:]), nats_per_unit(data.x.shape[1:], data.schema.levels)
+    bit = nats_per_bit_per_dim(data.x.shape[1:])
+    scale = nats_per_unit(data.x.shape[1:], data.schema.levels)
     method = _Method(_closed_form(flow), Exact()) if d <= exact_up_to else _method(flow, data.schema.shape, bias * bit)
     generator = torch.Generator(data.x.device).manual_seed(seed)
 

@@ -50,7 +50,8 @@ def certified_radius(model: Model, data: Dataset) -> Tensor:
     """
     classifier, y = classifier_in_eval(model), require_labels(data)
     class_vectors(classifier.head)  # refuses the live head: a copy may have lost what makes it another function
-    constant, head = lipschitz_bound(model, data), unconstrained_copy(classifier.head).double()
+    constant = lipschitz_bound(model, data)
+    head = unconstrained_copy(classifier.head).double()
     distances, size = _pairwise_distances(class_vectors(head)), _head_size(head)
 
     def radius(rows: Tensor) -> Tensor:

@@ -87,7 +87,8 @@ def reconstruct(
     solver: Solver | None = None,
 ) -> tuple[ChainSolution, Tensor]:
     """Encode samples and invert their codes; return the solution and the inputs (integers at their bin centres)."""
-    transform, x = _copy_transform(model, precision), bin_centres(data.x, data.schema.levels).to(precision)
+    transform = _copy_transform(model, precision)
+    x = bin_centres(data.x, data.schema.levels).to(precision)
     return _solve(transform, _map_chunks(transform, x), tolerance=tolerance, solver=solver), x
 
 
@@ -164,7 +165,8 @@ def proven_samples(solution: ChainSolution) -> Tensor:
 
 def summarise_inverse(solution: ChainSolution, x: Tensor) -> Inverse:
     """Summarise a reconstruction by the worst sample for each metric."""
-    composed, size = float(solution.composed_bound.max()), float(x.flatten(1).norm(dim=1).max())
+    composed = float(solution.composed_bound.max())
+    size = float(x.flatten(1).norm(dim=1).max())
     return Inverse(
         rows=len(x),
         precision=str(x.dtype).removeprefix("torch."),

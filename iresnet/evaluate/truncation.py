@@ -122,7 +122,9 @@ def truncation(model: Model, data: Dataset, *, terms: int = 20, seed: int = 0) -
     check_mean(data)
     check_eval(model, "a likelihood")
     flow, d = copy.deepcopy(as_flow(model)), data.schema.dimension
-    generator, parts, dense = torch.Generator(data.x.device).manual_seed(seed), [], _DenseEstimator(terms)
+    generator = torch.Generator(data.x.device).manual_seed(seed)
+    parts = []
+    dense = _DenseEstimator(terms)
     for x in torch.split(data.x, max(1, ENTRIES * memory_factor(data.x.device) // d**2)):
         dense = _DenseEstimator(terms)
         flow.log_prob(dequantise_for(flow, x, data.schema.levels, generator)[0], estimator=dense)

@@ -48,7 +48,8 @@ def gather(
     model, test = run.model(device=device), run.splits().test if data is None else data
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))
     shown = test.take(order[: IMAGES if run.schema.is_image else POINTS])
-    density, decodes = evaluate.has_density(model), _is_proven(run) and evaluate.has_inverse(model)
+    density = evaluate.has_density(model)
+    decodes = _is_proven(run) and evaluate.has_inverse(model)
     return Material(
         name=run.experiment.name,
         objective=run.experiment.objective.kind,
@@ -131,7 +132,9 @@ def _rebuilt(model: Model, rows: Dataset) -> Reconstruction | None:
 
 def _anomalies(run: Run, model: Model, rows: Dataset, device: str) -> list[Anomaly]:
     """Return the data and every corruption of them, with their anomaly scores."""
-    levels, reference, few = cast(int, run.schema.levels), run.reference(), _first(rows, STRANGE)
+    levels = cast(int, run.schema.levels)
+    reference = run.reference()
+    few = _first(rows, STRANGE)
     versions = {"original": few.x} | {name: corrupt(name, few.x, levels) for name in CORRUPTIONS}
     found = {e["name"]: e["detection"] for e in run.read_json("evaluation.json").get("anomalies", [])}
     made = []

@@ -71,7 +71,8 @@ def _evaluate(work: Work, run: Run) -> dict[str, Any]:
     final = work.model(run)
     before = run.model("best", device)  # the same network before tightening
     test, validation = splits.test.to(device), splits.validation.to(device)
-    y, classes = evaluate.require_labels(test), [evaluate.logits(m, test).argmax(1) for m in (before, final)]
+    y = evaluate.require_labels(test)
+    classes = [evaluate.logits(m, test).argmax(1) for m in (before, final)]
     wrong_before, wrong = (error_from_counts(int((c != y).sum()), len(test)) for c in classes)
     tightening = {
         "layers": len(run.tightened_layers()),
@@ -143,7 +144,9 @@ def certificate_summary(run: Run) -> dict[str, Any]:
 
 def run_facts(run: Run, *columns: str) -> Row:
     """Return how a run was trained and what is proven of it, for these columns."""
-    e, made, certificate = run.experiment, run.read_json("environment.json"), certificate_summary(run)
+    e = run.experiment
+    made = run.read_json("environment.json")
+    certificate = certificate_summary(run)
     known = {
         "epochs": e.training.epochs or None,
         "steps": e.training.steps,

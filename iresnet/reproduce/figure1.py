@@ -192,7 +192,8 @@ def _title(row: dict[str, Any], name: str) -> str:
 def _measure_network(work: Work, name: str, s: Setting, seed: int, drawn: list[Dynamics]) -> tuple[Entry, str]:
     """Train one network and find its crossings; append its paths to `drawn`."""
     begun, what = time.perf_counter(), f"figure1 {name}"
-    objective, batches = Waypoints(build_network(name, s, seed)), repeat(noisy_targets(POINTS, s.noise, seed))
+    objective = Waypoints(build_network(name, s, seed))
+    batches = repeat(noisy_targets(POINTS, s.noise, seed))
     options: Any = {"report": work.report(what), "callback": lambda state: work.stop()}
     trained = cast(Chain, train(objective, batches, s.training, **options))
     if work.stop():

@@ -125,7 +125,9 @@ class Work:
 
     def get_run(self, cell: Cell, seed: int) -> Run:
         """Return the finished run of a cell: loaded, resumed, or trained now. Raises `Stopped`."""
-        wanted, folder, device = self.job.experiment(cell, seed), self.job.run_folder(cell, seed), self.job.device
+        wanted = self.job.experiment(cell, seed)
+        folder = self.job.run_folder(cell, seed)
+        device = self.job.device
         if (folder / "config.toml").is_file():
             run = self._open(folder)
             _check_settings(run, wanted)

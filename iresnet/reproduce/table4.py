@@ -186,7 +186,8 @@ def evaluate_likelihood(work: Work, run: Run) -> dict[str, Any]:
         return known.get("rows") == len(test) and known.get("limit", 1.0) <= error
 
     def compute() -> dict[str, Any]:
-        begun, metrics = time.perf_counter(), run.read_json("evaluation.json").get("protocol") or {}
+        begun = time.perf_counter()
+        metrics = run.read_json("evaluation.json").get("protocol") or {}
         if not is_exact(metrics):
             metrics = asdict(protocol(work.model(run), test.to(work.job.device), error=error))
             metrics |= {"limit": error, "seconds": round(time.perf_counter() - begun, 3)}

@@ -128,7 +128,8 @@ def measure_step(cell: Cell, s: Size, device: str, engine: Acceleration) -> dict
     x, labels = (t.to(device) for t in random_images(s))
     purpose, cuda = cell.purpose, device.startswith("cuda")
     y = labels if purpose == "classification" else None
-    objective, generator = build_objective(cell, s, x, device), torch.Generator(device).manual_seed(0)
+    objective = build_objective(cell, s, x, device)
+    generator = torch.Generator(device).manual_seed(0)
     settings = Training(optimiser="sgd", learning_rate=1e-6, momentum=0.0)
     state = State(objective, settings, generator, engine)
     if cuda:

@@ -173,7 +173,8 @@ def _validation_columns(objective: ObjectiveSettings, schema: Schema, model: Mod
 
 def truncation_warning(run: Run) -> str:
     """Return a warning if the network has learned to exploit the truncation of training's series; empty if not."""
-    found, terms = run.best_metrics().get(TRUNCATION, 0.0), counted(run.experiment.network.terms, "term")
+    found = run.best_metrics().get(TRUNCATION, 0.0)
+    terms = counted(run.experiment.network.terms, "term")
     return "" if not found > TRUNCATION_WARNED else (
         f"Training's series of {terms} overestimates likelihoods by at least {found:.2f} bits/dim: the network has "
         "learned to exploit the truncation. Use more terms, a smaller lipschitz, or estimator=roulette."

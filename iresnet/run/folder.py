@@ -269,7 +269,8 @@ class Run:
 
         Metrics of old versions, without a digest, are assumed to describe this model; a certificate never is.
         """
-        content, about = self._json(name)[1], name in ABOUT_THE_MODEL and (self.folder / "model.safetensors").is_file()
+        content = self._json(name)[1]
+        about = name in ABOUT_THE_MODEL and (self.folder / "model.safetensors").is_file()
         digest = content.get(MODEL_SHA256)
         must_match = about and (bool(digest) or name == "certificate.json")
         return {} if must_match and not (digest and digest == self.sha256()) else content

@@ -84,7 +84,8 @@ def train_in_memory(
 ) -> TrainedModel:
     """Train an experiment on datasets in memory: the best weights, tightened and certified."""
     training = experiment.training.resolve_epochs(make_batches(experiment, samples).per_epoch)
-    splits, begin = Splits(samples.repeated(), validation.repeated(), None), time.perf_counter()
+    splits = Splits(samples.repeated(), validation.repeated(), None)
+    begin = time.perf_counter()
 
     def is_late() -> bool:
         return 0 < training.max_seconds <= time.perf_counter() - begin
