@@ -10,7 +10,11 @@ from iresnet import ResidualBlock, contractive_convnet, contractive_mlp, spectra
 
 def families(lipschitz: float) -> dict[str, tuple[ResidualBlock, tuple[int, ...]]]:
     """Blocks of several kinds with this constant, and the input shape of each."""
-    mlp = lambda d: certified(ResidualBlock(saturated(contractive_mlp(d, (64, 64), lipschitz=lipschitz))), (d,))  # noqa: E731
+
+    def mlp(dimension: int) -> ResidualBlock:
+        g = saturated(contractive_mlp(dimension, (64, 64), lipschitz=lipschitz))
+        return certified(ResidualBlock(g), (dimension,))
+
     conv = ResidualBlock(saturated(contractive_convnet(2, 16, lipschitz=lipschitz)))
     conv.train()(torch.randn(2, 2, 6, 6))
     return {
