@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..spelling import listed, quoted
+from ..spelling import listed, prefix_errors, quoted
 from .choice import TableOptions
 from .columns import REAL, ColumnKind, parse_kinds
-from .dataset import Dataset, prefix_errors
+from .dataset import Dataset
 from .detection import DETECT_FROM, degenerate, detect
 from .labels import EMPTY, class_names, codes_by_name, encode_labels
 from .missing import check_finite, tables_from, without_missing

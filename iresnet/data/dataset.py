@@ -6,8 +6,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -164,15 +163,6 @@ class Splits:
         """Copy all splits to another device."""
         held_out = None if self.held_out is None else self.held_out.to(device)
         return Splits(self.train.to(device), self.validation.to(device), held_out)
-
-
-@contextmanager
-def prefix_errors(path: object) -> Iterator[None]:
-    """Put the file's name before the message of any `ValueError` raised inside."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def _check_kind(x: Tensor, schema: Schema) -> None:

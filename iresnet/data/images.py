@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .dataset import Dataset, prefix_errors
+from ..spelling import prefix_errors
+from .dataset import Dataset
 from .labels import EMPTY, class_names, encode_labels
 from .schema import Schema
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ..spelling import hint, quoted
+from ..spelling import hint, prefix_errors, quoted
 from . import arrays, blocks, canonical, choice, conversion, delimited, images, large_table, split, table
 from .builtin import load_builtin, names
 from .choice import TableOptions
-from .dataset import Dataset, Splits, prefix_errors
+from .dataset import Dataset, Splits
 from .sampling import seeded_generator
 from .schema import Schema
 from .settings import PLACEHOLDER, DataSettings, is_placeholder

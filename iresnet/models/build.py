@@ -19,7 +19,6 @@ from ..hybrid import Hybrid
 from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
 from ..multiscale import Multiscale
 from ..residual import ResidualBlock
-from ..spelling import listed
 from ..transform import Transform
 from ..transforms.dequantisation import LearnedNoise
 from ..transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
@@ -31,20 +30,12 @@ from .branches import conditioned
 from .mixture import full_mixture
 from .network import Network
 from .preprocessing import context_scale, fixed_transform, with_noise
+from .purpose import check_purpose
 from .readout import head as make_head
-from .resnet import PlainResNet, PreActResNet
+from .resnet import RESNET_WIDTH, RESNETS
 
 #: The dimension up to which the exact determinant costs no more than a series.
 EXACT_DIMENSIONS = 8
-
-#: The most columns of a base with full covariances.
-FULL_COLUMNS = 1_000
-
-#: The default width of a ResNet's first stage.
-RESNET_WIDTH = 16
-
-#: Ordinary ResNets by family.
-RESNETS = {"resnet": PreActResNet, "resnet-plain": PlainResNet}
 
 
 def build(
@@ -56,7 +47,7 @@ def build(
     components is chosen on the `validation` samples if the settings leave it open. A model whose weights are loaded
     from a file needs neither.
     """
-    _check_purpose(network, schema, purpose)
+    check_purpose(network, schema, purpose)
     if schema.is_image:
         network.check_size(*schema.shape[1:])
     if purpose != "classification":
@@ -100,51 +91,6 @@ def _conditional_flow(network: Network, schema: Schema, data: Tensor | None, val
     transform = Given(Chain(*parts), scale, targets, counts)
     base = _base(network, transform.output_shape(schema.shape), transform, data, validation)
     return Flow(transform, base, estimator=training_estimator(network, inner), event_shape=schema.shape)
-
-
-def _check_purpose(network: Network, schema: Schema, purpose: str) -> None:
-    if schema.targets and (purpose != "density" or families.is_other_flow(network)):
-        what = purpose if purpose != "density" else f"the family {network.family}"
-        raise ValueError(
-            f"a conditional density, of {listed(schema.targets)} given the other columns, needs the objective "
-            f'"density" and family = "iresnet"; got {what}.'
-        )
-    if families.is_other_flow(network):
-        families.check_family(network, schema, purpose)
-    if purpose != "density" and len(schema.classes) < 2:
-        raise ValueError(
-            f"{purpose} needs at least two classes; got {len(schema.classes)}. "
-            "Set the label column (data.label), or use the objective 'density'."
-        )
-    if network.family in RESNETS and not (schema.is_image and purpose == "classification"):
-        what = purpose if schema.is_image else "a table"
-        raise ValueError(
-            f'the family {network.family} classifies images and has no inverse; got {what}. Use family = "iresnet".'
-        )
-    if network.dequantiser and not (schema.is_image and schema.levels is not None and purpose == "density"):
-        what = purpose if schema.is_image and schema.levels is not None else "data that are not images of integers"
-        raise ValueError(
-            "dequantiser must be 0 except for densities of images of integers; "
-            f"got {network.dequantiser} for {what}. Set it to 0."
-        )
-    if purpose == "classification":
-        return
-    if network.covariance == "full" and schema.is_image:
-        raise ValueError('covariance = "full" is for tables; got images. Use covariance = "diagonal".')
-    if network.covariance == "full" and schema.dimension > FULL_COLUMNS:
-        raise ValueError(
-            f'covariance = "full" is for at most {FULL_COLUMNS:,} columns; got {schema.dimension:,}. '
-            'Use covariance = "diagonal" with components = 1.'
-        )
-    if network.padding:
-        raise ValueError(
-            f"padding must be 0 for a density, which is unbounded on constant channels; got {network.padding}."
-        )
-    if not network.constrained:
-        raise ValueError(
-            f"constrained must be true for a density, whose determinant needs a contraction; got false for {purpose}. "
-            "Use the objective 'classification'."
-        )
 
 
 def _learned_noise(network: Network, schema: Schema) -> LearnedNoise | None:
