@@ -111,7 +111,11 @@ def _block_difference(block: Block) -> float:
 
 
 def _relative_difference(a: float, b: float) -> float:
-    return 0.0 if a == b else abs(a - b) / max(abs(b), 1e-300) if math.isfinite(a) and math.isfinite(b) else math.inf
+    if a == b:
+        return 0.0
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return math.inf
+    return abs(a - b) / max(abs(b), 1e-300)
 
 
 def check_evaluation(s: Subject) -> Verdict:

@@ -31,7 +31,7 @@ def training_dataset(table: Table, options: TableOptions | None = None, known: S
     """Convert a table to a dataset to train on, with a schema of its own, or the kinds of one that is `known`."""
     options = options or TableOptions()
     table, rows = without_missing(table) if options.skip_missing else (table, ())
-    constants = known.constants if known is not None else _constants(table, options) if options.skip_constants else ()
+    constants = _constants(table, options) if known is None else known.constants
     table = table.select(tuple(name for name in table.columns if name not in constants))
     classes = class_names(table.labels or ())
     labelled = sum(label != EMPTY for label in table.labels or ())
@@ -101,7 +101,13 @@ def _kinds(table: Table, declared: Mapping[str, ColumnKind | None]) -> tuple[Col
 
 def _kind(table: Table, i: int, column: str, declared: Mapping[str, ColumnKind | None]) -> ColumnKind:
     x = table.x[:, i]
-    kind = None if column in table.words else declared[column] if column in declared else detect(x) if len(x) else REAL
+    kind: ColumnKind | None
+    if column in table.words:
+        kind = None
+    elif column in declared:
+        kind = declared[column]
+    else:
+        kind = detect(x) if len(x) else REAL
     if kind is None:
         return _category(table, column)
     outside = np.flatnonzero(~kind.contains(x))
@@ -127,6 +133,8 @@ def _category(table: Table, column: str) -> ColumnKind:
 
 def _constants(table: Table, options: TableOptions) -> tuple[str, ...]:
     """Return the columns with one and the same value in every row; none where they are declared, given, or all."""
+    if not options.skip_constants:
+        return ()
     kept = {*options.context, *parse_kinds(options.kinds)}
     found = [name for i, name in enumerate(table.columns) if name not in kept and _is_constant(table, i)]
     return tuple(found) if len(found) < len(set(table.columns) - set(options.context)) else ()

@@ -181,7 +181,9 @@ def _method(flow: Flow, shape: tuple[int, ...], bias: float) -> _Method:
 def _closed_form(flow: Flow) -> str:
     """The name of the method without a series: exact determinants, or those that an ODE solver integrates."""
     integrated = [m for m in flow.modules() if isinstance(m, Imported) and m.adaptive]
-    return ("probe" if any(m.random for m in integrated) else "trace") if integrated else "exact"
+    if not integrated:
+        return "exact"
+    return "probe" if any(m.random for m in integrated) else "trace"
 
 
 def _draws_needed(pilot: Tensor, samples: int, error: float) -> int:
