@@ -23,6 +23,7 @@ from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.models import build
 from iresnet.presets import find
 from iresnet.results import Results, provenance, require_commit, write
+from iresnet.tree import parameter_count
 
 
 def main() -> None:
@@ -51,7 +52,7 @@ def main() -> None:
     _, tensors = describe_function(transform)
     row = {
         "model": options.preset,
-        "weights": sum(p.numel() for p in transform.parameters()),
+        "weights": parameter_count(transform),
         "ms": milliseconds(lambda: seal.matches(transform), device, options.repeats),
         "ms of numbers": milliseconds(lambda: bitwise_equal(seal.numbers, tensors), device, options.repeats),
         "ms of settings": milliseconds(lambda: describe_function(transform), torch.device("cpu"), options.repeats),

@@ -44,6 +44,7 @@ from iresnet.results import PILOT, Results, markdown_table, nonfinite_to_none, p
 from iresnet.run import validate
 from iresnet.run.shared import make_batches
 from iresnet.train import State, Training, set_learning_rate
+from iresnet.tree import parameter_count
 
 #: Validation samples that a density is evaluated on, draws of noise and probes per sample, terms of the series.
 ROWS, DRAWS, TERMS = 1000, 2, 30
@@ -169,7 +170,7 @@ def _train(experiment: Experiment, budget: Budget) -> tuple[dict[str, Any], dict
     seconds = clock.elapsed
     metrics = validation_metrics(cast(Model, state.averaged_model()), splits.validation.to(device), experiment)
     row = {"training rows": len(train), "batch": batches.size, "steps": state.step, "seconds": round(seconds, 1)}
-    size, precision = sum(p.numel() for p in model.parameters()), state.engine.precision
+    size, precision = parameter_count(model), state.engine.precision
     about = provenance(seeds=[experiment.seed], seconds=seconds, precision=precision, parameters=size)
     return row | nonfinite_to_none(metrics), about | {"engine": str(state.engine)}
 

@@ -19,6 +19,7 @@ from ..data.corruptions import CORRUPTIONS, corrupt
 from ..evaluate.solving import decode
 from ..model import Model
 from ..run import Run
+from ..tree import parameter_count
 from .material import Anomaly, Material, Reconstruction, SpectrumOfLayer, UnusualRows
 from .words import last_name, without_folders
 
@@ -56,7 +57,7 @@ def gather(
         schema=run.schema,
         config=config.dump(replace(run.experiment, data=_local(run.experiment.data))),
         environment=_local_environment(run.read_json("environment.json")),
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameter_count(model),
         log=run.log(),
         evaluation=run.read_json("evaluation.json") if evaluation is None else evaluation,
         certificate=run.read_json("certificate.json"),

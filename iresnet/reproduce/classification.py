@@ -22,6 +22,7 @@ import torch
 
 from ..data.units import bin_centres
 from ..run import Run
+from ..tree import parameter_count
 from .cells import CLASSIFIERS, DIGITS, OTHER_CLASSIFIERS, RESNET, VANILLA, Cell, cells_on, number_labels
 from .evaluation import BOUNDS, STEPS, describe_iteration, error_on_test_images, evaluate_cell, run_facts
 from .experiments import EPOCHS
@@ -101,7 +102,7 @@ def measure_rival(work: Work, run: Run, cell: Cell) -> Measurement:
     """Return the row of one classifier of Table 3: its error, and the reconstruction error of its own inverse."""
 
     def compute() -> dict[str, Any]:
-        parameters = sum(p.numel() for p in work.model(run).parameters())
+        parameters = parameter_count(work.model(run))
         return {"parameters": parameters, "measured_error": _reconstruction_error(work, run)}
 
     metrics = {**cached(run, "table3", compute), "error": error_on_test_images(work, run, cell)}

@@ -21,6 +21,7 @@ from ..evaluate import error_from_counts
 from ..model import Model
 from ..results import nonfinite_to_none
 from ..run import Run
+from ..tree import parameter_count
 from .cells import Cell
 from .iteration import Algorithm1, Reconstruction
 from .job import Work
@@ -83,7 +84,7 @@ def _evaluate(work: Work, run: Run) -> dict[str, Any]:
         "validation_before": asdict(evaluate.error(before, validation)),
     }
     metrics = {"split": "test", "rows": len(test), "of": len(test), "error": asdict(wrong), "tightening": tightening}
-    metrics["parameters"] = sum(p.numel() for p in final.parameters())
+    metrics["parameters"] = parameter_count(final)
     return metrics | _evaluate_inverse(run, final, work.images(run, IMAGES))
 
 

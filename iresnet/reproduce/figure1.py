@@ -36,6 +36,7 @@ from ..residual import ResidualBlock
 from ..results import provenance
 from ..train import Training, train
 from ..train.objective import Loss, Objective
+from ..tree import parameter_count
 from .cells import NONE, VANILLA
 from .job import Job, Stopped, Work
 from .record import Entry, new_entry
@@ -175,7 +176,7 @@ def measure_crossings(name: str, s: Setting, trained: Chain) -> tuple[dict[str, 
         "smallest gap, proven": math.prod(1 - c for c in constants) if proven else None,
         "off x^3": float((states[s.blocks // 2] - x**3).square().mean().sqrt()),
         "off identity": float((states[-1] - x).square().mean().sqrt()),
-        "parameters": sum(p.numel() for p in trained.parameters()),
+        "parameters": parameter_count(trained),
         "steps": s.training.steps,
         "paper": PAPER[name],
     }

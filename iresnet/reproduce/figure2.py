@@ -24,6 +24,7 @@ from ..data import npy, toy
 from ..evaluate import as_flow, log_likelihood
 from ..plots import Plane, pixel_centres, plot_planes, square_window
 from ..run import Run
+from ..tree import parameter_count
 from .cells import DENSITIES, PLANES, Cell
 from .evaluation import run_facts
 from .job import Job, Work
@@ -72,7 +73,7 @@ def measure_density(work: Work, run: Run, cell: Cell) -> Measurement:
         "points": len(values),
         "floor": floor,
         "above the floor": nats - floor,
-        "parameters": sum(p.numel() for p in flow.parameters()),
+        "parameters": parameter_count(flow),
         **run_facts(run, "steps", "batch", "blocks proven", "largest Lip(g)"),
         **_compare_with_glow(work, run, cell, values),
         "paper": None,

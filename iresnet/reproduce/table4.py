@@ -36,6 +36,7 @@ from ..presets import Experiment
 from ..run import TRUNCATION, Run
 from ..transforms import Imported, made
 from ..transforms.dequantisation import dequantise_for
+from ..tree import parameter_count
 from .cells import ALL_DATASETS, DIGITS, FLOW_LABELS, FLOWS, OTHER_FLOW_LABELS, OTHER_FLOWS, Cell, find_cell
 from .evaluation import run_facts
 from .job import Job, Work
@@ -128,7 +129,7 @@ def measure_flow(work: Work, run: Run, cell: Cell) -> Measurement:
         "solver error": solver.get("error"),
         "evaluation s": metrics.get("seconds"),
         **run_facts(run, "epochs", "steps", "batch", "rate", "decay", "training s", "largest Lip(g)"),
-        "parameters": sum(p.numel() for p in work.model(run).parameters()),
+        "parameters": parameter_count(work.model(run)),
         "remark": solver.get("remark"),
     }
     cost = f"{row['parameters']:,} parameters, {row['steps']:,} steps in {row['training s']} s"

@@ -36,6 +36,7 @@ from ..models import Network, build
 from ..results import provenance, read
 from ..train import State, Training
 from ..train.objective import Objective, ObjectiveSettings
+from ..tree import parameter_count
 from .cells import Cell
 from .job import Job, Work
 from .record import Entry, Row, new_entry, rows_per_run
@@ -142,7 +143,7 @@ def measure_step(cell: Cell, s: Size, device: str, engine: Acceleration) -> dict
         "ms": median(times),
         "spread ms": max(times) - min(times),
         "batch": s.batch,
-        "parameters": sum(p.numel() for p in objective.parameters()),
+        "parameters": parameter_count(objective),
         "operations, 1e9": count_operations(objective, x, y, generator),
         "memory GiB": torch.cuda.max_memory_allocated() / 2**30 if cuda else None,
         "steps taken": str(state.engine),

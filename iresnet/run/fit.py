@@ -23,6 +23,7 @@ from ..results import provenance
 from ..train import Report, TrainingError, train
 from ..train.checkpoint import Checkpoint
 from ..train.distributed import ALONE, Group
+from ..tree import parameter_count
 from .board import TensorBoard
 from .callback import RunCallback, has_ended
 from .folder import Run, fingerprints
@@ -242,7 +243,7 @@ def environment(callback: RunCallback, model: Model, device: str) -> dict[str, A
         seconds=callback.seconds,
         precision=callback.precision,
         epochs=experiment.training.epochs or None,
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameter_count(model),
     )
 
 
