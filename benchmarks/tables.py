@@ -5,8 +5,9 @@ python benchmarks/tables.py --stage confirm --out runs/tables     the default an
 python benchmarks/tables.py --stage publish --out runs/tables     results/tables.json from what these stages wrote
 
 Each (table, method, seed) is a job; `--jobs N` runs N of them at a time, with one thread each. A finished job is a line
-of STAGE.jsonl, and a second call runs only what is missing. A flow of zuko gets the time that ours took for the same
-table and seed, and at least 20 seconds; times are CPU times of one thread. It needs zuko (pip install '.[bench]').
+of STAGE.jsonl, with the nats of every row in STAGE.rows, and a second call runs only what is missing. A flow of zuko
+gets the time that ours took for the same table and seed, and at least 20 seconds; times are CPU times of one thread. It
+needs zuko (pip install '.[bench]').
 """
 
 from __future__ import annotations
@@ -31,7 +32,17 @@ import numpy as np
 import torch
 from table_data import CHOOSE, TABLES, anomalies
 from table_methods import PLAIN, TIMED, Fitted, iresnet, zuko_flow
-from table_results import FORMER, OURS, Jobs, candidate_rows, density_rows, detector_rows, read_jobs, summary_rows
+from table_results import (
+    FORMER,
+    OURS,
+    Jobs,
+    candidate_rows,
+    density_rows,
+    detector_rows,
+    read_jobs,
+    rows_file,
+    summary_rows,
+)
 
 from iresnet.results import Results, provenance, read, write
 
@@ -105,7 +116,10 @@ def main() -> None:
     parser.add_argument("--commit", help="the commit of this code, where there is no git")
     options = parser.parse_args()
     if options.stage == "publish":
-        print(publish(options.out))
+        try:
+            print(publish(options.out))
+        except ValueError as error:  # files of an earlier version
+            sys.exit(str(error))
         return
     options.out.mkdir(parents=True, exist_ok=True)
     provenance(seeds=options.seeds, seconds=0)  # notes the commit, before anything is edited while jobs run
@@ -171,11 +185,15 @@ def run_jobs(jobs: list[tuple[str, str, int]], path: Path, options: argparse.Nam
             pending[pool.submit(run_job, options.stage, table, method, seed, seconds, clock)] = (table, method, seed)
         for future in as_completed(pending):
             try:
-                row = future.result()
+                result = future.result()
             except Exception as error:  # one failed job must not lose the others
                 print(*pending[future], repr(error), flush=True)
                 continue
-            if row is not None:
+            if result is not None:
+                row, nats = result
+                if "nats" in row:  # before the line that says that the job is finished
+                    rows_file(path, row).parent.mkdir(exist_ok=True)
+                    np.save(rows_file(path, row), nats)
                 file.write(json.dumps(row) + "\n")
                 file.flush()
                 print(row, flush=True)
@@ -187,8 +205,14 @@ def finished(path: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
     return {(row["table"], row["method"], row["seed"]): row for row in rows}
 
 
-def run_job(stage: str, name: str, method: str, seed: int, seconds: float, clock: float) -> dict[str, Any] | None:
-    """Fit a method to a table and evaluate it: on rows kept for that to choose, on test rows to confirm."""
+def run_job(
+    stage: str, name: str, method: str, seed: int, seconds: float, clock: float
+) -> tuple[dict[str, Any], np.ndarray] | None:
+    """Fit a method to a table and evaluate it: on rows kept for that to choose, on test rows to confirm.
+
+    Returns what STAGE.jsonl keeps, and -score of every row in float32: its nats, if the method is a density. The seed
+    alone decides the rows and their order.
+    """
     if time.time() > clock:
         return None
     torch.set_num_threads(1)
@@ -204,7 +228,8 @@ def run_job(stage: str, name: str, method: str, seed: int, seconds: float, clock
         row |= {"nats": float(-score.mean()), "standard error": float(score.std(ddof=1) / np.sqrt(len(score)))}
     if table.log_density is not None:
         row["entropy"] = float(-table.log_density(rows).mean())
-    return row | {"auroc": auroc(fitted, rows, anomalies(table, rows, seed), score), **fitted.about}
+    row |= {"auroc": auroc(fitted, rows, anomalies(table, rows, seed), score), **fitted.about}
+    return row, np.float32(-score)
 
 
 def fit(method: str) -> Any:

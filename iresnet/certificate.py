@@ -24,7 +24,7 @@ from .branch import LayerBound, lipschitz_bound
 from .branch import tighten_layers_ as tighten_branch
 from .residual import ResidualBlock
 from .transform import Stretch, Transform, stretch_of, why_unproven
-from .trust import NoBoundKnown, unwrap, why_untrusted
+from .trust import NoBoundKnown, unwrap, unwrap_unmodified, why_untrusted
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class BlockCertificate:
 class Certificate:
     """The result of `certify`. `passed`: every block is a proven contraction, and all other parts are known.
 
-    `stretch` bounds the whole map; it is None if the order of the blocks is unknown, because the model neither is a
-    Transform nor has one (then only its blocks are certified). `unknown` lists why other parts of the model are
-    unknown.
+    `stretch` bounds the whole map; it is None if what happens between the blocks is unknown, because the model is
+    neither a Transform nor one of this library's that has one (then only its blocks are certified). `unknown` lists why
+    other parts of the model are unknown.
     """
 
     blocks: tuple[BlockCertificate, ...]
@@ -93,7 +93,8 @@ class Certificate:
         """Return the result in words."""
         good = sum(b.passed for b in self.blocks)
         largest = max((b.lipschitz for b in self.blocks), default=math.nan)
-        text = f"Invertible: {'proven' if self.passed else 'not proven'}. {good} of {len(self.blocks)} blocks proven "
+        text = "Blocks invertible" if self.passed and self.stretch is None else "Invertible"
+        text += f": {'proven' if self.passed else 'not proven'}. {good} of {len(self.blocks)} blocks proven "
         text += f"contractive, largest Lip(g) <= {largest:.4f}"
         if self.unknown:
             text += f"; unknown: {self.unknown[0].rstrip('.')}"
@@ -146,18 +147,30 @@ def certify(model: nn.Module, input_shape: Shape | None = None) -> Certificate:
     >>> certify(mlp_flow(2, blocks=2, hidden=(8,))).passed
     True
     """
-    model = unwrap(model)
+    modified, model = tuple(_modified_wrappers(model)), unwrap(model)
     shape = _input_shape(model, input_shape)
     root = transform_of(model)
     with torch.no_grad():
         blocks = [_certify_block(name, block, at) for name, block, at in residual_blocks(model, shape)]
         blocks += [_certify_unlisted(name) for name in unlisted_blocks(model)]
-        unknown = () if root is None else tuple(unknown_parts(root))
-        known = root is not None and not unknown and not any(b.remark for b in blocks)
+        unknown = () if root is None else (*modified, *unknown_parts(root))
+        whole = root is model or not why_untrusted(model)  # a user's own module may do more than its transform
+        known = root is not None and whole and not unknown and not any(b.remark for b in blocks)
         stretch = stretch_of(root, shape) if known and root is not None else None
     if not blocks:
         raise ValueError(f"nothing to certify: {type(model).__name__} contains no ResidualBlock.")
     return Certificate(tuple(blocks), stretch, shape, unknown)
+
+
+def _modified_wrappers(model: nn.Module) -> Iterator[str]:
+    """Yield why the transform of a model is another function than what is inside its wrappers."""
+    inner = unwrap(model)
+    transform = model if isinstance(inner, Transform) else getattr(inner, "transform", None)
+    if isinstance(transform, nn.Module):
+        try:
+            unwrap_unmodified(transform)
+        except NoBoundKnown as error:
+            yield str(error)
 
 
 def _input_shape(model: nn.Module, input_shape: Shape | None) -> Shape | None:

@@ -50,6 +50,10 @@ def compile_settings() -> Iterator[None]:
 
 def drawing_from(generator: torch.Generator | None) -> dict[str, Any]:
     """Return the keywords for `torch.randn` and so on. With `generator=None` they compile for one shape only."""
+    if isinstance(generator, int):
+        raise ValueError(
+            f"generator must be a torch.Generator; got {generator}. Use torch.Generator().manual_seed({generator})."
+        )
     return {} if generator is None else {"generator": generator}
 
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
+from torch.distributions import constraints
 
 from .batch import check_batch
 from .logdet import Estimator
@@ -37,6 +38,10 @@ class FlowDistribution(torch.distributions.Distribution):
         self.flow, self.context = flow, context
         batch = torch.Size(() if context is None or is_single(context) else (len(context),))
         super().__init__(batch, torch.Size(flow.event_shape or flow.base.shape), validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        return constraints.independent(constraints.real, len(self.event_shape))  # type: ignore[no-untyped-call]
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> FlowDistribution:
         expanded = self._get_checked_instance(FlowDistribution, _instance)  # type: ignore[no-untyped-call]

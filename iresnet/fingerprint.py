@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
 
-from .trust import KNOWN_TORCH, NoBoundKnown, check_global_state, known_type, unwrap, why_untrusted
+from .trust import KNOWN_TORCH, NoBoundKnown, check_global_state, known_type, unwrap_unmodified
 
 #: Attributes that every `nn.Module` has: not settings.
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
@@ -75,10 +75,7 @@ def describe_function(module: nn.Module) -> tuple[Any, list[Tensor]]:
 
 
 def _describe(module: nn.Module, tensors: list[Tensor]) -> Any:
-    wrapped = module
-    module = unwrap(module)
-    if wrapped is not module and (reason := why_untrusted(wrapped)):
-        raise NoBoundKnown(reason)
+    module = unwrap_unmodified(module)
     known, attributes = known_type(module), vars(module)
     excluded = getattr(known, "outside_proof", ())
     own = {**attributes["_parameters"], **attributes["_buffers"]}

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .allowed import positive
 from .base import Base, check_base
-from .batch import Shape, check_batch, dimension
+from .batch import Shape, as_plain, check_batch, dimension
 from .certificate import residual_blocks, unknown_parts, unlisted_blocks
 from .compiled import is_logdet_opaque, opaque_logdet, opaque_logdet_function
 from .distribution import FlowDistribution, check_contexts, is_single
@@ -156,7 +156,7 @@ class Flow(Model):
         if x.dtype.itemsize < 4:
             raise ValueError(f"log_prob_with_error needs float32 or float64; got {x.dtype}. Convert model and x.")
         with full_precision(x):
-            return self._log_prob_with_error(x, context, tolerance, generator)
+            return self._log_prob_with_error(as_plain(x), as_plain(context), tolerance, generator)
 
     def _log_prob_with_error(
         self, x: Tensor, context: Tensor | None, tolerance: float, generator: torch.Generator | None
@@ -210,17 +210,22 @@ class Flow(Model):
         context: Tensor | None = None,
         *,
         generator: torch.Generator | None = None,
+        temperature: float = 1.0,
         tolerance: float | None = None,
         solver: Solver | None = None,
     ) -> Tensor:
         """Draw samples of shape `shape` + (context batch) + event shape, with every block's solve proven.
 
+        A context of real numbers without a batch dimension is a single one: `flow.sample((1000,), observation)`.
+        Below a `temperature` of 1, codes are closer to their mean: cleaner samples, not those of the density.
         In eval mode on a GPU they come from an `Inverter`, which the first call prepares (this takes seconds) and later
         calls use until the transform changes. It is kept, with its memory, in `decoder.inverter`.
         """
         shape = _sample_shape(shape)
+        if not 0 <= temperature < math.inf:
+            raise ValueError(f"temperature must be finite and at least 0; got {temperature}.")
         count, flat, batch = _expand_context(self, shape, context)
-        z = self.base.rsample(count, generator)
+        z = self.base.rsample(count, generator, temperature=temperature)
         x = self.decoder(self.transform, z, flat, tolerance=tolerance, solver=solver)
         return x.reshape(*shape, *batch, *x.shape[1:])
 
@@ -242,7 +247,8 @@ class Flow(Model):
         if self.training and uninitialised(self):
             raise ValueError(
                 "the first batch in training initialises ActNorms and principal axes, and must not be samples; "
-                "call the flow on data first, or flow.eval() to sample it as it is."
+                "call the flow on data first, or flow.eval() to sample it as it is. (Without data, as in variational "
+                "inference, call it on noise first.)"
             )
         count, flat, batch = _expand_context(self, shape, context)
         with outermost_call(self, self.base.mean.new_zeros(1, 1)):
@@ -318,6 +324,7 @@ def _expand_context(flow: Flow, shape: Shape, context: Tensor | None) -> tuple[i
     count = math.prod(shape)
     if context is None:
         return count, None, ()
-    check_contexts(flow.transform, context)
-    repeated = context.expand(count, *context.shape).flatten(0, 1)
-    return count * len(context), repeated, (len(context),)
+    contexts = context[None] if (single := is_single(context)) else context
+    check_contexts(flow.transform, contexts)
+    repeated = contexts.expand(count, *contexts.shape).flatten(0, 1)
+    return count * len(contexts), repeated, () if single else (len(contexts),)

@@ -116,8 +116,10 @@ class Hybrid(Model):
         context: Tensor | None = None,
         *,
         generator: torch.Generator | None = None,
+        temperature: float = 1.0,
         tolerance: float | None = None,
         solver: Solver | None = None,
     ) -> Tensor:
         """Draw samples, like `Flow.sample`."""
-        return self.flow.sample(shape, context, generator=generator, tolerance=tolerance, solver=solver)
+        sample = self.flow.sample
+        return sample(shape, context, generator=generator, temperature=temperature, tolerance=tolerance, solver=solver)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from .allowed import positive
-from .batch import Shape, check_batch, check_finite, dimension
+from .batch import Shape, as_plain, check_batch, check_finite, dimension
 from .branch import (
     Bound,
     InputSpec,
@@ -252,7 +252,7 @@ class ResidualBlock(Transform):
         if context is None:
             return None
         g = unwrap(self.g)
-        return g.embed_context(context, samples) if type(g) is Conditioned else context
+        return as_plain(g.embed_context(context, samples) if type(g) is Conditioned else context)
 
     # ------------------------------------------------------------------ inverse
 
@@ -284,6 +284,7 @@ class ResidualBlock(Transform):
                 "torch.func cannot transform an inverse, which iterates until it is proven, and forward-mode AD cannot "
                 "differentiate it. Pass the whole batch, not a vmap over samples, and use torch.autograd.grad."
             )
+        z, context = as_plain(z), as_plain(context)
         check_finite(z, "z")
         if tolerance is not None:
             positive.check("tolerance", tolerance)

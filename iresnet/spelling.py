@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from numbers import Real
+from numbers import Integral
 
 MOST = 24  # words in a list of known words
 FEW = 6  # names in a list, if a command lists them all
@@ -83,15 +83,15 @@ def parts_hint(name: str, known: Iterable[str], see: str) -> str:
 
 
 def at_least(least: int, remedy: str = "", /, **values: int) -> None:
-    """Raise if a value is below its minimum; the message names it.
+    """Raise if a value is no whole number or below its minimum; the message names it.
 
     >>> at_least(1, "Leave it out.", steps=0)
     Traceback (most recent call last):
     ValueError: steps must be at least 1; got 0. Leave it out.
     """
     for name, value in values.items():
-        if not isinstance(value, Real):
-            raise ValueError(f"{name} must be a number; got {value!r}.")
+        if not isinstance(value, Integral):
+            raise ValueError(f"{name} must be a whole number; got {value!r}.")
         if value < least:
             raise ValueError(f"{name} must be at least {least}; got {value}.{remedy and ' ' + remedy}")
 

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from .batch import Shape, check_is_batch, in_float64
+from .batch import Shape, as_plain, check_is_batch, in_float64
 from .fixed_point import ChainSolution, Solution, Solver
 from .float64 import Rounding
 from .logdet import Estimator
@@ -184,6 +184,7 @@ class Transform(nn.Module, ABC):
         """
         if torch.compiler.is_compiling():
             return outside_graph(Transform.solve, self, z, context, tolerance=tolerance, solver=solver)
+        z, context = as_plain(z), as_plain(context)
         with torch.no_grad():
             x = self.inverse(z, context, tolerance=tolerance, solver=solver)
             bound, proven, reason = type(self).verify(self, x, z, context)

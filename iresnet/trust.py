@@ -9,6 +9,8 @@ A proof covers a closed world. A module belongs to it if all of these hold:
                   gradients, not the function
     parametrizations    none but this library's own, and only on `weight`
     tensors       plain ones of real numbers: a subclass of `Tensor` or `Parameter` may compute anything
+    modes         no mode of a user's own (`TorchFunctionMode`, `TorchDispatchMode`) is active, which may change any
+                  operation
 
 Wrappers that call what they wrap (`torch.compile`, DistributedDataParallel, AveragedModel) are unwrapped. Everything
 else still works, but nothing is proven of it, and the reason is reported. Not covered: code that edits torch's own
@@ -20,6 +22,7 @@ Whether a module is still the same function later is checked by `fingerprint`.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -30,6 +33,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 from torch.optim.swa_utils import AveragedModel
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 #: The torch classes whose function is known: linear layers, containers, and what `register_torch_classes` adds.
 KNOWN_TORCH: set[type] = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Sequential, nn.ModuleList}
@@ -69,6 +74,9 @@ _COPYING = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__se
 #: Half of it is zero where the processor flushes denormal numbers.
 _SMALLEST_NORMAL = sys.float_info.min
 
+#: How many numbers torch gives to a thread before it uses another.
+_GRAIN = 32768
+
 _trusted_hooks: set[Any] = set()
 _trusted_parametrizations: set[type] = set()
 
@@ -101,29 +109,72 @@ def trusted_parametrization(cls: T) -> T:
 
 
 def check_global_state() -> None:
-    """Raise `NoBoundKnown` under global state that may change any module: hooks, cached weights, flushed numbers."""
+    """Raise `NoBoundKnown` under global state that changes modules: hooks, modes, cached weights, flushed numbers."""
     if _SMALLEST_NORMAL / 2 == 0:
         raise NoBoundKnown(
             "torch.set_flush_denormal(True) is set, which rounds small weights to zero; call it with False."
         )
     hooks = (*torch_module._global_forward_hooks.values(), *torch_module._global_forward_pre_hooks.values())
-    # Global hooks of torch and of this library only observe.
-    if any(not getattr(hook, "__module__", "").startswith(("torch.", "iresnet.")) for hook in hooks):
+    # Global hooks and modes of torch and of this library only observe.
+    if any(map(_is_foreign, hooks)):
         raise NoBoundKnown("global forward hooks are registered, which may change any function; remove them.")
+    dispatching: list[Any] = _get_current_dispatch_mode_stack()
+    modes = (*dispatching, *_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+    if foreign := [type(mode).__name__ for mode in modes if _is_foreign(mode)]:
+        raise NoBoundKnown(f"the mode {foreign[0]} is active, which may change any operation; leave it.")
+    if not dispatching and _workers_flush():
+        raise NoBoundKnown(
+            "torch.set_flush_denormal(True) was set when torch started its threads, which still round small weights to "
+            "zero; call torch.set_num_threads(1), or start again without it."
+        )
     if parametrize._cache_enabled:
         raise NoBoundKnown(
             "torch.nn.utils.parametrize.cached() is active, so layers may use outdated weights; leave that context."
         )
 
 
+class _ThreadState(threading.local):
+    #: The number of threads among which torch divided work when they were last found not to flush.
+    checked = 1
+
+
+_thread_state = _ThreadState()
+
+
+def _workers_flush() -> bool:
+    """Whether a thread among which torch divides work flushes numbers: each keeps what was set when it was started."""
+    threads = torch.get_num_threads()
+    if threads != _thread_state.checked:
+        numbers = torch.full((threads * _GRAIN,), _SMALLEST_NORMAL, dtype=torch.float64, device="cpu")
+        if not bool((numbers / 2).all()):
+            return True
+        _thread_state.checked = threads
+    return False
+
+
+def _is_foreign(observer: object) -> bool:
+    """Whether a hook or a mode is neither torch's nor this library's."""
+    return not (getattr(observer, "__module__", None) or "").startswith(("torch.", "iresnet."))
+
+
 def unwrap(module: nn.Module) -> nn.Module:
     """Return the module inside any wrappers; the module itself if it is not wrapped."""
-    while (inner := _wrapped_module(module)) is not None:
+    while (inner := wrapped_module(module)) is not None:
         module = inner
     return module
 
 
-def _wrapped_module(module: nn.Module) -> nn.Module | None:
+def unwrap_unmodified(module: nn.Module) -> nn.Module:
+    """Return the module inside any wrappers; raise `NoBoundKnown` if one of them may compute another function."""
+    while (inner := wrapped_module(module)) is not None:
+        if (reason := why_modified(module)) is not None:
+            raise NoBoundKnown(f"{type(module).__name__} {reason}")
+        module = inner
+    return module
+
+
+def wrapped_module(module: nn.Module) -> nn.Module | None:
+    """Return what a wrapper calls, which may be a wrapper too; None for any other module."""
     cls = type(module)
     if cls in WRAPPERS:
         return cast(nn.Module, module.module)
@@ -159,11 +210,7 @@ def why_untrusted(module: nn.Module) -> str:
     """
     try:
         check_global_state()
-        while (inner := _wrapped_module(module)) is not None:
-            if (reason := why_modified(module)) is not None:
-                return f"{type(module).__name__} {reason}"
-            module = inner
-        known_type(module)
+        known_type(unwrap_unmodified(module))
     except NoBoundKnown as error:
         return str(error)
     return ""
@@ -207,7 +254,7 @@ def why_modified(module: nn.Module) -> str | None:
                 return "has forward hooks, which may change its function; remove them."
     if (name := _shadowed_name(module, own)) is not None:
         return f"had its {name} replaced, which may change its function; restore it."
-    if _wrapped_module(module) is not None:
+    if wrapped_module(module) is not None:
         return None
     for allowed, tensors in ((REAL_DTYPES, own["_parameters"]), (BUFFER_DTYPES, own["_buffers"])):
         for name, tensor in tensors.items():
@@ -242,7 +289,7 @@ def _shadowed_name(module: nn.Module, own: dict[str, Any]) -> str | None:
 
 def _is_set_by_torch(name: str, module: nn.Module) -> bool:
     """Whether torch itself set this attribute: `torch.compile` sets `forward` on its wrapper."""
-    inner = _wrapped_module(module)
+    inner = wrapped_module(module)
     if name != "forward" or type(module) in WRAPPERS or inner is None:
         return False
     return torch.compiler.is_compiling() or _calls(vars(module)["forward"], inner)

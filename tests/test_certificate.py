@@ -82,6 +82,7 @@ class TestNesting:
         assert all(b.status == "proven" for b in certificate.blocks)
         assert 0.5 < max(certificate.lipschitz.values()) < 1
         assert (certificate.stretch is None) == (nesting == "sequential")
+        assert certificate.summary().startswith("Invertible: proven") == (nesting != "sequential")
 
     @nestings
     def test_a_model_with_edited_weights_fails_until_it_is_tightened(self, nesting):
@@ -145,6 +146,20 @@ class TestContent:
         assert lines[-1].startswith("Invertible: proven. 1 of 1 blocks proven contractive, largest Lip(g) <= 0.4")
         assert "Lip(F) <= " in lines[-1]
         assert "ln det in [" in lines[-1]
+
+    @pytest.mark.parametrize("kind", [nn.Module, Flow])
+    def test_a_users_own_module_may_do_more_than_its_transform(self, kind):
+        class Constant(kind):
+            def forward(self, x):
+                return 0 * self.transform(x)
+
+        model = Constant(*() if kind is nn.Module else (block(), DiagonalNormal(3)))
+        model.transform = block()
+        certificate = certify(model)
+        assert certificate.passed
+        assert certificate.stretch is None
+        assert certificate.summary().startswith("Blocks invertible: proven. 1 of 1 blocks proven contractive")
+        assert "Lip(F" not in certificate.summary()
 
     def test_bounds_for_the_whole_are_those_of_the_transform(self):
         chain = Chain(block(), ActNorm(3), block())

@@ -638,7 +638,7 @@ class TestHostile:
         columns = {"row": [0, 1], "class": [f"a{self.ESCAPE}", "=cmd|' /C calc'!A0"], "x": [-0.5, 2.0]}
         monkeypatch.setattr(sys.modules["iresnet.cli.score"], "_columns", lambda *_: columns)
         words = ("score", folder, "digits")
-        text = f"row,class,x\n0,\"a{self.ESCAPE}\",-0.5\n1,'=cmd|' /C calc'!A0,2\n"
+        text = f'row,class,x\n0,"a{self.ESCAPE}",-0.5\n1,"\'=cmd|\' /C calc\'!A0",2\n'
         assert call(*words) == (0, text)
         assert call(*words, "--out", folder / "scores.csv")[0] == 0
         assert (folder / "scores.csv").read_text(encoding="utf-8") == text
@@ -693,6 +693,11 @@ class TestHostile:
             f"iresnet: {path} must be a .npy file with an array of numbers (its header says (9999999999, 64) float64"
         )
         assert text.endswith("Save codes with numpy.save.\n")
+
+
+@pytest.mark.parametrize("words", [(), ("train",), ("data", "list")], ids=str)
+def test_help_has_a_short_name(call, words):
+    assert call(*words, "-h") == call(*words, "--help")
 
 
 def test_help_names_the_demo_and_debug(call):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from iresnet import Chain, DiagonalNormal, Flow, ResidualBlock, Squeeze, certify, contractive_mlp
+from iresnet import Chain, DiagonalNormal, Flow, ResidualBlock, Squeeze, certify, constrain_, contractive_mlp
 from iresnet.transform import UNKNOWN
 from iresnet.transforms import AdditiveCoupling, AffineCoupling, Alternate, Checkerboard, Halves, preserves_volume
 from iresnet.transforms.conditioner import NormalisedConv2d, ResidualConvolutions, bottleneck, convnet, mlp
@@ -226,6 +226,59 @@ def shadowed():
     return split
 
 
+class Overwriting(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.zero_())
+
+
+def overwritten(*sizes):
+    layer = nn.Linear(*sizes)
+    layer.register_forward_pre_hook(lambda m, inputs: (inputs[0].zero_(),))
+    return layer
+
+
+class TestInPlace:
+    """Trap: a conditioner that begins in place changed the part that is kept, and so the map, without a determinant."""
+
+    @pytest.mark.parametrize("kind", [AdditiveCoupling, AffineCoupling])
+    @pytest.mark.parametrize("split", [Halves(), Checkerboard()], ids=str)
+    def test_the_kept_part_stays_as_it_is(self, kind, split):
+        kept = split.sizes(2)[0]
+        inside = nn.Sequential(nn.ELU(inplace=True), nn.Conv2d(kept, kind.outputs * kept, 1))
+        coupling, x = kind(inside, split).double().eval(), normal(3, 2, 2, 2)
+        before = x.clone()
+        with torch.no_grad():
+            z, logdet = coupling.forward_and_logdet(x)
+        assert torch.equal(x, before)
+        assert torch.equal(split.separate(z)[0], split.separate(x)[0])
+        found = coupling.solve(z)
+        assert bool(((found.x - x).flatten(1).norm(dim=1) <= found.error_bound).all())
+        jacobian = dense_jacobian(coupling, x)
+        torch.testing.assert_close(logdet, torch.linalg.slogdet(jacobian).logabsdet)
+
+    @pytest.mark.parametrize("conditioner", [Overwriting, overwritten])
+    def test_the_kept_part_of_a_users_own_conditioner_stays_as_it_is(self, conditioner):
+        coupling, x = AdditiveCoupling(conditioner(1, 1)).eval(), normal(3, 2).float()
+        z = coupling(x.clone()).detach()
+        assert torch.equal(z[:, 0], x[:, 0])
+        assert torch.equal(coupling.inverse(z)[:, 0], x[:, 0])
+
+    def test_a_context_stays_as_it_is(self):
+        g = contractive_mlp(2, (8,), context=3)
+        g.embed = nn.Sequential(nn.ELU(inplace=True), nn.Linear(3, 8))
+        block, x, c = ResidualBlock(g).double().eval(), normal(5, 2), normal(5, 3, seed=1)
+        before = c.clone()
+        with torch.no_grad():
+            found = block.solve(block(x, c), c)
+        assert torch.equal(c, before)
+        assert bool(((found.x - x).norm(dim=1) <= found.error_bound).all())
+
+
+class Noisy(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + torch.rand_like(x)
+
+
 class TestUsersOwn:
     """Trap: a split is no module, so that nothing verified its class."""
 
@@ -248,6 +301,20 @@ class TestUsersOwn:
         assert Flow(chain, DiagonalNormal(2)).proof_status((2,)) == (False, False)
         assert not preserves_volume(coupling)
         assert coupling.stretch((2,)) == UNKNOWN
+
+    @pytest.mark.parametrize(
+        ("conditioner", "reason"),
+        [
+            (lambda: torch.fx.symbolic_trace(Noisy(2, 2)), "Noisy is a user's own layer"),
+            (lambda: constrain_(nn.Sequential(Noisy(2, 2)), 0.5), "Noisy is a user's own layer"),
+            (lambda: nn.FractionalMaxPool2d(1, output_size=2), "FractionalMaxPool2d is a different function"),
+        ],
+    )
+    def test_code_of_a_users_own_in_a_class_of_torch_proves_nothing(self, conditioner, reason):
+        coupling = AdditiveCoupling(conditioner()).eval()
+        found = coupling.solve(normal(3, 4, 2, 2).float())
+        assert not found.proven
+        assert reason in found.reason
 
     @pytest.mark.parametrize("split", [Halves(), Halves(swapped=True), Alternate(), Checkerboard()], ids=str)
     def test_the_splits_of_this_library_are_known(self, split):

@@ -100,6 +100,7 @@ class TestWithoutLabels:
         paint(tmp_path / "2.png", 2)
         (tmp_path / "empty").mkdir()
         paint(tmp_path / ".hidden" / "3.png", 3)
+        paint(tmp_path / "__MACOSX" / "4.png", 4)
         assert read(tmp_path, CATS, labels=False).names == ("2.png", "lion/1.png")
 
     def test_nothing_there(self, tmp_path):

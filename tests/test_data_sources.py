@@ -538,7 +538,7 @@ class TestText:
         splits = self.load(tmp_path, "0,1,kind\n1,2,a\n3,4,b\n5,6,a\n7,8,b\n", label="kind", test=1, validation=1)
         assert splits.schema.columns == ("0", "1")
 
-    @pytest.mark.parametrize("missing", ["", "NA", "nan"])
+    @pytest.mark.parametrize("missing", ["", "NA", "nan", "?"])
     def test_a_missing_label_in_the_first_line_makes_no_header(self, tmp_path, missing):
         splits = self.load(tmp_path, f"1,2,{missing}\n3,4,1\n5,6,0\n7,8,1\n", label="x2", test=1, validation=1)
         assert len(all_rows(splits)) == 4
@@ -566,6 +566,11 @@ class TestText:
                 "numbers must be finite and fit float32; got 1e\\+39 in line 3, column 'b'. Fill it in",
             ),
             ("a,b\n1,2\n3\n", {}, "line 3 has 1 cells; those above have 2."),
+            (
+                "# by x\na,b\n1,2\n",
+                {},
+                "line 2 has 2 cells; .* 1. Lines that begin with # are not skipped: remove them.$",
+            ),
             ("a,a\n1,2\n", {}, "two columns are called 'a'. Give every column a unique name."),
             (",a\nx,1\ny,2\n", {}, "column 1 has no name. Name it, or remove it if it only numbers the rows."),
             ("a,\n0,1\n1,2\n", {}, "column 2 has no name. Name it, or remove it if it only numbers the rows."),
@@ -620,7 +625,7 @@ class TestText:
     def test_a_column_of_text_may_be_the_labels(self, tmp_path, text, place, name):
         with pytest.raises(ValueError, match=place) as error:
             self.load(tmp_path, text)
-        more = f" If it is data, a category: --kind {name}=category."
+        more = f" If it is data, a category: --kind {name}=category. Else leave it out: --drop {name}."
         assert str(error.value).endswith(f". Correct it, or remove the row or the column.{self.HINT}{name}.{more}")
 
     def test_a_cell_of_text_is_not(self, tmp_path):
@@ -908,7 +913,7 @@ class TestParquet:
             load(DataSettings(str(path)))
         assert str(error.value).endswith(
             " Correct it, or remove the row or the column. If it holds the classes, name it: --label species. "
-            "If it is data, a category: --kind species=category."
+            "If it is data, a category: --kind species=category. Else leave it out: --drop species."
         )
         with pytest.raises(ValueError, match="remove the row or the column.$"):
             read(path, Schema((2,), columns=("length", "species")))

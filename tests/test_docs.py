@@ -233,7 +233,12 @@ def test_every_link_of_the_readme_leads_to_a_file():
 class TestGeneratedParts:
     def test_a_marker_without_matching_rows_is_refused(self):
         page = "<!-- results:table2 model=c=1.9 epochs -->\n<!-- /results -->"
-        with pytest.raises(ValueError, match="no row of table2.json has {'model': 'c=1.9'}. Change the marker"):
+        with pytest.raises(ValueError, match="no row of table2.json has model=c=1.9. Change the marker"):
+            tables.render(page, ROOT / "results")
+
+    def test_a_value_does_not_begin_a_line_where_markdown_would_end_the_paragraph(self):
+        page = "- An error of\n  <!-- value:table2 paper dataset=cifar10 model=c=0.9 epochs=200 -->?<!-- /value --> %."
+        with pytest.raises(ValueError, match="must not begin a line: Markdown would end the paragraph"):
             tables.render(page, ROOT / "results")
 
     def test_a_value_stands_inside_a_sentence(self):
@@ -242,7 +247,7 @@ class TestGeneratedParts:
 
     def test_a_value_needs_one_row(self):
         with pytest.raises(ValueError, match="a value needs one column and one row of table2.json; got 1 and"):
-            tables.render("<!-- value:table2 epochs dataset=cifar10 --><!-- /value -->", ROOT / "results")
+            tables.render("In <!-- value:table2 epochs dataset=cifar10 --><!-- /value -->", ROOT / "results")
 
     def test_a_column_can_have_another_heading(self):
         page = '<!-- results:table2 dataset=cifar10 "epochs as passes" -->\n<!-- /results -->'

@@ -281,6 +281,11 @@ class TestSqueeze:
 
 
 class TestInjectivePad:
+    def test_no_channels_are_dropped_where_none_are_added(self):
+        pad, z = InjectivePad(1), normal(3, 4)
+        pad.channels = 0
+        assert torch.equal(pad.solve(z).x, z)
+
     @pytest.mark.parametrize("shape", SHAPES)
     def test_adds_zeros_and_takes_them_away(self, shape):
         pad, x = InjectivePad(5), normal(2, *shape)

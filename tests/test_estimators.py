@@ -34,6 +34,7 @@ from iresnet.estimators.base import FlowEstimator
 from iresnet.run import Run
 
 from .runs import trained
+from .zoo import constrained_layers
 
 #: A network that starts at one normal: EM would take longer than all else.
 PLAIN = {
@@ -229,6 +230,15 @@ class TestTraining:
     def test_auto_selects_a_device(self):
         chosen = "cuda" if torch.cuda.is_available() else "cpu"
         assert fitted(FlowDensity, normal(30), **TINY, device="auto").trained_.environment["device"] == chosen
+
+    def test_a_certificate_is_that_of_the_model_as_it_is_now(self):
+        model = fitted(FlowDensity, normal(30), max_steps=2)
+        assert model.certificate_.passed
+        for p in model.model_.transform.parameters():
+            p.data.mul_(30)
+        for layer in constrained_layers(model.model_):
+            layer.parametrizations.weight[0].gradient.zero_()
+        assert not model.certificate_.passed
 
     def test_settings_reach_the_network(self):
         model = fitted(FlowDensity, normal(30), max_steps=2, settings={"network.lipschitz": 0.5, "depth": 1})
@@ -464,6 +474,10 @@ class TestClassifier:
     def test_a_density_is_no_classifier(self):
         with pytest.raises(ValueError, match="FlowClassifier needs a preset with objective.kind hybrid or classificat"):
             fitted(FlowClassifier, skewed(60), preset="table-density")
+
+    def test_steps_that_are_text_are_refused(self):
+        with pytest.raises(ValueError, match="training.steps must be an integer; got '30'"):
+            FlowClassifier(max_steps="30").fit(skewed(30), np.arange(30) % 2)
 
     def test_one_class_is_refused(self):
         with pytest.raises(ValueError, match="at least two classes; y has only 1 class"):
@@ -749,6 +763,16 @@ class TestRunFolders:
         assert call("score", folder, tmp_path / "new.csv", "--out", tmp_path / "scores.csv")[0] == 0
         with (tmp_path / "scores.csv").open() as file:
             assert [row["class"] for row in csv.DictReader(file)] == model.predict(X).tolist()
+
+    def test_anomaly_scores_are_those_of_the_command(self, call, tmp_path):
+        model, X = example(FlowOutlierDetector), np.vstack([skewed(30, seed=1), [[-50.0, -50.0]]])
+        folder, path = model.save(tmp_path / "run"), tmp_path / "new.csv"
+        pd.DataFrame(X, columns=["x0", "x1"]).to_csv(path, index=False)
+        assert call("score", folder, path, "--out", tmp_path / "scores.csv")[0] == 0
+        with (tmp_path / "scores.csv").open() as file:
+            scores = [float(row["anomaly"]) for row in csv.DictReader(file)]
+        assert model.anomaly(X).tolist() == pytest.approx(scores, abs=1e-4)
+        assert model.anomaly(X)[-1] == 1  # a negative number in a positive column
 
     def test_the_commands_take_a_conditional_density(self, call, tmp_path):
         model, X = example(ConditionalFlowDensity), skewed(30, seed=1)

@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 from iresnet.estimators import (
     ConditionalFlowDensity,
@@ -143,6 +144,13 @@ class TestKinds:
             FlowDensity(**TINY).fit(X)
         assert FlowDensity(**{**TINY, **with_kinds("plan=category")}).fit(X).trained_.schema.kinds[1].name == "category"
 
+    def test_a_mark_of_missing_cells_is_named(self):
+        X = customers().astype({"visits": str})
+        X.loc[3, "visits"] = "?"
+        sentence = r"column 'visits' holds '\?', .* missing cell, fill .*: X.replace\('\?', float\('nan'\)\).dropna"
+        with pytest.raises(ValueError, match=sentence):
+            FlowDensity(**TINY).fit(X)
+
     def test_words_that_name_the_rows_are_refused(self):
         X = customers(60).assign(plan=[f"customer {i}" for i in range(60)])
         with pytest.raises(ValueError, match="which is not a number"):
@@ -171,6 +179,54 @@ class TestKinds:
         assert model.trained_.schema.kinds[1].categories == ("free", "pro", "team")
         with pytest.warns(UserWarning, match="column 'plan' holds 'rare'"):
             assert model.score_samples(X)[3] == -np.inf
+
+
+class TestOtherTables:
+    """Data frames of polars, tables of pyarrow and arrays of objects are what pandas makes of them."""
+
+    @pytest.mark.parametrize("library", ["polars", "pyarrow", "array"])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_words_are_taken(self, kind, library):
+        X = customers().astype({"size": float})
+        model = fitted(kind, X)
+        same = other_table(library, X)
+        other, y = kind(**TINY), X["income"]
+        other.fit(same, y > 30 if isinstance(other, FlowClassifier) else y)
+        assert [k.categories for k in other.trained_.schema.kinds] == [
+            k.categories for k in model.trained_.schema.kinds
+        ]
+        if not isinstance(other, ConditionalFlowDensity):
+            assert np.array_equal(outputs(other, same), outputs(model, X))
+        if isinstance(other, FlowDensity):
+            assert set(other.sample(3, random_state=0).iloc[:, 1]) <= {"free", "pro", "team"}
+
+    @pytest.mark.parametrize("library", ["polars", "pyarrow", "array"])
+    def test_numbers_make_no_data_frame(self, library):
+        X = customers()[["income", "visits"]]
+        same = other_table(library, X)
+        model = FlowDensity(**TINY).fit(same)
+        assert np.array_equal(model.score_samples(same), FlowDensity(**TINY).fit(X).score_samples(X))
+        assert isinstance(model.sample(3), np.ndarray)
+
+    @pytest.mark.parametrize("library", ["polars", "pyarrow"])
+    def test_categories_and_the_order_of_columns(self, library):
+        X = customers(40).astype({"plan": "category"})  # too few rows to find words
+        model = FlowDensity(**TINY).fit(other_table(library, X))
+        assert np.array_equal(model.score_samples(other_table(library, X[X.columns[::-1]])), model.score_samples(X))
+
+    def test_after_a_column_transformer(self):
+        X = customers()[["income", "plan"]]
+        columns = ColumnTransformer([("scale", StandardScaler(), ["income"])], remainder="passthrough")
+        pipeline = make_pipeline(columns, FlowDensity(**TINY)).fit(X)
+        assert np.isfinite(pipeline.score(X))
+        assert isinstance(columns.transform(X), np.ndarray)
+
+
+def other_table(library, X):
+    if library == "array":
+        return X.to_numpy(dtype=object)
+    module = pytest.importorskip(library)
+    return module.from_pandas(X) if library == "polars" else module.Table.from_pandas(X)
 
 
 class TestNewRows:

@@ -83,6 +83,13 @@ def table_flow(d, blocks=2):
     return flow
 
 
+@pytest.mark.parametrize("measure", [log_likelihood, density, error, inverse])
+def test_a_tensor_is_no_dataset(measure):
+    model = Hybrid(ActNorm(2), DiagonalNormal(2), nn.Linear(2, 3)).eval()
+    with pytest.raises(ValueError, match=r"data must be a Dataset; got Tensor. .* data.Dataset\(x, None, data.Schema"):
+        measure(model, torch.zeros(4, 2))
+
+
 class TestError:
     @pytest.mark.parametrize(
         ("wrong", "rows", "low", "high"),

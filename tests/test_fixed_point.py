@@ -177,6 +177,25 @@ class TestBound:
             last = found.x
         assert violated > 0
 
+    @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=["float32", "float64"])
+    def test_a_users_solver_may_work_in_place(self, dtype):
+        """Trap: it got z itself to start from, overwrote it, and the bound was that of another z."""
+
+        class InPlace(Solver):
+            max_iterations = None
+
+            def run(self, g, z, x, target, contraction, limit, affine=None):
+                for _ in range(60):
+                    x.copy_(z - g(x, torch.arange(len(z))))
+                return x, torch.full((len(z),), 60)
+
+        block, z = linear_block(0.5 * torch.eye(2, dtype=dtype)), normal(3, 2, dtype=dtype)
+        before = z.clone()
+        found = block.solve(z, solver=InPlace())
+        assert torch.equal(z, before)
+        assert found.converged.all()
+        assert ((found.x.double() - before.double() / 1.5).norm(dim=1) <= found.error_bound).all()
+
 
 class TestPerSample:
     @solvers

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
+from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily, MultivariateNormal, Normal
 from torch.optim.swa_utils import AveragedModel
 
 from iresnet import (
@@ -226,7 +226,7 @@ class TestSampling:
     def test_in_training_not_before_any_data(self):
         """ActNorm would take the samples for its first batch of data, after they were made."""
         flow = flow_of(dtype=torch.float32).train()
-        with pytest.raises(ValueError, match="call the flow on data first, or flow.eval"):
+        with pytest.raises(ValueError, match=r"call the flow on data first, or flow.eval.*on noise first"):
             flow.rsample_and_log_prob((20,), generator=seeded())
 
 
@@ -313,6 +313,10 @@ class TestConditional:
         for got in (p.log_prob(x), flow.log_prob(x, c), flow.log_prob(x, c[None]).reshape(lead)):
             torch.testing.assert_close(got, expected)
         assert p.expand((5,)).log_prob(normal(5, 2)).shape == (5,)
+        if lead:
+            drawn, log_prob = flow.rsample_and_log_prob(lead, c, generator=seeded())
+            torch.testing.assert_close(flow.sample(lead, c, generator=seeded()), drawn)
+            torch.testing.assert_close(flow.log_prob(drawn, c), log_prob)
 
     def test_a_context_without_a_batch_is_not_one_number_per_sample(self):
         """Trap: as wide as the batch and the hidden layer, it was broadcast the wrong way, without a word."""
@@ -324,7 +328,7 @@ class TestConditional:
         chain = flow.transform
         with pytest.raises(ValueError, match="context must have a batch dimension"):
             flow.log_prob(x, c[0])
-        for call in (flow, chain, chain.solve, chain.inverse, chain[1], chain[1].g, lambda x, c: flow.sample(4, c)):
+        for call in (flow, chain, chain.solve, chain.inverse, chain[1], chain[1].g):
             with pytest.raises(ValueError, match="context must have a batch dimension"):
                 call(x, c)
 
@@ -339,6 +343,12 @@ class TestConditional:
         assert p.expand((5,)).sample(shape).shape == (*shape, 5, 2)
         with pytest.raises(ValueError, match=r"x must have shape \(..., 2\); got \(4, 3, 5\)"):
             p.log_prob(normal(4, 3, 5))
+
+    def test_it_is_a_component_of_torchs_mixtures(self, flow):
+        """Trap: without a support, torch's mixtures and transformed distributions warn, or refuse to validate."""
+        mixture = MixtureSameFamily(Categorical(torch.ones(4, dtype=DOUBLE)), flow.given(normal(4, 3)))
+        assert mixture.support.event_dim == 1
+        assert mixture.log_prob(mixture.sample((5,))).shape == (5,)
 
     @pytest.mark.parametrize("contexts", [1, 4])
     @pytest.mark.parametrize("lead", [(), (1,), (4,), (1, 1), (6, 1), (6, 4), (2, 6, 4)], ids=str)
@@ -668,6 +678,26 @@ class TestRefusals:
             with pytest.raises(ValueError, match=r"shape must be a number of samples, at least 1, .* Use flow.sample"):
                 draw(shape)
 
+    def test_a_seed_is_no_generator(self):
+        flow = flow_of()
+        series = {"estimator": PowerSeries(5), "generator": 0}
+        for draw in (lambda: flow.sample((3,), generator=0), lambda: flow(normal(4, 2), **series)):
+            with pytest.raises(
+                ValueError, match=r"must be a torch.Generator; got 0. Use torch.Generator\(\).manual_see"
+            ):
+                draw()
+
+    def test_at_a_temperature_of_zero_samples_are_decoded_means(self):
+        flow, head = flow_of(), nn.Linear(2, 3).double()
+        at_mean = flow.transform.inverse(flow.base.mean[None])
+        for model in (flow, Hybrid(flow.transform, flow.base, head).eval()):
+            torch.testing.assert_close(model.sample((3,), temperature=0.0), at_mean.expand(3, -1))
+            wide = model.sample((500,), generator=seeded())
+            assert model.sample((500,), generator=seeded(), temperature=0.5).std() < wide.std()
+            for bad in (-1.0, math.inf, math.nan):
+                with pytest.raises(ValueError, match="temperature must be finite and at least 0; got"):
+                    model.sample((3,), temperature=bad)
+
     def test_what_is_no_base_is_refused_when_the_model_is_built(self):
         base = MultivariateNormal(torch.zeros(2), torch.eye(2))
         for build in (lambda: Flow(ActNorm(2), base), lambda: Hybrid(ActNorm(2), base, nn.Linear(2, 3))):
@@ -687,6 +717,14 @@ class TestRefusals:
             (torch.zeros(4, 3), r"x must have shape \(batch, 2\); got \(4, 3\)"),
             (torch.zeros(4, 2, 1), r"x must have shape \(batch, 2\); got \(4, 2, 1\)"),
             (torch.zeros(2), "x must have a batch dimension"),
+            (
+                torch.zeros(5, 4, 2),
+                r"x must have shape \(batch, 2\); got \(5, 4, 2\). .*s: x.flatten\(0, 1\)",
+            ),
+            (
+                [torch.zeros(4, 2)],
+                r"x must be one tensor; got 1 in a list, as a DataLoader .* or for \(x,\) in",
+            ),
             (torch.zeros(0, 2), "x must hold at least one sample"),
             (torch.zeros(4, 2, dtype=torch.int32), "x must be a floating-point tensor; got torch.int32"),
             (torch.tensor([[0.0, 0.0], [math.nan, 0.0]]), "x must be finite; sample 1 of 2"),

@@ -447,6 +447,20 @@ def test_the_weights_are_copied_at_construction():
     torch.testing.assert_close(inverter.solve(z).x, z @ INVERSE.T, atol=1e-8, rtol=0)
 
 
+def test_a_hook_of_all_modules_after_the_preparation_proves_nothing():
+    chain, z = Chain(ActNorm(3), linear_block(A)).double().eval(), normal(2, 3)
+    inverter = Inverter(chain, z)
+    assert inverter.solve(z).proven
+    hook = nn.modules.module.register_module_forward_hook(lambda m, a, y: 3 * y if type(m) is ActNorm else None)
+    try:
+        for found in (inverter.solve(z), inverter.attempt(z)):
+            assert not found.proven
+            assert "global forward hooks" in found.reason
+    finally:
+        hook.remove()
+    assert inverter.solve(z).proven
+
+
 # --------------------------------------------------------------------------------------------------- refusals
 
 

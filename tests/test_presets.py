@@ -220,6 +220,7 @@ def test_labels_are_missing_only_for_semi_supervised_learning():
 
 def test_labelled_batches_are_for_hybrids():
     assert with_overrides(find("digits-hybrid"), ["labelled_batch=8"]).training.labelled_batch == 8
+    assert with_overrides(find("digits-hybrid"), "labelled_batch=8").training.labelled_batch == 8
     sentence = "labelled_batch is for hybrids; got 8 for objective.kind = 'density'. Set labelled_batch = 0."
     with pytest.raises(ValueError, match=sentence):
         with_overrides(find("digits-density"), ["labelled_batch=8"])

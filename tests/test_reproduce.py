@@ -109,6 +109,12 @@ def test_an_overflow_in_one_sample_does_not_affect_the_others():
     assert rebuilt.diverged.tolist() == [True, False]
 
 
+def test_an_error_whose_square_overflows_is_infinite_and_not_the_largest_number():
+    rebuilt = Algorithm1(linear(1e10)).decode(torch.ones(1, 2, 4, 4, dtype=torch.float64), 20)
+    assert rebuilt.x.isfinite().all()
+    assert rebuilt.errors(torch.zeros(1, 1, 4, 4)).tolist() == [math.inf]
+
+
 def test_zero_iterations_and_transforms_that_are_no_chain_raise():
     with pytest.raises(ValueError, match="iterations must be at least 1; got 0."):
         Algorithm1(linear(0.5)).decode(torch.ones(1, 2, 1, 1), 0)

@@ -371,3 +371,11 @@ def test_a_marker_can_choose_rows(tmp_path):
     others = tables.render("<!-- results:some good!=yes x -->\n<!-- /results -->", tmp_path)
     assert "| 2 |" in others
     assert "| 1 |" not in others
+
+
+def test_a_table_can_leave_out_several_values_of_one_column(tmp_path):
+    write(Results("some", [{"x": n, "run": 0} for n in (1, 2, 3)], [{}]), tmp_path)
+    shown = tables.render("<!-- results:some x!=1 x!=3 x -->\n<!-- /results -->", tmp_path)
+    assert "| 2 |" in shown
+    assert "| 1 |" not in shown
+    assert "| 3 |" not in shown

@@ -35,6 +35,7 @@ from iresnet.data.labels import MISSING
 from iresnet.evaluate import certified_radius, robustness, survives_attack
 from iresnet.evaluate.radius import forward_with_error
 from iresnet.models import Network, build
+from iresnet.transforms.columns import ColumnTransform
 from tests.runs import copy_of, trained
 from tests.zoo import UserNet, linear_block, normal, rouse_
 
@@ -124,6 +125,18 @@ class TestRadius:
         torch.testing.assert_close(
             certified_radius(model, data), torch.stack(expected).detach() / constant, rtol=1e-4, atol=1e-6
         )
+
+    def test_a_sample_closer_to_an_end_than_the_data_has_none(self):
+        """Trap: the slope there exceeds the bound, which is one on the data."""
+        head = nn.Linear(1, 2)
+        with torch.no_grad():
+            head.weight.copy_(torch.tensor([[1.0], [-1.0]]))
+            head.bias.copy_(torch.tensor([10.0, 0.0]))
+        model = Classifier(Chain(ColumnTransform(lower=[0.0], upper=[1.0], margin=[0.1])), head).eval()
+        x = torch.tensor([[0.01], [0.5]])
+        assert model(x - torch.tensor([[0.004], [0.0]])).argmax(1).tolist() == [1, 0]
+        radii = certified_radius(model, Dataset(x, torch.zeros(2).long(), Schema((1,), classes=("a", "b"))))
+        assert radii[0] == 0 < radii[1]
 
     def test_classes_that_never_part_are_no_threat(self):
         """Two equal rows of W: their order depends on the biases alone."""

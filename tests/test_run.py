@@ -263,6 +263,10 @@ class TestUnits:
 
 
 class TestBadInput:
+    def test_the_name_of_an_experiment_is_none(self, tmp_path):
+        with pytest.raises(ValueError, match=r"must be an Experiment; got 'points-density'. Use presets.find\(name\)"):
+            start("points-density", tmp_path / "run")
+
     def test_a_missing_folder_is_named(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"nothing does not exist. Train first: iresnet train"):
             Run.open(tmp_path / "nothing")

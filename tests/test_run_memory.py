@@ -9,6 +9,7 @@ from iresnet import data
 from iresnet.run import Run, TrainedModel, start, train_in_memory
 
 from .runs import tiny, trained
+from .zoo import constrained_layers
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,20 @@ def test_it_is_saved_as_a_run_and_opened(both, tmp_path):
         "certificate.json", "config.toml", "data.json", "environment.json", "log.csv", "model.safetensors",
         "schema.json",
     ]  # fmt: skip
+
+
+def test_its_certificate_is_that_of_the_weights_as_they_are(both, tmp_path):
+    """Trap: a model that was opened, changed and saved got the certificate of the weights before."""
+    _, found = both
+    changed = TrainedModel.open(found.save(tmp_path / "before").folder)
+    assert changed.certificate.passed
+    with torch.no_grad():
+        for layer in constrained_layers(changed.model):
+            layer.parametrizations.weight.original.mul_(30)
+            layer.parametrizations.weight[0].gradient.zero_()
+    run = changed.save(tmp_path / "after")
+    assert not changed.certificate.passed
+    assert run.read_current_json("certificate.json")["passed"] is False
 
 
 def test_a_folder_with_a_run_is_kept(both, tmp_path):

@@ -60,6 +60,15 @@ def test_arrow_tables(scorer, frame):
     assert np.array_equal(scores["log_likelihood"].to_numpy(), scorer(frame)["log_likelihood"])
 
 
+def test_polars_frames(scorer, frame):
+    polars = pytest.importorskip("polars")
+    batch = polars.from_pandas(frame)
+    scores = scorer(scorer(batch))
+    assert isinstance(scores, polars.DataFrame)
+    assert scores.columns == [*frame, *NAMES]
+    assert np.array_equal(scores["log_likelihood"].to_numpy(), scorer(frame)["log_likelihood"])
+
+
 def test_a_row_does_not_depend_on_its_batch(scorer, frame):
     parts = [scorer(frame.iloc[i : i + 7]) for i in range(0, 30, 7)]
     assert np.allclose(pd.concat(parts)["log_likelihood"], scorer(frame)["log_likelihood"], atol=1e-5)  # float32

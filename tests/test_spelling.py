@@ -2,9 +2,21 @@
 
 import time
 
+import numpy as np
 import pytest
 
-from iresnet.spelling import CONTROLS, first_line, hint, listed, nearest, parts_hint, printable, quoted, shorten
+from iresnet.spelling import (
+    CONTROLS,
+    at_least,
+    first_line,
+    hint,
+    listed,
+    nearest,
+    parts_hint,
+    printable,
+    quoted,
+    shorten,
+)
 
 
 def deep(levels):
@@ -12,6 +24,14 @@ def deep(levels):
     for _ in range(levels):
         made = [made]
     return made
+
+
+@pytest.mark.parametrize("value", [2.0, 5.5, "2", None, (2,)], ids=str)
+def test_a_number_of_things_is_whole(value):
+    """Trap: 5.5 terms were taken, and torch's own message about 2.0 channels names no argument."""
+    with pytest.raises(ValueError, match="^terms must be a whole number; got "):
+        at_least(1, terms=value)
+    at_least(1, terms=np.int64(2))
 
 
 class TestNearest:

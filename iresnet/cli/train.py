@@ -15,6 +15,7 @@ import typer
 from .. import config, presets
 from ..data import Splits, load
 from ..data.columns import SPELLINGS
+from ..data.detection import numbers_rows
 from ..device import choose_device
 from ..models import INVERSES
 from ..presets import Experiment
@@ -202,6 +203,9 @@ def describe_table(experiment: Experiment, splits: Splits | None) -> list[str]:
             lines.append("A category that is to be predicted is named by --label.")
     if schema.constants:
         lines.append(f"Left out, since every row has the same value there: {listed(schema.constants)}.")
+    for i, name in enumerate(schema.columns):
+        if numbers_rows(torch.cat([part.x[:, i] for part in splits.parts.values()]).double().numpy()):
+            lines.append(f"{name} numbers the rows, of which a model learns nothing: --id {quote(name)} leaves it out.")
     return lines
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -223,6 +224,31 @@ def column_values(series: Any) -> NDArray[Any]:
     if values.dtype.kind not in "biuf":
         values = series.astype(object).where(series.notna(), None).to_numpy()
     return values
+
+
+def as_pandas(rows: Any) -> Any:
+    """Convert what may hold words to a data frame of pandas, if it is installed; other rows stay as they are.
+
+    These are data frames of polars, tables of pyarrow, and arrays with text, such as a `ColumnTransformer` makes.
+    """
+    if find_spec("pandas") is None:
+        return rows
+    pandas: Any = importlib.import_module("pandas")
+    if isinstance(rows, np.ndarray):
+        text = rows.ndim == 2 and rows.dtype.kind in "OU" and any(isinstance(cell, str) for cell in rows.flat)
+        return pandas.DataFrame(rows).infer_objects() if text else rows
+    if hasattr(rows, "column_names"):  # pyarrow
+        return rows.to_pandas()
+    if not is_polars(rows):
+        return rows
+    kinds = zip(rows.columns, map(str, rows.dtypes), strict=True)
+    categories = dict.fromkeys((name for name, kind in kinds if kind.startswith(("Categorical", "Enum"))), "category")
+    return pandas.DataFrame({name: rows[name].to_numpy() for name in rows.columns}).astype(categories)
+
+
+def is_polars(rows: Any) -> bool:
+    """Whether rows are a data frame of polars, which is not imported for it."""
+    return type(rows).__name__ == "DataFrame" and type(rows).__module__.partition(".")[0] == "polars"
 
 
 def _words(column: NDArray[Any]) -> list[str]:

@@ -108,6 +108,15 @@ class Dataset:
         return digest.hexdigest()[:16]
 
 
+def check_dataset(data: object) -> None:
+    """Refuse what is not a dataset, such as a tensor of samples."""
+    if not isinstance(data, Dataset):
+        raise ValueError(
+            f"data must be a Dataset; got {type(data).__name__}. For real numbers x, without labels, use "
+            "data.Dataset(x, None, data.Schema(tuple(x.shape[1:])))."
+        )
+
+
 def concatenate(parts: Sequence[Dataset]) -> Dataset:
     """Concatenate datasets of one schema; weights are for those that are whole."""
     x = torch.cat([part.x for part in parts])
@@ -166,6 +175,10 @@ class Splits:
 
 
 def _check_kind(x: Tensor, schema: Schema) -> None:
+    if type(x) is not Tensor:  # likelihoods and radii are proven of plain numbers
+        raise ValueError(
+            f"{schema} must come as a torch.Tensor; got {type(x).__name__}. Use x.as_subclass(torch.Tensor)."
+        )
     dtype = torch.uint8 if schema.is_image else torch.float32
     if x.dtype != dtype or x.shape[1:] != schema.shape:
         raise ValueError(

@@ -1,5 +1,5 @@
 """Tables as text: CSV in UTF-8, separated by commas, semicolons or tabs: whichever the first line has most of, except
-that in 3,5;2,1 the commas are decimal signs.
+that in 3,5;2,1 the commas are decimal signs; or by | if it has none of these.
 
 The first line is a header if none of its cells is a number, if one of them is an expected column name, or if one of
 them is text above a number. Without a header the columns are called x0, x1, ... Errors name the line. Files that end in
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from ..spelling import quoted, with_path
 from . import arrow
 from .choice import ColumnChoice, ColumnChooser, text_columns
-from .labels import EMPTY, class_name
+from .labels import EMPTY, class_name, is_missing_number
 from .lines import Line, Lines
 from .missing import missing_count
 from .numerals import DECIMAL_COMMA, is_number, is_numeric, parse_number
@@ -42,7 +42,7 @@ LOOK_AHEAD = 1000  # lines read where a cell is not a number, to see whether its
 
 FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # the last four are full-width = + - @
 THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2},[0-9]{3}")
-SEPARATORS = re.compile(r'[",;\t\r\n]')
+SEPARATORS = re.compile(r'[",;|\t\r\n]')
 
 
 def read_delimited(path: Path, choose: ColumnChooser, known: Collection[str] = ()) -> Table:
@@ -170,10 +170,25 @@ def _read_head(path: Path, lines: Iterator[Line], choose: ColumnChooser, known: 
         raise ValueError(f"{path} is empty. Give a table with at least one row.")
     first = [_unescape(cell.strip()) for cell in head[0][1]]
     header = _is_header(first, head[1][1] if len(head) > 1 else [], known)
-    numbered = len(first) > 1 and len(head) > 1 and head[1][1][0].isdecimal()
-    names = check_names(path, first, numbered=numbered) if header else [f"x{i}" for i in range(len(first))]
+    names = (
+        check_names(path, first, unnamed=_unnamed(head[1][1] if len(head) > 1 else []))
+        if header
+        else [f"x{i}" for i in range(len(first))]
+    )
     choice, rows = _find_words(choose(path, names, header), chain(head[header:], lines))
     return Head(names, choice, head[0][0] if header else 0, rows)
+
+
+def _unnamed(cells: Sequence[str]) -> set[int]:
+    """Return the positions that need no name, by the line below the header.
+
+    These are the first, where it numbers the rows, as pandas writes it, and the last, where it is empty, since programs
+    write a separator after every cell.
+    """
+    last = len(cells) - 1
+    return {
+        i for i, marks in ((0, str.isdecimal), (last, lambda cell: not cell.strip())) if last > 0 and marks(cells[i])
+    }
 
 
 def _find_words(choice: ColumnChoice, rows: Iterator[Line]) -> tuple[ColumnChoice, Iterator[Line]]:
@@ -246,7 +261,7 @@ class _Decimal:
 
     def parse(self, cell: str, skip_missing: bool) -> float | None:
         """Return the number in a cell, NaN for a missing one that may be skipped, and None for other text."""
-        if skip_missing and class_name(cell) == EMPTY:
+        if skip_missing and is_missing_number(cell):
             return math.nan
         if is_number(cell):
             self.point = self.point or (cell if "." in cell else "")
@@ -281,19 +296,20 @@ def _refuse(path: Path, head: Head, at: Line, bad: int, above: Sequence[float]) 
     remedy = ""
     if choice.suggest_label:
         remedy = label_hint(column, chain(above, [picked[bad]], (cells[choice.columns[bad]] for _, cells in below)))
-    if not remedy and class_name(picked[bad]) == EMPTY:
-        if below and not above and all(class_name(cells[choice.columns[bad]]) == EMPTY for _, cells in below):
+    if not remedy and is_missing_number(picked[bad]):
+        if below and not above and all(is_missing_number(cells[choice.columns[bad]]) for _, cells in below):
             refuse_cell(path, picked[bad], f"line {line}", column, f" It has none: --drop {shlex.quote(column)}.")
-        positions = choice.columns
-        here, rows = sum(class_name(cell) == EMPTY for cell in picked), 1
+        here, rows = sum(map(is_missing_number, picked)), 1
         with suppress(ValueError, csv.Error):  # a line below that cannot be read either is not counted
             for _, cells in chain(below, head.rows):
-                count = sum(class_name(cells[i]) == EMPTY for i in positions)
+                numbers = (cells[i] for i in choice.columns if i not in choice.words)
+                count = sum(map(is_missing_number, numbers)) + sum(class_name(cells[i]) == EMPTY for i in choice.words)
                 here, rows = here + count, rows + bool(count)
         remedy = missing_count(here, rows)
     refuse_cell(path, picked[bad], f"line {line}", column, remedy)
 
 
 def _is_header(first: Sequence[str], second: Sequence[str], known: Collection[str]) -> bool:
-    text_above = (class_name(a) and not is_numeric(a) and is_numeric(b) for a, b in zip(first, second, strict=False))
+    above = zip(first, second, strict=False)
+    text_above = (not is_missing_number(a) and not is_numeric(a) and is_numeric(b) for a, b in above)
     return not any(map(is_numeric, first)) or any(cell in known for cell in first) or any(text_above)

@@ -46,6 +46,13 @@ EXPLAINED = 1e-5
 SOME_ROWS = 10_000
 
 
+def numbers_rows(x: Values) -> bool:
+    """Whether a column numbers the rows: it holds as many consecutive whole numbers as there are rows, in any order."""
+    if len(x) < DETECT_FROM or np.ptp(x) != len(x) - 1:
+        return False
+    return bool((x == np.round(x)).all()) and len(np.unique(x)) == len(x)
+
+
 def detect(x: Values) -> ColumnKind | None:
     """Return the kind of a column by its values; None for a category. Constant columns and short ones are real."""
     if len(x) < DETECT_FROM or (x == x[0]).all():

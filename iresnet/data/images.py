@@ -30,6 +30,7 @@ from .schema import Schema
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+HIDDEN = (".", "__MACOSX")  # where macOS keeps what is no image
 VALIDATION = ("val", "valid", "validation")
 
 
@@ -109,7 +110,7 @@ def _names(files: Sequence[Path], root: Path) -> tuple[str, ...]:
 
 def _folders(folder: Path) -> list[Path]:
     inside = folder.iterdir() if folder.is_dir() else ()
-    found = sorted(path for path in inside if path.is_dir() and not path.name.startswith("."))
+    found = sorted(path for path in inside if path.is_dir() and not path.name.startswith(HIDDEN))
     for path in found:
         if path.is_symlink() and folder.resolve().is_relative_to(path.resolve()):
             raise ValueError(f"{path} is a link to a folder that contains it. Remove the link.")

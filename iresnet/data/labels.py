@@ -21,6 +21,8 @@ EMPTY = ""
 MISSING = -1
 
 MISSING_WORDS = ("nan", "na", "n/a", "null", "none")
+#: What else marks a missing number. Among categories and labels it is a name like any other.
+MISSING_MARKS = ("?", "-", "#n/a", "<na>")
 #: How files and data frames spell false and true.
 BOOLEANS = (("0", "1"), ("False", "True"), ("false", "true"), ("FALSE", "TRUE"))
 INTEGER = re.compile(r"[+-]?[0-9]+(\.0*)?")
@@ -39,6 +41,15 @@ def class_name(cell: object) -> str:
     if text.lower() in MISSING_WORDS:
         return EMPTY
     return str(int(float(text))) if INTEGER.fullmatch(text) and len(text) < 16 else text
+
+
+def is_missing_number(cell: str) -> bool:
+    """Whether a cell of a column of numbers says that the number is missing.
+
+    >>> [is_missing_number(cell) for cell in ("?", " - ", "#N/A", "NA", "", "nan", "-1", "??")]
+    [True, True, True, True, True, True, False, False]
+    """
+    return class_name(cell) == EMPTY or cell.strip().lower() in MISSING_MARKS
 
 
 def class_names(labels: Iterable[str]) -> tuple[str, ...]:

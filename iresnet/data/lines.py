@@ -25,6 +25,7 @@ Line: TypeAlias = tuple[int, list[str]]  # its number, counted from 1, and its c
 HEAD_LENGTH, LINE_LENGTH = 2**16, 2**26
 
 DECIMAL_HINT = " If its commas are decimal signs, separate the columns by semicolons or tabs, or quote such numbers."
+COMMENT_HINT = " Lines that begin with # are not skipped: remove them."
 
 
 class Lines:
@@ -76,7 +77,8 @@ class Lines:
         first = re.sub(r'"[^"]*"', "", next(self, "")[:HEAD_LENGTH])
         self.return_to(0)
         decimal = next((other for other in ";\t" if other in first and _has_decimal_commas(first.split(other))), None)
-        return decimal or max(",;\t", key=first.count)
+        common = decimal or max(",;\t", key=first.count)
+        return "|" if "|" in first and common not in first else common
 
     def return_to(self, number: int) -> None:
         """Go back to after this line."""
@@ -95,12 +97,13 @@ class Lines:
 
     def cells(self, separator: str, width: int = 0) -> Iterator[Line]:
         """Iterate over the cells of the lines, none for an empty line; all must have as many as the first."""
-        before = self.number
+        before, top = self.number, ""
         reader = csv.reader(self, delimiter=separator, skipinitialspace=True)
         for cells in reader:
-            width = width or len(cells)
+            width, top = width or len(cells), top or "".join(cells[:1])
             if cells and len(cells) != width:
                 hint = DECIMAL_HINT if separator == "," and len(cells) > width else ""
+                hint = COMMENT_HINT if top.startswith("#") else hint
                 line = before + reader.line_num
                 raise ValueError(f"{self.path}: line {line} has {len(cells)} cells; those above have {width}.{hint}")
             yield before + reader.line_num, cells

@@ -7,7 +7,7 @@ Parquet files. `conversion` makes a dataset of a table.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
@@ -67,14 +67,16 @@ class Table:
         )
 
 
-def check_names(path: Path, names: list[str], *, numbered: bool = False) -> list[str]:
+def check_names(path: Path, names: list[str], *, unnamed: Collection[int] = ()) -> list[str]:
     """Return the column names of a file if they are unique and none is empty.
 
-    `numbered`: the first column numbers the rows, as pandas writes it, and has no name; no column choice includes it.
+    Columns at the positions `unnamed` need no name, and no column choice includes them.
     """
     seen: set[str] = set()
     for i, name in enumerate(names):
-        if not name and not (numbered and i == 0):
+        if not name:
+            if i in unnamed:
+                continue
             raise ValueError(f"{path}: column {i + 1} has no name. Name it, or remove it if it only numbers the rows.")
         if name in seen:
             raise ValueError(f"{path}: two columns are called {quoted(name)}. Give every column a unique name.")
@@ -91,7 +93,10 @@ def label_hint(column: str, cells: Iterable[object]) -> str:
     name = shlex.quote(column)
     if names_rows(len(set(map(str, filled))), len(filled)):
         return f" If it names the rows: --id {name}; else leave it out: --drop {name}."
-    return f" If it holds the classes, name it: --label {name}. If it is data, a category: --kind {name}=category."
+    return (
+        f" If it holds the classes, name it: --label {name}. If it is data, a category: --kind {name}=category. "
+        f"Else leave it out: --drop {name}."
+    )
 
 
 def names_rows(distinct: int, rows: int) -> bool:

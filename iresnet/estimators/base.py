@@ -25,6 +25,7 @@ from torch import Tensor
 from .. import evaluate
 from ..certificate import Certificate
 from ..data import Dataset, conversion, split, table
+from ..data.arrays import as_pandas
 from ..data.columns import parse_kinds
 from ..data.numerals import is_number
 from ..data.sampling import seeded_generator
@@ -79,8 +80,9 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
     of steps; `validation_scores_` the score of the held-out rows at every validation; `n_features_in_` and, for tables
     with column names, `feature_names_in_`.
 
-    `X` is an array of numbers, or a data frame of pandas that may also have columns of words, categories (dtype
-    `category`) and truth values. After `fit`, the columns of a data frame may be in any order.
+    `X` is an array of numbers, or a data frame of pandas or polars that may also have columns of words, categories
+    (dtype `category`) and truth values; so may an array of objects, such as a `ColumnTransformer` makes. After `fit`,
+    the columns of a data frame may be in any order.
     """  # noqa: E501
 
     _preset: ClassVar[str] = "table-density"
@@ -197,9 +199,9 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
 
     @property
     def certificate_(self) -> Certificate | None:
-        """What is proven of the model; None for a family without residual blocks."""
+        """What is proven of the model as it is now; None for a family without residual blocks."""
         check_is_fitted(self)
-        return self.trained_.certificate
+        return replace(self.trained_, model=self.model_).certificate
 
     @property
     def n_steps_(self) -> int:
@@ -226,7 +228,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _training_rows(self, X: ArrayLike, *y: ArrayLike, **options: Any) -> Any:
         """Check rows to train on, and `y` if given; remember the columns, and the cells of those of categories."""
-        declared = parse_kinds(self._experiment(0).data.kinds)
+        X, declared = as_pandas(X), parse_kinds(self._experiment(0).data.kinds)
         categories = frames.find_categories(X, declared) if frames.is_frame(X) else []
         checked = self._checked(X, *y, categories=categories, ensure_min_samples=MIN_ROWS, **options)
         words = (checked[0] if y else checked).words
@@ -236,7 +238,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
     def _new_rows(self, X: ArrayLike) -> table.Table:
         """Check rows for the trained model, whose columns may be in any order if they have names."""
         check_is_fitted(self)
-        schema = self.trained_.schema
+        X, schema = as_pandas(X), self.trained_.schema
         if frames.is_frame(X):
             X = frames.in_order(X, self._columns())
         elif words := frames.word_columns(schema):

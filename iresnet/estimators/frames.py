@@ -14,7 +14,7 @@ import numpy as np
 
 from ..data import ColumnKind, Schema
 from ..data.arrays import column_values
-from ..data.labels import BOOLEANS, EMPTY, class_name
+from ..data.labels import BOOLEANS, EMPTY, class_name, is_missing_number
 from ..data.numerals import is_number
 from ..data.table import holds_words
 from ..spelling import quoted
@@ -79,7 +79,10 @@ def _refuse_other_than_numbers(name: str, column: Any) -> None:
     if cell is None:
         return
     remedy = "Convert it to numbers, such as days, or leave it out."
-    if isinstance(cell, str):
+    if isinstance(cell, str) and is_missing_number(cell):
+        remedy = "If it marks a missing cell, fill it in or leave out its row: "
+        remedy += f"X.replace({cell!r}, float('nan')).dropna()."
+    elif isinstance(cell, str):
         settings = f'settings={{"data.kinds": ["{name}=category"]}}'
         remedy = f'If it is a category, X["{name}"].astype("category") or {settings} says so; else leave it out.'
     raise ValueError(f"column {quoted(name)} holds {quoted(str(cell))}, which is not a number. {remedy}")

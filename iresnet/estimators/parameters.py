@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,8 @@ def make_experiment(preset: str, parameters: Mapping[str, Any], settings: Mappin
     for name, setting in SETTINGS.items():
         if (value := _plain(parameters[name])) is not None:
             _assign(content, setting, [value] if name == "blocks" and not isinstance(value, list) else value)
-    if parameters["max_steps"] is not None:
-        warmup = min(found.training.warmup_steps, int(WARMUP * parameters["max_steps"]))
+    if isinstance(steps := parameters["max_steps"], Real):
+        warmup = min(found.training.warmup_steps, int(WARMUP * float(steps)))
         content["training"] |= {"epochs": 0, "warmup": warmup}
     for name, value in settings.items():
         path = config.setting_path(Experiment, f"{name}=")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..data import Dataset
+from ..data.dataset import check_dataset
 from ..data.labels import MISSING
 from ..data.units import bin_centres
 from ..model import Model
@@ -36,6 +37,7 @@ class Error:
 @torch.no_grad()
 def logits(model: Model, data: Dataset) -> Tensor:
     """Compute the logits of every sample; integers are placed at the centres of their bins."""
+    check_dataset(data)
     view = as_classifier(model)
     dtype = next((p.dtype for p in view.parameters()), torch.float32)
     return in_chunks(lambda x: view(bin_centres(x, data.schema.levels).to(dtype)), data.x, CHUNK)
@@ -50,6 +52,7 @@ def error(model: Model, data: Dataset) -> Error:
 
 def require_labels(data: Dataset) -> Tensor:
     """Return the labels of a dataset; raise a `ValueError` if it has none."""
+    check_dataset(data)
     if data.y is None or not bool((data.y != MISSING).any()):
         raise ValueError(
             "this metric needs labels; the dataset has none. Name the label column, or use `iresnet score`."

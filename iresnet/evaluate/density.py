@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..data import Dataset
+from ..data.dataset import check_dataset
 from ..data.units import nats_per_unit, unit_name
 from ..model import Model
 from .draws import DRAWS, log_prob_draws
@@ -79,6 +80,7 @@ class DensitySums:
 
 def check_mean(data: Dataset) -> None:
     """Refuse a dataset whose mean log-likelihood has no standard error, or is infinite."""
+    check_dataset(data)
     check_mean_counts(len(data), int((~data.schema.inside(data.x)).sum()))
 
 

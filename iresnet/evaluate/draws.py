@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..certificate import residual_blocks
 from ..data import Dataset, Schema
+from ..data.dataset import check_dataset
 from ..flow import Flow
 from ..logdet import EXACT_UP_TO, AdaptiveRoulette, Estimator
 from ..model import Model
@@ -50,6 +51,7 @@ def log_prob_draws(
     `shared`, all samples get the same noise and probes, so that ln p of one does not depend on the others. `tolerance`
     is that of `AdaptiveRoulette`: the larger, the fewer terms and the more noise.
     """
+    check_dataset(data)
     seeds = draw_seeds(model, data.schema, count, seed)
     return Likelihoods(model, data.schema, data.x.device, seeds, shared=shared, tolerance=tolerance)(data)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..data import Dataset, Schema
+from ..data.dataset import check_dataset
 from ..flow import LogProb
 from ..model import Model
 from ..train.threads import suitable_threads
@@ -54,6 +55,7 @@ def log_likelihood(
 
     With a `tolerance`, in nats, every sample gets as many draws as a standard error below it needs, from 4 to 16.
     """
+    check_dataset(data)
     with suitable_threads(0):  # first: what it proves is used by all threads
         bias, proven = bound_bias(model, data.schema)
     if tolerance is None or not has_errors(model, data.schema):

@@ -45,8 +45,9 @@ def certified_radius(model: Model, data: Dataset) -> Tensor:
     """Compute the radius within which every sample provably keeps its correct class, in float64 and the units of x.
 
     It is 0 for a misclassified sample. With a `Logit` the ball is limited to inputs inside [0, levels], where the data
-    are, and with a `ColumnTransform` to the intervals of its columns: the slope has no bound outside. Raises
-    `NoBoundKnown` for a head that is not linear and for a transform without a proven bound.
+    are, and with a `ColumnTransform` to the part of its intervals that the data may fill (`clamp`): the slope has no
+    bound outside, and the radius of a sample there is 0. Raises `NoBoundKnown` for a head that is not linear and for a
+    transform without a proven bound.
     """
     classifier, y = classifier_in_eval(model), require_labels(data)
     class_vectors(classifier.head)  # refuses the live head: a copy may have lost what makes it another function
@@ -61,6 +62,8 @@ def certified_radius(model: Model, data: Dataset) -> Tensor:
         return _radius(head(z), y[rows], constant, distances, error, rounding)
 
     radii = torch.cat(each(radius, torch.split(torch.arange(len(y), device=y.device), CHUNK)))
+    if (columns := columns_of(classifier)) is not None:
+        radii = torch.where(columns.keeps_margin(bin_centres(data.x, data.schema.levels).double()), radii, 0.0)
     return torch.where(y == MISSING, 0.0, radii.clamp_min(0))
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..data import Dataset
+from ..data.dataset import check_dataset
 from ..data.units import bin_centres
 from ..fixed_point import ChainSolution, Solver
 from ..inverse import Decoder
@@ -87,6 +88,7 @@ def reconstruct(
     solver: Solver | None = None,
 ) -> tuple[ChainSolution, Tensor]:
     """Encode samples and invert their codes; return the solution and the inputs (integers at their bin centres)."""
+    check_dataset(data)
     transform = _copy_transform(model, precision)
     x = bin_centres(data.x, data.schema.levels).to(precision)
     return _solve(transform, _map_chunks(transform, x), tolerance=tolerance, solver=solver), x

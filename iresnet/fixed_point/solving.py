@@ -8,6 +8,7 @@ import sys
 import torch
 from torch import Tensor
 
+from ..batch import as_plain
 from ..float64 import Rounding
 from ..proof import attainable_tolerance, error_bound, meets_tolerance, sample_norms
 from ..spelling import quoted
@@ -84,13 +85,13 @@ def solve(
     limit = solver.max_iterations
     if limit is None:  # the first residual ||g(z)|| is not known; 1e4 times the code only makes the limit larger
         limit = iteration_limit(contraction, 1e4 * max(1.0, float(sizes.max())), float(target.min()))
-    zw = z.to(working)
+    zw = z.to(working, copy=True)  # a user's solver may work in place, and the proof is about the z that was given
     if affine is None or not solver.affine:
-        x, count = solver.run(g, zw, zw, target, contraction, limit)
+        x, count = solver.run(g, zw, zw.clone(), target, contraction, limit)
     else:
         affine = affine.to(working)
         x, count = solver.run(g, zw, affine.start(zw), target, contraction, limit, affine)
-    x = x.to(z.dtype)
+    x = as_plain(x).to(z.dtype)
 
     def bound_error(x: Tensor) -> Tensor:
         x64 = x.double()

@@ -22,8 +22,8 @@ from ..compiler import can_read_values, is_transforming
 from ..fixed_point import Anderson, Banach, ChainSolution, Newton, Solver
 from ..opaque import Function, call, define, keep_track, outside_graph, tracked
 from ..proof import sample_norms
-from ..transform import Transform, check_unmodified
-from ..trust import unwrap
+from ..transform import Transform
+from ..trust import NoBoundKnown, unwrap_unmodified
 from . import ordinary
 from .arithmetic import Arithmetic
 from .inverter import Inverter
@@ -198,9 +198,10 @@ def _solve_rounded(inverter: Inverter, z: Tensor, tolerance: float | None) -> Te
 
 def _uncompiled(transform: Transform) -> Transform:
     """Return the transform inside `torch.compile`, whose hooks would be lost."""
-    if (inner := unwrap(transform)) is not transform:
-        check_unmodified(transform)
-    return cast(Transform, inner)
+    try:
+        return cast(Transform, unwrap_unmodified(transform))
+    except NoBoundKnown as error:
+        raise NoBoundKnown(f"no inverse is known: {error}") from None
 
 
 def _on_gpu(z: Tensor) -> bool:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..allowed import positive
-from ..batch import Shape, check_batch, check_finite
+from ..batch import Shape, as_plain, check_batch, check_finite
 from ..branch import copy_branch, to_channels_last
 from ..cuda_graph import as_cuda_graph
 from ..fingerprint import Fingerprint
@@ -32,6 +32,7 @@ from ..residual import ResidualBlock
 from ..transform import StackOperation, Step, Transform, flat_steps, run_inverse
 from ..transforms.mixing import InvertibleConv1x1
 from ..transforms.preprocess import Logit
+from ..trust import why_untrusted
 from . import ordinary
 from .arithmetic import Arithmetic, Run
 from .precisions import BranchBuilder
@@ -210,8 +211,9 @@ class Inverter:
     def solve(self, z: Tensor) -> ChainSolution:
         """Invert these codes and report, as `Transform.solve` does; x in float64."""
         check_batch(z, "z", self.shape[1:])
+        z = as_plain(z)
         check_finite(z, "z")
-        if self.reason:
+        if self.reason or why_untrusted(self.transform):  # a hook or a mode of everything, since it was prepared
             return self._solve_ordinary(z.double())
         for more in range(2):  # one more refinement is cheaper than an ordinary solve
             solution = self.attempt(z, more)
@@ -228,7 +230,7 @@ class Inverter:
         """Invert by the fixed schedule with `more` further refinements, and report, without a retry."""
         if self.reason:
             raise ValueError(f"attempt needs a transform that is accelerated; this one is {self.reason} Use solve.")
-        size, count = self.shape[0], len(z)
+        z, size, count = as_plain(z), self.shape[0], len(z)
         padded = [
             torch.cat([chunk, chunk[:1].expand(size - len(chunk), *chunk.shape[1:])]) for chunk in torch.split(z, size)
         ]
@@ -237,8 +239,9 @@ class Inverter:
         x, converged, largest, residual, composed = (torch.cat(each)[:count] for each in zip(*results, strict=True))
         evaluations = sum(s.extended(more).evaluations for s in self.schedules)
         iterations = torch.full((count,), evaluations, device=z.device)
-        proven, diverged = all(p.proven for p in self.parts), torch.zeros_like(converged)
-        return ChainSolution(x, iterations, converged, largest, residual, composed, diverged, proven)
+        reason, diverged = why_untrusted(self.transform), torch.zeros_like(converged)
+        proven = all(p.proven for p in self.parts) and not reason
+        return ChainSolution(x, iterations, converged, largest, residual, composed, diverged, proven, reason)
 
     def _solve_ordinary(self, z: Tensor) -> ChainSolution:
         return ordinary.solve(self.transform, z, tolerance=self.tolerance)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..batch import check_finite
+from ..batch import as_plain, check_finite
 from ..fixed_point import ChainSolution, ConvergenceError, Solution, Solver
 from ..proof import SetAside, compose_bounds, growth_factors, nan_to_infinity, sample_norms
 from ..residual import ResidualBlock
@@ -86,6 +86,7 @@ def solve(
 ) -> ChainSolution:
     """Invert and report, as `Chain.solve` does; no gradient. `by_parts` as in `invert`."""
     check_context(transform, context)
+    z, context = as_plain(z), as_plain(context)
     check_finite(z, "z")
     parts, overflowed = list[_SolvedPart](), torch.zeros(len(z), dtype=torch.bool, device=z.device)
 

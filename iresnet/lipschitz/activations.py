@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..float64 import ELEMENTARY, UNIT
-from ..trust import NoBoundKnown, known_type, register_torch_classes, unwrap
+from ..trust import NoBoundKnown, known_type, register_torch_classes, unwrap, unwrap_unmodified
 from . import elu
 
 #: max over x of d/dx (x sigmoid(x)), rounded up; it is the same for x sigmoid(beta x) with any beta.
@@ -289,11 +289,10 @@ def record_of(activation: nn.Module, *, unmodified: bool = False) -> Activation 
 
     `unmodified` as in `trust.known_type`.
     """
-    activation = unwrap(activation)
-    if not isinstance(activation, _KINDS):
+    if not isinstance(unwrap(activation), _KINDS):
         return None
     try:
-        return _BY_CLASS.get(known_type(activation, unmodified=unmodified))
+        return _BY_CLASS.get(known_type(unwrap_unmodified(activation), unmodified=unmodified))
     except NoBoundKnown:
         return None
 

@@ -42,9 +42,9 @@ class Conditioned(nn.Module):
         return cast(Tensor, self.embed(self._cast(context)))
 
     def _cast(self, context: Tensor) -> Tensor:
-        """Cast a context to the dtype of the weights of `embed`; integers stay as they are."""
+        """Copy a context, as `embed` may work in place, in the dtype of its weights; integers stay integers."""
         like = next((p for p in self.embed.parameters() if p.is_floating_point()), context)
-        return context.to(like.dtype) if context.is_floating_point() else context
+        return context.to(like.dtype if context.is_floating_point() else context.dtype, copy=True)
 
 
 def add_per_channel(h: Tensor, shift: Tensor) -> Tensor:

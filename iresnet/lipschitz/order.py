@@ -11,7 +11,7 @@ from typing import cast
 
 from torch import nn
 
-from ..trust import NoBoundKnown, known_type, unwrap, why_modified
+from ..trust import NoBoundKnown, known_type, why_modified, wrapped_module
 from .activations import record_of
 from .conditioned import Conditioned
 from .dense import Concatenated
@@ -40,8 +40,7 @@ def leaves_and_shifts(g: nn.Module, prefix: str = "", *, fresh: bool = False) ->
 def _leaves(g: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     if (reason := why_modified(g)) is not None:
         raise NoBoundKnown(f"{describe_layer(prefix, g)} {reason}")
-    wrapped = unwrap(g)
-    if wrapped is not g:
+    if (wrapped := wrapped_module(g)) is not None:
         yield from _leaves(wrapped, prefix)
     elif _is_sequential(g):
         for name, child in g._modules.items():  # named_children would skip a layer used twice

@@ -43,8 +43,9 @@ class Experiment:
             )
 
 
-def with_overrides(experiment: Experiment, assignments: Sequence[str]) -> Experiment:
+def with_overrides(experiment: Experiment, assignments: Sequence[str] | str) -> Experiment:
     """Return the experiment with settings replaced, each given as "training.steps=500"; setting steps resets epochs."""
+    assignments = [assignments] if isinstance(assignments, str) else assignments
     experiment = config.override(experiment, *assignments)
     keys = {a.partition("=")[0].strip().rsplit(".", 1)[-1] for a in assignments}
     if "steps" in keys and "epochs" not in keys:

@@ -42,9 +42,9 @@ class Reconstruction:
     diverged: Tensor
 
     def errors(self, truth: Tensor) -> Tensor:
-        """Return ||x - truth|| per sample; infinite where x is not finite."""
+        """Return ||x - truth|| per sample; infinite where x is not finite, or its square overflows."""
         distance = (self.x - truth).flatten(1).norm(dim=1)
-        return torch.nan_to_num(distance, nan=torch.inf)
+        return torch.where(distance.isnan(), torch.inf, distance)
 
 
 class Algorithm1:

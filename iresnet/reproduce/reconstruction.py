@@ -99,7 +99,7 @@ def plot_saved_images(entries: list[Entry], path: Path, *, name: str) -> Path:
 def _remark(e: Entry, others: list[Entry]) -> list[str]:
     """Describe the iteration and its error, and the training epochs where networks differ in them."""
     median, epochs = e["row"]["median error"], e.get("epochs")
-    size = "overflows" if median is None else f"l2 error {median:.1e}"
+    size = "l2 error overflows" if median is None else f"l2 error {median:.1e}"
     trained = [f"trained for {epochs} epochs"] if any(b.get("epochs") != epochs for b in others) else []
     return [e["row"]["iteration"], size, *trained]
 

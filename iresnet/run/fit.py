@@ -20,6 +20,7 @@ from ..model import Model
 from ..models import Network
 from ..presets import Experiment
 from ..results import provenance
+from ..spelling import quoted
 from ..train import Report, TrainingError, train
 from ..train.checkpoint import Checkpoint
 from ..train.distributed import ALONE, Group
@@ -77,6 +78,8 @@ def start(
     `loggers` get the metrics besides log.csv and TensorBoard's file. `group` are the processes that train it; this is
     rank 0, and the others call `follow`.
     """
+    if not isinstance(experiment, Experiment):
+        raise ValueError(f"experiment must be an Experiment; got {quoted(experiment)}. Use presets.find(name).")
     splits = data.load(experiment.data) if splits is None else splits
     if experiment.objective.kind != "classification":
         refuse_degenerate_columns(splits.train)
@@ -146,7 +149,7 @@ def resume(
 
 def _certificate_of(run: Run) -> Certificate | None:
     """Return the certificate of a finished run; write it if the process was killed before it did."""
-    sha256, certificate = run.sha256(), certify_model(run, run.model())
+    sha256, certificate = run.sha256(), certify_model(run.experiment, run.schema, run.model())
     if certificate is not None and not run.read_current_json("certificate.json"):
         write_certificate(run, certificate, sha256)
     return certificate

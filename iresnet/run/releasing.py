@@ -11,32 +11,32 @@ from torch import Tensor
 
 from .. import evaluate
 from ..certificate import Certificate, certify, tighten_
-from ..data import Dataset, subsample
+from ..data import Dataset, Schema, subsample
 from ..device import device_of
 from ..migration import FORMER_FILES
 from ..model import Model
 from ..models import INVERSES
+from ..presets import Experiment
 from ..train import checkpoint
 from ..train.checkpoint import Checkpoint
 from ..version import __version__
 from .callback import VALIDATION_SAMPLES
 from .folder import Run
 from .made_with import made_with
-from .memory import MemoryRun
 
 
 def release(run: Run, validation: Dataset, device: str = "cpu") -> tuple[Certificate | None, list[str]]:
     """Turn the best weights into the run's model: tightened, certified, with likelihoods of validation samples."""
     model, validation = run.model("best", device), validation.to(device)
     tightened = tighten_(model, run.schema.shape)
-    certificate = certify_model(run, model)
+    certificate = certify_model(run.experiment, run.schema, model)
     publish(run, model, certificate, validation, {"tightened": tightened})
     return certificate, tightened
 
 
-def certify_model(run: Run | MemoryRun, model: Model) -> Certificate | None:
-    """Certify a run's model; None for a model of another family, which has no residual blocks to certify."""
-    return None if run.experiment.network.family in INVERSES else certify(model, run.schema.shape)
+def certify_model(experiment: Experiment, schema: Schema, model: Model) -> Certificate | None:
+    """Certify the model of an experiment; None for one of another family, which has no residual blocks to certify."""
+    return None if experiment.network.family in INVERSES else certify(model, schema.shape)
 
 
 def publish(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data import Dataset
-from ..data.arrays import column_table, column_values
+from ..data.arrays import as_pandas, column_table, column_values, is_polars
 from ..data.choice import choose_schema_columns
 from ..data.conversion import dataset_for_schema
 from ..data.missing import whole_rows
@@ -46,7 +46,7 @@ BATCH = Path("batch")
 
 
 class Scorer:
-    """Scores batches of a table: a dict of NumPy columns, a pandas data frame or a pyarrow table.
+    """Scores batches of a table: a dict of NumPy columns, a data frame of pandas or polars, or a pyarrow table.
 
     A call returns the batch with the columns that `iresnet score` writes: log_likelihood in nats, standard_error,
     bias_bound, anomaly and atypicality, and for a model with a classifier class and probability; with `explain`, also
@@ -174,7 +174,7 @@ def _arrays(batch: Any) -> dict[str, NDArray[Any]]:
     if isinstance(batch, Mapping):
         made = {str(name): np.asarray(values) for name, values in batch.items()}
         return {name: v if v.dtype.kind in "biuf" else v.astype(object) for name, v in made.items()}
-    frame = batch if hasattr(batch, "iloc") else batch.to_pandas()
+    frame = as_pandas(batch)
     return {str(name): column_values(frame[name]) for name in frame.columns}
 
 
@@ -196,6 +196,9 @@ def _with_columns(batch: Batch, scores: Mapping[str, NDArray[Any]]) -> Batch:
     frame: Any = batch
     if hasattr(frame, "iloc"):
         return cast(Batch, frame.assign(**scores))
+    if is_polars(frame):
+        kept = [name for name in frame.columns if name not in scores]
+        return cast(Batch, frame.select(kept).hstack(type(frame)(scores)))
     for name, values in scores.items():
         at = frame.schema.get_field_index(name)
         frame = frame.remove_column(at) if at >= 0 else frame

@@ -26,30 +26,31 @@ from .shared import make_batches
 
 @dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """A certified model, in eval mode, with its settings, its log and the log-likelihoods of validation samples.
-
-    `certificate` is None for a model of another family, which has no residual blocks to certify.
-    """
+    """A model in eval mode, with its settings, its log and the log-likelihoods of validation samples."""
 
     experiment: Experiment
     schema: Schema
     model: Model
-    certificate: Certificate | None
     reference: Tensor | None
     log: Sequence[Mapping[str, float | None]] = ()
     tightened: tuple[str, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def certificate(self) -> Certificate | None:
+        """What is proven of the model as it is now; None for a family without residual blocks."""
+        return certify_model(self.experiment, self.schema, self.model)
+
     @classmethod
     def open(cls, folder: str | Path) -> TrainedModel:
-        """Open a run folder, or the shipped model of this name; the certificate is computed anew."""
+        """Open a run folder, or the shipped model of this name."""
         run = Run.open(folder)
         model = run.model()
         has_reference = "reference" in run.load_checkpoint(run.folder / "model.safetensors").tensors
         return cls(
-            run.experiment, run.schema, model, certify_model(run, model), run.reference() if has_reference else None,
-            run.log(), tuple(run.tightened_layers()), run.read_json("data.json"), run.read_json("environment.json"),
+            run.experiment, run.schema, model, run.reference() if has_reference else None, run.log(),
+            tuple(run.tightened_layers()), run.read_json("data.json"), run.read_json("environment.json"),
         )  # fmt: skip
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Run:
@@ -101,7 +102,6 @@ def train_in_memory(
             run.experiment,
             run.schema,
             model.cpu(),
-            certify_model(run, model),
             None if reference is None else reference.cpu(),
             run.log.rows,
             tuple(tightened),

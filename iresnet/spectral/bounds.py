@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..batch import Shape
 from ..precision import float32_matmul_precision
+from ..trust import check_global_state
 from .fourier import (
     fourier_bound,
     gram_bound,
@@ -139,6 +140,7 @@ def norm_bound(layer: nn.Module, input_shape: Shape | None = None) -> float:
     >>> round(norm_bound(layer), 6)
     1.0
     """
+    check_global_state()
     geometry, weight, size = _unpack_layer(layer, input_shape)
     return float(norm_bounds(weight[None], geometry, size))
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..trust import NoBoundKnown, known_type, unwrap
+from ..trust import NoBoundKnown, known_type, unwrap, unwrap_unmodified
 
 #: The number of spatial axes of a convolution, by class: torch.fx cannot trace the shape of its weight.
 AXES = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
@@ -34,13 +34,13 @@ class Geometry:
 
         `unmodified` as in `trust.known_type`.
         """
-        layer = unwrap(layer)
+        wrapped, layer = layer, unwrap(layer)
         if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             raise NoBoundKnown(
                 f"no norm bound is known for {type(layer).__name__}; Linear, Conv1d, Conv2d and Conv3d have one."
             )
         try:
-            known_type(layer, unmodified=unmodified)
+            known_type(unwrap_unmodified(wrapped), unmodified=unmodified)
         except NoBoundKnown as error:
             raise NoBoundKnown(f"no norm bound is known for {type(layer).__name__}: {error}") from None
         return cls.unchecked(layer)

@@ -123,6 +123,12 @@ class ColumnTransform(ClosedForm):
         """Whether each sample lies in the intervals of its columns."""
         return (torch.minimum(*self._distances(x)) > 0).all(dim=1)
 
+    def keeps_margin(self, x: Tensor) -> Tensor:
+        """Whether each sample comes no closer to an end than the data may, where `stretch` bounds the slopes."""
+        margin = torch.tensor(self.margin, dtype=x.dtype, device=x.device)
+        a, b = self._distances(x)
+        return (((a >= margin) | ~self.has_lower) & ((b >= margin) | ~self.has_upper)).all(dim=1)
+
     def clamp(self, x: Tensor) -> Tensor:
         """Move samples into the part of the intervals that the data may fill."""
         margin = torch.tensor(self.margin, dtype=x.dtype, device=x.device).clamp_min(torch.finfo(x.dtype).tiny)

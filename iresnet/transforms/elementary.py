@@ -204,7 +204,7 @@ class InjectivePad(ClosedForm):
                 f"z must have more than {self.channels} channels to undo InjectivePad({self.channels}); "
                 f"got {tuple(z.shape)}. Pass an output of InjectivePad."
             )
-        return z[:, : -self.channels]
+        return z[:, : z.shape[1] - self.channels]
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         return Stretch(forward=1.0, inverse=1.0, logdet=None)

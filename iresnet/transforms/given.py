@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..batch import Shape, check_batch
+from ..batch import Shape, as_plain, check_batch
 from ..fixed_point import ChainSolution, Solution, Solver
 from ..logdet import Estimator
 from ..transform import UNKNOWN, Stretch, Transform, stretch_of, why_unproven
@@ -149,7 +149,7 @@ class Given(Transform):
                 "them as context; in Python, ConditionalFlowDensity.from_run opens a run folder."
             )
         check_batch(context, "context", (len(self.others),))
-        return context
+        return as_plain(context)
 
     def extra_repr(self) -> str:
         return f"targets={list(self.targets)}"
