@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from iresnet import ActNorm, Chain, Classifier, Logit, NoBoundKnown, ResidualBlock, Standardise, Transform
 from iresnet.data import Dataset, Schema
-from iresnet.evaluate.robustness import certified_radius
+from iresnet.evaluate import certified_radius
 
 from . import Violation, kind, networks, tricks
 from .mutations import network

@@ -26,6 +26,7 @@ from iresnet import data, evaluate, run
 from iresnet.demo import digits
 from iresnet.presets import PRESETS, Experiment, with_overrides
 from iresnet.results import Results, provenance, require_commit, write
+from iresnet.tree import parameter_count
 
 SEEDS = (0, 1, 2)
 
@@ -188,7 +189,7 @@ def parameters(settings: Experiment) -> int:
     from iresnet.models import build
 
     model = build(settings.network, data.load(settings.data).schema, settings.objective.kind)
-    return sum(p.numel() for p in model.parameters())
+    return parameter_count(model)
 
 
 if __name__ == "__main__":

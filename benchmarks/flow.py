@@ -39,6 +39,7 @@ from iresnet.results import Results, provenance, require_commit, write
 from iresnet.train import State
 from iresnet.train.objective import Loss, MaximumLikelihood, Objective
 from iresnet.transforms.dequantisation import dequantise_for
+from iresnet.tree import parameter_count
 
 #: The targets in milliseconds; the paper's released code on the same hardware; the target ratio with / without log-det.
 TARGETS = {"cifar10-flow": 36.0, "cifar10-flow-appendix": 100.0}
@@ -158,7 +159,7 @@ def measure(case: Case, scale: Scale, profile: bool) -> dict[str, Any]:
         "ms": median(times),
         "spread ms": max(times) - min(times), "setup s": setup,
         "memory GiB": held() if cuda and state.engine.graph else peak, "peak GiB": peak,
-        "operations": counted, "parameters": sum(p.numel() for p in objective.parameters()),
+        "operations": counted, "parameters": parameter_count(objective),
     }  # fmt: skip
 
 

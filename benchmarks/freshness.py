@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from inverse import milliseconds
@@ -24,6 +23,7 @@ from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.models import build
 from iresnet.presets import find
 from iresnet.results import Results, provenance, require_commit, write
+from iresnet.tree import parameter_count
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     torch.manual_seed(0)
     with defer_norms():
         model = build(experiment.network, schema, experiment.objective.kind).to(device).eval()
-    transform = cast(Any, model).transform
+    transform = model.transform
     refresh_(transform, settle=True)
     start = time.perf_counter()
     for _, block, shape in residual_blocks(transform, schema.shape):
@@ -52,7 +52,7 @@ def main() -> None:
     _, tensors = describe_function(transform)
     row = {
         "model": options.preset,
-        "weights": sum(p.numel() for p in transform.parameters()),
+        "weights": parameter_count(transform),
         "ms": milliseconds(lambda: seal.matches(transform), device, options.repeats),
         "ms of numbers": milliseconds(lambda: bitwise_equal(seal.numbers, tensors), device, options.repeats),
         "ms of settings": milliseconds(lambda: describe_function(transform), torch.device("cpu"), options.repeats),

@@ -42,6 +42,7 @@ from iresnet import (
 )
 from iresnet.branch import to_channels_last
 from iresnet.cuda_graph import as_cuda_graph
+from iresnet.fixed_point import ChainSolution
 from iresnet.inverse import refinement
 from iresnet.inverse.arithmetic import Arithmetic
 from iresnet.inverse.inverter import Inverter
@@ -49,7 +50,7 @@ from iresnet.inverse.refinement import Schedule
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.proof import sample_norms
 from iresnet.results import Results, provenance, require_commit, write
-from iresnet.transform import ChainSolution
+from iresnet.transform import flat_steps, run_inverse
 
 Row = dict[str, Any]
 
@@ -98,12 +99,16 @@ def draw_(model: nn.Module, weights: str) -> None:
             p.copy_(0.1 * torch.randn_like(p))
 
 
-def show_(model: Chain, x: Tensor) -> None:
-    """Run the chain so that every layer records its input size and every ActNorm is initialised on its input."""
-    for t in model:
-        if isinstance(t, ActNorm):
-            t.initialise_(x)
-        x = t(x)
+def show_(transform: Transform, x: Tensor) -> None:
+    """Run the transform so that every layer records its input size and every ActNorm is initialised on its input."""
+    stack = [x]
+    for t in flat_steps(transform):
+        if isinstance(t, Transform):
+            if isinstance(t, ActNorm):
+                t.initialise_(stack[-1])
+            stack.append(t(stack.pop()))
+        else:
+            t.forward(stack)
 
 
 def trained(folder: Path, images: int, device: str) -> tuple[Transform, Tensor]:
@@ -114,7 +119,7 @@ def trained(folder: Path, images: int, device: str) -> tuple[Transform, Tensor]:
     run = Run.open(folder)
     data = run.splits().test
     x = bin_centres(data.x[:images], data.schema.levels).to(device)
-    return cast(Transform, cast(Any, run.model(device=device)).transform), x
+    return run.model(device=device).transform, x
 
 
 # ------------------------------------------------------------------------------------------------- timing
@@ -162,19 +167,18 @@ def phases(inverter: Inverter, z: Tensor) -> dict[str, float]:
 
 
 @torch.no_grad()
-def research(transform: Chain, z: Tensor) -> Tensor:
-    """The released code's inverse: a fixed number of plain iterations per block in float32, nothing proven."""
-    for t in reversed(list(transform)):
-        if type(t) is Chain:
-            z = research(t, z)
-        elif isinstance(t, ResidualBlock):
-            x = z
-            for _ in range(PLAIN_ITERATIONS):
-                x = z - t.g(x)
-            z = x
-        else:
-            z = t.inverse(z)
-    return z
+def iterate(transform: Transform, z: Tensor, iterations: int = PLAIN_ITERATIONS) -> Tensor:
+    """The released code's inverse: a fixed number of plain iterations per block, nothing proven."""
+
+    def act(t: Transform, code: Tensor) -> Tensor:
+        if not isinstance(t, ResidualBlock):
+            return t.inverse(code)
+        x = code
+        for _ in range(iterations):
+            x = code - t.g(x)
+        return x
+
+    return run_inverse(list(flat_steps(transform)), z, act)
 
 
 # ------------------------------------------------------------------------------------------------- reports
@@ -238,8 +242,8 @@ def plain(inverter: Inverter, x: Tensor, z: Tensor) -> Row:
     """Measure the released code's iterations."""
     low = cast(Chain, copy.deepcopy(inverter.transform).float())
     with inverter.arithmetic.precision(z.device):
-        ms = milliseconds(partial(research, low, z.float()), z.device, 3)
-        found = research(low, z.float()).double()
+        ms = milliseconds(partial(iterate, low, z.float()), z.device, 3)
+        found = iterate(low, z.float()).double()
     row: Row = {"method": f"{PLAIN_ITERATIONS} plain iterations in float32, nothing proven", "ms": ms}
     row |= {"code residual": float(sample_norms(inverter.transform.reference(found) - z.double()).max())}
     row |= {"measured error": float(sample_norms(found - x.double()).max())}

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from inverse import counted, draw_, milliseconds, row_line
+from inverse import counted, draw_, iterate, milliseconds, row_line, show_
 from torch import Tensor
 
-from iresnet import ActNorm, Flow, ResidualBlock, Transform, tighten_
+from iresnet import Flow, Transform, tighten_
 from iresnet.data.builtin import schema_of
+from iresnet.fixed_point import ChainSolution
 from iresnet.inverse import Inverter
 from iresnet.lipschitz import defer_norms, refresh_, release_
 from iresnet.models import build
@@ -33,7 +34,6 @@ from iresnet.precision import full_precision
 from iresnet.presets import find
 from iresnet.proof import sample_norms
 from iresnet.results import Results, provenance, require_commit, write
-from iresnet.transform import ChainSolution, flat_steps, run_inverse
 
 Line = dict[str, Any]
 
@@ -59,18 +59,6 @@ def untrained(name: str, options: argparse.Namespace) -> Flow:
         tighten_(flow.transform, schema.shape)
         show_(flow.transform, images)
     return flow
-
-
-def show_(transform: Transform, x: Tensor) -> None:
-    """Run the transform so that every layer records its input size and every ActNorm is initialised on its input."""
-    stack = [x]
-    for t in flat_steps(transform):
-        if isinstance(t, Transform):
-            if isinstance(t, ActNorm):
-                t.initialise_(stack[-1])
-            stack.append(t(stack.pop()))
-        else:
-            t.forward(stack)
 
 
 def trained(folder: Path, device: str) -> Flow:
@@ -118,21 +106,6 @@ def ordinary(flow: Flow, z: Tensor, options: argparse.Namespace) -> tuple[Line, 
     solve, solutions = partial(transform.solve, z.double(), tolerance=options.tolerance), list[ChainSolution]()
     ms = milliseconds(lambda: solutions.append(cast(ChainSolution, solve())), z.device, 1)
     return {"method": "Transform.solve in float64", "ms": ms} | proven(solutions[-1]), solutions[-1].x
-
-
-@torch.no_grad()
-def iterate(transform: Transform, z: Tensor, iterations: int) -> Tensor:
-    """The released code's inverse: a fixed number of plain iterations per block, nothing proven."""
-
-    def act(t: Transform, code: Tensor) -> Tensor:
-        if not isinstance(t, ResidualBlock):
-            return t.inverse(code)
-        x = code
-        for _ in range(iterations):
-            x = code - t.g(x)
-        return x
-
-    return run_inverse(list(flat_steps(transform)), z, act)
 
 
 def plain(flow: Flow, z: Tensor, iterations: int) -> tuple[Line, Tensor]:

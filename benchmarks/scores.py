@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from iresnet.data import Dataset
-from iresnet.evaluate import as_flow, log_likelihood, log_prob_draws, score_tolerance
-from iresnet.evaluate.likelihood import Likelihoods, Tolerance
+from iresnet.evaluate import Tolerance, as_flow, log_likelihood, log_prob_draws, score_tolerance
+from iresnet.evaluate.draws import Likelihoods
 from iresnet.flow import LogProb
 from iresnet.results import Results, provenance, require_commit, write
 from iresnet.run import Run

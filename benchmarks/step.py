@@ -27,6 +27,7 @@ from iresnet.models import build
 from iresnet.results import Results, provenance, require_commit, write
 from iresnet.train import State
 from iresnet.train.objective import Classification
+from iresnet.tree import parameter_count
 
 #: Milliseconds of the paper's released code on the same hardware; the target; the target ratio with / without the
 #: constraint.
@@ -55,7 +56,7 @@ def prepare(case: Case, blocks: list[int], device: str) -> tuple[State, Tensor, 
     refresh_(model, settle=True)
     objective = Classification(model, schema.levels).train()
     state = State(objective, experiment.training, torch.Generator(device).manual_seed(0), case.acceleration)
-    return state, x.to(device), y, sum(p.numel() for p in model.parameters())
+    return state, x.to(device), y, parameter_count(model)
 
 
 def measure(case: Case, blocks: list[int], device: str, steps: int) -> dict[str, Any]:

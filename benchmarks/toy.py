@@ -12,6 +12,7 @@ import torch
 from iresnet import mlp_flow
 from iresnet.demo import toy as demo
 from iresnet.results import Results, provenance, require_commit, write
+from iresnet.tree import parameter_count
 
 SEEDS = (0, 1, 2)
 
@@ -58,7 +59,7 @@ def main() -> None:
         seeds=SEEDS,
         seconds=time.perf_counter() - start,
         precision="float32",
-        parameters=sum(p.numel() for p in flow.parameters()),
+        parameters=parameter_count(flow),
     )
     if steps is None:
         print(write(Results("toy", rows, [run | {"steps": settings.training.steps}])))

@@ -1,7 +1,8 @@
 """Invertible residual networks with a guarantee.
 
 The order of the files is the order of the paper: `spectral`, `fixed_point`, `logdet`, `lipschitz`, `transform`,
-`residual`, `inverse`, `chain`, `certificate`, `flow`, `classifier`, `hybrid`; docs/explanation/design.md lists all.
+`residual`, `inverse`, `chain`, `certificate`, `model`, `flow`, `classifier`, `hybrid`; docs/explanation/design.md lists
+all.
 """
 
 from importlib import import_module
@@ -13,7 +14,7 @@ from .base import DiagonalNormal, FullMixture, NormalMixture, Posterior
 from .certificate import Certificate, certify, tighten_
 from .chain import Chain
 from .classifier import Classifier
-from .fixed_point import Anderson, Banach, ConvergenceError, Newton, Solution
+from .fixed_point import Anderson, Banach, ChainSolution, ConvergenceError, Newton, Solution
 from .flow import Flow, LogProb
 from .hybrid import Hybrid
 from .lipschitz import (
@@ -40,7 +41,7 @@ from .models import contractive_convnet, contractive_mlp, mlp_flow
 from .multiscale import Multiscale
 from .residual import ResidualBlock
 from .spectral import NoBoundKnown
-from .transform import ChainSolution, Transform
+from .transform import Transform
 from .transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
 from .transforms.mixing import InvertibleConv1x1
 from .transforms.preprocess import Logit, Standardise, dequantise

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from . import inverse
 from .batch import Shape
-from .fixed_point import Solver
+from .fixed_point import ChainSolution, Solver
 from .fused import read_run, run_forward_and_logdet, suits
 from .logdet import Estimator
 from .outermost import outermost_call
+from .spelling import at_least
 from .transform import (
     ISOMETRY,
-    ChainSolution,
     Step,
     Stretch,
     Transform,
@@ -180,8 +180,7 @@ class Chain(Composition):
         Every residual block gives `steps` states, each a bijective image of the input; any other transform gives one.
         The shape of the states changes where a transform changes it.
         """
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1; got {steps}.")
+        at_least(1, steps=steps)
         check_context(self, context)
         states = [x]
         with outermost_call(self, x):

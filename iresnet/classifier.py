@@ -6,13 +6,12 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from .fixed_point import Solver
-from .inverse import Decoder
+from .model import Model
 from .outermost import outermost_call
-from .transform import Transform, check_context, check_transform
+from .transform import Transform, check_context
 
 
-class Classifier(nn.Module):
+class Classifier(Model):
     """Computes logits from the code of an invertible network; `decode` returns the input of a code.
 
     >>> import torch
@@ -24,31 +23,10 @@ class Classifier(nn.Module):
     """
 
     def __init__(self, transform: Transform, head: nn.Module) -> None:
-        super().__init__()
-        check_transform(transform, "the transform", may_be_compiled=True)
-        self.transform, self.head = transform, head
-        #: Inverts codes into inputs, like `Flow.decoder`.
-        self.decoder = Decoder()
+        super().__init__(transform)
+        self.head = head
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         check_context(self.transform, context)
         with outermost_call(self, x):
             return cast(Tensor, self.head(self.transform(x, context)))
-
-    def encode(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """Return the code of x, the input of the head."""
-        check_context(self.transform, context)
-        with outermost_call(self, x):
-            return cast(Tensor, self.transform(x, context))
-
-    def decode(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Tensor:
-        """Return the input with code z, with every block's solve proven."""
-        check_context(self.transform, context)
-        return self.decoder(self.transform, z, context, tolerance=tolerance, solver=solver)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import torch
+from torch import nn
 
 
 def choose_device(name: str) -> str:
@@ -20,3 +21,8 @@ def choose_device(name: str) -> str:
     except (RuntimeError, AssertionError):
         raise ValueError(f"device {name!r} is not available here. Use cpu, or auto.") from None
     return name
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device of a module's weights."""
+    return next(module.parameters()).device

@@ -17,21 +17,22 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from .allowed import positive
 from .base import Base, check_base
 from .batch import Shape, as_plain, check_batch, dimension
 from .certificate import residual_blocks, unknown_parts, unlisted_blocks
 from .compiled import is_logdet_opaque, opaque_logdet, opaque_logdet_function
 from .distribution import FlowDistribution, check_contexts, is_single
 from .fixed_point import Solver
-from .inverse import Decoder
 from .lipschitz import Conditioned
 from .logdet import EVAL_SEED, EXACT_UP_TO, CertifiedSeries, Estimator
+from .model import Model
 from .opaque import define
 from .outermost import outermost_call
 from .precision import full_precision
 from .residual import ResidualBlock
 from .spelling import quoted
-from .transform import Transform, check_context, check_eval, check_transform, why_unproven
+from .transform import Transform, check_context, check_eval, why_unproven
 from .transforms.coupling import why_no_function
 from .transforms.elementary import InjectivePad
 from .transforms.first_batch import uninitialised
@@ -71,7 +72,7 @@ class LogProb:
         )
 
 
-class Flow(nn.Module):
+class Flow(Model):
     """A density model: `flow(x)` is log p(x), `flow.sample((n,))` draws samples.
 
     In eval mode `log_prob` is deterministic: exact up to 64 dimensions, beyond that with the number of terms from the
@@ -92,14 +93,11 @@ class Flow(nn.Module):
         event_shape: Shape | None = None,
         dequantiser: nn.Module | None = None,
     ) -> None:
-        super().__init__()
-        check_transform(transform, "the transform", may_be_compiled=True)
+        super().__init__(transform)
         check_base(base)
-        self.transform, self.base, self.estimator, self.event_shape = transform, base, estimator, event_shape
+        self.base, self.estimator, self.event_shape = base, estimator, event_shape
         #: Learned dequantisation noise for integer data (`transforms.dequantisation.LearnedNoise`), or None.
         self.dequantiser = dequantiser
-        #: Inverts codes into samples; `decoder.reason` says why the last ones were not accelerated.
-        self.decoder = Decoder()
         if any(isinstance(m, InjectivePad) for m in transform.modules()):
             raise ValueError(
                 "a density needs a transform that keeps the dimension; got one with injective padding, on whose "
@@ -157,8 +155,7 @@ class Flow(nn.Module):
         the estimate uses new ones: stopping as soon as the error looks small would bias it.
         """
         check_eval(self, "log_prob_with_error")
-        if not tolerance > 0:
-            raise ValueError(f"tolerance must be positive; got {tolerance}.")
+        positive.check("tolerance", tolerance)
         check_batch(x, "x", self.event_shape)
         if x.dtype.itemsize < 4:
             raise ValueError(f"log_prob_with_error needs float32 or float64; got {x.dtype}. Convert model and x.")

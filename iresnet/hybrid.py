@@ -17,8 +17,8 @@ from .batch import Shape
 from .classifier import Classifier
 from .fixed_point import Solver
 from .flow import Flow, LogProb, code_and_log_prob
-from .inverse import Decoder
 from .logdet import Estimator
+from .model import Model
 from .outermost import outermost_call
 from .transform import Transform
 
@@ -30,7 +30,7 @@ class HybridOutput(NamedTuple):
     logits: Tensor
 
 
-class Hybrid(nn.Module):
+class Hybrid(Model):
     """A transform with a base and a head: `hybrid(x)` returns log p(x) and logits from one pass.
 
     `flow` and `classifier` are views that share its weights.
@@ -52,9 +52,9 @@ class Hybrid(nn.Module):
         estimator: Estimator | None = None,
         event_shape: Shape | None = None,
     ) -> None:
-        super().__init__()
-        self.transform, self.base, self.head = transform, base, head
-        self.estimator, self.event_shape, self.decoder = estimator, event_shape, Decoder()
+        super().__init__(transform)
+        self.base, self.head = base, head
+        self.estimator, self.event_shape = estimator, event_shape
         _ = self.flow  # refuses a transform without a density
 
     @property
@@ -109,21 +109,6 @@ class Hybrid(nn.Module):
     def logits(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """Return the logits alone, without computing a log-determinant."""
         return cast(Tensor, self.classifier(x, context))
-
-    def encode(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """Return the code of x, the input of base and head."""
-        return self.classifier.encode(x, context)
-
-    def decode(
-        self,
-        z: Tensor,
-        context: Tensor | None = None,
-        *,
-        tolerance: float | None = None,
-        solver: Solver | None = None,
-    ) -> Tensor:
-        """Return the input with code z, with every block's solve proven."""
-        return self.classifier.decode(z, context, tolerance=tolerance, solver=solver)
 
     def sample(
         self,

@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from .allowed import positive
 from .batch import Shape, as_plain, check_batch, check_finite, dimension
 from .branch import (
     Bound,
@@ -61,6 +62,7 @@ from .logdet import (
 from .opaque import Function, call, define, outside_graph
 from .outermost import outermost_call
 from .precision import full_precision
+from .spelling import at_least
 from .transform import Stretch, Transform, check_context
 from .trust import NoBoundKnown, unwrap, why_untrusted
 
@@ -191,8 +193,7 @@ class ResidualBlock(Transform):
 
     def trajectory(self, x: Tensor, steps: int = 8, context: Tensor | None = None) -> list[Tensor]:
         """Return x + tau g(x) for tau = 0, 1/steps, ..., 1; every state is a bijective image of x (Sec. 4.2)."""
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1; got {steps}.")
+        at_least(1, steps=steps)
         with outermost_call(self, x):
             y = self._branch(x, context)
             return [x + (i / steps) * y for i in range(steps + 1)]
@@ -285,8 +286,8 @@ class ResidualBlock(Transform):
             )
         z, context = as_plain(z), as_plain(context)
         check_finite(z, "z")
-        if tolerance is not None and not tolerance > 0:
-            raise ValueError(f"tolerance must be positive; got {tolerance}.")
+        if tolerance is not None:
+            positive.check("tolerance", tolerance)
         self.check_input(z, context, "z")
         if context is not None:
             check_finite(context, "context")

@@ -1,4 +1,4 @@
-"""Text for error messages: suggestions for misspelt words, bounds, and quoted values.
+"""Text for error messages: suggestions for misspelt words, bounds, quoted values, and the file they are about.
 
 Quoted values may come from untrusted files: they are shortened, and control characters that a terminal would obey are
 escaped.
@@ -10,7 +10,8 @@ import difflib
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from itertools import islice
 from numbers import Integral
@@ -160,6 +161,15 @@ def quoted(value: object) -> str:
     ("'a'", '[1, 2.5]', "'aaa")
     """
     return shorten(_QUOTE.repr(value))
+
+
+@contextmanager
+def prefix_errors(path: object) -> Iterator[None]:
+    """Put the file's name before the message of any `ValueError` raised inside."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def with_path(error: OSError, path: object) -> OSError:

@@ -25,13 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from .batch import Shape, as_plain, check_is_batch, in_float64
-from .fixed_point import Solution, Solver, describe_proof
+from .fixed_point import ChainSolution, Solution, Solver
 from .float64 import Rounding
 from .logdet import Estimator
 from .opaque import keep_track, outside_graph
 from .progress import part
 from .proof import error_bound, meets_tolerance, nan_to_infinity, sample_norms
-from .spelling import round_up
 from .trust import NoBoundKnown, unwrap, why_modified, why_untrusted
 
 Self = TypeVar("Self", bound="Transform")
@@ -219,47 +218,6 @@ class Transform(nn.Module, ABC):
         with such numbers in its formula states its own bound with `Rounding.of`.
         """
         return Rounding.assumed()
-
-
-@dataclass(frozen=True)
-class ChainSolution:
-    """The inverse of a chain with its errors, per sample: several numbers with different meanings, never merged.
-
-    `largest_block_bound` is the largest of the error bounds that each block's solve has by itself. `code_residual` is
-    ||F(x) - z|| in float64. `measured_error` needs the true x. `composed_bound` carries the block bounds through all
-    later inverses; it grows like the product of Lip(F_t^-1) and is not informative for deep chains. `diverged` is True
-    if the steps grew or numbers overflowed in some block, which can happen only in a block without a proof. `reason`
-    says which part is unknown, if nothing is proven for that reason.
-    """
-
-    x: Tensor
-    iterations: Tensor
-    converged: Tensor
-    largest_block_bound: Tensor
-    code_residual: Tensor
-    composed_bound: Tensor
-    diverged: Tensor
-    proven: bool = True
-    reason: str = ""
-
-    @property
-    def error_bound(self) -> Tensor:
-        """The composed bound: the only end-to-end proof."""
-        return self.composed_bound
-
-    def measured_error(self, truth: Tensor) -> Tensor:
-        """Return ||x - truth|| per sample."""
-        return sample_norms(self.x.double() - truth.double())
-
-    def __str__(self) -> str:
-        composed = float(self.composed_bound.max())
-        scale = float(self.x.double().flatten(1).norm(dim=1).max())
-        remark = "" if composed < 0.1 * max(scale, 1e-12) else " (not informative)"
-        return (
-            f"{int(self.converged.sum())} of {len(self.converged)} samples {describe_proof(self)}, block by block; "
-            f"largest block bound {round_up(float(self.largest_block_bound.max()), '.1e')}, "
-            f"code residual {float(self.code_residual.max()):.1e}, composed bound {round_up(composed, '.1e')}{remark}"
-        )
 
 
 # ---------------------------------------------------------------------------------------------- transforms with parts

@@ -36,3 +36,12 @@ def parameters_of(module: nn.Module) -> list[Tensor]:
     """
     found = (p for m in modules_of(module) if m._parameters for p in m._parameters.values() if p is not None)
     return list(dict.fromkeys(found))
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Count the numbers in a module's parameters, each parameter once.
+
+    >>> parameter_count(nn.Linear(2, 3))
+    9
+    """
+    return sum(p.numel() for p in parameters_of(module))

@@ -14,7 +14,7 @@ from iresnet.data import Dataset, Schema, Splits
 from iresnet.data.columns import POSITIVE, REAL, ColumnKind
 from iresnet.evaluate import baselines, density, evaluate, log_prob_draws
 from iresnet.evaluate.baselines import COMPONENTS, Baseline, fit_baseline
-from iresnet.evaluate.likelihood import log_prob_by_generator
+from iresnet.evaluate.draws import log_prob_by_generator
 from iresnet.models import Network, build
 from iresnet.models.mixture import mixture_parameters
 

@@ -23,7 +23,7 @@ from iresnet.cli import output
 from iresnet.data import DataSettings
 from iresnet.data.chunked import ChunkedSource
 from iresnet.evaluate import evaluate, evaluate_chunks, log_prob_draws, shared_log_prob_draws
-from iresnet.evaluate.likelihood import Likelihoods
+from iresnet.evaluate.draws import Likelihoods
 from iresnet.evaluate.moments import Moments
 from iresnet.logdet import PowerSeries
 from iresnet.run import Run, Scorer

@@ -13,8 +13,8 @@ from torch import nn
 from iresnet import Chain, DiagonalNormal, Flow
 from iresnet.data import Dataset, DataSettings, Schema, load
 from iresnet.data.columns import POSITIVE, REAL, ColumnKind, parse_kind, parse_kinds
+from iresnet.data.conversion import refuse_degenerate_columns
 from iresnet.data.detection import DETECT_FROM, degenerate, detect
-from iresnet.data.table import refuse_degenerate_columns
 from iresnet.evaluate import column_gains, density, log_likelihood
 from iresnet.models import Network, build
 from iresnet.train.objective import MaximumLikelihood

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iresnet.data import Augment, Batches, Dataset, Schema, Splits, subsample
-from iresnet.data.dataset import seeded_generator
 from iresnet.data.labels import class_name, class_names, encode_labels
+from iresnet.data.sampling import seeded_generator
 from iresnet.data.split import held_out_count, hold_out, hold_out_last, keep_labels
 from iresnet.spelling import hint
 

@@ -277,7 +277,7 @@ class TestLikelihood:
             log_likelihood(model, data.take(order), draws=3).value, value[order], atol=1e-4, rtol=0
         )
         torch.testing.assert_close(log_likelihood(model, data.take([7]), draws=3).value, value[[7]], atol=1e-4, rtol=0)
-        monkeypatch.setattr(iresnet.evaluate.likelihood, "CHUNK", 4)
+        monkeypatch.setattr(iresnet.evaluate.draws, "CHUNK", 4)
         torch.testing.assert_close(log_likelihood(model, data, draws=3).value, value, atol=1e-4, rtol=0)
 
     @pytest.mark.parametrize("case", LIKELIHOODS)
@@ -379,7 +379,6 @@ class TestTolerance:
 
     def test_every_sample_gets_the_draws_that_it_needs(self, monkeypatch):
         """Noise of known spread per sample: 4 draws for the small, 16 at most for the large."""
-        module = iresnet.evaluate.likelihood
         drawn, made = torch.zeros(4), []
 
         def likelihoods(model, schema, device, seeds, *, shared, tolerance):
@@ -392,8 +391,9 @@ class TestTolerance:
 
             return draws
 
-        monkeypatch.setattr(module, "Likelihoods", likelihoods)
-        monkeypatch.setattr(module, "has_errors", lambda *_: True)
+        for module in (iresnet.evaluate.draws, iresnet.evaluate.likelihood):
+            monkeypatch.setattr(module, "Likelihoods", likelihoods)
+            monkeypatch.setattr(module, "has_errors", lambda *_: True)
         data = Dataset(torch.arange(4.0)[:, None].expand(4, 3).clone(), None, Schema((3,)))
         got = log_likelihood(table_flow(3), data, tolerance=1.0)
         assert drawn[0] == drawn[1] == 4

@@ -498,8 +498,8 @@ def test_the_log_and_the_warnings_of_the_exporter_stay_inside(onnx, tmp_path, ca
 
 
 def test_onnx_without_a_runtime_is_written_unseen(onnx, tmp_path, monkeypatch):
-    found = exporting.find_spec
-    monkeypatch.setattr(exporting, "find_spec", lambda name: None if name == "onnxruntime" else found(name))
+    found = exporting.onnx.find_spec
+    monkeypatch.setattr(exporting.onnx, "find_spec", lambda name: None if name == "onnxruntime" else found(name))
     model, data = made("flow")
     files = export(model, *data(2), tmp_path)
     assert "model.onnx was not run" in files["readme"].read_text()
@@ -518,7 +518,7 @@ def test_what_onnx_cannot_say_gets_a_sentence(onnx, tmp_path, monkeypatch):
 
 
 def test_onnx_without_its_packages_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "find_spec", lambda _: None)
+    monkeypatch.setattr(exporting.onnx, "find_spec", lambda _: None)
     model, data = made("flow")
     with pytest.raises(RuntimeError, match="missing: onnx, onnxscript. Install them: pip install onnx onnxscript."):
         save_onnx(model, *data(2), tmp_path / "model.onnx")
@@ -542,7 +542,7 @@ def run_without_library(code, folder):
 
 
 def test_a_folder_holds_all_of_it_and_says_how_to_load_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "_missing_packages", lambda: ["onnx"])
+    monkeypatch.setattr(exporting, "missing_packages", lambda: ["onnx"])
     (tmp_path / "model.onnx").write_text("of an earlier model")
     model, data = made("hybrid")
     files = export(model, *data(2), tmp_path)
@@ -562,7 +562,7 @@ def test_a_folder_holds_all_of_it_and_says_how_to_load_it(tmp_path, monkeypatch)
 
 
 def test_an_old_onnx_file_goes_only_when_the_rest_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "_missing_packages", lambda: ["onnx"])
+    monkeypatch.setattr(exporting, "missing_packages", lambda: ["onnx"])
     (tmp_path / "model.onnx").write_text("of an earlier model")
     (tmp_path / "README.txt").mkdir()  # cannot be written
     model, data = made("flow")
@@ -573,7 +573,7 @@ def test_an_old_onnx_file_goes_only_when_the_rest_is_written(tmp_path, monkeypat
 
 @pytest.mark.slow
 def test_the_program_loads_as_the_readme_says_without_this_library(tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "_missing_packages", lambda: ["onnx"])
+    monkeypatch.setattr(exporting, "missing_packages", lambda: ["onnx"])
     model, data = made("classifier")
     code = readme_code(export(model, *data(2), tmp_path)["readme"].read_text(), "program.pt2")
     printed = run_without_library(

@@ -149,6 +149,25 @@ class TestDensity:
         assert flow.base.mean.grad.abs().max() > 0
 
 
+class TestCodes:
+    def test_a_flow_encodes_and_decodes(self):
+        flow = flow_of().eval()
+        x = normal(5, 2)
+        assert torch.equal(flow.encode(x), flow.transform(x))
+        torch.testing.assert_close(flow.decode(flow.encode(x)), x, atol=1e-9, rtol=0)
+
+    def test_decode_passes_tolerance_and_solver_on(self):
+        flow = flow_of().eval()
+        with pytest.raises(ConvergenceError):
+            flow.decode(flow.encode(normal(1, 2)), tolerance=1e-12, solver=Banach(max_iterations=1))
+
+    def test_a_context_that_nobody_takes_is_refused(self):
+        flow = flow_of().eval()
+        for function in (flow.encode, flow.decode):
+            with pytest.raises(ValueError, match="context must be None"):
+                function(normal(1, 2), normal(1, 3))
+
+
 class TestSampling:
     def test_a_sample_and_its_density_belong_together(self):
         """Trap: the log-determinant of the inverse must be taken at x, not at the code."""

@@ -30,6 +30,7 @@ from iresnet.data.labels import MISSING
 from iresnet.data.units import bin_centres, nats_per_unit, unit_name
 from iresnet.evaluate import certified_radius
 from iresnet.models import Network, Readout
+from iresnet.train.margin import class_vectors, pairwise_distances, requested_lipschitz
 from iresnet.train.objective import (
     OBJECTIVE_KINDS,
     SHARPNESS,
@@ -38,10 +39,7 @@ from iresnet.train.objective import (
     Margin,
     MaximumLikelihood,
     ObjectiveSettings,
-    class_vectors,
     cross_entropy,
-    pairwise_distances,
-    requested_lipschitz,
 )
 from iresnet.transforms.dequantisation import dequantise_for
 from iresnet.transforms.preprocess import dequantise

@@ -29,7 +29,8 @@ from iresnet.lipschitz import LipSwish, Potential, cap_of, is_monotone, lipschit
 from iresnet.models import Network, build
 from iresnet.presets import find
 from iresnet.train import Training, train
-from iresnet.train.objective import ObjectiveSettings, requested_lipschitz
+from iresnet.train.margin import requested_lipschitz
+from iresnet.train.objective import ObjectiveSettings
 from tests.zoo import ACTIVATIONS, dense_jacobian, normal, rouse_
 
 MONOTONE = [name for name in ACTIVATIONS if name not in ("lipswish", "lipswish-sharp", "sine", "sine-fast", "maxmin")]

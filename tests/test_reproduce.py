@@ -51,7 +51,7 @@ from iresnet.reproduce.iteration import Algorithm1, _leaves
 from iresnet.reproduce.reconstruction import _load_images, _remark, _save_images
 from iresnet.results import Results, nonfinite_to_none
 from iresnet.run import Run
-from iresnet.run.fit import publish
+from iresnet.run.releasing import publish
 from iresnet.run.room import FILES
 from iresnet.train import checkpoint
 from tests.runs import copy_of

@@ -33,7 +33,7 @@ from iresnet import (
 from iresnet.data import Dataset, Schema
 from iresnet.data.labels import MISSING
 from iresnet.evaluate import certified_radius, robustness, survives_attack
-from iresnet.evaluate.robustness import forward_with_error
+from iresnet.evaluate.radius import forward_with_error
 from iresnet.models import Network, build
 from iresnet.spelling import round_down
 from iresnet.transforms.columns import ColumnTransform

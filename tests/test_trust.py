@@ -43,7 +43,7 @@ from iresnet import (
 from iresnet.inverse import Inverter
 from iresnet.lipschitz import refresh_
 from iresnet.spectral import norm_bound
-from iresnet.train.objective import class_vectors
+from iresnet.train.margin import class_vectors
 from iresnet.transform import UNKNOWN, Stretch, Transform, stretch_of, why_unproven
 from iresnet.transforms import AffineCoupling
 from iresnet.transforms.columns import ColumnTransform
@@ -1096,7 +1096,7 @@ def rouse(layer):
 
 def test_a_classifier_with_a_hook_has_no_radius():
     from iresnet.data import Dataset, Schema
-    from iresnet.evaluate.robustness import lipschitz_bound
+    from iresnet.evaluate.radius import lipschitz_bound
 
     model = Classifier(ResidualBlock(network()), nn.Linear(3, 2)).eval()
     data = Dataset(normal(2, 3).float(), torch.tensor([0, 1]), Schema((3,), classes=("a", "b")))

@@ -20,7 +20,7 @@ from iresnet.data import Dataset
 from iresnet.evaluate import log_likelihood, score_tolerance
 from iresnet.presets import PRESETS
 from iresnet.run import Run, shipped
-from iresnet.run.fit import reference_likelihoods
+from iresnet.run.releasing import reference_likelihoods
 from iresnet.train import checkpoint
 from tests.runs import copy_of, trained
 from tools import float16, ship

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import nn
 
 from iresnet.run import Run
-from iresnet.run.fit import reference_likelihoods
+from iresnet.run.releasing import reference_likelihoods
 from iresnet.run.trained import TrainedModel
 from iresnet.run.weights import complete_state, slim_state
 

@@ -26,24 +26,25 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
 
 from iresnet import data
 from iresnet.data import Dataset, subsample
 from iresnet.data.units import nats_per_unit
 from iresnet.evaluate import as_flow, has_density
-from iresnet.evaluate.likelihood import log_prob_by_generator
+from iresnet.evaluate.draws import log_prob_by_generator
 from iresnet.lipschitz import defer_norms, refresh_
 from iresnet.logdet import EXACT_UP_TO, PowerSeries
+from iresnet.model import Model
 from iresnet.models import build
 from iresnet.presets import Experiment, find, with_overrides
 from iresnet.results import PILOT, Results, markdown_table, nonfinite_to_none, provenance, read, write
 from iresnet.run import validate
 from iresnet.run.shared import make_batches
 from iresnet.train import State, Training, set_learning_rate
+from iresnet.tree import parameter_count
 
 #: Validation samples that a density is evaluated on, draws of noise and probes per sample, terms of the series.
 ROWS, DRAWS, TERMS = 1000, 2, 30
@@ -167,9 +168,9 @@ def _train(experiment: Experiment, budget: Budget) -> tuple[dict[str, Any], dict
         if state.step == clock.first and device.startswith("cuda"):
             torch.cuda.synchronize()
     seconds = clock.elapsed
-    metrics = validation_metrics(state.averaged_model(), splits.validation.to(device), experiment)
+    metrics = validation_metrics(cast(Model, state.averaged_model()), splits.validation.to(device), experiment)
     row = {"training rows": len(train), "batch": batches.size, "steps": state.step, "seconds": round(seconds, 1)}
-    size, precision = sum(p.numel() for p in model.parameters()), state.engine.precision
+    size, precision = parameter_count(model), state.engine.precision
     about = provenance(seeds=[experiment.seed], seconds=seconds, precision=precision, parameters=size)
     return row | nonfinite_to_none(metrics), about | {"engine": str(state.engine)}
 
@@ -181,7 +182,7 @@ def rate(settings: Training, step: int, part: float) -> float:
 
 
 @torch.no_grad()
-def validation_metrics(model: nn.Module, validation: Dataset, experiment: Experiment) -> dict[str, Any]:
+def validation_metrics(model: Model, validation: Dataset, experiment: Experiment) -> dict[str, Any]:
     """The metrics that pilots are compared by, on validation samples."""
     metrics: dict[str, Any] = {"bits/dim": None, "±": None, "error %": None}
     if has_density(model):

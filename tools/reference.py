@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import iresnet
 from iresnet import evaluate, run
@@ -36,6 +36,7 @@ from iresnet.data.builtin import schema_of
 from iresnet.data.source import load
 from iresnet.gpu import Acceleration
 from iresnet.lipschitz import defer_norms, refresh_
+from iresnet.model import Model
 from iresnet.models import build
 from iresnet.presets import PRESETS, Experiment
 from iresnet.results import provenance
@@ -164,7 +165,7 @@ def losses(name: str) -> list[float]:
     return seen
 
 
-def model_values(model: nn.Module, shape: tuple[int, ...]) -> dict[str, Any]:
+def model_values(model: Model, shape: tuple[int, ...]) -> dict[str, Any]:
     """Outputs of an image model on random images: codes, logits, log-likelihoods, inverses and their bounds."""
     generator = torch.Generator().manual_seed(2)
     x = torch.randint(0, 256, (2, *shape), generator=generator).float() + 0.5

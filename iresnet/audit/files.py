@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..residual import ResidualBlock
-from ..transform import Transform
 from .subject import Block, Skipped, Subject, Verdict, json_number
 
 #: The allowed relative difference of recomputed numbers: other machines round differently.
@@ -48,7 +47,8 @@ def _same_values(loaded: Tensor, stored: Tensor) -> bool:
 
 def _constrained_weight(tensors: dict[str, Tensor], name: str, layer: nn.Module) -> Tensor:
     """The constrained weight, computed from the tensors of the file."""
-    w, g = tensors[f"{name}.original"].to(cast(Tensor, layer.weight).dtype), tensors.get(f"{name}.0.gradient")
+    w = tensors[f"{name}.original"].to(cast(Tensor, layer.weight).dtype)
+    g = tensors.get(f"{name}.0.gradient")
     sigma = 0.0 if g is None else float((w.double() * g.double()).sum())
     coefficient = float(cast(Any, layer).parametrizations.weight[0].coefficient)
     return w * min(1.0, coefficient / sigma) if sigma > 0 else w
@@ -90,7 +90,7 @@ def check_certificate(s: Subject) -> Verdict:
     if stored["passed"] is not passed:
         return False, f"it says passed = {stored['passed']}; its blocks say {passed}"
     if len(differences) == len(blocks) and stored["stretch"]:
-        whole = cast(Transform, s.model.transform).stretch(s.schema.shape)
+        whole = s.model.transform.stretch(s.schema.shape)
         pairs = ((stored["stretch"]["forward"], whole.forward), (stored["stretch"]["inverse"], whole.inverse))
         largest = max(largest, *(_relative_difference(json_number(a), b) / len(blocks) for a, b in pairs))
     return (
@@ -111,7 +111,11 @@ def _block_difference(block: Block) -> float:
 
 
 def _relative_difference(a: float, b: float) -> float:
-    return 0.0 if a == b else abs(a - b) / max(abs(b), 1e-300) if math.isfinite(a) and math.isfinite(b) else math.inf
+    if a == b:
+        return 0.0
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return math.inf
+    return abs(a - b) / max(abs(b), 1e-300)
 
 
 def check_evaluation(s: Subject) -> Verdict:
@@ -120,5 +124,7 @@ def check_evaluation(s: Subject) -> Verdict:
     if density is None or reference is None:
         raise Skipped("no likelihood is recorded")
     scale = 1.0 if s.schema.levels is None else s.schema.dimension * math.log(2)
-    value, low, high = json_number(density["value"]), float(-reference.max()) / scale, float(-reference.min()) / scale
+    value = json_number(density["value"])
+    low = float(-reference.max()) / scale
+    high = float(-reference.min()) / scale
     return low <= value <= high, f"{value:.4f} {density['unit']}; validation samples have {low:.3f} to {high:.3f}"

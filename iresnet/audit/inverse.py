@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..residual import ResidualBlock
-from ..transform import Transform
 from .extended import Array, evaluate_extended, to_extended
 from .subject import Skipped, Subject, Verdict, lengths
 
@@ -59,7 +57,7 @@ def check_round_trip(s: Subject) -> Verdict:
     The code is rounded, so its exact inverse is not x, but at most Lip(F^-1) ||z - F(x)|| away from it.
     """
     _ = s.blocks
-    x, transform = s.samples[:1].float(), cast(Transform, s.model.transform)
+    x, transform = s.samples[:1].float(), s.model.transform
     z = transform(x)
     solution = transform.solve(z)
     if not solution.proven or not bool(solution.error_bound.isfinite().all()):

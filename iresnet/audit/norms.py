@@ -29,7 +29,7 @@ def check_norms(s: Subject) -> Verdict:
     for block in s.contractions(0.25):
         for layer, claim, shape in _claimed(block):
             norm = norm_from_below(layer, shape, s.generator("norms"))
-            ratios.append(norm / claim if claim else math.inf if norm else 1.0)
+            ratios.append(_share_of(claim, norm))
     if not ratios:
         raise Skipped("no layer has a claimed bound")
     total = sum(isinstance(m, LINEAR) for block in s.blocks for m in block.plain.g.modules())
@@ -80,12 +80,19 @@ def _lanczos(gram: Callable[[Tensor], Tensor], start: Tensor) -> float:
     return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(ritz).max())))
 
 
+def _share_of(claim: float, found: float) -> float:
+    """Return what was found as a share of the claimed bound; a bound of 0 is reached by 0 alone."""
+    if claim:
+        return found / claim
+    return math.inf if found else 1.0
+
+
 def check_contraction(s: Subject) -> Verdict:
     """The largest ||g(a) - g(b)|| / ||a - b|| found by gradient ascent, against Lip(g) of every block."""
     ratios = list[float]()
     for block in s.contractions(0.2):
         found = _ascend(block.plain.g, s.block_inputs[block.name][:PAIRS], s.generator(block.name), ASCENT_STEPS)[1]
-        ratios.append(found / block.claim if block.claim else math.inf if found else 1.0)
+        ratios.append(_share_of(block.claim, found))
     words = f"{len(ratios)} of {len(s.blocks)} blocks: ||g(a) - g(b)|| / ||a - b|| reaches {max(ratios):.3f} of Lip(g)"
     return max(ratios) <= 1 + ROUNDING, words
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Dataset
-from ..evaluate import certified_radius
-from ..evaluate.classes import has_head
-from ..train.objective import class_vectors
+from ..evaluate import certified_radius, has_head
+from ..train.margin import class_vectors
 from .subject import Skipped, Subject, Verdict, lengths, normalise
 
 #: Gradient steps, and starts.

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import parametrize
 
 from .. import migration
@@ -22,6 +22,7 @@ from ..batch import Shape
 from ..branch import Bound
 from ..certificate import residual_blocks
 from ..lipschitz import defer_norms
+from ..model import Model
 from ..residual import ResidualBlock
 from ..run import Run
 from ..spectral import NoBoundKnown
@@ -108,10 +109,10 @@ class Subject:
     @property
     def takes_context(self) -> bool:
         """Whether the model depends on a context."""
-        return bool(cast(Transform, self.model.transform).takes_context)
+        return self.model.transform.takes_context
 
     @cached_property
-    def model(self) -> nn.Module:
+    def model(self) -> Model:
         """The model with the weights of the file, loaded without the library's loader."""
         with torch.random.fork_rng(devices=[]), defer_norms():
             model = self.run.untrained_model().eval()
@@ -125,7 +126,7 @@ class Subject:
         return model
 
     @cached_property
-    def plain(self) -> nn.Module:
+    def plain(self) -> Model:
         """The same function in float64: constrained weights as plain ones, equal to the last bit."""
         plain = copy.deepcopy(self.model).requires_grad_(False)
         for layer in plain.modules():
@@ -136,7 +137,7 @@ class Subject:
     @property
     def transform(self) -> Transform:
         """The transform of the plain model."""
-        return cast(Transform, self.plain.transform)
+        return self.plain.transform
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -197,7 +198,7 @@ class Subject:
         for name, block, _ in residual_blocks(model, self.schema.shape):
             block.register_forward_pre_hook(lambda _, inputs, name=name: seen.update({name: inputs[0].detach()}))
         with torch.no_grad():
-            cast(Transform, model.transform)(self.samples)
+            model.transform(self.samples)
         return seen
 
     def generator(self, purpose: str) -> torch.Generator:

@@ -142,7 +142,8 @@ def _normflows_step(case: Case, model: Any, **options: Any) -> Run:
 def _normflows_inverse(case: Case, flow: Flow, model: Any) -> tuple[Run, float]:
     """Return the inverse of the code whose error is at most three times ours, if one is, and its error."""
     x, z = case.data(), code(case, flow)
-    ours, theirs = largest_error(flow.decoder(flow.transform, z), x), _normflows_code(model, x)
+    ours = largest_error(flow.decoder(flow.transform, z), x)
+    theirs = _normflows_code(model, x)
     for stop in STOPS:
         run = torch.no_grad()(partial(_fixed_points, model, theirs, stop))
         if (error := largest_error(run(), x)) <= AT_MOST * ours:

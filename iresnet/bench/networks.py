@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from ..fixed_point import ChainSolution
 from ..flow import Flow
 from ..gpu import Acceleration
 from ..lipschitz import refresh_
@@ -19,7 +20,6 @@ from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
 from ..models import mlp_flow
 from ..models.branches import alternate, linears
 from ..train import MaximumLikelihood, State, Training
-from ..transform import ChainSolution
 from .case import (
     LEARNING_RATE,
     LIPSCHITZ,

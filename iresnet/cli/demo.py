@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from ..data import toy
-from ..data.dataset import check_seed
+from ..data.sampling import check_seed
 from ..demo import digits
 from ..demo import toy as plane
 from ..run.progress import progress, reporter

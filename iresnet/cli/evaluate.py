@@ -10,16 +10,17 @@ from itertools import chain
 from typing import Annotated, Any, TypeAlias
 
 import typer
-from torch import nn
 
 from ..data import Dataset, subsample
 from ..data.chunked import ChunkedSource
 from ..data.split import RandomRows
+from ..device import device_of
 from ..evaluate import (
     Baseline,
     Density,
     Error,
     Inverse,
+    as_classifier,
     as_flow,
     corrupted_datasets,
     evaluate_chunks,
@@ -32,11 +33,10 @@ from ..evaluate import (
     robustness,
     shared_log_prob_draws,
 )
-from ..evaluate.classes import as_classifier
+from ..evaluate.attack import check_radius
 from ..evaluate.protocol import LIMIT, check_limits
-from ..evaluate.robustness import check_radius
+from ..model import Model
 from ..run import Run
-from ..run.fit import device_of
 from ..train.distributed import ALONE, Group, is_main, joined, world_size
 from .console import Screen, console, ctrl_c, result, show, waiting
 from .metrics import Rows, chosen_samples, evaluate_some, fitting_splits, row_limit, save_metrics, warn_stale
@@ -173,7 +173,7 @@ def _radius(word: str) -> float:
 
 
 def _evaluate_stream(
-    run: Run, model: nn.Module, data: str, device: str, rows: int | None, draws: int, screen: Screen
+    run: Run, model: Model, data: str, device: str, rows: int | None, draws: int, screen: Screen
 ) -> None:
     """Evaluate a source of data that is read in chunks; processes share the work if it is a file."""
     source = chunked_data(run, data, device, labels=True)
@@ -194,7 +194,7 @@ def _evaluate_stream(
 
 
 def _evaluate_all(
-    model: nn.Module, source: ChunkedSource, group: Group, screen: Screen, options: dict[str, Any]
+    model: Model, source: ChunkedSource, group: Group, screen: Screen, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Evaluate all samples of a source; in a group, rank 0 returns the metrics and the others nothing."""
     if group.any(options["fitting"] is None):  # baselines are of all rows, or of none
@@ -206,7 +206,7 @@ def _evaluate_all(
 
 
 def _evaluate_drawn(
-    model: nn.Module, source: ChunkedSource, few: int, group: Group, screen: Screen, options: dict[str, Any]
+    model: Model, source: ChunkedSource, few: int, group: Group, screen: Screen, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Evaluate so many samples of a source, drawn at random; only these are kept, and a group shares their draws."""
     drawn, count = RandomRows(few), 0
@@ -225,7 +225,7 @@ def _parts(source: ChunkedSource, *place: Any) -> Iterator[Dataset]:
     return (chunk.data for chunk in each_chunk(source, *place) if chunk.data is not None)
 
 
-def _basic_metrics(model: nn.Module, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> Iterator[Part]:
+def _basic_metrics(model: Model, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> Iterator[Part]:
     """Evaluate error, likelihood and inverse."""
     content = evaluate_some(model, data, rows, screen, **options)
     yield content, _basic_lines(content)
@@ -251,9 +251,7 @@ def _baseline_lines(content: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _robustness(
-    model: nn.Module, data: Dataset, rows: int | None, radii: list[float], screen: Screen
-) -> Iterator[Part]:
+def _robustness(model: Model, data: Dataset, rows: int | None, radii: list[float], screen: Screen) -> Iterator[Part]:
     """Evaluate certified and attacked accuracy on the same samples, radius by radius."""
     found: list[dict[str, Any]] = []
     for radius in radii:
@@ -263,14 +261,14 @@ def _robustness(
         yield {"robustness": found}, [f"{'robust':<9}{robust}"]
 
 
-def _linear_probe(run: Run, model: nn.Module, data: Dataset, screen: Screen) -> Iterator[Part]:
+def _linear_probe(run: Run, model: Model, data: Dataset, screen: Screen) -> Iterator[Part]:
     device = device_of(model)
     with waiting(screen, "Fitting logistic regressions …"):
         found = probe(model, run.splits().train.to(device), data.to(device))
     yield {"probe": asdict(found)}, [f"{'probe':<9}{found}"]
 
 
-def _protocol(model: nn.Module, data: Dataset, limit: float, screen: Screen) -> Iterator[Part]:
+def _protocol(model: Model, data: Dataset, limit: float, screen: Screen) -> Iterator[Part]:
     with waiting(screen, f"Evaluating {len(data):,} samples by the paper's protocol …"):
         found = protocol(model, data.to(device_of(model)), bias=limit, error=limit)
     yield {"protocol": asdict(found) | {"limit": limit}}, [f"{'protocol':<9}{found}"]
@@ -286,9 +284,7 @@ def _ood_data(run: Run, data: Dataset, sources: list[str]) -> dict[str, Dataset]
     return found
 
 
-def _ood_detection(
-    run: Run, model: nn.Module, data: Dataset, others: dict[str, Dataset], screen: Screen
-) -> Iterator[Part]:
+def _ood_detection(run: Run, model: Model, data: Dataset, others: dict[str, Dataset], screen: Screen) -> Iterator[Part]:
     """Evaluate how well each is detected; typicality is relative to the run's validation data."""
     device = device_of(model)
     placed = {name: subsample(rows, STRANGE).to(device) for name, rows in others.items()}

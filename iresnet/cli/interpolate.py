@@ -10,7 +10,7 @@ import typer
 from torch import Tensor
 
 from ..data import Dataset
-from ..data.dataset import check_seed
+from ..data.sampling import check_seed
 from ..evaluate import interpolate as between
 from ..fixed_point import ConvergenceError
 from ..plots import plot_interpolations

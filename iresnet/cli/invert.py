@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -17,11 +17,10 @@ from .. import atomic
 from ..data import Dataset, delimited, npy
 from ..evaluate import reconstruct, summarise_inverse
 from ..evaluate.solving import proven_samples, solve_codes
-from ..fixed_point import Anderson, Banach, Newton
+from ..fixed_point import Anderson, Banach, ChainSolution, Newton
 from ..models import INVERSES
 from ..plots import plot_reconstructions
 from ..run import Run
-from ..transform import ChainSolution, Transform
 from .console import console, result, waiting
 from .options import DataFolder, DataOption, Device, RunFolder, Split, check_tolerance
 from .output import open_run, plot_samples, read_data, save_samples, with_suffix
@@ -119,7 +118,7 @@ def _check_proven(solution: ChainSolution, run: Run) -> None:
 def _decode(run: Run, codes: Path, path: Path, device: str, options: dict[str, Any]) -> None:
     model = run.model(device=device)
     z = torch.as_tensor(_read_codes(codes), dtype=options["precision"], device=device)
-    shape = cast(Transform, model.transform).output_shape(run.schema.shape)
+    shape = model.transform.output_shape(run.schema.shape)
     if z.shape[1:].numel() != math.prod(shape) or z.dim() < 2:
         raise ValueError(f"codes must have shape (n, {', '.join(map(str, shape))}); {codes} holds {tuple(z.shape)}.")
     with waiting(console(), f"Inverting {len(z):,} codes …"):

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from torch import nn
 
 from ..data import Dataset, Splits, subsample
+from ..device import device_of
 from ..evaluate import evaluate, has_density, why_no_baselines
 from ..logdet import EXACT_UP_TO
+from ..model import Model
 from ..run import Run
-from ..run.fit import device_of
 from .console import Screen, waiting
 
 #: Samples evaluated by default if likelihoods are estimates, which take long.
@@ -36,20 +36,20 @@ def row_limit(rows: int | None, dimension: int) -> int | None:
     return rows or (None if dimension <= EXACT_UP_TO else MANY)
 
 
-def chosen_samples(model: nn.Module, data: Dataset, rows: int | None) -> Dataset:
+def chosen_samples(model: Model, data: Dataset, rows: int | None) -> Dataset:
     """Return so many samples, always the same ones, on the model's device."""
     most = row_limit(rows, data.schema.dimension)
     return subsample(data, len(data) if most is None else most).to(device_of(model))
 
 
-def evaluate_some(model: nn.Module, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> dict[str, Any]:
+def evaluate_some(model: Model, data: Dataset, rows: int | None, screen: Screen, **options: Any) -> dict[str, Any]:
     """Return the metrics on so many samples, computed on the model's device; "of" is how many there are."""
     chosen = chosen_samples(model, data, rows)
     with waiting(screen, f"Evaluating {len(chosen):,} of {len(data):,} samples …"):
         return evaluate(model, chosen, **options) | {"of": len(data)}
 
 
-def fitting_splits(run: Run, model: nn.Module, screen: Screen) -> Splits | None:
+def fitting_splits(run: Run, model: Model, screen: Screen) -> Splits | None:
     """Return the splits for the baselines of a density of rows; None, and say why, if there can be none."""
     if not has_density(model) or run.schema.is_image:
         return None

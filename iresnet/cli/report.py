@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..data.dataset import check_seed
+from ..data.sampling import check_seed
 from ..report import write
 from ..report.gather import gather
 from .console import console, result, waiting

@@ -13,15 +13,16 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..base import Posterior
 from ..data import Schema, delimited, npy, read
-from ..data.dataset import check_seed, seeded_generator
+from ..data.sampling import check_seed, seeded_generator
 from ..evaluate import as_flow
 from ..evaluate.solving import decode
 from ..flow import Flow
 from ..inverse import Decoder
+from ..model import Model
 from ..progress import part
 from ..run import Run
 from ..spelling import counted, hint, listed, quoted
@@ -228,7 +229,7 @@ def _plot(path: Path, x: Tensor, run: Run) -> tuple[Path | None, str]:
     return picture, f", plotted in {picture}"
 
 
-def _component(kind: str, run: Run, model: nn.Module) -> int:
+def _component(kind: str, run: Run, model: Model) -> int:
     """Return the component of the base distribution that belongs to a class."""
     classes = run.schema.classes
     if not isinstance(getattr(model, "head", None), Posterior):

@@ -5,9 +5,10 @@
 
 from . import toy
 from .augment import Augment
+from .batches import Batches
 from .builtin import names
 from .columns import ColumnKind
-from .dataset import Batches, Dataset, Splits
+from .dataset import Dataset, Splits
 from .schema import Schema
 from .settings import DataSettings
 from .source import load, read

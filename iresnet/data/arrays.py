@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..spelling import MOST, listed
+from ..spelling import MOST, listed, prefix_errors
 from . import npy
 from .choice import ColumnChooser, text_columns
-from .dataset import Dataset, prefix_errors
+from .dataset import Dataset
 from .labels import class_name, class_names, encode_labels
 from .numerals import parse_number
 from .schema import Schema

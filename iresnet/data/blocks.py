@@ -20,9 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from . import arrays, choice, npy, table
+from . import arrays, choice, conversion, npy, table
 from .choice import ColumnChooser
-from .dataset import Batch, Dataset, seeded_generator
+from .dataset import Batch, Dataset
+from .sampling import seeded_generator
 from .schema import Schema
 
 #: Rows in a block of an NPY file; numbers in a window of blocks that are shuffled together.
@@ -126,7 +127,7 @@ class TableBlocks:
         keep = np.ones(self.file.starts[k + 1] - self.file.starts[k], dtype=bool)
         keep[self.file.positions(k, self.held_out)] = False
         found = self.file.read(k, choose).take(np.flatnonzero(keep))
-        return table.dataset_for_schema(found, self.schema, skip_missing=self.skip_missing)
+        return conversion.dataset_for_schema(found, self.schema, skip_missing=self.skip_missing)
 
     def batch(self, seed: int, epoch: int, start: int, stop: int) -> Batch:
         """Return the rows start, ..., stop - 1 of an epoch."""
@@ -144,7 +145,10 @@ class TableBlocks:
 
     def _plan(self, seed: int, epoch: int) -> tuple[list[int], list[list[int]]]:
         """Return where each window of an epoch ends, counted in rows, and its blocks."""
-        ends, groups, least, total = list[int](), list[list[int]](), WINDOW // self.schema.dimension, 0
+        ends: list[int] = []
+        groups: list[list[int]] = []
+        least = WINDOW // self.schema.dimension
+        total = 0
         group: list[int] = []
         filled = [k for k, count in enumerate(self.counts) if count]
         for i in torch.randperm(len(filled), generator=seeded_generator(seed, "blocks", epoch)).tolist():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from . import canonical, toy
-from .dataset import Dataset, seeded_generator
+from .dataset import Dataset
+from .sampling import seeded_generator
 from .schema import Schema
 
 TOY_SIZES = {"train": 50_000, "test": 10_000}  # points drawn from a toy density

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from . import arrays, builtin, choice, delimited, source, table
+from . import arrays, builtin, choice, conversion, delimited, missing, source, table
 from .dataset import Dataset
 from .lines import Lines
 from .npy import ArrayFile, is_archive
@@ -139,9 +139,9 @@ class ChunkedSource:
             yield from delimited.read_chunks(self.path, self._choose, known, self.size)
 
     def _dataset(self, read: table.Table, first: int, below: Iterator[table.Table]) -> Dataset | None:
-        if not len(read.x) or (self.skip_missing and not len(table.whole_rows(read))):
+        if not len(read.x) or (self.skip_missing and not len(missing.whole_rows(read))):
             return None
-        data = table.dataset_for_schema(read, self.schema, skip_missing=self.skip_missing, below=below)
+        data = conversion.dataset_for_schema(read, self.schema, skip_missing=self.skip_missing, below=below)
         return replace(data, rows=tuple(first + i for i in data.rows or range(len(data))))
 
     def _datasets(self, first: int) -> Iterator[Chunk]:

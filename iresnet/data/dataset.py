@@ -1,9 +1,4 @@
-"""Datasets: samples of one schema, held as tensors on one device, and the batches drawn from them.
-
-Batch t is a function of (seed, t) alone. Epoch e = t // n, with n batches per epoch, visits the samples in an order
-drawn from (seed, e), and the augmentation of batch t draws from (seed, t). A run resumed at step t therefore sees the
-same batches as one that never stopped. All random numbers are drawn on the CPU, so they do not depend on the device.
-"""
+"""Datasets: samples of one schema, held as tensors on one device, and their splits."""
 
 from __future__ import annotations
 
@@ -11,8 +6,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -20,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..spelling import quoted
-from .augment import Augment, to_device
 from .labels import MISSING
+from .sampling import seeded_generator, weighted_indices
 from .schema import Schema
 
 Batch: TypeAlias = tuple[Tensor, Tensor | None]
@@ -187,123 +181,6 @@ class Splits:
         """Copy all splits to another device."""
         held_out = None if self.held_out is None else self.held_out.to(device)
         return Splits(self.train.to(device), self.validation.to(device), held_out)
-
-
-class Batches:
-    """An endless stream of batches of `size` samples (of all samples, if there are fewer); `batches[t]` is batch t.
-
-    Every sample appears at most once in an epoch of `per_epoch` batches, or as often as its weight says if the dataset
-    has weights. An incomplete last batch is dropped; each epoch drops other samples. With `labelled`, that many samples
-    with a label (all, if there are fewer) are appended to every batch, from an epoch of their own: where labels are
-    few, most batches would have none. `stream` names the random numbers, so that those of the appended samples are
-    independent of the others.
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        size: int,
-        *,
-        seed: int = 0,
-        augment: Augment | None = None,
-        labelled: int = 0,
-        stream: str = "",
-    ) -> None:
-        if size < 1:
-            raise ValueError(f"the batch size must be at least 1; got {size}.")
-        self.dataset, self.seed, self.augment = dataset, seed, Augment() if augment is None else augment
-        self.augment.check(dataset.schema.shape)
-        self.size = min(size, dataset.total)
-        self.per_epoch = dataset.total // self.size
-        self.stream, self.labelled = stream, None
-        if labelled:
-            self.labelled = Batches(_labelled(dataset), labelled, seed=seed, augment=augment, stream="labelled ")
-        self._epoch, self._order = -1, torch.empty(0)
-
-    def __getitem__(self, step: int) -> Batch:
-        if step < 0:
-            raise ValueError(f"step must be at least 0; got {step}.")
-        epoch, place = divmod(step, self.per_epoch)
-        x, y = self._samples(epoch, place * self.size, (place + 1) * self.size)
-        x = self.augment(x, seeded_generator(self.seed, f"{self.stream}augment", step))
-        return (x, y) if y is None or self.labelled is None else _joined((x, y), self.labelled[step])
-
-    def _samples(self, epoch: int, start: int, stop: int) -> Batch:
-        """The samples start, ..., stop - 1 of an epoch."""
-        dataset = self.dataset
-        if dataset.blocks is not None:
-            x, y = dataset.blocks.batch(self.seed, epoch, start, stop)
-            return to_device(x, dataset.x.device), None if y is None else to_device(y, dataset.x.device)
-        indices = self._order_of(epoch)[start:stop]
-        return dataset.x[indices], None if dataset.y is None else dataset.y[indices]
-
-    @property
-    def labelled_size(self) -> int:
-        """The number of samples with a label that are appended to every batch."""
-        return 0 if self.labelled is None else self.labelled.size
-
-    def starting_at(self, step: int) -> Iterator[Batch]:
-        """Iterate over batches step, step + 1, ... without end."""
-        return (self[t] for t in itertools.count(step))
-
-    def _order_of(self, epoch: int) -> Tensor:
-        """The order of the samples in an epoch; the last one computed is cached."""
-        if epoch != self._epoch:
-            generator, n = seeded_generator(self.seed, "order", epoch), len(self.dataset)
-            order = torch.randperm(n, generator=generator)
-            if self.dataset.weights is not None:
-                order = weighted_indices(self.dataset.weights.cpu(), n, generator)[order]
-            self._epoch, self._order = epoch, to_device(order, self.dataset.x.device)
-        return self._order
-
-
-def _labelled(dataset: Dataset) -> Dataset:
-    """The samples that have a label."""
-    if dataset.y is None or not bool((dataset.y >= 0).any()):
-        raise ValueError("batches with labelled samples need data with labels; got none. Set labelled_batch = 0.")
-    return dataset.take((dataset.y >= 0).nonzero()[:, 0])
-
-
-def _joined(*batches: Batch) -> Batch:
-    (x, y), (more_x, more_y) = batches
-    assert y is not None
-    assert more_y is not None
-    return torch.cat([x, more_x]), torch.cat([y, more_y])
-
-
-def weighted_indices(weights: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """Draw n indices by systematic sampling: index i occurs n w_i / sum(w) times on average, rounded up or down.
-
-    >>> weighted_indices(torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64), 6, torch.Generator()).tolist()
-    [0, 0, 2, 2, 2, 2]
-    """
-    total = weights.cumsum(0)
-    start = torch.rand((), generator=generator, dtype=torch.float64)
-    places = (torch.arange(n) + start) * (total[-1] / n)
-    last = int(weights.nonzero()[-1])  # rounding may put the last place at the very end
-    return torch.searchsorted(total, places, right=True).clamp(max=last)
-
-
-def seeded_generator(seed: int, *key: int | str) -> torch.Generator:
-    """Create a generator for one purpose: different seeds or keys give independent random numbers."""
-    digest = hashlib.sha256(repr((int(seed), *key)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
-
-
-def check_seed(seed: int) -> int:
-    """Return the seed if torch accepts it."""
-    if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"seed must fit 64 bits; got {quoted(seed)}.")
-    return seed
-
-
-@contextmanager
-def prefix_errors(path: object) -> Iterator[None]:
-    """Put the file's name before the message of any `ValueError` raised inside."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def _check_kind(x: Tensor, schema: Schema) -> None:

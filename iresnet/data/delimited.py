@@ -34,8 +34,9 @@ from . import arrow
 from .choice import ColumnChoice, ColumnChooser, text_columns
 from .labels import EMPTY, class_name, is_missing_number
 from .lines import Line, Lines
+from .missing import missing_count
 from .numerals import DECIMAL_COMMA, is_number, is_numeric, parse_number
-from .table import Table, check_names, holds_words, label_hint, missing_count, refuse_cell
+from .table import Table, check_names, holds_words, label_hint, refuse_cell
 
 LOOK_AHEAD = 1000  # lines read where a cell is not a number, to see whether its column is text
 
@@ -245,7 +246,8 @@ def _table(
     names, choice = head.names, head.choice
     cells = {i: [_unescape(cell.strip()) for cell in column] for i, column in text.items()}
     words = {names[i]: list(map(class_name, cells[i])) for i in choice.words}
-    label, ids = "" if choice.label is None else names[choice.label], None if choice.id is None else cells[choice.id]
+    label = "" if choice.label is None else names[choice.label]
+    ids = None if choice.id is None else cells[choice.id]
     labels = None if choice.label is None else list(map(class_name, cells[choice.label]))
     return Table(path, tuple(names[i] for i in choice.columns), x, label, labels, place, words, ids)
 

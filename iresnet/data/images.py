@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .dataset import Dataset, prefix_errors
+from ..spelling import prefix_errors
+from .dataset import Dataset
 from .labels import EMPTY, class_names, encode_labels
 from .schema import Schema
 
@@ -53,7 +54,8 @@ def find_images(folder: Path, *, labels: bool = True) -> tuple[list[Path], list[
     """List the images of a folder (or the one image) and the class of each, "" without sub-folders or labels."""
     if folder.is_file():
         return [folder], [EMPTY]
-    flat, files = _inside(folder, deep=False), {path.name: _inside(path, deep=True) for path in _folders(folder)}
+    flat = _inside(folder, deep=False)
+    files = {path.name: _inside(path, deep=True) for path in _folders(folder)}
     if not labels:
         flat, files = sorted(chain(flat, *files.values())), {}
     empty = [name for name, inside in files.items() if not inside]

@@ -18,10 +18,11 @@ import torch
 from numpy.typing import NDArray
 
 from ..spelling import quoted
-from . import choice, split, table
+from . import choice, conversion, missing, split, table
 from .blocks import TableBlocks, TableFile
 from .choice import TableOptions
-from .dataset import Dataset, Splits, seeded_generator
+from .dataset import Dataset, Splits
+from .sampling import seeded_generator
 from .schema import Schema
 
 #: The most rows that are held out for validation, and for the test; the rows of the sample.
@@ -44,7 +45,7 @@ def load_blocks(
     held_out = np.sort(np.concatenate([tested, validated]))
     sampled = _draw(rows, min(SAMPLE, rows - len(held_out)), seeded_generator(seed, "sample"), held_out)
     found = _collect(file, options, held_out, sampled)
-    dataset = table.training_dataset(found.table, options, schema)
+    dataset = conversion.training_dataset(found.table, options, schema)
     places = found.rows[list(dataset.rows)] if dataset.rows else found.rows
     train, valid, held = (
         _part(dataset, mask)
@@ -52,7 +53,7 @@ def load_blocks(
     )
     if train is None or valid is None:
         raise ValueError("too few rows without missing cells are left. Drop the columns with missing cells.")
-    table.refuse_constant_columns(train)
+    conversion.refuse_constant_columns(train)
     blocks = TableBlocks(file, dataset.schema, held_out, found.counts, options.skip_missing)
     if schema is None:
         _check_kinds(blocks)
@@ -69,7 +70,8 @@ def _part(dataset: Dataset, mask: NDArray[np.bool_]) -> Dataset | None:
 
 def _draw(rows: int, n: int, generator: torch.Generator, without: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
     """Draw n different rows, sorted, at random and without those given; memory does not grow with the table."""
-    drawn, excluded = np.empty(0, np.int64), np.empty(0, np.int64) if without is None else without
+    drawn = np.empty(0, np.int64)
+    excluded = np.empty(0, np.int64) if without is None else without
     if rows < 4 * (n + len(excluded)):
         order = torch.randperm(rows, generator=generator).numpy()
         return np.sort(order[~np.isin(order, excluded)][:n])
@@ -96,12 +98,12 @@ def _collect(
     for k in range(len(file.starts) - 1):
         found, first = file.read(k, choose), file.starts[k]
         if not options.skip_missing:
-            table.check_finite(found, (file.read(j, choose) for j in range(k + 1, len(file.starts) - 1)))
+            missing.check_finite(found, (file.read(j, choose) for j in range(k + 1, len(file.starts) - 1)))
         choose = choice.with_words(choose, tuple(found.words)) if k == 0 else choose
         chosen = np.union1d(file.positions(k, wanted), news.find(found))
         tables.append(replace(found.take(chosen), place=str))  # the place of a part refers to the whole block
         rows.append(first + chosen)
-        whole = table.whole_rows(found) if options.skip_missing else np.arange(len(found.x))
+        whole = missing.whole_rows(found) if options.skip_missing else np.arange(len(found.x))
         counts.append(len(np.setdiff1d(whole, file.positions(k, held_out), assume_unique=True)))
     return _Collected(_join(tables, np.concatenate(rows)), np.concatenate(rows), tuple(counts))
 

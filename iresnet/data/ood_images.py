@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .corruptions import random_colours
-from .dataset import Dataset, seeded_generator
+from .dataset import Dataset
+from .sampling import seeded_generator
 from .schema import Schema
 
 #: The range of the side of a crop from a photograph, in pixels.

@@ -15,11 +15,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ..spelling import hint, quoted
-from . import arrays, blocks, canonical, choice, delimited, images, large_table, split, table
+from ..spelling import hint, prefix_errors, quoted
+from . import arrays, blocks, canonical, choice, conversion, delimited, images, large_table, split, table
 from .builtin import load_builtin, names
 from .choice import TableOptions
-from .dataset import Dataset, Splits, prefix_errors, seeded_generator
+from .dataset import Dataset, Splits
+from .sampling import seeded_generator
 from .schema import Schema
 from .settings import PLACEHOLDER, DataSettings, is_placeholder
 
@@ -47,7 +48,7 @@ def load(settings: DataSettings, schema: Schema | None = None) -> Splits:
         if validation is None:
             train, validation = _hold_out_validation(train, settings)
         if not train.schema.is_image:
-            table.refuse_constant_columns(train)
+            conversion.refuse_constant_columns(train)
         settings.augment.check(train.schema.shape)
         return Splits(
             split.keep_labels(train, settings.labelled, seeded_generator(settings.seed, "labels")), validation, test
@@ -140,7 +141,7 @@ def _load_file(path: Path, options: TableOptions, schema: Schema | None) -> Data
     if path.suffix.lower() not in ARRAYS:
         known = (label, options.id, *options.columns, *options.drop, *options.context)
         read = _read_table(path, choice.choose_training_columns(options), *known)
-        return table.training_dataset(read, options, schema)
+        return conversion.training_dataset(read, options, schema)
     content = arrays.read_arrays(path)
     if content.y is not None and label not in ("", "y"):
         raise ValueError(f"{path} has its labels in 'y'; got label = {quoted(label)}. Leave it empty.")
@@ -148,7 +149,7 @@ def _load_file(path: Path, options: TableOptions, schema: Schema | None) -> Data
         return arrays.array_images(path, content, None)
     options = options if content.y is None else replace(options, label="")
     choose = choice.choose_training_columns(options)
-    return table.training_dataset(arrays.array_table(path, content, choose), options, schema)
+    return conversion.training_dataset(arrays.array_table(path, content, choose), options, schema)
 
 
 def _read_file(
@@ -157,7 +158,7 @@ def _read_file(
     if path.suffix.lower() not in ARRAYS:
         _check_kind(path, schema, images=False)
         read = _read_table(path, choose, *schema.names, schema.label, schema.id)
-        return table.dataset_for_schema(read, schema, skip_missing=skip_missing)
+        return conversion.dataset_for_schema(read, schema, skip_missing=skip_missing)
     content = arrays.read_arrays(path, labels=labels, schema=schema)
     if schema.is_image and content.x.ndim == 2 and content.x.shape[1] == schema.dimension:
         raise ValueError(
@@ -166,7 +167,7 @@ def _read_file(
     _check_kind(path, schema, images=content.x.ndim == 4)
     if schema.is_image:
         return arrays.array_images(path, content, schema)
-    return table.dataset_for_schema(arrays.array_table(path, content, choose), schema, skip_missing=skip_missing)
+    return conversion.dataset_for_schema(arrays.array_table(path, content, choose), schema, skip_missing=skip_missing)
 
 
 def _read_table(path: Path, choose: choice.ColumnChooser, *known: str) -> table.Table:

@@ -13,8 +13,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .dataset import Dataset, concatenate, seeded_generator
+from .dataset import Dataset, concatenate
 from .labels import MISSING
+from .sampling import seeded_generator
 
 
 def check_fraction(name: str, value: float) -> None:

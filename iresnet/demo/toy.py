@@ -20,6 +20,7 @@ from torch import Tensor
 from .. import atomic
 from ..certificate import Certificate, certify, tighten_
 from ..data import toy
+from ..fixed_point import ChainSolution
 from ..flow import Flow
 from ..lipschitz import Sine
 from ..models import mlp_flow
@@ -27,7 +28,6 @@ from ..plots import ToyPanel, plot_toy_flows
 from ..spelling import round_up
 from ..train import Report, Training, train
 from ..train.objective import MaximumLikelihood
-from ..transform import ChainSolution
 
 TITLES = {"moons": "Two moons", "checkerboard": "Checkerboard"}
 

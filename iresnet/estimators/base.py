@@ -20,16 +20,17 @@ from numpy.typing import ArrayLike
 from rich.console import Console
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import evaluate
 from ..certificate import Certificate
-from ..data import Dataset, split, table
+from ..data import Dataset, conversion, split, table
 from ..data.arrays import as_pandas
 from ..data.columns import parse_kinds
-from ..data.dataset import seeded_generator
 from ..data.numerals import is_number
+from ..data.sampling import seeded_generator
 from ..device import choose_device
+from ..model import Model
 from ..presets import Experiment
 from ..run import Logger, TrainedModel, train_in_memory
 from ..run.progress import progress, reporter
@@ -181,7 +182,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         count = split.held_out_count("validation", experiment.data.validation, len(dataset))
         count = max(count, min(FEW_HELD_OUT, len(dataset) // 4))  # without any, a table of few rows is learned by heart
         train, validation = split.hold_out(dataset, count, seeded_generator(seed, "validation"))
-        table.refuse_constant_columns(train)
+        conversion.refuse_constant_columns(train)
         if experiment.objective.kind != "classification":
             warn_of_degenerate_columns(train)
         with (
@@ -261,7 +262,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
     def _rows(self, X: ArrayLike, *, known: bool = False) -> Dataset:
         """Check rows and convert them to what the model takes; refuse unknown categories if `known`, else warn."""
         rows = self._new_rows(X)
-        data = table.dataset_for_schema(rows, self.trained_.schema, known=known)
+        data = conversion.dataset_for_schema(rows, self.trained_.schema, known=known)
         warn_of_unknown_categories(rows, data)
         return data
 
@@ -288,7 +289,7 @@ class FlowEstimator(BaseEstimator):  # type: ignore[misc]
         return frame if hasattr(self, "feature_names_in_") else frame.set_axis(range(self.n_features_in_), axis=1)
 
 
-def in_float64(model: nn.Module) -> nn.Module:
+def in_float64(model: Model) -> Model:
     """Return a copy in float64 that is the same function: its weights are those that the model uses in float32.
 
     Predictions in float64 do not depend on the other rows, which decide how a product in float32 is rounded.

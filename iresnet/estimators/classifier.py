@@ -75,7 +75,7 @@ class FlowClassifier(LikelihoodMixin, ClassifierMixin, FlowEstimator):  # type: 
         return values
 
     def _opened(self) -> None:
-        evaluate.classes.as_classifier(self.model_)
+        evaluate.as_classifier(self.model_)
         self.classes_ = classes_of(self.trained_.schema.classes)
 
 

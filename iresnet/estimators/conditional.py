@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_array
 from torch import Tensor
 
-from ..data import Dataset, table
+from ..data import Dataset, conversion, table
 from ..evaluate.chunks import CHUNK
 from ..flow import Flow
 from ..spelling import quoted
@@ -151,14 +151,14 @@ class ConditionalFlowDensity(FlowEstimator):
 
     def _contexts(self, X: ArrayLike) -> Tensor:
         rows = self._new_rows(X)
-        return table.dataset_for_schema(rows, self.trained_.schema.select(rows.columns)).x.double()
+        return conversion.dataset_for_schema(rows, self.trained_.schema.select(rows.columns)).x.double()
 
     def _pairs(self, X: ArrayLike, y: ArrayLike) -> Dataset:
         """Check rows and targets, and convert them to the dataset that the model takes."""
         rows, targets = self._new_rows(X), self._checked_targets(y)
         if targets.shape != (len(rows.x), self.n_targets_):
             raise ValueError(f"y must have {len(rows.x)} rows of {self.n_targets_} numbers; got {targets.shape}.")
-        return table.dataset_for_schema(with_targets(rows, targets, self.target_names_), self.trained_.schema)
+        return conversion.dataset_for_schema(with_targets(rows, targets, self.target_names_), self.trained_.schema)
 
     def _checked_targets(self, y: ArrayLike) -> Array:
         """Return y as an array with a column for each of its numbers."""

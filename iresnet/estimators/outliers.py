@@ -12,7 +12,8 @@ from sklearn.base import OutlierMixin
 from torch import Tensor
 
 from .. import evaluate
-from ..data.table import Table, dataset_for_schema
+from ..data.conversion import dataset_for_schema
+from ..data.table import Table
 from ..run import Logger
 from .density import DensityFit, MeanScoreMixin
 from .rows import Array

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import _check_sample_weight
 
-from ..data import Dataset, Schema, table
+from ..data import Dataset, Schema, conversion, table
 from ..data.choice import TableOptions, check_known
 from ..data.columns import parse_kinds
 from ..spelling import MOST, listed, quoted
@@ -49,7 +49,7 @@ def training_dataset(
     check_known(rows.path, "data.kinds", parse_kinds(kinds), rows.columns)
     given = tuple(name for name in rows.columns if name not in targets) if targets else ()
     kinds = (*(f"{name}=real" for name in given), *kinds)
-    dataset = table.training_dataset(rows, TableOptions(kinds=kinds, context=given))
+    dataset = conversion.training_dataset(rows, TableOptions(kinds=kinds, context=given))
     if weights is None or (weights == weights[0]).all():
         return dataset
     return replace(dataset, weights=torch.from_numpy(weights))
@@ -71,7 +71,7 @@ def warn_of_degenerate_columns(train: Dataset) -> None:
     A pipeline makes such columns: if one is rounded, its standardised values still repeat, but have no step.
     """
     try:
-        table.refuse_degenerate_columns(train)
+        conversion.refuse_degenerate_columns(train)
     except ValueError as error:
         sentence = str(error).partition(". ")[0]
         remedy = 'Leave it out, or declare its kind: settings={"data.kinds": ["NAME=rounded:0.01"]}.'

@@ -19,32 +19,25 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import Dataset, Splits, subsample
 from ..data.labels import MISSING
+from ..model import Model
 from ..progress import phase
+from .attack import survives_attack
 from .baselines import Baseline, baselines, why_no_baselines
-from .classes import Error, confusion, error, error_from_counts, has_head, logits, require_labels
+from .classes import Error, confusion, error, error_from_counts, logits, require_labels
 from .contributions import column_gains
-from .likelihood import (
-    DRAWS,
-    Density,
-    Tolerance,
-    as_flow,
-    check_mean,
-    density,
-    has_density,
-    log_likelihood,
-    log_prob_draws,
-    score_tolerance,
-    shared_log_prob_draws,
-    summarise_density,
-)
+from .density import Density, check_mean, density, summarise_density
+from .draws import DRAWS, log_prob_draws, shared_log_prob_draws
+from .likelihood import Tolerance, log_likelihood, score_tolerance
 from .probe import Probe, probe
 from .protocol import Likelihood, protocol
-from .robustness import Robustness, certified_radius, robustness, survives_attack
-from .solving import Inverse, has_inverse, interpolate, inverse, reconstruct, summarise_inverse
+from .radius import certified_radius
+from .robustness import Robustness, robustness
+from .roles import as_classifier, as_flow, has_density, has_head, has_inverse
+from .solving import Inverse, interpolate, inverse, reconstruct, summarise_inverse
 from .streaming import evaluate_chunks
 from .truncation import Truncation, truncation
 from .typicality import (
@@ -73,6 +66,7 @@ __all__ = [
     "Tolerance",
     "Truncation",
     "anomaly",
+    "as_classifier",
     "as_flow",
     "atypicality",
     "auroc",
@@ -83,7 +77,6 @@ __all__ = [
     "confusion",
     "corrupted_datasets",
     "corruption_detection",
-    "score_tolerance",
     "density",
     "detection_from_likelihoods",
     "error",
@@ -104,6 +97,7 @@ __all__ = [
     "reconstruct",
     "require_labels",
     "robustness",
+    "score_tolerance",
     "shared_log_prob_draws",
     "summarise_inverse",
     "survives_attack",
@@ -114,7 +108,7 @@ __all__ = [
 
 
 def evaluate(
-    model: nn.Module,
+    model: Model,
     data: Dataset,
     *,
     split: str = "test",

@@ -18,28 +18,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..base import FullMixture
 from ..data import Dataset, Schema
 from ..flow import Flow
 from ..logdet import EXACT_UP_TO
+from ..model import Model
 from ..models import Network
-from ..models.build import preprocessing
 from ..models.mixture import Matrix, best_mixture, mixture_parameters, random_samples
+from ..models.preprocessing import preprocessing
 from ..transform import Transform
 from ..transforms.dequantisation import dequantise_for
 from ..transforms.given import Given
-from .likelihood import (
-    DRAWS,
-    as_flow,
-    check_mean,
-    log_prob_by_generator,
-    log_prob_draws,
-    seeded_generators,
-    skip_noise,
-)
+from .density import check_mean
+from .draws import DRAWS, log_prob_by_generator, log_prob_draws, seeded_generators, skip_noise
 from .moments import Moments
+from .roles import as_flow
 
 if TYPE_CHECKING:
     from sklearn.mixture import GaussianMixture
@@ -87,7 +82,7 @@ def why_no_baselines(schema: Schema) -> str:
 
 @torch.no_grad()
 def baselines(
-    model: nn.Module,
+    model: Model,
     data: Dataset,
     train: Dataset,
     validation: Dataset,
@@ -135,7 +130,7 @@ class Comparison:
 class BaselineSums:
     """Baselines that are fitted to training rows, and sums over the rows, chunk by chunk, that compare them."""
 
-    def __init__(self, model: nn.Module, train: Dataset, validation: Dataset, *, seed: int = 0) -> None:
+    def __init__(self, model: Model, train: Dataset, validation: Dataset, *, seed: int = 0) -> None:
         self.flow, self.seed = as_flow(model, "a baseline"), seed
         self.fitted: list[MixtureOfRows] = []
         for components in ((1,), COMPONENTS):

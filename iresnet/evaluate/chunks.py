@@ -64,7 +64,8 @@ def in_parallel(function: Callable[[Tensor], Tensor], x: Tensor, size: int) -> T
 
 def chunk_size(model: nn.Module, x: Tensor, most: int) -> int:
     """Return how many of the samples or codes `x` to process at a time: `most` on a GPU and for small layers."""
-    size, dimension = next((p.element_size() for p in model.parameters()), x.element_size()), math.prod(x.shape[1:])
+    size = next((p.element_size() for p in model.parameters()), x.element_size())
+    dimension = math.prod(x.shape[1:])
     largest = max((_buffer_size(m, dimension) for m in model.modules() if isinstance(m, ResidualBlock)), default=0)
     return most if x.is_cuda or not largest else max(1, min(most, REUSED // (largest * size)))
 

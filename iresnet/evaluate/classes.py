@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..classifier import Classifier
 from ..data import Dataset
 from ..data.dataset import check_dataset, check_unweighted
 from ..data.labels import MISSING
 from ..data.units import bin_centres
-from ..hybrid import Hybrid
+from ..model import Model
 from .chunks import CHUNK, in_chunks
+from .roles import as_classifier
 
 #: The two-sided 95 % quantile of the normal distribution.
 NORMAL_95 = 1.959964
@@ -34,22 +34,8 @@ class Error:
         return f"{self.value:.2f} % ({self.wrong} of {self.rows}; 95 % interval {self.low:.2f} to {self.high:.2f} %)"
 
 
-def has_head(model: nn.Module) -> bool:
-    """Whether the model is a classifier."""
-    return isinstance(model, Classifier | Hybrid)
-
-
-def as_classifier(model: nn.Module, wish: str = "classes need a head") -> Classifier:
-    """Return the classifier of a model; raise a `ValueError` if it has none."""
-    if isinstance(model, Hybrid):
-        return model.classifier
-    if isinstance(model, Classifier):
-        return model
-    raise ValueError(f"{wish}; this model only has a density. Train with objective.kind=hybrid.")
-
-
 @torch.no_grad()
-def logits(model: nn.Module, data: Dataset) -> Tensor:
+def logits(model: Model, data: Dataset) -> Tensor:
     """Compute the logits of every sample; integers are placed at the centres of their bins."""
     check_dataset(data)
     view = as_classifier(model)
@@ -57,7 +43,7 @@ def logits(model: nn.Module, data: Dataset) -> Tensor:
     return in_chunks(lambda x: view(bin_centres(x, data.schema.levels).to(dtype)), data.x, CHUNK)
 
 
-def error(model: nn.Module, data: Dataset) -> Error:
+def error(model: Model, data: Dataset) -> Error:
     """Compute the classification error over the samples that have a label."""
     y = require_labels(data)
     check_unweighted(data)
@@ -92,9 +78,11 @@ def error_from_counts(wrong: int, rows: int) -> Error:
     return Error(100 * p, wrong, rows, 100 * max(0.0, middle - half) / scale, 100 * min(scale, middle + half) / scale)
 
 
-def confusion(model: nn.Module, data: Dataset) -> list[list[int]]:
+def confusion(model: Model, data: Dataset) -> list[list[int]]:
     """Count the samples by true class (first index) and predicted class (second index)."""
-    y, predictions, k = require_labels(data), logits(model, data).argmax(dim=1), len(data.schema.classes)
+    y = require_labels(data)
+    predictions = logits(model, data).argmax(dim=1)
+    k = len(data.schema.classes)
     check_unweighted(data)
     known = y != MISSING
     return torch.bincount(k * y[known] + predictions[known], minlength=k * k).reshape(k, k).tolist()

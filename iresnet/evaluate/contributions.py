@@ -14,22 +14,24 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import Dataset, Schema
 from ..flow import Flow
+from ..model import Model
 from ..progress import each, part
+from ..spelling import at_least
 from ..transform import check_eval
 from ..transforms.given import Given
 from .chunks import chunk_size, in_chunks
-from .likelihood import as_flow
+from .roles import as_flow
 
 #: Values of a column that are tried; rows that are changed together, and changed rows that are evaluated together.
 VALUES, ROWS, CHUNK = 32, 1000, 4000
 
 
 @torch.no_grad()
-def column_gains(model: nn.Module, data: Dataset, *, values: int = VALUES, seed: int = 0) -> Tensor:
+def column_gains(model: Model, data: Dataset, *, values: int = VALUES, seed: int = 0) -> Tensor:
     """Compute the gain of every column for every row of a table, (rows, columns), in nats.
 
     It is infinite for a value that the column cannot have; the other columns of such a row have the gain 0.
@@ -37,8 +39,7 @@ def column_gains(model: nn.Module, data: Dataset, *, values: int = VALUES, seed:
     check_eval(model, "the gain of a column")
     if data.schema.is_image:
         raise ValueError(f"gains are for the columns of a table; got {data.schema}.")
-    if values < 1:
-        raise ValueError(f"values must be at least 1; got {values}.")
+    at_least(1, values=values)
     flow, allowed = as_flow(model), data.schema.allowed(data.x)
     gains = torch.where(allowed, 0.0, math.inf).double()
 

@@ -13,15 +13,16 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import Dataset, subsample
-from ..data.dataset import seeded_generator
+from ..data.sampling import seeded_generator
 from ..data.units import bin_centres
-from ..transform import Transform, check_eval
+from ..model import Model
+from ..transform import check_eval
 from .chunks import CHUNK, in_chunks
 from .classes import Error, error_from_counts, labelled_samples, require_labels
-from .solving import has_inverse
+from .roles import has_inverse
 
 #: The penalties to try, strongest first; each fit starts from the previous solution.
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
@@ -42,7 +43,7 @@ class Probe:
         return f"codes {self.codes}; inputs {self.inputs}; logistic regression on {self.rows} samples"
 
 
-def probe(model: nn.Module, train: Dataset, test: Dataset, *, rows: int = 10_000, seed: int = 0) -> Probe:
+def probe(model: Model, train: Dataset, test: Dataset, *, rows: int = 10_000, seed: int = 0) -> Probe:
     """Fit logistic regression to codes and to inputs of at most `rows` training samples; evaluate it on test data."""
     if rows < 10:
         raise ValueError(f"rows must be at least 10, to fit the probe and to select its penalty; got {rows}.")
@@ -54,7 +55,7 @@ def probe(model: nn.Module, train: Dataset, test: Dataset, *, rows: int = 10_000
     train, test = (subsample(labelled_samples(part), rows) for part in (train, test))
     if len(train) < 10:
         raise ValueError(f"a probe needs at least 10 samples with a label; got {len(train)}.")
-    transform = cast(Transform, cast(Any, model).transform)
+    transform = model.transform
     codes, inputs = (_probe_error(view, train, test, seed) for view in (lambda x: transform(x), lambda x: x))
     return Probe(codes, inputs, len(train))
 
@@ -76,7 +77,8 @@ def _features(view: Callable[[Tensor], Tensor], data: Dataset) -> Tensor:
 def _fit(x: Tensor, y: Tensor, classes: int, seed: int) -> Tensor:
     """Fit weights and biases (inputs + 1, classes): select the penalty on held-out samples, then refit on all."""
     order = torch.randperm(len(x), generator=seeded_generator(seed, "probe")).to(x.device)
-    held_out, rest = order[: max(1, round(HELD_OUT * len(x)))], order[max(1, round(HELD_OUT * len(x))) :]
+    count = max(1, round(HELD_OUT * len(x)))
+    held_out, rest = order[:count], order[count:]
     weight = x.new_zeros(x.shape[1] + 1, classes)
     fits: list[tuple[float, int, Tensor]] = []
     for position, penalty in enumerate(PENALTIES):

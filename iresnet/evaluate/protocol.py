@@ -16,19 +16,22 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..certificate import residual_blocks
 from ..data import Dataset, subsample
 from ..data.units import nats_per_bit_per_dim, nats_per_unit, unit_name
 from ..flow import Flow
 from ..logdet import EXACT_UP_TO, CertifiedSeries, Estimator, Exact, RussianRoulette, terms_needed, truncation_bound
+from ..model import Model
 from ..progress import phase
 from ..spelling import round_up
 from ..transform import check_eval
 from ..transforms import Imported
 from ..transforms.dequantisation import has_noise
-from .likelihood import as_flow, check_mean, log_prob_by_generator
+from .density import check_mean
+from .draws import log_prob_by_generator
+from .roles import as_flow
 
 #: The paper's limit for the bias, and for the standard error of the mean, in bits per dimension.
 LIMIT = 1e-4
@@ -105,7 +108,7 @@ class _Method:
 
 @torch.no_grad()
 def protocol(
-    model: nn.Module,
+    model: Model,
     data: Dataset,
     *,
     bias: float = LIMIT,
@@ -123,7 +126,8 @@ def protocol(
     check_mean(data)
     check_eval(model, "a likelihood")
     flow, d = as_flow(model), data.schema.dimension
-    bit, scale = nats_per_bit_per_dim(data.x.shape[1:]), nats_per_unit(data.x.shape[1:], data.schema.levels)
+    bit = nats_per_bit_per_dim(data.x.shape[1:])
+    scale = nats_per_unit(data.x.shape[1:], data.schema.levels)
     method = _Method(_closed_form(flow), Exact()) if d <= exact_up_to else _method(flow, data.schema.shape, bias * bit)
     generator = torch.Generator(data.x.device).manual_seed(seed)
 
@@ -185,7 +189,9 @@ def _method(flow: Flow, shape: tuple[int, ...], bias: float) -> _Method:
 def _closed_form(flow: Flow) -> str:
     """The name of the method without a series: exact determinants, or those that an ODE solver integrates."""
     integrated = [m for m in flow.modules() if isinstance(m, Imported) and m.adaptive]
-    return ("probe" if any(m.random for m in integrated) else "trace") if integrated else "exact"
+    if not integrated:
+        return "exact"
+    return "probe" if any(m.random for m in integrated) else "trace"
 
 
 def _draws_needed(pilot: Tensor, samples: int, error: float) -> int:

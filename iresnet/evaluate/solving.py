@@ -9,24 +9,23 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..chain import Chain
 from ..data import Dataset
 from ..data.dataset import check_dataset
 from ..data.units import bin_centres
-from ..fixed_point import Solver
+from ..fixed_point import ChainSolution, Solver
 from ..inverse import Decoder
 from ..inverse import solve as solve_batch
+from ..model import Model
 from ..progress import each
 from ..spelling import round_up
-from ..transform import ChainSolution, Transform
-from ..transforms.columns import ColumnTransform
-from ..transforms.preprocess import Logit, Standardise
+from ..transform import Transform
 from .chunks import CHUNK, chunk_size, in_chunks
+from .roles import has_inverse
 
 
 @dataclass(frozen=True)
@@ -80,22 +79,9 @@ class Inverse:
         return f"{words}, code residual {self.code_residual:.1e} and measured error {self.measured_error:.1e}"
 
 
-def has_inverse(model: nn.Module) -> bool:
-    """Whether codes alone can be inverted: there are invertible blocks, and they take no context.
-
-    The code of an ordinary ResNet is only its scaled input.
-    """
-    transform = cast(Transform, cast(Any, model).transform)
-    parts = [part for part in transform.modules() if isinstance(part, Transform)]
-    return (
-        any(not isinstance(part, Chain | ColumnTransform | Logit | Standardise) for part in parts)
-        and not transform.takes_context
-    )
-
-
 @torch.no_grad()
 def reconstruct(
-    model: nn.Module,
+    model: Model,
     data: Dataset,
     *,
     precision: torch.dtype = torch.float64,
@@ -104,26 +90,25 @@ def reconstruct(
 ) -> tuple[ChainSolution, Tensor]:
     """Encode samples and invert their codes; return the solution and the inputs (integers at their bin centres)."""
     check_dataset(data)
-    transform, x = _copy_transform(model, precision), bin_centres(data.x, data.schema.levels).to(precision)
+    transform = _copy_transform(model, precision)
+    x = bin_centres(data.x, data.schema.levels).to(precision)
     return _solve(transform, _map_chunks(transform, x), tolerance=tolerance, solver=solver), x
 
 
 @torch.no_grad()
-def solve_codes(
-    model: nn.Module, z: Tensor, *, precision: torch.dtype = torch.float64, **options: Any
-) -> ChainSolution:
+def solve_codes(model: Model, z: Tensor, *, precision: torch.dtype = torch.float64, **options: Any) -> ChainSolution:
     """Invert codes, with a report; `options` are those of `Transform.solve`."""
     return _solve(_copy_transform(model, precision), z.to(precision), **options)
 
 
-def _copy_transform(model: nn.Module, precision: torch.dtype) -> Transform:
+def _copy_transform(model: Model, precision: torch.dtype) -> Transform:
     """Copy the model's transform to another precision."""
     _check_blocks(model)
-    return cast(Transform, copy.deepcopy(cast(Any, model).transform)).to(precision)
+    return copy.deepcopy(model.transform).to(precision)
 
 
-def _check_blocks(model: nn.Module) -> None:
-    if cast(Any, model).transform.takes_context:
+def _check_blocks(model: Model) -> None:
+    if model.transform.takes_context:
         raise ValueError(
             "an inverse of a conditional density needs the given columns too; codes alone have none. Use Flow.sample "
             "or Transform.inverse with a context."
@@ -171,7 +156,7 @@ def _map_chunks(transform: Transform, x: Tensor, function: Callable[[Tensor], Te
     return in_chunks(transform if function is None else function, x, chunk_size(transform, x, CHUNK))
 
 
-def inverse(model: nn.Module, data: Dataset, **options: Any) -> Inverse:
+def inverse(model: Model, data: Dataset, **options: Any) -> Inverse:
     """Invert the codes of a dataset and summarise the proven bounds and the measured errors."""
     return summarise_inverse(*reconstruct(model, data, **options))
 
@@ -183,7 +168,8 @@ def proven_samples(solution: ChainSolution) -> Tensor:
 
 def summarise_inverse(solution: ChainSolution, x: Tensor) -> Inverse:
     """Summarise a reconstruction by the worst sample for each metric."""
-    composed, size = float(solution.composed_bound.max()), float(x.flatten(1).norm(dim=1).max())
+    composed = float(solution.composed_bound.max())
+    size = float(x.flatten(1).norm(dim=1).max())
     return Inverse(
         rows=len(x),
         precision=str(x.dtype).removeprefix("torch."),
@@ -199,14 +185,14 @@ def summarise_inverse(solution: ChainSolution, x: Tensor) -> Inverse:
 
 
 @torch.no_grad()
-def interpolate(model: nn.Module, data: Dataset, *, pairs: int = 6, steps: int = 9, seed: int = 0) -> Tensor:
+def interpolate(model: Model, data: Dataset, *, pairs: int = 6, steps: int = 9, seed: int = 0) -> Tensor:
     """Decode points on straight lines between codes, (pairs, steps, ...), of two different classes where possible."""
     if pairs < 1 or steps < 2:
         raise ValueError(f"pairs must be at least 1 and steps at least 2; got {pairs} and {steps}.")
     if len(data) < 2:
         raise ValueError(f"an interpolation needs at least two samples; got {len(data)}.")
     _check_blocks(model)
-    transform = cast(Transform, cast(Any, model).transform)
+    transform = model.transform
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).tolist()
     chosen = _pairs(order, None if data.y is None else data.y.tolist(), min(pairs, len(data) // 2))
     first, second = (

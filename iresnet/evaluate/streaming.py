@@ -16,20 +16,24 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import Dataset, Splits
 from ..data.labels import MISSING
 from ..data.split import RandomRows
+from ..device import device_of
+from ..model import Model
 from ..train.distributed import ALONE, Group
 from .baselines import BaselineSums, Comparison, why_no_baselines
-from .classes import confusion, error_from_counts, has_head
-from .likelihood import DensitySums, Likelihoods, check_mean_counts, draw_seeds, has_density
-from .solving import has_inverse, inverse
+from .classes import confusion, error_from_counts
+from .density import DensitySums, check_mean_counts
+from .draws import Likelihoods, draw_seeds
+from .roles import has_density, has_head, has_inverse
+from .solving import inverse
 
 
 def evaluate_chunks(
-    model: nn.Module,
+    model: Model,
     chunks: Iterable[Dataset],
     *,
     split: str = "test",
@@ -44,7 +48,7 @@ def evaluate_chunks(
     In a group, `chunks` are those of this process. The first begins at sample `rows[0]` of all, and each of those
     before, which are another's, has `size` samples. Rank 0 returns the metrics, the others nothing.
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
     adder = _Adder(model, draws, fitting, Sums(RandomRows(rows)))
     for data in chunks:
         if group.rank and not adder.sums.rows:
@@ -90,7 +94,7 @@ class Sums:
         if confusion is not None:
             self.confusion = confusion if self.confusion is None else self.confusion + confusion
 
-    def summarise(self, model: nn.Module) -> dict[str, Any]:
+    def summarise(self, model: Model) -> dict[str, Any]:
         """Return the metrics, as plain values."""
         content: dict[str, Any] = {}
         if self.confusion is not None:
@@ -108,7 +112,7 @@ class Sums:
 class _Adder:
     """Evaluates a model on chunks and adds the results to sums."""
 
-    def __init__(self, model: nn.Module, draws: int, fitting: Splits | None, sums: Sums) -> None:
+    def __init__(self, model: Model, draws: int, fitting: Splits | None, sums: Sums) -> None:
         self.model, self.draws, self.fitting, self.sums = model, draws, fitting, sums
         self.likelihoods: Likelihoods | None = None
         self.baselines: BaselineSums | None = None

@@ -17,15 +17,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import Dataset
 from ..logdet import Estimator, Exact, Jacobian, truncation_bound
+from ..model import Model
 from ..spelling import at_least
 from ..transform import check_eval
 from ..transforms.dequantisation import dequantise_for
 from .chunks import memory_factor
-from .likelihood import as_flow, check_mean
+from .density import check_mean
+from .roles import as_flow
 
 #: The most entries of Jacobians in memory on a machine with little of it.
 ENTRIES = 1 << 22
@@ -110,7 +112,7 @@ def _moments(a: Tensor, logdet: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def truncation(model: nn.Module, data: Dataset, *, terms: int = 20, seed: int = 0) -> Truncation:
+def truncation(model: Model, data: Dataset, *, terms: int = 20, seed: int = 0) -> Truncation:
     """Compute the bias and the standard deviation of series with 1 to `terms` terms, against exact determinants.
 
     It needs a dense d x d Jacobian for every sample and block: feasible for hundreds of dimensions, not for thousands.
@@ -120,7 +122,9 @@ def truncation(model: nn.Module, data: Dataset, *, terms: int = 20, seed: int = 
     check_mean(data)
     check_eval(model, "a likelihood")
     flow, d = copy.deepcopy(as_flow(model)), data.schema.dimension
-    generator, parts, dense = torch.Generator(data.x.device).manual_seed(seed), [], _DenseEstimator(terms)
+    generator = torch.Generator(data.x.device).manual_seed(seed)
+    parts = []
+    dense = _DenseEstimator(terms)
     for x in torch.split(data.x, max(1, ENTRIES * memory_factor(data.x.device) // d**2)):
         dense = _DenseEstimator(terms)
         flow.log_prob(dequantise_for(flow, x, data.schema.levels, generator)[0], estimator=dense)

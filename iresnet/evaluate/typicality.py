@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import Dataset, subsample
 from ..data.corruptions import CORRUPTIONS, SYNTHETIC, corrupt
 from ..data.units import nats_per_unit
 from ..flow import LogProb
+from ..model import Model
 from ..progress import each
 from .likelihood import log_likelihood
 
@@ -146,7 +147,7 @@ def corrupted_datasets(data: Dataset, names: Iterable[str] = (*CORRUPTIONS, *SYN
     return {name: Dataset(corrupt(name, data.x, levels), None, data.schema) for name in names}
 
 
-def corruption_detection(model: nn.Module, data: Dataset, *, draws: int = 2, rows: int = 200) -> list[dict[str, Any]]:
+def corruption_detection(model: Model, data: Dataset, *, draws: int = 2, rows: int = 200) -> list[dict[str, Any]]:
     """Evaluate how well the likelihood detects each corruption, on at most `rows` images."""
     data = subsample(data, rows)
     corrupted = corrupted_datasets(data, CORRUPTIONS)
@@ -159,7 +160,7 @@ def corruption_detection(model: nn.Module, data: Dataset, *, draws: int = 2, row
 
 
 def ood_detection(
-    model: nn.Module,
+    model: Model,
     data: Dataset,
     others: Mapping[str, Dataset],
     reference: Tensor,

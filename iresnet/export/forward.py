@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from ..base import Base
 from ..batch import Shape
 from ..data import Schema
-from ..evaluate import anomaly
-from ..evaluate.likelihood import DRAWS
+from ..evaluate import DRAWS, anomaly
 from ..flow import code_and_log_prob
 from ..logdet import EXACT_UP_TO, Estimator, Jacobian
 from ..spelling import quoted

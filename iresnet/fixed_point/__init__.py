@@ -17,7 +17,7 @@ Reading order: `affine` (an affine approximation of g), `steps` (those of single
 """
 
 from .affine import FEW_DIMENSIONS, MAX_DIMENSION, Affine
-from .solution import ConvergenceError, Solution, describe_proof
+from .solution import ChainSolution, ConvergenceError, Solution, describe_proof
 from .solvers import Anderson, Banach, Newton, Solver, default_solver
 from .solving import default_tolerance, iteration_limit, solve
 from .steps import Branch
@@ -29,6 +29,7 @@ __all__ = [
     "Anderson",
     "Banach",
     "Branch",
+    "ChainSolution",
     "ConvergenceError",
     "Newton",
     "Solution",

@@ -1,4 +1,4 @@
-"""What a solve reports: x with its error bound and success per sample, or an error with the numbers and the remedy."""
+"""What a solve reports: x with its errors and success per sample, or an exception with the numbers and the remedy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..proof import sample_norms
 from ..spelling import counted, round_up
 
 
@@ -34,6 +35,47 @@ class Solution:
         return (
             f"{int(self.converged.sum())} of {len(self.converged)} samples {describe_proof(self)}, largest error bound "
             f"{bound}, at most {effort}"
+        )
+
+
+@dataclass(frozen=True)
+class ChainSolution:
+    """The inverse of a chain with its errors, per sample: several numbers with different meanings, never merged.
+
+    `largest_block_bound` is the largest of the error bounds that each block's solve has by itself. `code_residual` is
+    ||F(x) - z|| in float64. `measured_error` needs the true x. `composed_bound` carries the block bounds through all
+    later inverses; it grows like the product of Lip(F_t^-1) and is not informative for deep chains. `diverged` is True
+    if the steps grew or numbers overflowed in some block, which can happen only in a block without a proof. `reason`
+    says which part is unknown, if nothing is proven for that reason.
+    """
+
+    x: Tensor
+    iterations: Tensor
+    converged: Tensor
+    largest_block_bound: Tensor
+    code_residual: Tensor
+    composed_bound: Tensor
+    diverged: Tensor
+    proven: bool = True
+    reason: str = ""
+
+    @property
+    def error_bound(self) -> Tensor:
+        """The composed bound: the only end-to-end proof."""
+        return self.composed_bound
+
+    def measured_error(self, truth: Tensor) -> Tensor:
+        """Return ||x - truth|| per sample."""
+        return sample_norms(self.x.double() - truth.double())
+
+    def __str__(self) -> str:
+        composed = float(self.composed_bound.max())
+        scale = float(self.x.double().flatten(1).norm(dim=1).max())
+        remark = "" if composed < 0.1 * max(scale, 1e-12) else " (not informative)"
+        return (
+            f"{int(self.converged.sum())} of {len(self.converged)} samples {describe_proof(self)}, block by block; "
+            f"largest block bound {round_up(float(self.largest_block_bound.max()), '.1e')}, "
+            f"code residual {float(self.code_residual.max()):.1e}, composed bound {round_up(composed, '.1e')}{remark}"
         )
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ..allowed import check_settings
+from ..device import device_of
 from ..logdet import Estimator, FixedSeries, RussianRoulette
 from ..residual import ResidualBlock
 from .couplings import find_couplings
@@ -60,7 +61,7 @@ class Engine:
         ranks: int = 1,
     ) -> None:
         self.ranks = ranks
-        self.reasons, device = list[str](), next(objective.parameters()).device
+        self.reasons, device = list[str](), device_of(objective)
         self.blocks = any(isinstance(m, ResidualBlock) for m in objective.modules())
         self.rest, self.couplings = bool(unfused_convolutions(objective)), bool(find_couplings(objective))
         self.series = isinstance(estimator, FixedSeries | RussianRoulette)  # a stopped roulette is a fixed series

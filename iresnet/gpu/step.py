@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..cuda_graph import CudaGraphs
+from ..device import device_of
 from ..logdet import StoppedRoulette
 from ..precision import cudnn_benchmark
 from .engine import Engine
@@ -110,7 +111,7 @@ class FastStep:
     @contextmanager
     def _fused_view(self) -> Iterator[nn.Module]:
         """The objective with fused blocks; autocast runs everything else in the same precision."""
-        engine, device = self.engine, next(self.objective.parameters()).device
+        engine, device = self.engine, device_of(self.objective)
         half = engine.dtype != torch.float32 and engine.rest
         with (
             planned(self.objective, engine.dtype, compiled=engine.compiled) as view,

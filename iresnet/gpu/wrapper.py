@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..batch import Shape
-from ..fixed_point import Solution, Solver
+from ..fixed_point import ChainSolution, Solution, Solver
 from ..float64 import Rounding
-from ..transform import ChainSolution, Stretch, Transform
+from ..transform import Stretch, Transform
 
 
 class Wrapper(Transform):

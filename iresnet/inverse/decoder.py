@@ -19,10 +19,10 @@ from torch import Tensor
 from ..batch import check_batch
 from ..compiled import empty_inverse
 from ..compiler import can_read_values, is_transforming
-from ..fixed_point import Anderson, Banach, Newton, Solver
+from ..fixed_point import Anderson, Banach, ChainSolution, Newton, Solver
 from ..opaque import Function, call, define, keep_track, outside_graph, tracked
 from ..proof import sample_norms
-from ..transform import ChainSolution, Transform
+from ..transform import Transform
 from ..trust import NoBoundKnown, unwrap_unmodified
 from . import ordinary
 from .arithmetic import Arithmetic

@@ -20,15 +20,16 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from ..allowed import positive
 from ..batch import Shape, as_plain, check_batch, check_finite
 from ..branch import copy_branch, to_channels_last
 from ..cuda_graph import as_cuda_graph
 from ..fingerprint import Fingerprint
-from ..fixed_point import default_tolerance
+from ..fixed_point import ChainSolution, default_tolerance
 from ..lipschitz import release_
 from ..proof import sample_norms
 from ..residual import ResidualBlock
-from ..transform import ChainSolution, StackOperation, Step, Transform, flat_steps, run_inverse
+from ..transform import StackOperation, Step, Transform, flat_steps, run_inverse
 from ..transforms.mixing import InvertibleConv1x1
 from ..transforms.preprocess import Logit
 from ..trust import why_untrusted
@@ -66,8 +67,8 @@ class Inverter:
         arithmetic: Arithmetic | None = None,
         schedule: Schedule | None = None,
     ) -> None:
-        if tolerance is not None and not tolerance > 0:
-            raise ValueError(f"tolerance must be positive; got {tolerance}.")
+        if tolerance is not None:
+            positive.check("tolerance", tolerance)
         begin, z = time.perf_counter(), self._example(transform, example)
         self.tolerance, self.shape, self._precision = tolerance, tuple(z.shape), z.dtype
         self.arithmetic = Arithmetic.on(z.device) if arithmetic is None else arithmetic

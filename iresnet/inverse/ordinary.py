@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from ..batch import as_plain, check_finite
-from ..fixed_point import ConvergenceError, Solution, Solver
+from ..fixed_point import ChainSolution, ConvergenceError, Solution, Solver
 from ..proof import SetAside, compose_bounds, growth_factors, nan_to_infinity, sample_norms
 from ..residual import ResidualBlock
 from ..transform import (
-    ChainSolution,
     Transform,
     check_context,
     check_unmodified,

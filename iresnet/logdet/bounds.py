@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..allowed import positive
+
 
 def truncation_bound(lipschitz: float, dimension: int, terms: int) -> float:
     """Bound the truncation error (Theorem 3): |ln det - n terms| <= -d (ln(1 - L) + sum_{k<=n} L^k / k), in nats.
@@ -28,8 +30,7 @@ def truncation_bound(lipschitz: float, dimension: int, terms: int) -> float:
 def terms_needed(lipschitz: float, dimension: int, tolerance: float) -> int:
     """Return the smallest number of terms with a truncation error of at most `tolerance` nats, by Theorem 3."""
     _check_lipschitz(lipschitz)
-    if not tolerance > 0:
-        raise ValueError(f"tolerance must be positive; got {tolerance}.")
+    positive.check("tolerance", tolerance)
     low, high = 0, 1
     while truncation_bound(lipschitz, dimension, high) > tolerance:
         low, high = high, 2 * high

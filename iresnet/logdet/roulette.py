@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..allowed import positive
 from .estimators import DrawnSeries, Estimator, FixedSeries, SeriesDraw, check_contraction, check_series
 from .jacobian import Jacobian
 from .probes import Probe, draw_probes
@@ -106,8 +107,7 @@ class AdaptiveRoulette(Estimator):
     needs_lipschitz: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not self.tolerance > 0:
-            raise ValueError(f"tolerance must be positive; got {self.tolerance}.")
+        positive.check("tolerance", self.tolerance)
 
     def estimate(
         self, jacobian: Jacobian, x: Tensor, lipschitz: float | None, generator: torch.Generator | None

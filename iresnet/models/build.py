@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from ..base import Base, DiagonalNormal, NormalMixture, Posterior
@@ -15,40 +14,28 @@ from ..batch import Shape
 from ..chain import Chain
 from ..classifier import Classifier
 from ..data import Schema
-from ..data.units import bin_centres
 from ..flow import Flow
 from ..hybrid import Hybrid
 from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
 from ..multiscale import Multiscale
 from ..residual import ResidualBlock
-from ..spelling import listed
 from ..transform import Transform
-from ..transforms.columns import ColumnTransform
 from ..transforms.dequantisation import LearnedNoise
 from ..transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
 from ..transforms.given import Given
 from ..transforms.mixing import InvertibleConv1x1, PrincipalAxes
-from ..transforms.preprocess import Logit, Standardise
 from . import families
 from .block import block
 from .branches import conditioned
-from .mixture import column_splines, full_mixture, random_samples
+from .mixture import full_mixture
 from .network import Network
+from .preprocessing import context_scale, fixed_transform, with_noise
+from .purpose import check_purpose
 from .readout import head as make_head
-from .resnet import PlainResNet, PreActResNet
+from .resnet import RESNET_WIDTH, RESNETS
 
-#: The number of images that the standardisation is fitted on, and the dimension up to which the exact determinant costs
-#: no more than a series.
-FIT_IMAGES, EXACT_DIMENSIONS = 10_000, 8
-
-#: The most columns of a base with full covariances.
-FULL_COLUMNS = 1_000
-
-#: The default width of a ResNet's first stage.
-RESNET_WIDTH = 16
-
-#: Ordinary ResNets by family.
-RESNETS = {"resnet": PreActResNet, "resnet-plain": PlainResNet}
+#: The dimension up to which the exact determinant costs no more than a series.
+EXACT_DIMENSIONS = 8
 
 
 def build(
@@ -60,14 +47,14 @@ def build(
     components is chosen on the `validation` samples if the settings leave it open. A model whose weights are loaded
     from a file needs neither.
     """
-    _check_purpose(network, schema, purpose)
+    check_purpose(network, schema, purpose)
     if schema.is_image:
         network.check_size(*schema.shape[1:])
     if purpose != "classification":
         data, validation = (None if x is None else with_noise(schema, x) for x in (data, validation))
     if schema.targets:
         return _conditional_flow(network, schema, data, validation)
-    first = _fixed_transform(network, schema, purpose, data, validation)
+    first = fixed_transform(network, schema, purpose, data, validation)
     if network.family in RESNETS:
         width = network.width or RESNET_WIDTH
         return Classifier(first, RESNETS[network.family](schema.shape[0], len(schema.classes), network.blocks, width))
@@ -91,7 +78,7 @@ def _conditional_flow(network: Network, schema: Schema, data: Tensor | None, val
     targets = [schema.columns.index(name) for name in schema.targets]
     others = [i for i in range(schema.dimension) if i not in targets]
     inner = schema.select(schema.targets)
-    first = _fixed_transform(
+    first = fixed_transform(
         network, inner, "density", *(None if x is None else x[:, targets] for x in (data, validation))
     )
     counts = [len(schema.kinds[i].categories) if schema.columns[i] in schema.one_hot else 0 for i in others]
@@ -100,76 +87,10 @@ def _conditional_flow(network: Network, schema: Schema, data: Tensor | None, val
     parts = [
         ResidualBlock(conditioned(t.g, inner.dimension, inputs)) if isinstance(t, ResidualBlock) else t for t in chain
     ]
-    scale = _context_scale(len(others), None if data is None else data[:, others])
+    scale = context_scale(len(others), None if data is None else data[:, others])
     transform = Given(Chain(*parts), scale, targets, counts)
     base = _base(network, transform.output_shape(schema.shape), transform, data, validation)
     return Flow(transform, base, estimator=training_estimator(network, inner), event_shape=schema.shape)
-
-
-def _context_scale(columns: int, data: Tensor | None) -> Standardise:
-    """Standardise the given columns; one that is constant keeps its scale."""
-    if data is None:
-        return Standardise(torch.zeros(columns), torch.ones(columns))
-    std, mean = torch.std_mean(data.double(), dim=0, correction=0)
-    varies = std > torch.finfo(data.dtype).eps * data.double().abs().amax(dim=0)
-    return Standardise(mean.to(data.dtype), torch.where(varies, std, 1.0).to(data.dtype))
-
-
-def with_noise(schema: Schema, data: Tensor) -> Tensor:
-    """Add noise to the discrete columns of a table, so that everything is fitted to what the density sees of them."""
-    columns = zip(schema.names, schema.kinds, strict=True) if schema.kinds else ()
-    step = torch.tensor(
-        [kind.step or 0.0 if name in (schema.targets or schema.names) else 0.0 for name, kind in columns]
-    )
-    if not step.any():
-        return data
-    u = torch.rand(data.shape, generator=torch.Generator().manual_seed(0))
-    return data + ((u - 0.5) * step).to(data)
-
-
-def _check_purpose(network: Network, schema: Schema, purpose: str) -> None:
-    if schema.targets and (purpose != "density" or families.is_other_flow(network)):
-        what = purpose if purpose != "density" else f"the family {network.family}"
-        raise ValueError(
-            f"a conditional density, of {listed(schema.targets)} given the other columns, needs the objective "
-            f'"density" and family = "iresnet"; got {what}.'
-        )
-    if families.is_other_flow(network):
-        families.check_family(network, schema, purpose)
-    if purpose != "density" and len(schema.classes) < 2:
-        raise ValueError(
-            f"{purpose} needs at least two classes; got {len(schema.classes)}. "
-            "Set the label column (data.label), or use the objective 'density'."
-        )
-    if network.family in RESNETS and not (schema.is_image and purpose == "classification"):
-        what = purpose if schema.is_image else "a table"
-        raise ValueError(
-            f'the family {network.family} classifies images and has no inverse; got {what}. Use family = "iresnet".'
-        )
-    if network.dequantiser and not (schema.is_image and schema.levels is not None and purpose == "density"):
-        what = purpose if schema.is_image and schema.levels is not None else "data that are not images of integers"
-        raise ValueError(
-            "dequantiser must be 0 except for densities of images of integers; "
-            f"got {network.dequantiser} for {what}. Set it to 0."
-        )
-    if purpose == "classification":
-        return
-    if network.covariance == "full" and schema.is_image:
-        raise ValueError('covariance = "full" is for tables; got images. Use covariance = "diagonal".')
-    if network.covariance == "full" and schema.dimension > FULL_COLUMNS:
-        raise ValueError(
-            f'covariance = "full" is for at most {FULL_COLUMNS:,} columns; got {schema.dimension:,}. '
-            'Use covariance = "diagonal" with components = 1.'
-        )
-    if network.padding:
-        raise ValueError(
-            f"padding must be 0 for a density, which is unbounded on constant channels; got {network.padding}."
-        )
-    if not network.constrained:
-        raise ValueError(
-            f"constrained must be true for a density, whose determinant needs a contraction; got false for {purpose}. "
-            "Use the objective 'classification'."
-        )
 
 
 def _learned_noise(network: Network, schema: Schema) -> LearnedNoise | None:
@@ -181,37 +102,6 @@ def _learned_noise(network: Network, schema: Schema) -> LearnedNoise | None:
 def _ends_with_actnorm(network: Network, purpose: str) -> bool:
     """Whether the transform ends with an ActNorm; not if a head follows that begins with BatchNorm."""
     return not (purpose == "classification" and network.readout == "batchnorm")
-
-
-def _fixed_transform(
-    network: Network, schema: Schema, purpose: str, data: Tensor | None, validation: Tensor | None
-) -> Transform:
-    """Build what comes before the network and is fixed before training: preprocessing, and the splines of a table."""
-    first = preprocessing(network, schema, purpose, data)
-    if network.spline_bins and not schema.is_image:
-        return Chain(first, column_splines(network, schema, first, data, validation))
-    return first
-
-
-def preprocessing(network: Network, schema: Schema, purpose: str, data: Tensor | None) -> Transform:
-    """Build what brings samples to the scale of a network, fitted to data if there are some."""
-    if schema.kinds and purpose != "classification":  # the kinds of columns are about densities and samples
-        return _column_transform(schema, data)
-    if schema.levels is not None and network.preprocessing == "logit":
-        return Logit(schema.levels, network.alpha)
-    if schema.levels is not None and network.preprocessing == "centre":  # x / levels - 1/2
-        return Standardise([schema.levels / 2] * schema.shape[0], [float(schema.levels)] * schema.shape[0])
-    if data is None:
-        return Standardise(torch.zeros(schema.shape[0]), torch.ones(schema.shape[0]))
-    data = random_samples(data, FIT_IMAGES) if schema.is_image else data
-    # Dequantisation moves the mean by half a level; it adds 1/12 to the variance, which is left to ActNorm.
-    return Standardise.fit(bin_centres(data, schema.levels).float())
-
-
-def _column_transform(schema: Schema, data: Tensor | None) -> ColumnTransform:
-    lower, upper, margin = zip(*(kind.interval for kind in schema.kinds), strict=True)
-    made = ColumnTransform(lower, upper, margin, [kind.step for kind in schema.kinds])
-    return made if data is None else made.to(data.device).fit(data)
 
 
 def _residual_transform(network: Network, schema: Schema, first: Transform, normalised: bool) -> Transform:

@@ -85,7 +85,8 @@ def full_mixture(
     x = random_samples(data, FIT_ROWS)
     transform.train()(x)  # the first batch in training initialises ActNorms and principal axes
     with torch.no_grad():
-        z, held_out = transform(x), None if validation is None else transform(random_samples(validation, FIT_ROWS))
+        z = transform(x)
+        held_out = None if validation is None else transform(random_samples(validation, FIT_ROWS))
     return fit_mixture(partial(FullMixture, shape, learned=network.learned_base), z, held_out, network.components)
 
 
@@ -150,7 +151,8 @@ def suits_better(transform: Transform, other: Transform, x: Tensor, held_out: Te
 def mixture_log_likelihood(transform: Transform, x: Tensor, held_out: Tensor) -> Tensor:
     """Return the log-likelihoods of held-out samples for the mixture that suits their codes best."""
     with torch.no_grad():
-        z, (held_out_z, logdet) = transform(x[:PILOT_SAMPLES]), transform.forward_and_logdet(held_out)
+        z = transform(x[:PILOT_SAMPLES])
+        held_out_z, logdet = transform.forward_and_logdet(held_out)
     best = best_mixture(z, held_out_z, PILOT_COMPONENTS)
     return _background(best, held_out_z)[1] + logdet.double().cpu()
 
@@ -159,7 +161,8 @@ def held_out_parts(x: Tensor, held_out: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the samples to fit and those to choose by: a fifth of x, if none are given."""
     if held_out is not None:
         return x, held_out
-    order, n = torch.randperm(len(x)), max(1, round(HELD_OUT * len(x)))
+    order = torch.randperm(len(x))
+    n = max(1, round(HELD_OUT * len(x)))
     return x[order[n:]], x[order[:n]]
 
 

@@ -17,6 +17,9 @@ from torch import Tensor, nn
 #: The number of output channels of a bottleneck divided by that of its inner convolutions.
 EXPANSION = 4
 
+#: The default number of channels of the first stage.
+RESNET_WIDTH = 16
+
 
 def _bottleneck_convolutions(channels: int, width: int, stride: int) -> list[nn.Module]:
     """Build 1x1, 3x3 and 1x1 convolutions with BatchNorm and ReLU between them."""
@@ -133,3 +136,7 @@ class PlainResNet(_ResNet):
 
     def _before_pooling(self, channels: int) -> list[nn.Module]:
         return []
+
+
+#: Ordinary ResNets by family.
+RESNETS: dict[str, type[PreActResNet | PlainResNet]] = {"resnet": PreActResNet, "resnet-plain": PlainResNet}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from .. import config
 from ..data import DataSettings
-from ..data.dataset import check_seed
+from ..data.sampling import check_seed
 from ..gpu import Acceleration
 from ..models import Network
 from ..spelling import quoted

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import config, evaluate, lipschitz, spectral
 from ..batch import Shape
@@ -17,7 +17,9 @@ from ..certificate import residual_blocks
 from ..data import Dataset, DataSettings, Schema, subsample
 from ..data.corruptions import CORRUPTIONS, corrupt
 from ..evaluate.solving import decode
+from ..model import Model
 from ..run import Run
+from ..tree import parameter_count
 from .material import Anomaly, Material, Reconstruction, SpectrumOfLayer, UnusualRows
 from .words import last_name, without_folders
 
@@ -47,14 +49,15 @@ def gather(
     model, test = run.model(device=device), run.splits().test if data is None else data
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))
     shown = test.take(order[: IMAGES if run.schema.is_image else POINTS])
-    density, decodes = evaluate.has_density(model), _is_proven(run) and evaluate.has_inverse(model)
+    density = evaluate.has_density(model)
+    decodes = _is_proven(run) and evaluate.has_inverse(model)
     return Material(
         name=run.experiment.name,
         objective=run.experiment.objective.kind,
         schema=run.schema,
         config=config.dump(replace(run.experiment, data=_local(run.experiment.data))),
         environment=_local_environment(run.read_json("environment.json")),
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameter_count(model),
         log=run.log(),
         evaluation=run.read_json("evaluation.json") if evaluation is None else evaluation,
         certificate=run.read_json("certificate.json"),
@@ -78,7 +81,7 @@ def _released_step(run: Run) -> int | None:
     return int(run.best_metrics()["step"]) if (run.folder / "best.safetensors").is_file() else None
 
 
-def _unusual(run: Run, model: nn.Module, test: Dataset, device: str) -> UnusualRows:
+def _unusual(run: Run, model: Model, test: Dataset, device: str) -> UnusualRows:
     """Score the rows of a table; return the scores, and what is known of the highest few."""
     rows = subsample(test, SCORED)
     values = evaluate.log_likelihood(model, rows.to(device)).value.cpu()
@@ -106,7 +109,7 @@ def _local_environment(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "command": without_folders(command)} if isinstance(command, str) else content
 
 
-def _samples(model: nn.Module, count: int, device: str, seed: int) -> Tensor:
+def _samples(model: Model, count: int, device: str, seed: int) -> Tensor:
     flow = evaluate.as_flow(model)
     return decode(flow.transform, flow.base.rsample(count, torch.Generator(device).manual_seed(seed))).cpu()
 
@@ -116,11 +119,11 @@ def _is_proven(run: Run) -> bool:
     return bool(run.read_json("certificate.json").get("passed", True))
 
 
-def _lines(model: nn.Module, rows: Dataset, seed: int) -> Tensor:
+def _lines(model: Model, rows: Dataset, seed: int) -> Tensor:
     return evaluate.interpolate(model, rows, seed=seed).cpu()
 
 
-def _rebuilt(model: nn.Module, rows: Dataset) -> Reconstruction | None:
+def _rebuilt(model: Model, rows: Dataset) -> Reconstruction | None:
     if not evaluate.has_inverse(model):
         return None
     solution, x = evaluate.reconstruct(model, rows)
@@ -128,9 +131,11 @@ def _rebuilt(model: nn.Module, rows: Dataset) -> Reconstruction | None:
     return Reconstruction(*(tensor.cpu() for tensor in made))
 
 
-def _anomalies(run: Run, model: nn.Module, rows: Dataset, device: str) -> list[Anomaly]:
+def _anomalies(run: Run, model: Model, rows: Dataset, device: str) -> list[Anomaly]:
     """Return the data and every corruption of them, with their anomaly scores."""
-    levels, reference, few = cast(int, run.schema.levels), run.reference(), _first(rows, STRANGE)
+    levels = cast(int, run.schema.levels)
+    reference = run.reference()
+    few = _first(rows, STRANGE)
     versions = {"original": few.x} | {name: corrupt(name, few.x, levels) for name in CORRUPTIONS}
     found = {e["name"]: e["detection"] for e in run.read_json("evaluation.json").get("anomalies", [])}
     made = []
@@ -145,7 +150,7 @@ def _first(rows: Dataset, count: int) -> Dataset:
     return rows.take(torch.arange(min(count, len(rows))))
 
 
-def spectra(model: nn.Module, shape: Shape) -> Iterator[SpectrumOfLayer]:
+def spectra(model: Model, shape: Shape) -> Iterator[SpectrumOfLayer]:
     """Yield the singular values of every constrained layer whose dense matrix is small enough."""
     for name, block, at in residual_blocks(model, shape):
         if not any(lipschitz.cap_of(layer) is not None for layer in block.g.modules()):

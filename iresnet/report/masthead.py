@@ -132,11 +132,9 @@ def _density(material: Material) -> tuple[str, Markup] | None:
     d: dict[str, Any] = material.evaluation.get("density") or {}
     if not d:
         return None
-    se, decimals, value = (
-        nonfinite_to_none(d.get("standard_error")),
-        decimals_for(d.get("standard_error")),
-        nonfinite_to_none(d["value"]),
-    )
+    se = nonfinite_to_none(d.get("standard_error"))
+    decimals = decimals_for(d.get("standard_error"))
+    value = nonfinite_to_none(d["value"])
     bar = interval(value - se, value, value + se, decimals) if se and value is not None else ""
     note = "bar: one standard error over test data" if bar else "mean over test data"
     return "Negative log-likelihood", _metric(fixed(d["value"], decimals), d["unit"], bar, note)
@@ -170,7 +168,8 @@ def _proven(material: Material) -> tuple[str, Markup] | None:
     i: dict[str, Any] = material.evaluation.get("inverse") or {}
     if "largest_block_bound" not in i:
         return None
-    bound, rows = nonfinite_to_none(i["largest_block_bound"]), f"{i['proven']:,} of {count(i['rows'], 'sample')}"
+    bound = nonfinite_to_none(i["largest_block_bound"])
+    rows = f"{i['proven']:,} of {count(i['rows'], 'sample')}"
     note = f"proven: largest error bound of one block’s inverse, {rows}"
     if bound is None:
         note = f"no bound: {unproven(i)}; {rows} proven"

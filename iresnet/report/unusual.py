@@ -84,7 +84,8 @@ def _distribution(material: Material, found: UnusualRows) -> Markup:
     low, high = float(values.min()), float(values.max())
     heights, edges = np.histogram(values, BARS, (low, high if high > low else low + 1))
     air = 0.02 * float(edges[-1] - edges[0])
-    x, y = axis(float(edges[0]) - air, float(edges[-1]) + air, "−ln p, nats"), Axis(0, 1.1 * float(heights.max()))
+    x = axis(float(edges[0]) - air, float(edges[-1]) + air, "−ln p, nats")
+    y = Axis(0, 1.1 * float(heights.max()))
     steps = [(float(e), float(h)) for k, h in enumerate(heights) for e in edges[k : k + 2]]
     top = [(-float(v), 0.03 * y.high) for v in found.likelihoods if math.isfinite(float(v))]
     marks: list[Mark] = [area(x, y, steps, "accent"), dots(x, y, top, "warm-dots")]

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from ..data.units import bin_centres
 from ..run import Run
-from ..transform import Transform
+from ..tree import parameter_count
 from .cells import CLASSIFIERS, DIGITS, OTHER_CLASSIFIERS, RESNET, VANILLA, Cell, cells_on, number_labels
 from .evaluation import BOUNDS, STEPS, describe_iteration, error_on_test_images, evaluate_cell, run_facts
 from .experiments import EPOCHS
@@ -102,7 +102,7 @@ def measure_rival(work: Work, run: Run, cell: Cell) -> Measurement:
     """Return the row of one classifier of Table 3: its error, and the reconstruction error of its own inverse."""
 
     def compute() -> dict[str, Any]:
-        parameters = sum(p.numel() for p in work.model(run).parameters())
+        parameters = parameter_count(work.model(run))
         return {"parameters": parameters, "measured_error": _reconstruction_error(work, run)}
 
     metrics = {**cached(run, "table3", compute), "error": error_on_test_images(work, run, cell)}
@@ -121,7 +121,7 @@ def measure_rival(work: Work, run: Run, cell: Cell) -> Measurement:
 def _reconstruction_error(work: Work, run: Run) -> float:
     """Return the largest l2 distance of an image to its reconstruction, in grey levels."""
     images = work.images(run, IMAGES)
-    transform = cast(Transform, copy.deepcopy(cast(Any, work.model(run)).transform)).double().eval()
+    transform = copy.deepcopy(work.model(run).transform).double().eval()
     x = bin_centres(images.x, images.schema.levels).double()
     return float((transform.solve(transform(x)).x - x).flatten(1).norm(dim=1).max())
 

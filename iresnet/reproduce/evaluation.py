@@ -11,15 +11,17 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import evaluate
 from ..certificate import residual_blocks
 from ..data import Dataset
 from ..data.units import bin_centres
 from ..evaluate import error_from_counts
+from ..model import Model
 from ..results import nonfinite_to_none
 from ..run import Run
+from ..tree import parameter_count
 from .cells import Cell
 from .iteration import Algorithm1, Reconstruction
 from .job import Work
@@ -70,7 +72,8 @@ def _evaluate(work: Work, run: Run) -> dict[str, Any]:
     final = work.model(run)
     before = run.model("best", device)  # the same network before tightening
     test, validation = splits.test.to(device), splits.validation.to(device)
-    y, classes = evaluate.require_labels(test), [evaluate.logits(m, test).argmax(1) for m in (before, final)]
+    y = evaluate.require_labels(test)
+    classes = [evaluate.logits(m, test).argmax(1) for m in (before, final)]
     wrong_before, wrong = (error_from_counts(int((c != y).sum()), len(test)) for c in classes)
     tightening = {
         "layers": len(run.tightened_layers()),
@@ -81,11 +84,11 @@ def _evaluate(work: Work, run: Run) -> dict[str, Any]:
         "validation_before": asdict(evaluate.error(before, validation)),
     }
     metrics = {"split": "test", "rows": len(test), "of": len(test), "error": asdict(wrong), "tightening": tightening}
-    metrics["parameters"] = sum(p.numel() for p in final.parameters())
+    metrics["parameters"] = parameter_count(final)
     return metrics | _evaluate_inverse(run, final, work.images(run, IMAGES))
 
 
-def _evaluate_inverse(run: Run, model: nn.Module, images: Dataset) -> dict[str, Any]:
+def _evaluate_inverse(run: Run, model: Model, images: Dataset) -> dict[str, Any]:
     """Invert codes by the paper's iteration, converging or not; and with a proof, where every block is proven."""
     if not any(True for _ in residual_blocks(model, run.schema.shape)):
         return {}
@@ -142,7 +145,9 @@ def certificate_summary(run: Run) -> dict[str, Any]:
 
 def run_facts(run: Run, *columns: str) -> Row:
     """Return how a run was trained and what is proven of it, for these columns."""
-    e, made, certificate = run.experiment, run.read_json("environment.json"), certificate_summary(run)
+    e = run.experiment
+    made = run.read_json("environment.json")
+    certificate = certificate_summary(run)
     known = {
         "epochs": e.training.epochs or None,
         "steps": e.training.steps,

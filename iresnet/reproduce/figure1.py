@@ -36,6 +36,7 @@ from ..residual import ResidualBlock
 from ..results import provenance
 from ..train import Training, train
 from ..train.objective import Loss, Objective
+from ..tree import parameter_count
 from .cells import NONE, VANILLA
 from .job import Job, Stopped, Work
 from .record import Entry, new_entry
@@ -175,7 +176,7 @@ def measure_crossings(name: str, s: Setting, trained: Chain) -> tuple[dict[str, 
         "smallest gap, proven": math.prod(1 - c for c in constants) if proven else None,
         "off x^3": float((states[s.blocks // 2] - x**3).square().mean().sqrt()),
         "off identity": float((states[-1] - x).square().mean().sqrt()),
-        "parameters": sum(p.numel() for p in trained.parameters()),
+        "parameters": parameter_count(trained),
         "steps": s.training.steps,
         "paper": PAPER[name],
     }
@@ -192,7 +193,8 @@ def _title(row: dict[str, Any], name: str) -> str:
 def _measure_network(work: Work, name: str, s: Setting, seed: int, drawn: list[Dynamics]) -> tuple[Entry, str]:
     """Train one network and find its crossings; append its paths to `drawn`."""
     begun, what = time.perf_counter(), f"figure1 {name}"
-    objective, batches = Waypoints(build_network(name, s, seed)), repeat(noisy_targets(POINTS, s.noise, seed))
+    objective = Waypoints(build_network(name, s, seed))
+    batches = repeat(noisy_targets(POINTS, s.noise, seed))
     options: Any = {"report": work.report(what), "callback": lambda state: work.stop()}
     trained = cast(Chain, train(objective, batches, s.training, **options))
     if work.stop():

@@ -24,6 +24,7 @@ from ..data import npy, toy
 from ..evaluate import as_flow, log_likelihood
 from ..plots import Plane, pixel_centres, plot_planes, square_window
 from ..run import Run
+from ..tree import parameter_count
 from .cells import DENSITIES, PLANES, Cell
 from .evaluation import run_facts
 from .job import Job, Work
@@ -62,7 +63,8 @@ class PlanePlan(Plan):
 
 def measure_density(work: Work, run: Run, cell: Cell) -> Measurement:
     """Measure held-out nats of one flow."""
-    flow, values = as_flow(work.model(run)), torch.from_numpy(_plot_arrays(work, run)["values"])
+    flow = as_flow(work.model(run))
+    values = torch.from_numpy(_plot_arrays(work, run)["values"])
     nats, error = float(-values.mean()), float(values.std()) / math.sqrt(len(values))
     floor = toy.entropy(cell.dataset)
     row: dict[str, Any] = {
@@ -71,7 +73,7 @@ def measure_density(work: Work, run: Run, cell: Cell) -> Measurement:
         "points": len(values),
         "floor": floor,
         "above the floor": nats - floor,
-        "parameters": sum(p.numel() for p in flow.parameters()),
+        "parameters": parameter_count(flow),
         **run_facts(run, "steps", "batch", "blocks proven", "largest Lip(g)"),
         **_compare_with_glow(work, run, cell, values),
         "paper": None,
@@ -94,7 +96,8 @@ def _plot_arrays(work: Work, run: Run) -> Arrays:
 
 @torch.no_grad()
 def _save_arrays(work: Work, run: Run, n: int, path: Path) -> None:
-    flow, test = as_flow(work.model(run)), work.splits(run).test.to(work.job.device)
+    flow = as_flow(work.model(run))
+    test = work.splits(run).test.to(work.job.device)
     values, window = log_likelihood(flow, test).value, square_window(test.x.cpu())
     pixels = torch.split(pixel_centres(window, n).to(test.x), 4096)
     density = torch.cat([flow.log_prob(p).double() for p in pixels]).exp().reshape(n, n)

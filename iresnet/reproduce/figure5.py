@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ..data import npy
 from ..evaluate import as_flow
+from ..fixed_point import ChainSolution
 from ..inverse import Inverter
 from ..plots import plot_image_grid
 from ..run import Run
-from ..transform import ChainSolution
 from .cells import Cell
 from .job import Work
 from .record import load_arrays

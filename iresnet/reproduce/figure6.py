@@ -19,6 +19,7 @@ from .. import spectral
 from ..branch import unconstrained_copy
 from ..certificate import residual_blocks
 from ..lipschitz import leaves
+from ..model import Model
 from ..plots import SpectrumLine, plot_spectra
 from ..run import Run
 from .cells import BATCHNORM, DIGITS, VANILLA, Cell, cells_on, number_labels, parse_number
@@ -63,7 +64,7 @@ def measure_norms(work: Work, run: Run, cell: Cell) -> Measurement:
 
 @torch.no_grad()
 def convolution_norms(
-    model: nn.Module, shape: tuple[int, ...], known: Sequence[Mapping[str, Any]] = ()
+    model: Model, shape: tuple[int, ...], known: Sequence[Mapping[str, Any]] = ()
 ) -> list[dict[str, Any]]:
     """Return block, kernel, proven bound, estimate and folded bound of every convolution, in order of the forward pass.
 
@@ -85,7 +86,7 @@ def convolution_norms(
 
 
 def _convolutions(
-    model: nn.Module, shape: tuple[int, ...]
+    model: Model, shape: tuple[int, ...]
 ) -> list[tuple[str, nn.Conv2d, nn.Module | None, tuple[int, ...] | None]]:
     """Return (name of its block, convolution, next layer, input shape), in order of the forward pass."""
     found = []

@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..branch import unconstrained_copy
 from ..chain import Chain
+from ..model import Model
 from ..precision import full_precision
 from ..residual import ResidualBlock
 from ..spelling import at_least
@@ -49,8 +50,8 @@ class Reconstruction:
 class Algorithm1:
     """A model's transform in float64 as a list of steps, which `decode` inverts one by one."""
 
-    def __init__(self, model: nn.Module) -> None:
-        transform = cast(Transform, copy.deepcopy(cast(Any, model).transform)).double().eval()
+    def __init__(self, model: Model) -> None:
+        transform = copy.deepcopy(model.transform).double().eval()
         self.steps = [
             _Block(unconstrained_copy(t.g).double()) if isinstance(t, ResidualBlock) else t for t in _leaves(transform)
         ]

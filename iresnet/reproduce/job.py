@@ -15,11 +15,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from .. import config, data, presets
 from ..data import Dataset, DataSettings, Splits, subsample
 from ..data.download import REGISTRY, is_present
+from ..model import Model
 from ..presets import Experiment
 from ..results import is_published, require_commit
 from ..run import Run, resume, start, truncation_warning
@@ -122,11 +121,13 @@ class Work:
     ) -> None:
         self.job, self.report, self.stop, self.say = job, report, stop, say
         self._splits: dict[DataSettings, Splits] = {}
-        self._models: dict[Path, nn.Module] = {}
+        self._models: dict[Path, Model] = {}
 
     def get_run(self, cell: Cell, seed: int) -> Run:
         """Return the finished run of a cell: loaded, resumed, or trained now. Raises `Stopped`."""
-        wanted, folder, device = self.job.experiment(cell, seed), self.job.run_folder(cell, seed), self.job.device
+        wanted = self.job.experiment(cell, seed)
+        folder = self.job.run_folder(cell, seed)
+        device = self.job.device
         if (folder / "config.toml").is_file():
             run = self._open(folder)
             _check_settings(run, wanted)
@@ -167,7 +168,7 @@ class Work:
             self._splits[key] = run.splits()
         return self._splits[key]
 
-    def model(self, run: Run) -> nn.Module:
+    def model(self, run: Run) -> Model:
         """Return the final model of a run on the job's device; loaded once for all results."""
         if run.folder not in self._models:
             self._models[run.folder] = run.model(device=self.job.device)

@@ -90,7 +90,9 @@ def other_images(work: Work, run: Run, cell: Cell, images: Dataset) -> dict[str,
 
 def evaluate_kinds(work: Work, run: Run, images: Dataset, others: dict[str, Dataset]) -> dict[str, Any]:
     """Return areas and quantiles of every kind; all likelihoods have the same noise and probes."""
-    begun, model, scale = time.perf_counter(), work.model(run), nats_per_unit(images.x.shape[1:], run.schema.levels)
+    begun = time.perf_counter()
+    model = work.model(run)
+    scale = nats_per_unit(images.x.shape[1:], run.schema.levels)
 
     def likelihood(rows: Dataset, name: str) -> LogProb:
         if work.stop():

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 from .. import evaluate
 from ..run import Run
-from ..transform import Transform
 from .cells import CLASSIFIER, DIGITS, FLOWS, PROBED_CLASSIFIERS, Cell
 from .evaluation import run_facts
 from .job import Work
@@ -51,7 +50,7 @@ def measure_probe(work: Work, run: Run, cell: Cell) -> Measurement:
         return [known.get("rows"), known.get("codes", {}).get("rows")] == sizes
 
     found = cached(run, "probe", compute, valid)
-    transform = cast(Transform, cast(Any, work.model(run)).transform)
+    transform = work.model(run).transform
     row: dict[str, Any] = {
         "trained for": run.experiment.objective.kind,
         "numbers in a code": math.prod(transform.output_shape(run.schema.shape)),

@@ -81,7 +81,8 @@ def measure_reconstruction(work: Work, run: Run, cell: Cell, *, name: str) -> Me
 def plot_saved_images(entries: list[Entry], path: Path, *, name: str) -> Path:
     """Plot the saved images: originals first, then the models in the paper's order."""
     dataset = entries[0]["dataset"]
-    levels, images = 17 if dataset == DIGITS else 256, _load_images(path.with_name(f"{name}-{dataset}.npz"))
+    levels = 17 if dataset == DIGITS else 256
+    images = _load_images(path.with_name(f"{name}-{dataset}.npz"))
     rows = [ImageRow("original", "", torch.from_numpy(images["originals"]))]
     for e in sorted(entries, key=lambda e: _rank(e["model"])):
         if e["model"] in images:
@@ -143,7 +144,10 @@ def measure_decay(work: Work, run: Run, cell: Cell) -> Measurement:
 
 def error_by_iterations(algorithm: Algorithm1, x: torch.Tensor) -> tuple[list[int], list[float]]:
     """Return numbers of iterations and the mean error of each, until rounding dominates."""
-    z, size, tried, errors = algorithm.encode(x), float(x.flatten(1).norm(dim=1).mean()), [], []
+    z = algorithm.encode(x)
+    size = float(x.flatten(1).norm(dim=1).mean())
+    tried = []
+    errors = []
     for n in ITERATIONS:
         tried.append(n)
         errors.append(float(algorithm.decode(z, n).errors(x).mean()))

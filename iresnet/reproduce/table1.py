@@ -132,7 +132,8 @@ def _bias_of(estimator: Estimator, draws: int) -> properties.Bias:
     with torch.no_grad():
         layer.weight.copy_(0.9 * torch.linalg.qr(torch.randn(SMALL, SMALL))[0])
     block = ResidualBlock(nn.Sequential(layer), lipschitz=0.9).double().eval()
-    x, generator = torch.zeros(1, SMALL, dtype=torch.float64), torch.Generator().manual_seed(2)
+    x = torch.zeros(1, SMALL, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(2)
 
     def estimate(rows: Tensor) -> Tensor:
         return block.forward_and_logdet(rows, estimator=estimator, generator=generator)[1]

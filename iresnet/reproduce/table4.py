@@ -27,15 +27,16 @@ from torch import nn
 from .. import config, presets
 from ..data import Dataset, subsample
 from ..data.units import nats_per_unit
-from ..evaluate import Likelihood, protocol
-from ..evaluate.likelihood import as_flow
+from ..evaluate import Likelihood, as_flow, protocol
 from ..evaluate.protocol import LIMIT
 from ..logdet import Estimator, Exact, PowerSeries, RussianRoulette
+from ..model import Model
 from ..models import training_estimator
 from ..presets import Experiment
 from ..run import TRUNCATION, Run
 from ..transforms import Imported, made
 from ..transforms.dequantisation import dequantise_for
+from ..tree import parameter_count
 from .cells import ALL_DATASETS, DIGITS, FLOW_LABELS, FLOWS, OTHER_FLOW_LABELS, OTHER_FLOWS, Cell, find_cell
 from .evaluation import run_facts
 from .job import Job, Work
@@ -128,7 +129,7 @@ def measure_flow(work: Work, run: Run, cell: Cell) -> Measurement:
         "solver error": solver.get("error"),
         "evaluation s": metrics.get("seconds"),
         **run_facts(run, "epochs", "steps", "batch", "rate", "decay", "training s", "largest Lip(g)"),
-        "parameters": sum(p.numel() for p in work.model(run).parameters()),
+        "parameters": parameter_count(work.model(run)),
         "remark": solver.get("remark"),
     }
     cost = f"{row['parameters']:,} parameters, {row['steps']:,} steps in {row['training s']} s"
@@ -186,7 +187,8 @@ def evaluate_likelihood(work: Work, run: Run) -> dict[str, Any]:
         return known.get("rows") == len(test) and known.get("limit", 1.0) <= error
 
     def compute() -> dict[str, Any]:
-        begun, metrics = time.perf_counter(), run.read_json("evaluation.json").get("protocol") or {}
+        begun = time.perf_counter()
+        metrics = run.read_json("evaluation.json").get("protocol") or {}
         if not is_exact(metrics):
             metrics = asdict(protocol(work.model(run), test.to(work.job.device), error=error))
             metrics |= {"limit": error, "seconds": round(time.perf_counter() - begun, 3)}
@@ -208,7 +210,7 @@ def _describe_errors(metrics: dict[str, Any], solver: dict[str, Any]) -> str:
 
 
 @torch.no_grad()
-def _measure_solver(model: nn.Module, images: Dataset) -> dict[str, Any] | None:
+def _measure_solver(model: Model, images: Dataset) -> dict[str, Any] | None:
     """Describe the solver of a log-determinant that is an integral, and measure its error; None for other flows.
 
     The error is the largest over images against the same integral in float64 with finer tolerances, in bits per

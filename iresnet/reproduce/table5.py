@@ -36,6 +36,7 @@ from ..models import Network, build
 from ..results import provenance, read
 from ..train import State, Training
 from ..train.objective import Objective, ObjectiveSettings
+from ..tree import parameter_count
 from .cells import Cell
 from .job import Job, Work
 from .record import Entry, Row, new_entry, rows_per_run
@@ -128,7 +129,8 @@ def measure_step(cell: Cell, s: Size, device: str, engine: Acceleration) -> dict
     x, labels = (t.to(device) for t in random_images(s))
     purpose, cuda = cell.purpose, device.startswith("cuda")
     y = labels if purpose == "classification" else None
-    objective, generator = build_objective(cell, s, x, device), torch.Generator(device).manual_seed(0)
+    objective = build_objective(cell, s, x, device)
+    generator = torch.Generator(device).manual_seed(0)
     settings = Training(optimiser="sgd", learning_rate=1e-6, momentum=0.0)
     state = State(objective, settings, generator, engine)
     if cuda:
@@ -141,7 +143,7 @@ def measure_step(cell: Cell, s: Size, device: str, engine: Acceleration) -> dict
         "ms": median(times),
         "spread ms": max(times) - min(times),
         "batch": s.batch,
-        "parameters": sum(p.numel() for p in objective.parameters()),
+        "parameters": parameter_count(objective),
         "operations, 1e9": count_operations(objective, x, y, generator),
         "memory GiB": torch.cuda.max_memory_allocated() / 2**30 if cuda else None,
         "steps taken": str(state.engine),

@@ -1,9 +1,10 @@
 """Run folders: one training run from its settings to a certified model, with everything that later commands need."""
 
 from .callback import TRUNCATION, truncation_warning, validate
-from .fit import FitResult, publish, release, resume, start, write_certificate
+from .fit import FitResult, resume, start
 from .folder import Run, load
 from .logger import Logger
+from .releasing import publish, release, write_certificate
 from .scoring import Scorer
 from .shared import SharedTraining, follow
 from .trackers import MLflow, WeightsAndBiases

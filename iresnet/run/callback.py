@@ -6,9 +6,10 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import evaluate
 from ..certificate import residual_blocks
@@ -17,6 +18,7 @@ from ..data.units import nats_per_bit_per_dim, nats_per_unit, unit_name
 from ..evaluate.chunks import chunk_size, in_chunks
 from ..flow import Flow
 from ..logdet import EXACT_UP_TO, AdaptiveSeries, Estimator, PowerSeries
+from ..model import Model
 from ..precision import full_precision
 from ..residual import ResidualBlock
 from ..spectral import NoBoundKnown
@@ -27,8 +29,9 @@ from ..train.checkpoint import Checkpoint
 from ..train.guard import REMEDY, TrainingError
 from ..train.objective import ObjectiveSettings, cross_entropy
 from ..transforms.dequantisation import dequantise_for
-from .folder import Run, made_with
+from .folder import Run
 from .logger import Loggers
+from .made_with import made_with
 from .memory import MemoryRun
 
 LOG_EVERY = 10
@@ -56,7 +59,7 @@ class RunCallback:
     def __init__(
         self,
         run: Run | MemoryRun,
-        model: nn.Module,
+        model: Model,
         validation: Dataset,
         state: Checkpoint,
         stop: Callable[[], bool],
@@ -90,7 +93,7 @@ class RunCallback:
         done, halt = state.step >= settings.steps or self._is_late(), self.stop()
         metrics: dict[str, float] = {}
         if done or state.step % settings.validate_every == 0:
-            metrics = self._validate(state.averaged_model(), state.step, last=done)
+            metrics = self._validate(cast(Model, state.averaged_model()), state.step, last=done)
         self.ended = done or 0 < settings.patience <= self.waited
         save = self.ended or halt or state.step % settings.save_every == 0
         if save or metrics or state.step % LOG_EVERY == 0:
@@ -131,12 +134,12 @@ class RunCallback:
             )
         self.run.save_checkpoint(content, name)
 
-    def validate_initial(self, model: nn.Module) -> None:
+    def validate_initial(self, model: Model) -> None:
         """Validate the model before its first step: if no step improves it, it is the one that is released."""
         metrics = self._validate(Average(model, 0.0).result(model), 0, last=False)
         self.initial = {"step": 0, "seconds": round(self.seconds, 2), **metrics}
 
-    def _validate(self, model: nn.Module, step: int, *, last: bool) -> dict[str, float]:
+    def _validate(self, model: Model, step: int, *, last: bool) -> dict[str, float]:
         metrics, criterion = validate(model, self.validation, self.run.experiment.objective)
         criterion = criterion if math.isfinite(criterion) else math.inf
         select_last = self.run.experiment.training.select == "last"
@@ -162,7 +165,7 @@ def has_ended(run: Run | MemoryRun, state: Checkpoint) -> bool:
     return step >= run.experiment.training.steps or state.read_number("ended", -1.0) == step
 
 
-def _validation_columns(objective: ObjectiveSettings, schema: Schema, model: nn.Module) -> list[str]:
+def _validation_columns(objective: ObjectiveSettings, schema: Schema, model: Model) -> list[str]:
     names = [] if objective.kind == "classification" else [f"validation {unit_name(schema.levels)}"]
     names += [TRUNCATION] if isinstance(getattr(model, "estimator", None), PowerSeries) else []
     return names if objective.kind == "density" else [*names, "validation cross-entropy", "validation error %"]
@@ -170,7 +173,8 @@ def _validation_columns(objective: ObjectiveSettings, schema: Schema, model: nn.
 
 def truncation_warning(run: Run) -> str:
     """Return a warning if the network has learned to exploit the truncation of training's series; empty if not."""
-    found, terms = run.best_metrics().get(TRUNCATION, 0.0), counted(run.experiment.network.terms, "term")
+    found = run.best_metrics().get(TRUNCATION, 0.0)
+    terms = counted(run.experiment.network.terms, "term")
     return "" if not found > TRUNCATION_WARNED else (
         f"Training's series of {terms} overestimates likelihoods by at least {found:.2f} bits/dim: the network has "
         "learned to exploit the truncation. Use more terms, a smaller lipschitz, or estimator=roulette."
@@ -178,7 +182,7 @@ def truncation_warning(run: Run) -> str:
 
 
 @torch.no_grad()
-def validate(model: nn.Module, data: Dataset, objective: ObjectiveSettings) -> tuple[dict[str, float], float]:
+def validate(model: Model, data: Dataset, objective: ObjectiveSettings) -> tuple[dict[str, float], float]:
     """Return validation metrics by name, and the number that selects the best weights: the objective itself.
 
     Likelihoods are exact up to 64 dimensions. Beyond, they use a series with a negligible truncation error, provided

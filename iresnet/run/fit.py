@@ -1,37 +1,37 @@
-"""From settings to a model: load the data, train, keep the best weights, tighten them to their bounds, certify."""
+"""From settings to a model: load the data, train, keep the best weights, release them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .. import data, evaluate, lock
+from .. import data, lock
 from ..base import FullMixture
-from ..certificate import Certificate, certify, tighten_
-from ..data import Dataset, Schema, Splits, subsample
-from ..data.table import refuse_degenerate_columns
+from ..certificate import Certificate
+from ..data import Dataset, Splits
+from ..data.conversion import refuse_degenerate_columns
 from ..lipschitz import defer_norms
-from ..migration import FORMER_FILES
-from ..models import INVERSES, Network
+from ..model import Model
+from ..models import Network
 from ..presets import Experiment
 from ..results import provenance
 from ..spelling import quoted
-from ..train import Report, TrainingError, checkpoint, train
+from ..train import Report, TrainingError, train
 from ..train.checkpoint import Checkpoint
 from ..train.distributed import ALONE, Group
-from ..version import __version__
+from ..tree import parameter_count
 from .board import TensorBoard
-from .callback import VALIDATION_SAMPLES, RunCallback, has_ended
-from .folder import Run, fingerprints, made_with
+from .callback import RunCallback, has_ended
+from .folder import Run, fingerprints
 from .logger import Logger, Loggers
 from .memory import MemoryRun
 from .pilot import build_start
+from .releasing import certify_model, release, write_certificate
 from .shared import SharedTraining, check_batch, make_batches, prepare
 
 #: What tells the parts of a run apart that were trained by other code or on other hardware.
@@ -49,6 +49,16 @@ class FitResult:
     certificate: Certificate | None = None
     tightened: tuple[str, ...] = ()
     engine: str = ""
+
+
+@dataclass(frozen=True)
+class Session:
+    """How a training runs, beside its settings: where, who is told of the steps, what stops it, who shares it."""
+
+    device: str
+    report: Report | None = None
+    stop: Callable[[], bool] = lambda: False
+    group: Group = ALONE
 
 
 def start(
@@ -77,24 +87,23 @@ def start(
     check_batch(batches, group)
     experiment = replace(experiment, training=experiment.training.resolve_epochs(batches.per_epoch))
     experiment, model = initial_model(experiment, splits, stop)  # raises before anything is written
-    experiment = replace(
-        experiment, data=experiment.data.resolved()
-    )  # absolute paths: the working directory may change
+    # Absolute paths: the working directory may change.
+    experiment = replace(experiment, data=experiment.data.resolved())
     with Run.lock_new_folder(folder):
         run = Run.create(folder, experiment, splits.schema, overwrite=overwrite)
         run.write_run_json("data.json", fingerprints(splits))
-        return _fit(run, splits, None, device, report, stop, loggers, model, group=group)
+        return _fit(run, splits, Session(device, report, stop, group), loggers, model=model)
 
 
 def initial_model(
     experiment: Experiment, splits: Splits, stop: Callable[[], bool] = lambda: False
-) -> tuple[Experiment, nn.Module]:
+) -> tuple[Experiment, Model]:
     """Build the untrained model of an experiment; return it with the settings that were chosen for these samples."""
     model = build_start(experiment, splits, stop)
     return replace(experiment, network=_with_components(experiment.network, model)), model
 
 
-def _with_components(network: Network, model: nn.Module) -> Network:
+def _with_components(network: Network, model: Model) -> Network:
     """Return the settings with the number of components that was chosen for the model, without the wide one."""
     base = getattr(model, "base", None)
     return replace(network, components=base.components - 1) if isinstance(base, FullMixture) else network
@@ -127,7 +136,7 @@ def resume(
                 run.write_run_json("data.json", fingerprints(splits))
             run = run if learning_rate is None else run.with_learning_rate(learning_rate, step)
             check_batch(make_batches(run.experiment, splits.train), group)
-            return _fit(run, splits, state, device, report, stop, loggers, group=group)
+            return _fit(run, splits, Session(device, report, stop, group), loggers, state=state)
         if learning_rate is not None:
             raise ValueError(
                 f"{run.folder} is finished, so its learning rate cannot change. Start a new run with another --out."
@@ -149,15 +158,13 @@ def _certificate_of(run: Run) -> Certificate | None:
 def _fit(
     run: Run,
     splits: Splits,
-    state: Checkpoint | None,
-    device: str,
-    report: Report | None,
-    stop: Callable[[], bool],
+    session: Session,
     loggers: Sequence[Logger],
-    model: nn.Module | None = None,
     *,
-    group: Group,
+    state: Checkpoint | None = None,
+    model: Model | None = None,
 ) -> FitResult:
+    """Train the run's model from a checkpoint, or a model that was just built, and release it at the end."""
     if model is None:
         torch.manual_seed(run.experiment.seed)
         with defer_norms():  # the norms are estimated on the device
@@ -165,16 +172,16 @@ def _fit(
             model = run.untrained_model(*rows)
 
     def note(callback: RunCallback) -> None:
-        _write_environment(run, environment(callback, model, device), resumed=state is not None)
+        _write_environment(run, environment(callback, model, session.device), resumed=state is not None)
 
     step = 0 if state is None else state.read_count("step")
     board = TensorBoard(run.folder / "tensorboard")
     with Loggers((board, *loggers)).logging(run.experiment, step, run.folder) as logs:
         parts = splits.train, splits.validation
-        callback = train_model(run, model, *parts, device, report, stop, logs, state, note, group=group)
+        callback = train_model(run, model, *parts, session, logs, state=state, note=note)
         result = FitResult(run, callback.step, False, callback.seconds, engine=callback.engine)
-        if callback.ended and not stop():  # if stopped during the last step, `resume` does the rest
-            certificate, tightened = release(run, splits.validation, device)
+        if callback.ended and not session.stop():  # if stopped during the last step, `resume` does the rest
+            certificate, tightened = release(run, splits.validation, session.device)
             result = replace(result, finished=True, certificate=certificate, tightened=tuple(tightened))
         logs.end(result)
     return result
@@ -182,38 +189,35 @@ def _fit(
 
 def train_model(
     run: Run | MemoryRun,
-    model: nn.Module,
+    model: Model,
     samples: Dataset,
     validation: Dataset,
-    device: str,
-    report: Report | None,
-    stop: Callable[[], bool],
+    session: Session,
     loggers: Loggers,
+    *,
     state: Checkpoint | None = None,
     note: Callable[[RunCallback], None] = lambda callback: None,
-    *,
     seconds: float = 0.0,
-    group: Group = ALONE,
 ) -> RunCallback:
     """Train a model on datasets in memory, from a checkpoint if given; return how far it came.
 
     `seconds` are those that building the model took, which count. The run keeps the best weights. `note` is called
     after the first step, in case the process is killed, and at the end, also that of a run that diverged.
     """
-    experiment = run.experiment
+    experiment, device, group = run.experiment, session.device, session.group
     begin = Checkpoint({}, {"step": 0, "seconds": seconds}) if state is None else state
     group.share(None if has_ended(run, begin) else SharedTraining.of(experiment, samples, model, state, device))
     objective, batches, generator = prepare(experiment, samples, model, device)
     on_device = validation.repeated().to(device)
-    callback = RunCallback(run, model, on_device, begin, lambda: group.any(stop()), loggers)
+    callback = RunCallback(run, model, on_device, begin, lambda: group.any(session.stop()), loggers)
     first = callback.step
 
     def on_step(step: int, steps: int, metrics: Mapping[str, Tensor]) -> None:
         if callback.step == first:
             note(callback)
         callback.collect(metrics)
-        if report is not None:
-            report(step, steps, metrics)
+        if session.report is not None:
+            session.report(step, steps, metrics)
 
     try:
         if state is None and isinstance(getattr(model, "base", None), FullMixture):
@@ -234,65 +238,7 @@ def train_model(
     return callback
 
 
-def release(run: Run, validation: Dataset, device: str = "cpu") -> tuple[Certificate | None, list[str]]:
-    """Turn the best weights into the run's model: tightened, certified, with likelihoods of validation samples."""
-    model, validation = run.model("best", device), validation.to(device)
-    tightened = tighten_(model, run.schema.shape)
-    certificate = certify_model(run.experiment, run.schema, model)
-    publish(run, model, certificate, validation, {"tightened": tightened})
-    return certificate, tightened
-
-
-def certify_model(experiment: Experiment, schema: Schema, model: nn.Module) -> Certificate | None:
-    """Certify the model of an experiment; None for one of another family, which has no residual blocks to certify."""
-    return None if experiment.network.family in INVERSES else certify(model, schema.shape)
-
-
-def publish(
-    run: Run, model: nn.Module, certificate: Certificate | None, validation: Dataset, state: Mapping[str, Any]
-) -> None:
-    """Write a model and its certificate into the run folder, with the likelihoods of validation samples."""
-    write_model(run, model, certificate, reference_likelihoods(model, validation), state)
-
-
-def reference_likelihoods(model: nn.Module, validation: Dataset) -> Tensor | None:
-    """Return the log-likelihoods of validation samples, the reference for anomaly scores; None without a density."""
-    if not evaluate.has_density(model):
-        return None
-    return evaluate.log_likelihood(model, subsample(validation.to(device_of(model)), VALIDATION_SAMPLES)).value
-
-
-def write_model(
-    run: Run, model: nn.Module, certificate: Certificate | None, reference: Tensor | None, state: Mapping[str, Any]
-) -> None:
-    """Write a model and its certificate into the run folder, and remove the files that describe the previous model.
-
-    The new model is written first. If the process is killed, nothing is lost, and files that describe other weights are
-    recognised by their digest.
-    """
-    tensors: dict[str, dict[str, Tensor]] = {"weights": dict(model.state_dict())}
-    if reference is not None:
-        tensors["reference"] = {"log_likelihood": reference}
-    run.add_missing_digests()
-    content = Checkpoint(tensors, {**state, "made_with": made_with(run.experiment, run.schema)})
-    path = checkpoint.save(content, run.folder / "model.safetensors", version=__version__)
-    if certificate is not None:
-        write_certificate(run, certificate, checkpoint.sha256(path))
-    for name in ("evaluation.json", "reproduction.json", *FORMER_FILES.values(), "report.html"):
-        (run.folder / name).unlink(missing_ok=True)
-
-
-def write_certificate(run: Run, certificate: Certificate, sha256: str) -> Path:
-    """Write the certificate of the model with this digest."""
-    return run.write_json("certificate.json", json.loads(certificate.to_json()), sha256)
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Return the device of a model's weights."""
-    return next(model.parameters()).device
-
-
-def environment(callback: RunCallback, model: nn.Module, device: str) -> dict[str, Any]:
+def environment(callback: RunCallback, model: Model, device: str) -> dict[str, Any]:
     """Return how a model was trained, up to the current step: the content of environment.json."""
     experiment = callback.run.experiment
     return {"device": device, "engine": callback.engine, "step": callback.step} | provenance(
@@ -300,7 +246,7 @@ def environment(callback: RunCallback, model: nn.Module, device: str) -> dict[st
         seconds=callback.seconds,
         precision=callback.precision,
         epochs=experiment.training.epochs or None,
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameter_count(model),
     )
 
 

@@ -27,14 +27,14 @@ from shlex import quote
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import atomic, config, data, lock, migration
 from ..data import Dataset, Schema, Splits
 from ..lipschitz import defer_norms
+from ..model import Model
 from ..models import build
 from ..presets import Experiment
-from ..presets.reading import parse_experiment
 from ..results import nonfinite_to_none
 from ..spelling import quoted
 from ..train import checkpoint
@@ -42,6 +42,7 @@ from ..train.checkpoint import Checkpoint, check_tensors, check_weights
 from ..version import __version__
 from . import reading
 from .log import Log
+from .made_with import check_made_with
 from .missing import explain_missing, is_run
 from .room import FILES, make_room
 from .weights import complete_state, is_shipped, output_folder, resolve_folder, shipped
@@ -53,9 +54,6 @@ ABOUT_THE_MODEL = {
     "evaluation.json": "Recreate it: iresnet evaluate {}",
     "reproduction.json": "Remove it; it can be recreated.",
 }
-
-#: What of a schema determines the function of a model, whose samples and classes have an order and a meaning.
-OF_THE_FUNCTION = ("shape", "levels", "columns", "classes", "kinds", "targets", "one_hot")
 
 
 @dataclass(frozen=True)
@@ -82,20 +80,8 @@ class Run:
         for name in FILES:  # reading a pipe or a device might never end
             if (folder / name).exists() and not (folder / name).is_file():
                 raise ValueError(f"{folder / name} must be a regular file. Remove it, or train again.")
-        header, _, body = reading.read_text(folder / "config.toml", "Train again.").partition("\n")
-        settings = folder / "config.toml"
-        written = migration.read_format(migration.parse_header_line(header), settings)
-        try:
-            content = json.loads((folder / "schema.json").read_text(encoding="utf-8"))
-            whole = migration.migrate_json(content, folder / "schema.json") if isinstance(content, dict) else content
-            schema = Schema.from_dict(whole)
-        except (OSError, ValueError, RecursionError) as error:
-            why = str(error).rstrip(".")
-            raise ValueError(f"{folder / 'schema.json'} cannot be read: {why}. Train again.") from None
-        try:
-            return cls(folder, parse_experiment(body, settings, written), schema)
-        except RecursionError:
-            raise ValueError(f"{settings} is nested too deeply. Train again.") from None
+        experiment = reading.read_experiment(folder / "config.toml")
+        return cls(folder, experiment, reading.read_schema(folder / "schema.json"))
 
     @classmethod
     def create(cls, folder: str | Path, experiment: Experiment, schema: Schema, *, overwrite: bool = False) -> Run:
@@ -177,14 +163,14 @@ class Run:
             )
         return splits
 
-    def untrained_model(self, rows: Tensor | None = None, validation: Tensor | None = None) -> nn.Module:
+    def untrained_model(self, rows: Tensor | None = None, validation: Tensor | None = None) -> Model:
         """Build the untrained model, initialised by torch's global generator; preprocessing is fitted to `rows`."""
         try:
             return build(self.experiment.network, self.schema, self.experiment.objective.kind, rows, validation)
         except ValueError as error:
             raise ValueError(f"{self.folder}: config.toml and schema.json do not fit: {error}") from None
 
-    def model(self, weights: str = "model", device: str | torch.device = "cpu") -> nn.Module:
+    def model(self, weights: str = "model", device: str | torch.device = "cpu") -> Model:
         """Load the trained model in eval mode: `weights` is "model" (released) or "best" (as trained, untightened)."""
         if weights not in ("model", "best"):
             raise ValueError(f"weights must be 'model' or 'best'; got {weights!r}.")
@@ -204,13 +190,7 @@ class Run:
     def load_checkpoint(self, path: Path) -> Checkpoint:
         """Load a checkpoint of this run; raise if it was made with other network settings or another schema."""
         saved = checkpoint.load(path)
-        made, here = saved.state.get("made_with", {}), made_with(self.experiment, self.schema)
-        former = {**here, "schema.kinds": [str(kind) for kind in self.schema.kinds]}  # without names of categories
-        for key, value in made.items() if isinstance(made, dict) else ():
-            if value not in (here.get(key, value), former.get(key, value)):
-                where = self.folder / ("schema.json" if key.startswith("schema.") else "config.toml")
-                why = "it was made with {} = {}; got {}".format(key, *_excerpts(value, here[key]))
-                raise saved.mismatch_error(str(where), why, "Restore that value, or train again.")
+        check_made_with(saved, self.experiment, self.schema, self.folder)
         return saved
 
     def open_log(self, step: int, validation: list[str]) -> Log:
@@ -289,7 +269,8 @@ class Run:
 
         Metrics of old versions, without a digest, are assumed to describe this model; a certificate never is.
         """
-        content, about = self._json(name)[1], name in ABOUT_THE_MODEL and (self.folder / "model.safetensors").is_file()
+        content = self._json(name)[1]
+        about = name in ABOUT_THE_MODEL and (self.folder / "model.safetensors").is_file()
         digest = content.get(MODEL_SHA256)
         must_match = about and (bool(digest) or name == "certificate.json")
         return {} if must_match and not (digest and digest == self.sha256()) else content
@@ -327,22 +308,6 @@ class Run:
         return next((path for path in paths if path.is_file()), self.folder / name)
 
 
-def made_with(experiment: Experiment, schema: Schema) -> dict[str, Any]:
-    """Return the settings that, with the weights, determine a model's function; checkpoints store them."""
-    network = {f"network.{k}": v for k, v in config.to_mapping(experiment.network).items()}
-    content = schema.to_dict()
-    rows = {f"schema.{name}": content.get(name, []) for name in OF_THE_FUNCTION}
-    return {**network, "objective.kind": experiment.objective.kind, **rows}
-
-
-def _excerpts(made: object, here: object) -> tuple[str, str]:
-    """Return 40 characters of two different values: their beginnings, or what surrounds the first difference."""
-    texts = repr(made), repr(here)
-    same = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
-    start = same - 20 if same > 35 else 0
-    return texts[0][start : start + 40], texts[1][start : start + 40]
-
-
 def fingerprints(splits: Splits) -> dict[str, Any]:
     """Return the content of data.json: number of samples and hash of each split."""
     return {name: fingerprint(part) for name, part in splits.parts.items()}
@@ -353,6 +318,6 @@ def fingerprint(part: Dataset) -> dict[str, Any]:
     return {"rows": part.total, "sha256": part.fingerprint()}
 
 
-def load(folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
+def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Model:
     """Load the trained model of a run folder, or a shipped model, in eval mode: a Flow, Classifier or Hybrid."""
     return Run.open(folder).model(device=device)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from torch import nn
 
 from ..data import Schema
 from ..lipschitz import defer_norms
+from ..model import Model
 from ..models import build
 from ..presets import Experiment
 from ..train.checkpoint import Checkpoint
@@ -53,7 +53,7 @@ class MemoryRun:
         """Whether a checkpoint of this name is kept."""
         return name in self.checkpoints
 
-    def model(self, device: str | torch.device = "cpu") -> nn.Module:
+    def model(self, device: str | torch.device = "cpu") -> Model:
         """Return the model with the best averaged weights, in eval mode."""
         with torch.random.fork_rng(devices=[]), defer_norms():  # leave the user's random state unchanged
             model = build(self.experiment.network, self.schema, self.experiment.objective.kind).eval()

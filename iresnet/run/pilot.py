@@ -13,14 +13,16 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import evaluate
 from ..base import FullMixture
 from ..data import Batches, Splits, subsample
 from ..lipschitz import defer_norms, refresh_
+from ..model import Model
 from ..models import build
 from ..presets import Experiment
 from ..progress import each, part, phase
@@ -33,7 +35,7 @@ from .callback import VALIDATION_SAMPLES
 PILOT_STEPS, MIN_SAMPLES, SIGMAS = 400, 1_000, 2
 
 
-def build_start(experiment: Experiment, splits: Splits, stop: Callable[[], bool] = lambda: False) -> nn.Module:
+def build_start(experiment: Experiment, splits: Splits, stop: Callable[[], bool] = lambda: False) -> Model:
     """Build the model to train, its base fitted; with components = 0, the better one of two starts."""
     is_mixture = experiment.network.covariance == "full" and experiment.objective.kind != "classification"
     with phase("fitting a mixture of Gaussians" if is_mixture else "building the network"):
@@ -49,14 +51,14 @@ def build_start(experiment: Experiment, splits: Splits, stop: Callable[[], bool]
     return other if gain.mean() > SIGMAS * gain.std() / math.sqrt(len(gain)) else model
 
 
-def _build(experiment: Experiment, splits: Splits, components: int) -> nn.Module:
+def _build(experiment: Experiment, splits: Splits, components: int) -> Model:
     network = replace(experiment.network, components=components)
     torch.manual_seed(experiment.seed)
     with defer_norms():
         return build(network, splits.schema, experiment.objective.kind, splits.train.x, splits.validation.x)
 
 
-def _pilot(experiment: Experiment, splits: Splits, model: nn.Module, stop: Callable[[], bool]) -> Tensor:
+def _pilot(experiment: Experiment, splits: Splits, model: Model, stop: Callable[[], bool]) -> Tensor:
     """Train for a few steps; return the log-likelihoods of validation samples, by the better one of start and end."""
     refresh_(model, settle=True)
     objective = experiment.objective.build_objective(model, splits.schema.levels)
@@ -71,7 +73,7 @@ def _pilot(experiment: Experiment, splits: Splits, model: nn.Module, stop: Calla
 
     with part(0, PILOT_STEPS + 2):
         start = evaluate.log_likelihood(Average(model, 0.0).result(model), held_out).value.double()
-    trained = train(objective, batches.starting_at(0), settings, generator=generator, callback=callback)
+    trained = cast(Model, train(objective, batches.starting_at(0), settings, generator=generator, callback=callback))
     with part(PILOT_STEPS + 1, PILOT_STEPS + 2):
         end = evaluate.log_likelihood(trained, held_out).value.double()
     return max(start, end, key=lambda likelihoods: float(likelihoods.mean()))

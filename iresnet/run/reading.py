@@ -1,4 +1,4 @@
-"""Readers for the files of a run folder (text, JSON objects, log.csv), with a clear error for damaged ones."""
+"""Readers for the files of a run folder, with a clear error for a damaged one: settings, schema, JSON, log.csv."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import migration
+from ..data import Schema
+from ..presets import Experiment
+from ..presets.reading import parse_experiment
 from . import contents
 
 #: Maximum nesting depth of a JSON file; the deepest of ours has six levels.
@@ -28,6 +31,26 @@ def read_text(path: Path, remedy: str) -> str:
         raise ValueError(f"{path} is damaged: it is not UTF-8 text ({error.reason}). {remedy}") from None
     except OSError as error:  # a failing disk: the original message does not name the file
         raise OSError(f"{path} cannot be read: {error.strerror or error}. {remedy}") from None
+
+
+def read_experiment(path: Path) -> Experiment:
+    """Return the experiment in config.toml."""
+    header, _, body = read_text(path, "Train again.").partition("\n")
+    written = migration.read_format(migration.parse_header_line(header), path)
+    try:
+        return parse_experiment(body, path, written)
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply. Train again.") from None
+
+
+def read_schema(path: Path) -> Schema:
+    """Return the schema in schema.json."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Schema.from_dict(migration.migrate_json(content, path) if isinstance(content, dict) else content)
+    except (OSError, ValueError, RecursionError) as error:
+        why = str(error).rstrip(".")
+        raise ValueError(f"{path} cannot be read: {why}. Train again.") from None
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

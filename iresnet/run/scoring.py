@@ -17,12 +17,13 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import Dataset
 from ..data.arrays import as_pandas, column_table, column_values, is_polars
 from ..data.choice import choose_schema_columns
-from ..data.table import dataset_for_schema, whole_rows
+from ..data.conversion import dataset_for_schema
+from ..data.missing import whole_rows
 from ..evaluate import (
     DRAWS,
     Tolerance,
@@ -35,6 +36,7 @@ from ..evaluate import (
     logits,
     score_tolerance,
 )
+from ..model import Model
 from .folder import Run
 
 Batch = TypeVar("Batch")
@@ -87,7 +89,7 @@ class Scorer:
         return Run.open(self.folder)
 
     @cached_property
-    def model(self) -> nn.Module:
+    def model(self) -> Model:
         """The trained model."""
         return self.run.model(device=self.device)
 
@@ -156,7 +158,7 @@ class Scorer:
         return {"class": names, "probability": values}
 
 
-def _explanations(model: nn.Module, data: Dataset, count: int) -> dict[str, list[Any]]:
+def _explanations(model: Model, data: Dataset, count: int) -> dict[str, list[Any]]:
     """Return the columns with the largest gains, and these, for every row; empty where no change is a gain."""
     gains = column_gains(model, data)
     best = gains.topk(min(count, gains.shape[1]), dim=1)

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import data
 from ..data import Batches, Dataset, Schema
 from ..lipschitz import refresh_
+from ..model import Model
 from ..presets import Experiment
 from ..spelling import counted
 from ..train import Objective, train
@@ -29,13 +30,13 @@ class SharedTraining:
     experiment: Experiment
     schema: Schema
     data: str
-    model: nn.Module
+    model: Model
     state: Checkpoint | None
     random_states: tuple[Tensor, ...]
 
     @classmethod
     def of(
-        cls, experiment: Experiment, samples: Dataset, model: nn.Module, state: Checkpoint | None, device: str
+        cls, experiment: Experiment, samples: Dataset, model: Model, state: Checkpoint | None, device: str
     ) -> SharedTraining:
         """Gather what rank 0 passes on; the model is still on the CPU."""
         return cls(experiment, samples.schema, samples.fingerprint(), model, state, _random_states(device))
@@ -65,7 +66,7 @@ def follow(group: Group, shared: SharedTraining, device: str, stop: Callable[[],
 
 
 def prepare(
-    experiment: Experiment, samples: Dataset, model: nn.Module, device: str
+    experiment: Experiment, samples: Dataset, model: Model, device: str
 ) -> tuple[Objective, Batches, torch.Generator]:
     """Return what a training needs on a device: the objective, the batches, the generator. The model is moved there."""
     refresh_(model.to(device), settle=True)

@@ -15,20 +15,15 @@ from torch import Tensor, nn
 
 from ..certificate import Certificate, tighten_
 from ..data import Dataset, Schema, Splits
+from ..model import Model
 from ..presets import Experiment
 from ..train import Report
 from .board import TensorBoard
-from .fit import (
-    certify_model,
-    environment,
-    initial_model,
-    reference_likelihoods,
-    train_model,
-    write_model,
-)
+from .fit import Session, environment, initial_model, train_model
 from .folder import Run, fingerprint
 from .logger import Logger, Loggers
 from .memory import MemoryRun
+from .releasing import certify_model, reference_likelihoods, write_model
 from .shared import make_batches
 
 
@@ -38,7 +33,7 @@ class TrainedModel:
 
     experiment: Experiment
     schema: Schema
-    model: nn.Module
+    model: Model
     reference: Tensor | None
     log: Sequence[Mapping[str, float | None]] = ()
     tightened: tuple[str, ...] = ()
@@ -47,7 +42,7 @@ class TrainedModel:
     _weights: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_weights", _hash_weights(self.model))
+        object.__setattr__(self, "_weights", "" if self.reference is None else _hash_weights(self.model))
 
     @property
     def certificate(self) -> Certificate | None:
@@ -105,7 +100,8 @@ def train_in_memory(
 ) -> TrainedModel:
     """Train an experiment on datasets in memory: the best weights, tightened and certified."""
     training = experiment.training.resolve_epochs(make_batches(experiment, samples).per_epoch)
-    splits, begin = Splits(samples.repeated(), validation.repeated(), None), time.perf_counter()
+    splits = Splits(samples.repeated(), validation.repeated(), None)
+    begin = time.perf_counter()
 
     def is_late() -> bool:
         return 0 < training.max_seconds <= time.perf_counter() - begin
@@ -113,7 +109,7 @@ def train_in_memory(
     experiment, model = initial_model(replace(experiment, training=training), splits, is_late)
     run, seconds = MemoryRun(experiment, samples.schema), time.perf_counter() - begin
     with Loggers(loggers).logging(experiment, 0) as logs:
-        callback = train_model(run, model, samples, validation, device, report, lambda: False, logs, seconds=seconds)
+        callback = train_model(run, model, samples, validation, Session(device, report), logs, seconds=seconds)
         model = run.model(device)
         tightened = tighten_(model, run.schema.shape)
         reference = reference_likelihoods(model, splits.validation)

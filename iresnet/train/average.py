@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Generic, TypeVar
 
 import torch
 from torch import nn
@@ -10,24 +11,26 @@ from torch import nn
 from ..lipschitz import defer_norms, refresh_
 from ..tree import parameters_of
 
+M = TypeVar("M", bound=nn.Module)
 
-class Average:
+
+class Average(Generic[M]):
     """Exponential moving average (EMA) of a model's parameters.
 
     In the first steps the decay is step / (step + 10), so that the initial weights are soon forgotten.
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(self, model: M, decay: float) -> None:
         self.copy, self.decay, self.count = copy.deepcopy(model).requires_grad_(False), decay, 0
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
+    def update(self, model: M) -> None:
         """Move the average towards the model's current weights."""
         self.count += 1
         weight = 1 - min(self.decay, self.count / (self.count + 10))
         torch._foreach_lerp_(parameters_of(self.copy), parameters_of(model), weight)
 
-    def result(self, model: nn.Module) -> nn.Module:
+    def result(self, model: M) -> M:
         """Return a copy of the averaged model in eval mode, with the live model's buffers and norms of its own."""
         result = copy.deepcopy(self.copy)
         state = dict(model.state_dict())

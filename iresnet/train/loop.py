@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..data.dataset import seeded_generator
+from ..data.sampling import seeded_generator
 from ..gpu import Acceleration, Engine, FastStep, StepResult
 from ..gpu.step import Forward
 from ..logdet import Estimator, RussianRoulette, StoppedRoulette
@@ -93,7 +93,7 @@ class State:
         self.replica: nn.Module = objective  # what a step calls; shared with other processes from the first step on
         self.parameters = list(objective.parameters())
         self.optimiser = make_optimiser(objective, settings)
-        self.average: Average | None = None
+        self.average: Average[nn.Module] | None = None
         self.step = self.taken = 0
         requested = Acceleration() if acceleration is None else acceleration
         needs_logdet = objective.needs_logdet

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..batch import Shape, as_plain, check_batch
-from ..fixed_point import Solution, Solver
+from ..fixed_point import ChainSolution, Solution, Solver
 from ..logdet import Estimator
-from ..transform import UNKNOWN, ChainSolution, Stretch, Transform, stretch_of, why_unproven
+from ..transform import UNKNOWN, Stretch, Transform, stretch_of, why_unproven
 from .preprocess import Standardise
 
 
