@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from iresnet import data, run
+from iresnet import data, lock, run
 from iresnet.cli import output
 from iresnet.data import DataSettings
 from iresnet.data.chunked import ChunkedSource
@@ -214,6 +214,29 @@ class TestResume:
         assert code == 2
         assert "is being written by another process. Wait for it, or choose another --out." in text
 
+    def test_a_process_that_finishes_meanwhile_is_no_part_of_the_result(
+        self, call, chunks, file, tmp_path, monkeypatch
+    ):
+        out, try_lock, other = tmp_path / "s.csv", lock.try_lock, []
+        interrupted(monkeypatch, call, file, out)
+
+        def finish_and_lock(descriptor):
+            if not other:
+                other.append(out.with_suffix(".csv.part").rename(out))
+                out.with_suffix(".csv.part.json").unlink()
+            return try_lock(descriptor)
+
+        monkeypatch.setattr("iresnet.lock.try_lock", finish_and_lock)
+        assert call("score", trained(), file, "--out", out)[0] == 0
+        assert other
+        assert out.read_bytes() == scores(call, chunks, file, tmp_path / "whole.csv")
+
+    def test_a_closed_standard_input_is_a_sentence(self, call, monkeypatch):
+        monkeypatch.setattr(sys, "stdin", None)
+        code, text = call("score", trained(), "-")
+        assert code == 2
+        assert "the standard input is closed. Give a file" in text
+
     def test_a_device_is_written_to_as_it_is(self, call, file):
         assert call("score", trained(), file, "--out", "/dev/null")[0] == 0
 
@@ -257,6 +280,22 @@ def test_parts_of_several_processes_concatenate(call, chunks, file, tmp_path, mo
     monkeypatch.setenv("RANK", "1")
     for alone in (["--data", "-"], []):
         assert call("evaluate", trained(), *alone) == (0, "")  # rank 0 does it
+
+
+def test_the_first_part_has_the_header_also_without_rows(call, chunks, file, tmp_path, monkeypatch):
+    lines = file.read_text().splitlines()
+    lines[1:150] = [f",{line.split(',', 1)[1]}" for line in lines[1:150]]
+    file.write_text("\n".join(lines))
+    whole = scores(call, chunks, file, tmp_path / "whole.csv", "--missing", "drop")
+    values = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "2"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert call("score", trained(), file, "--missing", "drop", "--out", tmp_path / "s.csv")[0] == 0
+    assert (tmp_path / "s.part-000-of-002.csv").read_text().count("\n") == 1
+    assert joined(tmp_path, "s.part-*.csv", 2) == whole
 
 
 def joined(folder, pattern, n):

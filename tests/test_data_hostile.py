@@ -510,10 +510,11 @@ class TestText:
             (b"a,b\n1,2\n" + b"," * 5000, "line 3 has 5001 cells; those above have 2"),
             (b"\xff\xfea\0,\0b\0", "must be text in UTF-8"),
             (b"a,b\n1,\xd9\n", "must be text in UTF-8"),
-            (b'a,b\n1,"2\n' + 200_000 * b"x", "field larger than field limit"),
+            (b"a,b\n" + 40_000 * b"1,2\n" + b"1,\xd9\n", "must be text in UTF-8; line 40002 is not"),
+            (b'a,b\n1,"2\n' + 200_000 * b"x", "line 2: field larger than field limit"),
             (b"a,\x1b[2Jb\n1,x\n", r"'\x1b[2Jb'"),
         ],
-        ids=str.split("empty mark blank nul nuls row long-row utf-16 bytes field escape"),
+        ids=str.split("empty mark blank nul nuls row long-row utf-16 bytes far-bytes field escape"),
     )
     def test_odd_bytes(self, path, content, words):
         path.write_bytes(content)

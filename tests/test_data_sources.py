@@ -607,7 +607,7 @@ class TestText:
             ),
             ("a\n1\n", {}, "test holds out 1 of 1 samples, which leaves none to train on."),
             (FLOWERS, {"label": "kind", "size": 3}, "size is for a folder of images; got 3"),
-            ('a\n"' + "x" * 200_000, {}, r"cannot be read as CSV \(field larger than field limit"),
+            ('a\n"' + "x" * 200_000, {}, r"cannot be read as CSV \(line 2: field larger than field limit"),
         ],
     )
     def test_refuses(self, tmp_path, text, settings, sentence):
@@ -660,7 +660,7 @@ class TestText:
 
     def test_another_encoding(self, tmp_path):
         path = self.write(tmp_path, "höhe\n1\n", encoding="latin-1")
-        with pytest.raises(ValueError, match="table.csv must be text in UTF-8; byte 1 is not valid. Save it as UTF-8."):
+        with pytest.raises(ValueError, match="table.csv must be text in UTF-8; line 1 is not. Save it as UTF-8."):
             load(DataSettings(str(path)))
 
     def test_whole_numbers_that_float32_holds_are_fine(self, tmp_path):

@@ -38,14 +38,10 @@ class ResumableFile:
         with atomic.explaining(path):
             if not self.direct:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                self._restore(screen)
-            flags = os.O_WRONLY | (0 if self.direct else os.O_CREAT | lock.FLAGS)
             mode = 0o600 if target.exists() else 0o666  # less the umask; that of the old file may be private
-            self._file = os.fdopen(os.open(path if self.direct else self.part, flags, mode), "wb")
-        if not self.direct and lock.try_lock(self._file.fileno()) is False:
-            self._file.close()
-            raise ValueError(f"{self.part} is being written by another process. Wait for it, or choose another --out.")
+            self._file = os.fdopen(os.open(path, os.O_WRONLY) if self.direct else self._acquire(mode), "wb")
         if not self.direct:
+            self._restore(screen)
             self._file.truncate(self.bytes)
             self._file.seek(self.bytes)
 
@@ -72,13 +68,17 @@ class ResumableFile:
             content = {"made_from": self.identity, "chunks": self.chunks, "bytes": self.bytes, "totals": self.totals}
             atomic.write(self.note, json.dumps(content, indent=1) + "\n")
 
-    def finish(self) -> Path:
-        """Replace the old file by the new one."""
-        self._file.close()
-        if not self.direct:
-            with atomic.explaining(self.path):
+    def finish(self, rest: str = "") -> Path:
+        """Append the rest, and replace the old file by the new one."""
+        with atomic.explaining(self.path):
+            self._file.write(rest.encode("utf-8"))
+            self._file.flush()
+            if self.direct or os.name != "posix":  # where an open file cannot be renamed
+                self._file.close()
+            if not self.direct:  # while locked: a process that waits for the lock notices (`_acquire`)
                 atomic.rename(self.part, self.path)
                 self.note.unlink(missing_ok=True)
+            self._file.close()
         return self.path
 
     def describe(self) -> str:
@@ -87,9 +87,22 @@ class ResumableFile:
             return ""
         return f"{self.totals.get('rows', 0):,} rows are done; the same command resumes after them."
 
+    def _acquire(self, mode: int) -> int:
+        """Open and lock the part. If another process finished and renamed it in between, create it again."""
+        while True:
+            descriptor = os.open(self.part, os.O_WRONLY | os.O_CREAT | lock.FLAGS, mode)
+            if lock.try_lock(descriptor) is False:
+                os.close(descriptor)
+                raise ValueError(
+                    f"{self.part} is being written by another process. Wait for it, or choose another --out."
+                )
+            if lock.is_same_file(self.part, descriptor):
+                return descriptor
+            os.close(descriptor)
+
     def _restore(self, screen: Screen) -> None:
         """Continue after the last complete chunk of an interrupted command, if it was the same one."""
-        if not self.part.is_file() or not self.note.is_file():
+        if not self.part.stat().st_size or not self.note.is_file():
             return
         try:
             known = json.loads(self.note.read_text(encoding="utf-8"))

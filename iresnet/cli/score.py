@@ -15,7 +15,7 @@ from ..run import Scorer
 from ..run.missing import is_run
 from ..run.weights import resolve_folder
 from ..spelling import counted
-from ..train.distributed import world_size
+from ..train.distributed import rank
 from .completion import complete_data
 from .console import Screen, console, ctrl_c, result, waiting, wants_json
 from .options import DataFolder, Device, RunFolder, check_tolerance
@@ -111,12 +111,13 @@ def score(
     with ResumableFile(path_of_rank(out), identity, screen) as written, ctrl_c(written.describe):
         done = written.totals.get("rows", 0)
         for scores in _scored(scorer, source, name, screen, first + written.chunks, end, done):
-            names = scores.names if first == 0 and not written.totals.get("samples") else None
+            names = scores.names if rank() == 0 and not written.totals.get("samples") else None
             text = delimited.format_csv(names, scores.lines) if scores.lines else ""
             written.append(text, rows=scores.rows, samples=len(scores.lines), impossible=scores.impossible)
-        if world_size() == 1:
-            _refuse_none(source, written.totals.get("samples", 0))
-        written.finish()
+        header = ""
+        if rank() == 0 and not written.totals.get("samples"):  # the header of the parts below is in this one
+            header = _header(source, () if end is None else _scored(scorer, source, name, screen, end))
+        written.finish(header)
         _report(written, screen)
         screen.say(*filter(None, [describe_parts(out)]))
 
@@ -175,6 +176,13 @@ def _print_scores(source: ChunkedSource, chunks: Iterable[Scores]) -> None:
     _refuse_none(source, count)
     if wants_json():
         result({"columns": names, "rows": lines})
+
+
+def _header(source: ChunkedSource, below: Iterable[Scores]) -> str:
+    """Return the header of a part without samples, from the first chunk below that has some."""
+    names = next((scores.names for scores in below if scores.lines), [])
+    _refuse_none(source, len(names))
+    return delimited.format_csv(names, [])
 
 
 def _refuse_none(source: ChunkedSource, samples: int) -> None:

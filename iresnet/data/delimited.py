@@ -108,8 +108,6 @@ def _explaining(path: Path) -> Iterator[None]:
     """Turn the errors of reading a file of text into sentences."""
     try:
         yield
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be text in UTF-8; byte {error.start} is not valid. Save it as UTF-8.") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is damaged ({error}). Compress it again with gzip.") from None
     except csv.Error as error:

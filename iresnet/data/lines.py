@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TypeAlias, cast
+from typing import IO, Any, TypeAlias, cast
 
 from .npy import FREE, RATIO, is_overpacked
 from .numerals import DECIMAL_COMMA
@@ -23,6 +23,9 @@ Line: TypeAlias = tuple[int, list[str]]  # its number, counted from 1, and its c
 
 #: Most characters of the first line that decide the separator; of any line.
 HEAD_LENGTH, LINE_LENGTH = 2**16, 2**26
+
+#: What bytes that are not UTF-8 are read as.
+INVALID = re.compile("[\udc80-\udcff]")
 
 DECIMAL_HINT = " If its commas are decimal signs, separate the columns by semicolons or tabs, or quote such numbers."
 COMMENT_HINT = " Lines that begin with # are not skipped: remove them."
@@ -38,10 +41,12 @@ class Lines:
         self.path, self.number, self._size = path, 0, 0
         self._ahead: deque[str] = deque()
         self._kept: list[str] | None = []
+        if str(path) == "-" and sys.stdin is None:
+            raise ValueError("the standard input is closed. Give a file, or pipe a table into the command.")
         packed = path.suffix.lower() == ".gz"
         self._raw: IO[bytes] = sys.stdin.buffer if str(path) == "-" else path.open("rb")
         binary = cast(IO[bytes], gzip.GzipFile(fileobj=self._raw)) if packed else self._raw
-        self._file = io.TextIOWrapper(binary, newline="", encoding="utf-8-sig")
+        self._file = io.TextIOWrapper(binary, newline="", encoding="utf-8-sig", errors="surrogateescape")
         self._bytes = 0 if str(path) == "-" else path.stat().st_size
         self._packed = self._bytes if packed else 0
 
@@ -99,7 +104,7 @@ class Lines:
         """Iterate over the cells of the lines, none for an empty line; all must have as many as the first."""
         before, top = self.number, ""
         reader = csv.reader(self, delimiter=separator, skipinitialspace=True)
-        for cells in reader:
+        for cells in _explained(reader, before):
             width, top = width or len(cells), top or "".join(cells[:1])
             if cells and len(cells) != width:
                 hint = DECIMAL_HINT if separator == "," and len(cells) > width else ""
@@ -111,6 +116,8 @@ class Lines:
     def _read(self) -> str:
         line = self._file.readline(LINE_LENGTH)
         self._size += len(line)
+        if not line.isascii() and INVALID.search(line):
+            raise ValueError(f"{self.path} must be text in UTF-8; line {self.number + 1} is not. Save it as UTF-8.")
         if self._packed and is_overpacked(self._size, self._packed):
             raise ValueError(
                 f"{self.path} unpacks from {self._packed:,} to more than {self._size:,} bytes; above {FREE:,} bytes it "
@@ -122,6 +129,19 @@ class Lines:
                 f"{self.path}: line {number} is longer than {LINE_LENGTH:,} characters. Break it into rows."
             )
         return line
+
+
+def _explained(reader: Any, before: int) -> Iterator[list[str]]:
+    """Iterate over rows of cells; an error names the line that its row begins in."""
+    while True:
+        above = reader.line_num
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise csv.Error(f"line {before + above + 1}: {error}") from None
+        yield cells
 
 
 def _has_decimal_commas(cells: Sequence[str]) -> bool:
