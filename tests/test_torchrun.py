@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -62,6 +63,18 @@ class TestRanks:
         as_rank(1)
         assert (distributed.rank(), distributed.world_size(), distributed.local_rank()) == (1, 2, 1)
         assert not distributed.is_main()
+
+    def test_a_port_that_is_taken_is_a_sentence(self, as_rank, monkeypatch):
+        as_rank(0)
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+        with socket.create_server(("localhost", 0)) as taken:
+            port = taken.getsockname()[1]
+            monkeypatch.setenv("MASTER_PORT", str(port))
+            with (
+                pytest.raises(OSError, match=rf"^the processes cannot meet at localhost:{port} \(.*in use.*\)\. Check"),
+                distributed.joined("cpu"),
+            ):
+                pass
 
     def test_alone_nothing_is_shared(self):
         group, loss = distributed.ALONE, torch.tensor(2.0)

@@ -172,7 +172,7 @@ def joined(device: str) -> Iterator[Group]:
     if on_gpus:
         _take_gpu(device)
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=TIMEOUT)
+        _meet("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
         atexit.register(_close)
         group = Group(rank(), world_size())
         yield group
@@ -181,6 +181,19 @@ def joined(device: str) -> Iterator[Group]:
         if isinstance(error, dist.DistError) or "gloo" in str(error):
             raise LostProcess("another process has ended; its message, if any, is above.") from error
         raise
+
+
+def _meet(backend: str) -> None:
+    """Start the communication with the other processes."""
+    try:
+        dist.init_process_group(backend, timeout=TIMEOUT)
+    except (ValueError, dist.DistNetworkError) as error:
+        address = ":".join(os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT"))
+        reason = " ".join(str(error).splitlines()[:1]).rstrip(".")
+        raise OSError(
+            f"the processes cannot meet at {address} ({reason}). Check --master-addr and --master-port; the port must "
+            "be free on the first machine, and open to the others."
+        ) from error
 
 
 def _close() -> None:
