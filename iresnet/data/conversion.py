@@ -156,9 +156,9 @@ def _check_precision(table: Table, dataset: Dataset) -> None:
     schema, x = dataset.schema, dataset.x.numpy()
     lost = np.abs(table.x - x).max(axis=0) * [kind.name != "category" for kind in schema.column_kinds]
     spread = np.where(np.ptp(table.x, axis=0) > 0, table.x.std(axis=0), np.inf)  # a constant has nothing to lose
-    kinds = zip(schema.names, schema.column_kinds, strict=True)
-    noisy = [kind.step if name in (schema.targets or schema.names) else None for name, kind in kinds]
-    coarse = np.spacing(np.abs(x).max(axis=0)) > [COARSEST * (step or np.inf) for step in noisy]
+    columns = zip(schema.column_kinds, schema.modelled, strict=True)
+    steps = [(modelled and kind.step) or np.inf for kind, modelled in columns]
+    coarse = np.spacing(np.abs(x).max(axis=0)) > COARSEST * np.array(steps)
     for i in np.flatnonzero((lost > 1e-3 * spread) | coarse):
         what = f"noise, as {schema.column_kinds[i]}, does" if coarse[i] else "differences do"
         raise ValueError(
@@ -172,7 +172,7 @@ def refuse_constant_columns(train: Dataset) -> None:
     schema = train.schema
     if len(train) == 1:
         raise ValueError("only 1 row is left to train on. Add rows, or hold out fewer (data.test, data.validation).")
-    modelled = torch.tensor([name in (schema.targets or schema.names) for name in schema.names])
+    modelled = torch.tensor(schema.modelled)
     constant = ((train.x == train.x[0]).all(dim=0).cpu() & modelled).nonzero()
     if len(constant):
         i = int(constant[0])
@@ -190,7 +190,7 @@ def refuse_degenerate_columns(train: Dataset) -> None:
     schema = train.schema
     if schema.is_image:
         return
-    names = schema.targets or schema.names
-    rows = train.x[:, [schema.names.index(name) for name in names]].cpu().double().numpy()
+    names, positions = schema.targets or schema.names, {name: i for i, name in enumerate(schema.names)}
+    rows = train.x[:, [positions[name] for name in names]].cpu().double().numpy()
     if reason := degenerate(rows, names, schema.select(names).column_kinds if schema.columns else schema.column_kinds):
         raise ValueError(reason)

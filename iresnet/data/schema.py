@@ -99,6 +99,12 @@ class Schema:
         return self.columns or tuple(f"x{i}" for i in range(self.dimension))
 
     @property
+    def modelled(self) -> tuple[bool, ...]:
+        """Whether each value of a sample has a density; the others are given, in a conditional density."""
+        targets = set(self.targets or self.names)
+        return tuple(name in targets for name in self.names)
+
+    @property
     def _categories(self) -> tuple[str, ...]:
         """The columns that hold categories."""
         return tuple(name for name, kind in zip(self.names, self.kinds, strict=False) if kind.categories)
@@ -110,7 +116,8 @@ class Schema:
 
     def select(self, columns: Sequence[str]) -> Schema:
         """Return the schema of some of the columns."""
-        kinds = [self.column_kinds[self.columns.index(name)] for name in columns]
+        known = dict(zip(self.columns, self.column_kinds, strict=True))
+        kinds = [known[name] for name in columns]
         some = () if all(kind == REAL for kind in kinds) else tuple(kinds)
         one_hot = tuple(name for name in self.one_hot if name in columns)
         return Schema((len(columns),), columns=tuple(columns), kinds=some, one_hot=one_hot)

@@ -60,10 +60,8 @@ def context_scale(columns: int, data: Tensor | None) -> Standardise:
 
 def with_noise(schema: Schema, data: Tensor) -> Tensor:
     """Add noise to the discrete columns of a table, so that everything is fitted to what the density sees of them."""
-    columns = zip(schema.names, schema.kinds, strict=True) if schema.kinds else ()
-    step = torch.tensor(
-        [kind.step or 0.0 if name in (schema.targets or schema.names) else 0.0 for name, kind in columns]
-    )
+    columns = zip(schema.kinds, schema.modelled, strict=True) if schema.kinds else ()
+    step = torch.tensor([kind.step or 0.0 if modelled else 0.0 for kind, modelled in columns])
     if not step.any():
         return data
     u = torch.rand(data.shape, generator=torch.Generator().manual_seed(0))
