@@ -129,7 +129,7 @@ def with_digest(content: bytes) -> bytes:
     try:
         header, data = split_safetensors(content)
         said = json.loads(header["__metadata__"]["iresnet"])
-        said["sha256"] = checkpoint._digest(safetensors.torch.load(content), said["state"])
+        said["sha256"] = checkpoint.digest(safetensors.torch.load(content), said["state"])
     except Exception:
         return content
     return join_safetensors({**header, "__metadata__": {"iresnet": json.dumps(said)}}, data)

@@ -69,7 +69,7 @@ def age_tensors(path):
         state["at"] = {"step": state.pop("step")}
     made = state["made_with"]
     made["network.couplings"] = made.pop("network.depth")
-    header["sha256"] = checkpoint._digest(tensors, state)
+    header["sha256"] = checkpoint.digest(tensors, state)
     save_file(tensors, path, metadata={"iresnet": json.dumps(header)})
 
 

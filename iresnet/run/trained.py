@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,14 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..certificate import Certificate, tighten_
 from ..data import Dataset, Schema, Splits
 from ..model import Model
 from ..presets import Experiment
-from ..train import Report
+from ..train import Report, checkpoint
 from .board import TensorBoard
 from .fit import Session, environment, initial_model, train_model
 from .folder import Run, fingerprint
@@ -42,7 +40,11 @@ class TrainedModel:
     _weights: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_weights", "" if self.reference is None else _hash_weights(self.model))
+        object.__setattr__(self, "_weights", self._digest())
+
+    def _digest(self) -> str:
+        """Return the digest of the weights, if there is a reference that belongs to them."""
+        return "" if self.reference is None else checkpoint.digest(self.model.state_dict())
 
     @property
     def certificate(self) -> Certificate | None:
@@ -66,7 +68,7 @@ class TrainedModel:
         The samples are not saved, so commands that need some must be given them with --data. A warning says if the
         weights have changed since this was made, as `reference` is then that of another model.
         """
-        if self.reference is not None and _hash_weights(self.model) != self._weights:
+        if self._digest() != self._weights:
             warnings.warn(
                 "the weights have changed since the log-likelihoods of validation samples were computed, so anomaly "
                 "scores are relative to another model. Replace them: dataclasses.replace(trained, reference=...), with "
@@ -125,10 +127,3 @@ def train_in_memory(
         )
         logs.end(trained)
     return trained
-
-
-def _hash_weights(model: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode() + tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

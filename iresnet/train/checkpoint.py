@@ -69,7 +69,7 @@ def save(checkpoint: Checkpoint, path: str | Path, *, version: str) -> Path:
         for name, tensor in tensors.items()
     }
     state = json.loads(json.dumps(dict(checkpoint.state)))  # as it will be read
-    header = {"format": migration.FORMAT, "iresnet": version, "state": state, "sha256": _digest(flat, state)}
+    header = {"format": migration.FORMAT, "iresnet": version, "state": state, "sha256": digest(flat, state)}
     return atomic.write(path, to_bytes(flat, metadata={"iresnet": json.dumps(header)}))
 
 
@@ -82,7 +82,7 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> Checkpoint:
     found = Checkpoint(groups, state, path)
     if not isinstance(state, dict):
         raise found.damaged_error(f"its state must be an object; got {state!r:.40}")
-    if header.get("sha256", digest := _digest(flat, state)) != digest:
+    if header.get("sha256", content := digest(flat, state)) != content:
         raise found.damaged_error("its content does not match the SHA-256 in its header")
     for key, tensor in migration.migrate(flat, migration.TENSORS, written).items():
         group, _, name = key.partition("/")
@@ -92,10 +92,10 @@ def load(path: str | Path, *, device: str | torch.device = "cpu") -> Checkpoint:
 
 def sha256(path: str | Path) -> str:
     """Return the digest in a file's header, which `load` verifies; that of the content if an old version wrote none."""
-    if digest := _read(_present(path), tensors=False)[0].get("sha256"):
-        return str(digest)
+    if known := _read(_present(path), tensors=False)[0].get("sha256"):
+        return str(known)
     header, flat = _read(_present(path))
-    return _digest(flat, header.get("state", {}))
+    return digest(flat, header.get("state", {}))
 
 
 def _present(path: str | Path) -> Path:
@@ -118,13 +118,13 @@ def _read(path: Path, *, tensors: bool = True) -> tuple[dict[str, Any], dict[str
     return header if isinstance(header, dict) else {}, flat
 
 
-def _digest(flat: Mapping[str, Tensor], state: Any) -> str:
+def digest(tensors: Mapping[str, Tensor], state: Any = None) -> str:
     """Return the SHA-256 of a state and of tensors with their names, dtypes and shapes."""
-    digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode())
-    for name, tensor in sorted(flat.items()):
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    content = hashlib.sha256(json.dumps(state, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        content.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest()
 
 
 # -------------------------------------------------------------------------------------- does a checkpoint fit?
