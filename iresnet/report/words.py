@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import shlex
-from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import PureWindowsPath
 
 from ..data.columns import ColumnKind
+from ..spelling import round_up
 
 UP = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -40,11 +40,10 @@ def at_most(value: float | None, decimals: int | None = None) -> str:
     """
     if value is None or not math.isfinite(value):
         return number(value)
-    exact = Decimal(repr(float(value)))
     if decimals is not None and abs(value) < 1e15:
-        return f"≤ {fixed(float(exact.quantize(Decimal(1).scaleb(-decimals), ROUND_CEILING)), decimals)}"
+        return f"≤ {fixed(float(round_up(value, f'.{decimals}f')), decimals)}"
     digits = 2 if not 1e-3 <= abs(value) < 1e6 else 3
-    return f"≤ {number(float(Context(digits, ROUND_CEILING).create_decimal(exact)))}"
+    return f"≤ {number(float(round_up(value, f'.{digits}g')))}"
 
 
 def fixed(value: float | None, decimals: int) -> str:
