@@ -30,7 +30,7 @@ from iresnet import (
 from iresnet.branch import try_parse
 from iresnet.gpu import Acceleration, FastStep, dual, maps, planned, step
 from iresnet.gpu.unit import unit_function
-from iresnet.lipschitz import LipSwish, MaxMin, Sine, batched_refresh
+from iresnet.lipschitz import LipSwish, MaxMin, Sine, batched_refresh, constraint
 from iresnet.logdet import StoppedRoulette
 from iresnet.models.unconstrained import UnconstrainedBlock
 from iresnet.precision import float32_accumulation, float32_matmul_precision
@@ -668,6 +668,38 @@ def test_invalid_settings_raise_a_clear_error(wrong):
     (name,) = wrong
     with pytest.raises(ValueError, match=f"{name} must be one of auto, .*; got '{wrong[name]}'"):
         Acceleration(**wrong)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("captured", [False, True])
+def test_norms_of_layers_of_different_shapes_are_the_same_on_concurrent_streams(captured, monkeypatch):
+    model, x, _ = convolutional("mixed")
+    x = x.cuda()
+    concurrent, alone = (copy.deepcopy(model).cuda().train() for _ in range(2))
+
+    def refresh(module):
+        with batched_refresh(module):
+            return [w.clone() for w in module.parameters()]
+
+    for m in (concurrent, alone):
+        m(x)
+    launch = partial(refresh, concurrent)
+    if captured:
+        stream = torch.cuda.Stream()
+        cuda_graph.run_on_stream(stream, launch)
+        refresh(alone)
+        graph, _ = cuda_graph.capture(launch, stream=stream)
+        launch = graph.replay
+    for k in range(20):
+        noise = [1e-2 * normal(*p.shape, seed=k, dtype=torch.float32).cuda() for p in model.parameters()]
+        for m in (concurrent, alone):
+            torch._foreach_add_([p.data for p in m.parameters()], noise)
+        launch()
+        with monkeypatch.context() as patch:
+            patch.setattr(constraint, "concurrently", lambda tasks, device: [task() for task in tasks])
+            refresh(alone)
+        for (name, a), b in zip(concurrent.named_buffers(), alone.buffers(), strict=True):
+            assert torch.equal(a, b), name
 
 
 @pytest.mark.gpu

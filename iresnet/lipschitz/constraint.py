@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -26,6 +27,7 @@ from .. import spectral
 from ..compiler import detach_completely, is_batched, is_transforming, outside_transforms
 from ..precision import float32_matmul_precision, without_autocast
 from ..spectral import Geometry
+from ..streams import concurrently
 from ..tree import modules_of
 from ..trust import trusted_hook, trusted_parametrization
 from .rules import NormRule, PowerIteration
@@ -241,30 +243,39 @@ def batched_refresh(module: nn.Module) -> Iterator[None]:
     """
     layers, thread = _unfrozen(module), _thread_id()
     try:
-        for group in _group_by_shape(layers):
-            _freeze_group(group, thread)
+        _freeze_groups(_group_by_shape(layers), thread)
         yield
     finally:
         for cap, _ in layers:
             cap._frozen.pop(thread, None)
 
 
-def _freeze_group(group: list[tuple[SpectralCap, Tensor]], thread: int) -> None:
-    """Refresh layers of one shape, and store the constrained weight of each for this pass."""
-    (cap, first), *others = group
-    if torch.compiler.is_compiling() or is_transforming():  # these trace the layers one by one
-        _refresh_group(group, settle=False)
-        for each, _ in group:
-            each._frozen[thread] = None
+def _freeze_groups(groups: list[list[tuple[SpectralCap, Tensor]]], thread: int) -> None:
+    """Refresh groups of layers of one shape, and store the constrained weight of each layer for this pass."""
+    if not groups:
         return
+    if torch.compiler.is_compiling() or is_transforming():  # these trace the layers one by one
+        for group in groups:
+            _refresh_group(group, settle=False)
+            for cap, _ in group:
+                cap._frozen[thread] = None
+        return
+    device = groups[0][0][1].device
+    refresh = _stored_group if _is_recomputing() else partial(_refresh_group, settle=False)
     # TF32 is enough for one step of power iteration: sigma is second order in the error of v.
-    with torch.no_grad(), float32_matmul_precision("tf32", first.device):
-        weight, gradient, sigma = _stored_group(group) if _is_recomputing() else _refresh_group(group, settle=False)
-    weights: Sequence[Tensor | None] = [None]
+    with torch.no_grad(), float32_matmul_precision("tf32", device):
+        stacks = concurrently([partial(refresh, group) for group in groups], device)
+    for group, stack in zip(groups, stacks, strict=True):
+        _scale_group(group, stack, thread)
+
+
+def _scale_group(group: list[tuple[SpectralCap, Tensor]], stack: tuple[Tensor, Tensor, Tensor], thread: int) -> None:
+    """Store the constrained weight of each layer for this pass, from stacks of the weights, G and sigma."""
+    cap, weights = group[0][0], cast(Sequence[Tensor | None], [None])
     dtype, compiled = cap._scale_in.get(thread, (None, False))
-    if others or dtype is not None:
+    if len(group) > 1 or dtype is not None:
         rule = ScalingRule(cap.coefficient, cap.norm.differentiate, dtype, compiled)
-        weights = scale_weights(weight, gradient, sigma, rule, [w for _, w in group])
+        weights = scale_weights(*stack, rule, [w for _, w in group])
     for (each, _), constrained in zip(group, weights, strict=True):
         each._frozen[thread] = constrained
 

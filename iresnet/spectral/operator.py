@@ -158,20 +158,31 @@ def _unpad(geometry: Geometry, padded: Tensor, size: tuple[int, ...]) -> Tensor:
 #: The exponent bits of a floating-point number, by dtype.
 _EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int64, 0x7FF0000000000000)}
 
+#: Powers of two by which a unit vector can be divided without losing digits.
+_SAFE = {torch.float32: (2.0**-100, 2.0**100), torch.float64: (2.0**-900, 2.0**900)}
+
 
 def rescale(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return (x / s, s), s the power of two of the largest entry over `dims`, so that squares do not overflow.
 
     Exact, except for entries 2^-1000 times smaller than the largest.
     """
+    s = largest_power(x, dims)
+    return x / s, s
+
+
+def largest_power(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Return the power of two of the largest entry over `dims`, which remain with size one."""
     parts = torch.view_as_real(x.detach()) if x.is_complex() else x.detach()
     dims = tuple(d % x.dim() for d in dims)
     within = (*dims, x.dim()) if x.is_complex() else dims
-    largest = parts.abs().amax(within, keepdim=True)  # a vector norm takes twenty times as long on a CPU
+    if x.is_cuda:
+        largest = cast(Tensor, torch.linalg.vector_norm(parts, torch.inf, within, keepdim=True))
+    else:  # which takes twenty times as long on a CPU
+        largest = parts.abs().amax(within, keepdim=True)
     kind, bits = _EXPONENT[largest.dtype]
     s = (largest.view(kind) & bits).view(largest.dtype).clamp_min(torch.finfo(largest.dtype).tiny)
-    s = s.squeeze(-1) if x.is_complex() else s
-    return x / s, s
+    return s.squeeze(-1) if x.is_complex() else s
 
 
 def undo_rescale(sigma: Tensor, scale: Tensor) -> Tensor:
@@ -188,10 +199,12 @@ def power_iteration(weight: Tensor, geometry: Geometry, v: Tensor, iterations: i
     v stays as it is, so that sigma recovers once the weight changes.
     """
     axes, size = tuple(range(1, v.dim())), tuple(v.shape[2:])
-    weight, scale = rescale(weight, tuple(range(1, weight.dim())))
+    # T / s is T of vectors over s: a power of two, which changes no digit, and vectors are smaller than weights.
+    scale = largest_power(weight, tuple(range(1, weight.dim()))).clamp(*_SAFE[weight.dtype])
+    s = scale.view(-1, *(1,) * len(axes))
     for _ in range(iterations):
-        u = _normalise(apply_operator(weight, geometry, v), axes)
-        back = apply_adjoint(weight, geometry, u, size).contiguous()
+        u = _normalise(apply_operator(weight, geometry, v / s), axes)
+        back = apply_adjoint(weight, geometry, u / s, size).contiguous()
         norm = torch.linalg.vector_norm(back, dim=axes, keepdim=True)
         v = torch.where(norm > 0, back / norm.clamp_min(torch.finfo(norm.dtype).tiny), v)
     return norm.flatten() * scale.flatten(), v, weight_gradient(weight, geometry, v, u)

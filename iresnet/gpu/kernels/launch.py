@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...streams import side_stream
 from . import backward, forward, narrow, weights
-from .tuning import Shape, divide, side_stream
+from .tuning import Shape, divide
 
 
 def enter(s: Shape, x: Tensor, y: Tensor, bias: Tensor | None, norm: tuple[Tensor, Tensor] | None) -> list[Tensor]:

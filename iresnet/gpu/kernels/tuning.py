@@ -107,9 +107,3 @@ class Shape:
 def divide(a: int, b: int) -> int:
     """Return a / b, rounded up."""
     return -(-a // b)
-
-
-@cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the second stream, for work that runs concurrently with the main one."""
-    return torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
