@@ -70,7 +70,7 @@ class ProductTile(NamedTuple):
 
 
 #: Only a few, since each is compiled in order to be measured.
-PRODUCT_TILES = (ProductTile(128, 128, 64, 8, 4), ProductTile(64, 128, 64, 4, 4))
+PRODUCT_TILES = (ProductTile(128, 128, 64, 4, 3), ProductTile(64, 128, 64, 4, 4))
 
 
 def multiplies(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, tile: ProductTile) -> bool:

@@ -36,7 +36,7 @@ class Tile(NamedTuple):
 
 
 #: The first is used if nothing can be measured.
-TILES = (Tile(64, 128, 64, 8, 3), Tile(128, 128, 64, 8, 3))
+TILES = (Tile(64, 128, 64, 8, 3), Tile(64, 128, 64, 4, 3))
 
 
 def supported(maps: list[Map], activations: list[Step | None], biases: list[Tensor | None], like: Tensor) -> bool:
