@@ -15,7 +15,7 @@ from iresnet import (
     contractive_convnet,
     contractive_mlp,
 )
-from iresnet.lipschitz import constraint as constraint_module
+from iresnet.lipschitz import refresh as refresh_module
 from tests.zoo import normal, rouse_
 
 
@@ -46,11 +46,11 @@ def test_decode_passes_tolerance_and_solver_on(model):
 
 
 def test_a_training_step_refreshes_each_layer_once_and_reaches_every_parameter(model, monkeypatch):
-    calls, plain = [], constraint_module._refresh_group
+    calls, plain = [], refresh_module.refresh_group
     model.train()
     monkeypatch.setattr(
-        constraint_module,
-        "_refresh_group",
+        refresh_module,
+        "refresh_group",
         lambda group, *, settle: calls.append(len(group)) or plain(group, settle=settle),
     )
     nn.functional.cross_entropy(model(normal(5, 3, 4, 4, dtype=torch.float32)), torch.arange(5)).backward()

@@ -33,7 +33,7 @@ from iresnet.branch.factors import _dense_from
 from iresnet.branch.products import gram, times, times_transpose
 from iresnet.chain import Composition
 from iresnet.fused import read_run
-from iresnet.lipschitz import ACTIVATIONS, Concatenated, batched_refresh, constraint, freeze_norms, refresh_
+from iresnet.lipschitz import ACTIVATIONS, Concatenated, batched_refresh, freeze_norms, refresh, refresh_
 from iresnet.lipschitz.constraint import weight_of
 from iresnet.lipschitz.parametrized import constrain_layer_
 from iresnet.lipschitz.rules import default_rule
@@ -556,8 +556,8 @@ def test_norms_are_refreshed_once_for_several_runs(monkeypatch):
 def test_a_part_finds_its_layers_frozen_without_a_walk_over_them(monkeypatch):
     walked = []
     chain = Chain(ResidualBlock(contractive_mlp(4, (8,))), Reverse(), ResidualBlock(contractive_mlp(4, (8,))))
-    walk = constraint.modules_of
-    monkeypatch.setattr("iresnet.lipschitz.constraint.modules_of", lambda m: walked.append(m) or walk(m))
+    walk = refresh.modules_of
+    monkeypatch.setattr("iresnet.lipschitz.refresh.modules_of", lambda m: walked.append(m) or walk(m))
     for way in (chain, lambda x: by_parts(chain, x), chain.forward_and_logdet):
         walked.clear()
         way(torch.randn(5, 4))

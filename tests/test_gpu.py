@@ -30,7 +30,8 @@ from iresnet import (
 from iresnet.branch import try_parse
 from iresnet.gpu import Acceleration, FastStep, dual, maps, planned, step
 from iresnet.gpu.unit import unit_function
-from iresnet.lipschitz import LipSwish, MaxMin, Sine, batched_refresh, constraint
+from iresnet.lipschitz import LipSwish, MaxMin, Sine, batched_refresh
+from iresnet.lipschitz import refresh as refresh_module
 from iresnet.logdet import StoppedRoulette
 from iresnet.models.unconstrained import UnconstrainedBlock
 from iresnet.precision import float32_accumulation, float32_matmul_precision
@@ -696,7 +697,7 @@ def test_norms_of_layers_of_different_shapes_are_the_same_on_concurrent_streams(
             torch._foreach_add_([p.data for p in m.parameters()], noise)
         launch()
         with monkeypatch.context() as patch:
-            patch.setattr(constraint, "concurrently", lambda tasks, device: [task() for task in tasks])
+            patch.setattr(refresh_module, "concurrently", lambda tasks, device: [task() for task in tasks])
             refresh(alone)
         for (name, a), b in zip(concurrent.named_buffers(), alone.buffers(), strict=True):
             assert torch.equal(a, b), name

@@ -29,7 +29,7 @@ from iresnet import (
     contractive_mlp,
     tighten_,
 )
-from iresnet.lipschitz import constraint as constraint_module
+from iresnet.lipschitz import refresh as refresh_module
 from tests.zoo import DOUBLE, contraction, dense_jacobian, linear_block, normal, rouse_
 
 
@@ -148,14 +148,14 @@ class TestBoth:
 
     def test_a_training_step_refreshes_each_layer_once(self, pair, monkeypatch):
         model, x = pair
-        calls, plain = [], constraint_module._refresh_group
+        calls, plain = [], refresh_module.refresh_group
         monkeypatch.setattr(
-            constraint_module,
-            "_refresh_group",
+            refresh_module,
+            "refresh_group",
             lambda group, *, settle: calls.append(len(group)) or plain(group, settle=settle),
         )
         model.train()(x, estimator=Exact())
-        assert sum(calls) == sum(constraint_module.cap_of(m) is not None for m in model.modules()) > 0
+        assert sum(calls) == sum(refresh_module.cap_of(m) is not None for m in model.modules()) > 0
 
     def test_a_hybrid_can_be_certified(self):
         certificate = certify(table())

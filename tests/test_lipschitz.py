@@ -32,7 +32,7 @@ from iresnet import (
 from iresnet.branch import linearise, lipschitz_bound, requested_constant, tighten_layers_, try_parse
 from iresnet.branch.derivative import activation_slope
 from iresnet.lipschitz import cap_of, check_contractive, freeze_norms, lipschitz_constant, refresh_, release_
-from iresnet.lipschitz import constraint as constraint_module
+from iresnet.lipschitz import refresh as refresh_module
 from iresnet.logdet import Jacobian
 from iresnet.spectral import Geometry, NoBoundKnown
 from tests.zoo import ACTIVATIONS, DOUBLE, UserNet, constrained_layers, contraction, dense_jacobian, normal, rouse_
@@ -63,13 +63,13 @@ def scale_(layer, factor):
 
 def count_refreshes(monkeypatch):
     """A list that grows by the number of layers at every refresh."""
-    calls, plain = [], constraint_module._refresh_group
+    calls, plain = [], refresh_module.refresh_group
 
     def counting(group, *, settle):
         calls.append(len(group))
         return plain(group, settle=settle)
 
-    monkeypatch.setattr(constraint_module, "_refresh_group", counting)
+    monkeypatch.setattr(refresh_module, "refresh_group", counting)
     return calls
 
 

@@ -30,7 +30,7 @@ from iresnet import (
     mlp_flow,
 )
 from iresnet.lipschitz import cap_of, release_
-from iresnet.lipschitz.constraint import prepare_layer
+from iresnet.lipschitz.refresh import prepare_layer
 
 from .zoo import ZOO, normal, rouse_
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
-from .constraint import SpectralCap, are_norms_deferred, cap_of, parametrizations_of, prepare_layer, refresh_
+from .constraint import SpectralCap, are_norms_deferred, cap_of, parametrizations_of
+from .refresh import prepare_layer, refresh_
 from .rules import NormRule
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ..spectral import Geometry, NoBoundKnown
 from .activations import is_monotone
-from .constraint import prepare_layer
+from .refresh import prepare_layer
 
 Layer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
