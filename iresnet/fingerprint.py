@@ -7,7 +7,7 @@ collide, so nothing shorter than all numbers is compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,6 +18,9 @@ from .trust import KNOWN_TORCH, NoBoundKnown, check_global_state, known_type, un
 
 #: Attributes that every `nn.Module` has: not settings.
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+
+#: The same, and the one that `torch.compile` adds.
+NO_SETTINGS = MODULE_ATTRIBUTES | {"_compiled_call_impl"}
 
 #: Integer types by size in bytes. Floats are compared as integers, so that NaN equals itself and -0 differs from 0.
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -74,18 +77,19 @@ def describe_function(module: nn.Module) -> tuple[Any, list[Tensor]]:
     return _describe(module, tensors), tensors
 
 
-def _describe(module: nn.Module, tensors: list[Tensor]) -> Any:
+def _describe(module: nn.Module, tensors: list[Tensor], *, unmodified: bool = False) -> Any:
+    """Describe one module and what it contains; `unmodified` as in `trust.known_type`."""
     module = unwrap_unmodified(module)
-    known, attributes = known_type(module), vars(module)
+    known, attributes = known_type(module, unmodified=unmodified), vars(module)
     excluded = getattr(known, "outside_proof", ())
     own = {**attributes["_parameters"], **attributes["_buffers"]}
     tensors += [t.detach() for name, t in own.items() if t is not None and name not in excluded]
     # A name with an underscore is internal state in this library's classes; in torch's it may be a setting.
     skip_private = known not in KNOWN_TORCH
     settings = {
-        name: tuple(attributes[name]) if isinstance(attributes[name], list) else attributes[name]
-        for name in attributes.keys() - MODULE_ATTRIBUTES
-        if not (skip_private and name[0] == "_") and name != "_compiled_call_impl"
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in attributes.items()
+        if name not in NO_SETTINGS and not (skip_private and name[0] == "_")
     }
     children = [
         (name, _describe_parametrization(child, tensors) if name == "parametrizations" else _describe(child, tensors))
@@ -98,9 +102,10 @@ def _describe(module: nn.Module, tensors: list[Tensor]) -> Any:
 
 def _describe_parametrization(parametrizations: nn.Module, tensors: list[Tensor]) -> Any:
     """Describe the one parametrization that `known_type` accepts, and the weight it is applied to."""
-    chain = cast(Any, parametrizations._modules["weight"])
-    tensors.append(chain.original.detach())
-    return _describe(chain[0], tensors)
+    chain = cast(nn.Module, parametrizations._modules["weight"])
+    (rule,) = cast("Iterable[nn.Module]", chain._modules.values())
+    tensors.append(cast(Any, chain).original.detach())
+    return _describe(rule, tensors, unmodified=True)
 
 
 def _as_integers(tensors: Sequence[Tensor]) -> list[Tensor]:

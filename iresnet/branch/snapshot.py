@@ -135,7 +135,7 @@ class Snapshot:
         program, values = self._in(dtype)
         if not self._on_cpu:
             return PreparedBranch(program, values)
-        if dtype == torch.float32 and is_explicit(program):
+        if dtype in (torch.float32, torch.float64) and is_explicit(program):
             return self._on_vectors(dtype)
         if dtype != torch.float64:
             return PreparedBranch(program, [to_channels_last(t) for t in values])

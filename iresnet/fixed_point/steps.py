@@ -25,6 +25,9 @@ Branch: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 #: Samples that have converged are left out as soon as this share of a batch has.
 _SHARE = 0.25
 
+#: The next residual may be this share of the target, if it shrinks as much as the last one, to be taken for granted.
+_CAUTION = 0.25
+
 #: How often J is computed for a sample.
 _LINEARISATIONS = 4
 
@@ -40,25 +43,37 @@ def simple_steps(
     """Take steps until all samples have converged or stalled; return (x, evaluations, the too slow ones, in parts).
 
     With `patience`, a sample is slow if it would need more than so many further steps. `contraction` is the factor by
-    which a Banach step reduces a residual.
+    which a Banach step reduces a residual. With `affine`, the last evaluation, which would only confirm convergence, is
+    left out where that is as good as certain.
     """
-    result, slow = state.x.clone(), list[SimpleState]()
-    count = torch.zeros(len(result), dtype=torch.long, device=result.device)
+    parts, slow = list[SimpleState](), list[SimpleState]()
     for evaluations in range(1, limit + 1):
         state.step(g, affine)
         if affine is None:
             state.open = state.open & ~stalls(state.rate, contraction)
-        last = evaluations == limit
-        if patience is not None and not last and bool((lost := state.give_up(patience, contraction)).any()):
-            slow.append(state.select(lost))
-            state.open = state.open & ~lost
-        left = int(state.open.sum())
+        elif evaluations > 1:
+            state.open = state.open & ~state.will_converge()
+        if patience is not None and 1 < evaluations < limit and bool(state.open.any()):
+            lost = state.give_up(patience, contraction)
+            if bool(lost.any()):
+                slow.append(state.select(lost))
+                state.open = state.open & ~lost
+        left, last = int(state.open.sum()), evaluations == limit
+        state.all_open = left == len(state.rows)
         if last or left <= (1 - _SHARE) * len(state.rows):
-            result[state.rows], count[state.rows] = state.x, state.count
+            parts.append(state)
+            if last or not left:
+                break
             state = state.select(state.open)
-        if not left:
-            break
-    return result, count, slow
+    return *_assemble(parts), slow
+
+
+def _assemble(parts: list[SimpleState]) -> tuple[Tensor, Tensor]:
+    """Return (x, evaluations) of the whole batch, which the first part is; later ones continue with some samples."""
+    (first, *others) = parts
+    for part in others:
+        first.x[part.rows], first.count[part.rows] = part.x, part.count
+    return first.x, first.count
 
 
 def attainable_target(target: Tensor, x: Tensor) -> Tensor:
@@ -111,6 +126,9 @@ class SimpleState(State):
     open: Tensor
     count: Tensor  # evaluations
 
+    #: Whether all samples are open.
+    all_open = True
+
     @classmethod
     def start(cls, z: Tensor, x: Tensor, target: Tensor) -> SimpleState:
         rows, size = torch.arange(len(z), device=z.device), torch.full_like(target, torch.inf)
@@ -119,20 +137,26 @@ class SimpleState(State):
 
     def step(self, g: Branch, affine: Affine | None) -> None:
         """Evaluate g and take a step."""
-        self.advance(g(self.x, self.rows), None if affine is None else affine.correct)
+        self.advance(g(self.x, self.rows), None if affine is None else affine.step)
 
-    def advance(self, y: Tensor, correct: Callable[[Tensor], Tensor] | None) -> None:
-        """Take a step, given y = g(x); `correct` turns the residual into it."""
+    def advance(self, y: Tensor, step: Callable[[Tensor, Tensor], Tensor] | None) -> None:
+        """Take a step, given y = g(x); `step` takes it from x with the residual, and without it is Banach's."""
         after = self.z - y
         f = after - self.x
-        if correct is not None:
-            after = self.x + correct(f)
-        after = torch.where(self.open.view(-1, *[1] * (y.dim() - 1)), after, self.x)
+        if step is not None:
+            after = step(self.x, f)
+        if not self.all_open:
+            after = torch.where(self.open.view(-1, *[1] * (y.dim() - 1)), after, self.x)
         self.earlier, self.f_earlier, self.before, self.f, self.x = self.before, self.f, self.x, f, after
         size = sample_norms(f)
         self.size, self.rate, self.count = size, size / self.size, self.count + self.open
         # This is the residual of the point before the step, which has converged; the step makes it no worse.
-        self.open = self.open & ~(size <= attainable_target(self.target, after))
+        target = attainable_target(self.target, after) if step is None else self.target
+        self.open = self.open & ~(size <= target)
+
+    def will_converge(self) -> Tensor:
+        """Return where the step that was taken is as good as certain to meet the target."""
+        return self.size * self.rate <= _CAUTION * self.target
 
     def lags(self, patience: int) -> Tensor:
         """Return where the last reduction of the residual, repeated so many times, would not reach the target."""
@@ -170,7 +194,7 @@ class NewtonState(SimpleState):
         else:
             y = g(self.x, self.rows)
         self.uses, self.stale = self.uses + self.stale, torch.zeros_like(self.stale)
-        self.advance(y, lambda r: torch.bmm(self.inverse, r[..., None])[..., 0])
+        self.advance(y, lambda x, r: torch.baddbmm(x[..., None], self.inverse, r[..., None])[..., 0])
 
     def give_up(self, patience: int, contraction: float) -> Tensor:
         """Compute P again where steps with it reduced the residual by what a Banach step does; leave the others."""
