@@ -64,9 +64,8 @@ class VectorBranch:
         for step, own in self.stages:
             if step.kind == "linear":
                 h = times_transpose(h, *own)
-            elif step.activation is not None and step.activation.fast_slope is not None:
-                step.activation.fast_slope(h, out := torch.empty_like(h), *step.settings)
-                h = out
+            elif step.activation is not None and step.activation.fast_value is not None:
+                h = step.activation.fast_value(h, *step.settings)
             else:
                 h = apply_step(step, [h], list(own))
         return h

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..proof import sample_norms
-from .affine import Affine
+from .affine import Affine, Linearise
 
 #: g on part of a batch: called with x and the indices of its samples in the batch, in increasing order.
 Branch: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -25,8 +25,8 @@ Branch: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 #: Samples that have converged are left out as soon as this share of a batch has.
 _SHARE = 0.25
 
-#: The next residual may be this share of the target, if it shrinks as much as the last one, to be taken for granted.
-_CAUTION = 0.25
+#: The next residual is expected to be so many times what it would be if it shrank as much as the last one.
+_CAUTION = 4.0
 
 #: How often J is computed for a sample.
 _LINEARISATIONS = 4
@@ -49,23 +49,26 @@ def simple_steps(
     parts, slow = list[SimpleState](), list[SimpleState]()
     for evaluations in range(1, limit + 1):
         state.step(g, affine)
-        if affine is None:
+        if affine is None and evaluations > 1:
             state.open = state.open & ~stalls(state.rate, contraction)
-        elif evaluations > 1:
-            state.open = state.open & ~state.will_converge()
-        if patience is not None and 1 < evaluations < limit and bool(state.open.any()):
-            lost = state.give_up(patience, contraction)
-            if bool(lost.any()):
-                slow.append(state.select(lost))
-                state.open = state.open & ~lost
-        left, last = int(state.open.sum()), evaluations == limit
+        left = int(state.open.sum())
+        if patience is not None and left and 1 < evaluations < limit:
+            left -= _set_aside(slow, state, state.give_up(patience, contraction))
         state.all_open = left == len(state.rows)
-        if last or left <= (1 - _SHARE) * len(state.rows):
+        if not left or evaluations == limit:
+            break
+        if left <= (1 - _SHARE) * len(state.rows):
             parts.append(state)
-            if last or not left:
-                break
             state = state.select(state.open)
-    return *_assemble(parts), slow
+    return *_assemble([*parts, state]), slow
+
+
+def _set_aside(slow: list[SimpleState], state: SimpleState, lost: Tensor) -> int:
+    """Move these samples of a state to the slow ones; return how many there are."""
+    if count := int(lost.sum()):
+        slow.append(state.select(lost))
+        state.open = state.open & ~lost
+    return count
 
 
 def _assemble(parts: list[SimpleState]) -> tuple[Tensor, Tensor]:
@@ -102,7 +105,12 @@ class State:
     """Tensors with one row per sample."""
 
     def select(self: S, keep: Tensor) -> S:
-        return type(self)(*(getattr(self, field.name)[keep] for field in fields(self)))
+        """Return the samples in this mask."""
+        return self.take(keep.nonzero()[:, 0])
+
+    def take(self: S, rows: Tensor) -> S:
+        """Return these samples, in this order."""
+        return type(self)(*(getattr(self, field.name).index_select(0, rows) for field in fields(self)))
 
     @classmethod
     def join(cls: type[S], states: Sequence[S]) -> S:
@@ -122,7 +130,7 @@ class SimpleState(State):
     f: Tensor  # ... and its residual
     x: Tensor  # the point at which g is evaluated next
     size: Tensor  # the norm of the last residual, ...
-    rate: Tensor  # ... divided by the one before
+    rate: Tensor  # ... divided by the one before; at first a large number
     open: Tensor
     count: Tensor  # evaluations
 
@@ -131,7 +139,7 @@ class SimpleState(State):
 
     @classmethod
     def start(cls, z: Tensor, x: Tensor, target: Tensor) -> SimpleState:
-        rows, size = torch.arange(len(z), device=z.device), torch.full_like(target, torch.inf)
+        rows, size = torch.arange(len(z), device=z.device), torch.full_like(target, torch.finfo(target.dtype).tiny)
         open_ = torch.ones_like(rows, dtype=torch.bool)
         return cls(rows, z, target, x, x, x, x, x, size, size, open_, torch.zeros_like(rows))
 
@@ -150,13 +158,13 @@ class SimpleState(State):
         self.earlier, self.f_earlier, self.before, self.f, self.x = self.before, self.f, self.x, f, after
         size = sample_norms(f)
         self.size, self.rate, self.count = size, size / self.size, self.count + self.open
-        # This is the residual of the point before the step, which has converged; the step makes it no worse.
-        target = attainable_target(self.target, after) if step is None else self.target
-        self.open = self.open & ~(size <= target)
-
-    def will_converge(self) -> Tensor:
-        """Return where the step that was taken is as good as certain to meet the target."""
-        return self.size * self.rate <= _CAUTION * self.target
+        # This is the residual of the point before the step, which has converged; the step makes it no worse. With an
+        # approximation, the residual after the step is expected to shrink once more.
+        if step is None:
+            converged = size <= attainable_target(self.target, after)
+        else:
+            converged = size * (self.rate * _CAUTION).clamp(max=1) <= self.target
+        self.open = self.open & ~converged
 
     def lags(self, patience: int) -> Tensor:
         """Return where the last reduction of the residual, repeated so many times, would not reach the target."""
@@ -185,16 +193,19 @@ class NewtonState(SimpleState):
     def step(self, g: Branch, affine: Affine | None) -> None:
         assert affine is not None
         assert affine.linearise is not None
-        if bool(self.stale.all()):
-            y, self.inverse = affine.linearise(self.x)
-        elif bool(self.stale.any()):
-            y, kept = torch.empty_like(self.x), ~self.stale
-            y[self.stale], self.inverse[self.stale] = affine.linearise(self.x[self.stale])
-            y[kept] = g(self.x[kept], self.rows[kept])
-        else:
-            y = g(self.x, self.rows)
-        self.uses, self.stale = self.uses + self.stale, torch.zeros_like(self.stale)
+        y = self._linearise(g, affine.linearise) if bool(self.stale.any()) else g(self.x, self.rows)
         self.advance(y, lambda x, r: torch.baddbmm(x[..., None], self.inverse, r[..., None])[..., 0])
+
+    def _linearise(self, g: Branch, linearise: Linearise) -> Tensor:
+        """Return g(x), and compute P where it is stale."""
+        if bool(self.stale.all()):
+            y, self.inverse = linearise(self.x)
+        else:
+            y, kept = torch.empty_like(self.x), ~self.stale
+            y[self.stale], self.inverse[self.stale] = linearise(self.x[self.stale])
+            y[kept] = g(self.x[kept], self.rows[kept])
+        self.uses, self.stale = self.uses + self.stale, torch.zeros_like(self.stale)
+        return y
 
     def give_up(self, patience: int, contraction: float) -> Tensor:
         """Compute P again where steps with it reduced the residual by what a Banach step does; leave the others."""
