@@ -55,9 +55,9 @@ class VectorBranch:
         """g(x); x may have axes between the batch and its features. Where derivatives may be taken, it has some."""
         if torch.is_grad_enabled() or is_transforming():
             return run_program(self.program, x, self.values)
-        h = x.reshape(-1, x.shape[-1])
-        chunks = [self._evaluate(chunk) for chunk in h.tensor_split(max(1, -(-len(h) // self.ROWS)))]
-        y = torch.cat(chunks) if len(chunks) > 1 else chunks[0]
+        h = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        chunks = [h] if len(h) <= self.ROWS else h.tensor_split(-(-len(h) // self.ROWS))
+        y = torch.cat([self._evaluate(chunk) for chunk in chunks]) if len(chunks) > 1 else self._evaluate(h)
         return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)
 
     def _evaluate(self, h: Tensor) -> Tensor:

@@ -25,9 +25,6 @@ Branch: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 #: Samples that have converged are left out as soon as this share of a batch has.
 _SHARE = 0.25
 
-#: The next residual is expected to be so many times what it would be if it shrank as much as the last one.
-_CAUTION = 4.0
-
 #: How often J is computed for a sample.
 _LINEARISATIONS = 4
 
@@ -137,6 +134,9 @@ class SimpleState(State):
     #: Whether all samples are open.
     all_open = True
 
+    #: With an approximation, the next residual is expected to be so many times what the last reduction would make it.
+    caution = 2.0
+
     @classmethod
     def start(cls, z: Tensor, x: Tensor, target: Tensor) -> SimpleState:
         rows, size = torch.arange(len(z), device=z.device), torch.full_like(target, torch.finfo(target.dtype).tiny)
@@ -163,7 +163,7 @@ class SimpleState(State):
         if step is None:
             converged = size <= attainable_target(self.target, after)
         else:
-            converged = size * (self.rate * _CAUTION).clamp(max=1) <= self.target
+            converged = size * (self.caution * self.rate).clamp(max=1) <= self.target
         self.open = self.open & ~converged
 
     def lags(self, patience: int) -> Tensor:
@@ -182,6 +182,9 @@ class NewtonState(SimpleState):
     inverse: Tensor  # P
     stale: Tensor  # whether P is computed at the next point
     uses: Tensor  # how often it was
+
+    #: The steps after one with a new J reduce the residual less than that one.
+    caution = 8.0
 
     @classmethod
     def begin(cls, z: Tensor, x: Tensor, target: Tensor) -> NewtonState:
