@@ -4,7 +4,8 @@
     affine      x <- x + P r,  P = (I + A)^-1 for the whole batch (see `affine`)
     Newton      x <- x + (I + J)^-1 r,  J per sample, at its first point, and again where steps become slow
 
-Every sample stops on its own. What converges too slowly is handed back with its last two evaluations.
+Every sample stops on its own: once its residual meets the target, or, but for Banach's steps, once the next one is
+expected to. What converges too slowly is handed back with its last two evaluations.
 """
 
 from __future__ import annotations
