@@ -182,6 +182,7 @@ def _as_integers(tensors: Sequence[Tensor]) -> list[Tensor]:
     """View all numbers as integers, flattened to one tensor per device and dtype; a single tensor is not copied."""
     groups: dict[Any, list[Tensor]] = {}
     for t in tensors:
-        groups.setdefault((t.device, t.dtype), []).append(t.detach().resolve_neg())
+        groups.setdefault((t.device, t.dtype), []).append(t)
     flat = [cast(Tensor, _flatten_dense_tensors(group)) for group in groups.values()]  # type: ignore[no-untyped-call]
-    return [t.view(INTEGERS[t.element_size()]) if t.is_floating_point() else t for t in flat if t.numel()]
+    plain = (t.detach().resolve_neg() for t in flat if t.numel())
+    return [t.view(INTEGERS[t.element_size()]) if t.is_floating_point() else t for t in plain]

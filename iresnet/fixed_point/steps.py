@@ -151,8 +151,10 @@ class SimpleState(State):
     def advance(self, y: Tensor, step: Callable[[Tensor, Tensor], Tensor] | None) -> None:
         """Take a step, given y = g(x); `step` takes it from x with the residual, and without it is Banach's."""
         after = self.z - y
-        f = after - self.x
-        if step is not None:
+        if step is None:
+            f = after - self.x
+        else:
+            f = after.sub_(self.x)
             after = step(self.x, f)
         if not self.all_open:
             after = torch.where(self.open.view(-1, *[1] * (y.dim() - 1)), after, self.x)
