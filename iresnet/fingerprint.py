@@ -46,7 +46,7 @@ class Fingerprint:
         self.settings, tensors = describe_function(module)
         self.kinds = [(t.shape, t.dtype, t.device) for t in tensors]
         self.numbers = [t.clone() for t in _as_integers(tensors)]
-        self._seen: _Sighting | None = None
+        self._seen: tuple[_Sighting | None, list[Tensor]] = None, []
 
     @torch.no_grad()
     def matches(self, module: nn.Module) -> bool:
@@ -61,20 +61,22 @@ class Fingerprint:
 
     def _tensors(self, module: nn.Module) -> list[Tensor] | None:
         """Return the tensors of a module with the same settings; None if they differ."""
-        if self._seen is not None and self._seen.holds(module):
-            return self._seen.tensors
+        seen, tensors = self._seen
+        if seen is not None and seen.holds(module):
+            return tensors
+        seen = _Sighting.of(module)  # before the description: another thread may change the module meanwhile
         settings, tensors = describe_function(module)
         if not _equal(settings, self.settings):
             return None
-        self._seen = _Sighting.of(module, tensors)
+        self._seen = seen, tensors
         return tensors
 
 
 class _Sighting:
-    """What a module consisted of when it was described: its submodules, their classes, attributes and tensors."""
+    """What a module consists of at one moment: its submodules, their classes, attributes and tensors."""
 
-    def __init__(self, modules: list[nn.Module], tensors: list[Tensor]) -> None:
-        self.modules, self.tensors = modules, tensors
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self.modules = modules
         self.contents = [(type(m), {name: _copy(v) for name, v in vars(m).items()}) for m in modules]
         self.places = [(m, kind, name) for m in modules for kind in _TENSORS for name in vars(m)[kind]]
         self.found = [vars(m)[kind][name] for m, kind, name in self.places]
@@ -82,11 +84,11 @@ class _Sighting:
         self.derived = [m for m in modules if "parametrizations" in m._modules or not _is_fixed(type(m))]
 
     @classmethod
-    def of(cls, module: nn.Module, tensors: list[Tensor]) -> _Sighting | None:
+    def of(cls, module: nn.Module) -> _Sighting | None:
         """Remember the module; None if one of its settings may change without being assigned."""
         modules = list(module.modules())
         settings = (v for m in modules for name, v in vars(m).items() if name not in MODULE_ATTRIBUTES)
-        return cls(modules, tensors) if all(map(_is_seen_to_change, settings)) else None
+        return cls(modules) if all(map(_is_seen_to_change, settings)) else None
 
     def holds(self, module: nn.Module) -> bool:
         """Whether a description of the module would be the same, up to the numbers in its tensors."""
@@ -95,7 +97,7 @@ class _Sighting:
             return False
         for m in self.derived:
             known_type(m, unmodified=True)
-        now = (vars(m)[kind][name] for m, kind, name in self.places)  # equal tensors need not be the same
+        now = (vars(m)[kind].get(name) for m, kind, name in self.places)  # equal tensors need not be the same
         return all(a is b and (a is None or type(a) in PLAIN_TENSORS) for a, b in zip(now, self.found, strict=True))
 
 

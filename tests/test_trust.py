@@ -993,6 +993,20 @@ class TestFreshness:
             layer.weight.neg_()
         assert not before.matches(layer)
 
+    def test_a_seal_sees_a_change_that_came_while_it_compared(self, monkeypatch):
+        layer = nn.ELU()
+        before, describe = fingerprint.Fingerprint(layer), fingerprint.describe_function
+
+        def change_afterwards(module):
+            found = describe(module)
+            module.alpha = 0.5
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(fingerprint, "describe_function", change_afterwards)
+            assert before.matches(layer)
+        assert not before.matches(layer)
+
     def test_a_seal_sees_changes_inside_settings(self):
         layer = nn.Unflatten(1, [2, 3])
         before = fingerprint.Fingerprint(layer)
