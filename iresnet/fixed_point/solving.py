@@ -75,14 +75,7 @@ def solve(
     gap = 1 - contraction if contraction < 1 else 1.0  # without a contraction nothing is proven: see the end
     working, z64 = torch.promote_types(z.dtype, torch.float32), z.double()
     sizes, rows = sample_norms(z64), torch.arange(len(z), device=z.device)
-    # Aim below the tolerance, as the final x is rounded, but not below what rounding in this dtype allows.
-    if tolerance is None:
-        scale = sizes.clamp_min(1.0)
-        goal = _relative_default(z.dtype, contraction) * scale
-        target = (max(0.5 * _relative_tolerances(working)[0], 4 * torch.finfo(working).eps) * scale).to(working)
-    else:
-        goal = torch.full_like(sizes, tolerance)
-        target = torch.maximum(0.5 * gap * goal, 4 * torch.finfo(working).eps * sizes).to(working)
+    goal, target = _goal_and_target(sizes, z.dtype, tolerance, contraction)
     limit = solver.max_iterations
     if limit is None:  # the first residual ||g(z)|| is not known; 1e4 times the code only makes the limit larger
         limit = iteration_limit(contraction, 1e4 * max(1.0, float(sizes.max())), float(target.min()))
@@ -114,6 +107,24 @@ def solve(
     grown = error > (1 + 1e-6) * bound_error(z)
     none = torch.full_like(error, torch.inf)
     return Solution(x, count, none, torch.zeros_like(grown), diverged=grown | ~error.isfinite())
+
+
+def _goal_and_target(
+    sizes: Tensor, dtype: torch.dtype, tolerance: float | None, contraction: float
+) -> tuple[Tensor, Tensor]:
+    """Return the largest error, and the residual to aim at, for codes of these norms.
+
+    It is below the tolerance, as the final x is rounded, but not below what rounding in the working dtype allows.
+    """
+    working = torch.promote_types(dtype, torch.float32)
+    least = 4 * torch.finfo(working).eps
+    if tolerance is None:
+        scale = sizes.clamp_min(1.0)
+        goal, target = _relative_default(dtype, contraction) * scale, 0.5 * _relative_tolerances(working)[0] * scale
+    else:
+        goal = torch.full_like(sizes, tolerance)
+        target = 0.5 * (1 - contraction if contraction < 1 else 1.0) * goal
+    return goal, torch.maximum(target, least * sizes).to(working)
 
 
 def _continue_in_float64(
