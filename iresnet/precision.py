@@ -16,7 +16,7 @@ from torch import Tensor
 @contextmanager
 def full_precision(like: Tensor) -> Iterator[None]:
     """Turn TF32 and autocast off within this context: with either, fixed-point iterations stall near 1e-3."""
-    with torch.autocast(device_type=like.device.type, enabled=False), float32_matmul_precision("ieee", like.device):
+    with without_autocast(like), float32_matmul_precision("ieee", like.device):
         yield
 
 

@@ -295,7 +295,7 @@ class ResidualBlock(Transform):
             snapshot = self.snapshot(tuple(z.shape[1:]))
             conditioning = self._conditioning(context, len(z))
             reference = snapshot.branch(conditioning)
-            affine = snapshot.affine(tuple(z.shape[1:]))
+            affine = snapshot.affine(tuple(z.shape[1:]), torch.promote_types(z.dtype, torch.float32))
 
             def in_half_precision(x: Tensor, rows: Tensor) -> Tensor:  # would stall at once: evaluate in float64
                 return reference(x.double(), rows).to(x.dtype)

@@ -9,6 +9,7 @@ from torch import nn
 from iresnet import Anderson, Banach, ResidualBlock, contractive_convnet, contractive_mlp, mlp_flow, tighten_
 from iresnet.data import toy
 from iresnet.fixed_point import MAX_DIMENSION, Affine, solve
+from iresnet.proof import sample_norms
 from tests.zoo import DOUBLE, contraction, linear_block, normal, rouse_
 
 
@@ -27,7 +28,7 @@ class TestFit:
         a, b = contraction(d, 0.9), normal(d, seed=3)
         affine, x = fit(a, b), 0.5 * normal(20, d, seed=1)
         z = x + x @ a.T + b
-        torch.testing.assert_close(affine.start(z), x, atol=1e-10, rtol=0)
+        torch.testing.assert_close(affine.start(z, sample_norms(z)), x, atol=1e-10, rtol=0)
         torch.testing.assert_close(affine.correct(z - b), x, atol=1e-10, rtol=0)
 
     def test_of_a_curved_g_it_is_the_best_for_inputs_of_a_normalised_network(self):
@@ -45,7 +46,7 @@ class TestFit:
     def test_a_code_far_from_what_was_fitted_starts_at_itself(self):
         a, b = contraction(3, 0.9), normal(3, seed=3)
         z = torch.tensor([[1.0, 2.0, 0.0], [100.0, 0.0, 0.0], [math.nan, 0.0, 0.0]], dtype=DOUBLE)
-        start = fit(a, b).start(z)
+        start = fit(a, b).start(z, sample_norms(z))
         assert not torch.equal(start[0], z[0])
         assert torch.equal(start[1], z[1])
 
@@ -74,6 +75,28 @@ class TestInverse:
         assert found.converged.all()
         assert ((found.x - truth).norm(dim=1) <= found.error_bound).all()
         assert (found.iterations - without.iterations).max() <= 2
+
+    @pytest.mark.parametrize(("tolerance", "evaluations"), [(1e-7, 2), (1e-10, 3)])
+    def test_the_evaluation_that_would_only_confirm_is_left_out(self, tolerance, evaluations):
+        """Every step divides the residual by 1000; the last one is not looked at, but by the proof."""
+        g, z = lambda x, rows: 0.5 * x, torch.tensor([[1.0], [-0.5]], dtype=DOUBLE)
+        affine = Affine(torch.full((1, 1), (1 - 1e-3) / 1.5, dtype=DOUBLE), torch.zeros(1, dtype=DOUBLE))
+        found = solve(g, z, lipschitz=0.5, tolerance=tolerance, solver=Anderson(), reference=g, affine=affine)
+        assert found.converged.all()
+        assert found.iterations.tolist() == [evaluations] * 2
+        residual = z.abs()[:, 0] * 1000.0 ** -(evaluations + 1)
+        torch.testing.assert_close((found.x + g(found.x, None) - z).abs()[:, 0], residual, rtol=1e-2, atol=0)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=["float32", "float64"])
+    def test_where_it_should_have_been_looked_at_the_proof_says_so_and_the_solve_goes_on(self, dtype):
+        """The g of the iteration deceives: by it all samples converge, by the float64 one of the proof half do not."""
+        reference = lambda x, rows: 0.5 * torch.where(x > 0, x, x.abs())  # noqa: E731
+        z, a = torch.tensor([[1.0], [-0.3]], dtype=dtype), torch.full((1, 1), 0.5, dtype=DOUBLE)
+        settings = {"lipschitz": 0.5, "tolerance": 1e-5, "reference": reference, "solver": Anderson()}
+        found = solve(lambda x, rows: 0.5 * x, z, affine=fit(a, torch.zeros(1, dtype=DOUBLE)), **settings)
+        assert found.converged.all()
+        torch.testing.assert_close(found.x, torch.tensor([[2 / 3], [-0.6]], dtype=dtype), atol=1e-5, rtol=0)
+        assert found.iterations[1] > found.iterations[0]
 
     def test_a_g_full_of_kinks_is_solved_where_every_approximation_misleads(self):
         q = torch.linalg.qr(normal(4, 4, seed=1))[0]

@@ -2,10 +2,12 @@
 
 import copy
 import io
+import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -35,6 +37,7 @@ from iresnet.chain import Composition
 from iresnet.fused import read_run
 from iresnet.lipschitz import ACTIVATIONS, Concatenated, batched_refresh, freeze_norms, refresh, refresh_
 from iresnet.lipschitz.constraint import weight_of
+from iresnet.lipschitz.elu import fast_value
 from iresnet.lipschitz.parametrized import constrain_layer_
 from iresnet.lipschitz.rules import default_rule
 from iresnet.logdet import StoppedRoulette
@@ -492,12 +495,40 @@ def test_products(rows, inputs, outputs):
     assert torch.allclose(gram(g, x).double(), exact[3].t() @ exact[0], atol=1e-3)
 
 
-@pytest.mark.parametrize("activation", [nn.ELU, nn.Tanh, LipSwish])
-def test_vector_branch(activation):
-    g = contractive_mlp(3, (20,), activation=activation).eval()
-    parsed, x = try_parse(g), torch.randn(4500, 3)
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE], ids=["float32", "float64"])
+@pytest.mark.parametrize("activation", [nn.ELU, lambda: nn.ELU(0.7), nn.Tanh, LipSwish])
+def test_vector_branch(activation, dtype):
+    g = contractive_mlp(3, (20,), activation=activation).to(dtype).eval()
+    parsed, atol = try_parse(g), 1e-6 if dtype == torch.float32 else 1e-15
+    for rows in (5, 4500):
+        x = torch.randn(rows, 3, dtype=dtype)
+        with torch.no_grad():
+            assert torch.allclose(VectorBranch(parsed.program, parsed.tensors())(x), g(x), atol=atol)
+
+
+def test_the_reference_of_a_block_has_derivatives():
+    block, x = ResidualBlock(contractive_mlp(3, (20,))).double().eval(), torch.randn(1000, 3, dtype=DOUBLE)
+    (found,) = torch.autograd.grad(block.reference(x.requires_grad_()).sum(), x)
+    (expected,) = torch.autograd.grad(block(x).sum(), x)
+    torch.testing.assert_close(found, expected)
     with torch.no_grad():
-        assert torch.allclose(VectorBranch(parsed.program, parsed.tensors())(x), g(x), atol=1e-6)
+        _, pull_back = torch.func.vjp(block.reference, x.detach())
+    torch.testing.assert_close(pull_back(torch.ones_like(x))[0], expected)
+
+
+def test_the_error_of_a_fast_elu_is_the_one_that_bounds_rely_on():
+    """Against 80-bit numbers, over all magnitudes: zeros, denormal numbers, and what overflows."""
+    torch.manual_seed(0)
+    x = torch.randn(40000, dtype=DOUBLE) * 10.0 ** torch.linspace(-20, 3, 40000, dtype=DOUBLE)
+    x = torch.cat([x, torch.tensor([0.0, -0.0, 5e-324, -5e-324, 1e308, -1e308, math.inf, -math.inf], dtype=DOUBLE)])
+    wide = x.numpy().astype(np.longdouble)
+    with np.errstate(over="ignore"):
+        exact = np.where(wide > 0, wide, np.expm1(np.minimum(wide, 0)))
+    found, finite = fast_value(x, 1.0), np.isfinite(exact)
+    error = np.abs(found.numpy().astype(np.longdouble)[finite] - exact[finite])
+    assert error.max() <= ACTIVATIONS["elu"].rounding(1.0)[1]
+    assert found[-2].item() == math.inf
+    assert fast_value(torch.full((10000,), math.nan), 1.0).isnan().all()
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 7, 16, 21, 40])

@@ -970,10 +970,49 @@ class TestFreshness:
             lambda m: m.append(nn.Tanh()),
             lambda m: m.double(),
             lambda m: m[0].register_forward_hook(lambda *_: None),
+            lambda m: m[0].__setattr__("forward", lambda x: -x),
+            lambda m: setattr(type(m[0]), "forward", lambda self, x: -x),
+            lambda m: m[2].bias.__setattr__("__class__", type("Mine", (nn.Parameter,), {})),
+            lambda m: m[0].parametrizations.weight.append(nn.Identity()),
+            lambda m: m._modules.__setitem__("1", nn.Tanh()),
         ):
-            other = copy.deepcopy(g)
-            change(other)
-            assert not before.matches(other)
+            seen, unseen = copy.deepcopy(g), copy.deepcopy(g)
+            assert before.matches(seen)
+            assert before.matches(seen)
+            for other in (seen, unseen):
+                change(other)
+                assert not before.matches(other)
+
+    def test_a_seal_follows_a_tensor_that_takes_the_place_of_an_equal_one(self):
+        layer = nn.Linear(1, 1)
+        before = fingerprint.Fingerprint(layer)
+        assert before.matches(layer)
+        layer.weight = nn.Parameter(layer.weight.detach().clone())
+        assert before.matches(layer)
+        with torch.no_grad():
+            layer.weight.neg_()
+        assert not before.matches(layer)
+
+    def test_a_seal_sees_a_change_that_came_while_it_compared(self, monkeypatch):
+        layer = nn.ELU()
+        before, describe = fingerprint.Fingerprint(layer), fingerprint.describe_function
+
+        def change_afterwards(module):
+            found = describe(module)
+            module.alpha = 0.5
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(fingerprint, "describe_function", change_afterwards)
+            assert before.matches(layer)
+        assert not before.matches(layer)
+
+    def test_a_seal_sees_changes_inside_settings(self):
+        layer = nn.Unflatten(1, [2, 3])
+        before = fingerprint.Fingerprint(layer)
+        assert before.matches(layer)
+        layer.unflattened_size[0] = 3
+        assert not before.matches(layer)
 
     def test_a_seal_keeps_a_copy_of_a_single_tensor(self):
         layer = nn.Linear(2, 2, bias=False)

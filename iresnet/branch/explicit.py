@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from ..allocator import keep_freed_memory
+from ..compiler import is_transforming
 from ..logdet import safe_inverse_and_logdet
 from .derivative import activation_slope
 from .products import gram, times, times_transpose
-from .program import Program, Step, apply_step
+from .program import Program, Step, apply_step, run_program
 
 #: Up to so many tangents, all inputs are kept for the backward pass.
 _FEW = 4
@@ -41,7 +42,7 @@ def _is_known(step: Step) -> bool:
 
 
 class VectorBranch:
-    """g on vectors, for the many evaluations of a solve; the proof does not use it."""
+    """g on vectors, for the many evaluations of a solve and the one in float64 that proves it."""
 
     #: How many samples are handled at once: their activations fit into a core's cache.
     ROWS = 2048
@@ -51,19 +52,20 @@ class VectorBranch:
         keep_freed_memory()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """g(x); x may have axes between the batch and its features."""
-        h = x.reshape(-1, x.shape[-1])
-        chunks = [self._evaluate(chunk) for chunk in h.tensor_split(max(1, -(-len(h) // self.ROWS)))]
-        y = torch.cat(chunks) if len(chunks) > 1 else chunks[0]
+        """g(x); x may have axes between the batch and its features. Where derivatives may be taken, it has some."""
+        if torch.is_grad_enabled() or is_transforming():
+            return run_program(self.program, x, self.values)
+        h = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        chunks = [h] if len(h) <= self.ROWS else h.tensor_split(-(-len(h) // self.ROWS))
+        y = torch.cat([self._evaluate(chunk) for chunk in chunks]) if len(chunks) > 1 else self._evaluate(h)
         return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)
 
     def _evaluate(self, h: Tensor) -> Tensor:
         for step, own in self.stages:
             if step.kind == "linear":
                 h = times_transpose(h, *own)
-            elif step.activation is not None and step.activation.fast_slope is not None:
-                step.activation.fast_slope(h, out := torch.empty_like(h), *step.settings)
-                h = out
+            elif step.activation is not None and step.activation.fast_value is not None:
+                h = step.activation.fast_value(h, *step.settings)
             else:
                 h = apply_step(step, [h], list(own))
         return h

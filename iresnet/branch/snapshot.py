@@ -47,7 +47,7 @@ class Snapshot:
     live: nn.Module | None = None
     _copies: dict[torch.dtype, Any] = field(default_factory=dict)
     _rounding: Rounding | None = None
-    _affine: Affine | None = None
+    _affine: dict[torch.dtype, Affine | None] = field(default_factory=dict)
     _vectors: dict[torch.dtype, VectorBranch] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,21 +73,25 @@ class Snapshot:
             self._rounding = rounding_bound(self.parsed.program, values, self.bound.constants, input_shape)
         return self._rounding
 
-    def affine(self, input_shape: Shape) -> Affine | None:
+    def affine(self, input_shape: Shape, dtype: torch.dtype = torch.float64) -> Affine | None:
         """Return an affine approximation of a g on vectors, on a CPU; None with a context and for a user's g."""
+        if dtype not in self._affine:
+            fitted = self._fit_affine(input_shape) if dtype == torch.float64 else self.affine(input_shape)
+            self._affine[dtype] = None if fitted is None else fitted.to(dtype)
+        return self._affine[dtype]
+
+    def _fit_affine(self, input_shape: Shape) -> Affine | None:
         if self.parsed is None or len(input_shape) != 1 or input_shape[0] > MAX_DIMENSION or not self.bound.value < 1:
             return None
         if self.parsed.program.is_conditional or not is_explicit(self.parsed.program) or not self._on_cpu:
             return None
-        if self._affine is None:
-            reference = self.branch(None)
+        reference = self.branch(None)
 
-            def g(x: Tensor) -> Tensor:
-                return reference(x, torch.arange(len(x), device=x.device))
+        def g(x: Tensor) -> Tensor:
+            return reference(x, torch.arange(len(x), device=x.device))
 
-            linearise = self._linearise if input_shape[0] <= FEW_DIMENSIONS else None
-            self._affine = Affine.fit(g, *input_shape, self.bound.value, linearise)
-        return self._affine
+        linearise = self._linearise if input_shape[0] <= FEW_DIMENSIONS else None
+        return Affine.fit(g, *input_shape, self.bound.value, linearise)
 
     def _linearise(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self._on_vectors(x.dtype).linearise(x)
@@ -135,7 +139,7 @@ class Snapshot:
         program, values = self._in(dtype)
         if not self._on_cpu:
             return PreparedBranch(program, values)
-        if dtype == torch.float32 and is_explicit(program):
+        if dtype in (torch.float32, torch.float64) and is_explicit(program):
             return self._on_vectors(dtype)
         if dtype != torch.float64:
             return PreparedBranch(program, [to_channels_last(t) for t in values])

@@ -77,12 +77,18 @@ class Affine:
         return self.linearise is not None and self.error > SMALL_ERROR
 
     def to(self, dtype: torch.dtype) -> Affine:
+        if self.shift.dtype == dtype:
+            return self
         return replace(self, transposed=self.transposed.to(dtype), shift=self.shift.to(dtype))
 
-    def start(self, z: Tensor) -> Tensor:
-        """Return the x to start from, for codes (batch, d)."""
-        near = z.square().sum(1, keepdim=True) <= (_FAR * max(_SCALES)) ** 2 * z.shape[1]
-        return torch.where(near, (z - self.shift) @ self.transposed, z)
+    def start(self, z: Tensor, sizes: Tensor) -> Tensor:
+        """Return the x to start from, for codes (batch, d) of these norms."""
+        near, start = sizes <= _FAR * max(_SCALES) * math.sqrt(z.shape[1]), (z - self.shift) @ self.transposed
+        return start if bool(near.all()) else torch.where(near[:, None], start, z)
+
+    def step(self, x: Tensor, r: Tensor) -> Tensor:
+        """Return x + P r."""
+        return torch.addmm(x, r, self.transposed)
 
     def correct(self, r: Tensor) -> Tensor:
         """Return P r."""

@@ -29,7 +29,7 @@ def combine_steps(
     if not slow:
         return result, count
     begun = SimpleState.join(slow)
-    begun = begun.select(begun.rows.argsort())
+    begun = begun.take(begun.rows.argsort())
     shape, rows, memory = result.shape, begun.rows, min(memory, result[0].numel())
     state = AndersonState.after(begun, contraction, memory, affine)
     for _ in range(limit - int(count[rows].min())):

@@ -13,10 +13,13 @@ from torch import Tensor
 from ..spelling import at_least
 from .affine import Affine
 from .combination import combine_steps
-from .steps import Branch, NewtonState, SimpleState, simple_steps
+from .steps import Branch, NewtonState, SimpleState, attainable_target, simple_steps
 
 #: Up to so many further simple steps are taken where combining steps, or computing J, might save one or two of them.
 PATIENCE = 4
+
+#: The same for steps with an affine approximation, of which two take less time than one combination.
+AFFINE_PATIENCE = 8
 
 
 class Solver(ABC):
@@ -41,7 +44,8 @@ class Solver(ABC):
     ) -> tuple[Tensor, Tensor]:
         """Iterate from x until ||x + g(x) - z|| <= target per sample, or `limit` evaluations; return (x, evaluations).
 
-        `contraction` bounds ||g(a) - g(b)|| / ||a - b||; it may be one or more if no contraction is known.
+        `contraction` bounds ||g(a) - g(b)|| / ||a - b||; it may be one or more if no contraction is known. With
+        `affine` the last residual may be expected, not evaluated: `solve` continues where that was wrong.
         """
 
 
@@ -76,7 +80,7 @@ class Banach(Solver):
 class Anderson(Solver):
     """Anderson acceleration with `memory` steps, per sample, with Banach steps where they suffice.
 
-    Every sample begins with Banach steps, which need no bookkeeping. Steps are combined once the last reduction of its
+    Every sample begins with single steps, which need no bookkeeping. Steps are combined once the last reduction of its
     residual, repeated a few times, would not reach the target.
 
     A combined step must reduce the residual by at least the contraction factor; otherwise it is rejected, which costs
@@ -84,7 +88,8 @@ class Anderson(Solver):
     saved. So there are at most two evaluations more than the contraction factor guarantees for Banach steps.
 
     `affine` starts and steps with an affine approximation of g, where there is one (see `fixed_point.affine`): fewer
-    evaluations on most blocks. The guarantee then counts from a start that may be a worse one than z.
+    evaluations on most blocks, and none that would only confirm what the last two predict. The guarantee then counts
+    from a start that may be a worse one than z.
     """
 
     memory: int = 5
@@ -105,7 +110,9 @@ class Anderson(Solver):
         limit: int,
         affine: Affine | None = None,
     ) -> tuple[Tensor, Tensor]:
-        begun = simple_steps(SimpleState.start(z, x, target), g, limit, affine, PATIENCE, contraction)
+        patience = PATIENCE if affine is None else AFFINE_PATIENCE
+        start = SimpleState.start(z, x, target if affine is None else attainable_target(target, x))
+        begun = simple_steps(start, g, limit, affine, patience, contraction)
         return combine_steps(g, *begun, memory=self.memory, contraction=contraction, limit=limit, affine=affine)
 
 
@@ -137,7 +144,9 @@ class Newton(Solver):
         other = Anderson()
         if affine is None or affine.linearise is None:
             return other.run(g, z, x, target, contraction, limit, affine)
-        begun = simple_steps(NewtonState.begin(z, x, target), g, limit, affine, PATIENCE, contraction)
+        begun = simple_steps(
+            NewtonState.begin(z, x, attainable_target(target, x)), g, limit, affine, PATIENCE, contraction
+        )
         return combine_steps(g, *begun, memory=other.memory, contraction=contraction, limit=limit, affine=affine)
 
 

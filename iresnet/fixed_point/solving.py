@@ -73,29 +73,23 @@ def solve(
     rounding = Rounding.assumed() if rounding is None else rounding
     contraction = 1.0 if lipschitz is None else lipschitz
     gap = 1 - contraction if contraction < 1 else 1.0  # without a contraction nothing is proven: see the end
-    working, sizes = torch.promote_types(z.dtype, torch.float32), sample_norms(z.double())
-    # Aim below the tolerance, as the final x is rounded, but not below what rounding in this dtype allows.
-    if tolerance is None:
-        goal = _relative_default(z.dtype, contraction) * sizes.clamp_min(1.0)
-        aim = 0.5 * _relative_tolerances(working)[0] * sizes.clamp_min(1.0)
-    else:
-        goal = torch.full_like(sizes, tolerance)
-        aim = 0.5 * gap * goal
-    target = torch.maximum(aim, 4 * torch.finfo(working).eps * sizes).to(working)
+    working, z64 = torch.promote_types(z.dtype, torch.float32), z.double()
+    sizes, rows = sample_norms(z64), torch.arange(len(z), device=z.device)
+    goal, target = _goal_and_target(sizes, z.dtype, tolerance, contraction)
     limit = solver.max_iterations
     if limit is None:  # the first residual ||g(z)|| is not known; 1e4 times the code only makes the limit larger
         limit = iteration_limit(contraction, 1e4 * max(1.0, float(sizes.max())), float(target.min()))
     zw = z.to(working, copy=True)  # a user's solver may work in place, and the proof is about the z that was given
-    if affine is None or not solver.affine:
+    affine = affine.to(working) if affine is not None and solver.affine else None
+    if affine is None:
         x, count = solver.run(g, zw, zw.clone(), target, contraction, limit)
     else:
-        affine = affine.to(working)
-        x, count = solver.run(g, zw, affine.start(zw), target, contraction, limit, affine)
+        x, count = solver.run(g, zw, affine.start(zw, sizes), target, contraction, limit, affine)
     x = as_plain(x).to(z.dtype)
 
     def bound_error(x: Tensor) -> Tensor:
         x64 = x.double()
-        residual = x64 + reference(x64, torch.arange(len(x), device=x.device)) - z.double()
+        residual = (reference(x64, rows) + x64).sub_(z64)
         norms = sample_norms(residual), sample_norms(x64), sizes
         return error_bound(*norms, rounding=rounding, inverse_lipschitz=1 / gap)
 
@@ -104,7 +98,7 @@ def solve(
         if tolerance is None and contraction < 1:
             attainable = _attainable_goal(x, sizes, bound_error(z), contraction, rounding)
             goal = torch.maximum(goal, attainable)
-        if working != torch.float64:
+        if working != torch.float64 or affine is not None:  # with one, convergence may have been taken for granted
             _continue_in_float64(x, count, error > goal, z, 0.5 * gap * goal, contraction, limit, solver, reference)
             error = bound_error(x)
     if lipschitz is not None and lipschitz < 1:
@@ -113,6 +107,24 @@ def solve(
     grown = error > (1 + 1e-6) * bound_error(z)
     none = torch.full_like(error, torch.inf)
     return Solution(x, count, none, torch.zeros_like(grown), diverged=grown | ~error.isfinite())
+
+
+def _goal_and_target(
+    sizes: Tensor, dtype: torch.dtype, tolerance: float | None, contraction: float
+) -> tuple[Tensor, Tensor]:
+    """Return the largest error, and the residual to aim at, for codes of these norms.
+
+    It is below the tolerance, as the final x is rounded, but not below what rounding in the working dtype allows.
+    """
+    working = torch.promote_types(dtype, torch.float32)
+    least = 4 * torch.finfo(working).eps
+    if tolerance is None:
+        scale = sizes.clamp_min(1.0)
+        goal, target = _relative_default(dtype, contraction) * scale, 0.5 * _relative_tolerances(working)[0] * scale
+    else:
+        goal = torch.full_like(sizes, tolerance)
+        target = 0.5 * (1 - contraction if contraction < 1 else 1.0) * goal
+    return goal, torch.maximum(target, least * sizes).to(working)
 
 
 def _continue_in_float64(
