@@ -33,9 +33,9 @@ from .precision import full_precision
 from .residual import ResidualBlock
 from .spelling import quoted
 from .transform import Transform, check_context, check_eval, why_unproven
-from .transforms.coupling import why_no_function
 from .transforms.elementary import InjectivePad
 from .transforms.first_batch import uninitialised
+from .transforms.per_sample import why_no_function
 from .tree import modules_of
 from .trust import unwrap, why_untrusted
 

@@ -14,6 +14,7 @@ from iresnet.transform import UNKNOWN
 from iresnet.transforms import AdditiveCoupling, AffineCoupling, Alternate, Checkerboard, Halves, preserves_volume
 from iresnet.transforms.conditioner import NormalisedConv2d, ResidualConvolutions, bottleneck, convnet, mlp
 from iresnet.transforms.mixing import Reverse
+from iresnet.transforms.per_sample import why_no_function
 from tests.zoo import DOUBLE, dense_jacobian, normal, roused
 
 
@@ -26,6 +27,10 @@ class Says(nn.Module):
 
     def forward(self, x):
         return self.values.expand(len(x), -1)
+
+
+def overwrite(module, inputs):
+    inputs[0].mul_(2)
 
 
 def linear(weight, bias=0.0):
@@ -315,6 +320,53 @@ class TestUsersOwn:
         found = coupling.solve(normal(3, 4, 2, 2).float())
         assert not found.proven
         assert reason in found.reason
+
+    @pytest.mark.parametrize(
+        ("layer", "reason"),
+        [
+            (lambda: nn.BatchNorm1d(8, track_running_stats=False), "may mix the samples of a batch"),
+            (lambda: nn.Softmax(dim=0), "may mix the samples of a batch"),
+            (lambda: nn.GLU(dim=0), "may mix the samples of a batch"),
+            (lambda: nn.LayerNorm((6, 8)), "may mix the samples of a batch"),
+            (lambda: nn.TransformerEncoderLayer(8, 2, 16), "is not a layer that is known"),
+            (lambda: nn.RNN(8, 8), "is not a layer that is known"),
+        ],
+    )
+    def test_layers_of_torch_that_mix_the_samples_of_a_batch_prove_nothing(self, layer, reason):
+        """Such a likelihood changed by up to a nat with the other rows, and was reported as proven, without a bias."""
+        coupling = AffineCoupling(nn.Sequential(nn.Linear(2, 8), layer(), nn.Linear(8, 4))).eval()
+        assert reason in why_no_function(coupling.conditioner)
+        flow = Flow(Chain(coupling), DiagonalNormal(4)).eval()
+        assert flow.proof_status((4,)) == (False, False)
+        assert reason in certify(Chain(coupling, ResidualBlock(contractive_mlp(4, (4,))))).summary()
+
+    def test_an_embedding_that_mixes_contexts_proves_nothing(self):
+        g = contractive_mlp(2, (4,), context=3)
+        flow = Flow(Chain(ResidualBlock(g)), DiagonalNormal(2)).eval()
+        assert flow.proof_status((2,)) == (True, True)
+        g.embed = nn.Sequential(g.embed, nn.BatchNorm1d(4, track_running_stats=False)).eval()
+        assert flow.proof_status((2,)) == (False, False)
+
+    @pytest.mark.parametrize(
+        "conditioner",
+        [
+            lambda: nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Softmax(-1), nn.LayerNorm(4), nn.Linear(4, 1)),
+            lambda: constrain_(nn.Sequential(nn.Linear(1, 4), nn.ReLU(inplace=True), nn.Linear(4, 1)), 0.5),
+            lambda: nn.Sequential(nn.Linear(1, 4), nn.Dropout(), nn.GLU(), nn.Flatten(), nn.Linear(2, 1)),
+        ],
+    )
+    def test_layers_that_treat_every_sample_alone_are_known(self, conditioner):
+        assert AdditiveCoupling(conditioner()).eval().solve(normal(3, 2).float()).proven
+
+    @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+    def test_a_conditioner_that_overwrites_its_input_does_not_change_what_is_kept(self, compiled):
+        """Compiled code took the overwritten part, without a word."""
+        hooked = nn.Linear(1, 1).double()
+        hooked.register_forward_pre_hook(overwrite)
+        for conditioner in (Overwriting(1, 1).double(), hooked):
+            coupling, x = AdditiveCoupling(conditioner).eval(), normal(3, 2)
+            forward = torch.compile(coupling.forward, backend="eager") if compiled else coupling.forward
+            assert torch.equal(forward(x.clone())[:, 0], x[:, 0])
 
     @pytest.mark.parametrize("split", [Halves(), Halves(swapped=True), Alternate(), Checkerboard()], ids=str)
     def test_the_splits_of_this_library_are_known(self, split):
