@@ -30,7 +30,7 @@ from .float64 import Rounding
 from .logdet import Estimator
 from .opaque import keep_track, outside_graph
 from .progress import part
-from .proof import error_bound, meets_tolerance, nan_to_infinity, sample_norms
+from .proof import LEAST, error_bound, meets_tolerance, nan_to_infinity, sample_norms
 from .trust import NoBoundKnown, unwrap, why_modified, why_untrusted
 
 Self = TypeVar("Self", bound="Transform")
@@ -51,6 +51,11 @@ class Stretch:
     inverse: float
     logdet: tuple[float, float] | None
     proven: bool = True
+
+    def __post_init__(self) -> None:
+        # No bijection has a constant of zero: it has underflowed, and later factors may be large.
+        object.__setattr__(self, "forward", self.forward or LEAST)
+        object.__setattr__(self, "inverse", self.inverse or LEAST)
 
     def then(self, other: Stretch) -> Stretch:
         """Return the bounds of this map followed by another."""
@@ -126,6 +131,13 @@ class Transform(nn.Module, ABC):
     @abstractmethod
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         """Return bounds on Lip(F), Lip(F^-1) and ln det for inputs of this shape (without the batch)."""
+
+    #: Whether the bounds of `stretch` hold for a part of the inputs only, those of `has_bound_at`.
+    bound_is_limited: ClassVar[bool] = False
+
+    def has_bound_at(self, x: Tensor) -> Tensor:
+        """Whether each sample of x is one of the inputs that the bounds of `stretch` are about; they are convex."""
+        return torch.ones(len(x), dtype=torch.bool, device=x.device)
 
     def why_unknown(self) -> str:
         """Return why this may be no bijection with the bounds of its class; empty if it is one.
