@@ -202,6 +202,7 @@ class Flow(Model):
         """Return (whether every log-determinant is known to be correct, whether the whole likelihood is proven)."""
         blocks = [(block, at, _why_block_unknown(block, at)) for _, block, at in residual_blocks(self, shape)]
         known = not any(map(why_untrusted, (self, self.base, self.transform))) and not any(why for *_, why in blocks)
+        known = known and not type(self.base).why_unknown(self.base)
         known = known and not (
             list(unknown_parts(cast(Transform, unwrap(self.transform)))) or list(unlisted_blocks(self))
         )

@@ -4,6 +4,7 @@ import copy
 import math
 import threading
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 
 import pytest
 import torch
@@ -384,6 +385,23 @@ class TestUsersOwn:
         found = coupling.solve(coupling(x).detach())
         assert found.proven
         torch.testing.assert_close(found.x, x)
+
+    def test_the_rounding_of_a_large_scale_counts(self):
+        """Trap: exp(s) has an error of |s| units, and s may be far from 0 if max_log_scale is large."""
+        worst = Decimal(0)
+        for r in torch.linspace(-700, 700, 200, dtype=DOUBLE).tolist():
+            coupling = AffineCoupling(linear([[0.0], [0.0]]), max_log_scale=1000).eval()
+            with torch.no_grad():
+                coupling.conditioner.bias[0] = r
+            found = coupling.solve(torch.tensor([[0.3, 1.7e6]], dtype=DOUBLE))
+            assert found.proven
+            with localcontext() as context:
+                context.prec = 60
+                e = (Decimal(r) / 500).exp()
+                exact = Decimal("1.7e6") * (1000 * (1 - e) / (1 + e)).exp()  # exp(-s), s = 1000 tanh(r / 1000)
+                error = abs(Decimal(found.x[0, 1].item()) - exact)
+                worst = max(worst, error / Decimal(found.error_bound.item()))
+        assert worst < 1
 
     def test_a_scale_that_is_not_positive_has_no_bound(self):
         coupling = AffineCoupling(mlp(1, 2, (4,)).double())

@@ -1194,3 +1194,14 @@ def test_a_buffer_of_complex_numbers_is_not_known():
     norm = ActNorm(2)
     norm.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
     assert "has a phase of torch.complex64" in trust.why_untrusted(norm)
+
+
+@pytest.mark.parametrize("name", ["shift", "log_scale"])
+def test_what_a_tensor_in_place_of_a_parameter_holds(name):
+    """A NaN in it was not seen, and the certificate passed."""
+    norm = ActNorm(2)
+    delattr(norm, name)
+    setattr(norm, name, torch.tensor([0.0, math.nan]))
+    certificate = certify(Chain(norm, ResidualBlock(contractive_mlp(2, hidden=(4,)))))
+    assert not certificate.passed
+    assert "ActNorm holds NaN or infinity" in certificate.summary()

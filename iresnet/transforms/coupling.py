@@ -116,6 +116,8 @@ class Coupling(Explicit):
             1 + sample_norms(z.double()) + largest * sample_norms(transformed) + sample_norms(h)
         )
         if factor is not None:
+            steepest = factor.log().abs().flatten(1).amax(1)  # exp(s) has an error relative to s, too
+            allowance = allowance * (1 + steepest / 8)
             residual, allowance = residual * factor, allowance * factor.flatten(1).amax(1)
         reason = why_unproven(self) or self.why_changing()
         bound = nan_to_infinity(sample_norms(residual) + allowance)
