@@ -203,6 +203,8 @@ class Transform(nn.Module, ABC):
         z, context = as_plain(z), as_plain(context)
         with torch.no_grad():
             x = self.inverse(z, context, tolerance=tolerance, solver=solver)
+            if x.untyped_storage().data_ptr() == z.untyped_storage().data_ptr():  # so that no change of z changes it
+                x = x.clone()
             bound, proven, reason = type(self).verify(self, x, z, context)
         converged = meets_tolerance(bound, torch.full_like(bound, math.inf if tolerance is None else tolerance))
         return Solution(x, torch.zeros_like(bound).long(), bound, converged, proven=proven, reason=reason)

@@ -327,6 +327,8 @@ class TestUsersOwn:
         [
             (lambda: nn.BatchNorm1d(8, track_running_stats=False), "may mix the samples of a batch"),
             (lambda: nn.Softmax(dim=0), "may mix the samples of a batch"),
+            (lambda: nn.ConstantPad2d((0, 0, 1, -1), 0.0), "may mix the samples of a batch"),
+            (lambda: nn.Flatten(0), "may mix the samples of a batch"),
             (lambda: nn.GLU(dim=0), "may mix the samples of a batch"),
             (lambda: nn.LayerNorm((6, 8)), "may mix the samples of a batch"),
             (lambda: nn.TransformerEncoderLayer(8, 2, 16), "is not a layer that is known"),
@@ -351,7 +353,9 @@ class TestUsersOwn:
     @pytest.mark.parametrize(
         "conditioner",
         [
-            lambda: nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Softmax(-1), nn.LayerNorm(4), nn.Linear(4, 1)),
+            lambda: nn.Sequential(
+                nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Softmax(-1), nn.LayerNorm(4), nn.ZeroPad1d(1), nn.Linear(6, 1)
+            ),
             lambda: constrain_(nn.Sequential(nn.Linear(1, 4), nn.ReLU(inplace=True), nn.Linear(4, 1)), 0.5),
             lambda: nn.Sequential(nn.Linear(1, 4), nn.Dropout(), nn.GLU(), nn.Flatten(), nn.Linear(2, 1)),
         ],

@@ -48,6 +48,11 @@ def _normalises_features(layer: Any) -> bool:
     return len(layer.normalized_shape) == 1
 
 
+def _only_pads(layer: Any) -> bool:
+    """Whether nothing is cropped: of inputs with few axes the first of them, the batch, might be shifted."""
+    return all(n >= 0 for n in layer.padding)
+
+
 def _keeps_weights(layer: Any) -> bool:
     return layer.max_norm is None
 
@@ -73,7 +78,6 @@ _RULES: dict[type, Callable[[Any], bool]] = {
             nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
             nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
             nn.PixelShuffle, nn.PixelUnshuffle, nn.Upsample, nn.UpsamplingBilinear2d, nn.UpsamplingNearest2d,
-            nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d,
             nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d,
             nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d,
             nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d,
@@ -83,6 +87,10 @@ _RULES: dict[type, Callable[[Any], bool]] = {
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), _has_statistics),
     **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), _normalises_features),
     **dict.fromkeys((nn.GLU, nn.LogSoftmax, nn.Softmax, nn.Softmin), _along_last_axis),
+    **dict.fromkeys(
+        (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d),
+        _only_pads,
+    ),
     **dict.fromkeys((nn.Embedding, nn.EmbeddingBag), _keeps_weights),
     **dict.fromkeys((record.kind for record in ACTIVATIONS.values() if record.is_reshape), _keeps_the_batch_axis),
 }  # fmt: skip
