@@ -13,7 +13,7 @@ import torch
 from sklearn.datasets import load_wine
 from torch import nn
 
-from iresnet import Chain, DiagonalNormal, Flow
+from iresnet import ActNorm, Chain, DiagonalNormal, Flow
 from iresnet.data import Dataset, DataSettings, Schema, load
 from iresnet.data.columns import POSITIVE, REAL, ColumnKind, parse_kind, parse_kinds
 from iresnet.data.conversion import refuse_constant_columns, refuse_degenerate_columns, training_dataset
@@ -462,3 +462,13 @@ def test_an_inverse_whose_logarithm_is_a_difference_of_huge_numbers():
     assert len(near) > 10
     assert (found.x.flatten() - x).abs().max() > 1000
     assert ((found.x.flatten() - x).abs() <= found.error_bound).all()
+
+
+def test_a_density_without_intervals_is_not_known_to_be_zero_outside_of_them():
+    """The kinds of columns are the data's; this flow gives an impossible row a density like any other."""
+    flow, x = Flow(Chain(ActNorm(2)), DiagonalNormal(2)).eval(), torch.tensor([[-1.0, 0.0], [1.0, 0.0]])
+    data = Dataset(x, None, Schema((2,), columns=("a", "b"), kinds=(POSITIVE, REAL)))
+    assert flow.log_prob(x).isfinite().all()
+    found = log_likelihood(flow, data)
+    assert found.value.isfinite().tolist() == [False, True]
+    assert found.bias_bound.tolist() == [math.inf, 0.0]

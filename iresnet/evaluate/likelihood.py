@@ -17,6 +17,7 @@ from ..data.dataset import check_dataset
 from ..flow import LogProb
 from ..model import Model
 from ..train.threads import suitable_threads
+from ..transforms.columns import ColumnTransform
 from .draws import DRAWS, Likelihoods, has_errors, is_estimated, log_prob_draws
 from .roles import as_flow
 
@@ -64,7 +65,9 @@ def log_likelihood(
     else:
         wanted = tolerance if isinstance(tolerance, Tolerance) else Tolerance(tolerance)
         value, count, spread = _to_tolerance(model, data, wanted, seed)
-    known = value.isfinite() | ~data.schema.inside(data.x)  # of numbers that overflowed nothing is known
+    known = value.isfinite()  # of numbers that overflowed nothing is known
+    if any(isinstance(m, ColumnTransform) for m in as_flow(model).modules()):
+        known = known | ~data.schema.inside(data.x)  # where the density is zero
     biases, passes = torch.full_like(value, bias).where(known, math.inf), int(count.max()) if len(count) else 0
     return LogProb(value, biases, spread / count.sqrt(), math.prod(data.schema.shape), passes, proven)
 
