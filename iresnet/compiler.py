@@ -65,7 +65,9 @@ def has_known_backend(compiled: Any) -> bool:
         return False
     cells = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
     contexts = [c for c in cells if type(c).__module__ == "torch._dynamo.eval_frame" and hasattr(c, "callback")]
-    return bool(contexts) and all(_is_known_backend(c.callback) for c in contexts)
+    if not contexts:  # of torch.compiler.disable in torch 2.7
+        return len(cells) == 1 and bool(getattr(compiled, "_torchdynamo_disable", False))
+    return all(type(c).__name__ == "DisableContext" or _is_known_backend(c.callback) for c in contexts)
 
 
 def _is_known_backend(callback: Any) -> bool:

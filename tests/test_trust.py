@@ -347,10 +347,11 @@ class TestClosedWorld:
         "wrap",
         [
             lambda g: torch.compile(g, backend="eager"),
+            torch.compiler.disable,
             AveragedModel,
             partly_compiled,
         ],
-        ids=["compile", "average", "compiled part"],
+        ids=["compile", "disable", "average", "compiled part"],
     )
     def test_wrappers_are_looked_through(self, wrap):
         expected = certify(ResidualBlock(network())).lipschitz
