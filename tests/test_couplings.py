@@ -343,6 +343,15 @@ class TestUsersOwn:
         assert flow.proof_status((4,)) == (False, False)
         assert reason in certify(Chain(coupling, ResidualBlock(contractive_mlp(4, (4,))))).summary()
 
+    @pytest.mark.parametrize("lead", [[], [nn.Linear(3, 3), nn.ReLU()]], ids=["first", "later"])
+    def test_a_convolution_that_would_take_the_batch_for_channels_is_refused(self, lead):
+        """Torch takes four vectors for one sample of four channels."""
+        coupling = AdditiveCoupling(nn.Sequential(*lead, nn.Conv1d(4, 4, 3, padding=1)))
+        with pytest.raises(ValueError, match=r"Conv1d needs 3 axes.*got \(4, 3\).* take the batch for channels"):
+            coupling(torch.zeros(4, 6))
+        unflattened = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 1, 3, padding=1), nn.Flatten())
+        assert AdditiveCoupling(unflattened)(torch.zeros(4, 6)).shape == (4, 6)
+
     def test_an_embedding_that_mixes_contexts_proves_nothing(self):
         g = contractive_mlp(2, (4,), context=3)
         flow = Flow(Chain(ResidualBlock(g)), DiagonalNormal(2)).eval()

@@ -31,7 +31,7 @@ from ..transform import UNKNOWN, Stretch, Transform, check_context, why_unproven
 from ..tree import modules_of
 from ..trust import NoBoundKnown
 from .closed_form import Explicit
-from .per_sample import may_work_in_place, why_no_function
+from .per_sample import check_axes, may_work_in_place, why_no_function
 from .split import Halves, Split, is_known
 
 #: The default bound on |s| of an affine coupling: no coordinate is stretched or shrunk by more than a factor of e^2.
@@ -150,6 +150,7 @@ class Coupling(Explicit):
     ) -> Tensor:
         """The conditioner's output for the kept part, in the dtype of x."""
         conditioner = self.conditioner if conditioner is None else conditioner
+        check_axes(conditioner, kept)
         if any(map(may_work_in_place, modules_of(conditioner))):  # what is kept must stay as it is
             kept, context = kept.clone(), None if context is None else context.clone()
         h = conditioner(kept, context) if self._takes_context else conditioner(kept)

@@ -8,11 +8,12 @@ which take a batch of vectors for one sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.jit import ScriptModule
 from torch.nn.utils import parametrize
@@ -95,6 +96,16 @@ _RULES: dict[type, Callable[[Any], bool]] = {
     **dict.fromkeys((record.kind for record in ACTIVATIONS.values() if record.is_reshape), _keeps_the_batch_axis),
 }  # fmt: skip
 
+#: Layers that keep the number of axes.
+_KEEP_AXES = (
+    nn.Linear,
+    nn.modules.conv._ConvNd,
+    nn.modules.batchnorm._BatchNorm,
+    nn.LayerNorm,
+    nn.Dropout,
+    *(record.kind for record in ACTIVATIONS.values() if not record.is_reshape),
+)
+
 
 def why_no_function(network: nn.Module) -> str:
     """Return why a network may be no function of one sample, such as a user's own layer; empty if it is one.
@@ -131,6 +142,29 @@ def _is_users_own(kind: type) -> bool:
     if kind.__module__ == parametrize.__name__ and kind is not parametrize.ParametrizationList:
         kind = kind.__bases__[0]  # torch gives a parametrized layer a class of its own
     return kind.__module__.partition(".")[0] not in ("torch", "iresnet") or issubclass(kind, _HOLDING_CODE)
+
+
+def check_axes(network: nn.Module, x: Tensor) -> None:
+    """Refuse an x with too few axes for a convolution, which would take the batch for its channels."""
+    if torch.compiler.is_compiling():  # the eager calls before it have been checked
+        return
+    for layer in _first_layers(network):
+        if isinstance(layer, nn.modules.conv._ConvNd) and x.dim() != len(layer.kernel_size) + 2:
+            raise ValueError(
+                f"{type(layer).__name__} needs {len(layer.kernel_size) + 2} axes, (batch, channels, ...); got "
+                f"{tuple(x.shape)}, of which it would take the batch for channels. Unflatten it first."
+            )
+
+
+def _first_layers(network: nn.Module) -> Iterator[nn.Module]:
+    """Yield the layers of a sequence up to the first that may change the number of axes."""
+    for layer in network.children() if type(network) is nn.Sequential else (network,):
+        if type(layer) is nn.Sequential:
+            yield from _first_layers(layer)
+            return  # its last layer may have changed it
+        yield layer
+        if not isinstance(layer, _KEEP_AXES):
+            return
 
 
 def may_work_in_place(module: nn.Module) -> bool:
