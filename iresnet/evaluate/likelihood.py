@@ -54,7 +54,9 @@ def log_likelihood(
 ) -> LogProb:
     """Compute ln p of every sample in nats, with its errors; the value of one sample does not depend on the others.
 
-    With a `tolerance`, in nats, every sample gets as many draws as a standard error below it needs, from 4 to 16.
+    With a `tolerance`, in nats, every sample gets as many draws as a standard error below it needs, from 4 to 16. The
+    bias bound is that of the log-determinants: if the noise is skewed, as it may be for few discrete columns, that
+    choice moves the value by a fraction of the standard error, and a fixed number of `draws` does not.
     """
     check_dataset(data)
     with suitable_threads(0):  # first: what it proves is used by all threads
@@ -77,7 +79,8 @@ def _to_tolerance(model: Model, data: Dataset, tolerance: Tolerance, seed: int) 
 
     The first draws alone determine the standard deviation s, and s the number of draws n. For normal draws, n then says
     nothing of their mean, and the error of the mean over s / sqrt(n) has Student's distribution. An s of all draws
-    would be too small: a sample stops early because its first draws happen to agree.
+    would be too small: a sample stops early because its first draws happen to agree. For skewed draws s is related to
+    the mean of the first draws, and the total is off by a fraction of its standard error.
     """
     roulette = 4 * tolerance.error  # the noise that it adds is far smaller, if blocks are far from their bounds
     first = log_prob_draws(model, data, FEWEST, seed=seed, shared=True, tolerance=roulette)
