@@ -39,6 +39,10 @@ class Base(nn.Module, ABC):
     def rsample(self, count: int, generator: torch.Generator | None = None, *, temperature: float = 1.0) -> Tensor:
         """Draw codes (count, *shape), the scale of every normal multiplied by `temperature`."""
 
+    def why_unknown(self) -> str:
+        """Return why this may be no density, such as parameters whose shapes do not fit; empty if it is one."""
+        return ""
+
     def _noise(self, count: int, generator: torch.Generator | None) -> Tensor:
         source = drawing_from(generator)
         return torch.randn(count, *self.shape, dtype=self.mean.dtype, device=self.mean.device, **source)
@@ -92,6 +96,15 @@ class Mixture(Base):
     @abstractmethod
     def _draw(self, k: Tensor, noise: Tensor) -> Tensor:
         """Return a code of component k[i] for every row of standard normal noise."""
+
+    def why_unknown(self) -> str:
+        """Return whether there is not one weight per component, so that they do not sum to one."""
+        if self.weight_logits.shape == self.mean.shape[:1]:
+            return ""
+        return (
+            f"{type(self).__name__} must have one weight per component; got {self.weight_logits.numel()} for "
+            f"{len(self.mean)}. Restore it from a checkpoint."
+        )
 
     @property
     def components(self) -> int:

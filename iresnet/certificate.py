@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from . import atomic
 from . import lipschitz as lip
@@ -25,7 +25,7 @@ from .branch import tighten_layers_ as tighten_branch
 from .residual import ResidualBlock
 from .spelling import round_down, round_up
 from .transform import Stretch, Transform, stretch_of, why_unproven
-from .trust import NoBoundKnown, unwrap, unwrap_unmodified, why_untrusted
+from .trust import BUFFER_DTYPES, REAL_DTYPES, NoBoundKnown, unwrap, unwrap_unmodified, why_untrusted
 
 
 @dataclass(frozen=True)
@@ -222,10 +222,17 @@ def _why_unknown(transform: Transform) -> str:
 
 def _why_not_bijective(transform: Transform) -> str:
     """Why a transform in closed form is not known to be a bijection; empty if it is."""
-    tensors = (t for t in (*transform.parameters(), *transform.buffers()) if t.is_floating_point())
+    attributes = [t for t in vars(transform).values() if isinstance(t, Tensor)]  # in place of a parameter, say
+    tensors = [
+        t
+        for t in (*transform.parameters(), *transform.buffers(), *attributes)
+        if t.dtype not in BUFFER_DTYPES - REAL_DTYPES
+    ]
     settings = (value for value in vars(transform).values() if isinstance(value, float))
-    if not all(bool(t.isfinite().all()) for t in tensors) or not all(map(math.isfinite, settings)):
-        return f"{type(transform).__name__} holds NaN or infinity. Restore it from a checkpoint."
+    if not all(t.is_floating_point() and bool(t.isfinite().all()) for t in tensors) or not all(
+        map(math.isfinite, settings)
+    ):
+        return f"{type(transform).__name__} holds NaN or infinity, or complex numbers. Restore it from a checkpoint."
     try:
         proven = transform.stretch().proven
     except ArithmeticError:  # a scale of zero

@@ -1,7 +1,8 @@
-"""torch.compile, once per shape; and what may not be done inside compiled code, CUDA graphs and torch.func."""
+"""torch.compile, once per shape; whose code compiles; and what may not be done in compiled code or torch.func."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,6 +17,9 @@ from torch.autograd import forward_ad
 # torch has no public names for these and the import above; they are the same from 2.7 to 2.13.
 _functorch: Any = torch._C._functorch
 _functorch_is_active: Any = torch._C._are_functorch_transforms_active
+
+#: The backends of torch.compile that compute what they are given.
+_KNOWN_BACKENDS = ("inductor", "eager", "aot_eager", "aot_eager_decomp_partition", "cudagraphs")
 
 
 @cache
@@ -46,6 +50,44 @@ def compile_settings() -> Iterator[None]:
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32 matrix multiplication")
         yield
+
+
+def has_known_backend(compiled: Any) -> bool:
+    """Whether what torch.compile returned is computed by a backend of torch, and not by one of a user's own.
+
+    >>> has_known_backend(torch.compile(abs)), has_known_backend(torch.compile(abs, backend=lambda graph, x: graph))
+    (True, False)
+    """
+    if torch.compiler.is_compiling():  # nothing is proven while compiling, and dynamo cannot inspect itself
+        return True
+    stance = getattr(sys.modules["torch._dynamo.eval_frame"], "_stance", None)
+    if getattr(stance, "backend", None) is not None:  # of torch.compiler.set_stance, for everything
+        return False
+    cells = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
+    contexts = [c for c in cells if type(c).__module__ == "torch._dynamo.eval_frame" and hasattr(c, "callback")]
+    if not contexts:  # of torch.compiler.disable in torch 2.7
+        return len(cells) == 1 and bool(getattr(compiled, "_torchdynamo_disable", False))
+    return all(type(c).__name__ == "DisableContext" or _is_known_backend(c.callback) for c in contexts)
+
+
+def _is_known_backend(callback: Any) -> bool:
+    while True:  # the names in torch 2.7 and since
+        for name in ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable"):
+            if (inner := getattr(callback, name, None)) is not None:
+                callback = inner
+                break
+        else:
+            break
+    if type(callback) is torch._TorchCompileInductorWrapper:
+        # An option may be code of a user's own.
+        return all(isinstance(value, bool | int | float | str | None) for value in callback.config.values())
+    if type(callback) is not torch._TorchCompileWrapper:
+        return False
+    lookup = sys.modules["torch._dynamo.backends.registry"].lookup_backend
+    function = callback.compiler_fn
+    return function.__module__.startswith("torch._dynamo.backends.") and any(
+        function is lookup(name) for name in _KNOWN_BACKENDS[1:]
+    )
 
 
 def drawing_from(generator: torch.Generator | None) -> dict[str, Any]:

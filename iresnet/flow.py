@@ -33,9 +33,9 @@ from .precision import full_precision
 from .residual import ResidualBlock
 from .spelling import quoted
 from .transform import Transform, check_context, check_eval, why_unproven
-from .transforms.coupling import why_no_function
 from .transforms.elementary import InjectivePad
 from .transforms.first_batch import uninitialised
+from .transforms.per_sample import why_no_function
 from .tree import modules_of
 from .trust import unwrap, why_untrusted
 
@@ -202,6 +202,7 @@ class Flow(Model):
         """Return (whether every log-determinant is known to be correct, whether the whole likelihood is proven)."""
         blocks = [(block, at, _why_block_unknown(block, at)) for _, block, at in residual_blocks(self, shape)]
         known = not any(map(why_untrusted, (self, self.base, self.transform))) and not any(why for *_, why in blocks)
+        known = known and not type(self.base).why_unknown(self.base)
         known = known and not (
             list(unknown_parts(cast(Transform, unwrap(self.transform)))) or list(unlisted_blocks(self))
         )

@@ -18,6 +18,14 @@ from torch import Tensor
 
 from .float64 import UNIT, Rounding
 
+#: What a product of constants is rounded up to where it underflows: a later factor may be large.
+LEAST = 2.0**-1000
+
+
+def product(a: float, b: float) -> float:
+    """Multiply two constants; 0 times infinity is 0, and a product that underflows is rounded up."""
+    return 0.0 if a == 0 or b == 0 else max(a * b, LEAST)
+
 
 def sample_norms(x: Tensor) -> Tensor:
     """Compute the l2 norm of every sample."""
@@ -82,7 +90,7 @@ def error_growth(steps: Sequence[float | SetAside]) -> list[float]:
         if not isinstance(step, SetAside):
             growth.append(factor)
             step = step if step >= 0 else math.inf  # NaN or negative: no bound
-            factor = factor * step if factor and step else 0.0
+            factor = product(factor, step)
         elif step.count > 0:
             aside.extend([factor] * step.count)
         else:

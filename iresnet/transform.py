@@ -30,7 +30,7 @@ from .float64 import Rounding
 from .logdet import Estimator
 from .opaque import keep_track, outside_graph
 from .progress import part
-from .proof import error_bound, meets_tolerance, nan_to_infinity, sample_norms
+from .proof import LEAST, error_bound, meets_tolerance, nan_to_infinity, sample_norms
 from .trust import NoBoundKnown, unwrap, why_modified, why_untrusted
 
 Self = TypeVar("Self", bound="Transform")
@@ -51,6 +51,11 @@ class Stretch:
     inverse: float
     logdet: tuple[float, float] | None
     proven: bool = True
+
+    def __post_init__(self) -> None:
+        # No bijection has a constant of zero: it has underflowed, and later factors may be large.
+        object.__setattr__(self, "forward", self.forward or LEAST)
+        object.__setattr__(self, "inverse", self.inverse or LEAST)
 
     def then(self, other: Stretch) -> Stretch:
         """Return the bounds of this map followed by another."""
@@ -127,6 +132,13 @@ class Transform(nn.Module, ABC):
     def stretch(self, input_shape: Shape | None = None) -> Stretch:
         """Return bounds on Lip(F), Lip(F^-1) and ln det for inputs of this shape (without the batch)."""
 
+    #: Whether the bounds of `stretch` hold for a part of the inputs only, those of `has_bound_at`.
+    bound_is_limited: ClassVar[bool] = False
+
+    def has_bound_at(self, x: Tensor) -> Tensor:
+        """Whether each sample of x is one of the inputs that the bounds of `stretch` are about; they are convex."""
+        return torch.ones(len(x), dtype=torch.bool, device=x.device)
+
     def why_unknown(self) -> str:
         """Return why this may be no bijection with the bounds of its class; empty if it is one.
 
@@ -191,6 +203,8 @@ class Transform(nn.Module, ABC):
         z, context = as_plain(z), as_plain(context)
         with torch.no_grad():
             x = self.inverse(z, context, tolerance=tolerance, solver=solver)
+            if x.untyped_storage().data_ptr() == z.untyped_storage().data_ptr():  # so that no change of z changes it
+                x = x.clone()
             bound, proven, reason = type(self).verify(self, x, z, context)
         converged = meets_tolerance(bound, torch.full_like(bound, math.inf if tolerance is None else tolerance))
         return Solution(x, torch.zeros_like(bound).long(), bound, converged, proven=proven, reason=reason)

@@ -12,9 +12,9 @@ A proof covers a closed world. A module belongs to it if all of these hold:
     modes         no mode of a user's own (`TorchFunctionMode`, `TorchDispatchMode`) is active, which may change any
                   operation
 
-Wrappers that call what they wrap (`torch.compile`, DistributedDataParallel, AveragedModel) are unwrapped. Everything
-else still works, but nothing is proven of it, and the reason is reported. Not covered: code that edits torch's own
-classes.
+Wrappers that call what they wrap (`torch.compile` with a backend of torch, DistributedDataParallel, AveragedModel) are
+unwrapped. Everything else still works, but nothing is proven of it, and the reason is reported. Not covered: code that
+edits torch's own classes.
 
 Whether a module is still the same function later is checked by `fingerprint`.
 """
@@ -35,6 +35,8 @@ from torch.nn.utils import parametrize
 from torch.optim.swa_utils import AveragedModel
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from .compiler import has_known_backend
 
 #: The torch classes whose function is known: linear layers, containers, and what `register_torch_classes` adds.
 KNOWN_TORCH: set[type] = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Sequential, nn.ModuleList}
@@ -301,7 +303,8 @@ def _calls(compiled: Any, module: nn.Module) -> bool:
         return False
     made_from = getattr(compiled, "_torchdynamo_orig_callable", None)
     closure = [cell.cell_contents for cell in getattr(made_from, "__closure__", None) or ()]
-    return any(owner is module for owner in (getattr(made_from, "__self__", None), *closure))
+    own = any(owner is module for owner in (getattr(made_from, "__self__", None), *closure))
+    return own and has_known_backend(compiled)
 
 
 _method_names: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
@@ -326,9 +329,11 @@ def _collect_methods(cls: type) -> frozenset[str]:
 
 def _is_own_compiled_call(call: Any, module: nn.Module) -> bool:
     """Whether `call` was set by `module.compile()`, so that it is the same function, compiled; or was never set."""
+    if call is None:
+        return True
     method = getattr(call, "_torchdynamo_orig_callable", None)
     own = getattr(method, "__self__", None) is module and getattr(method, "__func__", None) is nn.Module._call_impl
-    return call is None or own
+    return own and has_known_backend(call)
 
 
 def _foreign_parametrization(parametrizations: nn.Module) -> str | None:

@@ -174,3 +174,15 @@ class TestFullMixture:
     def test_no_component_is_refused(self):
         with pytest.raises(ValueError, match="components must be at least 1; got 0"):
             FullMixture(3, 0)
+
+
+@pytest.mark.parametrize("base", [NormalMixture(2, 5), FullMixture(2, 3)], ids=["diagonal", "full"])
+def test_nothing_is_proven_of_a_mixture_whose_weights_do_not_sum_to_one(base):
+    """Trap: a single logit is a weight of one for every component."""
+    flow = Flow(Chain(ActNorm(2)), base).eval()
+    assert flow.log_prob_with_error(torch.zeros(1, 2)).proven
+    base.weight_logits = torch.nn.Parameter(torch.zeros(1))
+    found = flow.log_prob_with_error(torch.zeros(1, 2))
+    assert not found.proven
+    assert torch.isinf(found.bias_bound).all()
+    assert "must have one weight per component; got 1" in base.why_unknown()

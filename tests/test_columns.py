@@ -4,6 +4,7 @@ import json
 import math
 import time
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from sklearn.datasets import load_wine
 from torch import nn
 
-from iresnet import Chain, DiagonalNormal, Flow
+from iresnet import ActNorm, Chain, DiagonalNormal, Flow
 from iresnet.data import Dataset, DataSettings, Schema, load
 from iresnet.data.columns import POSITIVE, REAL, ColumnKind, parse_kind, parse_kinds
 from iresnet.data.conversion import refuse_constant_columns, refuse_degenerate_columns, training_dataset
@@ -445,3 +446,29 @@ def test_a_table_of_many_columns_is_converted_in_linear_time():
     refuse_constant_columns(dataset)
     assert dataset.schema.select(names).names == names
     assert time.process_time() - begin < 5  # looking every name up in all of them takes longer
+
+
+def test_an_inverse_whose_logarithm_is_a_difference_of_huge_numbers():
+    """Trap: x = e^y for a y that is off by 8 is off by more than its slope times 8."""
+    columns = ColumnTransform([0.0], [None], [0.0]).double()
+    columns.mean.fill_(2.0**57)
+    columns.std.fill_(1 / 3)
+    columns.reach.fill_(1e300)
+    z = -(2.0**57) * 3 + 128 * torch.arange(200, dtype=DOUBLE)[:, None]
+    exact = [Fraction(v) * Fraction(float(columns.std)) + 2**57 for v in z.flatten().tolist()]
+    near = [i for i, y in enumerate(exact) if abs(y) < 600]
+    x = torch.tensor([math.exp(y) for y in (exact[i] for i in near)], dtype=DOUBLE)
+    found = columns.solve(z[near])
+    assert len(near) > 10
+    assert (found.x.flatten() - x).abs().max() > 1000
+    assert ((found.x.flatten() - x).abs() <= found.error_bound).all()
+
+
+def test_a_density_without_intervals_is_not_known_to_be_zero_outside_of_them():
+    """The kinds of columns are the data's; this flow gives an impossible row a density like any other."""
+    flow, x = Flow(Chain(ActNorm(2)), DiagonalNormal(2)).eval(), torch.tensor([[-1.0, 0.0], [1.0, 0.0]])
+    data = Dataset(x, None, Schema((2,), columns=("a", "b"), kinds=(POSITIVE, REAL)))
+    assert flow.log_prob(x).isfinite().all()
+    found = log_likelihood(flow, data)
+    assert found.value.isfinite().tolist() == [False, True]
+    assert found.bias_bound.tolist() == [math.inf, 0.0]

@@ -4,6 +4,7 @@ import copy
 import math
 import threading
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from iresnet.transform import UNKNOWN
 from iresnet.transforms import AdditiveCoupling, AffineCoupling, Alternate, Checkerboard, Halves, preserves_volume
 from iresnet.transforms.conditioner import NormalisedConv2d, ResidualConvolutions, bottleneck, convnet, mlp
 from iresnet.transforms.mixing import Reverse
+from iresnet.transforms.per_sample import why_no_function
 from tests.zoo import DOUBLE, dense_jacobian, normal, roused
 
 
@@ -26,6 +28,10 @@ class Says(nn.Module):
 
     def forward(self, x):
         return self.values.expand(len(x), -1)
+
+
+def overwrite(module, inputs):
+    inputs[0].mul_(2)
 
 
 def linear(weight, bias=0.0):
@@ -316,6 +322,66 @@ class TestUsersOwn:
         assert not found.proven
         assert reason in found.reason
 
+    @pytest.mark.parametrize(
+        ("layer", "reason"),
+        [
+            (lambda: nn.BatchNorm1d(8, track_running_stats=False), "may mix the samples of a batch"),
+            (lambda: nn.Softmax(dim=0), "may mix the samples of a batch"),
+            (lambda: nn.ConstantPad2d((0, 0, 1, -1), 0.0), "may mix the samples of a batch"),
+            (lambda: nn.Flatten(0), "may mix the samples of a batch"),
+            (lambda: nn.GLU(dim=0), "may mix the samples of a batch"),
+            (lambda: nn.LayerNorm((6, 8)), "may mix the samples of a batch"),
+            (lambda: nn.TransformerEncoderLayer(8, 2, 16), "is not a layer that is known"),
+            (lambda: nn.RNN(8, 8), "is not a layer that is known"),
+        ],
+    )
+    def test_layers_of_torch_that_mix_the_samples_of_a_batch_prove_nothing(self, layer, reason):
+        """Such a likelihood changed by up to a nat with the other rows, and was reported as proven, without a bias."""
+        coupling = AffineCoupling(nn.Sequential(nn.Linear(2, 8), layer(), nn.Linear(8, 4))).eval()
+        assert reason in why_no_function(coupling.conditioner)
+        flow = Flow(Chain(coupling), DiagonalNormal(4)).eval()
+        assert flow.proof_status((4,)) == (False, False)
+        assert reason in certify(Chain(coupling, ResidualBlock(contractive_mlp(4, (4,))))).summary()
+
+    @pytest.mark.parametrize("lead", [[], [nn.Linear(3, 3), nn.ReLU()]], ids=["first", "later"])
+    def test_a_convolution_that_would_take_the_batch_for_channels_is_refused(self, lead):
+        """Torch takes four vectors for one sample of four channels."""
+        coupling = AdditiveCoupling(nn.Sequential(*lead, nn.Conv1d(4, 4, 3, padding=1)))
+        with pytest.raises(ValueError, match=r"Conv1d needs 3 axes.*got \(4, 3\).* take the batch for channels"):
+            coupling(torch.zeros(4, 6))
+        unflattened = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 1, 3, padding=1), nn.Flatten())
+        assert AdditiveCoupling(unflattened)(torch.zeros(4, 6)).shape == (4, 6)
+
+    def test_an_embedding_that_mixes_contexts_proves_nothing(self):
+        g = contractive_mlp(2, (4,), context=3)
+        flow = Flow(Chain(ResidualBlock(g)), DiagonalNormal(2)).eval()
+        assert flow.proof_status((2,)) == (True, True)
+        g.embed = nn.Sequential(g.embed, nn.BatchNorm1d(4, track_running_stats=False)).eval()
+        assert flow.proof_status((2,)) == (False, False)
+
+    @pytest.mark.parametrize(
+        "conditioner",
+        [
+            lambda: nn.Sequential(
+                nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Softmax(-1), nn.LayerNorm(4), nn.ZeroPad1d(1), nn.Linear(6, 1)
+            ),
+            lambda: constrain_(nn.Sequential(nn.Linear(1, 4), nn.ReLU(inplace=True), nn.Linear(4, 1)), 0.5),
+            lambda: nn.Sequential(nn.Linear(1, 4), nn.Dropout(), nn.GLU(), nn.Flatten(), nn.Linear(2, 1)),
+        ],
+    )
+    def test_layers_that_treat_every_sample_alone_are_known(self, conditioner):
+        assert AdditiveCoupling(conditioner()).eval().solve(normal(3, 2).float()).proven
+
+    @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+    def test_a_conditioner_that_overwrites_its_input_does_not_change_what_is_kept(self, compiled):
+        """Compiled code took the overwritten part, without a word."""
+        hooked = nn.Linear(1, 1).double()
+        hooked.register_forward_pre_hook(overwrite)
+        for conditioner in (Overwriting(1, 1).double(), hooked):
+            coupling, x = AdditiveCoupling(conditioner).eval(), normal(3, 2)
+            forward = torch.compile(coupling.forward, backend="eager") if compiled else coupling.forward
+            assert torch.equal(forward(x.clone())[:, 0], x[:, 0])
+
     @pytest.mark.parametrize("split", [Halves(), Halves(swapped=True), Alternate(), Checkerboard()], ids=str)
     def test_the_splits_of_this_library_are_known(self, split):
         coupling = AdditiveCoupling(
@@ -332,6 +398,23 @@ class TestUsersOwn:
         found = coupling.solve(coupling(x).detach())
         assert found.proven
         torch.testing.assert_close(found.x, x)
+
+    def test_the_rounding_of_a_large_scale_counts(self):
+        """Trap: exp(s) has an error of |s| units, and s may be far from 0 if max_log_scale is large."""
+        worst = Decimal(0)
+        for r in torch.linspace(-700, 700, 200, dtype=DOUBLE).tolist():
+            coupling = AffineCoupling(linear([[0.0], [0.0]]), max_log_scale=1000).eval()
+            with torch.no_grad():
+                coupling.conditioner.bias[0] = r
+            found = coupling.solve(torch.tensor([[0.3, 1.7e6]], dtype=DOUBLE))
+            assert found.proven
+            with localcontext() as context:
+                context.prec = 60
+                e = (Decimal(r) / 500).exp()
+                exact = Decimal("1.7e6") * (1000 * (1 - e) / (1 + e)).exp()  # exp(-s), s = 1000 tanh(r / 1000)
+                error = abs(Decimal(found.x[0, 1].item()) - exact)
+                worst = max(worst, error / Decimal(found.error_bound.item()))
+        assert worst < 1
 
     def test_a_scale_that_is_not_positive_has_no_bound(self):
         coupling = AffineCoupling(mlp(1, 2, (4,)).double())

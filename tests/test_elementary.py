@@ -13,7 +13,7 @@ from iresnet.chain import Chain
 from iresnet.fixed_point import ConvergenceError, Solution
 from iresnet.multiscale import Multiscale
 from iresnet.transform import Stretch, Transform
-from iresnet.transforms.elementary import ActNorm, InjectivePad, Squeeze
+from iresnet.transforms.elementary import ActNorm, Flatten, InjectivePad, Squeeze
 
 DOUBLE = torch.float64
 
@@ -489,3 +489,12 @@ def test_representations_show_the_settings():
         "Squeeze(3)",
         "InjectivePad(4)",
     ]
+
+
+def test_a_report_does_not_change_with_the_codes():
+    """Trap: the inverse of a rearrangement was a view of the codes, and no error was proven of it."""
+    z = torch.arange(8.0).reshape(2, 4)
+    found = Flatten((2, 2)).solve(z)
+    before = found.x.clone()
+    z.zero_()
+    assert torch.equal(found.x, before)

@@ -434,6 +434,16 @@ class TestOutliers:
         assert model.offset_ == pytest.approx(np.percentile(held_out, 1))
         assert (model.predict(skewed(4000, seed=1)) == -1).mean() < 0.06  # of new rows like those in training
 
+    def test_a_model_that_was_changed_has_no_outliers(self):
+        """Its rows were compared with log-densities of the model before."""
+        model, X = copy.deepcopy(example(FlowOutlierDetector)), skewed(20)
+        with torch.no_grad():
+            next(model.model_.parameters()).mul_(3)
+        for method in (model.predict, model.decision_function, model.anomaly):
+            with pytest.raises(ValueError, match="weights of model_ have changed since the fit.*Fit again"):
+                method(X)
+        assert np.isfinite(model.score_samples(X)).all()
+
     @pytest.mark.parametrize("contamination", [0, -0.1, 0.6, "often"])
     def test_it_lies_in_0_to_one_half(self, contamination):
         with pytest.raises(ValueError, match=r"contamination must be 'auto' or in \(0, 0.5\]; got"):

@@ -447,6 +447,18 @@ def test_the_weights_are_copied_at_construction():
     torch.testing.assert_close(inverter.solve(z).x, z @ INVERSE.T, atol=1e-8, rtol=0)
 
 
+def test_what_is_inverted_cannot_be_changed():
+    """Trap: the branches in use were views of it, and an inverse of blocks that expand was called proven."""
+    chain, z = Chain(rouse_(ResidualBlock(contractive_mlp(3, (8,), lipschitz=0.9)))).double().eval(), normal(4, 3)
+    inverter = Inverter(chain, z)
+    with torch.no_grad():
+        for p in inverter.transform.parameters():
+            p.mul_(3)
+    found = inverter.solve(z)
+    assert found.converged.all()
+    assert (chain.reference(found.x) - z).norm(dim=1).max() < 1e-5
+
+
 def test_a_hook_of_all_modules_after_the_preparation_proves_nothing():
     chain, z = Chain(ActNorm(3), linear_block(A)).double().eval(), normal(2, 3)
     inverter = Inverter(chain, z)

@@ -332,6 +332,20 @@ class TestSeries:
                 )
                 torch.testing.assert_close(alone[0], together[i], rtol=1e-12, atol=1e-12)
 
+    @pytest.mark.no_cover
+    def test_gaussian_probes_have_no_larger_bias_than_the_tolerance(self):
+        """Trap: if short probes stop early, the long ones that go on do not average out; the bias was 1.16 times it."""
+        constant, tolerance, v = 0.9, 0.002810075, normal(100_000, 4)
+        jacobian = Jacobian(lambda w: -constant * w)
+        with torch.no_grad():
+            estimator = CertifiedSeries(tolerance, probe="gaussian")
+            found = estimator(jacobian, v, lipschitz=constant, generator=seeded(0))
+            probes = draw_probes(v, "gaussian", seeded(0))
+        bias = found - probes.square().sum(1) * math.log(1 - constant)  # against the whole series of the same probes
+        error = float(bias.std()) / math.sqrt(len(v))
+        assert error < 0.01 * tolerance
+        assert abs(float(bias.mean())) < tolerance + 4 * error
+
     def test_with_a_graph_a_certified_series_takes_its_terms_from_the_bound(self):
         a, x = contraction(3, 0.8), normal(2, 3)
         n = terms_needed(0.8, 3, 1e-4)

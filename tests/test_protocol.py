@@ -54,6 +54,23 @@ class TestValue:
         assert 0.2 * got.bias_bound < off < got.bias_bound + 1e-4  # the last is float32
         assert got.draws == 2
 
+    def test_the_bias_bound_covers_a_series_that_stops_early(self):
+        """Trap: with slopes a little below the bound, the remainder at which a sample stops exceeds Theorem 3's."""
+        d, constant, slope = 66, 0.5, 0.49
+        small, large = slope / math.sqrt(constant), math.sqrt(constant)
+        first, second = torch.full((d,), small), torch.full((d,), -large)
+        first[0], second[0] = large, -small
+        g = nn.Sequential(*(nn.Linear(d, d, bias=False) for _ in range(2))).double()
+        with torch.no_grad():
+            for layer, diagonal in zip(g, (first, second), strict=True):
+                layer.weight.copy_(diagonal.diag())
+        flow, data, worst = Flow(ResidualBlock(g), DiagonalNormal(d)).double().eval(), table(2, d), 0.0
+        exact = float(truth([-slope * torch.eye(d)], data.x).mean())
+        for bias in torch.logspace(-4, -2, 20).tolist():
+            got = protocol(flow, data, bias=bias)
+            worst = max(worst, abs(got.value - exact) / got.bias_bound)
+        assert 0.3 < worst < 1
+
     def test_estimated_and_exact_determinants_agree(self):
         model, data = image_hybrid(), images(200)
         exact = protocol(model, data, error=5e-3)

@@ -36,7 +36,9 @@ from iresnet.evaluate import certified_radius, robustness, survives_attack
 from iresnet.evaluate.radius import forward_with_error
 from iresnet.models import Network, build
 from iresnet.spelling import round_down
+from iresnet.transforms import Logit
 from iresnet.transforms.columns import ColumnTransform
+from iresnet.transforms.given import Given
 from tests.runs import copy_of, trained
 from tests.zoo import UserNet, linear_block, normal, rouse_
 
@@ -428,3 +430,69 @@ def test_rounding_of_codes_is_counted_with_large_numbers_that_cancel():
     distance = torch.from_numpy(np.linalg.norm(off, axis=1))
     assert distance.max() > 1e-10  # far more than rounding of x and z
     assert (distance <= error).all()
+
+
+def of_class(model, x):
+    x = torch.tensor(x, dtype=FLOAT)
+    return Dataset(x, model(x.double()).argmax(dim=1), Schema((x.shape[1],), classes=("a", "b")))
+
+
+def binary(weight, bias):
+    head = nn.Linear(len(weight), 2).double()
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[0.0] * len(weight), weight], dtype=torch.float64))
+        head.bias.copy_(torch.tensor([0.0, bias]))
+    return head
+
+
+class TestWhereBoundsHold:
+    """Bounds of logits and logarithms hold for a part of their inputs; radii were up to eight times too long."""
+
+    def test_a_sample_outside_of_the_range_of_a_logit_has_none(self):
+        model = Classifier(Chain(Logit(levels=1)), binary([1.0], 4.2)).double().eval()
+        assert model(torch.tensor([[-0.039]]).double()).argmax() == 1  # within .015 of a sample of class 0
+        assert certified_radius(model, of_class(model, [[-0.054]])).tolist() == [0.0]
+        assert certified_radius(model, of_class(model, [[0.0], [0.5], [1.0]])).gt(0).all()
+
+    @pytest.mark.parametrize("limited", [Logit(levels=1), ColumnTransform([0.0], [1.0], [0.01])])
+    def test_there_is_none_if_another_transform_comes_before(self, limited):
+        model = Classifier(Chain(ActNorm(1), Chain(limited)), binary([1.0], 4.0)).float().eval()
+        data = table(torch.tensor([[0.5]]), torch.tensor([1]), 2)
+        with pytest.raises(NoBoundKnown, match="holds for a part of its inputs only.* Let it be the first"):
+            certified_radius(model, data)
+        assert "Let it be the first" in robustness(model, data, 0.1).remark
+
+    def test_there_is_none_for_a_map_with_a_context(self):
+        """Its bound is that of a map of the targets; the given columns are perturbed too."""
+        block = ResidualBlock(contractive_mlp(1, hidden=(16,), context=1, lipschitz=0.5))
+        model = Classifier(Given(block, Standardise([0.0], [1.0]), [1]), nn.Linear(1, 2)).eval()
+        with pytest.raises(NoBoundKnown, match="holds for one context, and not where that changes too"):
+            certified_radius(model, table(torch.zeros(1, 2), torch.tensor([0]), 2))
+
+
+class TestTinyMargins:
+    def test_weights_whose_squares_underflow(self):
+        model = Classifier(ActNorm(2), binary([-1e-170, 1e-170], -1.0)).double().eval()
+        assert 0 < certified_radius(model, of_class(model, [[0.0, 0.0]])) < 1e170
+
+    def test_classes_that_differ_by_no_more_than_rounding(self):
+        """Class vectors of two layers are products, in which numbers cancel; radii were too long or infinite."""
+        first, second = nn.Linear(1, 2, bias=False).double(), binary([3e8, -1e8], -1.0)
+        model = Classifier(ActNorm(1), nn.Sequential(first, second)).double().eval()
+        for i in range(100):
+            with torch.no_grad():
+                first.weight[0] = 0.1 + i / 1000
+                first.weight[1] = 3 * first.weight[0]
+            pairs = zip((3e8, -1e8), first.weight[:, 0].tolist(), strict=True)
+            exact = abs(sum(Fraction(w) * Fraction(v) for w, v in pairs))
+            if exact:
+                assert Fraction(float(certified_radius(model, of_class(model, [[0.0]])))) < 1 / exact
+
+
+def test_a_bound_that_underflows_is_rounded_up():
+    shrink, grow = ActNorm(1).double(), ActNorm(1).double()
+    with torch.no_grad():
+        shrink.log_scale.fill_(-760)
+        grow.log_scale.fill_(700)
+    assert Chain(shrink, grow).stretch((1,)).forward >= math.exp(-60)
+    assert Chain(grow, shrink).stretch((1,)).forward >= math.exp(-60)

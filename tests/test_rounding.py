@@ -25,7 +25,7 @@ from iresnet import (
     residual,
 )
 from iresnet.branch import lipschitz_bound, parse, try_parse, unconstrained_copy
-from iresnet.branch.rounding import LinearBound, rounding_bound, state_errors
+from iresnet.branch.rounding import LinearBound, TrackedState, rounding_bound, state_errors
 from iresnet.fixed_point import default_tolerance, solve
 from iresnet.float64 import Rounding
 from iresnet.inverse import Decoder
@@ -324,6 +324,12 @@ class TestInverse:
         error = (1e170 * found.x - truth).norm(dim=1)
         assert (1e170 * found.error_bound >= error).all()
         assert (found.error_bound > 0).all()
+
+    def test_a_slope_that_underflows_is_rounded_up(self):
+        """Later layers may be large."""
+        assert 1e200 * (1e-200 * LinearBound(1e-200)) != LinearBound()
+        state = TrackedState(torch.zeros(1, 1), LinearBound(1e-200), LinearBound(1e-200))
+        assert state.then(torch.zeros(1, 1), 1e-200, LinearBound()).size.slope > 0
 
     def test_what_overflows_is_not_called_proven(self):
         g = nn.Sequential(nn.Linear(2, 2))

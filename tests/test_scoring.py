@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from iresnet.run import Run, Scorer
+from iresnet.run import Run, Scorer, TrainedModel
 from tests.runs import trained as images
 from tests.test_cli_large import table, trained, write
 
@@ -81,6 +82,26 @@ def test_it_is_pickled_as_a_path(scorer, frame):
     assert np.array_equal(pickle.loads(data)(frame)["anomaly"], scorer(frame)["anomaly"])
     of_run = pickle.loads(pickle.dumps(Scorer(Run.open(trained()), draws=2)))
     assert of_run.draws == 2
+
+
+def test_scores_are_not_relative_to_another_model(frame, tmp_path):
+    """Trap: after a change of the weights, anomaly scores were shares of the likelihoods of the model before."""
+    run = shutil.copytree(trained(), tmp_path / "run")
+    scorer = Scorer(run)
+    scorer(frame)
+    parameter = next(scorer.model.parameters())
+    with torch.no_grad():
+        parameter.mul_(3)
+    with pytest.raises(ValueError, match="weights of the model have changed since it was loaded, so anomaly scores"):
+        scorer(frame)
+    late, model = Scorer(run), TrainedModel.open(run)
+    assert late.model is not None
+    with torch.no_grad():
+        next(model.model.parameters()).mul_(0.9)
+    with pytest.warns(UserWarning, match="weights have changed"):
+        model.save(run, overwrite=True)
+    with pytest.raises(ValueError, match="was trained again since its model was loaded. Create another Scorer."):
+        late(frame)
 
 
 def test_a_batch_without_rows_has_the_columns(scorer, frame):

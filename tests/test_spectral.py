@@ -599,3 +599,12 @@ class TestRefusals:
         bound = spectral.norm_bound(layer, (2, 4, 4))
         truth = true_norm(release_(layer), (2, 4, 4))
         assert truth <= bound <= truth * (1 + 1e-8)
+
+
+def test_a_padding_that_is_negative_has_no_bound():
+    """Torch crops the input by it, before or after it wraps around; the true norm was up to three times the bound."""
+    layer = nn.Conv1d(2, 3, 2, padding=2, padding_mode="circular", bias=False)
+    assert spectral.norm_bound(layer, (2, 3)) > 0
+    layer._reversed_padding_repeated_twice = [2, -1]
+    with pytest.raises(NoBoundKnown, match=r"padding must be integers of at least 0; got \(2,\) before and \(-1,\)"):
+        spectral.norm_bound(layer, (2, 3))

@@ -347,10 +347,11 @@ class TestClosedWorld:
         "wrap",
         [
             lambda g: torch.compile(g, backend="eager"),
+            torch.compiler.disable,
             AveragedModel,
             partly_compiled,
         ],
-        ids=["compile", "average", "compiled part"],
+        ids=["compile", "disable", "average", "compiled part"],
     )
     def test_wrappers_are_looked_through(self, wrap):
         expected = certify(ResidualBlock(network())).lipschitz
@@ -388,6 +389,42 @@ class TestClosedWorld:
         block = ResidualBlock(network())
         block.g.compile(backend="eager")
         assert certify(block).passed
+
+    @pytest.mark.parametrize("in_place", [True, False])
+    def test_a_backend_of_a_users_own_may_compute_anything(self, in_place):
+        """Nothing of it shows in the module that was compiled, and inverses were proven that were off by 5."""
+
+        def tripled(graph, inputs):
+            return lambda *x: tuple(3 * y for y in graph(*x))
+
+        block = ResidualBlock(network()).eval()
+        if in_place:
+            block.g.compile(backend=tripled)
+        else:
+            block.g = torch.compile(block.g, backend=tripled)
+        z = normal(4, 3, dtype=torch.float32)
+        with torch.no_grad():
+            assert (block(z) - z).norm() > 2 * (ResidualBlock(network()).eval()(z) - z).norm()
+        found = block.solve(z)
+        assert not found.proven
+        assert torch.isinf(found.error_bound).all()
+        assert not certify(block).passed
+        assert "replaced" in certify(block).blocks[0].remark
+
+    def test_a_backend_that_torch_is_told_to_use_for_everything(self):
+        block = ResidualBlock(torch.compile(network(), backend="eager")).eval()
+        assert certify(block).passed
+        with torch.compiler.set_stance("default", force_backend=lambda graph, x: graph):
+            assert not certify(block).passed
+
+    def test_an_option_of_a_backend_that_is_code(self):
+        def fuse(graph):
+            return graph
+
+        block = ResidualBlock(torch.compile(network(), options={"max_autotune": True})).eval()
+        assert certify(block).passed
+        block.g = torch.compile(network(), options={"post_grad_custom_post_pass": fuse})
+        assert not certify(block).passed
 
     @pytest.mark.parametrize("name", ["forward", "_call_impl"])
     def test_a_wrapper_with_its_own_method(self, name):
@@ -1197,3 +1234,14 @@ def test_a_buffer_of_complex_numbers_is_not_known():
     norm = ActNorm(2)
     norm.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
     assert "has a phase of torch.complex64" in trust.why_untrusted(norm)
+
+
+@pytest.mark.parametrize("name", ["shift", "log_scale"])
+def test_what_a_tensor_in_place_of_a_parameter_holds(name):
+    """A NaN in it was not seen, and the certificate passed."""
+    norm = ActNorm(2)
+    delattr(norm, name)
+    setattr(norm, name, torch.tensor([0.0, math.nan]))
+    certificate = certify(Chain(norm, ResidualBlock(contractive_mlp(2, hidden=(4,)))))
+    assert not certificate.passed
+    assert "ActNorm holds NaN or infinity" in certificate.summary()

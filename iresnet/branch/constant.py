@@ -21,6 +21,7 @@ from ..lipschitz.constraint import cap_of
 from ..lipschitz.dense import Concatenated
 from ..lipschitz.order import describe_layer, leaves, may_return_input, primitives
 from ..lipschitz.potential import Potential
+from ..proof import product
 from ..spectral import Geometry
 from ..trust import NoBoundKnown, check_global_state
 from .program import LINEAR, ParsedBranch, Step, no_bound_error, parse
@@ -94,13 +95,8 @@ def bound_of_parsed(parsed: ParsedBranch, input_shape: Shape | None = None, *, e
             parts.append(part)
             constants.append(part.bound)
             shapes.append(after)
-        values.append(_product(values[into[0]], constants[-1]))
+        values.append(product(values[into[0]], constants[-1]))
     return Bound(values[-1], True, tuple(parts), _is_potential(parsed.g), constants=tuple(constants))
-
-
-def _product(a: float, b: float) -> float:
-    """Multiply two constants; a product that underflows is rounded up, as a later factor may be large."""
-    return 0.0 if a == 0 or b == 0 else max(a * b, 2.0**-1000)
 
 
 def _concatenated_shape(a: Shape | None, b: Shape | None) -> Shape | None:

@@ -28,7 +28,7 @@ from torch import Tensor
 from ..batch import Shape
 from ..float64 import ELEMENTARY, OUTWARD, UNIT, Rounding, gamma
 from ..lipschitz.conditioned import add_per_channel
-from ..proof import nan_to_infinity
+from ..proof import nan_to_infinity, product
 from ..spectral import Geometry, absolute_norm
 from .program import Program, Step, apply_step
 
@@ -44,7 +44,7 @@ class LinearBound:
         return LinearBound(self.slope + other.slope, self.fixed + other.fixed)
 
     def __rmul__(self, factor: float) -> LinearBound:
-        return LinearBound(0.0, 0.0) if factor == 0 else LinearBound(factor * self.slope, factor * self.fixed)
+        return LinearBound(0.0, 0.0) if factor == 0 else LinearBound(product(factor, self.slope), factor * self.fixed)
 
     def concatenated(self, other: LinearBound) -> LinearBound:
         """Bound the concatenation of two vectors."""
@@ -69,7 +69,7 @@ class TrackedState:
         """Propagate through a layer with this value at x = 0, this Lipschitz bound and this rounding error."""
         numbers = zero[0].numel()
         error = OUTWARD * (lipschitz * self.error + added + LinearBound(0.0, math.sqrt(numbers) * 2.0**-1000))
-        return TrackedState(zero, LinearBound(lipschitz * self.size.slope, _norms(zero) + error.fixed), error)
+        return TrackedState(zero, LinearBound(product(lipschitz, self.size.slope), _norms(zero) + error.fixed), error)
 
 
 def rounding_bound(

@@ -15,6 +15,7 @@ from .. import evaluate
 from ..data.conversion import dataset_for_schema
 from ..data.table import Table
 from ..run import Logger
+from ..train import checkpoint
 from .density import DensityFit, MeanScoreMixin
 from .rows import Array
 
@@ -84,6 +85,14 @@ class FlowOutlierDetector(MeanScoreMixin, OutlierMixin, DensityFit):  # type: ig
         self._check_contamination()
         self._set_offset(self._validation_scores(), None)
 
+    def _check_weights(self) -> None:
+        """Raise if the weights have changed since the log-densities that a row is compared with were computed."""
+        if checkpoint.digest(self.model_.state_dict()) != self._scored_by:
+            raise ValueError(
+                "the weights of model_ have changed since the fit, so rows would be compared with those of another "
+                "model. Fit again, or use score_samples."
+            )
+
     def _validation_scores(self) -> Array:
         return cast(Tensor, self.trained_.reference).double().numpy()
 
@@ -93,6 +102,7 @@ class FlowOutlierDetector(MeanScoreMixin, OutlierMixin, DensityFit):  # type: ig
             raise ValueError(f"contamination must be 'auto' or in (0, 0.5]; got {given!r}.")
 
     def _set_offset(self, scores: Array, weights: Array | None) -> None:
+        self._scored_by = checkpoint.digest(self.model_.state_dict())
         fraction = AUTO if isinstance(self.contamination, str) else self.contamination
         if weights is None:
             self.offset_ = float(np.percentile(scores, 100 * fraction))
@@ -104,6 +114,7 @@ class FlowOutlierDetector(MeanScoreMixin, OutlierMixin, DensityFit):  # type: ig
     def decision_function(self, X: ArrayLike) -> Array:
         """Return the log-density minus `offset_`: negative for outliers."""
         scores = self.score_samples(X)
+        self._check_weights()
         return scores - self.offset_
 
     def anomaly(self, X: ArrayLike) -> Array:
@@ -112,6 +123,7 @@ class FlowOutlierDetector(MeanScoreMixin, OutlierMixin, DensityFit):  # type: ig
         Of new rows like those in training, about one in twenty has a score above 0.95.
         """
         scores = torch.from_numpy(self.score_samples(X))
+        self._check_weights()
         return cast(Array, evaluate.anomaly(scores, cast(Tensor, self.trained_.reference).double()).numpy())
 
     def predict(self, X: ArrayLike) -> NDArray[np.int64]:

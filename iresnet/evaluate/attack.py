@@ -20,10 +20,11 @@ from ..data.units import bin_centres
 from ..model import Model
 from ..precision import full_precision
 from ..progress import each
+from ..transforms.columns import ColumnTransform
 from .chunks import CHUNK
 from .classes import logits as dataset_logits
 from .classes import require_labels
-from .radius import classifier_in_eval, columns_of
+from .radius import classifier_in_eval
 
 #: Moves points into the range of the data.
 Move: TypeAlias = Callable[[Tensor], Tensor]
@@ -70,7 +71,7 @@ def _range(classifier: Classifier, levels: int | None) -> Move:
     """Return the function that moves points into the range of the data: of pixels, or of the columns of a table."""
     if levels is not None:
         return lambda at: at.clamp(0.5, levels - 0.5)
-    columns = columns_of(classifier)
+    columns = next((m for m in classifier.transform.modules() if isinstance(m, ColumnTransform)), None)
     return (lambda at: at) if columns is None else columns.clamp
 
 

@@ -28,7 +28,7 @@ from ..multiscale import Multiscale
 from ..progress import each
 from ..proof import sample_norms
 from ..train.margin import class_vectors
-from ..transform import Transform, check_eval, stretch_of
+from ..transform import Transform, check_eval, flat_steps, stretch_of
 from ..transforms.columns import ColumnTransform
 from ..trust import NoBoundKnown, why_untrusted
 from .chunks import CHUNK
@@ -47,33 +47,37 @@ def certified_radius(model: Model, data: Dataset) -> Tensor:
     It is 0 for a misclassified sample. With a `Logit` the ball is limited to inputs inside [0, levels], where the data
     are, and with a `ColumnTransform` to the part of its intervals that the data may fill (`clamp`): the slope has no
     bound outside, and the radius of a sample there is 0. Raises `NoBoundKnown` for a head that is not linear and for a
-    transform without a proven bound.
+    transform without a proven bound, or with one for a part of the inputs of its parts only.
     """
     classifier, y = classifier_in_eval(model), require_labels(data)
     class_vectors(classifier.head)  # refuses the live head: a copy may have lost what makes it another function
     constant = lipschitz_bound(model, data)
     head = unconstrained_copy(classifier.head).double()
-    distances, size = _pairwise_distances(class_vectors(head)), _head_size(head)
+    size = _head_size(head)
+    distances = _pairwise_distances(class_vectors(head), 0.0 if _is_one_matrix(head) else ROUNDING * size)
+    limited = limited_part(classifier.transform)
 
     def radius(rows: Tensor) -> Tensor:
         point = bin_centres(data.x[rows], data.schema.levels).double()
         z, error = forward_with_error(classifier.transform, point)
         rounding = ROUNDING * size * (1 + sample_norms(z))
-        return _radius(head(z), y[rows], constant, distances, error, rounding)
+        radii = _radius(head(z), y[rows], constant, distances, error, rounding)
+        return radii if limited is None else torch.where(limited.has_bound_at(point), radii, 0.0)
 
     radii = torch.cat(each(radius, torch.split(torch.arange(len(y), device=y.device), CHUNK)))
-    if (columns := columns_of(classifier)) is not None:
-        radii = torch.where(columns.keeps_margin(bin_centres(data.x, data.schema.levels).double()), radii, 0.0)
     return torch.where(y == MISSING, 0.0, radii.clamp_min(0))
 
 
 def lipschitz_bound(model: Model, data: Dataset) -> float:
     """Return the proven Lip(F) of a model's transform for samples of this shape; raise `NoBoundKnown` without one."""
-    stretch = stretch_of(classifier_in_eval(model).transform, data.schema.shape)
+    transform = classifier_in_eval(model).transform
+    stretch = stretch_of(transform, data.schema.shape)
     if reason := why_untrusted(model):
         raise NoBoundKnown(reason)
-    columns = columns_of(classifier_in_eval(model))
-    if columns is not None and not math.isfinite(columns.stretch().forward):
+    if transform.takes_context:
+        raise NoBoundKnown("The bound of a map with a context holds for one context, and not where that changes too.")
+    columns = limited_part(transform)
+    if isinstance(columns, ColumnTransform) and not math.isfinite(columns.stretch().forward):
         raise NoBoundKnown(
             "A positive column has a logarithm, whose slope near 0 has no bound. Train a classifier, which only "
             "standardises, or declare a smallest value: --kind COLUMN=bounded:LOWER:UPPER."
@@ -86,6 +90,22 @@ def lipschitz_bound(model: Model, data: Dataset) -> float:
             "`certify` says which."
         )
     return stretch.forward
+
+
+def limited_part(transform: Transform) -> Transform | None:
+    """Return the transform whose bound holds for a part of its inputs only (`has_bound_at`), None if there is none.
+
+    Raises `NoBoundKnown` unless it comes first: otherwise its input is not a sample, but what others make of it.
+    """
+    found = [t for t in transform.modules() if isinstance(t, Transform) and t.bound_is_limited]
+    if not found:
+        return None
+    if found != [next(flat_steps(transform))]:
+        raise NoBoundKnown(
+            f"The bound of {type(found[-1]).__name__} holds for a part of its inputs only, which is known of samples, "
+            "and not of what another transform makes of them. Let it be the first."
+        )
+    return found[0]
 
 
 def forward_with_error(transform: Transform, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,17 +146,20 @@ def _radius(logits: Tensor, y: Tensor, constant: float, distances: Tensor, error
     return radii.scatter(1, y[:, None], math.inf).amin(dim=1) * (1 - ROUNDING)
 
 
-def _pairwise_distances(v: Tensor) -> Tensor:
-    """||v_i - v_j|| without cancellation, rounded up."""
-    return torch.stack([(v - row).norm(dim=1) for row in v]) * (1 + ROUNDING)
+def _is_one_matrix(head: nn.Module) -> bool:
+    """Whether the class vectors of a head are rows of a stored matrix, and not computed from several numbers."""
+    pooled = any(getattr(m, "pool", False) for m in head.modules())
+    return not pooled and sum(isinstance(layer, nn.Linear) for layer in head.modules()) == 1
+
+
+def _pairwise_distances(v: Tensor, error: float) -> Tensor:
+    """||v_i - v_j|| without cancellation, rounded up; 0 only for equal vectors. `error` is that of the vectors."""
+    tiny = math.sqrt(v.shape[1]) * 2.0**-511  # squares of smaller numbers underflow
+    rows = [torch.where((v == row).all(dim=1), 0.0, (v - row).norm(dim=1) + tiny) for row in v]
+    return torch.stack(rows) * (1 + ROUNDING) + error
 
 
 def classifier_in_eval(model: Model) -> Classifier:
     """Return the classifier of a model in eval mode; raise a `ValueError` if it has none, or is in training."""
     check_eval(model, "robustness")
     return as_classifier(model, "robustness needs a classifier")
-
-
-def columns_of(classifier: Classifier) -> ColumnTransform | None:
-    """Return the transform of the columns, if the classifier is one of rows whose columns have kinds."""
-    return next((m for m in classifier.transform.modules() if isinstance(m, ColumnTransform)), None)

@@ -77,7 +77,7 @@ class Inverter:
         #: Why `solve` falls back to the ordinary method, in a sentence; empty if it is accelerated.
         self.reason = why_not_accelerated(transform) or why_values_unknown(transform)
         self._fingerprint = None if self.reason else Fingerprint(private)
-        self.transform = cast(Transform, release_(private).double().eval().requires_grad_(False))
+        self._transform = cast(Transform, release_(private).double().eval().requires_grad_(False))
         #: Whether the forward proof of `verification` is used.
         self.proves_forward = False
         self.route: list[PreparedPart | StackOperation] = []
@@ -100,6 +100,11 @@ class Inverter:
         check_batch(z, "example")
         return z
 
+    @property
+    def transform(self) -> Transform:
+        """A copy of the transform that is inverted, in float64; no change of it reaches what was proven."""
+        return copy.deepcopy(self._transform)
+
     def fits(self, transform: Transform) -> bool:
         """Whether this transform still has the settings and weights that the inverse was prepared for."""
         return self._fingerprint is not None and self._fingerprint.matches(transform)
@@ -119,7 +124,7 @@ class Inverter:
     def _build(self, z: Tensor, schedule: Schedule | None, share: float) -> None:
         """Set up the route from code to data, each block aiming at this share of its goal."""
         self.route, stack = [], [z]
-        for t in list(flat_steps(self.transform))[::-1]:
+        for t in list(flat_steps(self._transform))[::-1]:
             self._add(t, stack, schedule, share)
             if self.reason:
                 return
@@ -213,7 +218,7 @@ class Inverter:
         check_batch(z, "z", self.shape[1:])
         z = as_plain(z)
         check_finite(z, "z")
-        if self.reason or why_untrusted(self.transform):  # a hook or a mode of everything, since it was prepared
+        if self.reason or why_untrusted(self._transform):  # a hook or a mode of everything, since it was prepared
             return self._solve_ordinary(z.double())
         for more in range(2):  # one more refinement is cheaper than an ordinary solve
             solution = self.attempt(z, more)
@@ -239,12 +244,12 @@ class Inverter:
         x, converged, largest, residual, composed = (torch.cat(each)[:count] for each in zip(*results, strict=True))
         evaluations = sum(s.extended(more).evaluations for s in self.schedules)
         iterations = torch.full((count,), evaluations, device=z.device)
-        reason, diverged = why_untrusted(self.transform), torch.zeros_like(converged)
+        reason, diverged = why_untrusted(self._transform), torch.zeros_like(converged)
         proven = all(p.proven for p in self.parts) and not reason
         return ChainSolution(x, iterations, converged, largest, residual, composed, diverged, proven, reason)
 
     def _solve_ordinary(self, z: Tensor) -> ChainSolution:
-        return ordinary.solve(self.transform, z, tolerance=self.tolerance)
+        return ordinary.solve(self._transform, z, tolerance=self.tolerance)
 
     def _compute(self, z: Tensor, more: int) -> tuple[Tensor, ...]:
         """Return (x, converged, largest block bound, code residual, composed bound) without reading any value."""

@@ -139,7 +139,8 @@ class AdaptiveSeries(Estimator):
     """A power series with a truncation error of at most `tolerance` nats per block, if ||J|| <= `lipschitz` < 1.
 
     It has at most as many terms as Theorem 3 demands. Without gradients most samples need fewer, since ||J^n v|| is
-    known along the way (`adaptive_series`), and the first term is exact where tr J has a closed form.
+    known along the way (`adaptive_series`), and the first term is exact where tr J has a closed form. Long Gaussian
+    probes may then need more terms: where short ones stop early, the remainders do not average out.
     """
 
     lipschitz: float
@@ -158,8 +159,11 @@ class AdaptiveSeries(Estimator):
         trace = None if jacobian.trace is None else jacobian.trace()
 
         def one_probe() -> Tensor:
-            v = noise_to_probes(full.noise(x, generator), x.dtype)
-            return adaptive_series(jacobian, v, terms, bound, self.tolerance, trace)
+            v, most = noise_to_probes(full.noise(x, generator), x.dtype), terms
+            if self.probe == "gaussian":
+                longest = math.ceil(float(v.flatten(1).square().sum(1).max()))
+                most = max(terms, terms_needed(bound, longest, self.tolerance))
+            return adaptive_series(jacobian, v, most, bound, self.tolerance, trace)
 
         return _mean_over_probes(self.probes, one_probe)
 

@@ -37,6 +37,7 @@ from ..evaluate import (
     score_tolerance,
 )
 from ..model import Model
+from ..train import checkpoint
 from .folder import Run
 
 Batch = TypeVar("Batch")
@@ -79,24 +80,43 @@ class Scorer:
         if isinstance(run, Run):
             self.run = run
         self.tolerance, self.missing, self.device = tolerance, missing, device
+        self._reference: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("run", "model", "reference")}
+        return {**{name: v for name, v in vars(self).items() if name not in ("run", "_loaded")}, "_reference": None}
 
     @cached_property
     def run(self) -> Run:
         """The run, opened when it is first needed."""
         return Run.open(self.folder)
 
-    @cached_property
+    @property
     def model(self) -> Model:
         """The trained model."""
-        return self.run.model(device=self.device)
+        return self._loaded[0]
+
+    @property
+    def reference(self) -> Tensor:
+        """The log-likelihoods of validation samples by the model as it was trained; raise if it has been changed."""
+        model, weights, file = self._loaded
+        if checkpoint.digest(model.state_dict()) != weights:
+            raise ValueError(
+                "the weights of the model have changed since it was loaded, so anomaly scores would be relative to "
+                "another model. Create another Scorer, or use iresnet.evaluate.log_likelihood."
+            )
+        if self._reference is None:
+            self._reference = self.run.reference()
+            if self.run.sha256() != file:
+                raise ValueError(
+                    f"{self.run.folder} was trained again since its model was loaded. Create another Scorer."
+                )
+        return self._reference
 
     @cached_property
-    def reference(self) -> Tensor:
-        """The log-likelihoods of validation samples."""
-        return self.run.reference()
+    def _loaded(self) -> tuple[Model, str, str]:
+        """The model, the digest of its weights, and that of the file that it was loaded from."""
+        file, model = self.run.sha256(), self.run.model(device=self.device)
+        return model, checkpoint.digest(model.state_dict()), file
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch with the scores of its rows as further columns."""
@@ -132,9 +152,9 @@ class Scorer:
         data = data.to(self.device)
         columns: dict[str, list[Any]] = {}
         if has_density(self.model):
-            tolerance: float | Tolerance | None = self.tolerance
+            reference, tolerance = self.reference, cast("float | Tolerance | None", self.tolerance)
             if self.draws is None and tolerance is None:
-                tolerance = score_tolerance(self.model, data.schema, self.reference)
+                tolerance = score_tolerance(self.model, data.schema, reference)
             e = log_likelihood(self.model, data, draws=self.draws or DRAWS, tolerance=tolerance)
             columns["log_likelihood"] = e.value.tolist()
             columns["standard_error"] = e.standard_error.tolist()
@@ -142,7 +162,7 @@ class Scorer:
             if data.schema.levels is not None:
                 columns["bits_per_dim"] = e.bits_per_dim().value.tolist()
             for of in (anomaly, atypicality):
-                columns[of.__name__] = of(e.value.cpu(), self.reference).tolist()
+                columns[of.__name__] = of(e.value.cpu(), reference).tolist()
         if has_head(self.model):
             columns |= self._classify(data)
         return columns | (_explanations(self.model, data, self.explain) if self.explain else {})

@@ -55,6 +55,10 @@ class Geometry:
                 f"no norm bound is known for padding_mode={layer.padding_mode!r}; use 'zeros' or 'circular'."
             )
         before, after = _padding(layer)
+        if any(type(n) is not int or n < 0 for n in before + after):
+            raise NoBoundKnown(
+                f"padding must be integers of at least 0; got {before} before and {after} after the input."
+            )
         return cls(
             stride=_per_axis(layer.stride, layer),
             before=before,

@@ -3,9 +3,9 @@
 In reading order: `closed_form` (base classes), `first_batch` (data-dependent initialisation), `elementary` (ActNorm,
 Squeeze, Flatten, InjectivePad), `mixing` (linear maps of the channels), `preprocess` (logit, standardisation),
 `columns` (tables whose columns have bounds), `spline` (columns made nearly normal), `split` (which part a coupling
-keeps and which it transforms), `conditioner` (the networks inside a coupling), `coupling` (affine and additive),
-`given` (some columns of a row, given the others), `dequantisation` (noise for discrete data), `imported` (MADE, MAF and
-FFJORD from zuko).
+keeps and which it transforms), `per_sample` (networks known to be functions of one sample), `conditioner` (the networks
+inside a coupling), `coupling` (affine and additive), `given` (some columns of a row, given the others),
+`dequantisation` (noise for discrete data), `imported` (MADE, MAF and FFJORD from zuko).
 """
 
 from .closed_form import ClosedForm

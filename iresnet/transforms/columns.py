@@ -54,6 +54,7 @@ class ColumnTransform(ClosedForm):
     has_upper: Tensor
     discrete_step: Tensor
 
+    bound_is_limited: ClassVar[bool] = True
     buffer_rules: ClassVar[tuple[BufferRule, ...]] = (
         ("std", "be positive", is_positive),
         ("reach", "be positive", is_positive),
@@ -123,7 +124,7 @@ class ColumnTransform(ClosedForm):
         """Whether each sample lies in the intervals of its columns."""
         return (torch.minimum(*self._distances(x)) > 0).all(dim=1)
 
-    def keeps_margin(self, x: Tensor) -> Tensor:
+    def has_bound_at(self, x: Tensor) -> Tensor:
         """Whether each sample comes no closer to an end than the data may, where `stretch` bounds the slopes."""
         margin = torch.tensor(self.margin, dtype=x.dtype, device=x.device)
         a, b = self._distances(x)
@@ -142,9 +143,11 @@ class ColumnTransform(ClosedForm):
         scaled, mean = z * self.std.double(), self.mean.double()
         exact, y = self.undo(z), scaled + mean
         ends = torch.maximum(self.lower.double().abs(), self.upper.double().abs())
-        # An error in y changes x by at most the slope dx/dy, and every operation has an error relative to its result.
+        # An error in y changes x by at most the largest slope dx/dy there, and the logarithm of the slope by at most
+        # itself. Every operation has an error relative to its result.
         off = 4 * UNIT * (scaled.abs() + mean.abs()) + 2 * ELEMENTARY * (1 + self.reach.double().log().abs())
-        lost = self._inverse_slope(y) * off * OUTWARD + 4 * ELEMENTARY * (exact.abs() + ends)
+        steeper = torch.where(self.has_lower | self.has_upper, off.exp(), 1.0)
+        lost = self._inverse_slope(y) * steeper * off * OUTWARD + 4 * ELEMENTARY * (exact.abs() + ends)
         return sample_norms((exact - x).abs() + lost) * OUTWARD
 
     def stretch(self, input_shape: Shape | None = None) -> Stretch:

@@ -5,8 +5,9 @@ affine      z2 = x2 exp(s(x1)) + t(x1)      ln det = sum s       x2 = (z2 - t(z1
 
 The network that computes s and t, the conditioner, may be any network: it is never inverted. Since x1 is recovered
 without an error, the error of the inverse is known exactly, ||x - x*|| = ||exp(-s(x1)) (F(x) - z)_2||. `solve` computes
-it in float64, relative to the conditioner's output there. If the conditioner contains a user's own layers, the error is
-reported but not proven. Of a coupling with a user's own `Split` nothing is known.
+it in float64, relative to the conditioner's output there. If the conditioner is not known to be a function of one
+sample (`per_sample`), such as with a user's own layers, the error is reported but not proven. Of a coupling with a
+user's own `Split` nothing is known.
 
 An additive coupling has the singular values of [[I, 0], [T, I]], so both Lip(F) and Lip(F^-1) are at most
 (L + sqrt(L^2 + 4)) / 2 with L = Lip(t). An affine one has no Lipschitz constant at all: dz2/dx1 grows with x2.
@@ -17,14 +18,9 @@ from __future__ import annotations
 import inspect
 import math
 from abc import abstractmethod
-from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
-from torch.jit import ScriptModule
-from torch.nn.utils import parametrize
 
 from ..batch import Shape, check_batch, in_float64
 from ..branch import copy_branch, lipschitz_bound
@@ -33,18 +29,13 @@ from ..precision import full_precision
 from ..proof import nan_to_infinity, sample_norms
 from ..transform import UNKNOWN, Stretch, Transform, check_context, why_unproven
 from ..tree import modules_of
-from ..trust import NoBoundKnown, why_modified
+from ..trust import NoBoundKnown
 from .closed_form import Explicit
+from .per_sample import check_axes, may_work_in_place, why_no_function
 from .split import Halves, Split, is_known
 
 #: The default bound on |s| of an affine coupling: no coordinate is stretched or shrunk by more than a factor of e^2.
 MAX_LOG_SCALE = 2.0
-
-#: Classes of torch that hold code of a user's own: traced and scripted networks.
-_HOLDING_CODE = (GraphModule, ScriptModule)
-
-#: Layers of torch that draw random numbers in eval mode too.
-_RANDOM_IN_EVAL = (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 class Coupling(Explicit):
@@ -125,6 +116,8 @@ class Coupling(Explicit):
             1 + sample_norms(z.double()) + largest * sample_norms(transformed) + sample_norms(h)
         )
         if factor is not None:
+            steepest = factor.log().abs().flatten(1).amax(1)  # exp(s) has an error relative to s, too
+            allowance = allowance * (1 + steepest / 8)
             residual, allowance = residual * factor, allowance * factor.flatten(1).amax(1)
         reason = why_unproven(self) or self.why_changing()
         bound = nan_to_infinity(sample_norms(residual) + allowance)
@@ -157,7 +150,8 @@ class Coupling(Explicit):
     ) -> Tensor:
         """The conditioner's output for the kept part, in the dtype of x."""
         conditioner = self.conditioner if conditioner is None else conditioner
-        if any(map(_may_work_in_place, modules_of(conditioner))):  # what is kept must stay as it is
+        check_axes(conditioner, kept)
+        if any(map(may_work_in_place, modules_of(conditioner))):  # what is kept must stay as it is
             kept, context = kept.clone(), None if context is None else context.clone()
         h = conditioner(kept, context) if self._takes_context else conditioner(kept)
         # Back to the dtype of x, where autocast lowered it: z and ln det must use the same s.
@@ -279,36 +273,3 @@ def preserves_volume(transform: Transform) -> bool:
     if isinstance(transform, Coupling):
         return transform.volume_preserving and not transform.why_unknown()
     return not list(transform.parameters()) and transform.stretch().logdet in (None, (0.0, 0.0))
-
-
-def why_no_function(network: nn.Module) -> str:
-    """Return why a network may be no function of its input, such as a user's own layer; empty if it is one."""
-    return next(filter(None, map(_why_unknown, network.modules())), "")
-
-
-def _why_unknown(module: nn.Module) -> str:
-    """Why the function of a module is unknown; empty for a layer of torch or of this library."""
-    kind: Any = type(module)
-    if _is_users_own(kind):
-        return f"{parametrize.type_before_parametrizations(module).__name__} is a user's own layer."
-    if isinstance(module, _RANDOM_IN_EVAL):
-        return f"{type(module).__name__} is a different function at every call."
-    reason = why_modified(module)
-    return "" if reason is None else f"{type(module).__name__} {reason}"
-
-
-@lru_cache
-def _is_users_own(kind: type) -> bool:
-    """Whether modules of this class compute by code that is neither torch's nor this library's."""
-    if kind.__module__ == parametrize.__name__:
-        kind = kind.__bases__[0]  # torch gives a parametrized layer a class of its own
-    return kind.__module__.partition(".")[0] not in ("torch", "iresnet") or issubclass(kind, _HOLDING_CODE)
-
-
-def _may_work_in_place(module: nn.Module) -> bool:
-    """Whether a module may overwrite its input; a user's own code is not asked in compiled code."""
-    if torch.compiler.is_compiling():
-        return bool(getattr(module, "inplace", False))
-    kind: Any = type(module)
-    hooked = bool(module._forward_hooks or module._forward_pre_hooks)
-    return hooked or bool(vars(module).get("inplace", False)) or _is_users_own(kind)

@@ -59,6 +59,8 @@ class Logit(ClosedForm):
     0.0
     """
 
+    bound_is_limited: ClassVar[bool] = True
+
     def __init__(self, levels: float = 256, alpha: float = 0.05) -> None:
         super().__init__()
         if not (0 < levels < math.inf):
@@ -108,6 +110,10 @@ class Logit(ClosedForm):
             elements = math.prod(input_shape)
             logdet = (elements * math.log(4 * self._slope), elements * math.log(steepest))
         return Stretch(steepest, 1 / (4 * self._slope), logdet)
+
+    def has_bound_at(self, x: Tensor) -> Tensor:
+        """Whether each sample lies in [0, levels]."""
+        return ((x >= 0) & (x <= self.levels)).flatten(1).all(dim=1)
 
     def why_unknown(self) -> str:
         """Return whether somebody has set levels or alpha to what the constructor refuses."""
