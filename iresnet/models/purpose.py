@@ -45,7 +45,8 @@ def check_purpose(network: Network, schema: Schema, purpose: str) -> None:
     if network.covariance == "full" and schema.dimension > FULL_COLUMNS:
         raise ValueError(
             f'covariance = "full" is for at most {FULL_COLUMNS:,} columns; got {schema.dimension:,}. '
-            'Use covariance = "diagonal" with components = 1.'
+            'Use covariance = "diagonal" with components = 1 (--set covariance=diagonal --set components=1), or fewer '
+            "columns."
         )
     if network.padding:
         raise ValueError(
