@@ -62,7 +62,7 @@ def training_dataset(
         raise ValueError(f"{table.path} has no label in column {quoted(table.label)}. Add some, or set label = ''.")
     check_finite(table)
     if known is None:
-        left = np.array(rows or range(total), dtype=np.int64)
+        left = np.array(rows, dtype=np.int64) if rows else np.arange(total)
         kinds = _kinds(table, parse_kinds(options.kinds), _without_test_rows(table, classes, left, test_rows))
     else:
         kinds = known.kinds
