@@ -15,10 +15,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import constraints
 
 from .batch import Shape
-from .distribution import check_contexts, is_single, leading_shape
+from .distribution import check_contexts, is_single, leading_shape, real_values
 from .inverse import Decoder
 from .lipschitz import freeze_norms
 from .logdet import Estimator
@@ -97,11 +96,11 @@ class Bijector(torch.distributions.Transform):
 
     @property
     def domain(self) -> Any:  # type: ignore[override]
-        return constraints.independent(constraints.real, len(self.event_shape))  # type: ignore[no-untyped-call]
+        return real_values(self.event_shape)
 
     @property
     def codomain(self) -> Any:  # type: ignore[override]
-        return constraints.independent(constraints.real, len(self.code_shape))  # type: ignore[no-untyped-call]
+        return real_values(self.code_shape)
 
     @property
     def sign(self) -> int:

@@ -26,6 +26,11 @@ def check_contexts(transform: Transform, context: Tensor) -> None:
     check_batch(context, "context")
 
 
+def real_values(shape: Shape) -> Any:
+    """Return the constraint of values of this shape that may be any real numbers."""
+    return constraints.independent(constraints.real, len(shape))  # type: ignore[no-untyped-call]
+
+
 def leading_shape(name: str, shape: Shape, event: Shape, batch: Shape, remedy: str = "") -> torch.Size:
     """Return the leading dimensions of values of this shape, broadcast with the batch of contexts."""
     at = len(shape) - len(event)
@@ -54,7 +59,7 @@ class FlowDistribution(torch.distributions.Distribution):
 
     @property
     def support(self) -> Any:
-        return constraints.independent(constraints.real, len(self.event_shape))  # type: ignore[no-untyped-call]
+        return real_values(self.event_shape)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> FlowDistribution:
         expanded = self._get_checked_instance(FlowDistribution, _instance)  # type: ignore[no-untyped-call]
